@@ -1,0 +1,1 @@
+"""The Scheduled Events Bridge: Azure's maintenance notices as durable transition records."""

@@ -1,0 +1,118 @@
+"""Every exception the bridge raises on purpose.
+
+    BridgeError
+    ├── ConfigurationError      the file is wrong; carries every mistake at once
+    │   └── UnknownSinkType     no installed sink has that name
+    ├── ImdsError               the metadata service gave no usable answer
+    │   ├── ImdsUnreachable     refused, reset, or silent past the deadline
+    │   ├── ImdsStatus          an answer, but not a 200
+    │   └── DocumentInvalid     a 200 whose body is no Scheduled Events document
+    ├── DeadlineExceeded        a request was cut at its wall-clock deadline
+    ├── StateDirectoryError     the state directory cannot be made or is taken
+    ├── OutboxError             the outbox cannot do what was asked of it
+    │   └── OutboxReadOnly      a command wants to write while the disk refuses
+    ├── ScenarioError           a simulator scenario file is wrong
+    └── DeliveryError           what a sink says of a send
+        ├── DeliveryFailed      nothing accepted for now: it is tried again
+        └── DeliveryRejected    refused for good: the record is parked
+
+A message says what failed, with the value, and what to do about it. Callers catch the narrowest class; only the
+top of a thread catches Exception.
+"""
+
+from __future__ import annotations
+
+
+class BridgeError(Exception):
+    """The root of every exception the bridge raises on purpose."""
+
+
+class ConfigurationError(BridgeError):
+    """The configuration is wrong; *mistakes* holds one sentence each, all of them at once."""
+
+    def __init__(self, *mistakes: str) -> None:
+        self.mistakes = mistakes
+        super().__init__("\n".join(mistakes))
+
+
+class UnknownSinkType(ConfigurationError):
+    """No installed sink has the name that a ``[[sinks]]`` table asks for."""
+
+
+class ImdsError(BridgeError):
+    """The metadata service gave no usable answer: the state of the world is unknown, not empty."""
+
+
+class ImdsUnreachable(ImdsError):
+    """No answer: the connection was refused, broke, or stayed silent past the deadline."""
+
+
+class ImdsStatus(ImdsError):
+    """An answer with a status other than 200; *retry_after_seconds* is null unless the header named one."""
+
+    def __init__(self, message: str, *, status: int, retry_after_seconds: float | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_seconds = retry_after_seconds
+
+
+class DocumentInvalid(ImdsError):
+    """A 200 whose body is not a well-formed Scheduled Events document."""
+
+
+class DeadlineExceeded(BridgeError):
+    """A request was cut at its wall-clock deadline."""
+
+
+class StateDirectoryError(BridgeError):
+    """The state directory cannot be made, or another agent holds it."""
+
+
+class OutboxError(BridgeError):
+    """The outbox cannot do what was asked of it."""
+
+
+class OutboxReadOnly(OutboxError):
+    """A command wants to write, but the disk under the outbox refuses writes."""
+
+
+class ScenarioError(BridgeError):
+    """A scenario for the simulator is wrong; the message names the step and the key."""
+
+
+class DeliveryError(BridgeError):
+    """What a sink says of a send that did not end with every record accepted."""
+
+
+class DeliveryFailed(DeliveryError):
+    """Nothing of the batch was accepted for now; the host sends it again later.
+
+    *retry_after* is the peer's own wish in seconds; it binds the whole sink, up to an hour. *needs_attention* says
+    that a person must act (a token expired, a URL is gone): it is logged once as an ERROR and exported. *held* pauses
+    the sink until a restart or `outbox retry` (an HTTP 410 is the only case known).
+    """
+
+    def __init__(
+        self,
+        message: str,
+        retry_after: float | None = None,
+        *,
+        needs_attention: bool = False,
+        held: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.needs_attention = needs_attention or held
+        self.held = held
+
+
+class DeliveryRejected(DeliveryError):
+    """The destination refused records for good; sending them again would not help.
+
+    *records* names the refused ones, which are parked; the others of the batch are sent again. Left empty it means
+    the whole batch: one record is parked, more than one are sent again one by one until the culprit is found.
+    """
+
+    def __init__(self, message: str, records: tuple[object, ...] | list[object] = ()) -> None:
+        super().__init__(message)
+        self.records = tuple(records)

@@ -1,0 +1,92 @@
+"""The sink contract: all that a sink author imports.
+
+The host calls a sink from one thread only, except `close`, which may come from another while a `send` is cut.
+
+- The constructor gets its ``Config`` and must be quick: connect on demand.
+- ``send(batch)`` puts one request on the wire. Returning means that every record was accepted, durably as far as the
+  destination can say. Raise `DeliveryFailed` when nothing was accepted for now, `DeliveryRejected` when records were
+  refused for good. Anything else raised counts as DeliveryFailed.
+- A sink never sleeps, retries, filters, counts or logs an outcome, and knows no outbox: all that is done once, by the
+  host, for every sink alike.
+- Keep within ``config.timeout_seconds``, wall clock. The host cuts what does not: it calls ``close`` and builds a new
+  instance before it tries again.
+- The records of one EventId come in order. Delivery is at least once: after a crash a record comes again, with the
+  same ``id``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from bridge.errors import BridgeError, DeadlineExceeded, DeliveryError, DeliveryFailed, DeliveryRejected
+from bridge.record import Evidence, ScheduledEvent, Transition, TransitionRecord, VmIdentity, encode, parse_time
+
+__all__ = [
+    "BridgeError",
+    "DeadlineExceeded",
+    "DeliveryError",
+    "DeliveryFailed",
+    "DeliveryRejected",
+    "Evidence",
+    "ScheduledEvent",
+    "Sink",
+    "SinkConfig",
+    "Transition",
+    "TransitionRecord",
+    "VmIdentity",
+    "encode",
+    "parse_time",
+]
+
+
+class SinkConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys that every ``[[sinks]]`` table has; a sink's own Config adds its keys to these."""
+
+    name: str = ""
+    """What logs, metrics and the outbox call this sink. Default: its type."""
+    scope: Literal["mine", "all"] = "mine"
+    """mine: events that name this VM, or no VM; all events while this VM's name is unknown. all: every event."""
+    transitions: tuple[str, ...] | None = None
+    """Send only these transitions. Default: all."""
+    event_types: tuple[str, ...] | None = None
+    """Send only events of these types. Default: all."""
+    event_sources: tuple[str, ...] | None = None
+    """Send only events of these sources (Platform, User). Default: all."""
+    timeout_seconds: float = 10.0
+    """Wall-clock deadline of one send."""
+    max_batch: int = 1
+    """The most records in one send."""
+    max_age_seconds: float | None = None
+    """Give up on a record this long after it was observed (expired, counted). Default: never."""
+    heartbeat: bool = False
+    """Also send heartbeats."""
+
+
+class Sink(ABC):
+    """A destination for transition records; one instance for each ``[[sinks]]`` table."""
+
+    Config: ClassVar[type[SinkConfig]] = SinkConfig
+    """A frozen struct; its fields are the table's keys."""
+
+    batch_by_event: ClassVar[bool] = False
+    """True: a batch never mixes EventIds (one request of this destination carries one key)."""
+
+    send_test_by_name_only: ClassVar[bool] = False
+    """True: `send-test` leaves this sink out unless it is named (it runs a command)."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+
+    @abstractmethod
+    def send(self, batch: Sequence[TransitionRecord]) -> None:
+        """Send *batch*, at least one and at most ``max_batch`` records, as one request."""
+
+    def check(self) -> None:
+        """Try the destination without writing to it; raise DeliveryFailed with what is wrong."""
+
+    def close(self) -> None:
+        """Let go of every connection; may be called twice, or while a send hangs in another thread."""

@@ -1,0 +1,1 @@
+"""What we test with, shipped so that users test with it too."""
