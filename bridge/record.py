@@ -206,6 +206,11 @@ def parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 
+def format_not_before(moment: datetime | None) -> str | None:
+    """Return NotBefore as the record carries it: ``2022-04-11T22:26:58Z``, null when it is unknown."""
+    return None if moment is None else str(msgspec.to_builtins(moment))
+
+
 def canonical_event(event: ScheduledEvent | None) -> Any:
     """Return the record's ``event`` as plain JSON values, with Resources sorted.
 
