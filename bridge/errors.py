@@ -10,7 +10,8 @@
     ├── DeadlineExceeded        a request was cut at its wall-clock deadline
     ├── StateDirectoryError     the state directory cannot be made or is taken
     ├── OutboxError             the outbox cannot do what was asked of it
-    │   └── OutboxReadOnly      a command wants to write while the disk refuses
+    │   ├── OutboxReadOnly      a command wants to write while the disk refuses
+    │   └── StreamChanged       the outbox was started over meanwhile; read its state again
     ├── ScenarioError           a simulator scenario file is wrong
     └── DeliveryError           what a sink says of a send
         ├── DeliveryFailed      nothing accepted for now: it is tried again
@@ -74,6 +75,10 @@ class OutboxError(BridgeError):
 
 class OutboxReadOnly(OutboxError):
     """A command wants to write, but the disk under the outbox refuses writes."""
+
+
+class StreamChanged(OutboxError):
+    """The outbox was started over since the state was read: what follows from that state is void."""
 
 
 class ScenarioError(BridgeError):

@@ -1,0 +1,71 @@
+"""How long to wait before the next try. Pure: numbers in, a number out; chance is passed in.
+
+Full jitter (AWS Architecture Blog, "Exponential Backoff And Jitter"): a fleet of VMs that lost one sink together must
+not come back to it together. Full jitter may draw zero, so every delay has a floor that keeps a loop from spinning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+#: No delay is shorter than this, unless its cap is.
+MINIMUM_DELAY_SECONDS = 0.1
+
+DELIVERY_BASE_SECONDS = 1.0
+DELIVERY_CAP_SECONDS = 300.0
+RETRY_AFTER_CAP_SECONDS = 3600.0
+URGENT_CAP_SECONDS = 2.0
+POLL_CAP_SECONDS = 5.0
+
+#: Too Many Requests, and Gone: "retry within 70 seconds" (Microsoft, "Azure Instance Metadata Service").
+POLL_BACKOFF_STATUSES = frozenset({410, 429})
+
+_MAX_EXPONENT = 64  # 2.0 ** 1024 overflows; every cap here is reached long before
+
+
+def full_jitter(attempt: int, *, base_seconds: float, cap_seconds: float, random: Callable[[], float]) -> float:
+    """Return a delay drawn evenly from zero to the window of *attempt*, at least 0.1 s (or *cap_seconds*, if less).
+
+    The window is *base_seconds* at attempt 1 and doubles up to *cap_seconds*. *random* returns a number in [0, 1).
+    """
+    window = min(cap_seconds, base_seconds * 2.0 ** _exponent(attempt - 1))
+    return max(min(MINIMUM_DELAY_SECONDS, cap_seconds), random() * window)
+
+
+def delivery_gap(
+    attempts: int,
+    *,
+    seconds_to_not_before: float | None,
+    urgent: bool,
+    retry_after: float | None,
+    random: Callable[[], float],
+) -> float:
+    """Return the seconds until a record that failed *attempts* times is sent again; never less than 0.1 s.
+
+    Full jitter from 1 s to 300 s; while NotBefore is ahead at most a quarter of the time left, but not less than 1 s.
+    The peer's *retry_after* is a floor of at most an hour that wins over those. For an *urgent* event (its VM will be
+    gone) the gap is at most 2 s whatever else says.
+    """
+    gap = full_jitter(attempts, base_seconds=DELIVERY_BASE_SECONDS, cap_seconds=DELIVERY_CAP_SECONDS, random=random)
+    if seconds_to_not_before is not None and seconds_to_not_before > 0:
+        gap = min(gap, max(1.0, seconds_to_not_before / 4))
+    if retry_after is not None:
+        gap = max(gap, min(retry_after, RETRY_AFTER_CAP_SECONDS))
+    return min(gap, URGENT_CAP_SECONDS) if urgent else gap
+
+
+def poll_delay(interval_seconds: float, *, failures: int, status: int | None, retry_after: float | None) -> float:
+    """Return the seconds until the next poll, after *failures* polls in a row without a good answer.
+
+    *status* is what the last poll got instead of a 200, null when there was no answer. 429 and 410 double the interval
+    for each failure, and a *retry_after* is heeded, but never beyond 5 s (or the interval, if longer): a spot eviction
+    gives 30 s of notice, so the poll is not starved. After anything else the next poll simply follows.
+    """
+    if status not in POLL_BACKOFF_STATUSES:
+        return interval_seconds
+    wanted = max(interval_seconds * 2.0 ** _exponent(failures), retry_after or 0.0)
+    return max(interval_seconds, min(wanted, POLL_CAP_SECONDS))
+
+
+def _exponent(count: int) -> int:
+    return min(max(count, 0), _MAX_EXPONENT)

@@ -1,0 +1,157 @@
+"""The durable outbox: what was observed, and what each sink is still owed.
+
+One document is handled whole, in one transaction: the believed document, its records, one pending row for each
+(record, sink that wants it). So a crash leaves either all of it or none, and none is seen again with the next poll,
+under the same ids.
+
+While this VM's identity was never known, records wait in the outbox without sinks (`identify`, `stop_waiting`): who
+they concern, and their very ids, depend on it.
+
+Every method hands its work to the one thread that owns the database and returns a Future.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from bridge import rows
+from bridge.record import Incarnation, TransitionRecord, VmIdentity
+from bridge.room import clean
+from bridge.rows import Outcome, Owed
+from bridge.scribe import Observation, Router, Scribe, Stored, read_state, remember_liveness
+from bridge.store import Store, utc_now
+from bridge.writer import Writer
+
+__all__ = ["Observation", "Outbox", "Outcome", "Owed", "Router", "Stored"]
+
+
+class Outbox:
+    """The agent's outbox in *directory*; at most *max_bytes*, delivered records kept *keep_delivered_seconds*."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        max_bytes: int,
+        keep_delivered_seconds: float,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self._keep_seconds = keep_delivered_seconds
+        self._now = now
+        self._scribe = Scribe(now=now)
+        self._writer = Writer(lambda: self._open(Store(directory, max_bytes=max_bytes, now=now)))
+        self.on_records: Callable[[], None] = lambda: None
+        """Called on the writing thread after rows may have been added; must be quick."""
+
+    # What the poller writes.
+
+    def state(self) -> Future[Stored]:
+        """Read what was believed when the agent last wrote."""
+        return self._writer.read(read_state)
+
+    def commit(self, observation: Observation) -> Future[list[TransitionRecord]]:
+        """Store *observation* whole; raise StreamChanged when the outbox was started over since."""
+        return self._told(self._writer.write(lambda store: self._scribe.commit(store, observation)))
+
+    def save_liveness(self, *, last_good_at: datetime, boot_id: str) -> Future[None]:
+        """Remember when IMDS last answered, and under which boot."""
+        return self._writer.write(lambda store: remember_liveness(store, last_good_at, boot_id))
+
+    def heartbeat(self, *, incarnation: Incarnation) -> Future[list[TransitionRecord]]:
+        """Add a heartbeat record for the sinks that want it."""
+        return self._told(self._writer.write(lambda store: self._scribe.heartbeat(store, incarnation)))
+
+    # Who is told.
+
+    def configure(self, router: Router, sinks: Collection[str], *, labels: dict[str, str]) -> Future[None]:
+        """Choose sinks by *router* from now on; a new one gets the last record of each active event."""
+        return self._told(self._writer.write(lambda store: self._scribe.configure(store, router, sinks, labels)))
+
+    def await_identity(self) -> None:
+        """Let records wait for `identify`: this VM's name was never known."""
+        self._scribe.is_waiting = True
+
+    def identify(self, vm: VmIdentity) -> Future[bool]:
+        """Take *vm* as this machine; return whether the outbox was another machine's and was started over."""
+        was_foreign = self._writer.alone(lambda store: self._scribe.leave_foreign(store, vm))
+        self._told(self._writer.write(lambda store: self._scribe.identify(store, vm)))
+        return was_foreign
+
+    def stop_waiting(self) -> Future[None]:
+        """Choose sinks without the identity: it did not come in time."""
+        return self._told(self._writer.write(self._scribe.stop_waiting))
+
+    # What the workers read and write.
+
+    def due(self, sink: str, *, limit: int, skip: Collection[int], blocked: Collection[str]) -> Future[list[Owed]]:
+        """Read up to *limit* rows owed to *sink*, urgent ones first, each event's in sequence.
+
+        Rows in *skip* (sequences) and events in *blocked* (event keys) are left out.
+        """
+        return self._writer.read(lambda store: rows.due(store, sink, limit, frozenset(skip), frozenset(blocked)))
+
+    def probe(self, sink: str, *, skip: Collection[int], blocked: Collection[str]) -> Future[list[Owed]]:
+        """Read the one row to try a paused sink with: urgent, then least often tried, then oldest."""
+        return self._writer.read(lambda store: rows.probe(store, sink, frozenset(skip), frozenset(blocked)))
+
+    def settle(self, sink: str, outcomes: Sequence[Outcome]) -> Future[None]:
+        """Write down what became of records."""
+        now = self._now().timestamp()
+        return self._writer.write(lambda store: rows.settle(store, sink, outcomes, now))
+
+    def expire(self, sink: str, *, max_age_seconds: float) -> Future[int]:
+        """Give up on rows older than *max_age_seconds*; return how many."""
+        now = self._now().timestamp()
+        return self._writer.write(lambda store: rows.expire(store, sink, now, max_age_seconds))
+
+    def urgency(self, sink: str) -> Future[tuple[bool, float | None]]:
+        """Read whether *sink* is owed an urgent row, and the soonest NotBefore still ahead (seconds since 1970)."""
+        now = self._now().timestamp()
+        return self._writer.read(lambda store: rows.urgency(store, sink, now))
+
+    def nudges(self, sink: str) -> Future[int]:
+        """Read how often a person asked to try *sink* again."""
+        return self._writer.read(lambda store: rows.nudges(store, sink))
+
+    def totals(self) -> Future[dict[str, dict[str, int]]]:
+        """Read sink -> total by state, all from one commit."""
+        return self._writer.read(rows.totals)
+
+    # Housekeeping.
+
+    @property
+    def in_memory(self) -> bool:
+        """Return whether the disk refuses, so that what is kept would not survive the agent."""
+        return self._store.in_memory
+
+    def tend(self) -> Future[None]:
+        """Go back to the disk if it takes writes again, else make sure the file is still ours."""
+        return self._writer.alone(_tend)
+
+    def clean(self) -> Future[int]:
+        """Delete records that nobody is owed and whose time is over; return how many."""
+        before = self._now().timestamp() - self._keep_seconds
+        return self._writer.write(lambda store: clean(store, before=before, limit=500))
+
+    def close(self) -> None:
+        """Commit what was handed in, and close the file."""
+        self._writer.close()
+
+    def _open(self, store: Store) -> Store:
+        self._store = store
+        self._scribe.open(store)
+        return store
+
+    def _told(self, future: Future[Any]) -> Future[Any]:
+        future.add_done_callback(lambda _: self.on_records())
+        return future
+
+
+def _tend(store: Store) -> None:
+    if not store.return_to_disk():
+        return
+    store.check_file()

@@ -1,0 +1,298 @@
+-- The outbox: its tables, and every statement over them, by name. Nothing else in the bridge holds SQL.
+--
+-- meta        the believed document, the identity, the stream: one value a key
+-- records     every transition record once, in the order of the stream
+-- deliveries  one row per (record, sink that wants it); what is owed are the rows that are pending
+-- sinks       a sink's totals; the triggers below keep them, so that
+--             accepted = delivered + pending + parked + evicted + discarded + expired
+--             holds after every commit, whoever made it
+-- held        only in memory: events whose older records stayed behind on a disk that refuses writes
+
+-- name: schema
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+
+CREATE TABLE records (
+  sequence INTEGER PRIMARY KEY,
+  id TEXT NOT NULL UNIQUE,
+  first_id TEXT NOT NULL,           -- the id without its repeat
+  event_key TEXT NOT NULL,
+  observed_at REAL NOT NULL,        -- seconds since 1970
+  is_routed INTEGER NOT NULL,       -- 0: its sinks are not chosen yet, the VM's name is awaited
+  body TEXT NOT NULL                -- the record as JSON
+);
+CREATE INDEX records_by_first_id ON records (first_id);
+CREATE INDEX records_by_event ON records (event_key, sequence);
+CREATE INDEX records_unrouted ON records (sequence) WHERE is_routed = 0;
+CREATE INDEX records_by_age ON records (observed_at);
+
+CREATE TABLE deliveries (
+  sink TEXT NOT NULL,
+  sequence INTEGER NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('pending', 'delivered', 'parked', 'expired', 'evicted', 'discarded')),
+  event_key TEXT NOT NULL,
+  urgent INTEGER NOT NULL,
+  not_before REAL,
+  aged_from REAL NOT NULL,          -- observed_at, or when a person had it tried again
+  attempts INTEGER NOT NULL DEFAULT 0,
+  error TEXT,
+  changed_at REAL NOT NULL,
+  PRIMARY KEY (sink, sequence)
+) WITHOUT ROWID;
+CREATE INDEX deliveries_due ON deliveries (sink, urgent DESC, sequence, event_key, attempts, not_before)
+  WHERE state = 'pending';
+CREATE INDEX deliveries_notice ON deliveries (sink, not_before) WHERE state = 'pending' AND not_before IS NOT NULL;
+CREATE INDEX deliveries_age ON deliveries (sink, aged_from) WHERE state = 'pending';
+CREATE INDEX deliveries_pending_event ON deliveries (event_key, sequence) WHERE state = 'pending';
+CREATE INDEX deliveries_parked ON deliveries (sequence) WHERE state = 'parked';
+CREATE INDEX deliveries_by_record ON deliveries (sequence, state);
+
+CREATE TABLE sinks (
+  name TEXT PRIMARY KEY,
+  accepted INTEGER NOT NULL DEFAULT 0,
+  delivered INTEGER NOT NULL DEFAULT 0,
+  pending INTEGER NOT NULL DEFAULT 0,
+  parked INTEGER NOT NULL DEFAULT 0,
+  expired INTEGER NOT NULL DEFAULT 0,
+  evicted INTEGER NOT NULL DEFAULT 0,
+  discarded INTEGER NOT NULL DEFAULT 0,
+  nudges INTEGER NOT NULL DEFAULT 0  -- counts `outbox retry`; the agent looks at once when it moved
+) WITHOUT ROWID;
+
+CREATE TABLE held (event_key TEXT PRIMARY KEY) WITHOUT ROWID;
+
+CREATE TRIGGER deliveries_accepted AFTER INSERT ON deliveries BEGIN
+  INSERT OR IGNORE INTO sinks (name) VALUES (new.sink);
+  UPDATE sinks SET
+    accepted = accepted + 1,
+    pending = pending + (new.state = 'pending'), parked = parked + (new.state = 'parked'),
+    delivered = delivered + (new.state = 'delivered'), expired = expired + (new.state = 'expired'),
+    evicted = evicted + (new.state = 'evicted'), discarded = discarded + (new.state = 'discarded')
+  WHERE name = new.sink;
+END;
+
+CREATE TRIGGER deliveries_moved AFTER UPDATE OF state ON deliveries WHEN new.state <> old.state BEGIN
+  UPDATE sinks SET
+    pending = pending + (new.state = 'pending') - (old.state = 'pending'),
+    parked = parked + (new.state = 'parked') - (old.state = 'parked'),
+    delivered = delivered + (new.state = 'delivered') - (old.state = 'delivered'),
+    expired = expired + (new.state = 'expired') - (old.state = 'expired'),
+    evicted = evicted + (new.state = 'evicted') - (old.state = 'evicted'),
+    discarded = discarded + (new.state = 'discarded') - (old.state = 'discarded')
+  WHERE name = new.sink;
+END;
+
+CREATE TRIGGER deliveries_owed BEFORE DELETE ON deliveries WHEN old.state IN ('pending', 'parked') BEGIN
+  SELECT RAISE(ABORT, 'a record that is still owed cannot be deleted');
+END;
+
+PRAGMA user_version = 1;
+
+-- name: get_meta
+SELECT key, value FROM meta;
+
+-- name: get_one_meta
+SELECT value FROM meta WHERE key = ?;
+
+-- name: put_meta
+INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+
+-- name: repeats
+SELECT COUNT(*) FROM records WHERE first_id = ? AND sequence <> ?;
+
+-- name: has_id
+SELECT 1 FROM records WHERE id = ? AND sequence <> ?;
+
+-- name: add_record
+INSERT INTO records (sequence, id, first_id, event_key, observed_at, is_routed, body) VALUES (?, ?, ?, ?, ?, ?, ?);
+
+-- name: unrouted
+SELECT sequence, body FROM records INDEXED BY records_unrouted WHERE is_routed = 0 ORDER BY sequence;
+
+-- name: route_record
+UPDATE records SET id = ?, first_id = ?, is_routed = 1, body = ? WHERE sequence = ?;
+
+-- name: add_delivery
+INSERT OR IGNORE INTO deliveries (sink, sequence, state, event_key, urgent, not_before, aged_from, changed_at)
+VALUES (?, ?, 'pending', ?, ?, ?, ?, ?);
+
+-- name: make_event_urgent
+UPDATE deliveries INDEXED BY deliveries_pending_event SET urgent = 1
+WHERE event_key = ? AND state = 'pending' AND urgent = 0;
+
+-- name: due
+SELECT sequence, event_key, attempts, not_before, urgent FROM deliveries INDEXED BY deliveries_due
+WHERE sink = ? AND state = 'pending' AND event_key NOT IN (SELECT event_key FROM held)
+ORDER BY urgent DESC, sequence;
+
+-- name: body
+SELECT body FROM records WHERE sequence = ?;
+
+-- name: soonest_notice
+SELECT MIN(not_before) FROM deliveries INDEXED BY deliveries_notice
+WHERE sink = ? AND state = 'pending' AND not_before > ?;
+
+-- name: has_urgent
+SELECT urgent FROM deliveries INDEXED BY deliveries_due WHERE sink = ? AND state = 'pending'
+ORDER BY urgent DESC, sequence LIMIT 1;
+
+-- name: oldest_pending
+SELECT MIN(aged_from) FROM deliveries INDEXED BY deliveries_age WHERE sink = ? AND state = 'pending';
+
+-- name: expire
+UPDATE deliveries INDEXED BY deliveries_age SET state = 'expired', changed_at = ?
+WHERE sink = ? AND state = 'pending' AND aged_from < ?;
+
+-- name: finish
+UPDATE deliveries SET state = ?, error = ?, attempts = attempts + ?, changed_at = ?
+WHERE sink = ? AND sequence = ? AND state = 'pending';
+
+-- name: note_failure
+UPDATE deliveries SET attempts = attempts + 1, error = ?, changed_at = ?
+WHERE sink = ? AND sequence = ? AND state = 'pending';
+
+-- name: known_sinks
+SELECT name FROM sinks;
+
+-- name: add_sink
+INSERT OR IGNORE INTO sinks (name) VALUES (?);
+
+-- name: nudges
+SELECT nudges FROM sinks WHERE name = ?;
+
+-- name: nudge
+UPDATE sinks SET nudges = nudges + 1 WHERE name = ?;
+
+-- name: totals
+SELECT name, accepted, delivered, pending, parked, expired, evicted, discarded FROM sinks ORDER BY name;
+
+-- name: set_totals
+INSERT INTO sinks (name, accepted, delivered, pending, parked, expired, evicted, discarded)
+VALUES (:name, :accepted, :delivered, :pending, :parked, :expired, :evicted, :discarded)
+ON CONFLICT (name) DO UPDATE SET accepted = excluded.accepted, delivered = excluded.delivered,
+  pending = excluded.pending, parked = excluded.parked, expired = excluded.expired,
+  evicted = excluded.evicted, discarded = excluded.discarded;
+
+-- name: count_owed
+SELECT sink, SUM(state = 'pending'), SUM(state = 'parked') FROM deliveries GROUP BY sink;
+
+-- name: last_of_event
+SELECT body FROM records INDEXED BY records_by_event WHERE event_key = ? AND body <> ''
+ORDER BY sequence DESC LIMIT 1;
+
+-- name: last_sequence_of_event
+SELECT MAX(sequence) FROM records INDEXED BY records_by_event WHERE event_key = ?;
+
+-- name: is_owed
+SELECT 1 FROM deliveries INDEXED BY deliveries_by_record WHERE sequence = ? AND state IN ('pending', 'parked') LIMIT 1;
+
+-- name: finished_before
+SELECT sequence FROM records INDEXED BY records_by_age WHERE observed_at < ? AND is_routed = 1
+  AND NOT EXISTS (SELECT 1 FROM deliveries INDEXED BY deliveries_by_record
+                  WHERE deliveries.sequence = records.sequence AND state IN ('pending', 'parked'))
+ORDER BY observed_at LIMIT ?;
+
+-- name: oldest_finished
+SELECT sequence FROM records WHERE sequence > ? AND is_routed = 1
+  AND NOT EXISTS (SELECT 1 FROM deliveries INDEXED BY deliveries_by_record
+                  WHERE deliveries.sequence = records.sequence AND state IN ('pending', 'parked'))
+ORDER BY sequence LIMIT ?;
+
+-- name: oldest_parked
+SELECT sequence FROM deliveries INDEXED BY deliveries_parked WHERE state = 'parked' AND sequence > ?
+ORDER BY sequence LIMIT ?;
+
+-- name: oldest_owed
+SELECT sequence FROM records WHERE sequence > ? ORDER BY sequence LIMIT ?;
+
+-- name: evict_parked
+UPDATE deliveries SET state = 'evicted', changed_at = ? WHERE sequence = ? AND state = 'parked';
+
+-- name: evict_owed
+UPDATE deliveries SET state = 'evicted', changed_at = ? WHERE sequence = ? AND state IN ('pending', 'parked');
+
+-- name: delete_deliveries
+DELETE FROM deliveries WHERE sequence = ?;
+
+-- name: delete_record
+DELETE FROM records WHERE sequence = ?;
+
+-- name: forget_bodies
+UPDATE records SET body = '' WHERE sequence <= ? AND body <> ''
+  AND NOT EXISTS (SELECT 1 FROM deliveries INDEXED BY deliveries_by_record
+                  WHERE deliveries.sequence = records.sequence AND state IN ('pending', 'parked'));
+
+-- name: list_records
+SELECT sequence, body FROM records WHERE sequence > ? AND body <> '' ORDER BY sequence;
+
+-- name: list_last_records
+SELECT sequence, body FROM records WHERE body <> '' ORDER BY sequence DESC LIMIT ?;
+
+-- name: list_deliveries
+SELECT deliveries.sink, deliveries.sequence, deliveries.state, deliveries.attempts, deliveries.error,
+  deliveries.changed_at, records.id, records.event_key, records.body
+FROM deliveries JOIN records USING (sequence)
+WHERE (:sink IS NULL OR deliveries.sink = :sink) AND (:state IS NULL OR deliveries.state = :state)
+ORDER BY deliveries.sink, deliveries.sequence LIMIT :limit;
+
+-- name: retry
+UPDATE deliveries SET state = 'pending', attempts = 0, aged_from = :now, changed_at = :now
+WHERE state = 'parked' AND sink = :sink AND (:id IS NULL
+  OR sequence = (SELECT sequence FROM records WHERE id = :id));
+
+-- name: discard
+UPDATE deliveries SET state = 'discarded', changed_at = :now
+WHERE sink = :sink AND state IN ('pending', 'parked') AND (:state IS NULL OR state = :state)
+  AND (:id IS NULL OR sequence = (SELECT sequence FROM records WHERE id = :id));
+
+-- name: copy_records
+SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records ORDER BY sequence;
+
+-- name: copy_records_backwards
+SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records ORDER BY sequence DESC;
+
+-- name: copy_owed_records
+SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records
+WHERE is_routed = 0 OR EXISTS (SELECT 1 FROM deliveries INDEXED BY deliveries_by_record
+                               WHERE deliveries.sequence = records.sequence AND state = 'pending')
+ORDER BY sequence;
+
+-- name: copy_recent_ids
+SELECT sequence, id, first_id, event_key, observed_at, 1, '' FROM records ORDER BY sequence DESC LIMIT ?;
+
+-- name: copy_deliveries
+SELECT sink, sequence, state, event_key, urgent, not_before, aged_from, attempts, error, changed_at
+FROM deliveries ORDER BY sink, sequence;
+
+-- name: copy_deliveries_backwards
+SELECT sink, sequence, state, event_key, urgent, not_before, aged_from, attempts, error, changed_at
+FROM deliveries ORDER BY sink DESC, sequence DESC;
+
+-- name: copy_deliveries_of
+SELECT sink, sequence, state, event_key, urgent, not_before, aged_from, attempts, error, changed_at
+FROM deliveries WHERE sequence = ? AND state = 'pending';
+
+-- name: paste_record
+INSERT INTO records (sequence, id, first_id, event_key, observed_at, is_routed, body) VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING;
+
+-- name: paste_delivery
+INSERT INTO deliveries
+  (sink, sequence, state, event_key, urgent, not_before, aged_from, attempts, error, changed_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (sink, sequence) DO UPDATE SET state = excluded.state, attempts = excluded.attempts,
+  error = excluded.error, changed_at = excluded.changed_at WHERE deliveries.state IN ('pending', 'parked');
+
+-- name: rewrite_record
+UPDATE records SET id = ?2, first_id = ?3, event_key = ?4, observed_at = ?5, is_routed = ?6, body = ?7
+WHERE sequence = ?1 AND ?7 <> '';
+
+-- name: drop_orphans
+DELETE FROM deliveries WHERE state NOT IN ('pending', 'parked')
+  AND sequence NOT IN (SELECT sequence FROM records);
+
+-- name: discard_orphans
+UPDATE deliveries SET state = 'evicted' WHERE state IN ('pending', 'parked')
+  AND sequence NOT IN (SELECT sequence FROM records);
+
+-- name: hold_event
+INSERT OR IGNORE INTO held (event_key) VALUES (?);

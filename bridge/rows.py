@@ -1,0 +1,111 @@
+"""What a delivery worker reads from the outbox, and writes back: functions over a store, on its thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from bridge.record import TransitionRecord, decode_record
+from bridge.store import SQL, Store
+
+DELIVERED, PARKED = "delivered", "parked"
+STATES = ("accepted", "delivered", "pending", "parked", "expired", "evicted", "discarded")
+
+
+class Owed(msgspec.Struct, frozen=True, kw_only=True):
+    """A record that one sink is owed."""
+
+    sequence: int
+    event_key: str
+    urgent: bool
+    attempts: int
+    not_before: float | None
+    """Seconds since 1970."""
+    record: TransitionRecord
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one record at one sink: ``delivered``, ``parked``, or null when it was tried in vain."""
+
+    sequence: int
+    state: str | None
+    error: str | None = None
+
+
+def due(store: Store, sink: str, limit: int, skip: frozenset[int], blocked: frozenset[str]) -> list[Owed]:
+    """Return up to *limit* rows, urgent events first, each event's in sequence."""
+    chosen: list[tuple[Any, ...]] = []
+    for row in store.connection.execute(SQL["due"], (sink,)):
+        if row[0] not in skip and row[1] not in blocked:
+            chosen.append(row)
+            if len(chosen) == limit:
+                break
+    return [_owed(store, row) for row in chosen]
+
+
+def probe(store: Store, sink: str, skip: frozenset[int], blocked: frozenset[str]) -> list[Owed]:
+    """Return the first record of the event to try next: urgent, then least often tried, then oldest; or nothing.
+
+    By tries, so that an event that the sink never takes cannot keep every other from being the one that gets through.
+    """
+    heads: dict[str, tuple[Any, ...]] = {}
+    for row in store.connection.execute(SQL["due"], (sink,)):
+        if row[0] not in skip and row[1] not in blocked:
+            heads.setdefault(row[1], row)
+    if not heads:
+        return []
+    best = min(heads.values(), key=lambda row: (-row[4], row[2], row[0]))
+    return [_owed(store, best)]
+
+
+def _owed(store: Store, row: tuple[Any, ...]) -> Owed:
+    (body,) = store.connection.execute(SQL["body"], (row[0],)).fetchone()
+    sequence, event_key, attempts, not_before, urgent = row
+    return Owed(
+        sequence=sequence,
+        event_key=event_key,
+        urgent=bool(urgent),
+        attempts=attempts,
+        not_before=not_before,
+        record=decode_record(body),
+    )
+
+
+def settle(store: Store, sink: str, outcomes: Sequence[Outcome], now: float) -> None:
+    """Write *outcomes* down; a row that a person has discarded meanwhile stays as it is."""
+    for outcome in outcomes:
+        if outcome.state is None:
+            store.connection.execute(SQL["note_failure"], (outcome.error, now, sink, outcome.sequence))
+        else:
+            store.connection.execute(SQL["finish"], (outcome.state, outcome.error, 1, now, sink, outcome.sequence))
+
+
+def expire(store: Store, sink: str, now: float, max_age_seconds: float) -> int:
+    """Give up on what is older than *max_age_seconds*; return how many rows."""
+    return store.connection.execute(SQL["expire"], (now, sink, now - max_age_seconds)).rowcount
+
+
+def urgency(store: Store, sink: str, now: float) -> tuple[bool, float | None]:
+    """Return whether an urgent row waits, and the soonest NotBefore still ahead."""
+    urgent = store.connection.execute(SQL["has_urgent"], (sink,)).fetchone()
+    (soonest,) = store.connection.execute(SQL["soonest_notice"], (sink, now)).fetchone()
+    return bool(urgent and urgent[0]), soonest
+
+
+def nudges(store: Store, sink: str) -> int:
+    """Return how often a person asked to try *sink* again."""
+    row = store.connection.execute(SQL["nudges"], (sink,)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def totals(store: Store) -> dict[str, dict[str, int]]:
+    """Return sink -> total by state, accepted included."""
+    return {name: dict(zip(STATES, counts, strict=True)) for name, *counts in store.connection.execute(SQL["totals"])}
+
+
+def oldest_pending(store: Store, sink: str) -> float | None:
+    """Return when the oldest row that *sink* is owed was observed, in seconds since 1970."""
+    (moment,) = store.connection.execute(SQL["oldest_pending"], (sink,)).fetchone()
+    return None if moment is None else float(moment)

@@ -1,0 +1,308 @@
+"""Turning changes into records, inside the transaction that stores them.
+
+Sequence, repeat and id are only known here: they depend on what the outbox already holds. While `is_waiting`, a record
+is stored without sinks and without the VM it is about; when the identity comes it is completed, before any sink saw
+it, as if the identity had been known all along.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from bridge.errors import StreamChanged
+from bridge.record import (
+    Document,
+    Evidence,
+    Incarnation,
+    ScheduledEvent,
+    Transition,
+    TransitionRecord,
+    VmIdentity,
+    decode_document,
+    decode_record,
+    encode,
+    format_time,
+    names_vm,
+    parse_time,
+    record_id,
+    transition_key,
+    vm_key,
+)
+from bridge.room import make_room
+from bridge.store import SQL, Store
+from bridge.transitions import Change, is_over
+
+Router = Callable[[TransitionRecord, str | None], Iterable[str]]
+"""From a record and this VM's name to the names of the sinks that want it."""
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """What the outbox remembers from before."""
+
+    stream_id: str
+    document: Document | None
+    last_good_at: datetime | None
+    boot_id: str | None
+    vm: VmIdentity | None
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """One good answer that has to be stored, and what follows from it."""
+
+    stream_id: str
+    """The stream whose state the changes were derived from."""
+    document: Document
+    changes: Sequence[Change]
+    observed_at: datetime
+    incarnation: Incarnation
+    previous_incarnation: Incarnation
+    is_settled: bool
+    """False: *observed_at* may not be stored as the time of a good answer."""
+    boot_id: str
+
+
+class _Draft(msgspec.Struct, frozen=True, kw_only=True):
+    transition: Transition
+    evidence: Evidence = Evidence.OBSERVED
+    event: ScheduledEvent | None = None
+    previous: dict[str, Any] | None = None
+    changed: tuple[str, ...] = ()
+    observed_at: datetime
+    incarnation: Incarnation
+    previous_incarnation: Incarnation
+
+
+class Scribe:
+    """Writes records for one VM; only ever called on the outbox's thread, but for `is_waiting`."""
+
+    def __init__(self, *, now: Callable[[], datetime]) -> None:
+        self._now = now
+        self._vm = VmIdentity()
+        self._router: Router = lambda _record, _name: ()
+        self._labels: dict[str, str] = {}
+        self.is_waiting = False
+
+    def open(self, store: Store) -> None:
+        """Give a new outbox its stream."""
+        if "stream_id" not in store.meta:
+            _put(store, "stream_id", str(uuid.uuid4()))
+            _put(store, "created_at", format_time(self._now()))
+            store.refresh()
+
+    def commit(self, store: Store, observation: Observation) -> list[TransitionRecord]:
+        """Store the document and its records; raise StreamChanged when they follow from another stream."""
+        if _get(store, "stream_id") != observation.stream_id:
+            raise StreamChanged("The outbox was started over; the document is compared anew.")
+        _put(store, "document", encode(observation.document).decode())
+        if observation.is_settled:
+            remember_liveness(store, observation.observed_at, observation.boot_id)
+        records = [self._add(store, _draft(observation, change)) for change in observation.changes]
+        if records:
+            make_room(store, now=self._now().timestamp())
+        return records
+
+    def heartbeat(self, store: Store, incarnation: Incarnation) -> list[TransitionRecord]:
+        """Add a heartbeat."""
+        moment = self._now()
+        draft = _Draft(
+            transition=Transition.HEARTBEAT,
+            observed_at=moment,
+            incarnation=incarnation,
+            previous_incarnation=incarnation,
+        )
+        records = [self._add(store, draft)]
+        make_room(store, now=moment.timestamp())
+        return records
+
+    def configure(self, store: Store, router: Router, sinks: Collection[str], labels: dict[str, str]) -> None:
+        """Route by *router*; give sinks seen for the first time the last record of each active event."""
+        self._router, self._labels = router, labels
+        known = {name for (name,) in store.connection.execute(SQL["known_sinks"])}
+        new = set(sinks) - known
+        for name in sorted(new):
+            store.connection.execute(SQL["add_sink"], (name,))
+        for record in self._last_of_active(store) if new else ():
+            for name in self._router(record, self._vm.name):
+                if name in new:
+                    self._owe(store, name, record)
+
+    def leave_foreign(self, store: Store, vm: VmIdentity) -> bool:
+        """Start over when the outbox belongs to another machine: it came with an image; return whether it did."""
+        before = _vm_of(store.meta)
+        if not (vm.vm_id and before and before.vm_id) or before.vm_id.lower() == vm.vm_id.lower():
+            return False
+        why = f"it belongs to vmId {before.vm_id}, this machine is {vm.vm_id}"
+        store.start_over("other-vm", carry=False, why=why)
+        self.open(store)
+        return True
+
+    def identify(self, store: Store, vm: VmIdentity) -> None:
+        """Take *vm* as this machine, for good, and send off what waited for it."""
+        self._vm = vm
+        if _vm_of(_meta(store)) != vm:
+            _put(store, "vm", encode(vm).decode())
+        self._route_waiting(store)
+
+    def stop_waiting(self, store: Store) -> None:
+        """Go on without the identity."""
+        self._route_waiting(store)
+
+    def _route_waiting(self, store: Store) -> None:
+        self.is_waiting = False
+        for sequence, body in store.connection.execute(SQL["unrouted"]).fetchall():
+            record = self._addressed(store, decode_record(body))
+            first_id = _id(record, repeat=0)
+            text = encode(record).decode()
+            store.connection.execute(SQL["route_record"], (record.id, first_id, text, sequence))
+            self._route(store, record)
+
+    def _addressed(self, store: Store, record: TransitionRecord) -> TransitionRecord:
+        """Return *record* with this VM and the id that follows from it."""
+        vm = self._vm
+        named = msgspec.structs.replace(record, vm=vm, affects_this_vm=names_vm(record.event, vm.name))
+        if named.event is None:
+            return named
+        repeat = _repeat(store, named)
+        return msgspec.structs.replace(named, id=_id(named, repeat=repeat), transition_key=_key(named, repeat=repeat))
+
+    def _add(self, store: Store, draft: _Draft) -> TransitionRecord:
+        sequence = int(_get(store, "next_sequence") or 1)
+        _put(store, "next_sequence", str(sequence + 1))
+        stream_id = _get(store, "stream_id") or ""
+        record = self._addressed(store, self._record(draft, stream_id=stream_id, sequence=sequence))
+        arguments = (
+            sequence,
+            record.id,
+            _id(record, repeat=0),
+            record.event_key,
+            draft.observed_at.timestamp(),
+            not self.is_waiting,
+            encode(record).decode(),
+        )
+        store.connection.execute(SQL["add_record"], arguments)
+        if not self.is_waiting:
+            self._route(store, record)
+        return record
+
+    def _record(self, draft: _Draft, *, stream_id: str, sequence: int) -> TransitionRecord:
+        # A record without an event is like no other: its place in the stream names it.
+        own_name = f"{stream_id}/{sequence}"
+        event = draft.event
+        notice = None if event is None or event.not_before is None else event.not_before - draft.observed_at
+        return TransitionRecord(
+            id=str(uuid.uuid5(uuid.UUID(stream_id), own_name)),
+            transition_key=transition_key(own_name, draft.transition, None),
+            stream_id=stream_id,
+            sequence=sequence,
+            transition=draft.transition,
+            evidence=draft.evidence,
+            observed_at=format_time(draft.observed_at),
+            incarnation=draft.incarnation,
+            previous_incarnation=draft.previous_incarnation,
+            event=event,
+            previous=draft.previous,
+            changed=draft.changed,
+            notice_seconds=None if notice is None else round(notice.total_seconds(), 3),
+            affects_this_vm=None,
+            vm=self._vm,
+            labels=self._labels,
+        )
+
+    def _route(self, store: Store, record: TransitionRecord) -> None:
+        for name in self._router(record, self._vm.name):
+            self._owe(store, name, record)
+        if record.is_urgent:
+            # Its older records go before it, so they are as urgent.
+            store.connection.execute(SQL["make_event_urgent"], (record.event_key,))
+
+    def _owe(self, store: Store, sink: str, record: TransitionRecord) -> None:
+        event = record.event
+        not_before = None if event is None or event.not_before is None else event.not_before.timestamp()
+        observed_at = parse_time(record.observed_at).timestamp()
+        arguments = (sink, record.sequence, record.event_key, record.is_urgent, not_before, observed_at, observed_at)
+        store.connection.execute(SQL["add_delivery"], arguments)
+
+    def _last_of_active(self, store: Store) -> list[TransitionRecord]:
+        document = read_state(store).document
+        events = () if document is None else document.events
+        keys = dict.fromkeys(event.key for event in events if not is_over(event))
+        bodies = (store.connection.execute(SQL["last_of_event"], (key,)).fetchone() for key in keys)
+        return [decode_record(body[0]) for body in bodies if body is not None]
+
+
+def read_state(store: Store) -> Stored:
+    """Return what *store* remembers."""
+    meta = _meta(store)
+    return Stored(
+        stream_id=meta["stream_id"],
+        document=decode_document(meta["document"]) if "document" in meta else None,
+        last_good_at=parse_time(meta["last_good_at"]) if "last_good_at" in meta else None,
+        boot_id=meta.get("boot_id"),
+        vm=_vm_of(meta),
+    )
+
+
+def remember_liveness(store: Store, last_good_at: datetime, boot_id: str) -> None:
+    """Store when IMDS last answered, and under which boot."""
+    _put(store, "last_good_at", format_time(last_good_at))
+    _put(store, "boot_id", boot_id)
+
+
+def _meta(store: Store) -> dict[str, str]:
+    return dict(store.connection.execute(SQL["get_meta"]))
+
+
+def _get(store: Store, key: str) -> str | None:
+    row = store.connection.execute(SQL["get_one_meta"], (key,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _put(store: Store, key: str, value: str) -> None:
+    store.connection.execute(SQL["put_meta"], (key, value))
+
+
+def _vm_of(meta: dict[str, str]) -> VmIdentity | None:
+    return msgspec.json.decode(meta["vm"], type=VmIdentity) if "vm" in meta else None
+
+
+def _draft(observation: Observation, change: Change) -> _Draft:
+    return _Draft(
+        transition=change.transition,
+        evidence=change.evidence,
+        event=change.event,
+        previous=change.previous,
+        changed=change.changed,
+        observed_at=observation.observed_at,
+        incarnation=observation.incarnation,
+        previous_incarnation=observation.previous_incarnation,
+    )
+
+
+def _repeat(store: Store, record: TransitionRecord) -> int:
+    """Return how often the outbox holds *record*'s id already."""
+    (repeat,) = store.connection.execute(SQL["repeats"], (_id(record, repeat=0), record.sequence)).fetchone()
+    while store.connection.execute(SQL["has_id"], (_id(record, repeat=repeat), record.sequence)).fetchone():
+        repeat += 1
+    return int(repeat)
+
+
+def _id(record: TransitionRecord, *, repeat: int) -> str:
+    if record.event is None:
+        return record.id
+    return record_id(
+        vm_key=vm_key(record.vm),
+        event_key=record.event_key,
+        transition=record.transition,
+        incarnation=record.incarnation,
+        event=record.event,
+        repeat=repeat,
+    )
+
+
+def _key(record: TransitionRecord, *, repeat: int) -> str:
+    return transition_key(record.event_key, record.transition, record.event, repeat=repeat)

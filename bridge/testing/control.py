@@ -1,0 +1,253 @@
+"""The control endpoint: steers a running simulator over HTTP, JSON in and out.
+
+    GET    /control                         the whole state
+    GET    /control/events                  the events in the document
+    POST   /control/events                  announce one; the keys of a scenario's `add`
+    POST   /control/events/ID/start         also complete, cancel, approve; update takes the fields to change
+    GET    /control/faults                  POST queues one (the keys of a scenario's `fault`, under "kind");
+                                            DELETE clears all, or ?target=... alone
+    POST   /control/incarnation             {"to": 1}
+    PUT    /control/document                the body is served as it is; DELETE goes back to the events
+    GET    /control/approvals               what StartRequests came, from whom, when
+    GET    /control/requests                what requests came, from whom, when, and with which status
+    POST   /control/scenario                {"name": "preempt"} plays a built-in scenario from now on
+    POST   /control/stop                    ends the simulator
+
+An unknown path or event is 404, a wrong body 400 with every mistake, an event in the wrong status 409.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from bridge.errors import ScenarioError
+from bridge.testing.changes import UnknownEvent, WrongState
+from bridge.testing.events import Event, read_changes, read_event
+from bridge.testing.faults import TARGETS, read_fault
+from bridge.testing.imds_api import Answer, Request
+from bridge.testing.scenario import load_scenario, scenario_names
+from bridge.testing.steps import placed
+from bridge.testing.table import Table, WrongRequest, nearest, one_of
+from bridge.testing.world import World
+
+CONTROL_PATH = "/control"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestSeen:
+    """One request to the metadata service."""
+
+    at: datetime
+    monotonic_seconds: float
+    vm: str
+    method: str
+    path: str
+    api_version: str
+    status: int
+    """0: it got no answer."""
+    fault: str | None = None
+
+
+class Control:
+    """Answers requests under /control."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        machines: Callable[[], list[dict[str, str]]],
+        requests: Iterable[RequestSeen],
+        stop: Callable[[], None],
+    ) -> None:
+        self._world = world
+        self._machines = machines
+        self._requests = requests
+        self._stop = stop
+        self._routes: dict[tuple[str, str], Callable[[Request], Answer]] = {
+            ("GET", ""): self._state,
+            ("GET", "events"): lambda _: _json([self._event(event) for event in world.events()]),
+            ("POST", "events"): self._add_event,
+            ("GET", "faults"): lambda _: _json([asdict(fault) for fault in world.faults.waiting()]),
+            ("POST", "faults"): self._add_fault,
+            ("DELETE", "faults"): self._clear_faults,
+            ("POST", "incarnation"): self._reset_incarnation,
+            ("PUT", "document"): self._replace_document,
+            ("DELETE", "document"): self._restore_document,
+            ("GET", "approvals"): lambda _: _json([asdict(approval) for approval in tuple(world.approvals)]),
+            ("GET", "requests"): lambda _: _json([asdict(request) for request in tuple(self._requests)]),
+            ("POST", "scenario"): self._play,
+            ("POST", "stop"): self._end,
+        }
+
+    def answer(self, request: Request) -> Answer:
+        """Return the answer to *request*."""
+        if "origin" in request.headers:
+            # A page in a browser on the same machine must not steer what a test or a demo sees.
+            return _json({"error": "Requests from web pages are refused."}, status=403)
+        try:
+            return self._route(request)
+        except UnknownEvent as exc:
+            return _json({"error": str(exc)}, status=404)
+        except WrongState as exc:
+            return _json({"error": str(exc)}, status=409)
+        except (WrongRequest, ScenarioError) as exc:
+            return _json({"error": str(exc), "mistakes": str(exc).splitlines()}, status=400)
+
+    def _route(self, request: Request) -> Answer:
+        path = request.path[len(CONTROL_PATH) :].strip("/")
+        if path.startswith("events/"):
+            return self._tell_event(request, path.split("/")[1:])
+        route = self._routes.get((request.method, path))
+        if route is not None:
+            return route(request)
+        methods = sorted(method for method, known in self._routes if known == path)
+        if methods:
+            message = f"{request.method} /control/{path} is not possible; {', '.join(methods)} is."
+            return _json({"error": message}, status=405)
+        known = {known for _, known in self._routes}
+        return _json({"error": f"Nothing is at /control/{path}.{nearest(path, known)} {one_of(known)}"}, status=404)
+
+    def _state(self, _request: Request) -> Answer:
+        world = self._world
+        return _json(
+            {
+                "seconds": world.seconds(),
+                "speed": world.speed,
+                "is_finished": world.is_finished,
+                "incarnation": world.incarnation,
+                "is_document_replaced": world.replaced_document is not None,
+                "vms": self._machines(),
+                "events": [self._event(event) for event in world.events()],
+                "faults": [asdict(fault) for fault in world.faults.waiting()],
+            }
+        )
+
+    def _add_event(self, request: Request) -> Answer:
+        values = _body(request)
+        if values.get("impact_seconds", 0) is None:
+            values["impact_seconds"] = math.inf
+        table = _table(values, "event")
+        spec = read_event(table)
+        _finish(table)
+        event_id = self._world.add_event(placed(spec, self._world.vm_names))
+        return _json({"event_id": event_id}, status=201)
+
+    def _tell_event(self, request: Request, parts: list[str]) -> Answer:
+        world = self._world
+        verbs: dict[str, Callable[[str], None]] = {
+            "start": world.start,
+            "complete": world.complete,
+            "cancel": world.cancel,
+            "approve": lambda event_id: world.approve([event_id], vm="control"),
+            "update": lambda event_id: self._update(event_id, request),
+        }
+        event_id, verb = parts[0], "/".join(parts[1:])
+        if verb not in verbs or request.method != "POST":
+            message = f"{request.method} on an event's {verb!r} is not known.{nearest(verb, verbs)}"
+            return _json({"error": f"{message} POST one of: {', '.join(sorted(verbs))}."}, status=404)
+        verbs[verb](event_id)
+        return _json({"event_id": event_id, "done": verb, "incarnation": world.incarnation})
+
+    def _update(self, event_id: str, request: Request) -> None:
+        table = _table(_body(request), "update")
+        changes = read_changes(table)
+        _finish(table)
+        self._world.update(event_id, **changes)
+
+    def _add_fault(self, request: Request) -> Answer:
+        table = _table(_body(request), "fault")
+        fault = read_fault(table)
+        _finish(table)
+        self._world.set_fault(fault)
+        return _json(asdict(fault), status=201)
+
+    def _clear_faults(self, request: Request) -> Answer:
+        target = request.query.get("target", "all")
+        if target not in TARGETS:
+            raise WrongRequest(f"target = {target!r} is not known.{nearest(target, TARGETS)} {one_of(TARGETS)}")
+        self._world.clear_faults(target)
+        return _json({"cleared": target})
+
+    def _reset_incarnation(self, request: Request) -> Answer:
+        table = _table(_body(request), "incarnation")
+        to = table.whole("to", 1)
+        _finish(table)
+        self._world.reset_incarnation(to)
+        return _json({"incarnation": to})
+
+    def _replace_document(self, request: Request) -> Answer:
+        self._world.replace_document(request.body)
+        return _json({"bytes": len(request.body)})
+
+    def _restore_document(self, _request: Request) -> Answer:
+        self._world.replace_document(None)
+        return _json({"incarnation": self._world.incarnation})
+
+    def _play(self, request: Request) -> Answer:
+        table = _table(_body(request), "scenario")
+        name = table.text("name")
+        if name not in scenario_names():
+            names = scenario_names()
+            table.say(f"name = {name!r} is no built-in scenario.{nearest(name, names)} {one_of(names)}")
+        _finish(table)
+        scenario = load_scenario(name)
+        scenario.play(self._world)
+        return _json({"playing": name, "length_seconds": scenario.length_seconds})
+
+    def _end(self, _request: Request) -> Answer:
+        self._stop()
+        return _json({"stopping": True}, status=202)
+
+    def _event(self, event: Event) -> dict[str, Any]:
+        return {
+            "event_id": event.event_id,
+            "event_type": event.spec.event_type,
+            "status": event.status,
+            "resources": list(event.resources),
+            "not_before": self._world.wall_clock(event.not_before_seconds),
+            "starts_seconds": event.starts_seconds,
+            "ends_seconds": event.ends_seconds,
+            "is_approved": event.is_approved,
+        }
+
+
+def _body(request: Request) -> dict[str, Any]:
+    if not request.body:
+        return {}
+    try:
+        value = json.loads(request.body)
+    except (ValueError, RecursionError) as exc:
+        raise WrongRequest(f"The body is no JSON: {exc}.") from exc
+    if not isinstance(value, dict):
+        raise WrongRequest("The body must be a JSON object.")
+    return value
+
+
+def _table(values: dict[str, Any], where: str) -> Table:
+    return Table(values, where=where, mistakes=[])
+
+
+def _finish(table: Table) -> None:
+    table.refuse_unknown()
+    if table.mistakes:
+        raise WrongRequest("\n".join(table.mistakes))
+
+
+def _json(value: object, *, status: int = 200) -> Answer:
+    return Answer(status=status, body=json.dumps(_plain(value)).encode() + b"\n")
+
+
+def _plain(value: Any) -> Any:
+    """Return *value* for JSON: times as ISO 8601, infinity as null."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="milliseconds")
+    return None if isinstance(value, float) and not math.isfinite(value) else value

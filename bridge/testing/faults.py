@@ -1,0 +1,128 @@
+"""The ways in which a metadata service fails, and the queue of failures that are to come.
+
+A fault stands for a count of requests, or until it is cleared. Faults queue: the oldest that fits a request and has
+requests left is taken, so "three times 500, then two times 429" is two faults. Delays are real seconds, whatever
+the speed of the scenario, because the deadlines they try are real.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+
+from bridge.testing.table import Table
+
+#: Each kind of fault, with what a client sees.
+KINDS = {
+    "slow": "the right answer, after delay_seconds",
+    "status": "the given status, with Retry-After when retry_after_seconds is given",
+    "empty": "200 with no body",
+    "truncated": "200 with the first half of the body, as if that were all",
+    "cut": "200, the connection closes in the middle of the body",
+    "garbage": "200 with a body that is no JSON",
+    "wrong_type": "200 with JSON of another shape",
+    "oversize": "200 with the right body followed by 2 MiB of blanks",
+    "silence": "the request is read and never answered",
+    "drip": "the right answer, a byte every delay_seconds",
+    "disconnect": "the connection closes without an answer",
+    "redirect": "302 to location",
+    "incarnation_reset": "the right document under the DocumentIncarnation given as incarnation",
+}
+#: What a fault strikes: the events document, the instance document, the managed identity's token, or all of them.
+TARGETS = ("scheduledevents", "identity", "token", "all")
+METHODS = ("GET", "POST", "any")
+
+_DEFAULT_DELAY_SECONDS = {"slow": 5.0, "drip": 0.2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One way to fail; see `KINDS`."""
+
+    kind: str
+    target: str = "scheduledevents"
+    method: str = "any"
+    vm: str | None = None
+    """Strike only the requests of this VM. Null: of every VM."""
+    count: int | None = None
+    """The number of requests to strike. Null: until cleared."""
+    status: int = 500
+    retry_after_seconds: int | None = None
+    delay_seconds: float | None = None
+    """Real seconds. Null: 5 for slow, 0.2 for drip."""
+    location: str | None = None
+    """Where a redirect points. Null: /elsewhere on the same server."""
+    body: str | None = None
+    """The body to send in place of the kind's own."""
+    incarnation: int = 1
+
+    @property
+    def delay(self) -> float:
+        """Return the delay in real seconds."""
+        return _DEFAULT_DELAY_SECONDS.get(self.kind, 0.0) if self.delay_seconds is None else self.delay_seconds
+
+    def strikes(self, target: str, method: str, vm: str) -> bool:
+        """Return whether a request of *vm* falls to this fault."""
+        return self.target in (target, "all") and self.method in (method, "any") and self.vm in (vm, None)
+
+
+class FaultQueue:
+    """The faults to come; safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._faults: list[Fault] = []
+
+    def add(self, fault: Fault) -> None:
+        """Queue *fault* behind the others."""
+        with self._lock:
+            self._faults.append(fault)
+
+    def clear(self, target: str = "all") -> None:
+        """Forget every fault of *target*; "all" forgets everything."""
+        with self._lock:
+            self._faults = [fault for fault in self._faults if target not in ("all", fault.target)]
+
+    def waiting(self) -> tuple[Fault, ...]:
+        """Return the faults that are still to come, oldest first."""
+        with self._lock:
+            return tuple(self._faults)
+
+    def take(self, target: str, method: str, vm: str) -> Fault | None:
+        """Return the fault that strikes this request, counted; null when none does."""
+        with self._lock:
+            for index, fault in enumerate(self._faults):
+                if fault.strikes(target, method, vm):
+                    self._count(index, fault)
+                    return fault
+        return None
+
+    def _count(self, index: int, fault: Fault) -> None:
+        if fault.count is None:
+            return
+        if fault.count > 1:
+            self._faults[index] = replace(fault, count=fault.count - 1)
+        else:
+            del self._faults[index]
+
+
+def read_fault(table: Table, *, kind_key: str = "kind") -> Fault:
+    """Return the fault that *table* describes; its mistakes are noted in the table."""
+    if kind_key not in table:
+        table.say(f"{kind_key} is missing: one of {', '.join(sorted(KINDS))}.")
+    count = table.whole("count", 0, minimum=1)
+    retry_after = table.whole("retry_after_seconds", -1)
+    delay = table.number("delay_seconds", -1.0)
+    return Fault(
+        kind=table.choice(kind_key, "", KINDS),
+        target=table.choice("target", "scheduledevents", TARGETS),
+        method=table.choice("method", "any", METHODS),
+        vm=table.text("vm") or None,
+        count=count or None,
+        status=table.whole("status", 500, minimum=200, maximum=599),
+        retry_after_seconds=None if retry_after < 0 else retry_after,
+        delay_seconds=None if delay < 0 else delay,
+        location=table.text("location") or None,
+        body=table.get("body") if table.get("body") is None else table.text("body"),
+        incarnation=table.whole("incarnation", 1),
+    )

@@ -1,0 +1,130 @@
+"""Answers a request the way a fault says: late, wrong, in part, byte by byte, or not at all.
+
+Whatever waits here waits on the server's stop event or on the client going away, so that a fault never outlives its
+simulator. A fault that withholds or replaces the answer also keeps the request from being carried out: an approval
+that met one was not given.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+
+from bridge.testing.faults import Fault
+from bridge.testing.http_server import Connection
+from bridge.testing.imds_api import Answer, error
+
+_OVERSIZE_BYTES = 2 << 20
+_GARBAGE = b"\x00\xff\xfe<html>this is no JSON"
+_WRONG_TYPE = b'{"DocumentIncarnation": [1], "Events": "none"}'
+_LOOK_SECONDS = 0.1
+
+_AnswerMaker = Callable[[], Answer]
+
+
+def answer_with_fault(connection: Connection, fault: Fault, right_answer: _AnswerMaker) -> None:
+    """Write what *fault* makes of *right_answer*."""
+    special = _SPECIAL.get(fault.kind)
+    if special is not None:
+        special(connection, fault, right_answer)
+    else:
+        connection.write(_ANSWERS[fault.kind](fault, right_answer))
+
+
+def status_of(fault: Fault) -> int:
+    """Return the status that a client sees of a right request that *fault* strikes; 0: none."""
+    return {"status": fault.status, "redirect": 302, "silence": 0, "disconnect": 0}.get(fault.kind, 200)
+
+
+def _status(fault: Fault, _right_answer: _AnswerMaker) -> Answer:
+    headers = {} if fault.retry_after_seconds is None else {"Retry-After": str(fault.retry_after_seconds)}
+    answer = replace(error(fault.status, f"Simulated status {fault.status}."), headers=headers)
+    return answer if fault.body is None else replace(answer, body=fault.body.encode())
+
+
+def _empty(_fault: Fault, _right_answer: _AnswerMaker) -> Answer:
+    return Answer()
+
+
+def _truncated(_fault: Fault, right_answer: _AnswerMaker) -> Answer:
+    answer = right_answer()
+    return replace(answer, body=answer.body[: len(answer.body) // 2])
+
+
+def _garbage(fault: Fault, _right_answer: _AnswerMaker) -> Answer:
+    return Answer(body=_GARBAGE if fault.body is None else fault.body.encode())
+
+
+def _wrong_type(fault: Fault, _right_answer: _AnswerMaker) -> Answer:
+    return Answer(body=_WRONG_TYPE if fault.body is None else fault.body.encode())
+
+
+def _oversize(_fault: Fault, right_answer: _AnswerMaker) -> Answer:
+    answer = right_answer()
+    return replace(answer, body=answer.body + b" " * _OVERSIZE_BYTES)
+
+
+def _redirect(fault: Fault, _right_answer: _AnswerMaker) -> Answer:
+    return Answer(status=302, headers={"Location": fault.location or "/elsewhere"})
+
+
+def _reset(_fault: Fault, right_answer: _AnswerMaker) -> Answer:
+    return right_answer()
+
+
+def _slow(connection: Connection, fault: Fault, right_answer: _AnswerMaker) -> None:
+    connection.stop.wait(fault.delay)
+    connection.write(right_answer())
+
+
+def _cut(connection: Connection, _fault: Fault, right_answer: _AnswerMaker) -> None:
+    answer = right_answer()
+    connection.close_connection = True
+    connection.wfile.write(connection.head(answer, len(answer.body)) + answer.body[: len(answer.body) // 2])
+    connection.wfile.flush()
+
+
+def _disconnect(connection: Connection, _fault: Fault, _right_answer: _AnswerMaker) -> None:
+    connection.close_connection = True
+
+
+def _silence(connection: Connection, _fault: Fault, _right_answer: _AnswerMaker) -> None:
+    connection.close_connection = True
+    while not connection.stop.is_set() and not _is_gone(connection.connection):
+        connection.stop.wait(_LOOK_SECONDS)
+
+
+def _drip(connection: Connection, fault: Fault, right_answer: _AnswerMaker) -> None:
+    answer = right_answer()
+    connection.close_connection = True
+    for byte in connection.head(answer, len(answer.body)) + answer.body:
+        connection.wfile.write(bytes([byte]))
+        connection.wfile.flush()
+        if connection.stop.wait(fault.delay):
+            break
+
+
+def _is_gone(connection: socket.socket) -> bool:
+    readable, _, _ = select.select([connection], [], [], 0)
+    return bool(readable) and connection.recv(1, socket.MSG_PEEK) == b""
+
+
+_ANSWERS: dict[str, Callable[[Fault, _AnswerMaker], Answer]] = {
+    "status": _status,
+    "empty": _empty,
+    "truncated": _truncated,
+    "garbage": _garbage,
+    "wrong_type": _wrong_type,
+    "oversize": _oversize,
+    "redirect": _redirect,
+    "incarnation_reset": _reset,
+}
+_SPECIAL: dict[str, Callable[[Connection, Fault, _AnswerMaker], None]] = {
+    "slow": _slow,
+    "cut": _cut,
+    "disconnect": _disconnect,
+    "silence": _silence,
+    "drip": _drip,
+}

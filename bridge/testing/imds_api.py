@@ -1,0 +1,199 @@
+"""What the Instance Metadata Service answers: requests in, answers out, no sockets.
+
+Paths, headers and statuses are those of Microsoft's pages "Azure Instance Metadata Service", "Scheduled Events for
+Linux VMs" and "How to use managed identities ... to acquire an access token". Where they are silent on the wording of
+an error, the wording is ours and the status is Azure's.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.testing.events import API_VERSIONS, HEADER_SINCE, PLAIN_APPROVAL_SINCE
+from bridge.testing.machines import Machine
+from bridge.testing.world import UnknownEvent, World
+
+EVENTS_PATH = "/metadata/scheduledevents"
+INSTANCE_PATH = "/metadata/instance"
+TOKEN_PATH = "/metadata/identity/oauth2/token"  # noqa: S105 - a path
+
+_INSTANCE_VERSIONS = (
+    *("2017-03-01", "2017-04-02", "2017-08-01", "2017-10-01", "2017-12-01", "2018-02-01", "2018-04-02", "2018-10-01"),
+    *("2019-02-01", "2019-03-11", "2019-04-30", "2019-06-01", "2019-06-04", "2019-08-01", "2019-08-15", "2019-11-01"),
+    *("2020-06-01", "2020-07-15", "2020-09-01", "2020-10-01", "2020-12-01", "2021-01-01", "2021-02-01", "2021-03-01"),
+    *("2021-05-01", "2021-10-01", "2021-11-01", "2021-11-15", "2021-12-13", "2023-07-01", "2023-11-15"),
+)
+_TOKEN_VERSION = "2018-02-01"  # noqa: S105 - a version
+_REQUESTS_A_SECOND = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One request as it came; header names in lower case."""
+
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One answer: the status, the body, and headers beside those that every answer has."""
+
+    status: int = 200
+    body: bytes = b""
+    content_type: str = "application/json; charset=utf-8"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class RateLimit:
+    """At most five requests in any second of one VM, all of its processes together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._taken: deque[float] = deque(maxlen=_REQUESTS_A_SECOND)
+
+    def admits(self, now_seconds: float) -> bool:
+        """Return whether a request at *now_seconds* is within the limit, and count it if so."""
+        with self._lock:
+            if len(self._taken) == _REQUESTS_A_SECOND and now_seconds - self._taken[0] < 1.0:
+                return False
+            self._taken.append(now_seconds)
+            return True
+
+
+class ImdsApi:
+    """The metadata service of one VM."""
+
+    def __init__(self, world: World, machine: Machine, *, token_lifetime_seconds: int = 86_400) -> None:
+        self._world = world
+        self._machine = machine
+        self._token_lifetime_seconds = token_lifetime_seconds
+
+    def answer(self, request: Request, *, incarnation: int | None = None) -> Answer:
+        """Return the answer to *request*; *incarnation* shows the events under another number than the true one."""
+        target = target_of(request.path)
+        if "x-forwarded-for" in request.headers:
+            return error(400, "Bad request. A request with an X-Forwarded-For header is refused.")
+        if target == "scheduledevents":
+            return self._events(request, incarnation)
+        if target == "token":
+            return self._token(request)
+        if target == "identity":
+            return self._instance(request)
+        return error(404, "Not found.")
+
+    def _events(self, request: Request, incarnation: int | None) -> Answer:
+        version = request.query.get("api-version", "")
+        if version not in API_VERSIONS:
+            return _wrong_version(API_VERSIONS)
+        if version >= HEADER_SINCE and not _has_metadata_header(request):
+            return _no_metadata_header()
+        if request.method == "GET":
+            return Answer(body=self._world.document(version, incarnation=incarnation))
+        if request.method == "POST":
+            return self._start(request, version)
+        return error(405, f"Method {request.method} is not allowed.")
+
+    def _start(self, request: Request, version: str) -> Answer:
+        try:
+            event_ids = _start_requests(request.body, needs_incarnation=version < PLAIN_APPROVAL_SINCE)
+            self._world.approve(event_ids, vm=self._machine.name)
+        except (ValueError, UnknownEvent) as exc:
+            return error(400, f"Bad request. {exc}")
+        return Answer()
+
+    def _instance(self, request: Request) -> Answer:
+        if not _has_metadata_header(request):
+            return _no_metadata_header()
+        if request.query.get("api-version") not in _INSTANCE_VERSIONS:
+            return _wrong_version(_INSTANCE_VERSIONS)
+        if request.method != "GET":
+            return error(405, f"Method {request.method} is not allowed.")
+        value: Any = self._machine.instance()
+        for part in request.path[len(INSTANCE_PATH) :].strip("/").split("/"):
+            if part:
+                value = value.get(part) if isinstance(value, dict) else None
+        if value is None:
+            return error(404, "Not found.")
+        if isinstance(value, str):
+            return Answer(body=value.encode(), content_type="text/plain; charset=utf-8")
+        return Answer(body=json.dumps(value).encode())
+
+    def _token(self, request: Request) -> Answer:
+        if not _has_metadata_header(request):
+            return _token_error("invalid_request", "Required metadata header not specified")
+        if request.method != "GET":
+            return error(405, f"Method {request.method} is not allowed.")
+        if request.query.get("api-version") != _TOKEN_VERSION:
+            return _token_error("invalid_request", f"api-version must be {_TOKEN_VERSION}")
+        resource = request.query.get("resource", "")
+        if not resource:
+            return _token_error("invalid_request", "Required query variable 'resource' is missing")
+        token = self._machine.token(
+            resource,
+            client_id=request.query.get("client_id", ""),
+            now=self._world.clock.now(),
+            lifetime_seconds=self._token_lifetime_seconds,
+        )
+        return Answer(body=json.dumps(token).encode())
+
+
+def target_of(path: str) -> str:
+    """Return which fault target *path* belongs to; "other" when it is none."""
+    path = path.rstrip("/").lower()
+    if path == EVENTS_PATH:
+        return "scheduledevents"
+    if path == TOKEN_PATH:
+        return "token"
+    return "identity" if path == INSTANCE_PATH or path.startswith(INSTANCE_PATH + "/") else "other"
+
+
+def error(status: int, message: str, **more: object) -> Answer:
+    """Return an error in the metadata service's form."""
+    return Answer(status=status, body=json.dumps({"error": message, **more}).encode())
+
+
+def too_many_requests() -> Answer:
+    """Return the answer to a request over the limit."""
+    return error(429, "Too many requests. The service takes 5 requests per second from a virtual machine.")
+
+
+def _has_metadata_header(request: Request) -> bool:
+    return request.headers.get("metadata", "").lower() == "true"
+
+
+def _no_metadata_header() -> Answer:
+    return error(400, "Bad request. Required metadata header not specified.")
+
+
+def _wrong_version(versions: tuple[str, ...]) -> Answer:
+    message = "Bad request. api-version is invalid or was not specified in the request."
+    return error(400, message, **{"newest-versions": list(reversed(versions[-3:]))})
+
+
+def _token_error(code: str, description: str) -> Answer:
+    return Answer(status=400, body=json.dumps({"error": code, "error_description": description}).encode())
+
+
+def _start_requests(body: bytes, *, needs_incarnation: bool) -> list[str]:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as exc:
+        raise ValueError("The body is no JSON.") from exc
+    requests = value.get("StartRequests") if isinstance(value, dict) else None
+    if not isinstance(requests, list) or not requests:
+        raise ValueError("The body must have a StartRequests list with at least one entry.")
+    if needs_incarnation and not isinstance(value.get("DocumentIncarnation"), int):
+        raise ValueError("This api-version wants DocumentIncarnation, a number, in the body.")
+    event_ids = [item.get("EventId") if isinstance(item, dict) else None for item in requests]
+    if not all(isinstance(event_id, str) and event_id for event_id in event_ids):
+        raise ValueError('Each entry of StartRequests must be {"EventId": "..."}.')
+    return [str(event_id) for event_id in event_ids]

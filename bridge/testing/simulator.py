@@ -1,0 +1,250 @@
+"""The simulator: an Instance Metadata Service for one VM or a fleet, each VM on a port of its own.
+
+All VMs see the same events, as the VMs of an availability set or a placement group do; each has an identity and a
+request limit of its own. The control endpoint answers under /control on every port, and nothing of it is limited or
+struck by faults. Only loopback addresses are listened on unless told otherwise, because whoever reaches the port
+steers the simulator.
+
+    with Simulator("live-migration", speed=90) as simulator:
+        requests.get(simulator.endpoint + "/metadata/scheduledevents?api-version=2020-07-01", ...)
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from bridge.testing.changes import Change
+from bridge.testing.clock import Clock
+from bridge.testing.control import CONTROL_PATH, Control, RequestSeen
+from bridge.testing.faults import Fault
+from bridge.testing.faulty_answers import answer_with_fault, status_of
+from bridge.testing.http_server import Connection, HttpServer
+from bridge.testing.imds_api import ImdsApi, RateLimit, Request, target_of, too_many_requests
+from bridge.testing.machines import Machine
+from bridge.testing.scenario import Scenario, load_scenario
+from bridge.testing.table import SimulatorError, WrongRequest
+from bridge.testing.world import World
+
+DEFAULT_VM = "simulated-vm"
+_REMEMBERED = 10_000
+_LARGEST_PORT = 65_535
+_LOOK_SECONDS = 0.1
+
+
+class Simulator:
+    """A running metadata service; use it as a context manager, or `start` and `close` it."""
+
+    def __init__(
+        self,
+        scenario: Scenario | str | Path | None = None,
+        *,
+        listen: str = "127.0.0.1:0",
+        vms: Sequence[str | Machine] = (DEFAULT_VM,),
+        speed: float = 1.0,
+        rate_limit: bool = True,
+        first_call_seconds: float = 0.0,
+        token_lifetime_seconds: int = 86_400,
+        allow_remote: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        """Bind the ports; the VMs after the first take the ports that follow, or free ones when the port is 0.
+
+        *speed* is scenario seconds a real second. *first_call_seconds* (real) is how long the first request for
+        events takes, up to two minutes in Azure.
+        """
+        self.machines = tuple(vm if isinstance(vm, Machine) else Machine(name=vm) for vm in vms)
+        if not self.machines:
+            raise WrongRequest("A simulator needs at least one VM name.")
+        if isinstance(scenario, (str, Path)):
+            scenario = load_scenario(scenario)
+        self.scenario = scenario
+        self.world = World([machine.name for machine in self.machines], clock=clock, speed=speed)
+        self.requests: deque[RequestSeen] = deque(maxlen=_REMEMBERED)
+        self.stop_requested = threading.Event()
+        self._stop = threading.Event()
+        self._control = Control(
+            self.world, machines=self._describe, requests=self.requests, stop=self.stop_requested.set
+        )
+        if first_call_seconds > 0:
+            self.world.set_fault(Fault(kind="slow", delay_seconds=first_call_seconds, count=1))
+        self._servers = self._bind(parse_listen(listen, allow_remote=allow_remote), rate_limit, token_lifetime_seconds)
+
+    @property
+    def endpoint(self) -> str:
+        """Return ``http://HOST:PORT`` of the first VM."""
+        return self._servers[0].endpoint
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """Return the endpoint of each VM, by name."""
+        return {machine.name: server.endpoint for machine, server in zip(self.machines, self._servers, strict=True)}
+
+    def start(self) -> None:
+        """Answer requests; second 0 of the scenario is now."""
+        self.world.begin()
+        if self.scenario is not None:
+            self.scenario.play(self.world)
+        for server in self._servers:
+            server.start()
+
+    def close(self) -> None:
+        """End every connection and free the ports; may be called twice."""
+        self._stop.set()
+        for server in self._servers:
+            server.close()
+
+    def __enter__(self) -> Simulator:  # noqa: PYI034 - Self exists from Python 3.11 on
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _bind(
+        self,
+        address: tuple[str, int],
+        rate_limit: bool,
+        token_lifetime_seconds: int,  # noqa: FBT001 - private
+    ) -> tuple[HttpServer, ...]:
+        host, port = address
+        servers: list[HttpServer] = []
+        for number, machine in enumerate(self.machines):
+            api = ImdsApi(self.world, machine, token_lifetime_seconds=token_lifetime_seconds)
+            respond = partial(self._respond, machine, api, RateLimit() if rate_limit else None)
+            wanted = port + number if port else 0
+            try:
+                servers.append(HttpServer((host, wanted), respond, self._stop))
+            except (OSError, OverflowError) as exc:
+                for server in servers:
+                    server.close()
+                message = f"The simulator cannot listen on {host}:{wanted}: {exc}. Choose a free port, or 0 for any."
+                raise SimulatorError(message) from exc
+        return tuple(servers)
+
+    def _respond(
+        self, machine: Machine, api: ImdsApi, limit: RateLimit | None, connection: Connection, request: Request
+    ) -> None:
+        if request.path == CONTROL_PATH or request.path.startswith(CONTROL_PATH + "/"):
+            connection.write(self._control.answer(request))
+            return
+        self.world.advance()
+        is_admitted = limit is None or limit.admits(self.world.clock.monotonic())
+        fault = self.world.faults.take(target_of(request.path), request.method, machine.name)
+        if fault is not None:
+            self._remember(machine, request, status_of(fault), fault.kind)
+            incarnation = fault.incarnation if fault.kind == "incarnation_reset" else None
+            answer_with_fault(connection, fault, partial(api.answer, request, incarnation=incarnation))
+            return
+        answer = api.answer(request) if is_admitted else too_many_requests()
+        # Before the answer: whoever has got it finds its request remembered.
+        self._remember(machine, request, answer.status, None)
+        connection.write(answer)
+
+    def _remember(self, machine: Machine, request: Request, status: int, fault: str | None) -> None:
+        seen = RequestSeen(
+            at=self.world.clock.now(),
+            monotonic_seconds=self.world.clock.monotonic(),
+            vm=machine.name,
+            method=request.method,
+            path=request.path,
+            api_version=request.query.get("api-version", ""),
+            status=status,
+            fault=fault,
+        )
+        self.requests.append(seen)
+
+    def _describe(self) -> list[dict[str, str]]:
+        endpoints = self.endpoints
+        return [
+            {"name": vm.name, "vm_id": vm.vm_id, "resource_id": vm.resource_id, "endpoint": endpoints[vm.name]}
+            for vm in self.machines
+        ]
+
+
+def parse_listen(listen: str, *, allow_remote: bool) -> tuple[str, int]:
+    """Return host and port of ``HOST:PORT``; raises WrongRequest when it is not loopback and not *allow_remote*."""
+    host, colon, port = listen.rpartition(":")
+    host = host.strip("[]")
+    if not colon or not host or not port.isdecimal() or int(port) > _LARGEST_PORT:
+        raise WrongRequest(f"listen = {listen!r} must be HOST:PORT, for example 127.0.0.1:8169 (port 0: any free one).")
+    if not allow_remote and not _is_loopback(host):
+        raise WrongRequest(
+            f"listen = {listen!r} is not a loopback address, and whoever reaches the port steers the simulator. "
+            "Use 127.0.0.1, or allow remote clients explicitly."
+        )
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """What the `simulate` command may be told."""
+
+    scenario: str = "live-migration"
+    listen: str = "127.0.0.1:8169"
+    vms: tuple[str, ...] = (DEFAULT_VM,)
+    speed: float | None = None
+    """Scenario seconds a real second. Null: 1, as in Azure."""
+    rate_limit: bool = True
+    first_call_seconds: float = 0.0
+    allow_remote: bool = False
+    until_finished: bool = False
+    """End by itself when the scenario is over and the document empty."""
+
+
+def serve(options: ServeOptions, *, stop: threading.Event, say: Callable[[str], None]) -> None:
+    """Run a simulator until *stop* is set, POST /control/stop, or (on request) the scenario is over.
+
+    *say* gets one line for each endpoint and each change. Raises ScenarioError, WrongRequest or SimulatorError.
+    """
+    simulator = Simulator(
+        options.scenario,
+        listen=options.listen,
+        vms=options.vms,
+        speed=1.0 if options.speed is None else options.speed,
+        rate_limit=options.rate_limit,
+        first_call_seconds=options.first_call_seconds,
+        allow_remote=options.allow_remote,
+    )
+    simulator.world.listen(lambda change: say(describe_change(change)))
+    with simulator:
+        for name, endpoint in simulator.endpoints.items():
+            say(f"{name}: {endpoint}/metadata/scheduledevents?api-version=2020-07-01")
+        say(f"control: {simulator.endpoint}{CONTROL_PATH}")
+        while not stop.wait(_LOOK_SECONDS) and not simulator.stop_requested.is_set():
+            simulator.world.advance()
+            if options.until_finished and simulator.world.is_finished:
+                return
+
+
+def describe_change(change: Change) -> str:
+    """Return *change* as a line for a person."""
+    moment = f"[{change.at_seconds:7.0f} s]"
+    event = change.event
+    if event is None:
+        return f"{moment} {change.what}"
+    notice = ""
+    if change.what in ("scheduled", "updated") and event.status == "Scheduled":
+        notice = f", NotBefore in {event.not_before_seconds - change.at_seconds:.0f} s"
+    resources = ", ".join(event.resources) or "no VM"
+    return (
+        f"{moment} {change.what} {event.spec.event_type} {event.event_id} for {resources}{notice} "
+        f"(incarnation {change.incarnation})"
+    )

@@ -1,0 +1,179 @@
+"""Two sinks for tests: one that keeps what it gets, one that does what a script says.
+
+The host builds its sinks itself, and builds them anew after it cut one off, so what a sink got lives outside of it:
+in a box with a name, that the sink's configuration and the test both know. Configure them by type:
+
+    type = "bridge.testing.sinks:MemorySink"          type = "bridge.testing.sinks:ScriptedSink"
+    box = "mine"                                      box = "mine"
+                                                      outcomes = ["fail:2.5", "reject", "hang", "accept"]
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from bridge.sink import DeliveryFailed, DeliveryRejected, Sink, SinkConfig, TransitionRecord
+from bridge.testing.table import WrongRequest
+
+_HANG_LIMIT_SECONDS = 600.0
+
+Outcome = str | Callable[[Sequence[TransitionRecord]], None]
+
+
+class Box:
+    """What the sinks of one name got, and what they are to do next; safe to use from many threads."""
+
+    _boxes: ClassVar[dict[str, Box]] = {}
+    _boxes_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._records: list[TransitionRecord] = []
+        self._tries: list[tuple[TransitionRecord, ...]] = []
+        self._outcomes: list[Outcome] = []
+        self._is_scripted = False
+        self.released = threading.Event()
+        """Set it to let every send that hangs go on; it then fails."""
+
+    @classmethod
+    def named(cls, name: str) -> Box:
+        """Return the box called *name*, made on first use."""
+        with cls._boxes_lock:
+            return cls._boxes.setdefault(name, cls())
+
+    @classmethod
+    def forget(cls, name: str) -> None:
+        """Drop the box called *name*, so that the next use begins empty."""
+        with cls._boxes_lock:
+            cls._boxes.pop(name, None)
+
+    @property
+    def records(self) -> tuple[TransitionRecord, ...]:
+        """Return every record accepted, in order."""
+        with self._changed:
+            return tuple(self._records)
+
+    @property
+    def tries(self) -> tuple[tuple[TransitionRecord, ...], ...]:
+        """Return the batch of every send, whatever became of it."""
+        with self._changed:
+            return tuple(self._tries)
+
+    def script(self, *outcomes: Outcome) -> None:
+        """Let the coming sends end as *outcomes* say, one each; after the last, sends are accepted.
+
+        An outcome is "accept", "fail", "fail:SECONDS" (a Retry-After), "reject", "raise", "hang", or a callable that
+        gets the batch and raises what it likes.
+        """
+        for outcome in outcomes:
+            check_outcome(outcome)
+        with self._changed:
+            self._outcomes = list(outcomes)
+            self._is_scripted = True
+
+    def script_once(self, outcomes: Sequence[str]) -> None:
+        """Take *outcomes* unless a script was given already: a sink that is built again does not start over."""
+        for outcome in outcomes:
+            check_outcome(outcome)
+        with self._changed:
+            if not self._is_scripted:
+                self._outcomes = list(outcomes)
+                self._is_scripted = True
+
+    def wait_for(self, count: int, timeout_seconds: float) -> tuple[TransitionRecord, ...]:
+        """Return the accepted records once there are *count*; raises TimeoutError after *timeout_seconds*."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._records) >= count, timeout_seconds):
+                raise TimeoutError(f"{len(self._records)} of {count} records came within {timeout_seconds} s.")
+            return tuple(self._records)
+
+    def accept(self, batch: Sequence[TransitionRecord]) -> None:
+        """Keep *batch* as accepted."""
+        with self._changed:
+            self._records.extend(batch)
+            self._changed.notify_all()
+
+    def begin(self, batch: Sequence[TransitionRecord]) -> Outcome:
+        """Note a try and return what is to become of it."""
+        with self._changed:
+            self._tries.append(tuple(batch))
+            self._changed.notify_all()
+            return self._outcomes.pop(0) if self._outcomes else "accept"
+
+
+class MemorySink(Sink):
+    """Keeps every record in its box."""
+
+    class Config(SinkConfig, frozen=True, kw_only=True):
+        """The keys of this sink."""
+
+        box: str = "memory"
+        """The name under which a test finds the records."""
+
+    def __init__(self, config: MemorySink.Config) -> None:
+        super().__init__(config)
+        self._box = Box.named(config.box)
+
+    def send(self, batch: Sequence[TransitionRecord]) -> None:
+        """Keep *batch*."""
+        self._box.begin(batch)
+        self._box.accept(batch)
+
+
+class ScriptedSink(Sink):
+    """Does to each batch what the script of its box says."""
+
+    class Config(SinkConfig, frozen=True, kw_only=True):
+        """The keys of this sink."""
+
+        box: str = "scripted"
+        """The name under which a test finds the box."""
+        outcomes: tuple[str, ...] = ()
+        """What becomes of the coming sends, one each; see `Box.script`. Ignored when the box has a script."""
+
+    def __init__(self, config: ScriptedSink.Config) -> None:
+        super().__init__(config)
+        self._box = Box.named(config.box)
+        self._box.script_once(config.outcomes)
+        self._closed = threading.Event()
+
+    def send(self, batch: Sequence[TransitionRecord]) -> None:
+        """Do what the script says."""
+        outcome = self._box.begin(batch)
+        if callable(outcome):
+            outcome(batch)
+        elif outcome != "accept":
+            self._end_badly(outcome)
+        self._box.accept(batch)
+
+    def close(self) -> None:
+        """Let a send that hangs end, as closing a socket would."""
+        self._closed.set()
+
+    def _end_badly(self, outcome: str) -> None:
+        verb, _, seconds = outcome.partition(":")
+        if verb == "fail":
+            raise DeliveryFailed("The script says fail.", retry_after=float(seconds) if seconds else None)
+        if verb == "reject":
+            raise DeliveryRejected("The script says reject.")
+        if verb == "raise":
+            raise RuntimeError("The script says raise.")
+        self._hang()
+        raise DeliveryFailed("The script said hang, and the send was let go.")
+
+    def _hang(self) -> None:
+        for _ in range(int(_HANG_LIMIT_SECONDS / 0.05)):
+            if self._closed.wait(0.05) or self._box.released.is_set():
+                return
+
+
+def check_outcome(outcome: Outcome) -> None:
+    """Raise WrongRequest when *outcome* is none that a script knows."""
+    if callable(outcome) or outcome in {"accept", "fail", "reject", "raise", "hang"}:
+        return
+    verb, _, seconds = outcome.partition(":")
+    if verb == "fail" and seconds.replace(".", "", 1).isdecimal():
+        return
+    raise WrongRequest(f"Outcome {outcome!r} is not known. Known: accept, fail, fail:SECONDS, reject, raise, hang.")

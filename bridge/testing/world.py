@@ -1,0 +1,310 @@
+"""The state of a simulated Azure: events, their lives, the incarnation, and who approved what.
+
+A state machine over an injected clock, with no thread and no network. It catches up with the clock whenever it is
+asked something, one instant after the other, so a test steps a manual clock and reads the document, and a server
+needs no timer. All that happens at one instant is one change of the document and raises the incarnation once.
+
+The life of an event is that of Microsoft's page "Scheduled Events for Linux VMs": one EventId from Scheduled over
+Started until it leaves the document; a canceled one leaves while Scheduled; a hardware failure begins as Started.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from bridge.testing.changes import ApprovalReceived, Change, UnknownEvent, WrongState
+from bridge.testing.clock import Clock, RealClock
+from bridge.testing.events import API_VERSIONS, Event, EventSpec, new_event_id, shown_event
+from bridge.testing.faults import Fault, FaultQueue
+from bridge.testing.table import SimulatorError, WrongRequest
+
+_REMEMBERED = 10_000
+
+
+class World:
+    """Everything that the VMs of one simulator see; safe to use from many threads."""
+
+    def __init__(self, vm_names: Sequence[str] = ("vm",), *, clock: Clock | None = None, speed: float = 1.0) -> None:
+        if not (speed > 0 and math.isfinite(speed)):
+            raise WrongRequest(f"speed = {speed!r} must be a number above 0; 60 lets a minute pass in a second.")
+        self.vm_names = tuple(vm_names)
+        self.clock: Clock = clock or RealClock()
+        self.speed = speed
+        self.faults = FaultQueue()
+        self.approvals: deque[ApprovalReceived] = deque(maxlen=_REMEMBERED)
+        self._lock = threading.RLock()
+        self._events: dict[str, Event] = {}
+        self._actions: list[tuple[float, int, Callable[[], object]]] = []
+        self._order = itertools.count()
+        self._incarnation = 1
+        self._replaced: bytes | None = None
+        self._listeners: list[Callable[[Change], None]] = []
+        self._instant: float | None = None
+        self._is_counted = False
+        self.begin()
+
+    def begin(self) -> None:
+        """Make this moment second 0 of scenario time."""
+        with self._lock:
+            self._origin_seconds = self.clock.monotonic()
+            self._origin = self.clock.now()
+
+    def seconds(self) -> float:
+        """Return the seconds of scenario time since the beginning."""
+        return (self.clock.monotonic() - self._origin_seconds) * self.speed
+
+    def wall_clock(self, at_seconds: float) -> datetime:
+        """Return when *at_seconds* of scenario time falls on the clock that the agent reads."""
+        return self._origin + timedelta(seconds=at_seconds / self.speed)
+
+    def schedule(self, at_seconds: float, action: Callable[[], object]) -> None:
+        """Run *action* at *at_seconds*; what it cannot do is noted as a change and stops nothing."""
+        with self._lock:
+            heapq.heappush(self._actions, (at_seconds, next(self._order), action))
+
+    def advance(self) -> None:
+        """Let everything happen that is due by now; every question does this first."""
+        with self._lock:
+            if self._instant is not None:
+                return
+            now = self.seconds()
+            while (at := self._next_seconds()) <= now:
+                with self._change(at):
+                    self._run_due(at)
+
+    def add_event(self, spec: EventSpec) -> str:
+        """Announce an event (or, with status Started, let it start at once) and return its EventId."""
+        with self._change() as at:
+            event_id = spec.event_id or new_event_id()
+            if self._find(event_id) is not None:
+                raise WrongState(f"EventId {event_id} is in the document already; leave event_id out for a new one.")
+            not_before = at + spec.notice
+            event = Event(
+                spec=spec,
+                event_id=event_id,
+                resources=self.vm_names if spec.resources is None else spec.resources,
+                status="Scheduled",
+                not_before_seconds=not_before,
+                starts_seconds=not_before if spec.on_not_before == "start" else math.inf,
+            )
+            self._events[event_id] = event
+            if spec.status == "Started":
+                self._start(event, at)
+            else:
+                self._note("scheduled", event)
+            return event_id
+
+    def start(self, event_id: str) -> None:
+        """Start a Scheduled event now."""
+        with self._change() as at:
+            self._start(self._in_status(event_id, "Scheduled"), at)
+
+    def complete(self, event_id: str) -> None:
+        """Take a Started event out of the document: it is over."""
+        with self._change():
+            self._remove(self._in_status(event_id, "Started"), "completed")
+
+    def cancel(self, event_id: str) -> None:
+        """Take a Scheduled event out of the document: it will not happen."""
+        with self._change():
+            self._remove(self._in_status(event_id, "Scheduled"), "canceled")
+
+    def update(self, event_id: str, **changes: Any) -> None:
+        """Change fields of `EventSpec`; a new notice_seconds counts from now, as does a new impact_seconds."""
+        with self._change() as at:
+            event = self._known(event_id)
+            event.spec = replace(event.spec, **changes)
+            if changes.get("resources") is not None:
+                event.resources = tuple(changes["resources"])
+            if "notice_seconds" in changes and event.status == "Scheduled":
+                event.not_before_seconds = at + event.spec.notice
+                event.starts_seconds = event.not_before_seconds
+            if "impact_seconds" in changes and event.status == "Started":
+                event.ends_seconds = at + event.spec.impact_seconds
+            self._note("updated", event)
+
+    def approve(self, event_ids: Sequence[str], *, vm: str) -> None:
+        """Take one StartRequests body of *vm*; one unknown EventId refuses the whole of it."""
+        with self._change() as at:
+            unknown = [event_id for event_id in event_ids if not self._may_be_approved(event_id)]
+            for event_id in event_ids:
+                result = "unknown_event" if unknown else self._approve(event_id, at)
+                received = ApprovalReceived(at=self.clock.now(), vm=vm, event_id=event_id, result=result)
+                self.approvals.append(received)
+            if unknown:
+                raise UnknownEvent(f"No event in the document has the EventId {', '.join(unknown)}.")
+
+    @property
+    def incarnation(self) -> int:
+        """Return the DocumentIncarnation as of now."""
+        with self._lock:
+            self.advance()
+            return self._incarnation
+
+    def events(self) -> tuple[Event, ...]:
+        """Return copies of the events in the document as of now."""
+        with self._lock:
+            self.advance()
+            return tuple(replace(event) for event in self._events.values())
+
+    def document(self, api_version: str = API_VERSIONS[-1], *, incarnation: int | None = None) -> bytes:
+        """Return the body of an answer to *api_version*; *incarnation* shows another number than the true one."""
+        with self._lock:
+            self.advance()
+            if self._replaced is not None:
+                return self._replaced
+            shown = (shown_event(event, api_version, self._not_before(event)) for event in self._events.values())
+            number = self._incarnation if incarnation is None else incarnation
+            value = {"DocumentIncarnation": number, "Events": [event for event in shown if event is not None]}
+            return json.dumps(value).encode()
+
+    def replace_document(self, body: bytes | None) -> None:
+        """Serve *body* just as it is, to every version; null goes back to the events."""
+        with self._change():
+            self._replaced = body
+            self._note("the document is the events again" if body is None else "the document was replaced")
+
+    @property
+    def replaced_document(self) -> bytes | None:
+        """Return the body that stands in for the events; null when none does."""
+        return self._replaced
+
+    def reset_incarnation(self, to: int = 1) -> None:
+        """Start the incarnation over at *to*, as the service does after a day without requests."""
+        with self._change():
+            self._incarnation = to
+            self._is_counted = True
+            self._note(f"the incarnation starts over at {to}")
+
+    def set_fault(self, fault: Fault) -> None:
+        """Queue *fault*."""
+        self.faults.add(fault)
+        with self._lock:
+            self._tell(f"fault: {fault.kind} on {fault.target}")
+
+    def clear_faults(self, target: str = "all") -> None:
+        """Forget the faults of *target*."""
+        self.faults.clear(target)
+        with self._lock:
+            self._tell(f"faults cleared: {target}")
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether nothing is scripted any more and the document is empty."""
+        with self._lock:
+            self.advance()
+            return not self._actions and not self._events
+
+    def listen(self, listener: Callable[[Change], None]) -> None:
+        """Call *listener* with every change, in order, under the world's lock: it must be quick."""
+        self._listeners.append(listener)
+
+    @contextmanager
+    def _change(self, at: float | None = None) -> Iterator[float]:
+        with self._lock:
+            if self._instant is not None:
+                yield self._instant
+                return
+            if at is None:
+                self.advance()
+                at = self.seconds()
+            self._instant, self._is_counted = at, False
+            try:
+                yield at
+            finally:
+                self._instant = None
+
+    def _next_seconds(self) -> float:
+        times = [
+            event.starts_seconds if event.status == "Scheduled" else event.ends_seconds
+            for event in self._events.values()
+        ]
+        if self._actions:
+            times.append(self._actions[0][0])
+        return min(times, default=math.inf)
+
+    def _run_due(self, at: float) -> None:
+        for event in tuple(self._events.values()):
+            if event.status == "Scheduled" and event.starts_seconds <= at:
+                self._start(event, at)
+            elif event.status == "Started" and event.ends_seconds <= at:
+                self._remove(event, "completed")
+        while self._actions and self._actions[0][0] <= at:
+            _, _, action = heapq.heappop(self._actions)
+            try:
+                action()
+            except SimulatorError as exc:
+                self._tell(f"a step of the scenario was left out: {exc}")
+
+    def _start(self, event: Event, at: float) -> None:
+        event.status = "Started"
+        event.ends_seconds = at + event.spec.impact_seconds
+        self._note("started", event)
+
+    def _remove(self, event: Event, what: str) -> None:
+        del self._events[event.event_id]
+        self._note(what, event)
+
+    def _approve(self, event_id: str, at: float) -> str:
+        event = self._find(event_id)
+        if event is not None and event.status == "Started":
+            return "already_started"
+        if event is not None and event.is_approved:
+            return "already_approved"
+        if event is not None:
+            event.is_approved = True
+            if event.spec.on_approval == "start":
+                event.starts_seconds = min(event.starts_seconds, at + event.spec.approval_delay_seconds)
+            elif event.spec.on_approval == "never":
+                event.starts_seconds = math.inf
+            self._tell("approved", event)
+        return "approved"
+
+    def _may_be_approved(self, event_id: str) -> bool:
+        if self._replaced is not None:
+            return event_id.upper().encode() in self._replaced.upper()
+        return self._find(event_id) is not None
+
+    def _find(self, event_id: str) -> Event | None:
+        # An EventId is a UUID: its letters' case means nothing.
+        wanted = event_id.upper()
+        return next((event for event in self._events.values() if event.event_id.upper() == wanted), None)
+
+    def _known(self, event_id: str) -> Event:
+        event = self._find(event_id)
+        if event is None:
+            there = ", ".join(self._events) or "none"
+            raise UnknownEvent(f"No event in the document has the EventId {event_id}. There: {there}.")
+        return event
+
+    def _in_status(self, event_id: str, status: str) -> Event:
+        event = self._known(event_id)
+        if event.status != status:
+            raise WrongState(f"Event {event_id} is {event.status}; only a {status} event allows this.")
+        return event
+
+    def _not_before(self, event: Event) -> datetime:
+        return self.wall_clock(event.not_before_seconds)
+
+    def _note(self, what: str, event: Event | None = None) -> None:
+        if not self._is_counted:
+            self._incarnation += 1
+            self._is_counted = True
+        self._tell(what, event)
+
+    def _tell(self, what: str, event: Event | None = None) -> None:
+        at = self.seconds() if self._instant is None else self._instant
+        copy = None if event is None else replace(event)
+        change = Change(at_seconds=at, what=what, incarnation=self._incarnation, event=copy)
+        for listener in self._listeners:
+            listener(change)

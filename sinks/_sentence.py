@@ -1,0 +1,108 @@
+"""One transition record as one line that a person reads.
+
+What a text of fixed fields would hide is said: how sure the agent is, how long is left, and what Microsoft advises.
+Control characters are escaped: a description cannot forge a line or paint a terminal.
+"""
+
+from __future__ import annotations
+
+import re
+
+from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord
+
+_MOST_NAMES = 5
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
+
+#: A Redeploy is announced ten minutes ahead; only a predicted failure comes earlier than this.
+_PREDICTED_SECONDS = 3_600
+_PREDICTED = (
+    "A hardware failure is predicted: Microsoft recommends to redeploy the VM yourself as soon as possible, "
+    "because the hardware may fail before NotBefore."
+)
+_ASKED_FOR = "A user asked for this: approving the event lets it start now instead of at NotBefore."
+
+
+def sentence(record: TransitionRecord) -> str:
+    """Return *record* as one line, without a line break at its end."""
+    said = f"{record.observed_at} {_headline(record)}"
+    notes = [note for note in (_change(record), _outcome(record), _description(record), _advice(record)) if note]
+    return _CONTROL.sub(_escaped, ". ".join([said, *(note.rstrip(".") for note in notes)]))
+
+
+def _headline(record: TransitionRecord) -> str:
+    sure = "" if record.evidence is Evidence.OBSERVED else f" ({record.evidence.value})"
+    words = f"{record.transition.value}{sure}"
+    event = record.event
+    if event is None:
+        return f"{words} from {record.vm.name or 'this VM'}"
+    return f"{words}: {event.event_type or 'event of unknown type'} of {_who(record, event)}{_when(record, event)}"
+
+
+def _who(record: TransitionRecord, event: ScheduledEvent) -> str:
+    names = event.resources or ()
+    if record.affects_this_vm:
+        others = len(set(names)) - 1
+        me = f"this VM ({record.vm.name})" if record.vm.name else "this VM"
+        return f"{me} and {others} more" if others > 0 else me
+    if not names:
+        return "no VM by name"
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
+
+
+def _when(record: TransitionRecord, event: ScheduledEvent) -> str:
+    if event.not_before is None:
+        return f", not before {event.not_before_raw!r} (unreadable)" if event.not_before_raw else ""
+    moment = event.not_before.strftime("%Y-%m-%d %H:%M:%S UTC")
+    left = record.notice_seconds
+    if left is None:
+        return f", not before {moment}"
+    return f", not before {moment}, " + (f"in {duration(left)}" if left > 0 else f"{duration(-left)} ago")
+
+
+def duration(seconds: float) -> str:
+    """Return *seconds* in its two largest units: ``14 min 55 s``, ``6 d 23 h``."""
+    left = round(seconds)
+    for (unit, size), (next_unit, next_size) in zip(_UNITS, _UNITS[1:], strict=False):
+        if left >= size:
+            rest = left % size // next_size
+            return f"{left // size} {unit}" + (f" {rest} {next_unit}" if rest else "")
+    return f"{left} s"
+
+
+def _change(record: TransitionRecord) -> str:
+    return f"Changed: {', '.join(record.changed)}" if record.transition is Transition.UPDATED and record.changed else ""
+
+
+def _outcome(record: TransitionRecord) -> str:
+    approval = record.approval
+    if approval is None:
+        return ""
+    reason = f" ({approval.reason})" if approval.reason else ""
+    return f"Approval by {approval.source}: {approval.result}{reason}"
+
+
+def _description(record: TransitionRecord) -> str:
+    event = record.event
+    if event is None:
+        return ""
+    impact = ""
+    if event.duration_seconds is not None:
+        impact = f"Impact {duration(event.duration_seconds)}" if event.duration_seconds else "No impact expected"
+    return ". ".join(text for text in ((event.description or "").strip().rstrip("."), impact) if text)
+
+
+def _advice(record: TransitionRecord) -> str:
+    event = record.event
+    is_announced = record.transition in {Transition.SCHEDULED, Transition.UPDATED, Transition.TEST}
+    if event is None or event.event_status != "Scheduled" or not is_announced:
+        return ""
+    if event.event_source == "User":
+        return _ASKED_FOR
+    is_early = record.notice_seconds is not None and record.notice_seconds > _PREDICTED_SECONDS
+    return _PREDICTED if event.event_type == "Redeploy" and event.event_source == "Platform" and is_early else ""
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found.group().encode("unicode_escape", "surrogatepass").decode("ascii")

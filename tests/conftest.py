@@ -1,0 +1,53 @@
+"""What every test gets: an environment for agents, one way to run Hypothesis, and a guard against leaked threads.
+
+An agent under test must not inherit what hides its faults. PYTHONUNBUFFERED hides output that is lost in a buffer;
+PYTHONDONTWRITEBYTECODE raises memory; a forced colour or a config file of whoever runs the tests changes what the
+agent prints and does.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+_NOT_FOR_AGENTS = (
+    "PYTHONUNBUFFERED",
+    "PYTHONDONTWRITEBYTECODE",
+    "FORCE_COLOR",
+    "CLICOLOR_FORCE",
+    "SCHEDULED_EVENTS_BRIDGE_CONFIG",
+    "STATE_DIRECTORY",
+)
+_LAST_THREADS_SECONDS = 2.0
+
+# No deadline and no too_slow: a busy machine is no fault of the code. Random on a desk, where a new counter-example
+# is welcome and its blob is printed; the same every time in CI, where red must mean that this commit broke it.
+_PROFILE = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("desk", _PROFILE)
+settings.register_profile("ci", _PROFILE, derandomize=True, database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "desk")
+
+
+@pytest.fixture
+def agent_env() -> dict[str, str]:
+    """Return the environment to start an agent with: this one, without what would hide its faults."""
+    return {name: value for name, value in os.environ.items() if name not in _NOT_FOR_AGENTS}
+
+
+@pytest.fixture(autouse=True)
+def no_leaked_threads() -> Iterator[None]:
+    """Fail a test that leaves a non-daemon thread behind: such a thread keeps an agent from ever exiting."""
+    before = set(threading.enumerate())
+    yield
+    leaked = [thread for thread in threading.enumerate() if thread not in before and not thread.daemon]
+    deadline = time.monotonic() + _LAST_THREADS_SECONDS
+    for thread in leaked:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    alive = [thread.name for thread in leaked if thread.is_alive()]
+    if alive:
+        pytest.fail(f"The test left {len(alive)} thread(s) running: {', '.join(alive)}. Stop and join them.")

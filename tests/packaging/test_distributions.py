@@ -1,0 +1,89 @@
+"""What the wheel and the sdist hold."""
+
+from __future__ import annotations
+
+import email
+import tarfile
+import zipfile
+from email.message import Message
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.packaging
+
+
+@pytest.fixture(scope="module")
+def wheel_names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.fixture(scope="module")
+def sdist_names(wheel: Path) -> set[str]:
+    """Return the files of the sdist beside the wheel, without their common first directory."""
+    (sdist,) = wheel.parent.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        return {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel: Path, wheel_names: set[str]) -> Message:
+    (name,) = (name for name in wheel_names if name.endswith(".dist-info/METADATA"))
+    with zipfile.ZipFile(wheel) as archive:
+        return email.message_from_bytes(archive.read(name))
+
+
+def test_wheel_holds_the_two_packages_and_nothing_else(wheel_names):
+    top_level = {name.partition("/")[0] for name in wheel_names}
+    assert {name for name in top_level if not name.endswith(".dist-info")} == {"bridge", "sinks"}
+
+
+def test_wheel_holds_no_tests_and_no_caches(wheel_names):
+    assert not [name for name in wheel_names if "/test_" in name or "conftest" in name or "__pycache__" in name]
+
+
+@pytest.mark.parametrize("name", ["bridge/py.typed", "sinks/py.typed", "bridge/outbox.sql", "bridge/cli.py"])
+def test_wheel_holds(name, wheel_names):
+    assert name in wheel_names
+
+
+def test_wheel_holds_the_scenarios(wheel_names):
+    assert [name for name in wheel_names if name.startswith("bridge/testing/scenario")]
+
+
+def test_wheel_lacks_no_file_of_the_packages(wheel_names, sdist_names):
+    assert {name for name in sdist_names if name.startswith(("bridge/", "sinks/"))} <= wheel_names
+
+
+@pytest.mark.parametrize("name", ["LICENSE", "README.md", "CHANGELOG.md", "pyproject.toml", "tests/conftest.py"])
+def test_sdist_holds(name, sdist_names):
+    assert name in sdist_names
+
+
+def test_sdist_holds_nothing_that_a_build_or_a_test_left(sdist_names):
+    left = ("__pycache__", ".venv/", ".hypothesis/", ".pytest_cache/", "dist/")
+    assert not [name for name in sdist_names if any(part in name for part in left)]
+
+
+def test_licence_stands_in_the_wheel_and_in_its_metadata(metadata, wheel_names):
+    assert metadata["License-Expression"] == "MIT"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert [name for name in wheel_names if name.endswith(".dist-info/licenses/LICENSE")]
+
+
+def test_metadata_names_the_distribution_and_the_pythons_it_supports(metadata):
+    assert metadata["Name"] == "scheduled-events-bridge"
+    assert metadata["Requires-Python"] == ">=3.10"
+    classifiers = metadata.get_all("Classifier") or []
+    for version in ("3.10", "3.11", "3.12", "3.13"):
+        assert f"Programming Language :: Python :: {version}" in classifiers
+
+
+def test_metadata_carries_the_readme(metadata):
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert "Scheduled Events" in metadata.get_payload()
+
+
+def test_file_name_has_the_version_of_the_metadata(wheel, metadata):
+    assert wheel.name == f"scheduled_events_bridge-{metadata['Version']}-py3-none-any.whl"

@@ -1,0 +1,84 @@
+"""Delays: bounded, jittered, never zero, and never longer than an event can bear."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.backoff import MINIMUM_DELAY_SECONDS, delivery_gap, full_jitter, poll_delay
+
+chances = st.floats(min_value=0, max_value=1, exclude_max=True)
+attempts = st.integers(min_value=0, max_value=100_000)
+
+
+def longest() -> float:
+    return 1.0
+
+
+def shortest() -> float:
+    return 0.0
+
+
+def gap(tries, *, ahead=None, urgent=False, retry_after=None, random=longest):
+    return delivery_gap(tries, seconds_to_not_before=ahead, urgent=urgent, retry_after=retry_after, random=random)
+
+
+def test_windows_double_from_the_base_to_the_cap():
+    windows = [full_jitter(n, base_seconds=1, cap_seconds=300, random=longest) for n in range(1, 12)]
+    assert windows == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+
+
+def test_a_draw_of_zero_still_waits():
+    assert full_jitter(1, base_seconds=1, cap_seconds=300, random=shortest) == MINIMUM_DELAY_SECONDS
+    assert gap(5, random=shortest) == MINIMUM_DELAY_SECONDS
+
+
+def test_the_floor_gives_way_to_a_smaller_cap():
+    assert full_jitter(3, base_seconds=1, cap_seconds=0.01, random=longest) == 0.01
+
+
+@given(attempt=attempts, chance=chances)
+def test_jitter_stays_between_floor_and_cap(attempt, chance):
+    assert 0.1 <= full_jitter(attempt, base_seconds=1, cap_seconds=300, random=lambda: chance) <= 300
+
+
+@pytest.mark.parametrize(
+    ("ahead", "expected"), [(None, 300), (-5, 300), (0, 300), (2, 1), (4, 1), (40, 10), (900, 225), (1e9, 300)]
+)
+def test_while_not_before_is_ahead_a_quarter_of_the_time_left_is_the_most(ahead, expected):
+    assert gap(50, ahead=ahead) == expected
+
+
+@pytest.mark.parametrize(("retry_after", "expected"), [(0, 1), (120, 120), (86_400, 3600), (float("inf"), 3600)])
+def test_retry_after_is_a_floor_of_at_most_an_hour_and_wins(retry_after, expected):
+    assert gap(1, retry_after=retry_after) == expected
+    assert gap(1, ahead=4, retry_after=retry_after) == expected
+
+
+def test_retry_after_does_not_shorten_a_longer_gap():
+    assert gap(50, retry_after=10) == 300
+
+
+@given(tries=attempts, chance=chances, retry_after=st.none() | st.floats(min_value=0), ahead=st.none() | st.floats())
+def test_urgent_events_never_wait_more_than_two_seconds(tries, chance, retry_after, ahead):
+    delay = gap(tries, ahead=ahead, urgent=True, retry_after=retry_after, random=lambda: chance)
+    assert 0.1 <= delay <= 2
+
+
+def test_polls_follow_at_the_interval_after_anything_but_429_and_410():
+    for status in (None, 200, 400, 404, 500, 503):
+        assert poll_delay(1.0, failures=7, status=status, retry_after=60) == 1.0
+
+
+@pytest.mark.parametrize("status", [429, 410])
+def test_polls_back_off_doubling_up_to_five_seconds(status):
+    delays = [poll_delay(1.0, failures=n, status=status, retry_after=None) for n in (1, 2, 3, 4, 5000)]
+    assert delays == [2, 4, 5, 5, 5]
+
+
+def test_a_poll_heeds_retry_after_but_is_not_starved_by_it():
+    assert poll_delay(1.0, failures=1, status=429, retry_after=3) == 3
+    assert poll_delay(1.0, failures=1, status=410, retry_after=70) == 5
+
+
+def test_a_slow_interval_is_not_made_faster_by_the_cap():
+    assert poll_delay(30.0, failures=3, status=429, retry_after=1) == 30
