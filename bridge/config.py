@@ -88,8 +88,9 @@ def _where_keys_belong() -> dict[str, str]:
     hints = {"sink": " Write each sink as a table of its own: [[sinks]]."}
     for section in msgspec.structs.fields(TopSettings):
         hints[section.name] = f" {section.name} belongs at the top of the file, before the first [table]."
-        if isinstance(section.type, type) and issubclass(section.type, msgspec.Struct):
+        if isinstance(section.default, msgspec.Struct | dict) or section.default_factory is dict:
             hints[section.name] = f" [{section.name}] is a table of its own."
+        if isinstance(section.type, type) and issubclass(section.type, msgspec.Struct):
             for field in msgspec.structs.fields(section.type):
                 hints[field.name] = f" {field.name} belongs in [{section.name}]."
     return hints

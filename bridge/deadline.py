@@ -113,9 +113,9 @@ class DeadlineSession(requests.Session):
         if not 0 < deadline_seconds < math.inf:
             raise ValueError(f"deadline_seconds is {deadline_seconds}; a call needs a positive, finite deadline.")
         call = _Call(self, deadline_seconds)
-        _thread.call = call
-        _watchdog.arm(call)
         try:
+            _thread.call = call
+            _watchdog.arm(call)
             response = self._exchange(request, call, self._settings(request, proxies, verify, cert))
             _read_body(response, max_body_bytes)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as exc:

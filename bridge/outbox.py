@@ -87,16 +87,33 @@ class Outbox:
 
     # What the workers read and write.
 
-    def due(self, sink: str, *, limit: int, skip: Collection[int], blocked: Collection[str]) -> Future[list[Owed]]:
-        """Read up to *limit* rows owed to *sink*, urgent ones first, each event's in sequence.
+    def due(
+        self,
+        sink: str,
+        *,
+        limit: int,
+        skip: Collection[int] = (),
+        blocked: Collection[str] = (),
+        after: int = 0,
+        per_event: int | None = None,
+    ) -> Future[list[Owed]]:
+        """Read up to *limit* rows owed to *sink*, urgent events first, each event's in sequence.
 
-        Rows in *skip* (sequences) and events in *blocked* (event keys) are left out.
+        Rows in *skip* (sequences), rows up to *after* (a sequence) and events in *blocked* (event keys) are left out.
+        With *per_event*, up to *limit* events and up to so many rows of each.
         """
-        return self._writer.read(lambda store: rows.due(store, sink, limit, frozenset(skip), frozenset(blocked)))
+        skipped, waiting = frozenset(skip), frozenset(blocked)
+        return self._writer.read(
+            lambda store: rows.due(store, sink, limit, skipped, waiting, after=after, per_event=per_event)
+        )
 
-    def probe(self, sink: str, *, skip: Collection[int], blocked: Collection[str]) -> Future[list[Owed]]:
+    def probe(
+        self, sink: str, *, skip: Collection[int] = (), blocked: Collection[str] = (), only: Collection[str] | None = None
+    ) -> Future[list[Owed]]:
         """Read the one row to try a paused sink with: urgent, then least often tried, then oldest."""
-        return self._writer.read(lambda store: rows.probe(store, sink, frozenset(skip), frozenset(blocked)))
+        skipped, waiting = frozenset(skip), frozenset(blocked)
+        chosen = None if only is None else frozenset(only)
+        return self._writer.read(lambda store: rows.probe(store, sink, skipped, waiting, only=chosen))
 
     def settle(self, sink: str, outcomes: Sequence[Outcome]) -> Future[None]:
         """Write down what became of records."""
@@ -127,6 +144,11 @@ class Outbox:
     def in_memory(self) -> bool:
         """Return whether the disk refuses, so that what is kept would not survive the agent."""
         return self._store.in_memory
+
+    @property
+    def last_sequence(self) -> int:
+        """Return the sequence of the newest record; it may be ahead of its commit."""
+        return self._scribe.last_sequence
 
     def tend(self) -> Future[None]:
         """Go back to the disk if it takes writes again, else make sure the file is still ours."""

@@ -121,8 +121,12 @@ WHERE event_key = ? AND state = 'pending' AND urgent = 0;
 
 -- name: due
 SELECT sequence, event_key, attempts, not_before, urgent FROM deliveries INDEXED BY deliveries_due
-WHERE sink = ? AND state = 'pending' AND event_key NOT IN (SELECT event_key FROM held)
+WHERE sink = ? AND state = 'pending' AND sequence > ? AND event_key NOT IN (SELECT event_key FROM held)
 ORDER BY urgent DESC, sequence;
+
+-- name: due_of_event
+SELECT sequence, event_key, attempts, not_before, urgent FROM deliveries INDEXED BY deliveries_pending_event
+WHERE event_key = ? AND sink = ? AND state = 'pending' ORDER BY sequence;
 
 -- name: body
 SELECT body FROM records WHERE sequence = ?;

@@ -11,6 +11,7 @@ from bridge.record import TransitionRecord, decode_record
 from bridge.store import SQL, Store
 
 DELIVERED, PARKED = "delivered", "parked"
+Row = tuple[Any, ...]
 STATES = ("accepted", "delivered", "pending", "parked", "expired", "evicted", "discarded")
 
 
@@ -34,25 +35,50 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-def due(store: Store, sink: str, limit: int, skip: frozenset[int], blocked: frozenset[str]) -> list[Owed]:
-    """Return up to *limit* rows, urgent events first, each event's in sequence."""
-    chosen: list[tuple[Any, ...]] = []
-    for row in store.connection.execute(SQL["due"], (sink,)):
-        if row[0] not in skip and row[1] not in blocked:
-            chosen.append(row)
-            if len(chosen) == limit:
-                break
+def due(
+    store: Store,
+    sink: str,
+    limit: int,
+    skip: frozenset[int],
+    blocked: frozenset[str],
+    *,
+    after: int = 0,
+    per_event: int | None = None,
+) -> list[Owed]:
+    """Return up to *limit* rows with a sequence above *after*, urgent events first, each event's in sequence.
+
+    *per_event* is for sinks whose batches hold one event each: up to *limit* events, up to so many rows of each.
+    """
+    chosen: list[Row] = []
+    events: set[str] = set()
+    for row in store.connection.execute(SQL["due"], (sink, after)):
+        if row[0] in skip or row[1] in blocked or (per_event is not None and row[1] in events):
+            continue
+        events.add(row[1])
+        chosen.append(row)
+        if len(chosen) == limit:
+            break
+    if per_event is not None:
+        chosen = [row for head in chosen for row in _rows_of(store, sink, head[1], skip)[:per_event]]
     return [_owed(store, row) for row in chosen]
 
 
-def probe(store: Store, sink: str, skip: frozenset[int], blocked: frozenset[str]) -> list[Owed]:
+def _rows_of(store: Store, sink: str, event_key: str, skip: frozenset[int]) -> list[Row]:
+    rows = store.connection.execute(SQL["due_of_event"], (event_key, sink))
+    return [row for row in rows if row[0] not in skip]
+
+
+def probe(
+    store: Store, sink: str, skip: frozenset[int], blocked: frozenset[str], *, only: frozenset[str] | None = None
+) -> list[Owed]:
     """Return the first record of the event to try next: urgent, then least often tried, then oldest; or nothing.
 
     By tries, so that an event that the sink never takes cannot keep every other from being the one that gets through.
+    *only* limits the choice to these events.
     """
-    heads: dict[str, tuple[Any, ...]] = {}
-    for row in store.connection.execute(SQL["due"], (sink,)):
-        if row[0] not in skip and row[1] not in blocked:
+    heads: dict[str, Row] = {}
+    for row in store.connection.execute(SQL["due"], (sink, 0)):
+        if row[0] not in skip and row[1] not in blocked and (only is None or row[1] in only):
             heads.setdefault(row[1], row)
     if not heads:
         return []
@@ -60,7 +86,7 @@ def probe(store: Store, sink: str, skip: frozenset[int], blocked: frozenset[str]
     return [_owed(store, best)]
 
 
-def _owed(store: Store, row: tuple[Any, ...]) -> Owed:
+def _owed(store: Store, row: Row) -> Owed:
     (body,) = store.connection.execute(SQL["body"], (row[0],)).fetchone()
     sequence, event_key, attempts, not_before, urgent = row
     return Owed(

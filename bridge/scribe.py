@@ -86,6 +86,8 @@ class Scribe:
         self._router: Router = lambda _record, _name: ()
         self._labels: dict[str, str] = {}
         self.is_waiting = False
+        self.last_sequence = 0
+        """The sequence of the newest record; a hint, it may be ahead of the commit."""
 
     def open(self, store: Store) -> None:
         """Give a new outbox its stream."""
@@ -93,6 +95,7 @@ class Scribe:
             _put(store, "stream_id", str(uuid.uuid4()))
             _put(store, "created_at", format_time(self._now()))
             store.refresh()
+        self.last_sequence = int(_get(store, "next_sequence") or 1) - 1
 
     def commit(self, store: Store, observation: Observation) -> list[TransitionRecord]:
         """Store the document and its records; raise StreamChanged when they follow from another stream."""
@@ -173,6 +176,7 @@ class Scribe:
     def _add(self, store: Store, draft: _Draft) -> TransitionRecord:
         sequence = int(_get(store, "next_sequence") or 1)
         _put(store, "next_sequence", str(sequence + 1))
+        self.last_sequence = sequence
         stream_id = _get(store, "stream_id") or ""
         record = self._addressed(store, self._record(draft, stream_id=stream_id, sequence=sequence))
         arguments = (

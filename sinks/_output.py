@@ -25,6 +25,7 @@ from bridge.sink import DeliveryFailed
 _PIPE_BUF = getattr(select, "PIPE_BUF", 512)
 _CAN_POLL = hasattr(select, "poll")
 _RETRY_SECONDS = 0.01
+_LONGEST_POLL_SECONDS = 3_600
 
 
 class Output:
@@ -69,8 +70,10 @@ class Output:
 
     def _write_some(self, descriptor: int, left: memoryview, deadline: float) -> int:
         seconds = deadline - time.monotonic()
-        if seconds <= 0 or not _has_room(descriptor, seconds):
+        if seconds <= 0:
             raise DeliveryFailed("Standard output took nothing in time: its reader has stalled. Let it read on.")
+        if not _has_room(descriptor, min(seconds, _LONGEST_POLL_SECONDS)):
+            return 0
         try:
             return os.write(descriptor, left[:_PIPE_BUF])
         except BlockingIOError:

@@ -7,6 +7,7 @@ Control characters are escaped: a description cannot forge a line or paint a ter
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord
 
@@ -64,7 +65,7 @@ def _when(record: TransitionRecord, event: ScheduledEvent) -> str:
 def duration(seconds: float) -> str:
     """Return *seconds* in its two largest units: ``14 min 55 s``, ``6 d 23 h``."""
     left = round(seconds)
-    for (unit, size), (next_unit, next_size) in zip(_UNITS, _UNITS[1:], strict=False):
+    for (unit, size), (next_unit, next_size) in pairwise(_UNITS):
         if left >= size:
             rest = left % size // next_size
             return f"{left // size} {unit}" + (f" {rest} {next_unit}" if rest else "")

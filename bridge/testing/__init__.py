@@ -11,7 +11,8 @@ from bridge.testing.events import API_VERSIONS, EventSpec
 from bridge.testing.faults import Fault
 from bridge.testing.machines import Machine
 from bridge.testing.scenario import Scenario, load_scenario, parse_scenario, scenario_names
-from bridge.testing.simulator import ServeOptions, Simulator, describe_change, serve
+from bridge.testing.serving import ServeOptions, describe_change, serve
+from bridge.testing.simulator import Simulator
 from bridge.testing.table import SimulatorError, WrongRequest
 from bridge.testing.world import World
 

@@ -139,7 +139,7 @@ def read_event(table: Table) -> EventSpec:
         event_id=table.text("event_id") or None,
         status=table.choice("status", "Scheduled", STATUSES),
         notice_seconds=None if notice < 0 else notice,
-        impact_seconds=table.number("impact_seconds", _IMPACT_SECONDS),
+        impact_seconds=table.number("impact_seconds", _IMPACT_SECONDS, or_never=True),
         duration_seconds=table.whole("duration_seconds", -1, minimum=-1),
         description=table.text("description"),
         event_source=table.text("event_source", "Platform"),
@@ -157,9 +157,10 @@ def read_changes(table: Table) -> dict[str, Any]:
     for key in ("event_type", "description", "event_source"):
         if key in table:
             changes[key] = table.text(key)
-    for key in ("notice_seconds", "impact_seconds"):
-        if key in table:
-            changes[key] = table.number(key, 0.0)
+    if "notice_seconds" in table:
+        changes["notice_seconds"] = table.number("notice_seconds", 0.0)
+    if "impact_seconds" in table:
+        changes["impact_seconds"] = table.number("impact_seconds", 0.0, or_never=True)
     if "duration_seconds" in table:
         changes["duration_seconds"] = table.whole("duration_seconds", -1, minimum=-1)
     if "resources" in table:

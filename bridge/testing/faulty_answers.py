@@ -75,8 +75,10 @@ def _reset(_fault: Fault, right_answer: _AnswerMaker) -> Answer:
 
 
 def _slow(connection: Connection, fault: Fault, right_answer: _AnswerMaker) -> None:
-    connection.stop.wait(fault.delay)
-    connection.write(right_answer())
+    if connection.stop.wait(fault.delay):
+        connection.close_connection = True
+    else:
+        connection.write(right_answer())
 
 
 def _cut(connection: Connection, _fault: Fault, right_answer: _AnswerMaker) -> None:

@@ -158,7 +158,7 @@ class HttpServer(ThreadingHTTPServer):
             self._connections.pop(request, None)
         super().shutdown_request(request)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - of socketserver
         """Take a client that went away as nothing; log anything else."""
         problem = sys.exc_info()[1]
         if not isinstance(problem, OSError):

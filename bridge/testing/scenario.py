@@ -20,7 +20,7 @@ from bridge.testing.table import nearest, one_of
 from bridge.testing.world import World
 
 _SUFFIX = ".toml"
-_FOREVER_SECONDS = 1e12
+_FOREVER_SECONDS = 3e9
 
 
 @dataclass(frozen=True, kw_only=True)

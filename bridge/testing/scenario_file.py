@@ -18,7 +18,6 @@ In resources and descriptions `{vm}` is the simulator's first VM; in resources `
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -88,8 +87,6 @@ def _read_step(table: Table, item: Mapping[str, Any]) -> Step | None:
     if "at" not in table:
         table.say("at is missing: the second of scenario time at which the step happens.")
     at = table.number("at", 0.0)
-    if math.isinf(at):
-        table.say("at = inf never comes; give a number of seconds.")
     verbs = [verb for verb in _READERS if verb in item]
     if len(verbs) != 1:
         table.say(_wrong_verbs(verbs, item))

@@ -14,13 +14,11 @@ from __future__ import annotations
 import ipaddress
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from bridge.testing.changes import Change
 from bridge.testing.clock import Clock
 from bridge.testing.control import CONTROL_PATH, Control, RequestSeen
 from bridge.testing.faults import Fault
@@ -35,7 +33,6 @@ from bridge.testing.world import World
 DEFAULT_VM = "simulated-vm"
 _REMEMBERED = 10_000
 _LARGEST_PORT = 65_535
-_LOOK_SECONDS = 0.1
 
 
 class Simulator:
@@ -74,7 +71,8 @@ class Simulator:
         )
         if first_call_seconds > 0:
             self.world.set_fault(Fault(kind="slow", delay_seconds=first_call_seconds, count=1))
-        self._servers = self._bind(parse_listen(listen, allow_remote=allow_remote), rate_limit, token_lifetime_seconds)
+        address = parse_listen(listen, allow_remote=allow_remote)
+        self._servers = self._bind(address, rate_limit=rate_limit, token_lifetime_seconds=token_lifetime_seconds)
 
     @property
     def endpoint(self) -> str:
@@ -112,8 +110,9 @@ class Simulator:
     def _bind(
         self,
         address: tuple[str, int],
+        *,
         rate_limit: bool,
-        token_lifetime_seconds: int,  # noqa: FBT001 - private
+        token_lifetime_seconds: int,
     ) -> tuple[HttpServer, ...]:
         host, port = address
         servers: list[HttpServer] = []
@@ -191,60 +190,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """What the `simulate` command may be told."""
-
-    scenario: str = "live-migration"
-    listen: str = "127.0.0.1:8169"
-    vms: tuple[str, ...] = (DEFAULT_VM,)
-    speed: float | None = None
-    """Scenario seconds a real second. Null: 1, as in Azure."""
-    rate_limit: bool = True
-    first_call_seconds: float = 0.0
-    allow_remote: bool = False
-    until_finished: bool = False
-    """End by itself when the scenario is over and the document empty."""
-
-
-def serve(options: ServeOptions, *, stop: threading.Event, say: Callable[[str], None]) -> None:
-    """Run a simulator until *stop* is set, POST /control/stop, or (on request) the scenario is over.
-
-    *say* gets one line for each endpoint and each change. Raises ScenarioError, WrongRequest or SimulatorError.
-    """
-    simulator = Simulator(
-        options.scenario,
-        listen=options.listen,
-        vms=options.vms,
-        speed=1.0 if options.speed is None else options.speed,
-        rate_limit=options.rate_limit,
-        first_call_seconds=options.first_call_seconds,
-        allow_remote=options.allow_remote,
-    )
-    simulator.world.listen(lambda change: say(describe_change(change)))
-    with simulator:
-        for name, endpoint in simulator.endpoints.items():
-            say(f"{name}: {endpoint}/metadata/scheduledevents?api-version=2020-07-01")
-        say(f"control: {simulator.endpoint}{CONTROL_PATH}")
-        while not stop.wait(_LOOK_SECONDS) and not simulator.stop_requested.is_set():
-            simulator.world.advance()
-            if options.until_finished and simulator.world.is_finished:
-                return
-
-
-def describe_change(change: Change) -> str:
-    """Return *change* as a line for a person."""
-    moment = f"[{change.at_seconds:7.0f} s]"
-    event = change.event
-    if event is None:
-        return f"{moment} {change.what}"
-    notice = ""
-    if change.what in ("scheduled", "updated") and event.status == "Scheduled":
-        notice = f", NotBefore in {event.not_before_seconds - change.at_seconds:.0f} s"
-    resources = ", ".join(event.resources) or "no VM"
-    return (
-        f"{moment} {change.what} {event.spec.event_type} {event.event_id} for {resources}{notice} "
-        f"(incarnation {change.incarnation})"
-    )

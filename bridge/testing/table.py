@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from bridge.errors import BridgeError
 
 _SHOWN_CHARACTERS = 80
+_MAX_NUMBER = 1e9
 _Default = TypeVar("_Default")
 
 
@@ -49,13 +50,15 @@ class Table:
             return default if value is None else value
         return self._wrong(key, value, "a text", default)
 
-    def number(self, key: str, default: float, *, minimum: float = 0.0) -> float:
-        """Return a number not below *minimum*; ``inf`` (TOML) stands for never."""
+    def number(self, key: str, default: float, *, minimum: float = 0.0, or_never: bool = False) -> float:
+        """Return a number of at least *minimum* and at most thirty years of seconds; *or_never* also allows inf."""
         value = self.get(key)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or math.isnan(value) or value < minimum:
-            return self._wrong(key, value, f"a number not below {minimum:g}", default)
+        if or_never and value == math.inf:
+            return math.inf
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not minimum <= value <= _MAX_NUMBER:
+            return self._wrong(key, value, f"a number from {minimum:g} to {_MAX_NUMBER:g}", default)
         return float(value)
 
     def whole(self, key: str, default: int, *, minimum: int = 0, maximum: int | None = None) -> int:

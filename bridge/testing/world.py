@@ -128,7 +128,8 @@ class World:
                 event.resources = tuple(changes["resources"])
             if "notice_seconds" in changes and event.status == "Scheduled":
                 event.not_before_seconds = at + event.spec.notice
-                event.starts_seconds = event.not_before_seconds
+                if event.spec.on_not_before == "start":
+                    event.starts_seconds = event.not_before_seconds
             if "impact_seconds" in changes and event.status == "Started":
                 event.ends_seconds = at + event.spec.impact_seconds
             self._note("updated", event)

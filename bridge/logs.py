@@ -1,0 +1,219 @@
+"""Structured logs on standard error: JSON lines for a collector, short coloured lines for a person.
+
+Levels: INFO is a change of state, WARNING says it will be tried again, ERROR that a person must act. A logging call
+never raises and never waits: lines are written by a thread of their own from a bounded queue, so that a collector
+which stalls cannot stall the poll; what did not fit is counted and said. Fields given as ``extra`` are keys of the
+JSON object, and ``key=value`` for a person.
+
+`Repeated` is for what fails again and again: said once, counted, reminded of each hour.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Hashable
+from typing import Any, TextIO
+
+from bridge.log_format import STANDARD_FIELDS, JsonFormatter, LineFormatter
+
+#: The messages of these libraries about their own retries are noise: the bridge says what failed, once.
+_HELD = {"urllib3": logging.ERROR, "azure": logging.ERROR, "opentelemetry": logging.ERROR, "asyncio": logging.WARNING}
+
+_MOST_QUEUED = 1_000
+_FLUSH_SECONDS = 1.0
+_REMINDER_SECONDS = 3_600.0
+_MOST_MESSAGES = 16
+_FULL_SECONDS = 0.05
+
+
+def configure(*, json: bool | None = None, level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
+    """Send every log line to *stream*, by default standard error; called again, it replaces what it set up before.
+
+    *json* None means JSON unless the stream is a terminal.
+    """
+    # Without this, a stream that cannot be written makes logging print a traceback of its own.
+    logging.raiseExceptions = False
+    logging.captureWarnings(capture=True)
+    stream = stream or sys.stderr
+    is_terminal = _is_terminal(stream)
+    as_json = not is_terminal if json is None else json
+    root = logging.getLogger()
+    for old in [handler for handler in root.handlers if isinstance(handler, QueuedHandler)]:
+        root.removeHandler(old)
+        old.close()
+    handler = QueuedHandler(stream)
+    handler.setFormatter(JsonFormatter() if as_json else LineFormatter(colour=is_terminal and _wants_colour()))
+    root.addHandler(handler)
+    root.setLevel(level)
+    for name, lowest in _HELD.items():
+        logging.getLogger(name).setLevel(max(lowest, root.level))
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
+
+
+def _wants_colour() -> bool:
+    """Return whether colours may be used: NO_COLOR (no-color.org) is not set, and the terminal knows them."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return os.name != "nt" or bool(os.environ.get("WT_SESSION") or os.environ.get("TERM"))
+
+
+class QueuedHandler(logging.Handler):
+    """Formats in the caller's thread and writes in its own; the caller never waits."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: queue.Queue[str | None] = queue.Queue(_MOST_QUEUED)
+        self._dropped = 0
+        self._closed = threading.Event()
+        self._writer = threading.Thread(target=self._write_all, name="log-writer", daemon=True)
+        self._writer.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue *record*'s line; when the queue is full count it instead."""
+        try:
+            self._lines.put_nowait(self.format(record))
+        except queue.Full:
+            self._dropped += 1
+        except Exception:  # noqa: BLE001  # logging must not stop what is logged
+            self.handleError(record)
+
+    def flush(self) -> None:
+        """Wait until what was queued is written, a second at most."""
+        deadline = time.monotonic() + _FLUSH_SECONDS
+        with self._lines.all_tasks_done:
+            while self._lines.unfinished_tasks and time.monotonic() < deadline and self._writer.is_alive():
+                self._lines.all_tasks_done.wait(deadline - time.monotonic())
+
+    def close(self) -> None:
+        """Write what is queued and end the writer, within a second; a writer that hangs is left behind."""
+        try:
+            self._lines.put_nowait(None)
+        except queue.Full:
+            pass
+        else:
+            self._writer.join(_FLUSH_SECONDS)
+        self._closed.set()
+        super().close()
+
+    def _write_all(self) -> None:
+        while (line := self._lines.get()) is not None and not self._closed.is_set():
+            dropped, self._dropped = self._dropped, 0
+            if dropped:
+                line += f"\n{self.format(_dropped_record(dropped))}"
+            self._write(f"{line}\n")
+            self._lines.task_done()
+
+    def _write(self, line: str) -> None:
+        try:
+            descriptor = self._descriptor()
+            if descriptor is not None:
+                self._write_bytes(descriptor, line.encode(errors="backslashreplace"))
+            elif self._stream is not None:
+                self._stream.write(line)
+                self._stream.flush()
+        except (OSError, ValueError):
+            # Closed, or the disk is full: nobody is there to be told.
+            pass
+
+    def _descriptor(self) -> int | None:
+        """Return where to write past the stream's own lock; None for a stream in memory or a Windows console."""
+        # A thread that hangs inside the stream's buffer would abort the interpreter when it exits.
+        if self._stream is None or (os.name == "nt" and self._stream.isatty()):
+            return None
+        try:
+            return self._stream.fileno()
+        except (OSError, AttributeError):
+            return None
+
+    def _write_bytes(self, descriptor: int, line: bytes) -> None:
+        while line:
+            try:
+                line = line[os.write(descriptor, line) :]
+            except BlockingIOError:
+                if self._closed.wait(_FULL_SECONDS):
+                    return
+
+
+def _dropped_record(count: int) -> logging.LogRecord:
+    text = f"{count} log lines were dropped, because standard error was not read in time"
+    return logging.makeLogRecord(
+        {"name": __name__, "levelno": logging.WARNING, "levelname": "WARNING", "msg": text, "dropped": count}
+    )
+
+
+class _Trouble:
+    """What is known of one thing that keeps failing."""
+
+    def __init__(self, since: float) -> None:
+        self.since = since
+        self.count = 0
+        self.said: dict[tuple[int, str] | None, _Said] = {}
+
+
+class _Said:
+    """When a message was logged last, and how often it came since."""
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+        self.unsaid = 0
+
+
+class Repeated:
+    """Logs what fails again and again once, counts it, and reminds of it each hour until it has recovered.
+
+    A *key* is what fails (a sink, the poll); a new *message* about it is logged at once, so put what changes from
+    try to try (a delay, an attempt) into the fields. *clock* is monotonic seconds.
+    """
+
+    def __init__(self, logger: logging.Logger, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._logger = logger
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._troubles: dict[Hashable, _Trouble] = {}
+
+    def problem(
+        self, key: Hashable, level: int, message: str, *, exc_info: BaseException | None = None, **fields: Any
+    ) -> None:
+        """Log *message* if it is new for *key*; otherwise count it."""
+        now = self._clock()
+        with self._lock:
+            trouble = self._troubles.setdefault(key, _Trouble(now))
+            trouble.count += 1
+            # None: so many different messages that they must hold something that changes each time.
+            which = (level, message) if len(trouble.said) < _MOST_MESSAGES or (level, message) in trouble.said else None
+            said = trouble.said.get(which)
+            if said is not None and now - said.at < _REMINDER_SECONDS:
+                said.unsaid += 1
+                return
+            trouble.said[which] = _Said(now)
+        if said is not None and said.unsaid:
+            message = f"{message} (and {said.unsaid} times more since this was last said)"
+            fields["repeats"] = said.unsaid
+        self._logger.log(level, "%s", message, exc_info=exc_info, extra=_safe(fields))
+
+    def recovered(self, key: Hashable, message: str, **fields: Any) -> None:
+        """Log *message* at INFO with the count and the duration of the trouble; nothing if there was none."""
+        with self._lock:
+            trouble = self._troubles.pop(key, None)
+        if trouble is None:
+            return
+        lasted = round(self._clock() - trouble.since, 1)
+        counted = {"failures": trouble.count, "lasted_seconds": lasted}
+        self._logger.info("%s", message, extra=_safe({**fields, **counted}))
+
+
+def _safe(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return *fields* under names that logging accepts: it raises for those of its own."""
+    return {f"{key}_" if key in STANDARD_FIELDS else key: value for key, value in fields.items()}

@@ -1,0 +1,70 @@
+"""Runs a simulator in the foreground and tells what happens in it: the body of the `simulate` command."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from bridge.testing.changes import Change
+from bridge.testing.control import CONTROL_PATH
+from bridge.testing.simulator import DEFAULT_VM, Simulator
+
+_LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """What the `simulate` command may be told."""
+
+    scenario: str = "live-migration"
+    listen: str = "127.0.0.1:8169"
+    vms: tuple[str, ...] = (DEFAULT_VM,)
+    speed: float | None = None
+    """Scenario seconds a real second. Null: 1, as in Azure."""
+    rate_limit: bool = True
+    first_call_seconds: float = 0.0
+    allow_remote: bool = False
+    until_finished: bool = False
+    """End by itself when the scenario is over and the document empty."""
+
+
+def serve(options: ServeOptions, *, stop: threading.Event, say: Callable[[str], None]) -> None:
+    """Run a simulator until *stop* is set, POST /control/stop, or (on request) the scenario is over.
+
+    *say* gets one line for each endpoint and each change. Raises ScenarioError, WrongRequest or SimulatorError.
+    """
+    simulator = Simulator(
+        options.scenario,
+        listen=options.listen,
+        vms=options.vms,
+        speed=1.0 if options.speed is None else options.speed,
+        rate_limit=options.rate_limit,
+        first_call_seconds=options.first_call_seconds,
+        allow_remote=options.allow_remote,
+    )
+    simulator.world.listen(lambda change: say(describe_change(change)))
+    with simulator:
+        for name, endpoint in simulator.endpoints.items():
+            say(f"{name}: {endpoint}/metadata/scheduledevents?api-version=2020-07-01")
+        say(f"control: {simulator.endpoint}{CONTROL_PATH}")
+        while not stop.wait(_LOOK_SECONDS) and not simulator.stop_requested.is_set():
+            simulator.world.advance()
+            if options.until_finished and simulator.world.is_finished:
+                return
+
+
+def describe_change(change: Change) -> str:
+    """Return *change* as a line for a person."""
+    moment = f"[{change.at_seconds:7.0f} s]"
+    event = change.event
+    if event is None:
+        return f"{moment} {change.what}"
+    notice = ""
+    if change.what in ("scheduled", "updated") and event.status == "Scheduled":
+        notice = f", NotBefore in {event.not_before_seconds - change.at_seconds:.0f} s"
+    resources = ", ".join(event.resources) or "no VM"
+    return (
+        f"{moment} {change.what} {event.spec.event_type} {event.event_id} for {resources}{notice} "
+        f"(incarnation {change.incarnation})"
+    )

@@ -1,0 +1,495 @@
+import json
+import socket
+import threading
+import time
+from datetime import datetime, timezone
+from urllib.parse import urlsplit
+
+import msgspec
+import pytest
+import requests
+
+from bridge.errors import DeliveryFailed, DeliveryRejected
+from bridge.testing import (
+    EventSpec,
+    Fault,
+    Machine,
+    ManualClock,
+    ServeOptions,
+    Simulator,
+    SimulatorError,
+    WrongRequest,
+    serve,
+)
+from bridge.testing.faults import KINDS
+from bridge.testing.sinks import Box, MemorySink, ScriptedSink
+
+EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+COMPUTE = "/metadata/instance/compute?api-version=2021-02-01"
+TOKEN = "/metadata/identity/oauth2/token?api-version=2018-02-01&resource=https%3A%2F%2Feventhubs.azure.net"
+METADATA = {"Metadata": "true"}
+
+
+@pytest.fixture
+def session():
+    with requests.Session() as session:
+        session.trust_env = False
+        session.headers.update(METADATA)
+        yield session
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc))
+
+
+@pytest.fixture
+def simulator(clock):
+    with Simulator(vms=["web_3"], clock=clock, rate_limit=False) as simulator:
+        yield simulator
+
+
+def get(session, simulator, path=EVENTS, timeout=5, **keys):
+    return session.get(simulator.endpoint + path, timeout=timeout, allow_redirects=False, **keys)
+
+
+def approve(session, simulator, *event_ids, path=EVENTS, **more):
+    body = {"StartRequests": [{"EventId": event_id} for event_id in event_ids], **more}
+    return session.post(simulator.endpoint + path, json=body, timeout=5)
+
+
+def test_the_events_document_follows_the_clock_over_one_kept_connection(simulator, session, clock):
+    assert get(session, simulator).json() == {"DocumentIncarnation": 1, "Events": []}
+    event_id = simulator.world.add_event(EventSpec(event_type="Freeze"))
+    assert get(session, simulator).json()["Events"][0]["NotBefore"] == "Mon, 06 May 2030 07:23:09 GMT"
+    clock.advance(900)
+    answer = get(session, simulator)
+    assert answer.headers["Content-Type"] == "application/json; charset=utf-8"
+    assert answer.json()["DocumentIncarnation"] == 3
+    assert [event["EventId"] for event in answer.json()["Events"]] == [event_id]
+    assert len(simulator._servers[0]._connections) == 1
+
+
+def test_a_request_without_the_metadata_header_is_refused_from_2017_08_01_on(simulator):
+    def status(version):
+        url = f"{simulator.endpoint}/metadata/scheduledevents?api-version={version}"
+        return requests.get(url, timeout=5).status_code
+
+    assert [status(version) for version in ("2017-03-01", "2017-08-01", "2020-07-01")] == [200, 400, 400]
+
+
+def test_a_forwarded_request_is_refused(simulator, session):
+    for path in (EVENTS, COMPUTE, TOKEN):
+        assert get(session, simulator, path, headers={"X-Forwarded-For": "10.0.0.1"}).status_code == 400
+
+
+@pytest.mark.parametrize("query", ["", "?api-version=", "?api-version=latest", "?api-version=2099-01-01"])
+def test_a_missing_or_unknown_api_version_is_answered_with_the_newest_ones(simulator, session, query):
+    answer = get(session, simulator, "/metadata/scheduledevents" + query)
+    assert answer.status_code == 400
+    assert answer.json() == {
+        "error": "Bad request. api-version is invalid or was not specified in the request.",
+        "newest-versions": ["2020-07-01", "2019-08-01", "2019-04-01"],
+    }
+
+
+def test_several_events_are_approved_in_one_post_and_again_without_harm(simulator, session):
+    ids = [simulator.world.add_event(EventSpec(event_type="Freeze")) for _ in range(2)]
+    assert approve(session, simulator, *ids).status_code == 200
+    assert {event["EventStatus"] for event in get(session, simulator).json()["Events"]} == {"Started"}
+    assert approve(session, simulator, ids[0]).status_code == 200
+    seen = [(item.vm, item.event_id, item.result) for item in simulator.world.approvals]
+    assert seen == [
+        ("web_3", ids[0], "approved"),
+        ("web_3", ids[1], "approved"),
+        ("web_3", ids[0], "already_started"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b'{"StartRequests": []}',
+        b'{"StartRequests": ["A"]}',
+        b'{"StartRequests": [{"EventId": 1}]}',
+    ],
+)
+def test_an_approval_with_a_malformed_body_is_400(simulator, session, body):
+    answer = session.post(simulator.endpoint + EVENTS, data=body, timeout=5)
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith("Bad request.")
+
+
+def test_an_approval_of_an_unknown_event_or_without_the_header_is_400(simulator, session):
+    event_id = simulator.world.add_event(EventSpec(event_type="Freeze"))
+    assert approve(session, simulator, event_id, "00000000-0000-0000-0000-000000000000").status_code == 400
+    assert (
+        requests.post(
+            simulator.endpoint + EVENTS, json={"StartRequests": [{"EventId": event_id}]}, timeout=5
+        ).status_code
+        == 400
+    )
+    assert simulator.world.events()[0].status == "Scheduled"
+
+
+def test_the_versions_of_2017_want_the_incarnation_in_an_approval(simulator, session):
+    event_id = simulator.world.add_event(EventSpec(event_type="Freeze"))
+    old = "/metadata/scheduledevents?api-version=2017-11-01"
+    assert approve(session, simulator, event_id, path=old).status_code == 400
+    assert approve(session, simulator, event_id, path=old, DocumentIncarnation=2).status_code == 200
+
+
+def test_the_instance_document_names_the_instance_of_a_scale_set(simulator, session):
+    compute = get(session, simulator, COMPUTE).json()
+    assert compute["name"] == "web_3"
+    assert compute["vmScaleSetName"] == "web"
+    assert compute["resourceId"].endswith("/virtualMachineScaleSets/web/virtualMachines/3")
+    assert compute["osProfile"]["computerName"] == "web000003"
+    assert compute["vmId"] == Machine(name="web_3").vm_id
+    whole = get(session, simulator, "/metadata/instance?api-version=2021-02-01").json()
+    assert whole["compute"] == compute
+    name = get(session, simulator, "/metadata/instance/compute/name?api-version=2021-02-01&format=text")
+    assert name.text == "web_3"
+    assert get(session, simulator, "/metadata/instance/compute/colour?api-version=2021-02-01").status_code == 404
+
+
+def test_the_managed_identity_answers_with_a_token_for_the_resource(simulator, session):
+    token = get(session, simulator, TOKEN + "&client_id=abc").json()
+    assert token["resource"] == "https://eventhubs.azure.net"
+    assert token["token_type"] == "Bearer"
+    assert token["client_id"] == "abc"
+    assert int(token["expires_on"]) == simulator.world.clock.now().timestamp() + int(token["expires_in"])
+    assert token["access_token"].count(".") == 2
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/metadata/identity/oauth2/token?resource=r",
+        "/metadata/identity/oauth2/token?api-version=2018-02-01",
+        "/metadata/identity/oauth2/token?api-version=2099-01-01&resource=r",
+    ],
+)
+def test_a_token_request_that_lacks_something_is_400(simulator, session, path):
+    answer = get(session, simulator, path)
+    assert answer.status_code == 400
+    assert answer.json()["error"] == "invalid_request"
+
+
+def test_other_paths_and_methods_are_404_and_405(simulator, session):
+    assert get(session, simulator, "/").status_code == 404
+    assert get(session, simulator, "/metadata/elsewhere").status_code == 404
+    assert session.put(simulator.endpoint + EVENTS, timeout=5).status_code == 405
+
+
+def test_the_sixth_request_within_a_second_is_429_for_that_vm_alone(clock, session):
+    with Simulator(vms=["a", "b"], clock=clock) as simulator:
+        paths = [EVENTS, COMPUTE, TOKEN, EVENTS, EVENTS, EVENTS]
+        assert [get(session, simulator, path).status_code for path in paths] == [200, 200, 200, 200, 200, 429]
+        assert session.get(simulator.endpoints["b"] + EVENTS, timeout=5).status_code == 200
+        clock.advance(0.999)
+        assert get(session, simulator).status_code == 429
+        clock.advance(0.001)
+        assert get(session, simulator).status_code == 200
+
+
+def test_every_vm_of_a_fleet_sees_the_same_events_and_its_own_identity(clock, session):
+    with Simulator(vms=["web_1", "web_2", "web_10"], clock=clock) as simulator:
+        event_id = simulator.world.add_event(EventSpec(event_type="Freeze"))
+        for name, endpoint in simulator.endpoints.items():
+            document = session.get(endpoint + EVENTS, timeout=5).json()
+            assert document["Events"][0]["EventId"] == event_id
+            assert document["Events"][0]["Resources"] == ["web_1", "web_2", "web_10"]
+            assert session.get(endpoint + COMPUTE, timeout=5).json()["name"] == name
+        body = {"StartRequests": [{"EventId": event_id}]}
+        session.post(simulator.endpoints["web_10"] + EVENTS, json=body, timeout=5)
+        assert simulator.world.approvals[0].vm == "web_10"
+
+
+def test_a_fault_strikes_its_target_for_its_count_and_no_longer(simulator, session):
+    simulator.world.set_fault(Fault(kind="status", status=503, retry_after_seconds=7, count=2))
+    simulator.world.set_fault(Fault(kind="status", status=429, count=1))
+    answers = [get(session, simulator) for _ in range(4)]
+    assert [answer.status_code for answer in answers] == [503, 503, 429, 200]
+    assert answers[0].headers["Retry-After"] == "7"
+    assert get(session, simulator, COMPUTE).status_code == 200
+    assert [seen.fault for seen in simulator.requests] == ["status", "status", "status", None, None]
+
+
+def test_a_fault_may_strike_approvals_alone_and_until_cleared(simulator, session):
+    event_id = simulator.world.add_event(EventSpec(event_type="Freeze"))
+    simulator.world.set_fault(Fault(kind="status", status=500, method="POST"))
+    assert [approve(session, simulator, event_id).status_code for _ in range(3)] == [500, 500, 500]
+    assert get(session, simulator).json()["Events"][0]["EventStatus"] == "Scheduled"
+    simulator.world.clear_faults()
+    assert approve(session, simulator, event_id).status_code == 200
+
+
+@pytest.mark.parametrize("target", ["scheduledevents", "identity", "token"])
+def test_each_path_has_faults_of_its_own(simulator, session, target):
+    paths = {"scheduledevents": EVENTS, "identity": COMPUTE, "token": TOKEN}
+    simulator.world.set_fault(Fault(kind="status", status=410, target=target))
+    for name, path in paths.items():
+        assert get(session, simulator, path).status_code == (410 if name == target else 200)
+
+
+def test_bodies_may_be_empty_truncated_garbage_of_another_shape_or_too_large(simulator, session):
+    right = get(session, simulator).content
+    for kind in ("empty", "truncated", "garbage", "wrong_type", "oversize", "incarnation_reset"):
+        simulator.world.set_fault(Fault(kind=kind, count=1, incarnation=9))
+    empty, truncated, garbage, wrong, oversize, fallen = (get(session, simulator) for _ in range(6))
+    assert empty.content == b""
+    assert truncated.content == right[: len(right) // 2]
+    with pytest.raises(requests.JSONDecodeError):
+        garbage.json()
+    assert wrong.json()["Events"] == "none"
+    assert len(oversize.content) > 1 << 20
+    assert fallen.json() == {"DocumentIncarnation": 9, "Events": []}
+    assert get(session, simulator).content == right
+
+
+def test_connections_may_be_cut_closed_or_sent_elsewhere(simulator, session):
+    simulator.world.set_fault(Fault(kind="cut", count=1))
+    with pytest.raises(requests.RequestException):
+        get(session, simulator)
+    simulator.world.set_fault(Fault(kind="disconnect", count=1))
+    with pytest.raises(requests.ConnectionError):
+        get(session, simulator)
+    simulator.world.set_fault(Fault(kind="redirect", count=1))
+    answer = get(session, simulator)
+    assert (answer.status_code, answer.headers["Location"]) == (302, "/elsewhere")
+    assert get(session, simulator).status_code == 200
+
+
+def test_silence_answers_nothing_and_ends_with_the_client(simulator, session):
+    simulator.world.set_fault(Fault(kind="silence", count=1))
+    with pytest.raises(requests.ReadTimeout):
+        get(session, simulator, timeout=0.3)
+    assert simulator.requests[-1].fault == "silence"
+    assert get(session, simulator).status_code == 200
+
+
+def test_a_drip_defeats_a_timeout_that_counts_each_read(simulator):
+    simulator.world.set_fault(Fault(kind="drip", delay_seconds=0.02, count=1))
+    url = urlsplit(simulator.endpoint)
+    request = f"GET {EVENTS} HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n\r\n".encode()
+    with socket.create_connection((url.hostname, url.port), timeout=0.5) as peer:
+        started = time.monotonic()
+        peer.sendall(request)
+        first = b"".join(peer.recv(1) for _ in range(40))
+        assert time.monotonic() - started > 0.5
+    assert first.startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+def test_the_first_call_may_be_slow_and_the_second_is_not(session):
+    with Simulator(first_call_seconds=0.4) as simulator:
+        started = time.monotonic()
+        assert get(session, simulator).status_code == 200
+        assert time.monotonic() - started >= 0.4
+        assert not simulator.world.faults.waiting()
+
+
+def test_closing_ends_silent_slow_and_dripping_connections_at_once(session):
+    simulator = Simulator(rate_limit=False)
+    simulator.start()
+    for kind in ("silence", "slow", "drip"):
+        simulator.world.set_fault(Fault(kind=kind, delay_seconds=60, count=1))
+    ended = []
+
+    def ask():
+        with pytest.raises(requests.RequestException):
+            requests.get(simulator.endpoint + EVENTS, headers=METADATA, timeout=30)
+        ended.append(True)
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 5
+    while len(simulator.requests) < 3 and time.monotonic() < deadline:
+        get(session, simulator, "/control/requests")
+    started = time.monotonic()
+    simulator.close()
+    for thread in threads:
+        thread.join(5)
+    assert len(ended) == 3
+    assert time.monotonic() - started < 5
+    simulator.close()
+
+
+def test_the_control_endpoint_leads_an_event_through_its_life(simulator, session, clock):
+    base = simulator.endpoint + "/control"
+    created = session.post(base + "/events", json={"event_type": "Reboot", "impact_seconds": None}, timeout=5)
+    assert created.status_code == 201
+    event_id = created.json()["event_id"]
+    (event,) = session.get(base + "/events", timeout=5).json()
+    assert (event["event_id"], event["status"], event["not_before"]) == (
+        event_id,
+        "Scheduled",
+        "2030-05-06T07:23:09.000+00:00",
+    )
+    url = f"{base}/events/{event_id}"
+    assert session.post(url + "/update", json={"event_type": "Freeze"}, timeout=5).status_code == 200
+    assert session.post(url + "/start", timeout=5).json()["incarnation"] == 4
+    clock.advance(1_000_000)
+    assert session.post(url + "/cancel", timeout=5).status_code == 409
+    assert session.post(url + "/complete", timeout=5).status_code == 200
+    assert session.post(url + "/complete", timeout=5).status_code == 404
+    assert get(session, simulator).json() == {"DocumentIncarnation": 5, "Events": []}
+
+
+def test_the_control_endpoint_lists_approvals_and_requests(simulator, session):
+    event_id = simulator.world.add_event(EventSpec(event_type="Freeze"))
+    approve(session, simulator, event_id)
+    (approval,) = get(session, simulator, "/control/approvals").json()
+    assert approval == {
+        "at": "2030-05-06T07:08:09.000+00:00",
+        "vm": "web_3",
+        "event_id": event_id,
+        "result": "approved",
+    }
+    (request,) = get(session, simulator, "/control/requests").json()
+    assert (request["method"], request["path"], request["status"]) == ("POST", "/metadata/scheduledevents", 200)
+
+
+def test_the_control_endpoint_sets_lists_and_clears_faults(simulator, session):
+    base = simulator.endpoint + "/control/faults"
+    for kind in KINDS:
+        assert session.post(base, json={"kind": kind, "target": "token"}, timeout=5).status_code == 201
+    assert [fault["kind"] for fault in session.get(base, timeout=5).json()] == list(KINDS)
+    assert session.delete(base + "?target=tokne", timeout=5).status_code == 400
+    assert session.delete(base + "?target=token", timeout=5).status_code == 200
+    assert session.get(base, timeout=5).json() == []
+
+
+def test_the_control_endpoint_replaces_the_document_and_resets_the_incarnation(simulator, session):
+    body = b'{"DocumentIncarnation":208, "Events":[]}'
+    assert session.put(simulator.endpoint + "/control/document", data=body, timeout=5).status_code == 200
+    assert get(session, simulator).content == body
+    assert get(session, simulator, "/control").json()["is_document_replaced"] is True
+    session.delete(simulator.endpoint + "/control/document", timeout=5)
+    session.post(simulator.endpoint + "/control/incarnation", json={"to": 7}, timeout=5)
+    assert get(session, simulator).json() == {"DocumentIncarnation": 7, "Events": []}
+
+
+def test_the_control_endpoint_plays_a_scenario_and_stops_the_simulator(simulator, session, clock):
+    played = session.post(simulator.endpoint + "/control/scenario", json={"name": "preempt"}, timeout=5)
+    assert played.json() == {"playing": "preempt", "length_seconds": 60.0}
+    clock.advance(10)
+    assert get(session, simulator).json()["Events"][0]["EventType"] == "Preempt"
+    assert session.post(simulator.endpoint + "/control/stop", timeout=5).status_code == 202
+    assert simulator.stop_requested.is_set()
+
+
+@pytest.mark.parametrize(
+    ("request_line", "body", "status", "words"),
+    [
+        ("POST /control/events", b"{", 400, "no JSON"),
+        ("POST /control/events", b"[]", 400, "JSON object"),
+        ("POST /control/events", b"{}", 400, "event_type is missing"),
+        (
+            "POST /control/events",
+            b'{"event_type": "Freeze", "notce_seconds": 1}',
+            400,
+            "Did you mean 'notice_seconds'",
+        ),
+        ("POST /control/events", b'{"event_type": "Freeze", "notice_seconds": 1e300}', 400, "notice_seconds"),
+        ("POST /control/events/NONE/start", b"", 404, "EventId NONE"),
+        ("POST /control/events/NONE/strat", b"", 404, "Did you mean 'start'"),
+        ("POST /control/faults", b'{"kind": "slwo"}', 400, "Did you mean 'slow'"),
+        ("POST /control/scenario", b'{"name": "../../etc/passwd"}', 400, "no built-in scenario"),
+        ("GET /control/fautls", b"", 404, "Did you mean 'faults'"),
+        ("PUT /control/approvals", b"", 405, "GET is"),
+    ],
+)
+def test_a_control_request_that_is_wrong_is_told_what_is_wrong(simulator, session, request_line, body, status, words):  # noqa: PLR0917
+    method, path = request_line.split()
+    answer = session.request(method, simulator.endpoint + path, data=body, timeout=5)
+    assert answer.status_code == status
+    assert words in answer.json()["error"]
+
+
+def test_the_control_endpoint_takes_nothing_from_web_pages(simulator, session):
+    answer = get(session, simulator, "/control", headers={"Origin": "https://example.net"})
+    assert answer.status_code == 403
+
+
+def test_only_loopback_is_listened_on_unless_told_otherwise():
+    for listen in ("0.0.0.0:0", "192.0.2.1:80", "example.net:80"):
+        with pytest.raises(WrongRequest, match="loopback"):
+            Simulator(listen=listen)
+    for listen in ("", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000", ":80"):
+        with pytest.raises(WrongRequest, match="HOST:PORT"):
+            Simulator(listen=listen)
+    Simulator(listen="0.0.0.0:0", allow_remote=True).close()
+
+
+def test_a_taken_port_is_said():
+    with Simulator() as simulator:
+        taken = simulator.endpoint.removeprefix("http://")
+        with pytest.raises(SimulatorError, match="cannot listen"):
+            Simulator(listen=taken)
+
+
+def test_serve_tells_every_change_and_ends_with_the_scenario(tmp_path):
+    path = tmp_path / "short.toml"
+    path.write_text(
+        '[[steps]]\nat = 60\nadd = "a"\nevent_type = "Preempt"\nnotice_seconds = 30\nimpact_seconds = 10\n',
+        encoding="utf-8",
+    )
+    said = []
+    options = ServeOptions(scenario=str(path), listen="127.0.0.1:0", vms=("a", "b"), speed=200, until_finished=True)
+    serve(options, stop=threading.Event(), say=said.append)
+    assert [line.split(": ")[0] for line in said[:3]] == ["a", "b", "control"]
+    assert [line.split("] ")[1].split()[0] for line in said[3:]] == ["scheduled", "started", "completed"]
+    assert "Preempt" in said[3]
+    assert "for a, b, NotBefore in 30 s (incarnation 2)" in said[3]
+
+
+def test_a_script_decides_what_becomes_of_each_send(request):
+    box = Box.named(request.node.name)
+    config = msgspec.convert(
+        {"box": request.node.name, "outcomes": ["fail:2.5", "reject", "raise"]}, ScriptedSink.Config
+    )
+    with pytest.raises(DeliveryFailed) as failed:
+        ScriptedSink(config).send([])
+    assert failed.value.retry_after == 2.5
+    rebuilt = ScriptedSink(config)
+    with pytest.raises(DeliveryRejected):
+        rebuilt.send([])
+    with pytest.raises(RuntimeError):
+        rebuilt.send([])
+    rebuilt.send([])
+    assert len(box.tries) == 4
+
+
+def test_a_send_that_hangs_ends_when_its_sink_is_closed(request):
+    sink = ScriptedSink(ScriptedSink.Config(box=request.node.name, outcomes=("hang",)))
+    ended = []
+
+    def send():
+        with pytest.raises(DeliveryFailed):
+            sink.send([])
+        ended.append(True)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    sink.close()
+    thread.join(5)
+    assert ended
+
+
+def test_the_memory_sink_keeps_records_beyond_its_own_life(request):
+    record = msgspec.json.decode(json.dumps({"a": 1}))
+    MemorySink(MemorySink.Config(box=request.node.name)).send([record])
+    assert Box.named(request.node.name).wait_for(1, timeout_seconds=1) == (record,)
+    Box.forget(request.node.name)
+    assert Box.named(request.node.name).records == ()
+
+
+def test_an_outcome_that_no_script_knows_is_refused(request):
+    with pytest.raises(WrongRequest, match="fial"):
+        Box.named(request.node.name).script("fial")

@@ -1,0 +1,221 @@
+"""Logs: one line each, never in the way of what they are about."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from bridge.log_format import JsonFormatter, LineFormatter
+from bridge.logs import Repeated
+
+LOGGER = logging.getLogger("tests.logs")
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def report(clock: Clock, caplog: pytest.LogCaptureFixture) -> Iterator[Repeated]:
+    with caplog.at_level(logging.DEBUG, logger="tests.logs"):
+        yield Repeated(LOGGER, clock=clock)
+
+
+def run(code: str, env: dict[str, str], **options: object) -> subprocess.CompletedProcess[bytes]:
+    code = "import logging, sys, time; from bridge.logs import configure; log = logging.getLogger('a.b')\n" + code
+    options = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "timeout": 60, **options}
+    return subprocess.run([sys.executable, "-c", code], env=env, check=True, **options)  # type: ignore[call-overload, no-any-return]
+
+
+def lines(err: bytes) -> list[dict[str, object]]:
+    return [json.loads(line) for line in err.splitlines()]
+
+
+def made(message: str, **fields: object) -> logging.LogRecord:
+    values = {"name": "a", "levelno": 30, "levelname": "WARNING", "msg": message, **fields}
+    return logging.makeLogRecord(values)
+
+
+def test_piped_logs_are_json_lines_with_the_extra_fields(agent_env: dict[str, str]) -> None:
+    done = run("configure(); log.warning('try %d', 2, extra={'sink': 'x', 'tags': {'a'}}); log.debug('no')", agent_env)
+    (line,) = lines(done.stderr)
+    assert line.pop("time", "").endswith("Z")  # type: ignore[attr-defined]
+    assert line == {"level": "WARNING", "logger": "a.b", "message": "try 2", "sink": "x", "tags": ["a"]}
+    assert done.stdout == b""
+
+
+def test_exception_is_one_field(agent_env: dict[str, str]) -> None:
+    code = "configure()\ntry: 1 / 0\nexcept ZeroDivisionError: log.exception('it broke')"
+    (line,) = lines(run(code, agent_env).stderr)
+    assert line["level"] == "ERROR"
+    assert str(line["exception"]).endswith("ZeroDivisionError: division by zero")
+
+
+def test_json_survives_any_extra_value() -> None:
+    deep: list[object] = []
+    deep.append(deep)
+    odd = {"nan": float("nan"), "object": object, "deep": deep, "lone": "\ud800", "time": 1, "level": 2, "keys": {1: 2}}
+    line = json.loads(JsonFormatter().format(made("m", **odd)))
+    assert (line["nan"], line["time_"], line["level_"], line["keys"]) == ("nan", 1, 2, {"1": 2})
+    assert line["level"] == "WARNING"
+
+
+def test_configuring_again_replaces_and_does_not_double(agent_env: dict[str, str]) -> None:
+    done = run("configure(); configure(json=False, level='DEBUG'); log.debug('once')", agent_env)
+    assert done.stderr.decode().count("once") == 1
+    assert not done.stderr.startswith(b"{")
+
+
+def test_level_may_be_a_name_and_libraries_are_held(agent_env: dict[str, str]) -> None:
+    code = (
+        "configure(level='DEBUG'); logging.getLogger('urllib3.connectionpool').warning('Retrying (Retry(total=0))');"
+        "logging.getLogger('azure.identity').info('noise'); log.debug('seen'); import warnings; warnings.warn('w')"
+    )
+    assert [line["logger"] for line in lines(run(code, agent_env).stderr)] == ["a.b", "py.warnings"]
+
+
+@pytest.mark.parametrize("close", ["os.close(2)", "sys.stderr.close()", "sys.stderr = None"])
+def test_closed_standard_error_harms_nobody(agent_env: dict[str, str], close: str) -> None:
+    first, then = (close, "configure()") if close.endswith("None") else ("configure()", close)
+    done = run(f"import os; {first}; {then}; log.error('lost %s'); log.error('x', 1); print('alive')", agent_env)
+    assert done.stdout == b"alive\n"
+
+
+def test_full_disk_harms_nobody(agent_env: dict[str, str]) -> None:
+    with open("/dev/full", "wb") as full:  # noqa: PTH123
+        done = run("configure(); log.error('lost'); print('alive')", agent_env, stderr=full)
+    assert done.stdout == b"alive\n"
+
+
+def test_reader_that_stalls_holds_up_neither_the_agent_nor_its_end(agent_env: dict[str, str]) -> None:
+    reader, writer = os.pipe()
+    code = (
+        "configure(); before = time.monotonic()\n"
+        "for n in range(5000): log.error('x' * 200)\n"
+        "print(time.monotonic() - before)"
+    )
+    before = time.monotonic()
+    done = run(code, agent_env, stderr=writer)
+    assert float(done.stdout) < 5
+    assert time.monotonic() - before < 20
+    os.close(writer)
+    os.close(reader)
+
+
+def test_dropped_lines_are_counted(agent_env: dict[str, str]) -> None:
+    code = "configure()\nfor n in range(5000): log.error('x' * 200)\nprint('full', flush=True)\nsys.stdin.readline()"
+    command = "import logging, sys; from bridge.logs import configure; log = logging.getLogger('a')\n" + code
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", command], env=agent_env, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == b"full\n"
+        _, err = process.communicate(b"\n", timeout=60)
+    seen = lines(err)
+    dropped = sum(int(str(line.get("dropped", 0))) for line in seen)
+    assert dropped > 0
+    assert sum(line["level"] == "ERROR" for line in seen) + dropped == 5000
+
+
+def terminal(code: str, env: dict[str, str]) -> str:
+    """Return what *code* writes to a terminal that is its standard error."""
+    ours, theirs = pty.openpty()
+    try:
+        run(code, env, stderr=theirs)
+        return os.read(ours, 65536).decode()
+    finally:
+        os.close(theirs)
+        os.close(ours)
+
+
+def test_terminal_gets_short_coloured_lines(agent_env: dict[str, str]) -> None:
+    env = {**agent_env, "TERM": "xterm"}
+    env.pop("NO_COLOR", None)
+    shown = terminal("configure(); log.warning('slow', extra={'sink': 'x'})", env)
+    assert "\x1b[33mWARNING\x1b[0m slow sink=x" in shown
+
+
+@pytest.mark.parametrize("variable", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_colour_is_left_out_where_it_is_not_wanted(agent_env: dict[str, str], variable: dict[str, str]) -> None:
+    shown = terminal("configure(); log.warning('slow')", {**agent_env, "TERM": "xterm", **variable})
+    assert "\x1b" not in shown
+    assert "WARNING slow" in shown
+
+
+def test_remote_text_cannot_forge_a_line_or_paint_the_terminal() -> None:
+    line = LineFormatter(colour=False).format(made("a\n12:00:00 ERROR b\x1b[2J\ud800", body="\x9b\r"))
+    assert line.isprintable()
+    assert "\\n12:00:00" in line
+
+
+def test_same_error_is_logged_once_and_counted(
+    report: Repeated, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for attempt in range(5):
+        report.problem("poll", logging.WARNING, "refused", attempt=attempt)
+        clock.now += 10
+    report.recovered("poll", "The metadata service answers again.", sink="x")
+    report.recovered("poll", "The metadata service answers again.")
+    assert [(entry.levelname, entry.getMessage()) for entry in caplog.records] == [
+        ("WARNING", "refused"),
+        ("INFO", "The metadata service answers again."),
+    ]
+    last = vars(caplog.records[1])
+    assert (last["failures"], last["lasted_seconds"], last["sink"]) == (5, 50.0, "x")
+
+
+def test_another_error_another_key_and_a_new_outage_are_logged_at_once(
+    report: Repeated, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        report.problem("a", logging.WARNING, "refused")
+        report.problem("a", logging.WARNING, "timed out")
+        report.problem("b", logging.WARNING, "refused")
+        report.problem("b", logging.ERROR, "refused")
+    assert len(caplog.records) == 4
+    report.recovered("a", "well")
+    report.problem("a", logging.WARNING, "refused")
+    assert len(caplog.records) == 6
+
+
+def test_reminder_comes_once_an_hour_and_says_how_often(
+    report: Repeated, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(7201):
+        report.problem("a", logging.WARNING, "refused")
+        clock.now += 1
+    assert [entry.getMessage() for entry in caplog.records] == [
+        "refused",
+        *["refused (and 3599 times more since this was last said)"] * 2,
+    ]
+
+
+def test_messages_that_differ_each_time_do_not_flood(report: Repeated, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(1000):
+        report.problem("a", logging.WARNING, f"request {number} failed")
+    assert len(caplog.records) < 20
+
+
+def test_any_field_name_and_any_message_are_safe(report: Repeated, caplog: pytest.LogCaptureFixture) -> None:
+    report.problem("a", logging.ERROR, "100 % full of %s", exc_info=ValueError("x"), name="n", args=1, msg=2)
+    (entry,) = caplog.records
+    assert entry.getMessage() == "100 % full of %s"
+    assert (vars(entry)["name_"], vars(entry)["args_"]) == ("n", 1)
+    assert entry.exc_info

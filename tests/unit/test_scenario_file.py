@@ -1,0 +1,205 @@
+import json
+import math
+
+import pytest
+
+from bridge.errors import ScenarioError
+from bridge.testing import ManualClock, World, load_scenario, parse_scenario, scenario_names
+
+
+def statuses(name, *, vms=("web_0", "web_1"), step_seconds=10.0):
+    """Play a scenario, looking every *step_seconds*; return each change of what is shown, in order."""
+    scenario = load_scenario(name)
+    clock = ManualClock()
+    world = World(vms, clock=clock)
+    scenario.play(world)
+    seen = []
+    while not (world.is_finished or clock.monotonic() > scenario.length_seconds + step_seconds):
+        clock.advance(step_seconds)
+        events = json.loads(world.document())["Events"]
+        shown = [(event["EventType"], event["EventStatus"], event["DurationInSeconds"]) for event in events]
+        if not seen or seen[-1] != shown:
+            seen.append(shown)
+    return seen
+
+
+@pytest.mark.parametrize("name", scenario_names())
+def test_every_built_in_scenario_ends_and_a_demo_of_it_takes_less_than_twenty_seconds(name):
+    scenario = load_scenario(name)
+    assert scenario.description
+    assert scenario.length_seconds / scenario.demo_speed < 20
+
+
+def test_there_is_a_scenario_for_every_event_type_azure_has():
+    shown = {state[0] for name in scenario_names() for states in statuses(name, step_seconds=30) for state in states}
+    assert shown == {"Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"}
+
+
+def test_live_migration_is_microsofts_freeze_of_five_seconds():
+    assert statuses("live-migration") == [
+        [],
+        [("Freeze", "Scheduled", 5)],
+        [("Freeze", "Started", 5)],
+        [],
+    ]
+    assert load_scenario("live-migration").length_seconds == 180 + 900 + 240
+
+
+def test_a_hardware_failure_is_never_shown_as_scheduled():
+    assert statuses("hardware-failure") == [[], [("Reboot", "Started", -1)], []]
+
+
+def test_a_canceled_maintenance_is_never_shown_as_started():
+    assert statuses("canceled") == [[], [("Freeze", "Scheduled", 5)], []]
+
+
+def test_a_predicted_failure_is_announced_a_week_ahead():
+    scenario = load_scenario("predicted-failure")
+    clock = ManualClock()
+    world = World(clock=clock)
+    scenario.play(world)
+    clock.advance(60_000)
+    (event,) = world.events()
+    assert event.spec.event_type == "Redeploy"
+    assert event.not_before_seconds - world.seconds() == 7 * 86_400
+
+
+def test_placeholders_stand_for_the_simulators_vms():
+    clock = ManualClock()
+    world = World(["web_1", "web_2"], clock=clock)
+    load_scenario("several-at-once").play(world)
+    clock.advance(60)
+    assert [event.resources for event in world.events()] == [("web_1", "web_2"), ("web_1",), ("web_10",)]
+    assert world.incarnation == 2
+
+
+def test_a_step_on_an_event_that_is_over_already_is_left_out_and_told():
+    clock = ManualClock()
+    world = World(clock=clock)
+    told = []
+    world.listen(lambda change: told.append(change.what))
+    load_scenario("canceled").play(world)
+    clock.advance(61)
+    world.approve([world.events()[0].event_id], vm="vm")
+    clock.advance(1000)
+    assert world.is_finished
+    assert [what for what in told if "left out" in what]
+
+
+def test_a_file_of_ones_own_may_use_every_verb(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        """
+        description = "mine"
+        [[steps]]
+        at = 1
+        add = "a"
+        event_type = "Freeze"
+        notice_seconds = 100
+        impact_seconds = inf
+        [[steps]]
+        at = 2
+        update = "a"
+        duration_seconds = 7
+        [[steps]]
+        at = 3
+        approve = "a"
+        [[steps]]
+        at = 5
+        complete = "a"
+        [[steps]]
+        at = 6
+        fault = "status"
+        status = 429
+        retry_after_seconds = 2
+        count = 3
+        target = "token"
+        [[steps]]
+        at = 7
+        clear_faults = "token"
+        [[steps]]
+        at = 8
+        reset_incarnation = 1
+        [[steps]]
+        at = 9
+        document = '{"DocumentIncarnation": 0, "Events": []}'
+        """,
+        encoding="utf-8",
+    )
+    scenario = load_scenario(path)
+    clock = ManualClock()
+    world = World(clock=clock)
+    told = []
+    world.listen(lambda change: told.append(change.what))
+    scenario.play(world)
+    clock.advance(6)
+    world.advance()
+    assert [(fault.status, fault.count) for fault in world.faults.waiting()] == [(429, 3)]
+    clock.advance(10)
+    assert json.loads(world.document()) == {"DocumentIncarnation": 0, "Events": []}
+    assert told[:5] == ["scheduled", "updated", "approved", "started", "completed"]
+    assert scenario.name == "mine"
+    assert scenario.length_seconds == 9
+
+
+def test_an_event_that_never_ends_makes_the_scenario_endless():
+    text = '[[steps]]\nat = 1\nadd = "a"\nevent_type = "Freeze"\nimpact_seconds = inf\n'
+    assert math.isinf(parse_scenario(text, name="endless").length_seconds)
+
+
+def test_every_mistake_of_a_file_is_told_at_once_with_its_step_and_the_nearest_name():
+    text = """
+        descripton = "x"
+        [[steps]]
+        at = "soon"
+        add = "a"
+        event_tpye = "Freeze"
+        [[steps]]
+        at = 1
+        cancle = "a"
+        [[steps]]
+        at = 2
+        cancel = "b"
+        start = "a"
+        [[steps]]
+        fault = "statsu"
+        [[steps]]
+        at = 4
+        complete = "c"
+        [[steps]]
+        at = 5
+        add = "d"
+        event_type = "Freeze"
+        resources = ["{vmm}"]
+        on_approval = "strat"
+    """
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario(text, name="mine")
+    lines = str(caught.value).splitlines()
+    for wanted in (
+        "step 1: at = 'soon' must be a number",
+        "step 1: event_type is missing",
+        "step 1: no key is called 'event_tpye'. Did you mean 'event_type'?",
+        "step 2: a step has exactly one verb, this one has none. Did you mean 'cancel'?",
+        "step 3: a step has exactly one verb, this one has start, cancel",
+        "step 4: at is missing",
+        "step 4: fault = 'statsu' is not known. Did you mean 'status'?",
+        "no earlier step adds the event 'c'",
+        "step 6: resources: '{vmm}' is not understood",
+        "step 6: on_approval = 'strat' is not known. Did you mean 'start'?",
+        "scenario 'mine': no key is called 'descripton'. Did you mean 'description'?",
+    ):
+        assert [line for line in lines if wanted in line], wanted
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_one():
+    with pytest.raises(ScenarioError, match="Did you mean 'live-migration'"):
+        load_scenario("live-migraton")
+
+
+@pytest.mark.parametrize("content", [b"steps = [", b"\xff\xfe"])
+def test_a_file_that_is_no_toml_or_no_text_is_a_scenario_error(tmp_path, content):
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    with pytest.raises(ScenarioError, match="broken"):
+        load_scenario(path)
