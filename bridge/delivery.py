@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from datetime import datetime
 from random import random
 
-from bridge.errors import DeliveryFailed, DeliveryRejected
+from bridge.errors import DeliveryFailed, DeliveryRejected, OutboxError
 from bridge.logs import Repeated
 from bridge.metrics import SinkMetrics
 from bridge.outbox import Outbox, Outcome, Owed
@@ -60,17 +60,17 @@ class Worker:
         self._metrics = metrics
         self._now = now
         self._monotonic = monotonic
-        self._sender = Sender(
-            lambda: sink_class(config), name=config.name, timeout_seconds=config.timeout_seconds
-        )
+        self._sender = Sender(lambda: sink_class(config), name=config.name, timeout_seconds=config.timeout_seconds)
         self._schedule = Schedule(chance)
         self._report = Repeated(logger)
         self._news = threading.Event()
         self._was_nudged = False
+        self._nudges = outbox.nudges(config.name).result()
         self._stop_at: float | None = None
         self._ahead: deque[Owed] = deque()
         self._singles: set[int] = set()
         self._unsettled: deque[tuple[Future[None], frozenset[int]]] = deque()
+        self._unwritten: set[int] = set()
         self._seen = 0
         self._owes_urgent = False
         self._expired_at = float("-inf")
@@ -86,7 +86,7 @@ class Worker:
         self._news.set()
 
     def nudge(self) -> None:
-        """Try everything at once: a person asked for it."""
+        """Tell the worker that a command has written to the outbox."""
         self._was_nudged = True
         self._news.set()
 
@@ -133,13 +133,19 @@ class Worker:
         self._ahead.clear()
         if self._was_nudged:
             self._was_nudged = False
-            self._schedule.resume()
+            self._heed_nudges()
         if not self._schedule.is_troubled:
             return
         for row in self._outbox.due(self.name, limit=_ROWS_AHEAD, skip=self._in_flight(), after=self._seen).result():
             self._schedule.arrived(row.event_key)
             self._seen = max(self._seen, row.sequence)
             self._owes_urgent = self._owes_urgent or row.urgent
+
+    def _heed_nudges(self) -> None:
+        """Try everything at once when a person asked for this sink to be tried again."""
+        before, self._nudges = self._nudges, self._outbox.nudges(self.name).result()
+        if self._nudges != before:
+            self._schedule.resume()
 
     # Choosing what to send.
 
@@ -174,6 +180,8 @@ class Worker:
                 per_event=per_event,
             ).result()
             self._ahead.extend(rows)
+            if not rows:
+                self._schedule.forget_past(now)
         batch: list[Owed] = []
         while self._ahead and self._may_join(self._ahead[0], batch):
             batch.append(self._ahead.popleft())
@@ -226,7 +234,7 @@ class Worker:
         for row in batch:
             self._schedule.answered(row.event_key)
         self._owes_urgent = False
-        self._metrics.needs_attention(0)
+        self._metrics.set_needs_attention(needed=False)
         self._report.recovered(self.name, "The sink takes records again.", sink=self.name)
 
     def _rejected(self, batch: list[Owed], error: DeliveryRejected) -> None:
@@ -251,7 +259,7 @@ class Worker:
         self._settle(batch, None, reason)
         self._ahead.clear()
         self._metrics.retried(type(error.__cause__ or error).__name__)
-        self._metrics.needs_attention(int(error.needs_attention))
+        self._metrics.set_needs_attention(needed=error.needs_attention)
         level = logging.ERROR if error.needs_attention else logging.WARNING
         self._report.problem(self.name, level, f"Sending failed: {reason}", sink=self.name)
         self._reschedule(batch, error)
@@ -291,12 +299,20 @@ class Worker:
     def _wait_until_settled(self, most: int) -> None:
         """Forget what is committed; wait until at most *most* commits are on their way."""
         while self._unsettled and (len(self._unsettled) > most or self._unsettled[0][0].done()):
-            self._unsettled[0][0].result()
-            self._unsettled.popleft()
+            future, sequences = self._unsettled.popleft()
+            try:
+                future.result()
+            except OutboxError as error:
+                # Sent, but nobody will know: at least this agent does not send it over and over.
+                self._unwritten |= sequences
+                logger.error(  # noqa: TRY400  # the outbox has logged its traceback
+                    "What became of records could not be written down; they come again after a restart.",
+                    extra={"sink": self.name, "records": len(sequences), "error": str(error)},
+                )
 
     def _in_flight(self) -> set[int]:
         self._wait_until_settled(_MOST_UNSETTLED)
-        return {sequence for _, sequences in self._unsettled for sequence in sequences}
+        return self._unwritten.union(*(sequences for _, sequences in self._unsettled))
 
 
 def _by_event(batch: Sequence[Owed]) -> list[tuple[str, list[Owed]]]:

@@ -10,15 +10,11 @@ No label carries an event id: their number has no bound, and they belong into re
 
 from __future__ import annotations
 
-import logging
 import platform
 import threading
-from collections import Counter as Tally
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
-import msgspec
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -28,43 +24,18 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from bridge.errors import BridgeError
 from bridge.record import Document, Transition
+from bridge.scrape import PREFIX, SinkTotals, StateCollector, TotalsCollector, TotalsReader
 
-logger = logging.getLogger(__name__)
+__all__ = ["CONTENT_TYPE", "PREFIX", "Metrics", "SinkMetrics", "SinkTotals", "TotalsReader"]
 
-PREFIX = "scheduled_events_bridge_"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 30, 150)
 _SEND_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 # From an idle agent's milliseconds to an outage of days.
 _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600, 3_600, 21_600, 86_400, 604_800)
-#: Azure names five types and two statuses; whatever a strange document holds, a scrape stays small.
-_MOST_KINDS = 32
-_LONGEST_LABEL = 64
-_OTHER = "other"
-
-
-class SinkTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """One sink's rows in the outbox, as its accounts hold them across restarts."""
-
-    accepted: int = 0
-    delivered: int = 0
-    pending: int = 0
-    parked: int = 0
-    evicted: int = 0
-    discarded: int = 0
-    expired: int = 0
-    oldest_pending_age_seconds: float = 0.0
-    """How long the oldest pending record has waited; 0 when none is pending."""
-
-
-#: One consistent snapshot: totals by sink name.
-TotalsReader = Callable[[], Mapping[str, SinkTotals]]
 
 
 class _Observer(Protocol):
@@ -97,6 +68,11 @@ class SinkMetrics:
             child = self._by_reason[reason] = self._retries.labels(self._name, reason)
         child.inc()
 
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons counted so far."""
+        return tuple(self._by_reason)
+
     def set_needs_attention(self, *, needed: bool) -> None:
         """Say whether a person must act before this sink delivers again."""
         self._need.set(1 if needed else 0)
@@ -116,8 +92,8 @@ class Metrics:
         self._make_sink_metrics()
         self._info = self._gauge("build_info", "1; the labels say what runs.", "version", "python")
         self._info.labels(_version(), platform.python_version()).set(1)
-        self._state = _StateCollector()
-        self._totals = _TotalsCollector()
+        self._state = StateCollector()
+        self._totals = TotalsCollector()
         self.registry.register(self._state)
         self.registry.register(self._totals)
 
@@ -189,6 +165,16 @@ class Metrics:
                 )
             return self._sinks[name]
 
+    def forget_sink(self, name: str) -> None:
+        """Drop the series of a sink that is no longer configured; one that needs attention would do so for ever."""
+        with self._lock:
+            sink = self._sinks.pop(name, None)
+        if sink is not None:
+            for metric in (self._durations, self._latencies, self._need):
+                metric.remove(name)
+            for reason in sink.reasons:
+                self._retries.remove(name, reason)
+
     def register_totals(self, read: TotalsReader) -> None:
         """Take the outbox's totals from *read*, called once for each scrape."""
         self._totals.read = read
@@ -203,87 +189,3 @@ def _version() -> str:
         return version("scheduled-events-bridge")
     except PackageNotFoundError:
         return "unknown"
-
-
-class _StateCollector(Collector):
-    """What the agent believes in, read from the document when somebody asks."""
-
-    def __init__(self) -> None:
-        self.document: Document | None = None
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        document = self.document
-        incarnation = GaugeMetricFamily(
-            f"{PREFIX}document_incarnation", "The document's incarnation; absent when it is no number."
-        )
-        active = GaugeMetricFamily(
-            f"{PREFIX}active_events", "Events in the document.", labels=["event_type", "event_status"]
-        )
-        if document is not None:
-            number = _number(document.incarnation)
-            if number is not None:
-                incarnation.add_metric([], number)
-            for (event_type, status), count in sorted(_kinds(document).items()):
-                active.add_metric([event_type, status], count)
-        yield incarnation
-        yield active
-
-
-def _number(incarnation: object) -> float | None:
-    try:
-        return float(incarnation) if isinstance(incarnation, int | str) else None
-    except (ValueError, OverflowError):
-        return None
-
-
-def _kinds(document: Document) -> Mapping[tuple[str, str], int]:
-    tally: Tally[tuple[str, str]] = Tally()
-    for event in document.events:
-        kind = ((event.event_type or "")[:_LONGEST_LABEL], event.event_status[:_LONGEST_LABEL])
-        tally[kind if kind in tally or len(tally) < _MOST_KINDS else (_OTHER, _OTHER)] += 1
-    return tally
-
-
-class _TotalsCollector(Collector):
-    """The outbox's accounts, all from one snapshot."""
-
-    _COUNTERS: Mapping[str, str] = {
-        "accepted": "Records taken into the outbox for the sink.",
-        "delivered": "Records that the sink's destination accepted.",
-        "evicted": "Records given up because the outbox was full.",
-        "discarded": "Records that a person discarded.",
-        "expired": "Records older than the sink's max_age_seconds.",
-    }
-    _GAUGES: Mapping[str, str] = {"pending": "Records that wait to be sent.", "parked": "Records refused for good."}
-
-    def __init__(self) -> None:
-        self.read: TotalsReader | None = None
-
-    def describe(self) -> Iterable[Metric]:
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        try:
-            totals = self.read() if self.read is not None else {}
-        except BridgeError as exc:
-            # The other metrics must still be seen, now of all times; absent totals are an alert of their own.
-            logger.warning("The outbox's totals cannot be read for a scrape: %s", exc)
-            totals = {}
-        for field, text in self._COUNTERS.items():
-            yield _family(CounterMetricFamily(f"{PREFIX}sink_{field}_total", text, labels=["sink"]), totals, field)
-        for field, text in self._GAUGES.items():
-            yield _family(GaugeMetricFamily(f"{PREFIX}sink_{field}_records", text, labels=["sink"]), totals, field)
-        oldest = "How long the oldest pending record has waited, in seconds; 0 when none is pending."
-        name = f"{PREFIX}sink_oldest_pending_age_seconds"
-        yield _family(GaugeMetricFamily(name, oldest, labels=["sink"]), totals, "oldest_pending_age_seconds")
-
-
-def _family(
-    family: CounterMetricFamily | GaugeMetricFamily, totals: Mapping[str, SinkTotals], field: str
-) -> CounterMetricFamily | GaugeMetricFamily:
-    for sink, held in totals.items():
-        family.add_metric([sink], getattr(held, field))
-    return family

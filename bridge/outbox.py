@@ -108,7 +108,12 @@ class Outbox:
         )
 
     def probe(
-        self, sink: str, *, skip: Collection[int] = (), blocked: Collection[str] = (), only: Collection[str] | None = None
+        self,
+        sink: str,
+        *,
+        skip: Collection[int] = (),
+        blocked: Collection[str] = (),
+        only: Collection[str] | None = None,
     ) -> Future[list[Owed]]:
         """Read the one row to try a paused sink with: urgent, then least often tried, then oldest."""
         skipped, waiting = frozenset(skip), frozenset(blocked)
@@ -137,6 +142,10 @@ class Outbox:
     def totals(self) -> Future[dict[str, dict[str, int]]]:
         """Read sink -> total by state, all from one commit."""
         return self._writer.read(rows.totals)
+
+    def totals_with_age(self) -> Future[dict[str, tuple[dict[str, int], float | None]]]:
+        """Read sink -> totals and the time of its oldest pending row, all from one commit."""
+        return self._writer.read(rows.totals_with_age)
 
     # Housekeeping.
 

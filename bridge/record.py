@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 SCHEMA_VERSION = 1
-SCHEMA_URL = "https://scheduled-events-bridge.io/schema/transition-record/v1.json"
+SCHEMA_ID = "urn:scheduled-events-bridge:transition-record:v1"
 
 #: The fixed namespace of record ids. Never change it: consumers recognise duplicates by ids made under it.
 NAMESPACE = uuid.UUID("6f0f6f6c-3c7e-5d4b-9a53-0b8b0b6d5a1e")
@@ -189,6 +189,12 @@ def decode_record(text: str | bytes) -> TransitionRecord:
 def decode_document(text: str | bytes) -> Document:
     """Return the document that `encode` wrote."""
     return _decode_document(text)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of a transition record (draft 2020-12)."""
+    schema = msgspec.json.schema(TransitionRecord)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}
 
 
 def compact_json(value: object) -> str:

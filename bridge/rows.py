@@ -131,6 +131,11 @@ def totals(store: Store) -> dict[str, dict[str, int]]:
     return {name: dict(zip(STATES, counts, strict=True)) for name, *counts in store.connection.execute(SQL["totals"])}
 
 
+def totals_with_age(store: Store) -> dict[str, tuple[dict[str, int], float | None]]:
+    """Return sink -> its totals, and when its oldest pending row was observed (seconds since 1970)."""
+    return {name: (counts, oldest_pending(store, name)) for name, counts in totals(store).items()}
+
+
 def oldest_pending(store: Store, sink: str) -> float | None:
     """Return when the oldest row that *sink* is owed was observed, in seconds since 1970."""
     (moment,) = store.connection.execute(SQL["oldest_pending"], (sink,)).fetchone()

@@ -151,9 +151,9 @@ class Schedule:
         """Pause until the next probe; *seconds_to_notice* is the time to the soonest NotBefore ahead."""
         self._probe_at = now + self._gap(self._failures, seconds_to_notice, None, urgent=owes_urgent)
 
-    def forget(self, event_keys: Collection[str]) -> None:
-        """Drop the delays of events that are not owed any more; *event_keys* are those that are."""
-        for key in self._delays.keys() - set(event_keys):
+    def forget_past(self, now: float) -> None:
+        """Drop the delays that are over: nothing is owed for their events any more."""
+        for key in [key for key, delay in self._delays.items() if delay.until <= now]:
             del self._delays[key]
 
     def _gap(

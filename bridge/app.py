@@ -1,0 +1,249 @@
+"""The agent put together: built, started and stopped in an order that has reasons.
+
+Start: the directory's lock first, so that nothing is touched that another agent uses; then the outbox; then one try to
+learn who this VM is, since ids and filters depend on it; then the workers, so that what was owed before goes out even
+while IMDS is silent; the poll last.
+
+Stop: the poll first, so that nothing new comes; then records that wait for the identity get their sinks; then the
+workers drain; then the outbox, which commits what they did; the lock last.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from bridge.boot import boot_id
+from bridge.config import Settings, SinkSettings
+from bridge.delivery import Worker
+from bridge.errors import BridgeError
+from bridge.identity import IdentityKeeper
+from bridge.imds import ImdsClient
+from bridge.lock import DirectoryLock, prepare_directory
+from bridge.metrics import Metrics, SinkTotals
+from bridge.outbox import Outbox
+from bridge.poller import Poller
+from bridge.record import TransitionRecord
+from bridge.routing import Routes
+
+logger = logging.getLogger(__name__)
+
+NUDGE_FILE = "nudge"
+_TEND_SECONDS = 5.0
+_CLEAN_SECONDS = 60.0
+_JOIN_SECONDS = 1.0
+
+
+class Agent:
+    """Everything that `run` runs; raise StateDirectoryError when the directory cannot be had."""
+
+    def __init__(self, settings: Settings, directory: Path) -> None:
+        self._settings = settings
+        self._directory = directory
+        prepare_directory(directory)
+        self._lock = DirectoryLock(directory)
+        self.metrics = Metrics()
+        self.outbox = Outbox(
+            directory,
+            max_bytes=settings.state.max_bytes,
+            keep_delivered_seconds=settings.state.keep_delivered_seconds,
+        )
+        self._imds = _client(settings)
+        self._identity = IdentityKeeper(self._imds, self.outbox, settings.vm)
+        self._workers: dict[str, tuple[SinkSettings, Worker]] = {}
+        self._poller: Poller | None = None
+        self._stop_polling = threading.Event()
+        self._poll_thread: threading.Thread | None = None
+        self._chores = _Chores(self, directory / NUDGE_FILE)
+
+    # What the poller wants to know.
+
+    def vm_name(self) -> str | None:
+        """Return this VM's name, null while it is unknown."""
+        return self._identity.vm.name
+
+    def recorded(self, records: list[TransitionRecord]) -> None:
+        """Hear of new records."""
+        if any(record.is_urgent for record in records):
+            self._identity.hurry()
+
+    # Life.
+
+    def start(self) -> None:
+        """Start to watch and to deliver."""
+        self._identity.start()
+        self.outbox.on_records = self._notify
+        self.metrics.register_totals(self._totals)
+        self._route()
+        for sink in self._settings.sinks:
+            self._start_worker(sink)
+        self._poller = Poller(
+            self._imds,
+            self.outbox,
+            metrics=self.metrics,
+            watched=self,
+            boot_id=boot_id(),
+            poll_interval_seconds=self._settings.imds.poll_interval_seconds,
+        )
+        self._poll_thread = threading.Thread(
+            target=self._poller.run, args=(self._stop_polling,), name="poll", daemon=True
+        )
+        self._poll_thread.start()
+        logger.info(
+            "The agent is running.",
+            extra={
+                "vm": self.vm_name(),
+                "imds": self._imds.endpoint,
+                "state_directory": str(self._directory),
+                "sinks": [sink.name for sink in self._settings.sinks],
+            },
+        )
+
+    def tick(self) -> None:
+        """Do what is due now and then; called about once a second."""
+        self._chores.tick(heartbeat_seconds=self._settings.heartbeat.interval_seconds)
+
+    def beat(self) -> None:
+        """Send a heartbeat to the sinks that want it: a dead agent must not look like calm."""
+        if self._poller is not None:
+            self.outbox.heartbeat(incarnation=self._poller.incarnation)
+
+    def nudge(self) -> None:
+        """Look again at once: a command has written to the outbox."""
+        for _, worker in self._workers.values():
+            worker.nudge()
+
+    def stop(self) -> None:
+        """Stop polling, let the sinks drain for `stop_grace_seconds`, commit, let go."""
+        grace = self._settings.stop_grace_seconds
+        deadline = time.monotonic() + grace
+        self._stop_polling.set()
+        self._imds.close()
+        self._identity.stop()
+        if self._poll_thread is not None:
+            self._poll_thread.join(_JOIN_SECONDS)
+        for _, worker in self._workers.values():
+            worker.stop(grace_seconds=max(deadline - time.monotonic(), 0.0))
+        for _, worker in self._workers.values():
+            worker.join(max(deadline - time.monotonic(), 0.05))
+        self._say_what_is_left()
+        self.outbox.close()
+        self._lock.release()
+
+    def reload(self, settings: Settings) -> None:
+        """Go on with *settings*; what cannot change in a running agent is said and left."""
+        before, self._settings = self._settings, settings
+        for key in ("state", "status"):
+            if getattr(before, key) != getattr(settings, key):
+                logger.warning("A change of [%s] needs a restart; the rest is in force.", key)
+        if (before.imds, before.vm) != (settings.imds, settings.vm):
+            self._exchange_imds(settings)
+        kept = {sink.name for sink in settings.sinks if self._is_unchanged(sink)}
+        for name in self._workers.keys() - kept:
+            self._stop_worker(name)
+        self._route()
+        for sink in settings.sinks:
+            if sink.name not in kept:
+                self._start_worker(sink)
+        logger.info("The configuration was read again.", extra={"sinks": [sink.name for sink in settings.sinks]})
+
+    def _exchange_imds(self, settings: Settings) -> None:
+        old, self._imds = self._imds, _client(settings)
+        self._identity.stop()
+        self._identity = IdentityKeeper(self._imds, self.outbox, settings.vm)
+        self._identity.start()
+        if self._poller is not None:
+            self._poller.use(self._imds, poll_interval_seconds=settings.imds.poll_interval_seconds)
+        old.close()
+
+    def _is_unchanged(self, sink: SinkSettings) -> bool:
+        return sink.name in self._workers and self._workers[sink.name][0] == sink
+
+    def _route(self) -> None:
+        sinks = self._settings.sinks
+        routes = Routes([sink.config for sink in sinks])
+        self.outbox.configure(routes, [sink.name for sink in sinks], labels=dict(self._settings.labels)).result()
+
+    def _start_worker(self, sink: SinkSettings) -> None:
+        worker = Worker(
+            config=sink.config,
+            sink_class=sink.sink_class,
+            outbox=self.outbox,
+            metrics=self.metrics.sink(sink.name),
+        )
+        self._workers[sink.name] = (sink, worker)
+        worker.start()
+
+    def _stop_worker(self, name: str) -> None:
+        """End a worker before another may start on the same rows."""
+        sink, worker = self._workers.pop(name)
+        worker.stop(grace_seconds=0.0)
+        if not worker.join(sink.config.timeout_seconds * 1.1 + _JOIN_SECONDS):
+            logger.error("A sink hangs and was left behind.", extra={"sink": name})
+
+    def _notify(self) -> None:
+        for _, worker in list(self._workers.values()):
+            worker.notify()
+
+    def _totals(self) -> Mapping[str, SinkTotals]:
+        now = time.time()
+        return {
+            name: SinkTotals(oldest_pending_age_seconds=max(now - oldest, 0.0) if oldest is not None else 0.0, **counts)
+            for name, (counts, oldest) in self.outbox.totals_with_age().result().items()
+        }
+
+    def _say_what_is_left(self) -> None:
+        try:
+            pending = {name: total["pending"] for name, total in self.outbox.totals().result().items()}
+        except BridgeError:
+            pending = {}
+        logger.info("The agent stopped.", extra={"pending": pending})
+
+
+class _Chores:
+    """What a running agent does now and then, on the thread that calls `tick`."""
+
+    def __init__(self, agent: Agent, nudge_file: Path) -> None:
+        self._agent = agent
+        self._nudge_file = nudge_file
+        self._nudged_at = self._read_nudge()
+        now = time.monotonic()
+        self._next_tend = now + _TEND_SECONDS
+        self._next_clean = now + _CLEAN_SECONDS
+        self._next_heartbeat = now
+
+    def tick(self, *, heartbeat_seconds: float) -> None:
+        """Do what is due; a heartbeat each *heartbeat_seconds*, none for 0."""
+        now = time.monotonic()
+        nudged_at = self._read_nudge()
+        if nudged_at != self._nudged_at:
+            self._nudged_at = nudged_at
+            self._agent.nudge()
+        if now >= self._next_tend:
+            self._next_tend = now + _TEND_SECONDS
+            self._agent.outbox.tend()
+        if now >= self._next_clean:
+            self._next_clean = now + _CLEAN_SECONDS
+            self._agent.outbox.clean()
+        if heartbeat_seconds and now >= self._next_heartbeat:
+            self._next_heartbeat = now + heartbeat_seconds
+            self._agent.beat()
+
+    def _read_nudge(self) -> int | None:
+        try:
+            return self._nudge_file.stat().st_mtime_ns
+        except OSError:
+            return None
+
+
+def _client(settings: Settings) -> ImdsClient:
+    imds = settings.imds
+    return ImdsClient(
+        endpoint=imds.endpoint,
+        api_version=imds.api_version,
+        timeout_seconds=imds.timeout_seconds,
+        first_timeout_seconds=imds.first_timeout_seconds,
+    )

@@ -1,0 +1,279 @@
+"""The command line: what is asked for goes to standard output, everything else to standard error.
+
+This is the only place that prints and exits. Exit codes: 0 fine; 1 failed; 2 wrong usage; 73 the state directory cannot
+be made, or another `run` holds it; 78 the configuration is wrong.
+
+Imports that only one command needs stand inside it: `run` stays small in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial, wraps
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from bridge import logs
+from bridge.config import Settings, find_config, load, state_directory
+from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
+
+EXIT_FAILED, EXIT_STATE_DIRECTORY, EXIT_CONFIGURATION = 1, 73, 78
+_NAME = "scheduled-events-bridge"
+_TICK_SECONDS = 1.0
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+_FILE = click.Path(dir_okay=False, path_type=Path)
+_DIRECTORY = click.Path(file_okay=False, path_type=Path)
+_option = partial(click.option, show_default=True)
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    try:
+        code = commands.main(prog_name=_NAME, standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = 130
+    except ConfigurationError as error:
+        code = _complain(*error.mistakes, code=EXIT_CONFIGURATION)
+    except StateDirectoryError as error:
+        code = _complain(str(error), code=EXIT_STATE_DIRECTORY)
+    except BridgeError as error:
+        code = _complain(str(error), code=EXIT_FAILED)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; nothing may be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _complain(*sentences: str, code: int) -> int:
+    for sentence in sentences:
+        click.echo(sentence, err=True)
+    return code
+
+
+def _with_config(command: _Command) -> Any:
+    """Give *command* the settings of `--config`, as `settings`."""
+
+    @_option("--config", "-c", "path", type=_FILE, help="TOML file.  [default: see the README]", show_default=False)
+    @wraps(command)
+    def with_settings(path: Path | None, **rest: Any) -> Any:
+        return command(settings=load(find_config(path, os.environ)), **rest)
+
+    return with_settings
+
+
+def _with_state(command: _Command) -> Any:
+    """Give *command* the state directory, from its own option or from the configuration."""
+
+    @_option("--config", "-c", "path", type=_FILE, help="TOML file.  [default: see the README]", show_default=False)
+    @_option("--state-directory", type=_DIRECTORY, help="Where the outbox is.  [default: what the configuration says]")
+    @wraps(command)
+    def with_directory(path: Path | None, state_directory: Path | None, **rest: Any) -> Any:
+        return command(directory=state_directory or _directory_of(path), **rest)
+
+    return with_directory
+
+
+def _directory_of(path: Path | None) -> Path:
+    return state_directory(load(find_config(path, os.environ)), os.environ)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version(_NAME), prog_name=_NAME)
+def commands() -> None:
+    """Carry Azure's maintenance notices for this VM to where they are needed."""
+
+
+@commands.command()
+@_with_config
+@_option("--log-format", type=click.Choice(["auto", "json", "text"]), default="auto", help="auto: text on a terminal.")
+@_option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+def run(settings: Settings, log_format: str, log_level: str) -> None:
+    """Watch this VM's events and deliver them, until SIGTERM or SIGINT. SIGHUP reads the configuration again."""
+    from bridge.app import Agent  # noqa: PLC0415
+
+    logs.configure(json=None if log_format == "auto" else log_format == "json", level=log_level.upper())
+    stop, reload_wanted = threading.Event(), threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, lambda *_: reload_wanted.set())
+    path = click.get_current_context().params.get("path")
+    agent = Agent(settings, state_directory(settings, os.environ))
+    agent.start()
+    try:
+        while not stop.wait(_TICK_SECONDS):
+            agent.tick()
+            if reload_wanted.is_set():
+                reload_wanted.clear()
+                _reload(agent, path)
+    finally:
+        agent.stop()
+
+
+def _reload(agent: Any, path: Path | None) -> None:
+    logger = logs.logging.getLogger(__name__)
+    try:
+        settings = load(find_config(path, os.environ))
+    except ConfigurationError as error:
+        for mistake in error.mistakes:
+            logger.error("The new configuration is wrong; nothing was changed. %s", mistake)
+        return
+    agent.reload(settings)
+
+
+@commands.command()
+def demo() -> None:
+    """Show a live migration from announcement to completion, on a simulated VM; nothing to set up."""
+    from bridge.demo import run_demo  # noqa: PLC0415
+
+    run_demo()
+
+
+@commands.command("check-config")
+@_with_config
+@_option("--connect", is_flag=True, help="Also try IMDS and every destination, without writing to it.")
+def check_config(settings: Settings, *, connect: bool) -> int:
+    """Say whether the configuration is right; exit 78 with every mistake when it is not."""
+    from bridge.commands import describe_settings, try_destinations  # noqa: PLC0415
+
+    click.echo(describe_settings(settings, state_directory(settings, os.environ)))
+    if not connect:
+        return 0
+    results = try_destinations(settings)
+    for name, problem in results:
+        click.echo(f"{name}: {'reached' if problem is None else problem}")
+    return EXIT_FAILED if any(problem is not None for _, problem in results) else 0
+
+
+@commands.command()
+@_with_state
+@_option("--limit", "-n", type=click.IntRange(min=1), default=50, help="The newest so many.")
+@_option("--follow", "-f", is_flag=True, help="Go on printing new ones until interrupted.")
+@_option("--json", "as_json", is_flag=True, help="One record a line.")
+def events(directory: Path, limit: int, *, follow: bool, as_json: bool) -> None:
+    """List the transition records that this VM's agent wrote, oldest first."""
+    from bridge.commands import list_events  # noqa: PLC0415
+
+    list_events(directory, limit=limit, follow=follow, as_json=as_json)
+
+
+@commands.command("send-test")
+@_with_config
+@click.argument("names", metavar="[SINK]...", nargs=-1)
+def send_test(settings: Settings, names: tuple[str, ...]) -> int:
+    """Send a record of transition `test` straight to each sink, or to those named."""
+    from bridge.commands import send_test as send  # noqa: PLC0415
+
+    results = send(settings, names)
+    for name, problem in results:
+        click.echo(f"{name}: {'delivered' if problem is None else problem}", err=True)
+    return EXIT_FAILED if any(problem is not None for _, problem in results) else 0
+
+
+@commands.group()
+def outbox() -> None:
+    """See and change what is still owed to the sinks."""
+
+
+_sink = _option("--sink", help="Only this sink; it may be one that is no longer configured.")
+_record = _option("--id", "record_id", help="Only the record with this id.")
+
+
+@outbox.command("list")
+@_with_state
+@_sink
+@_option(
+    "--state",
+    type=click.Choice(["owed", "pending", "parked", "delivered", "expired", "evicted", "discarded", "all"]),
+    default="owed",
+    help="owed: pending and parked.",
+)
+@_option("--limit", "-n", type=click.IntRange(min=1), default=100)
+@_option("--json", "as_json", is_flag=True, help="One object a line.")
+def list_(directory: Path, sink: str | None, state: str, limit: int, *, as_json: bool) -> None:
+    """List what each sink is owed, and why it has not got it."""
+    from bridge.commands import list_deliveries  # noqa: PLC0415
+
+    list_deliveries(directory, sink=sink, state=state, limit=limit, as_json=as_json)
+
+
+@outbox.command()
+@_with_state
+@_sink
+@_record
+def retry(directory: Path, sink: str | None, record_id: str | None) -> None:
+    """Have parked records tried again, and a paused sink at once."""
+    from bridge.beside import Beside  # noqa: PLC0415
+
+    with Beside(directory) as beside:
+        count = beside.retry(sink=sink, record_id=record_id)
+    click.echo(f"{count} parked {_records(count)} will be tried again.", err=True)
+
+
+@outbox.command()
+@_with_state
+@_option("--sink", required=True, help="The sink; it may be one that is no longer configured.")
+@_record
+@_option("--state", type=click.Choice(["pending", "parked"]), help="Only these.  [default: both]")
+@_option("--yes", is_flag=True, help="Do not ask.")
+def discard(directory: Path, sink: str, record_id: str | None, state: str | None, *, yes: bool) -> None:
+    """Give up on records that a sink is owed: they are never sent."""
+    from bridge.beside import Beside  # noqa: PLC0415
+
+    what = f"record {record_id}" if record_id else f"every {state or 'pending and parked'} record"
+    if not yes:
+        click.confirm(f"Discard {what} of {sink}? It is never sent.", abort=True, err=True)
+    with Beside(directory) as beside:
+        count = beside.discard(sink, state=state, record_id=record_id)
+    click.echo(f"{count} {_records(count)} discarded.", err=True)
+
+
+def _records(count: int) -> str:
+    return "record" if count == 1 else "records"
+
+
+@commands.command()
+@click.argument("scenario", default="live-migration")
+@_option("--list", "list_scenarios", is_flag=True, help="List the scenarios that come with it, and end.")
+@_option("--listen", default="127.0.0.1:8169", help="Address of the first VM; the others follow port by port.")
+@_option("--vm", "vms", multiple=True, default=("simulated-vm",), help="A VM's name; repeat it for a fleet.")
+@_option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="60: a minute in a second.")
+@_option("--rate-limit/--no-rate-limit", default=True, help="Answer 429 above five requests a second, as Azure does.")
+@_option("--first-call", "first_call_seconds", type=click.FloatRange(min=0), default=0.0, help="Seconds of the first.")
+@_option("--until-finished", is_flag=True, help="End when the scenario has.")
+@_option("--allow-remote", is_flag=True, help="Listen on an address that is not loopback.")
+def simulate(*, list_scenarios: bool, **options: Any) -> None:
+    """Play SCENARIO, a name or a TOML file, as an IMDS that an agent can be pointed at."""
+    from bridge.testing.scenario import load_scenario, scenario_names  # noqa: PLC0415
+    from bridge.testing.serving import ServeOptions, serve  # noqa: PLC0415
+
+    if list_scenarios:
+        for name in scenario_names():
+            click.echo(f"{name:<24} {load_scenario(name).description}")
+        return
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    serve(ServeOptions(**options), stop=stop, say=partial(click.echo, err=True))
+
+
+@commands.command()
+def schema() -> None:
+    """Print the JSON schema of a transition record."""
+    import json  # noqa: PLC0415
+
+    from bridge.record import json_schema  # noqa: PLC0415
+
+    click.echo(json.dumps(json_schema(), indent=2))

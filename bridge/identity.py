@@ -1,0 +1,145 @@
+"""Finding out who this VM is, without ever delaying a poll.
+
+One try at the start, then what was stored, then a try each minute; while this VM was never known, tries come faster,
+because records wait for the answer: a minute at most, 5 s where the service says plainly that it does not know, 2 s
+when a record is about an eviction or a deletion. Then sinks are chosen without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from bridge.errors import BridgeError, DocumentInvalid, ImdsError, ImdsStatus
+from bridge.logs import Repeated
+from bridge.outbox import Outbox
+from bridge.record import VmIdentity
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 60.0
+_WAIT_SECONDS = 60.0
+_WAIT_SECONDS_WHEN_REFUSED = 5.0
+_WAIT_SECONDS_WHEN_URGENT = 2.0
+#: Answers that say "no such thing here" rather than "not now".
+_PLAIN_REFUSALS = frozenset({400, 403, 404, 405, 501})
+
+
+class Imds(Protocol):
+    """What is needed of the metadata service."""
+
+    def identity(self) -> VmIdentity:
+        """Return who this VM is; raise ImdsError."""
+
+
+def merged(found: VmIdentity, configured: VmIdentity) -> VmIdentity:
+    """Return *found* with everything that *configured* sets."""
+    fields = ((name, getattr(configured, name)) for name in VmIdentity.__struct_fields__)
+    return msgspec.structs.replace(found, **{name: value for name, value in fields if value})
+
+
+class IdentityKeeper:
+    """Keeps the outbox informed of who this VM is; *configured* wins over what the service says."""
+
+    def __init__(
+        self,
+        imds: Imds,
+        outbox: Outbox,
+        configured: VmIdentity,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._imds = imds
+        self._outbox = outbox
+        self._configured = configured
+        self._monotonic = monotonic
+        self._report = Repeated(logger)
+        self._stop = threading.Event()
+        self._hurry = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_found = False
+        self._wait_until = float("inf")
+        self.is_waiting = False
+        self.vm = merged(VmIdentity(), configured)
+        """Who this VM is, as far as it is known."""
+
+    def start(self) -> None:
+        """Try once; fall back on what is stored; go on trying on a thread when that was in vain."""
+        started = self._monotonic()
+        self._try()
+        if self._is_found:
+            return
+        stored = self._outbox.state().result().vm
+        if stored is not None or self._configured.name:
+            self._take(stored or VmIdentity())
+        else:
+            self._outbox.await_identity()
+            self.is_waiting = True
+            self._wait_until = min(self._wait_until, started + _WAIT_SECONDS)
+        self._thread = threading.Thread(target=self._run, name="identity", daemon=True)
+        self._thread.start()
+
+    def hurry(self) -> None:
+        """Wait no longer than 2 s more: a record is about an eviction or a deletion."""
+        if self.is_waiting:
+            self._wait_until = min(self._wait_until, self._monotonic() + _WAIT_SECONDS_WHEN_URGENT)
+            self._hurry.set()
+
+    def stop(self) -> None:
+        """Stop trying; records that still wait get their sinks now."""
+        self._stop.set()
+        self._hurry.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
+        self._give_up_waiting()
+
+    def _run(self) -> None:
+        pause, next_try = 1.0, self._monotonic() + 1.0
+        while not self._stop.is_set() and not self._is_found:
+            now = self._monotonic()
+            if self.is_waiting and now >= self._wait_until:
+                self._give_up_waiting()
+            if now >= next_try:
+                self._try()
+                pause = min(pause * 2, _RETRY_SECONDS) if self.is_waiting else _RETRY_SECONDS
+                next_try = self._monotonic() + pause
+            until = min(next_try, self._wait_until) if self.is_waiting else next_try
+            self._hurry.wait(max(until - self._monotonic(), 0.01))
+            self._hurry.clear()
+
+    def _try(self) -> None:
+        try:
+            found = self._imds.identity()
+        except ImdsError as error:
+            refused = isinstance(error, DocumentInvalid)
+            refused |= isinstance(error, ImdsStatus) and error.status in _PLAIN_REFUSALS
+            if refused and (self.is_waiting or self._thread is None):
+                self._wait_until = min(self._wait_until, self._monotonic() + _WAIT_SECONDS_WHEN_REFUSED)
+            self._report.problem("identity", logging.WARNING, f"This VM's own name is not known yet: {error}")
+            return
+        try:
+            self._take(found)
+        except BridgeError as error:
+            self._report.problem("identity", logging.ERROR, f"This VM's identity could not be stored: {error}")
+            return
+        self._is_found = True
+        self._report.recovered("identity", "This VM's identity is known now.", vm=self.vm.name)
+
+    def _take(self, found: VmIdentity) -> None:
+        self.vm = merged(found, self._configured)
+        self.is_waiting = False
+        if self._outbox.identify(self.vm).result():
+            logger.warning("The state directory came from another machine; this one starts empty.")
+
+    def _give_up_waiting(self) -> None:
+        if self.is_waiting:
+            self.is_waiting = False
+            self._outbox.stop_waiting()
+            logger.warning(
+                'This VM\'s name is not known, so sinks of scope "mine" get every event. Set vm.name to be sure.'
+            )
