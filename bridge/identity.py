@@ -88,12 +88,16 @@ class IdentityKeeper:
         """Wait no longer than 2 s more: a record is about an eviction or a deletion."""
         if self.is_waiting:
             self._wait_until = min(self._wait_until, self._monotonic() + _WAIT_SECONDS_WHEN_URGENT)
-            self._hurry.set()
+            self.look()
+
+    def look(self) -> None:
+        """Look at once whether the waiting is over."""
+        self._hurry.set()
 
     def stop(self) -> None:
         """Stop trying; records that still wait get their sinks now."""
         self._stop.set()
-        self._hurry.set()
+        self.look()
         if self._thread is not None:
             self._thread.join(1.0)
         self._give_up_waiting()
@@ -140,6 +144,7 @@ class IdentityKeeper:
         if self.is_waiting:
             self.is_waiting = False
             self._outbox.stop_waiting()
-            logger.warning(
-                'This VM\'s name is not known, so sinks of scope "mine" get every event. Set vm.name to be sure.'
-            )
+            if not self._stop.is_set():
+                logger.warning(
+                    "The name of this VM is not known: sinks of scope 'mine' get every event. Set vm.name to be sure."
+                )

@@ -1,0 +1,159 @@
+"""A plain HTTP server that serves documents, and the agent as a process beside it."""
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+
+class PlainServer(ThreadingHTTPServer):
+    """Serves `body` with `status` at any path, unless `answer` says otherwise; counts what it served."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.body, self.status, self.headers = b"", 200, {}
+        self.answer = None
+        self.identity = (404, b"")
+        self.served = 0
+        self.released = threading.Event()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def show(self, document, *, polls=2):
+        """Serve *document* and wait until it was asked for *polls* times: the one before is stored then."""
+        self.body = document if isinstance(document, bytes) else json.dumps(document).encode()
+        self.wait_for_polls(polls)
+
+    def wait_for_polls(self, polls, timeout_seconds=20):
+        wanted, deadline = self.served + polls, time.monotonic() + timeout_seconds
+        while self.served < wanted:
+            assert time.monotonic() < deadline, "the agent stopped polling"
+            time.sleep(0.02)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        is_document = "scheduledevents" in self.path
+        if is_document and self.server.answer is not None:
+            self.server.served += 1
+            self.server.answer(self)
+            return
+        status, body = (self.server.status, self.server.body) if is_document else self.server.identity
+        self.send_response(status)
+        for name, value in self.server.headers.items() if is_document else ():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+        self.server.served += is_document
+
+    def handle(self):
+        with suppress(ConnectionError):
+            super().handle()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def imds():
+    server = PlainServer()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield server
+    server.released.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class AgentProcess:
+    """`run` as a process; its standard output and error in files of *directory*."""
+
+    def __init__(self, directory, env):
+        self.directory, self.env = directory, env
+        self.config = directory / "config.toml"
+        self.state = directory / "state"
+        self.out, self.err = directory / "out.jsonl", directory / "err.log"
+        self.process = None
+
+    def configure(self, imds_url, text="", *, poll_interval_seconds=0.2):
+        self.config.write_text(
+            f'[imds]\nendpoint = "{imds_url}"\npoll_interval_seconds = {poll_interval_seconds}\n'
+            f'[state]\ndirectory = "{self.state}"\n[status]\nlisten = ""\n{text}\n'
+        )
+
+    def command(self, *arguments):
+        return [sys.executable, "-m", "bridge", *map(str, arguments)]
+
+    def start(self, *arguments):
+        with self.out.open("ab") as stdout, self.err.open("ab") as stderr:
+            self.process = subprocess.Popen(
+                self.command("run", "--config", self.config, *arguments),
+                stdout=stdout,
+                stderr=stderr,
+                env=self.env,
+                cwd=self.directory,
+            )
+        return self
+
+    def stop(self, *, timeout_seconds=20):
+        """Stop as systemd does; return the exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout_seconds)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def call(self, *arguments):
+        """Run another command beside it; return (exit code, stdout, stderr)."""
+        done = subprocess.run(
+            self.command(*arguments),
+            check=False,
+            capture_output=True,
+            text=True,
+            env=self.env,
+            cwd=self.directory,
+            timeout=60,
+        )
+        return done.returncode, done.stdout, done.stderr
+
+    @property
+    def records(self):
+        return [json.loads(line) for line in self.out.read_text().splitlines()]
+
+    @property
+    def transitions(self):
+        return [(record["transition"], record["evidence"]) for record in self.records]
+
+    @property
+    def log(self):
+        return self.err.read_text()
+
+    def wait_for(self, predicate, timeout_seconds=20):
+        deadline = time.monotonic() + timeout_seconds
+        while not predicate():
+            assert self.process is None or self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, (self.log, list(self.directory.iterdir()))
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def agent(tmp_path, agent_env):
+    started = AgentProcess(tmp_path, agent_env)
+    yield started
+    if started.process is not None and started.process.poll() is None:
+        started.kill()

@@ -1,0 +1,246 @@
+"""`demo` as a process: piped, on terminals of two kinds, interrupted, and with a reader that leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import jsonschema
+import pytest
+
+from bridge.record import json_schema
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals and no SIGINT for one process")
+
+_DEMO = [sys.executable, "-m", "bridge", "demo"]
+_PLACES = ("cwd", "home", "tmp")
+_HIDDEN = ("PYTHON", "XDG_", "LC_", "LANG", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "STATE_DIR")
+_PROMISED_SECONDS = 20
+_SLOW_MACHINE_SECONDS = 25
+_PROMPT_SECONDS = 8
+_COLOUR = re.compile(rb"\x1b\[(?:[0-9]+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]")
+_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_HIDE_CURSOR, _SHOW_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
+
+
+class Run:
+    """A demo at work in places of its own, with a configuration that it must not read."""
+
+    def __init__(self, base, *, terminal=None, reads_all=True, **env):
+        """Start it; *terminal* is (columns, rows), null for pipes; without *reads_all* the reader leaves soon."""
+        self.base = base
+        self._reads_all = reads_all
+        for place in _PLACES:
+            (base / place).mkdir(parents=True)
+        (base / "config.toml").write_text("this is no TOML", encoding="utf-8")
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(_HIDDEN)}
+        environ |= {
+            "HOME": str(base / "home"),
+            "TMPDIR": str(base / "tmp"),
+            "TERM": "xterm-256color",
+            "SCHEDULED_EVENTS_BRIDGE_CONFIG": str(base / "config.toml"),
+            "STATE_DIRECTORY": str(base / "state"),
+        }
+        self.started = time.monotonic()
+        self._master, output = (None, subprocess.PIPE) if terminal is None else _open_terminal(*terminal)
+        self.process = subprocess.Popen(
+            _DEMO,
+            cwd=base / "cwd",
+            env=environ | env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.PIPE if terminal is None else output,
+            start_new_session=True,
+        )
+        if terminal is not None:
+            os.close(output)
+        self.seen = b""
+        self.stderr = b""
+        self._news = threading.Condition()
+        self._has_ended = False
+        # Read on and on: a terminal that nobody reads is full after a few frames, and the demo would wait for it.
+        self._reader = threading.Thread(target=self._read_all, daemon=True)
+        self._reader.start()
+
+    def wait_for(self, text):
+        """Wait until *text* was printed."""
+        with self._news:
+            self._news.wait_for(lambda: text in self.seen or self._has_ended, _SLOW_MACHINE_SECONDS)
+            assert text in self.seen
+
+    def finish(self):
+        """Wait for the end, and return the exit code."""
+        with self.process as process:
+            try:
+                code = process.wait(_PROMISED_SECONDS + _SLOW_MACHINE_SECONDS)
+            finally:
+                process.kill()
+            self._reader.join(_PROMPT_SECONDS)
+            self.stderr = process.stderr.read() if process.stderr else b""
+        return code
+
+    def _read_all(self):
+        descriptor = self.process.stdout.fileno() if self._master is None else self._master
+        with contextlib.suppress(OSError):  # EIO: on Linux, how the end of a terminal looks from the other side
+            while chunk := os.read(descriptor, 65536):
+                with self._news:
+                    self.seen += chunk
+                    self._news.notify_all()
+                if not self._reads_all:
+                    self.process.stdout.close()
+                    return
+        self.seconds = time.monotonic() - self.started
+        if self._master is not None:
+            os.close(self._master)
+        with self._news:
+            self._has_ended = True
+            self._news.notify_all()
+
+    @property
+    def text(self):
+        """Return what was printed, without terminal codes."""
+        return _CODE.sub("", self.seen.decode())
+
+    @property
+    def left_behind(self):
+        """Return what is there that was not there before."""
+        files = [path for place in _PLACES for path in (self.base / place).rglob("*")]
+        return files + [path for path in self.base.iterdir() if path.name not in {*_PLACES, "config.toml"}]
+
+
+def _open_terminal(columns, rows):
+    import fcntl  # noqa: PLC0415  # not on Windows
+    import pty  # noqa: PLC0415
+    import struct  # noqa: PLC0415
+    import termios  # noqa: PLC0415
+
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    return master, slave
+
+
+@pytest.fixture(scope="module")
+def demos(tmp_path_factory):
+    """Return name -> a demo that ended, all of them run at the same time."""
+    base = tmp_path_factory.mktemp("demos")
+    runs = {
+        "piped": Run(base / "piped"),
+        "terminal": Run(base / "terminal", terminal=(80, 24), LANG="C.UTF-8"),
+        "plain": Run(base / "plain", terminal=(40, 20), LC_ALL="C", NO_COLOR="1"),
+        "dumb": Run(base / "dumb", terminal=(200, 60), LANG="C.UTF-8", TERM="dumb"),
+    }
+    return {name: (run, run.finish()) for name, run in runs.items()}
+
+
+def _records(run):
+    return [json.loads(line) for line in run.seen.splitlines()]
+
+
+@pytest.mark.parametrize("name", ["piped", "terminal", "plain", "dumb"])
+def test_demo_ends_well_in_time_and_leaves_nothing_behind(demos, name):
+    run, code = demos[name]
+    assert (code, run.stderr) == (0, b""), run.text
+    assert run.seconds < _PROMISED_SECONDS + _SLOW_MACHINE_SECONDS
+    assert run.left_behind == []
+
+
+def test_piped_demo_prints_valid_records_and_nothing_else(demos):
+    validator = jsonschema.Draft202012Validator(json_schema())
+    records = _records(demos["piped"][0])
+    assert [problem.message for record in records for problem in validator.iter_errors(record)] == []
+
+
+def test_piped_demo_tells_one_event_from_announcement_to_completion(demos):
+    records = _records(demos["piped"][0])
+    assert [(r["transition"], r["evidence"]) for r in records] == [
+        ("scheduled", "observed"),
+        ("started", "observed"),
+        ("completed", "observed"),
+    ]
+    assert len({r["event"]["event_id"] for r in records}) == 1
+    assert [r["sequence"] for r in records] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["terminal", "plain", "dumb"])
+def test_terminal_shows_each_transition_with_its_meaning_and_the_next_command(demos, name):
+    text = " ".join(demos[name][0].text.split())
+    for words in ("Azure announced a Freeze of 5 s", "s of notice", "The Freeze began", "it is over", "On call:"):
+        assert words in text
+    assert "3 changes, 3 records, none lost." in text
+    assert text.index("scheduled") < text.index("started ") < text.index("completed")
+    assert "run --config" in text
+
+
+@pytest.mark.parametrize("name", ["terminal", "plain"])
+def test_terminal_counts_down_to_not_before(demos, name):
+    left = [float(seconds) for seconds in re.findall(r"NotBefore in ([0-9.]+) s", demos[name][0].text)]
+    assert len(set(left)) > 10
+    assert left == sorted(left, reverse=True)
+
+
+def test_terminal_gets_its_cursor_back(demos):
+    seen = demos["terminal"][0].seen
+    assert seen.count(_HIDE_CURSOR) == 1
+    assert seen.rindex(_SHOW_CURSOR) > seen.index(_HIDE_CURSOR)
+
+
+def test_terminal_without_utf8_and_without_colour_gets_neither(demos):
+    assert _COLOUR.search(demos["terminal"][0].seen)
+    seen = demos["plain"][0].seen
+    assert seen.isascii()
+    assert not _COLOUR.search(seen)
+
+
+def test_narrow_terminal_gets_no_line_wider_than_itself(demos):
+    assert max(map(len, re.split("[\r\n]+", demos["plain"][0].text))) <= 40
+
+
+def test_dumb_terminal_gets_no_codes(demos):
+    assert b"\x1b" not in demos["dumb"][0].seen
+
+
+@pytest.mark.parametrize("terminal", [None, (80, 24)])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_demo_ends_at_once_and_leaves_nothing_behind(tmp_path, terminal, number):
+    run = Run(tmp_path / "run", terminal=terminal)
+    run.wait_for(b"scheduled")
+    at = time.monotonic()
+    run.process.send_signal(number)
+    assert run.finish() == 130
+    assert time.monotonic() - at < _PROMPT_SECONDS
+    assert b"Traceback" not in run.seen + run.stderr
+    assert run.left_behind == []
+
+
+def test_demo_ends_quietly_when_its_reader_has_seen_enough(tmp_path):
+    run = Run(tmp_path / "run", reads_all=False)
+    run.wait_for(b"\n")
+    at = time.monotonic()
+    assert run.finish() == 0
+    assert time.monotonic() - at < _PROMPT_SECONDS
+    assert run.stderr == b""
+    assert run.left_behind == []
+
+
+def test_demo_says_what_is_wrong_when_there_is_no_temporary_directory(tmp_path):
+    # tempfile tries many places; its own variable makes it try one.
+    start = f"tempfile.tempdir = {str(tmp_path / 'nowhere')!r}; sys.argv[1:] = ['demo']; bridge.cli.main()"
+    code = f"import bridge.cli, sys, tempfile; {start}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 73
+    assert "Set TMPDIR" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_rich_is_not_imported_unless_there_is_a_terminal():
+    code = "import bridge.demo, bridge.cli, sys; sys.exit('rich' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -1,0 +1,322 @@
+import json
+import signal
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
+
+import pytest
+
+EVENT = "5D1C6C5E-3B0B-4C1A-9D68-2B0C1F0E7A11"
+
+
+def in_minutes(minutes):
+    return format_datetime(datetime.now(timezone.utc) + timedelta(minutes=minutes), usegmt=True)
+
+
+def event(status="Scheduled", **fields):
+    return {
+        "EventId": EVENT,
+        "EventStatus": status,
+        "EventType": "Freeze",
+        "ResourceType": "VirtualMachine",
+        "Resources": ["EastNO_0", "EastNO_1"],
+        "NotBefore": "" if status == "Started" else in_minutes(15),
+        "Description": "Virtual machine is being paused.",
+        "EventSource": "Platform",
+        "DurationInSeconds": 5,
+        **fields,
+    }
+
+
+def document(incarnation, *events):
+    return {"DocumentIncarnation": incarnation, "Events": list(events)}
+
+
+def run(agent, imds, *documents):
+    agent.configure(imds.url)
+    imds.body = json.dumps(documents[0]).encode()
+    agent.start()
+    for shown in documents:
+        imds.show(shown)
+    assert agent.stop() == 0
+    assert "Traceback" not in agent.log
+
+
+def test_a_live_migration_gives_scheduled_started_completed_with_every_field(agent, imds):
+    imds.identity = (200, b'{"name": "EastNO_0", "vmId": "3A4A-BB", "location": "eastnorway", "zone": ""}')
+    # 2026-04-11 was a Saturday: the weekday is wrong, as it is on Microsoft's own page.
+    scheduled = event(NotBefore="Mon, 11 Apr 2026 22:26:58 GMT")
+    run(agent, imds, document(1), document(2, scheduled), document(3, event("Started")), document(4))
+    first, second, third = agent.records
+    assert agent.transitions == [("scheduled", "observed"), ("started", "observed"), ("completed", "observed")]
+    assert first["event"] == {
+        "event_id": EVENT,
+        "event_type": "Freeze",
+        "event_status": "Scheduled",
+        "resource_type": "VirtualMachine",
+        "resources": ["EastNO_0", "EastNO_1"],
+        "not_before": "2026-04-11T22:26:58Z",
+        "not_before_raw": "Mon, 11 Apr 2026 22:26:58 GMT",
+        "description": "Virtual machine is being paused.",
+        "event_source": "Platform",
+        "duration_seconds": 5,
+        "extra": {},
+    }
+    assert (first["previous"], first["changed"], first["previous_incarnation"]) == (None, [], 1)
+    assert first["notice_seconds"] < 0
+    assert second["previous"] == {"event_status": "Scheduled", "not_before": "2026-04-11T22:26:58Z"}
+    assert (second["changed"], second["notice_seconds"]) == (["event_status", "not_before"], None)
+    assert (second["event"]["not_before"], second["event"]["not_before_raw"]) == (None, "")
+    assert third["event"] == second["event"]
+    assert third["previous"] == {"event_status": "Started", "not_before": None}
+    assert [record["sequence"] for record in agent.records] == [1, 2, 3]
+    assert [record["incarnation"] for record in agent.records] == [2, 3, 4]
+    assert len({record["stream_id"] for record in agent.records}) == 1
+    assert all(record["affects_this_vm"] is True for record in agent.records)
+    assert first["vm"]["name"] == "EastNO_0"
+    assert (first["vm"]["location"], first["vm"]["zone"]) == ("eastnorway", None)
+    assert list(first) == [
+        *("schema_version", "id", "transition_key", "stream_id", "sequence", "transition", "evidence"),
+        *("observed_at", "incarnation", "previous_incarnation", "event", "previous", "changed"),
+        *("notice_seconds", "affects_this_vm", "vm", "labels", "approval"),
+    ]
+
+
+def test_a_reboot_whose_end_was_missed_is_ended_not_canceled(agent, imds):
+    shown = event(EventType="Reboot", NotBefore="Thu, 22 Jul 2021 04:50:17 GMT", DurationInSeconds=-1)
+    run(agent, imds, document(1), document(2, shown), document(4))
+    assert agent.transitions == [("scheduled", "observed"), ("ended", "unknown")]
+    assert agent.records[0]["event"]["duration_seconds"] is None
+
+
+def test_an_event_that_vanishes_before_its_time_is_canceled(agent, imds):
+    run(agent, imds, document(1), document(2, event()), document(3))
+    assert agent.transitions == [("scheduled", "observed"), ("canceled", "inferred")]
+
+
+def test_records_come_promptly_from_a_server_that_knows_no_identity(agent, imds):
+    agent.configure(imds.url)
+    imds.body = json.dumps(document(2, event())).encode()
+    agent.start()
+    agent.wait_for(lambda: agent.records, timeout_seconds=15)
+    assert agent.records[0]["vm"]["name"] is None
+    assert agent.records[0]["affects_this_vm"] is None
+
+
+def test_an_eviction_does_not_wait_for_the_identity(agent, imds):
+    imds.identity = (500, b"")
+    agent.configure(imds.url)
+    imds.body = json.dumps(document(2, event(EventType="Preempt", NotBefore=in_minutes(0.5)))).encode()
+    agent.start()
+    agent.wait_for(lambda: agent.records, timeout_seconds=10)
+
+
+def test_an_identity_that_comes_late_is_in_the_records_that_waited_for_it(agent, imds):
+    imds.identity = (503, b"")
+    agent.configure(imds.url, '[[sinks]]\ntype = "stdout"\nscope = "mine"')
+    imds.body = json.dumps(document(2, event(), event(EventId="other", Resources=["EastNO_00"]))).encode()
+    agent.start()
+    imds.wait_for_polls(3)
+    assert agent.records == []
+    imds.identity = (200, b'{"name": "EastNO_1", "vmId": "3A4A-BB"}')
+    agent.wait_for(lambda: agent.records)
+    assert agent.stop() == 0
+    assert [record["event"]["event_id"] for record in agent.records] == [EVENT]
+    assert (agent.records[0]["vm"]["vm_id"], agent.records[0]["affects_this_vm"]) == ("3A4A-BB", True)
+
+
+def test_a_restart_sends_nothing_again_and_misses_nothing(agent, imds):
+    run(agent, imds, document(1), document(2, event()))
+    imds.body = json.dumps(document(3, event("Started"))).encode()
+    agent.start()
+    imds.wait_for_polls(2)
+    assert agent.stop() == 0
+    imds.body = json.dumps(document(4)).encode()
+    agent.start()
+    imds.wait_for_polls(2)
+    assert agent.stop() == 0
+    assert agent.transitions == [("scheduled", "observed"), ("started", "observed"), ("completed", "inferred")]
+    assert [record["sequence"] for record in agent.records] == [1, 2, 3]
+
+
+def redirect(handler):
+    handler.send_response(302)
+    handler.send_header("Location", "/metadata/elsewhere")
+    handler.send_header("Content-Length", "0")
+    handler.end_headers()
+
+
+def truncate(handler):
+    handler.send_response(200)
+    handler.send_header("Content-Length", "500")
+    handler.end_headers()
+    handler.wfile.write(b'{"DocumentIncarnation": 9, "Events": [')
+    handler.close_connection = True
+
+
+def stay_silent(handler):
+    handler.server.released.wait(20)
+    handler.close_connection = True
+
+
+def answering(body, status=200):
+    def answer(handler):
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(redirect, truncate, stay_silent),
+        *(
+            answering(body)
+            for body in (b"", b"null", b"[]", b"{}", b'{"Events": null}', b'{"Events": [{}]}', b"<html>")
+        ),
+        *(answering(b'{"DocumentIncarnation": 9, "Events": []}', status) for status in (204, 404, 410, 429, 500, 503)),
+    ],
+    ids=lambda answer: answer.__name__,
+)
+def test_an_imds_that_gives_no_good_answer_ends_nothing(agent, imds, answer):
+    agent.configure(imds.url)
+    agent.config.write_text(agent.config.read_text().replace("[imds]\n", "[imds]\ntimeout_seconds = 0.3\n"))
+    imds.body = json.dumps(document(2, event("Started"))).encode()
+    agent.start()
+    imds.wait_for_polls(2)
+    imds.answer = answer
+    imds.wait_for_polls(2)
+    imds.released.set()
+    imds.answer = None
+    imds.show(document(2, event("Started")))
+    assert agent.stop() == 0
+    assert agent.transitions == [("started", "observed")]
+    assert "Traceback" not in agent.log
+    log = [json.loads(line) for line in agent.log.splitlines()]
+    assert [line for line in log if (line["level"], line["logger"]) == ("WARNING", "bridge.poller")], agent.log
+
+
+def test_an_incarnation_that_starts_over_invents_no_ending(agent, imds):
+    run(agent, imds, document(9, event("Started")), document(1, event("Started")), document(2))
+    assert agent.transitions == [("started", "observed"), ("completed", "observed")]
+
+
+def test_a_second_agent_on_the_same_directory_is_told_so(agent, imds):
+    agent.configure(imds.url)
+    imds.body = json.dumps(document(1)).encode()
+    agent.start()
+    imds.wait_for_polls(1)
+    code, out, err = agent.call("run", "--config", agent.config)
+    assert (code, out) == (73, "")
+    assert str(agent.state) in err
+    assert "Traceback" not in err
+    imds.wait_for_polls(2)
+
+
+def test_a_state_directory_that_cannot_be_made_is_exit_73(agent, imds):
+    (agent.directory / "file").write_text("")
+    agent.state = agent.directory / "file" / "state"
+    agent.configure(imds.url)
+    code, out, err = agent.call("run", "--config", agent.config)
+    assert (code, out) == (73, "")
+    assert str(agent.state) in err
+
+
+def test_a_state_directory_of_another_machine_is_set_aside(agent, imds):
+    imds.identity = (200, b'{"name": "golden", "vmId": "AAAA"}')
+    run(agent, imds, document(5, event("Started", Resources=["golden"])))
+    imds.identity = (200, b'{"name": "copy-1", "vmId": "BBBB"}')
+    agent.out.unlink()
+    run(agent, imds, document(1), document(2, event(Resources=["copy-1"])))
+    assert agent.transitions == [("scheduled", "observed")]
+    assert agent.records[0]["sequence"] == 1
+    assert "another machine" in agent.log
+    assert list(agent.state.glob("*other-vm*"))
+
+
+def test_sighup_reads_the_configuration_again_and_a_wrong_one_changes_nothing(agent, imds):
+    run_config = '[labels]\nteam = "one"'
+    agent.configure(imds.url, run_config)
+    imds.body = json.dumps(document(1)).encode()
+    agent.start()
+    imds.wait_for_polls(1)
+    agent.configure(imds.url, '[labels]\nteam = "two"')
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for(lambda: "read again" in agent.log)
+    agent.configure(imds.url, '[lables]\nteam = "three"')
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for(lambda: "nothing was changed" in agent.log)
+    imds.show(document(2, event()))
+    assert agent.stop() == 0
+    assert [record["labels"] for record in agent.records] == [{"team": "two"}]
+
+
+def test_five_mistakes_give_five_messages_in_one_go(agent):
+    agent.config.write_text(
+        """
+        [imds]
+        poll_intervall_seconds = 1
+        timeout_seconds = "5"
+        [state]
+        max_bytes = -1
+        [[sinks]]
+        type = "stdot"
+        [[sinks]]
+        type = "stdout"
+        format = "yaml"
+        """
+    )
+    for command in ("run", "check-config"):
+        code, out, err = agent.call(command, "--config", agent.config)
+        assert (code, out) == (78, "")
+        mistakes = err.splitlines()
+        assert len(mistakes) == 5
+        for key, value, instead in (
+            ("imds.poll_intervall_seconds", "poll_intervall_seconds", "poll_interval_seconds"),
+            ("imds.timeout_seconds", "'5'", "number"),
+            ("state.max_bytes", "-1", "1048576"),
+            ("sinks[0].type", "stdot", "stdout"),
+            ("sinks[1]", "yaml", "text"),
+        ):
+            assert any(key in line and value in line and instead in line for line in mistakes), (key, err)
+
+
+def test_events_and_outbox_list_what_the_agent_wrote(agent, imds):
+    run(agent, imds, document(2, event()))
+    code, out, _ = agent.call("events", "--config", agent.config, "--json")
+    assert code == 0
+    assert [json.loads(line) for line in out.splitlines()] == agent.records
+    code, out, _ = agent.call("outbox", "list", "--config", agent.config, "--state", "delivered", "--json")
+    assert (code, [json.loads(line)["state"] for line in out.splitlines()]) == (0, ["delivered"])
+    code, out, _ = agent.call("events", "--state-directory", agent.state)
+    assert code == 0
+    assert EVENT in out
+
+
+def test_send_test_reaches_the_sinks_and_writes_no_outbox(agent, imds):
+    agent.configure(imds.url)
+    code, out, err = agent.call("send-test", "--config", agent.config)
+    assert code == 0, err
+    assert json.loads(out)["transition"] == "test"
+    assert not agent.state.exists()
+    code, _, err = agent.call("send-test", "--config", agent.config, "nobody")
+    assert code in (2, 78)
+    assert "nobody" in err
+
+
+def test_wrong_usage_is_exit_2(agent):
+    code, out, err = agent.call("run", "--no-such-option")
+    assert (code, out) == (2, "")
+    assert "--no-such-option" in err
+
+
+def test_the_schema_describes_every_record(agent, imds):
+    jsonschema = pytest.importorskip("jsonschema")
+    run(agent, imds, document(1), document(2, event()), document(3, event("Started", Extra={"a": [1]})), document(4))
+    code, out, _ = agent.call("schema")
+    assert code == 0
+    validator = jsonschema.Draft202012Validator(json.loads(out))
+    for record in agent.records:
+        validator.validate(record)

@@ -1,0 +1,259 @@
+"""The poller over a real outbox: what IMDS says comes from a list, time from a dial."""
+
+import logging
+import threading
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from bridge.errors import DocumentInvalid, ImdsStatus, ImdsUnreachable, OutboxError
+from bridge.metrics import Metrics
+from bridge.outbox import Outbox
+from bridge.poller import Poller
+from bridge.record import Document, ScheduledEvent, VmIdentity, decode_record, encode
+
+START = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
+VM = "spot-node_3"
+
+
+class Clock:
+    def __init__(self):
+        self.seconds = 0.0
+
+    def now(self):
+        return START + timedelta(seconds=self.seconds)
+
+    def monotonic(self):
+        return 5000.0 + self.seconds
+
+
+class ListedImds:
+    def __init__(self):
+        self.answer = None
+
+    def fetch(self):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class Me:
+    def __init__(self):
+        self.heard = []
+
+    def vm_name(self):
+        return VM
+
+    def recorded(self, records):
+        self.heard += records
+
+
+class Bench:
+    """An agent's poll, restarted at will."""
+
+    def __init__(self, directory):
+        self.directory, self.clock, self.imds, self.me = directory, Clock(), ListedImds(), Me()
+        self.outbox = self.poller = None
+        self.start()
+
+    def start(self, *, boot_id="boot-1"):
+        self.outbox = Outbox(self.directory, max_bytes=2**24, keep_delivered_seconds=3600, now=self.clock.now)
+        self.outbox.configure(lambda _record, _name: ["here"], ["here"], labels={})
+        self.outbox.identify(VmIdentity(name=VM, vm_id="V"))
+        self.poller = Poller(
+            self.imds,
+            self.outbox,
+            metrics=Metrics(),
+            watched=self.me,
+            boot_id=boot_id,
+            poll_interval_seconds=1.0,
+            now=self.clock.now,
+            monotonic=self.clock.monotonic,
+        )
+
+    def restart(self, *, after_seconds=1.0, boot_id="boot-1", cleanly=True):
+        if cleanly:
+            stop = threading.Event()
+            stop.set()
+            self.poller.run(stop)
+        self.outbox.close()
+        self.clock.seconds += after_seconds
+        self.start(boot_id=boot_id)
+
+    def poll(self, answer, *, times=1):
+        self.imds.answer = answer
+        for _ in range(times):
+            self.clock.seconds += 1
+            delay = self.poller.poll_once()
+        return delay
+
+    @property
+    def told(self):
+        return [(record.transition.value, record.evidence.value) for record in self.me.heard]
+
+    @property
+    def stored(self):
+        rows = self.outbox.due("here", limit=1000).result()
+        return [row.record for row in rows]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    made = Bench(tmp_path)
+    yield made
+    made.outbox.close()
+
+
+def document(incarnation, *events):
+    return Document(incarnation=incarnation, events=events)
+
+
+def event(status="Scheduled", **fields):
+    fields = {"event_type": "Preempt", "resources": (VM,), "not_before": START + timedelta(seconds=30), **fields}
+    return ScheduledEvent(event_id="P-1", event_status=status, **fields)
+
+
+def test_what_was_polled_is_stored_before_anybody_hears_of_it(bench):
+    bench.poll(document(1, event()))
+    assert bench.stored == bench.me.heard
+    assert bench.told == [("scheduled", "observed")]
+
+
+def test_an_eviction_that_is_gone_after_a_boot_happened(bench):
+    bench.poll(document(1, event()))
+    bench.restart(after_seconds=120, boot_id="boot-2")
+    bench.poll(document(2))
+    assert bench.told == [("scheduled", "observed"), ("completed", "boot_id")]
+
+
+def test_an_eviction_that_is_gone_without_a_boot_is_not_said_to_have_happened(bench):
+    bench.poll(document(1, event()))
+    bench.restart(after_seconds=120)
+    bench.poll(document(2))
+    assert bench.told == [("scheduled", "observed"), ("ended", "unknown")]
+
+
+def test_the_boot_counts_once(bench):
+    bench.poll(document(1, event()))
+    bench.restart(after_seconds=5, boot_id="boot-2")
+    bench.poll(document(1, event()))
+    bench.restart(after_seconds=5, boot_id="boot-2")
+    bench.poll(document(2))
+    assert bench.told[-1] == ("canceled", "inferred")
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        ImdsUnreachable("silent"),
+        ImdsStatus("busy", status=503),
+        DocumentInvalid("no document"),
+        OutboxError("odd"),
+        RuntimeError("a bug"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_a_failed_poll_ends_nothing_and_the_next_one_follows(bench, failure):
+    bench.poll(document(1, event("Started")))
+    assert bench.poll(failure, times=3) == 1.0
+    bench.poll(document(1, event("Started")))
+    assert bench.told == [("started", "observed")]
+
+
+def test_a_throttled_poll_backs_off_and_is_never_starved(bench):
+    bench.poll(document(1))
+    delays = [bench.poll(ImdsStatus("slow down", status=429, retry_after_seconds=600)) for _ in range(20)]
+    assert max(delays) <= 5.0
+    assert delays[0] > 1.0
+    bench.poll(document(1))
+    assert bench.poll(document(1)) == 1.0
+
+
+def test_an_outage_makes_the_ending_inferred(bench):
+    bench.poll(document(1, event("Started")))
+    bench.poll(ImdsUnreachable("silent"), times=30)
+    bench.poll(document(2))
+    assert bench.told[-1] == ("completed", "inferred")
+
+
+def test_after_two_days_off_an_empty_document_ends_nothing_at_once(bench):
+    bench.poll(document(7, event("Started")))
+    bench.restart(after_seconds=2 * 86400)
+    empty = document(1)
+    bench.poll(empty, times=200)
+    bench.restart(after_seconds=2)
+    bench.poll(empty, times=290)
+    assert bench.told == [("started", "observed")]
+    bench.poll(document(2, event("Started")))
+    assert bench.told == [("started", "observed")]
+
+
+def test_what_stays_away_for_five_minutes_after_two_days_has_ended(bench):
+    bench.poll(document(1, event("Started")))
+    bench.restart(after_seconds=2 * 86400)
+    bench.poll(document(2), times=302)
+    assert bench.told[-1] == ("completed", "inferred")
+
+
+def test_a_crash_before_the_commit_is_seen_again_under_the_same_id(bench, tmp_path):
+    bench.poll(document(1))
+    seen = event()
+    bench.poll(document(2, seen))
+    first = bench.me.heard[-1]
+    other = Bench(tmp_path / "other")  # the same machine, had its outbox not taken the record
+    other.poll(document(1))
+    other.clock.seconds += 77
+    other.poll(document(2, seen))
+    assert other.me.heard[-1].id == first.id
+    assert other.me.heard[-1].transition_key == first.transition_key
+    other.outbox.close()
+
+
+def test_a_document_that_could_not_be_stored_is_seen_again(bench):
+    bench.outbox.close()
+    bench.poll(document(1, event()))
+    assert bench.told == []
+    bench.start()
+    bench.poll(document(1, event()))
+    assert bench.told == [("scheduled", "observed")]
+
+
+def test_an_outbox_that_was_another_machines_is_not_continued(bench):
+    bench.poll(document(1, event("Started")))
+    assert bench.outbox.identify(VmIdentity(name=VM, vm_id="OTHER")).result() is True
+    bench.poll(document(2), times=2)
+    assert bench.told == [("started", "observed")]
+    assert bench.stored == []
+
+
+def test_an_idle_poll_writes_nothing(bench):
+    shown = document(1, event())
+    bench.poll(shown)
+
+    def files():
+        return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in bench.directory.iterdir()}
+
+    before = files()
+    bench.poll(shown, times=500)
+    assert files() == before
+    bench.poll(shown, times=200)  # the time of the last good answer, once in ten minutes
+    assert files() != before
+
+
+def test_the_same_trouble_is_logged_once_and_its_end_with_the_count(bench, caplog):
+    caplog.set_level(logging.INFO)
+    bench.poll(document(1))
+    bench.poll(ImdsUnreachable("silent"), times=5)
+    bench.poll(document(1))
+    troubles = [record for record in caplog.records if record.name == "bridge.poller"]
+    assert [record.levelname for record in troubles] == ["WARNING", "INFO"]
+    assert troubles[-1].failures == 5
+
+
+def test_a_record_survives_the_way_through_the_outbox_unchanged(bench):
+    odd = event(extra={"Ü": [1, {"a": None}]}, description='\N{SNOWMAN}\n\t"', not_before=None, not_before_raw="soon")
+    bench.poll(document("abc123", odd))
+    (record,) = bench.stored
+    assert record.event == odd
+    assert record.incarnation == "abc123"
+    assert decode_record(encode(record)) == record
