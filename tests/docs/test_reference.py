@@ -1,0 +1,167 @@
+"""The README as a reference: no setting, command, option, exit code or transition without a word on it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+import pytest
+
+from bridge import cli, registry
+from bridge.config import documented, read
+from bridge.record import Evidence, Transition
+from bridge.settings import TopSettings
+from bridge.sink import SinkConfig
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+_UNITS = {"_seconds": "second", "_bytes": "byte"}
+
+
+def _section(heading):
+    """Return the text under the second-level heading *heading*."""
+    found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", README, re.MULTILINE | re.DOTALL)
+    assert found, f"README.md has no section called {heading!r}"
+    return found.group(1)
+
+
+def _rows(text):
+    """Return the cells of each table row of *text*."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def _quoted(cell):
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def _documented_settings():
+    """Return key -> (default, meaning) of the settings table."""
+    rows = _rows(_section("Settings"))
+    return {key: (default, meaning) for keys, default, meaning in rows for key in _quoted(keys)}
+
+
+def _fields(struct, prefix):
+    return {f"{prefix}{field.name}": field for field in msgspec.structs.fields(struct)}
+
+
+def _settings():
+    """Return key -> its field, for every key that a file may have, but for `type`."""
+    found = {}
+    for field in msgspec.structs.fields(TopSettings):
+        if isinstance(field.default, msgspec.Struct):
+            found |= _fields(type(field.default), f"{field.name}.")
+        else:
+            found[field.name] = field
+    return found | _fields(registry.sink_class("stdout").Config, "sinks.")
+
+
+def _default(field):
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def _commands():
+    """Return "outbox list" -> command, for every command that does something."""
+    found = {}
+    for name, command in cli.commands.commands.items():
+        inner = getattr(command, "commands", None)
+        found |= {name: command} if inner is None else {f"{name} {each}": inner[each] for each in inner}
+    return found
+
+
+def test_every_setting_is_documented_and_no_other():
+    assert set(_documented_settings()) == {*_settings(), "sinks.type"}
+
+
+@pytest.mark.parametrize("key", sorted(_settings()))
+def test_setting_is_documented_with_its_default_and_unit(key):
+    shown, meaning = _documented_settings()[key]
+    default = _default(_settings()[key])
+    if default in (None, ""):
+        assert not shown.startswith("`")
+    else:
+        assert tomllib.loads(f"x = {shown.strip('`')}") == {"x": default}
+    assert all(unit in f"{shown} {meaning}" for ending, unit in _UNITS.items() if key.endswith(ending))
+
+
+def test_every_setting_has_a_text_in_the_code_too():
+    structs = [SinkConfig, TopSettings, *(type(f.default) for f in msgspec.structs.fields(TopSettings))]
+    silent = [
+        f"{struct.__name__}.{name}"
+        for struct in structs
+        if issubclass(struct, msgspec.Struct)
+        for name in struct.__struct_fields__
+        if not documented(struct).get(name)
+    ]
+    assert silent == []
+
+
+def test_every_key_of_every_other_sink_is_documented_where_its_type_is():
+    """The README, or the page for sink authors and users; a sink that is not written yet has no keys."""
+    pages = [page for page in (ROOT / "README.md", ROOT / "sinks" / "README.md") if page.exists()]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    missing = {
+        file.stem: [key for key in _own_keys(file.stem) if f"`{key}`" not in text and f"`sinks.{key}`" not in text]
+        for file in (ROOT / "sinks").glob("[a-z]*.py")
+        if file.stem in registry.installed()
+    }
+    assert {name: keys for name, keys in missing.items() if keys} == {}
+
+
+def _own_keys(type_name):
+    return set(registry.sink_class(type_name).Config.__struct_fields__) - set(SinkConfig.__struct_fields__)
+
+
+@pytest.mark.parametrize("block", re.findall(r"^```toml\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+def test_configuration_of_the_readme_is_right(block):
+    assert read(tomllib.loads(block)).sinks
+
+
+def test_every_command_is_documented_and_no_other():
+    rows = _rows(_section("Commands").split("| exit code |")[0])
+    assert {_quoted(row[0])[0] for row in rows if _quoted(row[0])} == set(_commands())
+
+
+@pytest.mark.parametrize("name", sorted(_commands()))
+def test_every_option_of_a_command_is_documented(name):
+    command = _commands()[name]
+    [row] = [row for row in _rows(_section("Commands")) if f"`{name}`" in row[0]]
+    shared = {"--config", "--state-directory"}
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            for option in (*parameter.opts, *parameter.secondary_opts):
+                if option.startswith("--"):
+                    where = _section("Commands") if option in shared else row[1]
+                    assert f"`{option}" in where, option
+
+
+def test_every_exit_code_is_documented_and_no_other():
+    rows = _rows(_section("Commands").partition("| exit code |")[2])
+    documented_codes = {int(row[0]) for row in rows if row[0].isdecimal()}
+    named = {value for name, value in vars(cli).items() if name.startswith("EXIT_")}
+    assert documented_codes == named | {0, 2, 130}
+
+
+def test_every_transition_and_every_evidence_is_explained():
+    text = _section("A record woke you: what does it mean?")
+    missing = [word.value for word in (*Transition, *Evidence) if f"`{word.value}`" not in text]
+    assert missing == []
+
+
+def test_first_screen_says_what_it_is_for_and_has_both_commands():
+    first = "\n".join(README.splitlines()[:30])
+    for words in (
+        "fleet logging",
+        "SRE alerting",
+        "central approval",
+        "<!-- demo-command -->",
+        "<!-- test-command -->",
+    ):
+        assert words in first
