@@ -2,21 +2,22 @@
 
 Some SDK calls hang for ever, also with a timeout of their own. So a sink lives on a thread of its own, and the worker
 waits for it no longer than `timeout_seconds` and a little: the little is there so that a sink that keeps the deadline
-itself can say what happened. A sink that does not is abandoned: it is closed on yet another thread, and a new instance
-is built for the next try. Threads that never come back are counted; with too many of them the sink is left alone
-until one ends, because a leak would take the healthy sinks down with it.
+itself can say what happened. A sink that does not is abandoned: it is closed on yet another thread, and the next try,
+which waits for that within its own deadline, builds a new instance. Threads that never come back are counted; with too
+many of them the sink is left alone until one ends, because a leak would take the healthy sinks down with it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from queue import SimpleQueue
 
-from bridge.errors import DeliveryFailed
+from bridge.errors import DeliveryError, DeliveryFailed, DeliveryRejected
 from bridge.sink import Sink, TransitionRecord
 
 logger = logging.getLogger(__name__)
@@ -24,20 +25,25 @@ logger = logging.getLogger(__name__)
 #: The host's own deadline, as a multiple of the sink's; what is promised is 1.1.
 GRACE = 1.04
 _CLOSE_SECONDS = 1.0
+#: How much of a try's time may go into waiting until the one before is closed.
+_CLOSE_SHARE = 0.25
 _MOST_ABANDONED = 8
 
 _Call = Callable[[Sink], None]
 
 
 class Sender:
-    """Calls one sink, built by *build* when it is first needed; raise whatever the sink raises."""
+    """Calls one sink, built by *build* when it is first needed.
+
+    Raises DeliveryRejected as the sink does; anything else it raises is a DeliveryFailed, caused by it. For one thread.
+    """
 
     def __init__(self, build: Callable[[], Sink], *, name: str, timeout_seconds: float) -> None:
         self._build = build
         self._name = name
         self._timeout_seconds = timeout_seconds
         self._lane: _Lane | None = None
-        self._abandoned: list[threading.Thread] = []
+        self._abandoned: list[_Lane] = []
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Send *batch*; raise DeliveryFailed when the deadline passes."""
@@ -49,33 +55,45 @@ class Sender:
 
     def close(self) -> None:
         """Close the sink, waiting a second at most."""
-        if self._lane is not None:
-            self._lane.close()
-            self._lane = None
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            lane.end()
+            if not lane.is_gone(_CLOSE_SECONDS):
+                lane.abandon()
 
     def _call(self, call: _Call) -> None:
-        self._abandoned = [thread for thread in self._abandoned if thread.is_alive()]
+        deadline = time.monotonic() + self._timeout_seconds * GRACE
+        if self._abandoned:
+            self._see_to_abandoned()
+        lane = self._lane
+        if lane is None:
+            lane = self._lane = _Lane(self._build, name=f"sink:{self._name}")
+        future = lane.call(call)
+        try:
+            error = future.exception(max(deadline - time.monotonic(), 0.0))
+        except FutureTimeoutError:
+            self._abandon(lane)
+            message = f"No answer within {self._timeout_seconds:g} s; the send was cut."
+            raise DeliveryFailed(message, uncertain=True) from None
+        if error is not None:
+            raise _as_delivery_error(error)
+
+    def _see_to_abandoned(self) -> None:
+        """Wait a little for what was cut to be closed; raise DeliveryFailed when too much of it stays."""
+        until = time.monotonic() + min(_CLOSE_SECONDS, self._timeout_seconds * _CLOSE_SHARE)
+        self._abandoned[-1].is_closed(until - time.monotonic())
+        self._abandoned = [lane for lane in self._abandoned if not lane.is_gone(0)]
         if len(self._abandoned) >= _MOST_ABANDONED:
             raise DeliveryFailed(
                 f"{len(self._abandoned)} sends hang beyond their deadline and cannot be cut; "
                 "nothing is sent until one of them ends. Restart the agent, and report this to the sink's author.",
                 needs_attention=True,
             )
-        if self._lane is None:
-            self._lane = _Lane(self._build, name=f"sink:{self._name}")
-        future = self._lane.call(call)
-        try:
-            future.result(self._timeout_seconds * GRACE)
-        except FutureTimeoutError as error:
-            if future.done():  # the sink's own TimeoutError, which is the same class from Python 3.11 on
-                raise DeliveryFailed(f"{type(error).__name__}: {error}") from error
-            self._abandon()
-            raise DeliveryFailed(f"No answer within {self._timeout_seconds:g} s; the send was cut.") from error
 
-    def _abandon(self) -> None:
-        if self._lane is not None:
-            self._abandoned.extend(self._lane.abandon())
-            self._lane = None
+    def _abandon(self, lane: _Lane) -> None:
+        self._lane = None
+        self._abandoned.append(lane)
+        lane.abandon()
 
 
 class _Lane:
@@ -84,7 +102,9 @@ class _Lane:
     def __init__(self, build: Callable[[], Sink], *, name: str) -> None:
         self._build = build
         self._sink: Sink | None = None
+        self._is_abandoned = False
         self._calls: SimpleQueue[tuple[_Call, Future[None]] | None] = SimpleQueue()
+        self._closer: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -93,38 +113,78 @@ class _Lane:
         self._calls.put((call, future))
         return future
 
-    def close(self) -> None:
-        """Close the sink from its own thread if that is free, else from another."""
+    def end(self) -> None:
+        """Close the sink from its own thread, once that is free."""
         self._calls.put(None)
-        self._thread.join(_CLOSE_SECONDS)
-        if self._thread.is_alive():
-            self.abandon()
 
-    def abandon(self) -> list[threading.Thread]:
-        """Close the sink under its hanging call; return the threads that did not end within a second."""
+    def abandon(self) -> None:
+        """Begin to close the sink under its hanging call."""
+        self._is_abandoned = True
         self._calls.put(None)
-        closer = threading.Thread(target=self._close, name=f"{self._thread.name}:close", daemon=True)
-        closer.start()
-        closer.join(_CLOSE_SECONDS)
-        self._thread.join(_CLOSE_SECONDS / 10)
-        return [thread for thread in (self._thread, closer) if thread.is_alive()]
+        self._closer = threading.Thread(target=self._close, name=f"{self._thread.name}:close", daemon=True)
+        self._closer.start()
+
+    def is_closed(self, timeout_seconds: float) -> bool:
+        """Return whether `abandon` is done with closing, after *timeout_seconds* at most."""
+        if self._closer is None:
+            return False
+        self._closer.join(timeout_seconds)
+        return not self._closer.is_alive()
+
+    def is_gone(self, timeout_seconds: float) -> bool:
+        """Return whether no thread of it is left, after *timeout_seconds* at most."""
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive() and (self._closer is None or not self._closer.is_alive())
 
     def _run(self) -> None:
         while (item := self._calls.get()) is not None:
             call, future = item
             try:
-                if self._sink is None:
-                    self._sink = self._build()
-                call(self._sink)
+                self._serve(call)
             except BaseException as error:  # noqa: BLE001  # handed to the worker, who tells what it means
                 future.set_exception(error)
             else:
                 future.set_result(None)
+            del item, call, future  # an idle lane keeps no batch in memory
         self._close()
+
+    def _serve(self, call: _Call) -> None:
+        if self._sink is None:
+            self._sink = self._build()
+        # A constructor that hung: its records may have been sent by another instance since.
+        if not self._is_abandoned:
+            call(self._sink)
 
     def _close(self) -> None:
         if self._sink is not None:
             try:
                 self._sink.close()
-            except Exception as error:  # noqa: BLE001  # a sink that fails to close is gone all the same
-                logger.info("Closing a sink failed.", extra={"sink": self._thread.name, "error": repr(error)})
+            except BaseException as error:  # noqa: BLE001  # a sink that fails to close is gone all the same
+                logger.info("Closing a sink failed.", extra={"sink": self._thread.name, "error": _describe(error)})
+
+
+def _as_delivery_error(error: BaseException) -> DeliveryError:
+    """Return *error* as what the worker understands."""
+    if isinstance(error, DeliveryRejected | DeliveryFailed) and _is_whole(error):
+        return error
+    failed = DeliveryFailed(_describe(error), uncertain=True)
+    failed.__cause__ = error
+    return failed
+
+
+def _is_whole(error: DeliveryRejected | DeliveryFailed) -> bool:
+    """Return whether *error* has what the worker reads: a sink may raise a subclass with a constructor of its own."""
+    try:
+        str(error)
+        if isinstance(error, DeliveryRejected):
+            return isinstance(error.records, tuple)
+        return isinstance(error.retry_after, int | float | None) and isinstance(error.held, bool)
+    except Exception:  # noqa: BLE001  # whatever a stranger's exception does when it is read
+        return False
+
+
+def _describe(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  # likewise
+        return type(error).__name__

@@ -22,24 +22,45 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from bridge.deadline import DeadlineSession, ResponseTooLarge, retry_after_seconds
+from bridge.document import excerpt
 from bridge.errors import BridgeError, DeadlineExceeded, DeliveryError, DeliveryFailed, DeliveryRejected
-from bridge.record import Evidence, ScheduledEvent, Transition, TransitionRecord, VmIdentity, encode, parse_time
+from bridge.record import (
+    URGENT_EVENT_TYPES,
+    Evidence,
+    ScheduledEvent,
+    Transition,
+    TransitionRecord,
+    VmIdentity,
+    encode,
+    format_time,
+    parse_time,
+)
+from bridge.secret import Secret, masked
 
 __all__ = [
+    "URGENT_EVENT_TYPES",
     "BridgeError",
     "DeadlineExceeded",
+    "DeadlineSession",
     "DeliveryError",
     "DeliveryFailed",
     "DeliveryRejected",
     "Evidence",
+    "ResponseTooLarge",
     "ScheduledEvent",
+    "Secret",
     "Sink",
     "SinkConfig",
     "Transition",
     "TransitionRecord",
     "VmIdentity",
     "encode",
+    "excerpt",
+    "format_time",
+    "masked",
     "parse_time",
+    "retry_after_seconds",
 ]
 
 
@@ -77,6 +98,15 @@ class Sink(ABC):
 
     send_test_by_name_only: ClassVar[bool] = False
     """True: `send-test` leaves this sink out unless it is named (it runs a command)."""
+
+    @classmethod
+    def skips_what_is_over(cls, config: Any) -> bool:
+        """Return whether an event is skipped whole when its end is known before its start was delivered.
+
+        True for what disturbs a person or a workload: nobody is paged for what is over. Counted as expired.
+        """
+        del config
+        return False
 
     def __init__(self, config: Any) -> None:
         self.config = config
