@@ -1,0 +1,242 @@
+"""The benches: the figures that the README promises, each with the limit that it must not pass.
+
+    pytest -m bench -s tests/bench        everything, about ten minutes
+    BENCH=short pytest -m bench ...       the same in four minutes
+
+What is measured is what a user has: the wheel in a venv of its own ($WHEEL, or one that is built here), compiled, in
+processes that inherit no PYTHON* setting. Only the poll by itself is driven from inside pytest. The metadata service
+is a process of its own, so its cost is nobody's. Limits are ratios within one run, medians of several blocks, or
+sizes; never times, which are the machine's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+import venv
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_HERE = Path(__file__).parent
+_CHECKOUT = _HERE.parents[1]
+_NOT_FOR_AGENTS = ("PYTHON", "SCHEDULED_EVENTS_BRIDGE_", "STATE_DIRECTORY", "FORCE_COLOR", "CLICOLOR_FORCE")
+_POLL_PATH = "/metadata/scheduledevents?api-version=2020-07-01"
+_END_SECONDS = 20.0
+_POLL_FOR_SECONDS = 0.05
+_CPUCLOCK_SCHED = 2
+
+_figures: list[str] = []
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the figures together, each on a line that can be quoted."""
+    if _figures:
+        terminalreporter.section("figures")
+        for line in _figures:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def figure() -> Callable[[str], None]:
+    """Return what notes a figure for the end of the run."""
+    return lambda text: _figures.append(f"bench: {text}")
+
+
+@pytest.fixture(scope="session")
+def is_short() -> bool:
+    """Return whether the short form was asked for."""
+    return os.environ.get("BENCH") == "short"
+
+
+@pytest.fixture(scope="session")
+def env() -> dict[str, str]:
+    """Return the environment of whatever is measured."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_AGENTS)}
+
+
+@pytest.fixture(scope="session")
+def scripts(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> Path:
+    """Return the directory of commands of a venv that holds the wheel, compiled."""
+    directory = tmp_path_factory.mktemp("venv")
+    venv.create(directory, with_pip=True, symlinks=True)
+    python = directory / "bin" / "python"
+    wheel = os.environ.get("WHEEL") or str(_built_wheel(python, tmp_path_factory.mktemp("wheel"), env))
+    _call([python, "-m", "pip", "install", "--quiet", "--compile", wheel], env)
+    return python.parent
+
+
+def _built_wheel(python: Path, directory: Path, env: dict[str, str]) -> Path:
+    if not (_CHECKOUT / "bridge").is_dir():
+        pytest.fail("WHEEL is not set, and there is no source beside tests/ to build one from.")
+    _call([python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", directory, _CHECKOUT], env)
+    (wheel,) = directory.glob("*.whl")
+    return wheel
+
+
+def _call(argv: list[str | Path], env: dict[str, str]) -> None:
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        pytest.fail(f"{' '.join(map(str, argv))} ended with {done.returncode}:\n{done.stderr}")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A process, seen from outside."""
+
+    process: subprocess.Popen[bytes]
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of all its threads, also those that ended: the clock of clock_getcpuclockid(3)."""
+        return time.clock_gettime_ns((~self.process.pid << 3) | _CPUCLOCK_SCHED) / 1e9
+
+    def memory_bytes(self, name: str) -> int:
+        """Return VmRSS or VmHWM of /proc/PID/status."""
+        for line in self._proc("status").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1]) * 1024
+        raise LookupError(f"/proc/{self.process.pid}/status has no {name}.")
+
+    def write_calls(self) -> int:
+        """Return how often it called write(2) and its like, which a socket's send is not."""
+        fields = dict(line.split(": ") for line in self._proc("io").splitlines())
+        return int(fields["syscw"])
+
+    def _proc(self, name: str) -> str:
+        return Path(f"/proc/{self.process.pid}/{name}").read_text(encoding="ascii")
+
+
+@dataclass(frozen=True)
+class Documents:
+    """A running document_server.py, and the machines it plays."""
+
+    process: subprocess.Popen[bytes]
+    ports: list[int]
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Return the base URL of each machine."""
+        return [f"http://127.0.0.1:{port}" for port in self.ports]
+
+    @property
+    def urls(self) -> list[str]:
+        """Return the URL of each machine's document."""
+        return [endpoint + _POLL_PATH for endpoint in self.endpoints]
+
+    def polls(self) -> list[int]:
+        """Return how often each machine was asked for its document."""
+        with urllib.request.urlopen(f"{self.endpoints[0]}/polls", timeout=10) as answer:
+            counts = json.load(answer)
+        return [counts[str(port)] for port in self.ports]
+
+    def wait_for_polls(self, least: int, *, within_seconds: float) -> None:
+        """Wait until every machine has asked *least* times."""
+        deadline = time.monotonic() + within_seconds
+        while min(self.polls()) < least:
+            if time.monotonic() > deadline:
+                pytest.fail(f"After {within_seconds:g} s the polls of the machines are {self.polls()}, not {least}.")
+            time.sleep(_POLL_FOR_SECONDS)
+
+    def changes(self) -> Iterator[dict[str, Any]]:
+        """Yield what the server said of each document that it gave away; blocks for the next."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            yield json.loads(line)
+
+
+@pytest.fixture
+def processes() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Hold the processes of a test, and end them after it, the first last: it is whom the others ask."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in reversed(started):
+        process.send_signal(signal.SIGTERM)
+    for process in reversed(started):
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+@pytest.fixture
+def serve(processes: list[subprocess.Popen[bytes]], env: dict[str, str]) -> Callable[..., Documents]:
+    """Return what starts a document server, by the options of document_server.py."""
+
+    def start(**options: int) -> Documents:
+        words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        argv = [sys.executable, str(_HERE / "document_server.py"), *words]
+        process = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE)
+        processes.append(process)
+        assert process.stdout is not None
+        return Documents(process, json.loads(process.stdout.readline()))
+
+    return start
+
+
+@pytest.fixture
+def start_agent(
+    scripts: Path, processes: list[subprocess.Popen[bytes]], env: dict[str, str], tmp_path: Path
+) -> Callable[..., Measured]:
+    """Return what runs the installed agent in *home*, below tmp_path: config.toml, state/, agent.log."""
+
+    def start(home: str, endpoint: str, *, sinks: str, poll_interval_seconds: float, stdout: Any) -> Measured:
+        directory = tmp_path / home
+        directory.mkdir()
+        config = directory / "config.toml"
+        config.write_text(
+            f'[imds]\nendpoint = "{endpoint}"\npoll_interval_seconds = {poll_interval_seconds}\n'
+            f'[state]\ndirectory = "{directory / "state"}"\n[status]\nlisten = "127.0.0.1:0"\n{sinks}\n'
+        )
+        with (directory / "agent.log").open("wb") as log:
+            process = subprocess.Popen(
+                [scripts / "scheduled-events-bridge", "run", "--config", config],
+                cwd=directory,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=log,
+            )
+        processes.append(process)
+        return Measured(process)
+
+    return start
+
+
+@pytest.fixture
+def start_bare_loop(
+    scripts: Path, processes: list[subprocess.Popen[bytes]], env: dict[str, str]
+) -> Callable[[str, float], Measured]:
+    """Return what starts a bare loop over a URL, in the agent's own venv."""
+
+    def start(url: str, interval_seconds: float) -> Measured:
+        process = subprocess.Popen(
+            [scripts / "python", _HERE / "bare_loop.py", url, str(interval_seconds)],
+            env=env,
+            stdin=subprocess.DEVNULL,
+        )
+        processes.append(process)
+        return Measured(process)
+
+    return start
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Callable[[], dict[str, tuple[int, int]]]:
+    """Return what tells size and time of change of every file below tmp_path, -wal and -shm included."""
+
+    def look() -> dict[str, tuple[int, int]]:
+        found = ((str(path), path.stat()) for path in sorted(tmp_path.rglob("*")))
+        return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in found}
+
+    return look

@@ -1,0 +1,73 @@
+"""The memory of the installed agent after it has sent 1,500 records.
+
+Another configuration is another row of _SETUPS: its sinks, what stands at the other end of them, and its limit.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pytest
+
+pytestmark = [
+    pytest.mark.bench,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+_CHANGES, _EVENTS = 150, 10
+_RECORDS = _CHANGES * _EVENTS
+_MB, _MIB = 1_000_000, 1_048_576
+_POLLS_AFTER = 25
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Setup:
+    """A configuration, and what it may take. Each peer is a context manager whose value its sinks can name."""
+
+    sinks: str
+    limit_mb: float
+    peers: tuple = ()
+
+
+_SETUPS = {
+    "stdout": _Setup(sinks='[[sinks]]\ntype = "stdout"', limit_mb=40),
+}
+
+
+@pytest.mark.parametrize("name", _SETUPS)
+def test_memory_after_1500_records(name, serve, start_agent, figure, tmp_path):
+    setup = _SETUPS[name]
+    documents = serve(changes=_CHANGES, polls_a_change=1, events=_EVENTS)
+    printed = tmp_path / "stdout.jsonl"
+    with ExitStack() as peers, printed.open("wb") as stdout:
+        urls = [peers.enter_context(peer()) for peer in setup.peers]
+        agent = start_agent(
+            "agent",
+            documents.endpoints[0],
+            sinks=setup.sinks.format(*urls),
+            poll_interval_seconds=0.2,
+            stdout=stdout,
+        )
+        _wait_for_lines(printed, _RECORDS, within_seconds=300)
+        documents.wait_for_polls(_CHANGES + _POLLS_AFTER, within_seconds=60)
+        now_mb, most_mb = (agent.memory_bytes(field) / _MB for field in ("VmRSS", "VmHWM"))
+    figure(
+        f"memory {name} {now_mb:.1f} MB, at most {most_mb:.1f} MB "
+        f"(after {_RECORDS} records; installed wheel, Python {sys.version.split()[0]})"
+    )
+    # The limit is for what it takes from then on; the peak while it starts is held as ps and top count, in MiB.
+    assert now_mb <= setup.limit_mb
+    assert most_mb * _MB <= setup.limit_mb * _MIB
+
+
+def _wait_for_lines(path, least, *, within_seconds):
+    deadline, never = time.monotonic() + within_seconds, threading.Event()
+    while (lines := path.read_bytes().count(b"\n")) < least:
+        if time.monotonic() > deadline:
+            pytest.fail(f"After {within_seconds:g} s the agent had printed {lines} records, not {least}.")
+        never.wait(0.2)
