@@ -24,6 +24,7 @@ from bridge.identity import IdentityKeeper
 from bridge.imds import ImdsClient
 from bridge.lock import DirectoryLock, prepare_directory
 from bridge.metrics import Metrics, SinkTotals
+from bridge.nudge import NUDGE_FILE
 from bridge.outbox import Outbox
 from bridge.poller import Poller
 from bridge.record import TransitionRecord
@@ -31,7 +32,6 @@ from bridge.routing import Routes
 
 logger = logging.getLogger(__name__)
 
-NUDGE_FILE = "nudge"
 _TEND_SECONDS = 5.0
 _CLEAN_SECONDS = 60.0
 _JOIN_SECONDS = 1.0

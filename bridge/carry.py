@@ -1,129 +1,151 @@
-"""Carrying the outbox from one database to another, as much as can be read.
+"""Carrying the outbox off a disk that refuses writes, and back onto it.
 
-Three ways, because three things are wanted: all that is readable out of a damaged file; what is owed out of a disk
-that refuses writes, as far as memory allows; and back from memory onto that disk.
-
-The totals are set at the end of each, since the copying itself runs through the triggers that count.
+What is owed goes into memory as far as there is room; the disk keeps the rest, and an event of which something stayed
+behind waits (`held`), so that none of its records overtakes another. On the way back the triggers of the disk count
+what changed, as if it had been written there; only rows that came and went in memory alone are added to the totals.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-_RECENT_IDS = 10_000
-_COUNTS = ("accepted", "delivered", "pending", "parked", "expired", "evicted", "discarded")
-_PENDING, _PARKED = _COUNTS.index("pending"), _COUNTS.index("parked")
+import msgspec
 
-Row = tuple[Any, ...]
-Statements = Mapping[str, str]
+from bridge.record import decode_document, decode_record, encode
+from bridge.salvage import (
+    COUNTS,
+    Row,
+    Statements,
+    is_sound_meta,
+    keep_sequence_ahead,
+    paste,
+    read_totals,
+    rows_until_failure,
+    set_totals,
+    settle_totals,
+)
+from bridge.transitions import is_over
 
-
-def carry_all(source: sqlite3.Connection, target: sqlite3.Connection, sql: Statements) -> None:
-    """Copy every row of *source* that can be read; what is unreadable in the middle is read from both ends."""
-    totals: dict[str, Row] = {row[0]: row[1:] for row in target.execute(sql["totals"])}
-    target.execute("BEGIN IMMEDIATE")
-    for key, value in _readable(source, sql["get_meta"]):
-        target.execute(sql["put_meta"], (key, value))
-    for row in _both_ends(source, sql["copy_records"], sql["copy_records_backwards"]):
-        target.execute(sql["paste_record"], row)
-    for row in _both_ends(source, sql["copy_deliveries"], sql["copy_deliveries_backwards"]):
-        target.execute(sql["paste_delivery"], row)
-    for row in _readable(source, sql["totals"]):
-        totals[row[0]] = tuple(max(pair) for pair in zip(row[1:], totals.get(row[0], row[1:]), strict=True))
-    # A delivery without its record has nothing to send.
-    target.execute(sql["discard_orphans"])
-    target.execute(sql["drop_orphans"])
-    _keep_sequence_ahead(target, sql)
-    _settle_totals(target, totals, sql)
-    target.execute("COMMIT")
+#: Of so many records memory knows the ids, so that a change seen again gets its repeat.
+_RECENT_IDS = 2_000
+_SEQUENCE, _ID, _BODY = 0, 1, 6
 
 
 def carry_owed(source: sqlite3.Connection, target: sqlite3.Connection, limit_bytes: int, sql: Statements) -> None:
-    """Copy what *source* owes, at most *limit_bytes* of it, and enough besides to go on from.
+    """Copy into *target*, at most *limit_bytes* large, what *source* owes, and enough besides to go on from.
 
-    Events of which not everything fits are held: their later records wait, so that none goes out before an older one.
+    Records that wait for their sinks go first, then the urgent, then the oldest. The last record of each active event
+    comes along, for sinks that are new.
     """
-    target.execute("BEGIN IMMEDIATE")
-    for key, value in _readable(source, sql["get_meta"]):
-        target.execute(sql["put_meta"], (key, value))
-    used = 0
-    for row in _readable(source, sql["copy_owed_records"]):
-        used += len(row[6])
-        if used > limit_bytes:
-            target.execute(sql["hold_event"], (row[3],))
+    meta = {key: value for key, value in rows_until_failure(source, sql["get_meta"]) if is_sound_meta(key, value)}
+    for row in meta.items():
+        target.execute(sql["put_meta"], row)
+    for sequence, event_key in list(rows_until_failure(source, sql["owed_in_order"])):
+        if used_bytes(target) > limit_bytes:
+            target.execute(sql["hold_event"], (event_key,))
             continue
-        target.execute(sql["paste_record"], row)
-        for delivery in source.execute(sql["copy_deliveries_of"], (row[0],)):
-            target.execute(sql["paste_delivery"], delivery)
-    for row in _readable(source, sql["copy_recent_ids"], (_RECENT_IDS,)):
-        target.execute(sql["paste_record"], row)
-    for row in _readable(source, sql["totals"]):
-        target.execute(sql["set_totals"], dict(zip(("name", *_COUNTS), row, strict=True)))
-    target.execute("COMMIT")
+        for row in rows_until_failure(source, sql["copy_record"], (sequence,)):
+            paste(target, sql["paste_record"], row)
+        for row in rows_until_failure(source, sql["copy_deliveries_of"], (sequence,)):
+            paste(target, sql["paste_delivery"], row)
+    events = decode_document(meta["document"]).events if "document" in meta else ()
+    for key in dict.fromkeys(event.key for event in events if not is_over(event)):
+        for row in rows_until_failure(source, sql["copy_last_of_event"], (key,)):
+            paste(target, sql["paste_record"], row)
+    for row in rows_until_failure(source, sql["copy_recent_ids"], (_RECENT_IDS,)):
+        paste(target, sql["paste_record"], row)
+    for name, *counts in rows_until_failure(source, sql["copy_sinks"]):
+        set_totals(target, name, counts, sql)
 
 
-def merge_back(
-    memory: sqlite3.Connection, disk: sqlite3.Connection, totals_on_leaving: Mapping[str, Row], sql: Statements
+def used_bytes(connection: sqlite3.Connection) -> int:
+    """Return how much of the database is in use."""
+    pages, free, size = (
+        int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * size
+
+
+def bring_back(
+    memory: sqlite3.Connection, disk: sqlite3.Connection, sql: Statements, *, disk_is_new: bool, is_blind: bool
 ) -> None:
-    """Write onto *disk* what happened in *memory*, in one transaction; raise sqlite3.Error and change nothing."""
-    totals: dict[str, Row] = {row[0]: row[1:] for row in disk.execute(sql["totals"])}
-    zero = (0,) * len(_COUNTS)
-    disk.execute("BEGIN IMMEDIATE")
-    try:
-        for key, value in memory.execute(sql["get_meta"]):
-            disk.execute(sql["put_meta"], (key, value))
-        for row in memory.execute(sql["copy_records"]):
-            if row[6]:
-                disk.execute(sql["paste_record"], row)
-                disk.execute(sql["rewrite_record"], row)
-        for row in memory.execute(sql["copy_deliveries"]):
-            disk.execute(sql["paste_delivery"], row)
-        for name, *now in memory.execute(sql["totals"]):
-            before, on_disk = totals_on_leaving.get(name, zero), totals.get(name, zero)
-            totals[name] = tuple(d + n - b for d, n, b in zip(on_disk, now, before, strict=True))
-        _set_totals(disk, totals, sql)
-        disk.execute("COMMIT")
-    except BaseException:
-        disk.execute("ROLLBACK")
-        raise
+    """Write onto *disk*, inside its transaction, what happened in *memory*; raise sqlite3.Error.
+
+    *disk_is_new*: the old file is gone, so memory may know more of the totals. *is_blind*: memory began without
+    knowing where the disk's stream stood.
+    """
+    if is_blind and disk.execute(sql["last_record"]).fetchone()[0] is not None:
+        _append(memory, disk, sql)
+    else:
+        _merge_back(memory, disk, sql, disk_is_new=disk_is_new)
+    keep_sequence_ahead(disk, sql)
+    disk.execute(sql["align_urgency"])
 
 
-def _readable(source: sqlite3.Connection, statement: str, arguments: Row = ()) -> Iterator[Row]:
-    """Yield rows until the first that cannot be read."""
-    try:
-        yield from source.execute(statement, arguments)
-    except sqlite3.Error:
-        return
+def _merge_back(memory: sqlite3.Connection, disk: sqlite3.Connection, sql: Statements, *, disk_is_new: bool) -> None:
+    for row in memory.execute(sql["get_meta"]):
+        disk.execute(sql["put_meta"], row)
+    for row in memory.execute(sql["copy_records"]):
+        if row[_BODY]:
+            _put_record(disk, row, sql)
+    for row in memory.execute(sql["copy_deliveries"]):
+        disk.execute(sql["paste_delivery"], row)
+    _add_gone(memory, disk, sql)
+    if disk_is_new:
+        totals = read_totals(disk, sql)
+        for name, counts in read_totals(memory, sql).items():
+            totals[name] = tuple(max(pair) for pair in zip(counts, totals.get(name, counts), strict=True))
+        settle_totals(disk, totals, sql)
 
 
-def _both_ends(source: sqlite3.Connection, forwards: str, backwards: str) -> Iterator[Row]:
-    try:
-        yield from source.execute(forwards)
-    except sqlite3.Error:
-        yield from _readable(source, backwards)
+def _append(memory: sqlite3.Connection, disk: sqlite3.Connection, sql: Statements) -> None:
+    """Write onto *disk* what was seen in *memory* while the disk could not even be read.
+
+    Memory had to begin a stream of its own, so its records go on at the end of the disk's. Those that the disk has
+    already, under the same id, are the same changes seen again.
+    """
+    keep_sequence_ahead(disk, sql)
+    meta = {**dict(memory.execute(sql["get_meta"])), **dict(disk.execute(sql["get_meta"]))}
+    stream_id, following = meta["stream_id"], int(meta["next_sequence"])
+    moved: dict[int, int] = {}
+    for row in memory.execute(sql["copy_records"]):
+        if row[_BODY] and not disk.execute(sql["has_id"], (row[_ID], 0)).fetchone():
+            moved[row[_SEQUENCE]] = following
+            disk.execute(sql["paste_record"], _moved(row, stream_id, following))
+            following += 1
+    for row in memory.execute(sql["copy_deliveries"]):
+        if row[1] in moved:
+            disk.execute(sql["paste_delivery"], (row[0], moved[row[1]], *row[2:]))
+    of_the_stream = {key: meta[key] for key in ("stream_id", "created_at")}
+    for row in {**dict(memory.execute(sql["get_meta"])), **of_the_stream, "next_sequence": str(following)}.items():
+        disk.execute(sql["put_meta"], row)
+    _add_gone(memory, disk, sql)
 
 
-def _keep_sequence_ahead(target: sqlite3.Connection, sql: Statements) -> None:
-    meta = dict(target.execute(sql["get_meta"]))
-    last = max((row[0] for row in target.execute(sql["copy_records_backwards"])), default=0)
-    following = max(int(meta.get("next_sequence", "1")), last + 1)
-    target.execute(sql["put_meta"], ("next_sequence", str(following)))
+def _moved(row: Row, stream_id: str, sequence: int) -> Row:
+    record = msgspec.structs.replace(decode_record(row[_BODY]), stream_id=stream_id, sequence=sequence)
+    return (sequence, *row[1:_BODY], encode(record).decode())
 
 
-def _settle_totals(target: sqlite3.Connection, totals: dict[str, Row], sql: Statements) -> None:
-    """Set *totals* with pending and parked as they really are, so that the sum holds whatever was lost."""
-    owed = {row[0]: row[1:] for row in target.execute(sql["count_owed"])}
-    counted = {row[0]: row[1:] for row in target.execute(sql["totals"])}
-    for name, now in counted.items():
-        row = list(totals.get(name, now))
-        row[_PENDING], row[_PARKED] = owed.get(name, (0, 0))
-        row[0] = sum(row[1:])
-        totals[name] = tuple(row)
-    _set_totals(target, totals, sql)
+def _put_record(disk: sqlite3.Connection, row: Row, sql: Statements) -> None:
+    """Write one record; an id that only the disk remembered may not keep it out."""
+    disk.execute(sql["paste_record"], row)
+    if disk.execute(sql["has_id"], (row[_ID], row[_SEQUENCE])).fetchone():
+        row = (row[_SEQUENCE], f"{row[_ID]}/{row[_SEQUENCE]}", *row[2:])
+        disk.execute(sql["paste_record"], row)
+    disk.execute(sql["rewrite_record"], row)
 
 
-def _set_totals(target: sqlite3.Connection, totals: Mapping[str, Row], sql: Statements) -> None:
-    for name, row in totals.items():
-        target.execute(sql["set_totals"], dict(zip(("name", *_COUNTS), (name, *row), strict=True)))
+def _add_gone(memory: sqlite3.Connection, disk: sqlite3.Connection, sql: Statements) -> None:
+    gone: dict[str, dict[str, int]] = {}
+    for sink, state, count in memory.execute(sql["gone"]):
+        gone.setdefault(sink, {})[state] = count
+    totals = read_totals(disk, sql)
+    for sink, states in gone.items():
+        counts: list[Any] = list(totals.get(sink, (0,) * len(COUNTS)))
+        for state, count in states.items():
+            counts[COUNTS.index(state)] += count
+            counts[0] += count
+        set_totals(disk, sink, counts, sql)

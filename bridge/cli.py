@@ -8,6 +8,7 @@ Imports that only one command needs stand inside it: `run` stays small in memory
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -123,7 +124,7 @@ def run(settings: Settings, log_format: str, log_level: str) -> None:
 
 
 def _reload(agent: Any, path: Path | None) -> None:
-    logger = logs.logging.getLogger(__name__)
+    logger = logging.getLogger(__name__)
     try:
         settings = load(find_config(path, os.environ))
     except ConfigurationError as error:

@@ -137,8 +137,7 @@ class IdentityKeeper:
     def _take(self, found: VmIdentity) -> None:
         self.vm = merged(found, self._configured)
         self.is_waiting = False
-        if self._outbox.identify(self.vm).result():
-            logger.warning("The state directory came from another machine; this one starts empty.")
+        self._outbox.identify(self.vm).result()
 
     def _give_up_waiting(self) -> None:
         if self.is_waiting:

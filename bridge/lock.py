@@ -6,6 +6,7 @@ has no such lock; there it is on a file.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from contextlib import suppress
@@ -32,34 +33,49 @@ def prepare_directory(path: Path) -> None:
 
 
 class DirectoryLock:
-    """Holds *directory* until `release`; raise StateDirectoryError when another agent has it."""
+    """Holds *directory* until `release`; raise StateDirectoryError when another agent has it.
+
+    The system lets go of it when the process dies, however it dies.
+    """
 
     def __init__(self, directory: Path) -> None:
         try:
-            self._descriptor = self._locked(directory)
+            self._descriptor: int | None = _locked(directory)
         except OSError as error:
-            raise StateDirectoryError(
-                f"The state directory {directory} cannot be locked: {error.strerror or error}. "
-                "Most likely another agent runs on it; stop that one, or give this one a directory of its own."
-            ) from error
+            raise StateDirectoryError(_why(directory, error)) from error
 
     def release(self) -> None:
         """Let the directory go; doing so twice is fine."""
-        with suppress(OSError):
-            os.close(self._descriptor)
-        self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with suppress(OSError):
+                os.close(descriptor)
 
-    def _locked(self, directory: Path) -> int:
+
+def _locked(directory: Path) -> int:
+    if sys.platform == "win32":
+        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT)
+    else:
+        descriptor = os.open(directory, os.O_RDONLY)
+    try:
         if sys.platform == "win32":
-            descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT)
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
         else:
-            descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            if sys.platform == "win32":
-                msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-            else:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _why(directory: Path, error: OSError) -> str:
+    # LockFileEx on Windows says EACCES or EDEADLOCK, which a missing right says too.
+    if isinstance(error, BlockingIOError) or (sys.platform == "win32" and error.errno in (errno.EACCES, errno.EDEADLK)):
+        return (
+            f"Another agent runs on the state directory {directory}. "
+            "Stop that one, or give this one a directory of its own: directory in the [state] table."
+        )
+    return (
+        f"The state directory {directory} cannot be opened and locked: {error.strerror or error}. "
+        "Let the agent's user read it, or set directory in the [state] table."
+    )

@@ -20,9 +20,10 @@ from typing import Any
 
 from bridge import rows
 from bridge.record import Incarnation, TransitionRecord, VmIdentity
+from bridge.remembered import Stored, read_state, remember_liveness
 from bridge.room import clean
 from bridge.rows import Outcome, Owed
-from bridge.scribe import Observation, Router, Scribe, Stored, read_state, remember_liveness
+from bridge.scribe import Observation, Router, Scribe
 from bridge.store import Store, utc_now
 from bridge.writer import Writer
 
@@ -51,7 +52,7 @@ class Outbox:
 
     def state(self) -> Future[Stored]:
         """Read what was believed when the agent last wrote."""
-        return self._writer.read(read_state)
+        return self._writer.read(lambda store: read_state(store.connection))
 
     def commit(self, observation: Observation) -> Future[list[TransitionRecord]]:
         """Store *observation* whole; raise StreamChanged when the outbox was started over since."""
@@ -59,7 +60,7 @@ class Outbox:
 
     def save_liveness(self, *, last_good_at: datetime, boot_id: str) -> Future[None]:
         """Remember when IMDS last answered, and under which boot."""
-        return self._writer.write(lambda store: remember_liveness(store, last_good_at, boot_id))
+        return self._writer.write(lambda store: remember_liveness(store.connection, last_good_at, boot_id))
 
     def heartbeat(self, *, incarnation: Incarnation) -> Future[list[TransitionRecord]]:
         """Add a heartbeat record for the sinks that want it."""
@@ -78,8 +79,12 @@ class Outbox:
     def identify(self, vm: VmIdentity) -> Future[bool]:
         """Take *vm* as this machine; return whether the outbox was another machine's and was started over."""
         was_foreign = self._writer.alone(lambda store: self._scribe.leave_foreign(store, vm))
-        self._told(self._writer.write(lambda store: self._scribe.identify(store, vm)))
-        return was_foreign
+
+        def identify(store: Store) -> bool:
+            self._scribe.identify(store, vm)
+            return was_foreign.result()
+
+        return self._told(self._writer.write(identify))
 
     def stop_waiting(self) -> Future[None]:
         """Choose sinks without the identity: it did not come in time."""
@@ -161,7 +166,15 @@ class Outbox:
 
     def tend(self) -> Future[None]:
         """Go back to the disk if it takes writes again, else make sure the file is still ours."""
-        return self._writer.alone(_tend)
+
+        def tend(store: Store) -> None:
+            before = store.connection
+            if store.return_to_disk():
+                store.check_file()
+            if store.connection is not before:
+                self._told(self._writer.write(self._scribe.catch_up))
+
+        return self._writer.alone(tend)
 
     def clean(self) -> Future[int]:
         """Delete records that nobody is owed and whose time is over; return how many."""
@@ -180,9 +193,3 @@ class Outbox:
     def _told(self, future: Future[Any]) -> Future[Any]:
         future.add_done_callback(lambda _: self.on_records())
         return future
-
-
-def _tend(store: Store) -> None:
-    if not store.return_to_disk():
-        return
-    store.check_file()

@@ -6,7 +6,8 @@
 -- sinks       a sink's totals; the triggers below keep them, so that
 --             accepted = delivered + pending + parked + evicted + discarded + expired
 --             holds after every commit, whoever made it
--- held        only in memory: events whose older records stayed behind on a disk that refuses writes
+-- held        only in memory: events of which something stayed behind on a disk that refuses writes
+-- gone        only in memory: how many rows of a sink came and went there, by their last state
 
 -- name: schema
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -38,7 +39,8 @@ CREATE TABLE deliveries (
   changed_at REAL NOT NULL,
   PRIMARY KEY (sink, sequence)
 ) WITHOUT ROWID;
-CREATE INDEX deliveries_due ON deliveries (sink, urgent DESC, sequence, event_key, attempts, not_before)
+-- With all that `due` reads, state included, or SQLite looks into the table for each row.
+CREATE INDEX deliveries_due ON deliveries (sink, urgent DESC, sequence, event_key, attempts, not_before, state)
   WHERE state = 'pending';
 CREATE INDEX deliveries_notice ON deliveries (sink, not_before) WHERE state = 'pending' AND not_before IS NOT NULL;
 CREATE INDEX deliveries_age ON deliveries (sink, aged_from) WHERE state = 'pending';
@@ -86,6 +88,18 @@ CREATE TRIGGER deliveries_owed BEFORE DELETE ON deliveries WHEN old.state IN ('p
 END;
 
 PRAGMA user_version = 1;
+
+-- name: memory_schema
+CREATE TABLE gone (sink TEXT NOT NULL, state TEXT NOT NULL, count INTEGER NOT NULL, PRIMARY KEY (sink, state))
+  WITHOUT ROWID;
+
+CREATE TRIGGER deliveries_gone AFTER DELETE ON deliveries BEGIN
+  INSERT OR IGNORE INTO gone (sink, state, count) VALUES (old.sink, old.state, 0);
+  UPDATE gone SET count = count + 1 WHERE sink = old.sink AND state = old.state;
+END;
+
+-- name: gone
+SELECT sink, state, count FROM gone;
 
 -- name: get_meta
 SELECT key, value FROM meta;
@@ -155,7 +169,7 @@ UPDATE deliveries SET attempts = attempts + 1, error = ?, changed_at = ?
 WHERE sink = ? AND sequence = ? AND state = 'pending';
 
 -- name: known_sinks
-SELECT name FROM sinks;
+SELECT name FROM sinks ORDER BY name;
 
 -- name: add_sink
 INSERT OR IGNORE INTO sinks (name) VALUES (?);
@@ -170,17 +184,17 @@ UPDATE sinks SET nudges = nudges + 1 WHERE name = ?;
 SELECT name, accepted, delivered, pending, parked, expired, evicted, discarded FROM sinks ORDER BY name;
 
 -- name: set_totals
-INSERT INTO sinks (name, accepted, delivered, pending, parked, expired, evicted, discarded)
-VALUES (:name, :accepted, :delivered, :pending, :parked, :expired, :evicted, :discarded)
+INSERT INTO sinks (name, accepted, delivered, pending, parked, expired, evicted, discarded, nudges)
+VALUES (:name, :accepted, :delivered, :pending, :parked, :expired, :evicted, :discarded, :nudges)
 ON CONFLICT (name) DO UPDATE SET accepted = excluded.accepted, delivered = excluded.delivered,
   pending = excluded.pending, parked = excluded.parked, expired = excluded.expired,
-  evicted = excluded.evicted, discarded = excluded.discarded;
+  evicted = excluded.evicted, discarded = excluded.discarded, nudges = excluded.nudges;
 
 -- name: count_owed
 SELECT sink, SUM(state = 'pending'), SUM(state = 'parked') FROM deliveries GROUP BY sink;
 
 -- name: last_of_event
-SELECT body FROM records INDEXED BY records_by_event WHERE event_key = ? AND body <> ''
+SELECT body FROM records INDEXED BY records_by_event WHERE event_key = ? AND body <> '' AND is_routed = 1
 ORDER BY sequence DESC LIMIT 1;
 
 -- name: last_sequence_of_event
@@ -226,20 +240,20 @@ UPDATE records SET body = '' WHERE sequence <= ? AND body <> ''
                   WHERE deliveries.sequence = records.sequence AND state IN ('pending', 'parked'));
 
 -- name: list_records
-SELECT sequence, body FROM records WHERE sequence > ? AND body <> '' ORDER BY sequence;
+SELECT body FROM records WHERE sequence > ? AND body <> '' ORDER BY sequence;
 
 -- name: list_last_records
-SELECT sequence, body FROM records WHERE body <> '' ORDER BY sequence DESC LIMIT ?;
+SELECT body FROM records WHERE sequence > ? AND body <> '' ORDER BY sequence DESC LIMIT ?;
 
 -- name: list_deliveries
 SELECT deliveries.sink, deliveries.sequence, deliveries.state, deliveries.attempts, deliveries.error,
-  deliveries.changed_at, records.id, records.event_key, records.body
+  deliveries.changed_at, records.body
 FROM deliveries JOIN records USING (sequence)
 WHERE (:sink IS NULL OR deliveries.sink = :sink) AND (:state IS NULL OR deliveries.state = :state)
 ORDER BY deliveries.sink, deliveries.sequence LIMIT :limit;
 
 -- name: retry
-UPDATE deliveries SET state = 'pending', attempts = 0, aged_from = :now, changed_at = :now
+UPDATE deliveries INDEXED BY deliveries_parked SET state = 'pending', attempts = 0, aged_from = :now, changed_at = :now
 WHERE state = 'parked' AND sink = :sink AND (:id IS NULL
   OR sequence = (SELECT sequence FROM records WHERE id = :id));
 
@@ -251,14 +265,32 @@ WHERE sink = :sink AND state IN ('pending', 'parked') AND (:state IS NULL OR sta
 -- name: copy_records
 SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records ORDER BY sequence;
 
--- name: copy_records_backwards
-SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records ORDER BY sequence DESC;
+-- name: copy_record
+SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records WHERE sequence = ?;
 
--- name: copy_owed_records
+-- name: copy_record_range
 SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records
-WHERE is_routed = 0 OR EXISTS (SELECT 1 FROM deliveries INDEXED BY deliveries_by_record
-                               WHERE deliveries.sequence = records.sequence AND state = 'pending')
-ORDER BY sequence;
+WHERE sequence BETWEEN ? AND ? ORDER BY sequence;
+
+-- name: copy_last_of_event
+SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records INDEXED BY records_by_event
+WHERE event_key = ? AND is_routed = 1 ORDER BY sequence DESC LIMIT 1;
+
+-- name: first_record
+SELECT MIN(sequence) FROM records;
+
+-- name: last_record
+SELECT MAX(sequence) FROM records;
+
+-- name: last_delivery
+SELECT MAX(sequence) FROM deliveries INDEXED BY deliveries_by_record;
+
+-- name: owed_in_order
+SELECT records.sequence, records.event_key FROM records LEFT JOIN (
+  SELECT sequence, MAX(urgent) AS urgent FROM deliveries WHERE state = 'pending' GROUP BY sequence
+) AS owed USING (sequence)
+WHERE records.is_routed = 0 OR owed.urgent IS NOT NULL
+ORDER BY records.is_routed, owed.urgent DESC, records.sequence;
 
 -- name: copy_recent_ids
 SELECT sequence, id, first_id, event_key, observed_at, 1, '' FROM records ORDER BY sequence DESC LIMIT ?;
@@ -267,9 +299,22 @@ SELECT sequence, id, first_id, event_key, observed_at, 1, '' FROM records ORDER 
 SELECT sink, sequence, state, event_key, urgent, not_before, aged_from, attempts, error, changed_at
 FROM deliveries ORDER BY sink, sequence;
 
--- name: copy_deliveries_backwards
+-- name: copy_delivery_range
 SELECT sink, sequence, state, event_key, urgent, not_before, aged_from, attempts, error, changed_at
-FROM deliveries ORDER BY sink DESC, sequence DESC;
+FROM deliveries WHERE sink = ? AND sequence BETWEEN ? AND ? ORDER BY sequence;
+
+-- name: copy_due_rows
+SELECT sink, sequence, event_key, urgent, not_before, attempts FROM deliveries INDEXED BY deliveries_due
+WHERE state = 'pending' ORDER BY sink, urgent DESC, sequence;
+
+-- name: copy_sinks
+SELECT name, accepted, delivered, pending, parked, expired, evicted, discarded, nudges FROM sinks ORDER BY name;
+
+-- name: sinks_of_deliveries
+SELECT DISTINCT sink FROM deliveries;
+
+-- name: sinks_of_due_rows
+SELECT DISTINCT sink FROM deliveries INDEXED BY deliveries_due WHERE state = 'pending';
 
 -- name: copy_deliveries_of
 SELECT sink, sequence, state, event_key, urgent, not_before, aged_from, attempts, error, changed_at
@@ -286,6 +331,15 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (sink, sequence) DO UPDATE SET state = excluded.state, attempts = excluded.attempts,
   error = excluded.error, changed_at = excluded.changed_at WHERE deliveries.state IN ('pending', 'parked');
 
+-- name: paste_due_row
+INSERT INTO deliveries (sink, sequence, event_key, urgent, not_before, attempts, state, aged_from, changed_at)
+SELECT ?1, ?2, ?3, ?4, ?5, ?6, 'pending', observed_at, observed_at FROM records WHERE sequence = ?2
+ON CONFLICT DO NOTHING;
+
+-- name: align_urgency
+UPDATE deliveries INDEXED BY deliveries_pending_event SET urgent = 1 WHERE state = 'pending' AND urgent = 0
+  AND event_key IN (SELECT event_key FROM deliveries WHERE state = 'pending' AND urgent = 1);
+
 -- name: rewrite_record
 UPDATE records SET id = ?2, first_id = ?3, event_key = ?4, observed_at = ?5, is_routed = ?6, body = ?7
 WHERE sequence = ?1 AND ?7 <> '';
@@ -294,7 +348,7 @@ WHERE sequence = ?1 AND ?7 <> '';
 DELETE FROM deliveries WHERE state NOT IN ('pending', 'parked')
   AND sequence NOT IN (SELECT sequence FROM records);
 
--- name: discard_orphans
+-- name: evict_orphans
 UPDATE deliveries SET state = 'evicted' WHERE state IN ('pending', 'parked')
   AND sequence NOT IN (SELECT sequence FROM records);
 

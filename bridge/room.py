@@ -15,39 +15,57 @@ from bridge.transitions import is_over
 logger = logging.getLogger(__name__)
 
 _CHUNK = 64
-#: Room is made beyond the limit, so that a full outbox does not evict with every single record.
-_TARGET = 0.95
+#: Room is made when this part of the bound is used, down to the other: not with every single record.
+_FULL, _TARGET = 0.95, 0.94
 _WORTH_GIVING_BACK = 1024
 
 
 def make_room(store: Store, *, now: float) -> int:
     """Delete and evict until *store* is within its bounds; return how many deliveries were evicted."""
-    limit = store.max_bytes * _TARGET
-    evicted = 0
-    for choose, clear in (("oldest_finished", None), ("oldest_parked", "evict_parked"), ("oldest_owed", "evict_owed")):
-        while store.used_bytes > limit:
-            chosen = store.connection.execute(SQL[choose], (store.floor, _CHUNK)).fetchall()
-            if not chosen:
-                break
-            for (sequence,) in chosen:
-                if clear is not None:
-                    evicted += store.connection.execute(SQL[clear], (now, sequence)).rowcount
-                _delete_if_finished(store, sequence)
-        if choose == "oldest_finished" and store.in_memory and store.used_bytes > limit:
-            store.connection.execute(SQL["forget_bodies"], (store.floor,))
+    if store.used_bytes <= store.max_bytes * _FULL:
+        return 0
+    _delete_oldest(store, "oldest_finished")
+    if store.in_memory and _is_full(store):
+        store.connection.execute(SQL["forget_bodies"], (store.floor,))
+    evicted = _delete_oldest(store, "oldest_parked", ("evict_parked", now))
+    evicted += _delete_oldest(store, "oldest_owed", ("evict_owed", now))
     if evicted:
         logger.error(
-            "The outbox is full: the oldest records were evicted undelivered. Raise state.max_bytes or mend the sink.",
-            extra={"evicted": evicted, "max_bytes": store.max_bytes},
+            "The outbox is full: the oldest records were evicted undelivered. Mend the sink, or raise state.max_bytes.",
+            extra={"evicted": evicted, "max_bytes": store.max_bytes, "in_memory": store.in_memory},
         )
     return evicted
+
+
+def _delete_oldest(store: Store, choose: str, evict: tuple[str, float] | None = None) -> int:
+    """Delete what *choose* finds, oldest first, until there is room; return how many deliveries were evicted."""
+    evicted, last = 0, store.floor
+    while _is_full(store):
+        chosen = [sequence for (sequence,) in store.connection.execute(SQL[choose], (last, _CHUNK)).fetchall()]
+        if not chosen:
+            break
+        for sequence in chosen:
+            if evict is not None:
+                statement, now = evict
+                evicted += store.connection.execute(SQL[statement], (now, sequence)).rowcount
+            if not store.connection.execute(SQL["is_owed"], (sequence,)).fetchone():
+                _delete(store, sequence)
+        last = chosen[-1]
+    return evicted
+
+
+def _is_full(store: Store) -> bool:
+    return store.used_bytes > store.max_bytes * _TARGET
 
 
 def clean(store: Store, *, before: float, limit: int) -> int:
     """Delete up to *limit* records observed before *before* that nobody is owed; return how many.
 
-    The last record of an active event stays: a sink that is configured tomorrow gets it.
+    The last record of an active event stays: a sink that is configured tomorrow gets it. In memory nothing goes: there
+    the disk's own rows are only known in part.
     """
+    if store.in_memory:
+        return 0
     keep = _last_of_active(store)
     chosen = store.connection.execute(SQL["finished_before"], (before, limit)).fetchall()
     gone = [sequence for (sequence,) in chosen if sequence not in keep]
@@ -63,11 +81,6 @@ def _last_of_active(store: Store) -> set[int]:
     events = () if text is None else decode_document(text).events
     keys = {event.key for event in events if not is_over(event)}
     return {store.connection.execute(SQL["last_sequence_of_event"], (key,)).fetchone()[0] for key in keys}
-
-
-def _delete_if_finished(store: Store, sequence: int) -> None:
-    if not store.connection.execute(SQL["is_owed"], (sequence,)).fetchone():
-        _delete(store, sequence)
 
 
 def _delete(store: Store, sequence: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,15 +88,20 @@ def probe(
 
 
 def _owed(store: Store, row: Row) -> Owed:
-    (body,) = store.connection.execute(SQL["body"], (row[0],)).fetchone()
+    """Return *row* with its record; raise sqlite3.DatabaseError when that cannot be read: the file is damaged."""
     sequence, event_key, attempts, not_before, urgent = row
+    body = store.connection.execute(SQL["body"], (sequence,)).fetchone()
+    try:
+        record = decode_record("" if body is None else body[0])
+    except msgspec.MsgspecError as error:
+        raise sqlite3.DatabaseError(f"The outbox is malformed: record {sequence} cannot be read: {error}") from error
     return Owed(
         sequence=sequence,
         event_key=event_key,
         urgent=bool(urgent),
         attempts=attempts,
         not_before=not_before,
-        record=decode_record(body),
+        record=record,
     )
 
 

@@ -23,7 +23,6 @@ from bridge.record import (
     Transition,
     TransitionRecord,
     VmIdentity,
-    decode_document,
     decode_record,
     encode,
     format_time,
@@ -33,22 +32,13 @@ from bridge.record import (
     transition_key,
     vm_key,
 )
+from bridge.remembered import document_of, get, put, read_meta, remember_liveness, remember_vm, vm_id_of, vm_of
 from bridge.room import make_room
 from bridge.store import SQL, Store
 from bridge.transitions import Change, is_over
 
 Router = Callable[[TransitionRecord, str | None], Iterable[str]]
 """From a record and this VM's name to the names of the sinks that want it."""
-
-
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """What the outbox remembers from before."""
-
-    stream_id: str
-    document: Document | None
-    last_good_at: datetime | None
-    boot_id: str | None
-    vm: VmIdentity | None
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,27 +73,25 @@ class Scribe:
     def __init__(self, *, now: Callable[[], datetime]) -> None:
         self._now = now
         self._vm = VmIdentity()
-        self._router: Router = lambda _record, _name: ()
+        self._router: Router | None = None
+        self._sinks: tuple[str, ...] = ()
         self._labels: dict[str, str] = {}
+        self._is_decided = False
         self.is_waiting = False
         self.last_sequence = 0
         """The sequence of the newest record; a hint, it may be ahead of the commit."""
 
     def open(self, store: Store) -> None:
-        """Give a new outbox its stream."""
-        if "stream_id" not in store.meta:
-            _put(store, "stream_id", str(uuid.uuid4()))
-            _put(store, "created_at", format_time(self._now()))
-            store.refresh()
-        self.last_sequence = int(_get(store, "next_sequence") or 1) - 1
+        """Look where the stream stands."""
+        self.last_sequence = int(store.meta.get("next_sequence", "1")) - 1
 
     def commit(self, store: Store, observation: Observation) -> list[TransitionRecord]:
         """Store the document and its records; raise StreamChanged when they follow from another stream."""
-        if _get(store, "stream_id") != observation.stream_id:
+        if get(store.connection, "stream_id") != observation.stream_id:
             raise StreamChanged("The outbox was started over; the document is compared anew.")
-        _put(store, "document", encode(observation.document).decode())
+        put(store.connection, "document", encode(observation.document).decode())
         if observation.is_settled:
-            remember_liveness(store, observation.observed_at, observation.boot_id)
+            remember_liveness(store.connection, observation.observed_at, observation.boot_id)
         records = [self._add(store, _draft(observation, change)) for change in observation.changes]
         if records:
             make_room(store, now=self._now().timestamp())
@@ -124,39 +112,52 @@ class Scribe:
 
     def configure(self, store: Store, router: Router, sinks: Collection[str], labels: dict[str, str]) -> None:
         """Route by *router*; give sinks seen for the first time the last record of each active event."""
-        self._router, self._labels = router, labels
+        self._router, self._sinks, self._labels = router, tuple(sinks), labels
         known = {name for (name,) in store.connection.execute(SQL["known_sinks"])}
-        new = set(sinks) - known
-        for name in sorted(new):
-            store.connection.execute(SQL["add_sink"], (name,))
+        new = [name for name in sinks if name not in known]
+        self._name_sinks(store)
+        self._route_waiting(store)
+        vm = vm_of(read_meta(store.connection)) if self._vm.name is None else None
+        vm_name = self._vm.name if vm is None else vm.name
         for record in self._last_of_active(store) if new else ():
-            for name in self._router(record, self._vm.name):
+            for name in router(record, vm_name):
                 if name in new:
                     self._owe(store, name, record)
 
     def leave_foreign(self, store: Store, vm: VmIdentity) -> bool:
         """Start over when the outbox belongs to another machine: it came with an image; return whether it did."""
-        before = _vm_of(store.meta)
-        if not (vm.vm_id and before and before.vm_id) or before.vm_id.lower() == vm.vm_id.lower():
+        before = vm_id_of(store.meta)
+        if not vm.vm_id or before is None or before == vm.vm_id.lower():
             return False
-        why = f"it belongs to vmId {before.vm_id}, this machine is {vm.vm_id}"
+        why = f"it belongs to vmId {before}, this machine is {vm.vm_id}"
         store.start_over("other-vm", carry=False, why=why)
-        self.open(store)
         return True
 
     def identify(self, store: Store, vm: VmIdentity) -> None:
         """Take *vm* as this machine, for good, and send off what waited for it."""
         self._vm = vm
-        if _vm_of(_meta(store)) != vm:
-            _put(store, "vm", encode(vm).decode())
-        self._route_waiting(store)
+        remember_vm(store.connection, vm)
+        self._name_sinks(store)
+        self.stop_waiting(store)
 
     def stop_waiting(self, store: Store) -> None:
-        """Go on without the identity."""
+        """Go on with the identity as it is known, if at all."""
+        self.is_waiting, self._is_decided = False, True
         self._route_waiting(store)
 
+    def catch_up(self, store: Store) -> None:
+        """Look at what came back with the disk: sinks it had not seen, records that waited there."""
+        self._name_sinks(store)
+        self._route_waiting(store)
+
+    def _name_sinks(self, store: Store) -> None:
+        for name in self._sinks:
+            store.connection.execute(SQL["add_sink"], (name,))
+
     def _route_waiting(self, store: Store) -> None:
-        self.is_waiting = False
+        """Choose the sinks of what waits, once it is known both who this VM is and which sinks there are."""
+        if self._router is None or not self._is_decided:
+            return
         for sequence, body in store.connection.execute(SQL["unrouted"]).fetchall():
             record = self._addressed(store, decode_record(body))
             first_id = _id(record, repeat=0)
@@ -174,10 +175,10 @@ class Scribe:
         return msgspec.structs.replace(named, id=_id(named, repeat=repeat), transition_key=_key(named, repeat=repeat))
 
     def _add(self, store: Store, draft: _Draft) -> TransitionRecord:
-        sequence = int(_get(store, "next_sequence") or 1)
-        _put(store, "next_sequence", str(sequence + 1))
+        sequence = int(get(store.connection, "next_sequence") or 1)
+        put(store.connection, "next_sequence", str(sequence + 1))
         self.last_sequence = sequence
-        stream_id = _get(store, "stream_id") or ""
+        stream_id = get(store.connection, "stream_id") or ""
         record = self._addressed(store, self._record(draft, stream_id=stream_id, sequence=sequence))
         arguments = (
             sequence,
@@ -218,7 +219,7 @@ class Scribe:
         )
 
     def _route(self, store: Store, record: TransitionRecord) -> None:
-        for name in self._router(record, self._vm.name):
+        for name in () if self._router is None else self._router(record, self._vm.name):
             self._owe(store, name, record)
         if record.is_urgent:
             # Its older records go before it, so they are as urgent.
@@ -232,46 +233,11 @@ class Scribe:
         store.connection.execute(SQL["add_delivery"], arguments)
 
     def _last_of_active(self, store: Store) -> list[TransitionRecord]:
-        document = read_state(store).document
+        document = document_of(read_meta(store.connection))
         events = () if document is None else document.events
         keys = dict.fromkeys(event.key for event in events if not is_over(event))
         bodies = (store.connection.execute(SQL["last_of_event"], (key,)).fetchone() for key in keys)
         return [decode_record(body[0]) for body in bodies if body is not None]
-
-
-def read_state(store: Store) -> Stored:
-    """Return what *store* remembers."""
-    meta = _meta(store)
-    return Stored(
-        stream_id=meta["stream_id"],
-        document=decode_document(meta["document"]) if "document" in meta else None,
-        last_good_at=parse_time(meta["last_good_at"]) if "last_good_at" in meta else None,
-        boot_id=meta.get("boot_id"),
-        vm=_vm_of(meta),
-    )
-
-
-def remember_liveness(store: Store, last_good_at: datetime, boot_id: str) -> None:
-    """Store when IMDS last answered, and under which boot."""
-    _put(store, "last_good_at", format_time(last_good_at))
-    _put(store, "boot_id", boot_id)
-
-
-def _meta(store: Store) -> dict[str, str]:
-    return dict(store.connection.execute(SQL["get_meta"]))
-
-
-def _get(store: Store, key: str) -> str | None:
-    row = store.connection.execute(SQL["get_one_meta"], (key,)).fetchone()
-    return None if row is None else str(row[0])
-
-
-def _put(store: Store, key: str, value: str) -> None:
-    store.connection.execute(SQL["put_meta"], (key, value))
-
-
-def _vm_of(meta: dict[str, str]) -> VmIdentity | None:
-    return msgspec.json.decode(meta["vm"], type=VmIdentity) if "vm" in meta else None
 
 
 def _draft(observation: Observation, change: Change) -> _Draft:

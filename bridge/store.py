@@ -5,93 +5,47 @@ Records must outlive what happens to the file under them, so every misfortune ha
 - full, read-only or failing disk: what is owed is carried into memory and work goes on; `return_to_disk` tries again.
 - damaged, deleted or overwritten file: it is set aside under a new name with its -wal and -shm, never deleted; what
   can still be read, through the open connection or from the file, is carried into a new one.
+- both at once: memory first; the damaged one is kept at hand, and read when there is a disk to put it on.
 - a file that belongs to another machine: set aside, nothing carried.
 
-A store belongs to one thread. The statements are in outbox.sql.
+A store belongs to one thread.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import sqlite3
+import sys
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime, timezone
-from importlib.resources import files
 from pathlib import Path
 
-from bridge.carry import carry_all, carry_owed, merge_back
+from bridge import database
+from bridge.carry import bring_back, carry_owed, used_bytes
+from bridge.database import DATABASE, SQL, is_damage, is_refusal, transaction
 from bridge.errors import OutboxError
+from bridge.nudge import MemoryMark, prepare_nudge
+from bridge.remembered import begin_stream, put, read_meta, vm_id_of
+from bridge.salvage import keep_sequence_ahead
+from bridge.watch import Watch
+from bridge.wreck import Wreck, carry_wrecks
+
+__all__ = ["MEMORY_BYTES", "SQL", "Store", "utc_now"]
 
 logger = logging.getLogger(__name__)
 
-DATABASE = "outbox.db"
 #: What a store in memory may hold: an agent on a full disk must not be killed for its memory next.
 MEMORY_BYTES = 16 * 1024 * 1024
-_CARRIED_BYTES = 12 * 1024 * 1024
-_SUFFIXES = ("", "-wal", "-shm")
-_DAMAGED = ("malformed", "not a database", "unsupported file format", "no such table", "no such column", "encrypted")
-_REFUSED = ("full", "readonly", "read-only", "disk i/o error", "unable to open", "authoriz")
+_CARRIED_BYTES = 10 * 1024 * 1024
 
-
-def load_statements() -> dict[str, str]:
-    """Return outbox.sql, name -> statement."""
-    text = files("bridge").joinpath("outbox.sql").read_text(encoding="utf-8")
-    blocks = text.split("-- name: ")[1:]
-    named = (block.partition("\n") for block in blocks)
-    return {name.strip(): body.strip() for name, _, body in named}
-
-
-SQL = load_statements()
-
-
-def is_damage(error: sqlite3.Error) -> bool:
-    """Return whether *error* says that the file is no database of ours any more."""
-    return _says(error, _DAMAGED)
-
-
-def is_refusal(error: sqlite3.Error) -> bool:
-    """Return whether *error* says that the disk does not take writes, or gives no reads, for now."""
-    return _says(error, _REFUSED)
-
-
-def _says(error: sqlite3.Error, words: tuple[str, ...]) -> bool:
-    # By text: Python 3.10 does not hand on SQLite's error code.
-    text = str(error).lower()
-    return any(word in text for word in words)
-
-
-def connect(path: Path, *, read_only: bool = False, timeout_seconds: float = 5.0) -> sqlite3.Connection:
-    """Return a connection to the database at *path*, set up for durable commits."""
-    target = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
-    connection = sqlite3.connect(
-        target, uri=True, isolation_level=None, timeout=timeout_seconds, check_same_thread=False
-    )
-    try:
-        if not read_only:
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            connection.execute("PRAGMA journal_mode = WAL")
-            # FULL: the host may die right after a commit, and NORMAL can lose what was acknowledged.
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA journal_size_limit = 4194304")
-        connection.execute("SELECT count(*) FROM sqlite_master")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def create_schema(connection: sqlite3.Connection) -> None:
-    """Create the tables where there are none; raise OutboxError for a file of a newer version."""
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > 1:
-        raise OutboxError(
-            f"The outbox was written by a newer version (schema {version}, this one knows 1). "
-            "Run that version, or move the state directory away to start empty."
-        )
-    if version == 0:
-        connection.executescript(f"BEGIN IMMEDIATE;\n{SQL['schema']}\nCOMMIT;")
+_DAMAGED = (
+    "The outbox is damaged or gone. What is left of it is set aside, and a new one is started with what can be read. "
+    "The agent goes on by itself; look after the disk, and delete the old files when nobody needs them."
+)
+_FOREIGN = (
+    "The outbox belongs to another machine: it came with an image. It is set aside, and this machine starts empty. "
+    "Delete the old files when nobody needs them."
+)
 
 
 def utc_now() -> datetime:
@@ -100,19 +54,22 @@ def utc_now() -> datetime:
 
 
 class Store:
-    """The outbox's connection, on disk or in memory, kept alive; raise OutboxError when not even memory works."""
+    """The outbox's connection, on disk or in memory, kept alive; raise OutboxError when the file must not be used."""
 
     def __init__(self, directory: Path, *, max_bytes: int, now: Callable[[], datetime] = utc_now) -> None:
         self.directory = directory
         self.path = directory / DATABASE
         self._max_bytes = max_bytes
         self._now = now
-        self._inode: int | None = None
-        self._totals_on_leaving: dict[str, tuple[int, ...]] = {}
+        self._watch: Watch | None = None
+        self._wrecks: list[Wreck] = []
+        self._mark = MemoryMark(directory)
+        self._is_blind = False
         self.floor = 0
-        """In memory: the last sequence that the disk has too; up to it nothing may be evicted. Else 0."""
+        """In memory: the last sequence that the disk has too; up to it nothing may be deleted. Else 0."""
         self.in_memory = False
         self.meta: dict[str, str] = {}
+        """What the outbox remembers, as of the last commit: a damaged file cannot take it along."""
         self.connection = self._open()
         self.refresh()
 
@@ -124,15 +81,11 @@ class Store:
     @property
     def used_bytes(self) -> int:
         """How much of that is used."""
-        pages, free, size = (
-            int(self.connection.execute(f"PRAGMA {name}").fetchone()[0])
-            for name in ("page_count", "freelist_count", "page_size")
-        )
-        return (pages - free) * size
+        return used_bytes(self.connection)
 
     def refresh(self) -> None:
-        """Read meta again after a commit, so that a damaged file cannot take it along."""
-        self.meta = dict(self.connection.execute(SQL["get_meta"]))
+        """Read meta again after a commit."""
+        self.meta = read_meta(self.connection)
 
     def recover(self, error: sqlite3.Error) -> None:
         """Answer *error* so that the same work can be done again; raise OutboxError when nothing helps."""
@@ -145,180 +98,224 @@ class Store:
 
     def check_file(self) -> None:
         """Look whether the file is still the one that is open, and start over if it is not."""
-        if self.in_memory:
+        if self.in_memory or self._watch is None:
             return
-        try:
-            is_ours = self.path.stat().st_ino == self._inode and _has_header(self.path)
-        except OSError:
-            is_ours = False
-        if not is_ours:
-            self.start_over("damaged", carry=True, why="the file was deleted, replaced or overwritten")
+        trouble = self._watch.trouble() or self._watch.look_through()
+        if trouble is not None:
+            self.start_over("damaged", carry=True, why=trouble)
 
     def start_over(self, reason: str, *, carry: bool, why: str) -> None:
-        """Set the file aside as *reason* and go on with a new one, with all that could be read when *carry*."""
+        """Set the file aside as *reason* and go on with a new one, with all that can be read when *carry*."""
+        is_another = self._watch is not None and self._watch.is_replaced
+        if sys.platform == "win32" and not self.in_memory:
+            self._leave_disk(why)  # a file that is open cannot be renamed there
+        self._mark.release()
+        wreck = Wreck(connection=self.connection, watch=self._watch)
         aside = self._set_aside(reason)
-        logger.error(
-            "The outbox was set aside and a new one started; what could be read was %s.",
-            "carried over" if carry else "left there",
-            extra={"reason": reason, "why": why, "set_aside_as": str(aside), "directory": str(self.directory)},
+        if not is_another:  # what somebody put in its place is not ours to read
+            wreck.aside = aside
+        logger.log(
+            logging.ERROR if carry else logging.WARNING,
+            _DAMAGED if carry else _FOREIGN,
+            extra={"why": why, "set_aside_as": str(aside), "directory": str(self.directory)},
         )
-        old, meta = self.connection, self.meta
-        self.connection = self._open_new()
-        if carry:
-            self._carry_from(old, aside)
-            self._put_missing_meta(meta)
-        old.close()
+        meta = self.meta if carry else {}
+        self._watch, self.in_memory, self.floor = None, False, 0
+        try:
+            self.connection = self._rebuilt([wreck] if carry else [], meta)
+        except (sqlite3.Error, OSError) as error:
+            self.connection = self._open_memory(str(error), wreck.connection if carry else None, meta)
+        self._wrecks.append(wreck)
+        if not (carry and self.in_memory):
+            self._close_wrecks()
         self.refresh()
 
     def return_to_disk(self) -> bool:
         """Try to move what is in memory to the disk; return whether the outbox is on disk now."""
         if not self.in_memory:
             return True
-        disk: sqlite3.Connection | None = None
-        try:
-            disk = self._open_file()
-            if not self._is_mine(disk):
-                disk.close()
-                self._set_aside("other-stream")
-                disk = self._open_file()
-            merge_back(self.connection, disk, self._totals_on_leaving, SQL)
-        except (sqlite3.Error, OSError) as error:
-            if disk is not None:
-                disk.close()
-            if isinstance(error, sqlite3.Error) and is_damage(error):
-                self._set_aside("damaged")
+        self._mark.release()  # a command that hears of the return may write at once
+        disk = self._merged_or_none() or self._merged_or_none()  # the second time without what was damaged
+        if disk is None:
+            self._mark.set()
             return False
         self.connection.close()
-        self.connection, self.in_memory, self.floor = disk, False, 0
+        self._close_wrecks()
+        self.connection = disk
+        self.in_memory, self.floor, self._is_blind = False, 0, False
         self.refresh()
         logger.warning("The outbox is back on disk.", extra={"directory": str(self.directory)})
         return True
 
     def close(self) -> None:
-        """Close the connection; a file is checkpointed by that."""
+        """Close the connection, after a last try to bring what is in memory to the disk."""
+        if not self.return_to_disk():
+            logger.error("What is in memory is lost: the disk under the outbox still refuses.")
+        trouble = None if self._watch is None else self._watch.look_through(at_once=True)
+        if trouble is not None:
+            self.start_over("damaged", carry=True, why=trouble)
         self.connection.close()
+        if self._watch is not None:
+            self._watch.close()
+        self._close_wrecks()
+        self._mark.release()
+
+    def _close_wrecks(self) -> None:
+        for wreck in self._wrecks:
+            wreck.close()
+        self._wrecks.clear()
+
+    # Opening.
 
     def _open(self) -> sqlite3.Connection:
         try:
-            connection = self._open_file()
-            self._check(connection)
-        except sqlite3.Error as error:
+            connection = self._open_disk()
+        except (sqlite3.Error, OSError) as error:
             if is_damage(error):
                 return self._replace_damaged(str(error))
             if is_refusal(error):
-                return self._open_memory(str(error), _open_read_only(self.path))
+                return self._open_memory_from(self.path, str(error))
             raise OutboxError(f"The outbox {self.path} cannot be opened: {error}.") from error
         return connection
 
-    def _open_file(self) -> sqlite3.Connection:
-        _create_private(self.path)
-        connection = connect(self.path)
+    def _open_disk(self) -> sqlite3.Connection:
+        """Return a connection to the file, made if need be, that was looked through and takes writes."""
+        database.refuse_emptied(self.path)
+        connection = database.open_file(self.path)
         try:
-            create_schema(connection)
+            database.check(connection, self.path)
+            begin_stream(connection, self._now())
+            self._watch = Watch(self.path)
         except BaseException:
             connection.close()
             raise
-        self._inode = self.path.stat().st_ino
+        prepare_nudge(self.directory)
         return connection
-
-    def _check(self, connection: sqlite3.Connection) -> None:
-        (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            connection.close()
-            raise sqlite3.DatabaseError(f"malformed: {verdict}")
-
-    def _is_mine(self, disk: sqlite3.Connection) -> bool:
-        stream = dict(disk.execute(SQL["get_meta"])).get("stream_id")
-        return stream is None or stream == self.meta.get("stream_id")
 
     def _replace_damaged(self, why: str) -> sqlite3.Connection:
-        aside = self._set_aside("damaged")
-        logger.error(
-            "The outbox is damaged. It was set aside and a new one started with what could be read.",
-            extra={"why": why, "set_aside_as": str(aside), "directory": str(self.directory)},
-        )
-        self.connection = self._open_new()
-        self._carry_from(None, aside)
-        return self.connection
-
-    def _open_new(self) -> sqlite3.Connection:
-        if self.path.exists():
-            return self._open_memory("the old file cannot be renamed", None)
+        wreck = self._put_away_damaged(why)
         try:
-            connection = self._open_file()
-        except sqlite3.Error as error:
-            return self._open_memory(str(error), None)
-        self.in_memory, self.floor = False, 0
+            connection = self._rebuilt([wreck], {})
+        except (sqlite3.Error, OSError) as error:
+            return self._open_memory_from(wreck.aside or self.path, str(error))
+        self._wrecks.clear()
         return connection
 
-    def _open_memory(self, why: str, source: sqlite3.Connection | None) -> sqlite3.Connection:
-        """Return a memory store with what is owed in *source*, which is closed."""
+    def _put_away_damaged(self, why: str) -> Wreck:
+        """Set the file aside, to be read later."""
+        wreck = Wreck(aside=self._set_aside("damaged"))
+        self._wrecks.append(wreck)
+        logger.error(
+            _DAMAGED,
+            extra={"why": why, "set_aside_as": str(wreck.aside), "directory": str(self.directory)},
+        )
+        return wreck
+
+    def _rebuilt(self, wrecks: list[Wreck], meta: dict[str, str]) -> sqlite3.Connection:
+        """Return a new file with what can be read of *wrecks*, and *meta* as it was known last."""
+        connection = self._open_new()
+        try:
+            with transaction(connection):
+                for key, value in meta.items():
+                    put(connection, key, value)
+                carry_wrecks(wrecks, connection)
+            begin_stream(connection, self._now())
+            self._watch = Watch(self.path)
+        except BaseException:
+            connection.close()
+            raise
+        prepare_nudge(self.directory)
+        return connection
+
+    def _open_memory_from(self, path: Path, why: str) -> sqlite3.Connection:
+        source = database.open_to_read(path)
+        try:
+            return self._open_memory(why, source, {})
+        finally:
+            if source is not None:
+                source.close()
+
+    def _open_memory(self, why: str, source: sqlite3.Connection | None, meta: dict[str, str]) -> sqlite3.Connection:
+        """Return a memory store with what is owed in *source*, and *meta* as it was known last."""
         logger.error(
             "The disk under the outbox refuses. Work goes on in memory (at most %d MiB): what is there when the agent "
             "dies is lost. Free the disk or make it writable; the outbox goes back by itself.",
             MEMORY_BYTES // 1024 // 1024,
             extra={"why": why, "directory": str(self.directory)},
         )
-        memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        create_schema(memory)
-        if source is not None:
-            carry_owed(source, memory, _CARRIED_BYTES, SQL)
-            source.close()
+        memory = database.open_memory()
+        with transaction(memory):
+            if source is not None:
+                carry_owed(source, memory, _CARRIED_BYTES, SQL)
+            for key, value in meta.items():
+                put(memory, key, value)
+            keep_sequence_ahead(memory, SQL)
+        self._is_blind = "stream_id" not in read_meta(memory)
+        begin_stream(memory, self._now())
         self.in_memory = True
-        self._totals_on_leaving = {row[0]: tuple(row[1:]) for row in memory.execute(SQL["totals"])}
-        self.floor = int(dict(memory.execute(SQL["get_meta"])).get("next_sequence", "1")) - 1
+        self.floor = int(read_meta(memory).get("next_sequence", "1")) - 1
+        self._mark.set()
         return memory
 
     def _leave_disk(self, why: str) -> None:
-        self.connection = self._open_memory(why, self.connection)
+        old, watch = self.connection, self._watch
+        self.connection, self._watch = self._open_memory(why, old, self.meta), None
+        old.close()
+        if watch is not None:
+            watch.close()
         self.refresh()
 
-    def _carry_from(self, old: sqlite3.Connection | None, aside: Path | None) -> None:
-        """Copy all that can be read: from the live connection first, it may know what the file lost."""
-        for source in (old, _open_read_only(aside) if aside is not None else None):
-            if source is not None:
-                carry_all(source, self.connection, SQL)
-                if source is not old:
-                    source.close()
+    # Returning.
 
-    def _put_missing_meta(self, meta: dict[str, str]) -> None:
-        found = dict(self.connection.execute(SQL["get_meta"]))
-        for key, value in meta.items():
-            if key not in found:
-                self.connection.execute(SQL["put_meta"], (key, value))
+    def _merged_or_none(self) -> sqlite3.Connection | None:
+        try:
+            return self._merged()
+        except (sqlite3.Error, OSError, OutboxError) as error:
+            if is_damage(error):
+                self._put_away_damaged(str(error))
+            elif isinstance(error, OutboxError):
+                logger.error("The outbox stays in memory: %s", error)  # noqa: TRY400  # the sentence says it all
+        return None
+
+    def _merged(self) -> sqlite3.Connection:
+        """Return the disk's database with all that happened in memory, or raise and change nothing."""
+        disk = self._file_to_return_to()
+        try:
+            with transaction(disk):
+                is_new = "stream_id" not in read_meta(disk)
+                carry_wrecks(self._wrecks, disk)
+                bring_back(self.connection, disk, SQL, disk_is_new=is_new, is_blind=self._is_blind)
+            self._watch = Watch(self.path)
+        except BaseException:
+            disk.close()
+            raise
+        prepare_nudge(self.directory)
+        return disk
+
+    def _file_to_return_to(self) -> sqlite3.Connection:
+        database.refuse_emptied(self.path)
+        disk = database.open_file(self.path)
+        try:
+            database.check(disk, self.path)
+            if self._is_ours(read_meta(disk)):
+                return disk
+        except BaseException:
+            disk.close()
+            raise
+        disk.close()
+        aside = self._set_aside("other-vm")
+        logger.error("The state directory holds another outbox; it is set aside.", extra={"set_aside_as": str(aside)})
+        return self._open_new()
+
+    def _is_ours(self, meta: dict[str, str]) -> bool:
+        theirs, mine = vm_id_of(meta), vm_id_of(self.meta)
+        is_mine = meta.get("stream_id") in (None, self.meta["stream_id"])
+        return is_mine or (self._is_blind and (None in (theirs, mine) or theirs == mine))
+
+    def _open_new(self) -> sqlite3.Connection:
+        if database.is_in_the_way(self.path):
+            raise OSError(f"{self.path} cannot be renamed")
+        return database.open_file(self.path)
 
     def _set_aside(self, reason: str) -> Path | None:
-        stamp = self._now().astimezone(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
-        aside = self.path.with_name(f"{DATABASE}.{reason}-{stamp}")
-        for suffix in _SUFFIXES:
-            try:
-                Path(f"{self.path}{suffix}").rename(f"{aside}{suffix}")
-            except OSError:
-                continue
-        return aside if aside.exists() else None
-
-
-def _open_read_only(path: Path | None) -> sqlite3.Connection | None:
-    if path is None or not path.exists():
-        return None
-    try:
-        return connect(path, read_only=True)
-    except sqlite3.Error:
-        pass
-    try:
-        # Last resort on a read-only directory: without the -wal's newest commits, but with the rest.
-        return sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True, isolation_level=None)
-    except sqlite3.Error:
-        return None
-
-
-def _has_header(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(16) == b"SQLite format 3\x00"
-
-
-def _create_private(path: Path) -> None:
-    """Create the file readable by its owner alone: records name resources and labels."""
-    if not path.exists():
-        with suppress(OSError):  # SQLite says next what is wrong, in words that are understood above
-            os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+        return database.set_aside(self.path, reason, self._now())

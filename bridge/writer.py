@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from bridge.database import is_lock
 from bridge.errors import OutboxError
 from bridge.store import Store
 
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Work = Callable[[Store], T]
 _MOST_IN_A_GROUP = 256
+#: A mend that does not help, again and again, would fill the disk with files set aside.
+_MOST_ANSWERS = 3
 
 
 class _Mode(Enum):
@@ -51,6 +54,8 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._opened: Future[Store] = Future()
         self._open_store = open_store
+        self._gate = threading.Lock()
+        self._is_closed = False
         self._thread.start()
         self._opened.result()
 
@@ -68,14 +73,18 @@ class Writer:
 
     def close(self) -> None:
         """Finish what was handed in, then close the store."""
-        self._jobs.put(None)
+        with self._gate:
+            self._is_closed = True
+            self._jobs.put(None)
         self._thread.join()
 
     def _submit(self, work: Work[T], mode: _Mode) -> Future[T]:
         future: Future[T] = Future()
-        if not self._thread.is_alive():
-            raise OutboxError("The outbox is closed.")
-        self._jobs.put(_Job(work=work, mode=mode, future=future))
+        future.set_running_or_notify_cancel()  # what was handed in is done: it cannot be cancelled
+        with self._gate:
+            if self._is_closed:
+                raise OutboxError("The outbox is closed.")
+            self._jobs.put(_Job(work=work, mode=mode, future=future))
         return future
 
     def _run(self) -> None:
@@ -88,10 +97,19 @@ class Writer:
         try:
             while group := self._gather():
                 for is_alone, jobs in groupby(group, key=lambda job: job.mode is _Mode.ALONE):
-                    (self._run_alone if is_alone else self._commit)(store, list(jobs))
+                    self._do_jobs(store, list(jobs), is_alone=is_alone)
         finally:
             store.close()
-            self._refuse_the_rest()
+
+    def _do_jobs(self, store: Store, jobs: list[_Job], *, is_alone: bool) -> None:
+        try:
+            (self._run_alone if is_alone else self._commit)(store, jobs)
+        except Exception as problem:
+            # The thread outlives everything: without it nothing is stored any more, and nobody is answered.
+            logger.exception("The outbox failed at something unforeseen.")
+            for job in jobs:
+                if not job.future.done():
+                    job.future.set_exception(OutboxError(f"The outbox failed: {problem!r}."))
 
     def _gather(self) -> list[_Job]:
         """Return the next job and those that came meanwhile; empty when it is time to close."""
@@ -106,12 +124,6 @@ class Writer:
             self._jobs.put(None)
         return group
 
-    def _refuse_the_rest(self) -> None:
-        while not self._jobs.empty():
-            job = self._jobs.get()
-            if job is not None:
-                job.future.set_exception(OutboxError("The outbox is closed."))
-
     def _run_alone(self, store: Store, group: list[_Job]) -> None:
         for job in group:
             try:
@@ -121,12 +133,18 @@ class Writer:
 
     def _commit(self, store: Store, group: list[_Job]) -> None:
         """Do *group* in one transaction, again and again while the store finds an answer to what stops it."""
+        answers = 0
         while True:
             try:
                 results = self._attempt(store, group)
                 break
             except sqlite3.Error as error:
-                if not self._answered(store, error):
+                if is_lock(error):
+                    # Another command of ours writes; it is short, and the connection waited 5 s already.
+                    logger.warning("The outbox is locked by another program; waiting for it.")
+                    continue
+                answers += 1
+                if answers > _MOST_ANSWERS or not self._answered(store, error):
                     for job in group:
                         job.future.set_exception(OutboxError(f"The outbox failed: {error}."))
                     return
@@ -137,13 +155,9 @@ class Writer:
                 job.future.set_exception(problem)
 
     def _answered(self, store: Store, error: sqlite3.Error) -> bool:
-        if "locked" in str(error):
-            # Another command of ours writes; it is short, and the connection waited 5 s already.
-            logger.warning("The outbox is locked by another program; waiting for it.")
-            return True
         try:
             store.recover(error)
-        except OutboxError:
+        except (OutboxError, sqlite3.Error, OSError):
             logger.exception("The outbox failed.")
             return False
         return True

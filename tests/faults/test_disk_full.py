@@ -1,0 +1,367 @@
+import shutil
+import sqlite3
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+
+from bridge.beside import Beside
+from bridge.errors import OutboxReadOnly
+from bridge.outbox import Outcome
+from bridge.record import Document, VmIdentity
+from bridge.store import MEMORY_BYTES
+
+resource = pytest.importorskip("resource", reason="Windows sets no limits to files")
+
+ENDS = ("delivered", "pending", "parked", "evicted", "discarded", "expired")
+MIB = 1024 * 1024
+
+
+class SmallDisk:
+    """A disk of a few MiB that can be filled and freed."""
+
+    def __init__(self, path, mib):
+        self.path = path
+        path.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={mib}m,mode=0755", "tmpfs", str(path)]
+        self.is_mounted = shutil.which("mount") is not None and subprocess.run(mount, check=False).returncode == 0
+
+    def fill(self):
+        with (self.path / "ballast").open("ab", buffering=0) as ballast:
+            for size in (MIB, 4096, 1):
+                try:
+                    while True:
+                        ballast.write(b"\0" * size)
+                except OSError:
+                    continue
+
+    def free(self):
+        (self.path / "ballast").unlink()
+
+    def unmount(self):
+        if self.is_mounted:
+            subprocess.run(["umount", "-l", str(self.path)], check=True)
+
+
+@pytest.fixture
+def disk(request, tmp_path, kit):
+    """Return a small disk with the outbox's directory on it."""
+    disk = SmallDisk(tmp_path / "disk", getattr(request, "param", 4))
+    if not disk.is_mounted:
+        pytest.skip("A small disk can only be mounted by root; see the tests with a file size limit.")
+    kit.directory = disk.path / "state"
+    try:
+        yield disk
+        kit.close()
+    finally:
+        disk.unmount()
+
+
+@contextmanager
+def no_file_may_grow():
+    """Have the system refuse every write beyond a file's first bytes, as it does for a user over quota."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def assert_totals_hold(outbox, **expected):
+    for totals in outbox.totals().result().values():
+        assert totals["accepted"] == sum(totals[state] for state in ENDS), totals
+        assert {name: totals[name] for name in expected} == expected
+
+
+def disk_counts(kit, sink="a"):
+    connection = sqlite3.connect(kit.directory / "outbox.db")
+    try:
+        return dict(
+            connection.execute(
+                "SELECT state, COUNT(*) FROM deliveries WHERE sink = ? GROUP BY state", (sink,)
+            ).fetchall()
+        )
+    finally:
+        connection.close()
+
+
+def fill_until_memory(kit, outbox, disk):
+    """Fill the disk under a working outbox; return the number of the last record."""
+    disk.fill()
+    last = outbox.last_sequence
+    while not outbox.in_memory:
+        last = kit.commit(outbox, kit.event(f"M-{last}", description="x" * 4000), document=Document())[-1].sequence
+    return last
+
+
+def test_a_full_disk_loses_nothing_and_doubles_nothing(kit, disk, caplog):
+    outbox = kit.open()
+    kit.fill(outbox, 50, size=500)
+    kit.settle(outbox, "a", 1, 2, 3)
+    last = fill_until_memory(kit, outbox, disk)
+    assert "The disk under the outbox refuses" in caplog.text
+    assert "Free the disk or make it writable" in caplog.text
+    kit.fill(outbox, 30, size=500)
+    last += 30
+    assert kit.due(outbox, "a") == list(range(4, last + 1))
+    assert kit.due(outbox, "b") == list(range(1, last + 1))
+    kit.settle(outbox, "a", 4, 5, last)
+    kit.settle(outbox, "a", 6, state="parked")
+    outbox.tend().result()
+    assert outbox.in_memory
+
+    disk.free()
+    outbox.tend().result()
+    assert not outbox.in_memory
+    assert "back on disk" in caplog.text
+    assert kit.due(outbox, "a") == list(range(7, last))
+    assert_totals_hold(outbox, accepted=last)
+    assert outbox.totals().result()["a"]["delivered"] == 6
+    outbox.close()
+
+    outbox = kit.open()
+    assert kit.due(outbox, "a") == list(range(7, last))
+    assert kit.due(outbox, "b") == list(range(1, last + 1))
+    assert disk_counts(kit) == {"delivered": 6, "parked": 1, "pending": last - 7}
+    (record,) = kit.commit(outbox, kit.event("after"))
+    assert record.sequence == last + 1
+    assert list(kit.directory.glob("outbox.db.*")) == []
+
+
+def test_an_agent_that_starts_on_a_full_disk_sends_what_it_owed(kit, disk):
+    outbox = kit.open()
+    kit.fill(outbox, 20)
+    outbox.identify(VmIdentity(name="vm_0", vm_id="1")).result()
+    stream_id = outbox.state().result().stream_id
+    outbox.close()
+    disk.fill()
+    outbox = kit.open()
+    assert outbox.state().result().stream_id == stream_id
+    kit.settle(outbox, "a", *kit.due(outbox, "a"))
+    last = fill_until_memory(kit, outbox, disk)
+    assert outbox.state().result().vm.vm_id == "1"
+    disk.free()
+    outbox.tend().result()
+    assert kit.due(outbox, "a") == list(range(21, last + 1))
+    assert_totals_hold(outbox, accepted=last)
+
+
+def test_an_agent_that_never_had_room_works_from_memory_and_moves_to_disk_later(kit, disk):
+    disk.fill()
+    outbox = kit.open()
+    assert outbox.in_memory
+    kit.commit(outbox, kit.event("E-1"), kit.event("E-2"))
+    kit.settle(outbox, "a", 1)
+    outbox.tend().result()
+    disk.free()
+    outbox.tend().result()
+    assert not outbox.in_memory
+    outbox.close()
+    outbox = kit.open()
+    assert (kit.due(outbox, "a"), kit.due(outbox, "b")) == ([2], [1, 2])
+    assert_totals_hold(outbox, accepted=2)
+    assert kit.commit(outbox, kit.event("E-3"))[0].sequence == 3
+
+
+def test_what_was_on_disk_survives_an_agent_that_dies_while_it_works_from_memory(kit, disk):
+    outbox = kit.open()
+    kit.fill(outbox, 20)
+    last = fill_until_memory(kit, outbox, disk)
+    outbox.close()  # it tries the disk once more, in vain
+    disk.free()
+    outbox = kit.open()
+    due = kit.due(outbox)
+    assert due == list(range(1, len(due) + 1))
+    assert 20 <= len(due) <= last
+
+
+def test_an_agent_that_stops_brings_what_is_in_memory_to_a_disk_that_is_free_again(kit, disk):
+    outbox = kit.open()
+    last = fill_until_memory(kit, outbox, disk)
+    disk.free()
+    outbox.close()
+    assert kit.due(kit.open()) == list(range(1, last + 1))
+
+
+def test_commands_that_write_are_refused_while_the_disk_is_full(kit, disk):
+    outbox = kit.open()
+    kit.fill(outbox, 20)
+    fill_until_memory(kit, outbox, disk)
+    with pytest.raises(OutboxReadOnly):
+        Beside(kit.directory).discard("a")
+    assert len(Beside(kit.directory).records()) >= 20
+
+
+def test_a_preemption_seen_in_memory_goes_after_its_own_older_records_and_before_all_others(kit, disk):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event("E-1"), kit.event("E-2"), document=Document())
+    fill_until_memory(kit, outbox, disk)
+    (urgent,) = kit.commit(outbox, kit.event("E-2", event_type="Preempt"), document=Document())
+    assert kit.due(outbox)[:3] == [2, urgent.sequence, 1]
+    disk.free()
+    outbox.tend().result()
+    assert kit.due(outbox)[:3] == [2, urgent.sequence, 1]
+
+
+def test_a_change_seen_again_in_memory_is_a_repeat(kit, disk):
+    outbox = kit.open()
+    (first,) = kit.commit(outbox, kit.event("E-1"), document=Document())
+    kit.settle(outbox, "a", 1)
+    kit.settle(outbox, "b", 1)
+    fill_until_memory(kit, outbox, disk)
+    (second,) = kit.commit(outbox, kit.event("E-1"), document=Document())
+    disk.free()
+    outbox.tend().result()
+    (third,) = kit.commit(outbox, kit.event("E-1"), document=Document())
+    assert len({first.id, second.id, third.id}) == 3
+
+
+def test_a_sink_that_is_new_while_in_memory_gets_the_last_record_of_each_active_event(kit, disk):
+    outbox = kit.open(sinks=("a",))
+    active = Document(events=(kit.event("E-1"),))
+    kit.commit(outbox, kit.event("E-1"), document=active)
+    kit.settle(outbox, "a", 1)
+    disk.fill()
+    while not outbox.in_memory:
+        kit.commit(outbox, kit.event("M", description="x" * 4000), document=active)
+    outbox.configure(lambda _record, _name: ["a", "new"], ["a", "new"], labels={}).result()
+    assert kit.due(outbox, "new") == [1]
+    disk.free()
+    outbox.tend().result()
+    outbox.configure(lambda _record, _name: ["a", "new"], ["a", "new"], labels={}).result()
+    assert kit.due(outbox, "new") == [1]
+    assert_totals_hold(outbox)
+
+
+def test_records_that_wait_for_the_identity_wait_in_memory_too(kit, disk):
+    outbox = kit.open()
+    outbox.await_identity()
+    kit.commit(outbox, kit.event("E-1"))
+    last = fill_until_memory(kit, outbox, disk)
+    assert kit.due(outbox) == []
+    outbox.identify(VmIdentity(name="vm_0", vm_id="1")).result()
+    assert kit.due(outbox) == list(range(1, last + 1))
+    disk.free()
+    outbox.tend().result()
+    rows = outbox.due("a", limit=1000).result()
+    assert {row.record.vm.vm_id for row in rows} == {"1"}
+    assert [row.sequence for row in rows] == list(range(1, last + 1))
+
+
+@pytest.mark.parametrize("disk", [64], indirect=True)
+def test_memory_is_bounded_and_what_does_not_fit_is_counted(kit, disk):
+    outbox = kit.open(sinks=("a",))
+    kit.commit(outbox, kit.event("first"), document=Document())
+    fill_until_memory(kit, outbox, disk)
+    for _ in range(8):
+        kit.fill(outbox, 500, size=5000)
+        assert outbox._store.used_bytes <= MEMORY_BYTES
+    due = kit.due(outbox)
+    newest = outbox.last_sequence
+    assert due[0] == 1
+    assert due[-1000:] == list(range(newest - 999, newest + 1))
+    totals = outbox.totals().result()["a"]
+    assert totals["evicted"] > 500
+    assert_totals_hold(outbox, accepted=newest)
+    disk.free()
+    outbox.tend().result()
+    assert not outbox.in_memory
+    assert kit.due(outbox) == due
+    assert outbox.totals().result()["a"] == totals
+    assert disk_counts(kit) == {"pending": len(due)}
+
+
+@pytest.mark.parametrize("disk", [64], indirect=True)
+def test_a_backlog_that_memory_cannot_hold_waits_on_disk_in_order(kit, disk):
+    outbox = kit.open(sinks=("a",))
+    backlog = [record.sequence for record in kit.fill(outbox, 4000, events=4000, size=5000)]
+    late, early = kit.event("F-3999", "Started"), kit.event("F-0", "Started")
+    fill_until_memory(kit, outbox, disk)
+    assert outbox._store.used_bytes < MEMORY_BYTES
+    second_late, second_early, fresh = (
+        record.sequence for record in kit.commit(outbox, late, early, kit.event("new"), document=Document())
+    )
+    due = kit.due(outbox)
+    assert due[0] == 1
+    assert 500 < len(due) < 4000
+    assert second_early in due
+    assert fresh in due
+    assert second_late not in due
+    kit.settle(outbox, "a", *due[:100])
+    disk.free()
+    outbox.tend().result()
+    due = kit.due(outbox)
+    assert due[: 4000 - 100] == backlog[100:]
+    assert due[-3:] == [second_late, second_early, fresh]
+    assert_totals_hold(outbox, delivered=100, evicted=0, accepted=fresh)
+    assert disk_counts(kit) == {"delivered": 100, "pending": fresh - 100}
+
+
+def test_a_disk_that_fills_again_and_again_loses_nothing(kit, disk):
+    outbox = kit.open(sinks=("a",))
+    delivered = 0
+    kit.fill(outbox, 20)
+    for _ in range(5):
+        last = fill_until_memory(kit, outbox, disk)
+        due = kit.due(outbox)
+        assert due == list(range(delivered + 1, last + 1))
+        kit.settle(outbox, "a", *due[:3])
+        delivered += 3
+        disk.free()
+        outbox.tend().result()
+        assert not outbox.in_memory
+        assert_totals_hold(outbox, delivered=delivered, accepted=last)
+    outbox.close()
+    assert kit.due(kit.open(sinks=("a",))) == list(range(delivered + 1, last + 1))
+
+
+def test_an_outcome_that_could_not_be_written_to_disk_is_not_forgotten(kit, disk):
+    outbox = kit.open(sinks=("a",))
+    kit.fill(outbox, 20)
+    disk.fill()
+    while not outbox.in_memory:
+        outbox.settle("a", [Outcome(sequence=20, state=None, error="x" * 4000)]).result()
+    kit.settle(outbox, "a", *range(1, 20))
+    disk.free()
+    outbox.tend().result()
+    assert kit.due(outbox) == [20]
+    outbox.close()
+    assert kit.due(kit.open(sinks=("a",))) == [20]
+
+
+# Without root: no file may grow.
+
+
+def test_a_file_size_limit_loses_nothing_and_doubles_nothing(kit):
+    outbox = kit.open()
+    kit.fill(outbox, 20)
+    observations = [kit.observation(outbox, kit.event(f"E-{number}")) for number in range(10)]
+    with no_file_may_grow():
+        sequences = [outbox.commit(observation).result(60)[0].sequence for observation in observations]
+        in_memory = outbox.in_memory
+        kit.settle(outbox, "a", 1, sequences[-1])
+        outbox.tend().result()
+        still_in_memory = outbox.in_memory
+    assert (in_memory, still_in_memory) == (True, True)
+    assert sequences == list(range(21, 31))
+    outbox.tend().result()
+    assert not outbox.in_memory
+    outbox.close()
+    outbox = kit.open()
+    assert kit.due(outbox, "a") == list(range(2, 30))
+    assert kit.due(outbox, "b") == list(range(1, 31))
+    assert_totals_hold(outbox, accepted=30)
+
+
+def test_an_agent_that_starts_under_a_file_size_limit_works_from_memory(kit):
+    kit.fill(kit.open(), 20)
+    kit.close()
+    with no_file_may_grow():
+        outbox = kit.open()
+        due = kit.due(outbox)
+        kit.commit(outbox, kit.event("E-1"))
+    assert due == list(range(1, 21))
+    outbox.tend().result()
+    assert not outbox.in_memory
+    assert kit.due(outbox) == list(range(1, 22))

@@ -1,0 +1,99 @@
+import sqlite3
+import threading
+from concurrent.futures import wait
+
+import pytest
+
+from bridge.errors import OutboxError
+
+
+def test_what_is_handed_in_together_is_committed_together(kit):
+    outbox = kit.open()
+    observations = [kit.observation(outbox, kit.event(f"E-{number}")) for number in range(100)]
+    statements = []
+    outbox._store.connection.set_trace_callback(statements.append)
+    blocker = sqlite3.connect(kit.directory / "outbox.db", isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    futures = [outbox.commit(observation) for observation in observations]
+    blocker.execute("COMMIT")
+    blocker.close()
+    sequences = [future.result(60)[0].sequence for future in futures]
+    outbox._store.connection.set_trace_callback(None)
+    assert sequences == list(range(1, 101))
+    assert statements.count("COMMIT") <= 5
+
+
+def test_work_that_fails_is_rolled_back_alone(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event())
+    second, third = (kit.observation(outbox, kit.event(event_id)) for event_id in ("E-2", "E-3"))
+    started, go = threading.Event(), threading.Event()
+
+    def hold(_store):
+        started.set()
+        go.wait(10)
+
+    def spoil(store):
+        store.connection.execute("DELETE FROM meta")
+        raise ZeroDivisionError
+
+    outbox._writer.read(hold)
+    started.wait(10)
+    before = outbox.commit(second)
+    bad = outbox._writer.write(spoil)
+    wrong = outbox._writer.write(lambda store: store.connection.execute("DELETE FROM deliveries"))
+    after = outbox.commit(third)
+    go.set()
+    assert [before.result(10)[0].sequence, after.result(10)[0].sequence] == [2, 3]
+    with pytest.raises(ZeroDivisionError):
+        bad.result(10)
+    with pytest.raises(OutboxError, match="still owed"):
+        wrong.result(10)
+    assert kit.due(outbox) == [1, 2, 3]
+
+
+def test_closing_finishes_what_was_handed_in_and_refuses_the_rest(kit):
+    outbox = kit.open()
+    observations = [kit.observation(outbox, kit.event(f"E-{number}")) for number in range(300)]
+    futures = [outbox.commit(observation) for observation in observations]
+    outbox.close()
+    assert all(future.done() for future in futures)
+    assert kit.due(kit.open()) == list(range(1, 301))
+    with pytest.raises(OutboxError, match="closed"):
+        outbox.totals()
+    outbox.close()
+
+
+def test_eight_threads_hand_in_at_once_and_every_record_is_kept_once(kit):
+    outbox = kit.open(sinks=("a",))
+    observations = [[kit.observation(outbox, kit.event(f"E-{n}-{i}")) for i in range(50)] for n in range(8)]
+
+    def commit(mine):
+        wait([outbox.commit(observation) for observation in mine], 60)
+
+    threads = [threading.Thread(target=commit, args=(mine,)) for mine in observations]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert kit.due(outbox) == list(range(1, 401))
+
+
+def test_a_caller_that_gave_up_does_not_stop_the_outbox(kit):
+    outbox = kit.open()
+    assert outbox.commit(kit.observation(outbox, kit.event())).cancel() is False
+    assert kit.due(outbox) == [1]
+
+
+def test_a_commit_waits_for_a_command_that_holds_the_database_for_seven_seconds(kit, caplog):
+    outbox = kit.open()
+    observation = kit.observation(outbox, kit.event())
+    blocker = sqlite3.connect(kit.directory / "outbox.db", isolation_level=None, check_same_thread=False)
+    blocker.execute("BEGIN IMMEDIATE")
+    timer = threading.Timer(7.0, lambda: (blocker.execute("COMMIT"), blocker.close()))
+    timer.start()
+    (record,) = outbox.commit(observation).result(60)
+    timer.join()
+    assert record.sequence == 1
+    assert kit.due(outbox) == [1]
+    assert "locked by another program" in caplog.text
