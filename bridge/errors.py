@@ -13,11 +13,14 @@
     │   ├── OutboxReadOnly      a command wants to write while the disk refuses
     │   └── StreamChanged       the outbox was started over meanwhile; read its state again
     ├── ScenarioError           a simulator scenario file is wrong
+    ├── DecisionRefused         a decision about an event does not count      (bridge.approval.refusal)
+    ├── KeyUnusable             a trusted key cannot be used                  (bridge.approval.keys)
+    ├── SigningFailed           a decision cannot be signed                   (bridge.approval.signing)
     └── DeliveryError           what a sink says of a send
         ├── DeliveryFailed      nothing accepted for now: it is tried again
         └── DeliveryRejected    refused for good: the record is parked
 
-A message says what failed, with the value, and what to do about it. Callers catch the narrowest class; only the
+Those of the simulator stand in `bridge.testing`. A message says what failed, with the value, and what to do about it. Callers catch the narrowest class; only the
 top of a thread catches Exception.
 """
 

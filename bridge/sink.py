@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
@@ -38,6 +38,9 @@ from bridge.record import (
 )
 from bridge.secret import Secret, masked
 
+if TYPE_CHECKING:
+    from bridge.process import Ending, Finished, Runner, find_program
+
 __all__ = [
     "URGENT_EVENT_TYPES",
     "BridgeError",
@@ -46,8 +49,11 @@ __all__ = [
     "DeliveryError",
     "DeliveryFailed",
     "DeliveryRejected",
+    "Ending",
     "Evidence",
+    "Finished",
     "ResponseTooLarge",
+    "Runner",
     "ScheduledEvent",
     "Secret",
     "Sink",
@@ -57,11 +63,24 @@ __all__ = [
     "VmIdentity",
     "encode",
     "excerpt",
+    "find_program",
     "format_time",
     "masked",
     "parse_time",
     "retry_after_seconds",
 ]
+
+
+_OF_PROCESS = frozenset({"Ending", "Finished", "Runner", "find_program"})
+
+
+def __getattr__(name: str) -> Any:
+    """Return what only a sink that runs programs needs, imported when it is asked for."""
+    if name not in _OF_PROCESS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from bridge import process  # noqa: PLC0415
+
+    return getattr(process, name)
 
 
 class SinkConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,168 @@
+"""The other end of `bridge.approval.decision`: make a key pair, sign a decision.
+
+For `keygen` and `decide`, and for the stub of a portal. A real portal does the same in its own language, with its own
+keys, from PROTOCOL.md. A private key is written once, readable by its owner alone, and never over another.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from bridge.approval.claims import MAX_REASON_CHARACTERS, ClaimsMalformed, Verdict, read_claims
+from bridge.approval.decision import ALGORITHM, MAX_LIFETIME_SECONDS, TOKEN_TYPE, DecisionRefused, read_header
+from bridge.approval.digest import digest
+from bridge.errors import BridgeError
+from bridge.record import ScheduledEvent
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+_PRIVATE_MODE, _PUBLIC_MODE = 0o600, 0o644
+
+
+class SigningFailed(BridgeError):
+    """No key pair or no decision was made; the message says why and what to do."""
+
+
+class KeyPair(NamedTuple):
+    """Where `generate_key` put the two halves."""
+
+    private_key_file: Path
+    public_key_file: Path
+
+
+def generate_key(private_key_file: str | Path, public_key_file: str | Path | None = None) -> KeyPair:
+    """Make an Ed25519 pair and return where it is: the private key as PKCS 8 PEM, mode 0600, the public key as PEM.
+
+    The public key goes beside the private one, with ``.pub`` added, unless *public_key_file* says where. Raises
+    SigningFailed when either file exists already: a key is never overwritten. (On Windows the directory's access
+    list protects the private key; the mode does nothing there.)
+    """
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - 8 MB, for two commands
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
+
+    private = Path(private_key_file)
+    pair = KeyPair(
+        private, private.with_name(private.name + ".pub") if public_key_file is None else Path(public_key_file)
+    )
+    key = Ed25519PrivateKey.generate()
+    pem = serialization.Encoding.PEM
+    _write_new(
+        pair.private_key_file,
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),
+        mode=_PRIVATE_MODE,
+    )
+    try:
+        public = key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo)
+        _write_new(pair.public_key_file, public, mode=_PUBLIC_MODE)
+    except SigningFailed:
+        pair.private_key_file.unlink()
+        raise
+    return pair
+
+
+def sign_decision(
+    private_key_file: str | Path,
+    *,
+    kid: str,
+    approver: str,
+    vm_id: str,
+    event: ScheduledEvent,
+    decision: Verdict | str,
+    now: datetime,
+    valid_seconds: float = 3600,
+    reason: str | None = None,
+    jti: str | None = None,
+) -> str:
+    """Return a decision on *event* for the VM *vm_id*, as a token; raise SigningFailed when it could not count.
+
+    Issued *now*, to the millisecond; *jti* is a new UUID unless it is given.
+    """
+    if not 0 < valid_seconds <= MAX_LIFETIME_SECONDS:
+        raise SigningFailed(
+            f"A decision cannot be valid for {valid_seconds} s; between 0 and {MAX_LIFETIME_SECONDS} s can."
+        )
+    if event.event_id is None:
+        raise SigningFailed("The event has no EventId, so nobody can approve it.")
+    if reason is not None and (len(reason) > MAX_REASON_CHARACTERS or not reason.isprintable()):
+        raise SigningFailed(f"The reason is not at most {MAX_REASON_CHARACTERS} printable characters on one line.")
+    issued_at = _seconds(now.timestamp())
+    claims = {
+        "iss": approver,
+        "aud": vm_id,
+        "sub": event.event_id,
+        "jti": jti or str(uuid.uuid4()),
+        "iat": issued_at,
+        "exp": _seconds(issued_at + valid_seconds),
+        "decision": decision.value if isinstance(decision, Verdict) else decision,
+        "event_digest": digest(event),
+    }
+    if reason is not None:
+        claims["reason"] = reason
+    payload = json.dumps(claims, separators=(",", ":")).encode()
+    return _signed(payload, kid=kid, key=_private_key(Path(private_key_file)))
+
+
+def _signed(payload: bytes, *, kid: str, key: Ed25519PrivateKey) -> str:
+    from jwt import PyJWS  # noqa: PLC0415
+
+    try:
+        read_claims(payload, kid=kid, approver="", key_sha256="")
+    except ClaimsMalformed as error:
+        raise SigningFailed(f"No agent would read this decision: {error}. PROTOCOL.md lists the claims.") from error
+    token = PyJWS(algorithms=[ALGORITHM]).encode(payload, key, ALGORITHM, headers={"typ": TOKEN_TYPE, "kid": kid})
+    try:
+        read_header(token)
+    except DecisionRefused as error:
+        raise SigningFailed(f"No agent would read this decision; its kid or a claim is too long. {error}") from error
+    return token
+
+
+def _seconds(moment: float) -> float:
+    """Return *moment* to the millisecond, as an integer where it is one."""
+    rounded = round(moment, 3)
+    return int(rounded) if rounded == int(rounded) else rounded
+
+
+def _private_key(path: Path) -> Ed25519PrivateKey:
+    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415
+
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise SigningFailed(f"The private key file {path} cannot be read: {error.strerror}.") from error
+    except TypeError as error:
+        raise SigningFailed(f"The private key in {path} has a passphrase. Take it away, or sign elsewhere.") from error
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise SigningFailed(f"{path} is no private key in PEM. `keygen` makes one.") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise SigningFailed(
+            f"{path} holds a key of another kind; decisions are signed with Ed25519. `keygen` makes one."
+        )
+    return key
+
+
+def _write_new(path: Path, content: bytes, *, mode: int) -> None:
+    # O_EXCL: never over a key that is in use, and never through a link that somebody put there.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    try:
+        descriptor = os.open(path, flags, mode)
+    except FileExistsError as error:
+        raise SigningFailed(f"{path} is there already, and a key is never overwritten. Choose another name.") from error
+    except OSError as error:
+        raise SigningFailed(f"{path} cannot be made: {error.strerror}.") from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        path.unlink()
+        raise SigningFailed(f"{path} cannot be written: {error.strerror}.") from error

@@ -1,0 +1,105 @@
+"""What the contract suite calls a sink with, and how it says what it expected."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn, TypeVar
+
+from bridge.errors import DeliveryError, DeliveryRejected
+from bridge.record import TransitionRecord
+from bridge.sending import Sender
+from bridge.settings import SinkSettings
+
+_Error = TypeVar("_Error", bound=BaseException)
+
+
+class Host:
+    """The Sender of the host, with what a test wants to know of a call."""
+
+    def __init__(self, settings: SinkSettings) -> None:
+        self._sender = Sender(settings.build, name=settings.name, timeout_seconds=settings.config.timeout_seconds)
+        self.seconds = 0.0
+        """How long the last call took."""
+
+    def send(self, batch: Sequence[TransitionRecord]) -> DeliveryError | None:
+        """Send *batch* and return what was raised."""
+        return self._timed(lambda: self._sender.send(batch))
+
+    def check(self) -> DeliveryError | None:
+        """Try the destination and return what was raised."""
+        return self._timed(self._sender.check)
+
+    def close(self) -> None:
+        """Close the sink, as the host does."""
+        self._sender.close()
+
+    def _timed(self, call: Callable[[], None]) -> DeliveryError | None:
+        started = time.monotonic()
+        try:
+            call()
+        except DeliveryError as error:
+            return error
+        finally:
+            self.seconds = time.monotonic() - started
+        return None
+
+
+class Call:
+    """A call on a thread of its own."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="contract-call", daemon=True)
+        self._thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Return whether the call is over, after *seconds* at most."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._call()
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the test looks at it
+            self.error = error
+
+
+def skip(reason: str) -> NoReturn:
+    """End the test as skipped, with *reason*."""
+    from unittest import SkipTest  # noqa: PLC0415  # pytest knows it, and only a skipped test needs it
+
+    raise SkipTest(reason)
+
+
+def fail(message: str) -> NoReturn:
+    """End the test as failed, with *message*."""
+    raise AssertionError(message)
+
+
+def expect_accepted(error: BaseException | None) -> None:
+    """Fail if a send that the peer accepted ended in *error*."""
+    if error is not None:
+        raise AssertionError(f"the peer accepted, and the sink raised {error!r}") from error
+
+
+def expect(kind: type[_Error], error: BaseException | None) -> _Error:
+    """Return *error* if it is of that *kind*; fail if it is another or none."""
+    if error is None:
+        fail(f"the sink returned as if all was accepted; {kind.__name__} would have been true")
+    if not isinstance(error, kind):
+        raise AssertionError(  # noqa: TRY004  # a test fails; nobody passed a wrong type
+            f"the sink raised {error!r}; {kind.__name__} would have been true"
+        ) from error
+    return error
+
+
+def expect_named(error: DeliveryRejected, batch: Sequence[TransitionRecord]) -> list[str]:
+    """Return the ids that *error* names; fail if one of them is not of *batch*."""
+    named = [str(getattr(record, "id", record)) for record in error.records]
+    strangers = set(named) - {record.id for record in batch}
+    if strangers:
+        fail(f"the error names records that were not sent: {', '.join(sorted(strangers))}")
+    return named

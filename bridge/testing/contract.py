@@ -1,0 +1,385 @@
+"""The suite that every sink passes: it says truthfully, and in time, what became of a send.
+
+Subclass it in a test file and say how your destination behaves; pytest runs what is inherited.
+
+    class TestPagerSinkContract(HttpSinkContract):
+        sink_type = "acme.sinks:PagerSink"
+        secrets = ("s3cret-path",)
+
+        def table(self, address):
+            return {"url": f"http://{address.authority}/s3cret-path"}
+
+`SinkContract` is for any protocol, with a `Peer` of your own; `bridge.testing.http_contract` has the one for HTTP.
+What does not apply is skipped by name, with a reason that the test report shows. Sends go through the host's own
+`Sender`, as they do in the agent, so that what holds here holds there.
+
+No pytest in here: the package that this ships in is also what `demo` runs on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar
+
+from bridge.config import read
+from bridge.errors import DeliveryError, DeliveryFailed, DeliveryRejected
+from bridge.record import TransitionRecord
+from bridge.settings import SinkSettings
+from bridge.sink import Sink
+from bridge.testing.calls import Call, Host, expect, expect_accepted, expect_named, fail, skip
+from bridge.testing.peers import (
+    NOWHERE,
+    Address,
+    Peer,
+    nobody,
+    resetting_listener,
+    silent_listener,
+    was_connected_to,
+)
+from bridge.testing.records import sample_record
+from bridge.testing.watching import Census, Lag, agent_logs
+
+_PATIENCE_SECONDS = 10.0
+_MOST_OF_A_DEADLINE = 1.1
+_QUICK_SECONDS = 0.5
+_CLOSE_SECONDS = 2.0
+_RETRY_AFTER_SECONDS = 7
+_SILENCES = 20
+_RETRIES = 3
+
+_Test = Callable[["SinkContract"], None]
+
+
+def _needs_network(test: _Test) -> _Test:
+    test.needs_network = True  # type: ignore[attr-defined]
+    return test
+
+
+class SinkContract:
+    """What must hold for a sink of any kind; a subclass fills in `table` and `peer`."""
+
+    sink_type: ClassVar[str] = ""
+    """The sink's entry point, or ``module:Class``."""
+    secrets: ClassVar[Sequence[str]] = ()
+    """Texts that the sink is configured with and that nobody may read in a log line or an error."""
+    batch_size: ClassVar[int] = 1
+    """How many records the suite sends at once where one would do; set it if the sink takes more."""
+    deadline_seconds: ClassVar[float] = 0.5
+    """`timeout_seconds` where the peer stays silent. Longer for a sink that takes its time to start."""
+    after_silence: ClassVar[type[DeliveryError]] = DeliveryFailed
+    """What a silent peer ends in. DeliveryRejected for a sink that must not try such a record again."""
+    no_network: ClassVar[str] = ""
+    """Why this sink makes no connection; what is about connections is then skipped with that reason."""
+    skips: ClassVar[Mapping[str, str]] = {}
+    """Test name -> why that case does not exist for this sink."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        tests = {name: test for name in dir(cls) if name.startswith("test_") and callable(test := getattr(cls, name))}
+        unknown = sorted(set(cls.skips) - set(tests))
+        if unknown:
+            raise TypeError(f"{cls.__name__}.skips names {', '.join(unknown)}; the suite has {', '.join(tests)}.")
+        for name, test in tests.items():
+            reason = cls.skips.get(name) or (cls.no_network if hasattr(test, "needs_network") else "")
+            if reason:
+                setattr(cls, name, _skipped(reason))
+
+    # What a sink author fills in.
+
+    def table(self, address: Address) -> Mapping[str, Any]:
+        """Return the sink's ``[[sinks]]`` table for a peer at *address*; type, name and timeout are added."""
+        raise NotImplementedError
+
+    def peer(self) -> Peer:
+        """Return a peer that accepts everything."""
+        raise NotImplementedError
+
+    # The suite.
+
+    def test_accepted_records_reach_the_peer_once_and_in_order(self) -> None:
+        """Returning means that every record of the batch was accepted, by one write."""
+        batch = self._batch()
+        with self.peer() as peer, self._host(peer.address) as host:
+            expect_accepted(host.send(batch))
+            seen, wanted = [list(ids) for ids in peer.received], [[record.id for record in batch]]
+            if seen != wanted:
+                fail(f"the peer received {seen}; sent was {wanted}")
+
+    def test_refused_for_good_is_rejected(self) -> None:
+        """What the peer will never take is DeliveryRejected, for records that were sent."""
+        batch = self._batch()
+        with self.peer() as peer, self._host(peer.address) as host:
+            peer.refuse_for_good()
+            error = expect(DeliveryRejected, host.send(batch))
+            expect_named(error, batch)
+
+    def test_refused_for_now_is_failed(self) -> None:
+        """What the peer may take later is DeliveryFailed, with no wish that the peer did not have."""
+        with self.peer() as peer, self._host(peer.address) as host:
+            peer.refuse_for_now()
+            error = expect(DeliveryFailed, host.send(self._batch()))
+            if error.retry_after is not None:
+                fail(f"retry_after is {error.retry_after} though the peer named no time")
+
+    def test_retry_after_is_passed_on(self) -> None:
+        """When the peer says when to come again, the host hears it."""
+        with self.peer() as peer, self._host(peer.address) as host:
+            peer.refuse_for_now(_RETRY_AFTER_SECONDS)
+            error = expect(DeliveryFailed, host.send(self._batch()))
+            if error.retry_after != _RETRY_AFTER_SECONDS:
+                fail(f"retry_after is {error.retry_after}; the peer said {_RETRY_AFTER_SECONDS}")
+
+    def test_part_of_a_batch_refused_is_rejected_by_name(self) -> None:
+        """The records that the peer did not take are named, so that the host parks those."""
+        batch = [sample_record(number) for number in (1, 2, 3)]
+        with self.peer() as peer, self._host(peer.address, max_batch=len(batch)) as host:
+            peer.refuse_part([batch[1].id])
+            error = expect(DeliveryRejected, host.send(batch))
+            named = expect_named(error, batch)
+            if batch[1].id not in named:
+                fail(f"the peer refused {batch[1].id}, and the error names {named or 'nothing'}")
+
+    def test_silence_ends_at_the_deadline_and_the_next_send_works(self) -> None:
+        """A peer that stops answering after it has worked costs one deadline, and no restart."""
+        self._warm_up()
+        with self.peer() as peer, self._host(peer.address, timeout_seconds=self.deadline_seconds) as host, Lag() as lag:
+            peer.stay_silent()
+            error = host.send(self._batch())
+            self._expect_in_time(host.seconds, lag)
+            expect(self.after_silence, error)
+            peer.accept()
+            expect_accepted(self._sent_at_last(host))
+
+    def test_sink_keeps_its_own_deadline(self) -> None:
+        """The sink itself ends a send in time; the host, which would cut it, is left out here."""
+        self._warm_up()
+        with self._silent() as address, Lag() as lag:
+            sink = self._settings(address, timeout_seconds=self.deadline_seconds).build()
+            send = Call(lambda: sink.send(self._batch()))
+            is_over = send.wait(self.deadline_seconds * _MOST_OF_A_DEADLINE + lag.seconds)
+            sink.close()
+            send.wait(_CLOSE_SECONDS)
+            if not is_over:
+                fail(f"send took longer than 1.1 x {self.deadline_seconds} s, and only the host would have cut it")
+            expect(self.after_silence, send.error)
+
+    def test_silence_leaves_no_thread_and_no_socket_behind(self) -> None:
+        """Twenty sends to a peer that takes the connection and says nothing: each in time, and nothing piles up."""
+        self._warm_up()
+        with self._silent() as address, Lag() as lag:
+            before = Census.baseline()
+            with self._host(address, timeout_seconds=self.deadline_seconds) as host:
+                first = self._endure(host, lag)
+                for _ in range(_SILENCES - 1):
+                    self._endure(host, lag)
+                if (now := first.settled()).exceeds(first):
+                    fail(f"after the first of {_SILENCES} silent sends there was {first}, after the last {now}")
+            if (now := before.settled()).exceeds(before):
+                fail(f"before there was {before}; closed after {_SILENCES} silent sends, {now}")
+
+    @_needs_network
+    def test_connection_refused_is_failed(self) -> None:
+        """Nobody listens: nothing was accepted for now."""
+        with nobody() as address, self._host(address) as host:
+            expect(DeliveryFailed, host.send(self._batch()))
+
+    @_needs_network
+    def test_reset_is_failed(self) -> None:
+        """The connection breaks, at once or while the request is read: nothing was accepted for now."""
+        for after_reading in (False, True):
+            with resetting_listener(after_reading=after_reading) as address, self._host(address) as host:
+                expect(DeliveryFailed, host.send(self._batch()))
+
+    @_needs_network
+    def test_unknown_host_is_failed_within_the_deadline(self) -> None:
+        """A name that does not resolve: failed, and in time also where the resolver takes its own."""
+        self._warm_up()
+        address = Address(host=NOWHERE, port=9)
+        with self._host(address, timeout_seconds=self.deadline_seconds) as host, Lag() as lag:
+            error = host.send(self._batch())
+            self._expect_in_time(host.seconds, lag)
+            expect(DeliveryFailed, error)
+
+    def test_no_secret_is_in_a_log_line_or_an_error(self) -> None:
+        """Whatever the peer says or repeats, and whatever breaks: nobody reads what was to stay secret."""
+        if not self.secrets:
+            skip("this sink is configured without a secret")
+        with agent_logs() as lines:
+            errors = [str(error) + repr(error) for error in self._every_failure()]
+            logged = lines()
+        for secret in self.secrets:
+            shown = [text for text in (*errors, *logged.splitlines()) if secret in text]
+            if shown:
+                fail("a secret is shown: " + shown[0].replace(secret, "<the secret>"))
+
+    def test_every_retry_has_the_same_id(self) -> None:
+        """The consumer recognises what comes again, so every try carries the record's own id."""
+        batch = self._batch()
+        with self.peer() as peer, self._host(peer.address) as host:
+            peer.refuse_for_now()
+            for _ in range(_RETRIES - 1):
+                expect(DeliveryFailed, host.send(batch))
+            peer.accept()
+            expect_accepted(host.send(batch))
+            wanted = [record.id for record in batch]
+            # A peer may refuse before it has read what it refuses, but what it accepts it has read.
+            seen = [list(ids) for ids in peer.received]
+            if not seen or any(ids != wanted for ids in seen):
+                fail(f"one batch was sent {_RETRIES} times and the peer received {seen}; each should be {wanted}")
+
+    def test_send_after_each_failure_works_again(self) -> None:
+        """No failure leaves the sink unusable."""
+        with self.peer() as peer, self._host(peer.address) as host:
+            for refuse in (peer.refuse_for_now, peer.refuse_for_good):
+                if refuse.__name__ == "refuse_for_good" and "test_refused_for_good_is_rejected" in self.skips:
+                    continue
+                refuse()
+                expect(DeliveryError, host.send(self._batch()))
+                peer.accept()
+                expect_accepted(host.send(self._batch()))
+
+    def test_close_ends_a_send_in_flight(self) -> None:
+        """Close from another thread comes back at once, and the send under it does not claim success."""
+        self._warm_up()
+        with self.peer() as peer:
+            peer.stay_silent()
+            sink = self._settings(peer.address, timeout_seconds=_PATIENCE_SECONDS).build()
+            writes_before = len(peer.received)
+            send = Call(lambda: sink.send(self._batch()))
+            peer.wait_until_busy(writes_before=writes_before)
+            close = Call(sink.close)
+            if not close.wait(_CLOSE_SECONDS):
+                fail(f"close took longer than {_CLOSE_SECONDS} s while a send was in flight")
+            if close.error is not None:
+                fail(f"close raised {close.error!r} while a send was in flight")
+            if not send.wait(_CLOSE_SECONDS):
+                fail(f"the send went on for more than {_CLOSE_SECONDS} s after close")
+            if send.error is None:
+                fail("the send returned as if the peer had accepted; it said nothing")
+
+    def test_close_may_be_called_twice(self) -> None:
+        """Before the first send and after it."""
+        with self.peer() as peer:
+            for is_used in (False, True):
+                sink = self._settings(peer.address).build()
+                if is_used:
+                    sink.send(self._batch())
+                sink.close()
+                again = Call(sink.close)
+                if not again.wait(_CLOSE_SECONDS) or again.error is not None:
+                    fail(f"the second close ended in {again.error!r} or not within {_CLOSE_SECONDS} s")
+
+    def test_constructor_is_quick_and_connects_nowhere(self) -> None:
+        """The host builds a sink again whenever it had to cut it: that costs nothing."""
+        with silent_listener() as (address, listener):
+            settings = self._settings(address)
+            built: list[Sink] = []
+            build = Call(lambda: built.append(settings.build()))
+            is_quick = build.wait(_QUICK_SECONDS)
+            if was_connected_to(listener):
+                fail("the constructor connects; connect on demand")
+            if not is_quick:
+                fail(f"the constructor takes more than {_QUICK_SECONDS} s; do the work in the first send")
+            if build.error is not None:
+                fail(f"the constructor raised {build.error!r}")
+            built[0].close()
+
+    def test_check_writes_nothing(self) -> None:
+        """`check-config --connect` on a production configuration leaves no trace at the destination."""
+        with self.peer() as peer, self._host(peer.address) as host:
+            error = host.check()
+            if error is not None:
+                fail(f"check raised {error!r} though the peer is well")
+            if peer.received:
+                fail(f"check wrote {peer.received}")
+
+    @_needs_network
+    def test_check_says_when_nobody_listens(self) -> None:
+        """The point of a check."""
+        with nobody() as address, self._host(address) as host:
+            expect(DeliveryFailed, host.check())
+
+    # How the suite does it.
+
+    def _batch(self) -> list[TransitionRecord]:
+        return [sample_record(number + 1) for number in range(self.batch_size)]
+
+    def _settings(self, address: Address, **values: Any) -> SinkSettings:
+        """Return the sink's settings, read as the agent reads them."""
+        ours = {"type": self.sink_type, "name": "contract", "timeout_seconds": _PATIENCE_SECONDS}
+        if self.batch_size > 1:
+            ours["max_batch"] = self.batch_size
+        return read({"sinks": [{**ours, **self.table(address), **values}]}).sinks[0]
+
+    @contextmanager
+    def _host(self, address: Address, **values: Any) -> Iterator[Host]:
+        host = Host(self._settings(address, **values))
+        try:
+            yield host
+        finally:
+            host.close()
+
+    @contextmanager
+    def _silent(self) -> Iterator[Address]:
+        if not self.no_network:
+            with silent_listener() as (address, _):
+                yield address
+            return
+        with self.peer() as peer:
+            peer.stay_silent()
+            yield peer.address
+
+    def _warm_up(self) -> None:
+        """Send once with patience: importing an SDK must not count against a deadline of half a second."""
+        with self.peer() as peer, self._host(peer.address) as host:
+            expect_accepted(host.send(self._batch()))
+
+    def _endure(self, host: Host, lag: Lag) -> Census:
+        error = host.send(self._batch())
+        self._expect_in_time(host.seconds, lag)
+        expect(self.after_silence, error)
+        return Census.taken()
+
+    def _sent_at_last(self, host: Host) -> DeliveryError | None:
+        """Send again, a few times: what was cut may take a moment to go away."""
+        for _ in range(_RETRIES):
+            error = host.send(self._batch())
+            if error is None:
+                break
+        return error
+
+    def _every_failure(self) -> Iterator[DeliveryError]:
+        """Yield what a sink raises for everything that this suite can do to it."""
+        with self.peer() as peer, self._host(peer.address, timeout_seconds=self.deadline_seconds) as host:
+            _ = host.send(self._batch())
+            part = partial(peer.refuse_part, [record.id for record in self._batch()[:1]])
+            for tell in (peer.refuse_for_good, peer.refuse_for_now, part, peer.stay_silent):
+                try:
+                    tell()
+                except NotImplementedError:
+                    continue
+                for error in (host.send(self._batch()), host.check()):
+                    if error is not None:
+                        yield error
+        if self.no_network:
+            return
+        with nobody() as refusing, resetting_listener(after_reading=True) as resetting:
+            for address in (refusing, resetting, Address(host=NOWHERE, port=9)):
+                with self._host(address, timeout_seconds=self.deadline_seconds) as host:
+                    for error in (host.send(self._batch()), host.check()):
+                        if error is not None:
+                            yield error
+
+    def _expect_in_time(self, seconds: float, lag: Lag) -> None:
+        limit = self.deadline_seconds * _MOST_OF_A_DEADLINE + lag.seconds
+        if seconds > limit:
+            fail(f"the send took {seconds:.3f} s of {self.deadline_seconds} s (at most {limit:.3f} s was allowed)")
+
+
+def _skipped(reason: str) -> _Test:
+    def test(_self: SinkContract) -> None:
+        skip(reason)
+
+    return test

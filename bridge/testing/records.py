@@ -1,0 +1,59 @@
+"""Records to send when no event is at hand: for tests of sinks, and for whoever writes one."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import datetime, timezone
+from typing import Any
+
+from bridge.record import NAMESPACE, Evidence, ScheduledEvent, Transition, TransitionRecord, VmIdentity
+
+VM = VmIdentity(
+    name="WestNO_0",
+    vm_id="f2a1c5d0-3b7e-4c1a-9d2e-6b8f0a4c7e11",
+    resource_id="/subscriptions/11111111-2222-4333-8444-555555555555/resourceGroups/west/providers/"
+    "Microsoft.Compute/virtualMachines/WestNO_0",
+    subscription_id="11111111-2222-4333-8444-555555555555",
+    resource_group="west",
+    location="westeurope",
+)
+
+
+def sample_event(**fields: Any) -> ScheduledEvent:
+    """Return a Freeze that is announced for two VMs, with *fields* in place of its own."""
+    values: dict[str, Any] = {
+        "event_id": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+        "event_type": "Freeze",
+        "event_status": "Scheduled",
+        "resource_type": "VirtualMachine",
+        "resources": ("WestNO_0", "WestNO_1"),
+        "not_before": datetime(2026, 11, 20, 11, 15, tzinfo=timezone.utc),
+        "not_before_raw": "Fri, 20 Nov 2026 11:15:00 GMT",
+        "description": "Virtual machine is being paused because of a memory-preserving Live Migration \u2603.",
+        "event_source": "Platform",
+        "duration_seconds": 5,
+    }
+    return ScheduledEvent(**{**values, **fields})
+
+
+def sample_record(number: int = 1, **fields: Any) -> TransitionRecord:
+    """Return the record with that sequence *number*: the same one each time, all of one event, ids all different."""
+    values: dict[str, Any] = {
+        "id": str(uuid.uuid5(NAMESPACE, f"sample {number}")),
+        "transition_key": f"{number:064x}",
+        "stream_id": "0d3c2b1a-0000-4000-8000-00000000a5a5",
+        "sequence": number,
+        "transition": Transition.SCHEDULED,
+        "evidence": Evidence.OBSERVED,
+        "observed_at": "2026-11-20T11:00:01.123Z",
+        "incarnation": 3,
+        "previous_incarnation": 2,
+        "event": sample_event(),
+        "previous": None,
+        "changed": (),
+        "notice_seconds": 898.877,
+        "affects_this_vm": True,
+        "vm": VM,
+        "labels": {"team": "payments"},
+    }
+    return TransitionRecord(**{**values, **fields})

@@ -1,0 +1,121 @@
+"""What a test of a sink keeps an eye on: threads, sockets, what is logged, and how late this machine itself is."""
+
+from __future__ import annotations
+
+import gc
+import io
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from bridge import logs
+
+_TICK_SECONDS = 0.005
+_MOST_LAG_SECONDS = 0.5
+_SETTLE_SECONDS = 3.0
+_TASKS = Path("/proc/self/task")
+_DESCRIPTORS = Path("/proc/self/fd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Census:
+    """How many threads and sockets this process has; only Linux shows sockets and the threads of C libraries."""
+
+    threads: int
+    sockets: int
+
+    @classmethod
+    def taken(cls) -> Census:
+        """Count now."""
+        threads = sum(1 for _ in _TASKS.iterdir()) if _TASKS.exists() else threading.active_count()
+        return cls(threads=threads, sockets=_sockets())
+
+    @classmethod
+    def baseline(cls) -> Census:
+        """Count after old garbage is gone, so that it does not hide new."""
+        gc.collect()
+        return cls.taken()
+
+    def settled(self) -> Census:
+        """Count again once there is no more of anything than here, after 3 s in any case."""
+        never = threading.Event()
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while (now := Census.taken()).exceeds(self) and time.monotonic() < deadline:
+            never.wait(_TICK_SECONDS)
+        return now
+
+    def exceeds(self, other: Census) -> bool:
+        """Return whether there is more of anything than in *other*."""
+        return self.threads > other.threads or self.sockets > other.sockets
+
+
+def _sockets() -> int:
+    if not _DESCRIPTORS.exists():
+        return 0
+    count = 0
+    for descriptor in _DESCRIPTORS.iterdir():
+        try:
+            count += str(descriptor.readlink()).startswith("socket:")
+        except OSError:
+            continue  # it was closed meanwhile
+    return count
+
+
+class Lag:
+    """Measures how late a thread wakes up that asked for 5 ms: what a busy machine adds to any deadline."""
+
+    def __init__(self) -> None:
+        self._worst_seconds = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._measure, name="lag-meter", daemon=True)
+
+    @property
+    def seconds(self) -> float:
+        """Return the worst so far, half a second at most: a sink that stops every thread is no busy machine."""
+        return min(self._worst_seconds, _MOST_LAG_SECONDS)
+
+    def __enter__(self) -> Lag:  # noqa: PYI034  # Self came with Python 3.11
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _measure(self) -> None:
+        before = time.monotonic()
+        while not self._stop.wait(_TICK_SECONDS):
+            now = time.monotonic()
+            self._worst_seconds = max(self._worst_seconds, now - before - _TICK_SECONDS)
+            before = now
+
+
+@contextmanager
+def agent_logs() -> Iterator[Callable[[], str]]:
+    """Log as the agent does when all is shown; yield what returns every line so far."""
+    root = logging.getLogger()
+    known = [root, *(each for each in root.manager.loggerDict.values() if isinstance(each, logging.Logger))]
+    levels = [(logger, logger.level) for logger in known]
+    raises = logging.raiseExceptions
+    stream = io.StringIO()
+    logs.configure(json=True, level=logging.DEBUG, stream=stream)
+    handler = cast("logs.QueuedHandler", root.handlers[-1])
+
+    def lines() -> str:
+        handler.flush()
+        return stream.getvalue()
+
+    try:
+        yield lines
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+        logging.captureWarnings(capture=False)
+        logging.raiseExceptions = raises
+        for logger, level in levels:
+            logger.setLevel(level)

@@ -1,0 +1,54 @@
+"""A transition record as a CloudEvent 1.0 in structured JSON: the body of the webhook and of Event Hubs.
+
+The envelope repeats what a router needs without opening `data`: who, what, about which event, when. The attributes
+are those of the CloudEvents specification 1.0.2; one that has no value is left out, because null is none of its types.
+
+`sequence` is a text with leading zeros: the CloudEvents sequence extension asks for values that sort as text, and a
+bare "10" sorts before "9". It has no `sequencetype`: "Integer" would promise 32 bits that start at 1 and wrap.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from bridge.sink import TransitionRecord, VmIdentity, encode
+
+CONTENT_TYPE = "application/cloudevents+json"
+
+_SEQUENCE_DIGITS = 20
+
+
+def cloud_event(record: TransitionRecord) -> dict[str, Any]:
+    """Return *record* as a CloudEvent of plain JSON values."""
+    return {**_attributes(record), "data": msgspec.json.decode(encode(record))}
+
+
+def cloud_event_bytes(record: TransitionRecord) -> bytes:
+    """Return `cloud_event` of *record* as compact JSON in UTF-8."""
+    return msgspec.json.encode({**_attributes(record), "data": record})
+
+
+def _attributes(record: TransitionRecord) -> dict[str, str]:
+    attributes = {
+        "specversion": "1.0",
+        "id": record.id,
+        "source": _source(record.vm),
+        "type": f"io.scheduled-events-bridge.transition.{record.transition.value}.v1",
+        "subject": "" if record.event is None else record.event.event_id or "",
+        "time": record.observed_at,
+        "datacontenttype": "application/json",
+        "sequence": f"{record.sequence:0{_SEQUENCE_DIGITS}d}",
+    }
+    if not attributes["subject"]:
+        del attributes["subject"]  # optional, and never empty
+    return attributes
+
+
+def _source(vm: VmIdentity) -> str:
+    """Return the ARM resource id, else ``/vm/NAME``: a URI reference, as `source` must be."""
+    if vm.resource_id:
+        return quote(vm.resource_id, safe="/:@!$&'()*+,;=~")
+    return f"/vm/{quote(vm.name or vm.vm_id or 'unknown', safe='')}"

@@ -1,0 +1,155 @@
+"""The keys that every sink over HTTP has, and what is wrong with their values before anything is sent.
+
+Nothing here quotes a value that may be a secret: the path of a webhook's URL, a header, a proxy's password.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+import msgspec
+
+from bridge.sink import SinkConfig
+
+#: A field name is a token (RFC 9110 section 5.1).
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+#: What frames a message is not for a setting: two lengths are how requests get smuggled (RFC 9112 section 6.3).
+_OURS = frozenset({"content-length", "transfer-encoding", "connection", "expect", "upgrade", "te", "trailer"})
+_STATUSES = range(100, 600)
+#: Fields whose value `repr` shows as scheme and host alone.
+_URL_FIELDS = frozenset({"url", "endpoint", "proxy"})
+
+
+class HttpConfig(SinkConfig, frozen=True, kw_only=True):
+    """The keys of every sink that speaks HTTP."""
+
+    headers: dict[str, str] = msgspec.field(default_factory=dict)
+    """Sent with every request. Secrets go to headers_file."""
+    headers_file: str | None = None
+    """A file of further headers, one `Name: value` a line; read again when it changes."""
+    bearer_token_file: str | None = None
+    """A file with the token for `Authorization: Bearer`; read again when it changes."""
+    bearer_token_env: str | None = None
+    """An environment variable with that token."""
+    ca_file: str | None = None
+    """A PEM file of the authorities to trust instead of those that come with requests (certifi)."""
+    client_cert_file: str | None = None
+    """A PEM file with the client certificate, and its key unless client_key_file is set."""
+    client_key_file: str | None = None
+    """A PEM file with the key of the client certificate, not encrypted."""
+    proxy: str | None = None
+    """URL of an HTTP proxy. Proxies of the environment are not used."""
+    proxy_file: str | None = None
+    """A file with the proxy's URL, for one that has a password in it; read again when it changes."""
+    proxy_env: str | None = None
+    """An environment variable with the proxy's URL, likewise."""
+    retry_statuses: tuple[int, ...] = ()
+    """HTTP statuses to try again, whatever the table says."""
+    park_statuses: tuple[int, ...] = ()
+    """HTTP statuses that refuse a record for good, whatever the table says."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError with what is wrong; a Config that derives from this calls it."""
+        self._check_statuses()
+        self._check_files()
+        one_of(bearer_token_file=self.bearer_token_file, bearer_token_env=self.bearer_token_env)
+        one_of(proxy=self.proxy, proxy_file=self.proxy_file, proxy_env=self.proxy_env)
+        if self.proxy is not None:
+            plain_url(self.proxy, key="proxy")
+        for name, value in self.headers.items():
+            check_header(name, value, where="headers")
+
+    def __repr__(self) -> str:
+        """Return the settings without what may be a secret: this ends up in tracebacks and debuggers."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        parts = (f"{name}={_harmless(name, value)!r}" for name, value in values.items() if value not in (None, (), {}))
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def _check_statuses(self) -> None:
+        both = set(self.retry_statuses) & set(self.park_statuses)
+        if both:
+            raise ValueError(f"retry_statuses and park_statuses both name {_listed(both)}. Keep each in one of them.")
+        odd = {each for each in (*self.retry_statuses, *self.park_statuses) if each not in _STATUSES}
+        if odd:
+            raise ValueError(f"{_listed(odd)} is no HTTP status. Statuses are 100 to 599.")
+
+    def _check_files(self) -> None:
+        if self.client_key_file is not None and self.client_cert_file is None:
+            raise ValueError("client_key_file needs client_cert_file beside it.")
+        for key in ("ca_file", "client_cert_file", "client_key_file"):
+            path = getattr(self, key)
+            if path is not None and not Path(path).is_file():
+                raise ValueError(f"{key}: the file {path} does not exist.")
+        for path in (self.client_key_file, self.client_cert_file):
+            if path is not None and _is_encrypted(Path(path)):
+                # OpenSSL would ask a terminal for the passphrase, and hang.
+                raise ValueError(f"The key in {path} is encrypted, and nobody is there to type its passphrase.")
+
+
+def one_of(**keys: str | None) -> None:
+    """Raise ValueError when more than one of *keys* is set."""
+    given = [name for name, value in keys.items() if value is not None]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} are both set; keep one.")
+
+
+def check_header(name: str, value: str, *, where: str) -> None:
+    """Raise ValueError, which never shows *value*, when a header cannot be sent."""
+    if not _HEADER_NAME.fullmatch(name):
+        raise ValueError(f"{where}: a header's name has a character that none may have, or is empty.")
+    if name.lower() in _OURS:
+        raise ValueError(f"{where}: the header {name} is set by the sink itself. Take it out.")
+    if not (value.isascii() and value.isprintable()) or value != value.strip():
+        raise ValueError(f"{where}: the value of {name} may hold printable ASCII alone, no blank at either end.")
+
+
+def http_url(url: str, *, key: str) -> SplitResult:
+    """Return the parts of *url*; raise ValueError, which never shows it, when no request can go there."""
+    try:
+        parts = urlsplit(url)
+        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_usable = False
+    if not is_usable or not url.isprintable() or any(character.isspace() for character in url):
+        raise ValueError(f"{key} must be a URL such as https://example.net/hook, without blanks.")
+    return parts
+
+
+def plain_url(url: str, *, key: str) -> SplitResult:
+    """Return the parts of *url* from the configuration, where no password may stand."""
+    parts = http_url(url, key=key)
+    if parts.username is not None or parts.password is not None:
+        raise ValueError(f"{key} holds a user name or a password. Put the whole URL into {key}_file or {key}_env.")
+    return parts
+
+
+def origin(url: str) -> str:
+    """Return scheme, host and port of *url*: all that a message may show."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return "<a URL>"
+    shown = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{shown}" + (f":{port}" if port else "")
+
+
+def _is_encrypted(path: Path) -> bool:
+    try:
+        return "ENCRYPTED" in path.read_text(encoding="ascii", errors="replace")
+    except OSError:  # not readable for whoever checks the file; the agent may be somebody else
+        return False
+
+
+def _harmless(name: str, value: object) -> object:
+    if name in _URL_FIELDS and isinstance(value, str):
+        return origin(value)
+    if name == "headers" and isinstance(value, dict):
+        return sorted(value)
+    return value
+
+
+def _listed(statuses: set[int]) -> str:
+    return ", ".join(map(str, sorted(statuses)))

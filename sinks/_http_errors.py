@@ -1,0 +1,69 @@
+"""What a failed request's exception tells, and how nothing else of it gets into a message.
+
+requests and urllib3 wrap the reason in texts that hold the whole URL, several layers deep.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import requests
+
+#: A shorter part of a URL is a word like "hook", which says nothing.
+_SHORTEST_TOKEN = 6
+#: The peer hung up under TLS: a broken connection, no quarrel about certificates.
+_BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError)
+#: urllib3's names for what happens before a request can be sent.
+_UNCONNECTED = frozenset({"NewConnectionError", "ConnectTimeoutError", "NameResolutionError", "ProxyError"})
+
+
+def innermost(error: BaseException) -> BaseException:
+    """Return the first cause of *error*."""
+    return list(_chain(error))[-1]
+
+
+def never_sent(error: BaseException) -> bool:
+    """Return whether no byte of the request can have reached the peer: no name, no connection, no trust."""
+    names = {type(each).__name__ for each in _chain(error)}
+    return bool(names & _UNCONNECTED) or isinstance(innermost(error), ssl.SSLCertVerificationError)
+
+
+def is_about_settings(error: BaseException) -> bool:
+    """Return whether the request could not even be made: a file that is gone, a host name that is none."""
+    is_unmade = isinstance(error, ValueError) or not isinstance(error, requests.RequestException)
+    return is_unmade or any(type(each).__name__ == "LocationParseError" for each in _chain(error))
+
+
+def is_about_tls(error: BaseException) -> bool:
+    """Return whether the two could not agree on a certificate or a version, which a person must mend."""
+    return isinstance(error, requests.exceptions.SSLError) and not isinstance(innermost(error), _BROKEN_OFF)
+
+
+def bare(error: BaseException) -> BaseException:
+    """Return *error* without its text and its causes: a traceback would show the whole URL."""
+    error.args = ()
+    error.__cause__ = error.__context__ = None
+    if isinstance(error, requests.RequestException):
+        error.request = error.response = None
+    return error
+
+
+def tokens(url: str) -> Iterator[str]:
+    """Yield what may be secret of *url*: all but scheme, host and port, whole and in parts."""
+    parts = urlsplit(url)
+    yield from (url, parts.path, parts.query, parts.username or "", parts.password or "")
+    yield from (unquote(parts.username or ""), unquote(parts.password or ""), unquote(parts.path))
+    yield from (value for _, value in parse_qsl(parts.query))
+    yield from (segment for segment in parts.path.split("/") if len(segment) >= _SHORTEST_TOKEN)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield *error*, what caused it, and so on; urllib3 keeps a cause in ``reason`` as well."""
+    seen: list[BaseException] = []
+    following: object = error
+    while isinstance(following, BaseException) and not any(following is each for each in seen):
+        seen.append(following)
+        yield following
+        following = following.__cause__ or following.__context__ or getattr(following, "reason", None)

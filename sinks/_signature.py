@@ -1,0 +1,62 @@
+"""Signatures of the Standard Webhooks specification, version 1, with several secrets while one is being rotated.
+
+The signed text is ``id.timestamp.body``; the key is what the base64 after ``whsec_`` stands for. Each secret makes one
+signature, so a receiver that knows the old secret and one that knows the new one both verify the same request.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+
+from bridge.sink import DeliveryFailed, Secret
+
+_PREFIX = "whsec_"
+#: Standard Webhooks: between 24 bytes (192 bits) and 64 bytes (512 bits).
+_KEY_BYTES = range(24, 65)
+
+
+class Signer:
+    """Signs with every secret of *secret*, read again when its file changes."""
+
+    def __init__(self, secret: Secret) -> None:
+        self._secret = secret
+        self._texts: tuple[str, ...] = ()
+        self._keys: tuple[bytes, ...] = ()
+
+    def headers(self, message_id: str, body: bytes, *, timestamp: int) -> dict[str, str]:
+        """Return the headers to send *body* with at *timestamp*, Unix seconds.
+
+        The id and the time are there without a secret too: a receiver knows a duplicate by its `webhook-id`. Raises
+        DeliveryFailed when a secret cannot be used.
+        """
+        headers = {"webhook-id": message_id, "webhook-timestamp": str(timestamp)}
+        signed = f"{message_id}.{timestamp}.".encode() + body
+        signatures = [hmac.new(key, signed, hashlib.sha256).digest() for key in self.keys()]
+        if signatures:
+            headers["webhook-signature"] = " ".join(f"v1,{base64.b64encode(each).decode()}" for each in signatures)
+        return headers
+
+    def keys(self) -> tuple[bytes, ...]:
+        """Return the keys to sign with, none when no secret is configured; raises DeliveryFailed for a wrong one."""
+        texts = self._secret.values()
+        if texts != self._texts:
+            self._keys = tuple(_key(text, number) for number, text in enumerate(texts, start=1))
+            self._texts = texts
+        return self._keys
+
+
+def _key(text: str, number: int) -> bytes:
+    try:
+        key = base64.b64decode(text.removeprefix(_PREFIX), validate=True) if text.startswith(_PREFIX) else b""
+    except (binascii.Error, ValueError):
+        key = b""
+    if len(key) not in _KEY_BYTES:
+        raise DeliveryFailed(
+            f"Secret {number} of secret_file or secret_env is not {_PREFIX} and base64 of 24 to 64 bytes, all on one "
+            'line. Make one with: echo "whsec_$(openssl rand -base64 32)"',
+            needs_attention=True,
+        )
+    return key

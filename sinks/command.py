@@ -1,0 +1,223 @@
+r"""A program that is run for each record: how a VM prepares for an event, and recovers from it.
+
+The program is started without a shell, with the record as JSON on standard input and its main fields in the environment
+(`sinks._environment` lists them). What it says with its exit code:
+
+    0               delivered
+    75              not now (EX_TEMPFAIL of sysexits.h): it is run again later, until `max_age_seconds`
+    anything else   parked: not run again unless a person says `outbox retry`
+    too slow        killed with its whole process group, and parked: it may have done half of its work
+
+Parking is what makes it safe to drain: a command that failed half-way is never repeated behind a person's back. But
+delivery is at least once. A record whose outcome could not be written down, because the agent was killed or was stopped
+while the command ran, comes again, and so does one whose command somebody else ended with SIGTERM, SIGINT or SIGHUP. So
+write commands that may run twice (`SCHEDULED_EVENT_ID` is the same then). An agent that stops kills the command it
+runs; one that is killed outright leaves that to the service manager: systemd ends the whole cgroup.
+
+One program runs at a time, and the records behind it wait. So give an urgent event its own table:
+
+    [[sinks]]
+    type = "command"
+    name = "prepare"
+    command = ["/usr/local/bin/on-scheduled-event"]
+    transitions = ["scheduled", "started", "completed", "canceled", "ended"]
+    event_types = ["Freeze", "Reboot", "Redeploy"]
+
+    [[sinks]]
+    type = "command"
+    name = "leave"
+    command = ["/usr/local/bin/leave-the-cluster", "--now"]
+    transitions = ["scheduled"]
+    event_types = ["Preempt", "Terminate"]
+    timeout_seconds = 25
+
+and the program, for example:
+
+    #!/bin/sh
+    set -eu
+    case "$SCHEDULED_EVENT_TRANSITION" in
+      scheduled)                 /usr/local/bin/drain --until "$SCHEDULED_EVENT_NOT_BEFORE" ;;
+      completed|canceled|ended)  /usr/local/bin/undrain ;;
+    esac
+
+An event whose end is known before its start was delivered is skipped whole: nothing is drained for what is over.
+
+Standard output goes nowhere. The end of standard error becomes part of the reason that `outbox list` shows, so it
+should hold no secret. Five seconds before `timeout_seconds` is over (10 % of it, if that is less) the process group
+gets SIGTERM, half a second before (5 %) SIGKILL; on Windows its tree of processes is ended then. What the program
+leaves running in the background when it exits is left alone, but must not write to the standard error it inherited.
+
+The program inherits the agent's environment and user, secrets that `*_env` keys name included: take those away with
+`unset_environment`, or keep them in files.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from bridge.sink import (
+    DeliveryFailed,
+    DeliveryRejected,
+    Ending,
+    Finished,
+    Runner,
+    Sink,
+    SinkConfig,
+    TransitionRecord,
+    encode,
+    find_program,
+)
+from sinks._environment import PREFIX, environment
+
+#: What the host keeps of a reason. The last line of standard error tells most, so that is what must fit.
+_MOST_MESSAGE_CHARACTERS = 256
+_TRY_AGAIN = 75
+#: For want of something that comes back by itself; ETXTBSY: somebody is just writing a new version of the program.
+_PASSING = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR})
+#: Sent to everything at once when a service manager stops the agent: the program is not to blame.
+_STOPPED_FROM_OUTSIDE = frozenset({-signal.SIGTERM, -signal.SIGINT, -getattr(signal, "SIGHUP", signal.SIGTERM)})
+
+
+class CommandConfig(SinkConfig, frozen=True, kw_only=True):
+    """The keys of a ``[[sinks]]`` table of type command."""
+
+    command: tuple[str, ...]
+    """The program and its arguments. No shell reads them; the program is a whole path, or a name found in PATH."""
+    timeout_seconds: float = 600.0
+    """How long the program may run; then it is killed with its whole process group, and the record parked."""
+    max_age_seconds: float | None = 900.0
+    """Do not run it for a record that was observed longer ago than this (expired, counted)."""
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+    """Variables set for the program, beside SCHEDULED_EVENT_*, which cannot be set here."""
+    unset_environment: tuple[str, ...] = ()
+    """Variables of the agent that the program shall not see."""
+    directory: str | None = None
+    """The directory it is started in. Default: the agent's."""
+
+    def __post_init__(self) -> None:
+        if not self.command or not self.command[0]:
+            raise ValueError('command names no program; write command = ["/path/to/program", "argument"]')
+        for text in (*self.command, *self.environment, *self.environment.values(), *self.unset_environment):
+            if "\0" in text:
+                raise ValueError("command and environment cannot hold a NUL character")
+        program = self.command[0]
+        if os.path.dirname(program) and not os.path.isabs(program):  # noqa: PTH117, PTH120 - Path drops a leading ./
+            raise ValueError(f"command names {program!r}; write its whole path, or a bare name to be found in PATH")
+        if self.max_batch != 1:
+            raise ValueError(f"max_batch is {self.max_batch}; a command runs for one record at a time, so leave it out")
+        for name in self.environment:
+            if not name or "=" in name or name.startswith(PREFIX):
+                raise ValueError(f"environment sets {name!r}; a name has no '=' and does not begin with {PREFIX}")
+
+
+class CommandSink(Sink):
+    """Runs a program for each record, with a deadline that its whole process group keeps."""
+
+    Config: ClassVar[type[SinkConfig]] = CommandConfig
+    send_test_by_name_only: ClassVar[bool] = True
+    config: CommandConfig
+
+    @classmethod
+    def skips_what_is_over(cls, config: CommandConfig) -> bool:
+        """Return True: nothing is drained for an event that is over."""
+        del config
+        return True
+
+    def __init__(self, config: CommandConfig) -> None:
+        super().__init__(config)
+        self._name = os.path.basename(config.command[0])  # noqa: PTH119 - Path("C:\\x").name differs by system
+        self._runner = Runner()
+
+    def send(self, batch: Sequence[TransitionRecord]) -> None:
+        """Run the program for the one record of *batch*; raise what its exit code means."""
+        if len(batch) != 1:
+            raise DeliveryRejected(f"A command runs for one record at a time, and got {len(batch)}.")
+        record = batch[0]
+        try:
+            finished = self._runner.run(
+                self.config.command,
+                deadline_seconds=self.config.timeout_seconds,
+                stdin=encode(record) + b"\n",
+                environment={**self.config.environment, **environment(record)},
+                without=self.config.unset_environment,
+                directory=self.config.directory,
+            )
+        except OSError as error:
+            raise self._not_started(error) from error
+        self._judge(finished)
+
+    def check(self) -> None:
+        """Raise DeliveryFailed when the program or its directory is not there or may not be used; nothing is run."""
+        directory = self.config.directory
+        if directory is not None and not Path(directory).is_dir():
+            raise DeliveryFailed(f"The directory {directory} does not exist. Make it, or mend `directory`.")
+        if find_program(self.config.command[0], self.config.environment) is None:
+            raise self._not_found()
+
+    def close(self) -> None:
+        """Kill the program that runs, with its whole process group; start no other."""
+        self._runner.close()
+
+    def _judge(self, finished: Finished) -> None:
+        code = finished.exit_code
+        if finished.ending is Ending.CLOSED:
+            raise DeliveryFailed(f"{self._name} was killed, because the agent let go of it.", uncertain=True)
+        if finished.ending is Ending.DEADLINE:
+            how = "was killed with its process group" if code is not None else "cannot be killed"
+            words = f"{self._name} did not end within {self.config.timeout_seconds:g} s and {how}"
+            raise DeliveryRejected(_message(words, finished))
+        if code == _TRY_AGAIN:
+            # It may have begun: if the event ends meanwhile, its end must be told too.
+            raise DeliveryFailed(_message(f"{self._name} asks to be run again (exit 75)", finished), uncertain=True)
+        if code is not None and code in _STOPPED_FROM_OUTSIDE:
+            words = f"{self._name} was stopped from outside by {_signal_name(-code)}"
+            raise DeliveryFailed(_message(words, finished), uncertain=True)
+        if code is not None and code < 0:
+            raise DeliveryRejected(_message(f"{self._name} was killed by {_signal_name(-code)}", finished))
+        if code != 0:
+            raise DeliveryRejected(_message(f"{self._name} failed with exit code {code}", finished))
+
+    def _not_started(self, error: OSError) -> DeliveryFailed:
+        if error.errno in _PASSING:
+            return DeliveryFailed(f"{self._name} cannot be started for now: {error.strerror}.")
+        if error.errno == errno.ENOENT and find_program(self.config.command[0], self.config.environment) is None:
+            return self._not_found()
+        hint = ""
+        if error.errno == errno.ENOEXEC:
+            hint = " Does a script begin with a line such as #!/bin/sh?"
+        elif error.errno == errno.ENOENT:
+            hint = " Does the interpreter of its first line exist, and `directory`?"
+        elif error.errno == errno.ECHILD:
+            hint = " Start the agent with SIGCHLD at its default."
+        said = f"{self.config.command[0]} cannot be started: {error.strerror or error}.{hint}"
+        return DeliveryFailed(said, needs_attention=True)
+
+    def _not_found(self) -> DeliveryFailed:
+        program = self.config.command[0]
+        if os.path.isabs(program):  # noqa: PTH117
+            there = Path(program).exists()
+            what = "is not executable for the agent" if there else "does not exist"
+            return DeliveryFailed(f"The program {program} {what}. Mend it, or `command`.", needs_attention=True)
+        said = f"No program called {program!r} is in the PATH of the agent. Install it, or write its whole path."
+        return DeliveryFailed(said, needs_attention=True)
+
+
+def _message(words: str, finished: Finished) -> str:
+    """Return *words* with as much of the end of standard error as a reason can hold."""
+    said = finished.error_output
+    room = _MOST_MESSAGE_CHARACTERS - len(words) - 2
+    return f"{words}: {said[-room:]}" if said and room > 0 else f"{words}."
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

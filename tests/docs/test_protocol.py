@@ -1,0 +1,145 @@
+"""PROTOCOL.md: its worked example is what the code computes, and it leaves out no reason, claim or limit."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shutil
+import subprocess
+from datetime import datetime, timezone
+from importlib import resources
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bridge.approval import claims as claims_module
+from bridge.approval import decision as decision_module
+from bridge.approval.decision import RefusalReason, TrustedKey, verify
+from bridge.approval.digest import canonical_json, digest
+from bridge.approval.signing import sign_decision
+from bridge.record import ScheduledEvent
+
+MAKE = runpy.run_path(str(Path(__file__).parents[1] / "unit" / "vectors" / "make.py"))
+PAGE = (resources.files("bridge.approval") / "PROTOCOL.md").read_text(encoding="utf-8")
+EXAMPLES = {
+    name: text.removesuffix("\n")
+    for name, text in re.findall(r"<!-- example: (\w+) -->\n```\w+\n(.*?)```", PAGE, re.DOTALL)
+}
+
+
+def _section(number):
+    return re.search(rf"^## {number} .*?(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL).group()
+
+
+def _table(number):
+    """Return the rows of the tables in section *number*, as cells."""
+    rows = [line for line in _section(number).splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+
+
+def _event():
+    return msgspec.convert({"event_status": "Scheduled", **json.loads(EXAMPLES["event"])}, ScheduledEvent)
+
+
+def _noon(seconds=0):
+    return datetime.fromtimestamp(json.loads(EXAMPLES["payload"])["iat"] + seconds, tz=timezone.utc)
+
+
+def test_the_digest_of_the_example_is_what_the_code_computes():
+    assert canonical_json(_event()).decode() == EXAMPLES["canonical"]
+    assert digest(_event()) == EXAMPLES["digest"] == json.loads(EXAMPLES["payload"])["event_digest"]
+
+
+def test_the_token_of_the_example_is_what_the_code_signs(tmp_path):
+    (tmp_path / "private.pem").write_text(EXAMPLES["private"])
+    said = json.loads(EXAMPLES["payload"])
+    token = sign_decision(
+        tmp_path / "private.pem",
+        kid=json.loads(EXAMPLES["header"])["kid"],
+        approver=said["iss"],
+        vm_id=said["aud"],
+        event=_event(),
+        decision=said["decision"],
+        reason=said["reason"],
+        valid_seconds=said["exp"] - said["iat"],
+        now=_noon(),
+        jti=said["jti"],
+    )
+
+    assert token == EXAMPLES["token"]
+    header, payload, _ = token.split(".")
+    assert MAKE["unb64"](header).decode() == EXAMPLES["header"]
+    assert MAKE["unb64"](payload).decode() == EXAMPLES["payload"]
+
+
+def test_a_vm_accepts_the_example_with_the_key_of_the_page(tmp_path):
+    (tmp_path / "public.pem").write_text(EXAMPLES["public"])
+    key = TrustedKey(kid="ops-2026", approver="portal", public_key_file=tmp_path / "public.pem")
+    decision = verify(
+        EXAMPLES["token"],
+        keys=[key],
+        audience=json.loads(EXAMPLES["payload"])["aud"],
+        now=_noon(5),
+        created_at=_noon(-5),
+    )
+
+    assert decision.event_digest == digest(_event())
+    assert decision.expires_at.isoformat() == "2026-11-20T12:00:00+00:00"
+    assert "2026-11-20T12:00:00Z" in _section(7)
+
+
+def test_the_keys_of_the_example_are_those_of_the_rfc_that_it_names():
+    assert EXAMPLES["private"] + "\n" == MAKE["EXAMPLE"].private_pem
+    assert EXAMPLES["public"] + "\n" == MAKE["EXAMPLE"].public_pem
+
+
+@pytest.mark.skipif(
+    not all(map(shutil.which, ("openssl", "sha256sum", "base64"))), reason="needs OpenSSL and coreutils"
+)
+def test_the_commands_of_the_page_check_the_example(tmp_path):
+    (tmp_path / "canonical").write_text(EXAMPLES["canonical"])
+    (tmp_path / "token").write_text(EXAMPLES["token"] + "\n")
+    (tmp_path / "public.pem").write_text(EXAMPLES["public"] + "\n")
+    run = subprocess.run(
+        ["sh", "-e", "-c", EXAMPLES["check"]], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert run.stdout.splitlines()[0] == EXAMPLES["digest"]
+    assert "Signature Verified Successfully" in run.stdout, run.stderr
+
+
+def test_every_reason_is_explained_in_the_order_in_which_it_is_found():
+    rows = [row for row in _table(10) if row[0].startswith("`")]
+
+    assert [row[0].strip("`") for row in rows] == [reason.value for reason in RefusalReason]
+    for row in rows:
+        assert RefusalReason(row[0].strip("`")).is_verified == (row[1] == "after it")
+
+
+def test_every_claim_that_is_signed_is_in_the_table():
+    listed = {row[0].strip("`") for row in _table(5) if row[0].startswith("`")}
+
+    assert listed == {*json.loads(EXAMPLES["payload"]), "nbf", *json.loads(EXAMPLES["header"])}
+
+
+def test_the_limits_are_those_of_the_code():
+    text = _section(5)
+
+    assert f"{decision_module.MAX_HEADER_CHARACTERS} characters in base64url" in text
+    assert f"at most {decision_module.MAX_TOKEN_CHARACTERS:,}" in text
+    assert f"({decision_module.MAX_LIFETIME_SECONDS:,} s)" in text
+    assert f"`exp` + {decision_module.CLOCK_SKEW_SECONDS} s" in text
+    assert f"Cut at {claims_module.MAX_REASON_CHARACTERS} characters" in text
+    assert f"1 to {claims_module.MAX_EVENT_ID_CHARACTERS} characters" in text
+    assert f"`{decision_module.TOKEN_TYPE}`" in text
+
+
+def test_every_link_leads_somewhere():
+    anchors = {
+        re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+        for heading in re.findall(r"^## (.+)$", PAGE, re.MULTILINE)
+    }
+
+    assert set(re.findall(r"\]\(#([^)]+)\)", PAGE)) <= anchors

@@ -1,0 +1,148 @@
+"""The apprise sink over the real library, against its own ``json://`` service on loopback."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.sink import DeliveryFailed
+from bridge.testing.records import sample_event, sample_record
+from sinks._sentence import sentence
+from sinks.apprise import AppriseConfig, AppriseSink
+
+pytestmark = [
+    pytest.mark.interop,
+    # Of the library's plugins, when it loads them all: not ours to mend.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+pytest.importorskip("apprise", reason="the extra [apprise] is not installed")
+
+
+class Peer:
+    """An HTTP endpoint that answers by path: /NAME gets the status of that name, or silence for 0."""
+
+    def __init__(self) -> None:
+        self.statuses: dict[str, int] = {}
+        self.got: list[tuple[str, dict[str, Any]]] = []
+        self.release = threading.Event()
+        peer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                path = self.path.partition("?")[0]
+                peer.got.append((path, body))
+                status = peer.statuses.get(path, 200)
+                if status == 0:
+                    peer.release.wait(60)
+                    return
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(b"hush: you sent pa55word")
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05})
+        self.thread.start()
+
+    def url(self, path: str) -> str:
+        return f"json://me:pa55word@127.0.0.1:{self.server.server_port}{path}"
+
+    def close(self) -> None:
+        self.release.set()
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def peer() -> Iterator[Peer]:
+    peer = Peer()
+    yield peer
+    peer.close()
+
+
+def sink_for(path: Path, *urls: str, timeout_seconds: float = 5.0) -> AppriseSink:
+    (path / "urls").write_text("\n".join(urls))
+    return AppriseSink(AppriseConfig(urls_file=str(path / "urls"), timeout_seconds=timeout_seconds))
+
+
+def failure(sink: AppriseSink, number: int = 1) -> DeliveryFailed:
+    with pytest.raises(DeliveryFailed) as caught:
+        sink.send([sample_record(number)])
+    return caught.value
+
+
+def test_message_arrives_as_it_was_meant(peer: Peer, tmp_path: Path) -> None:
+    record = sample_record(event=sample_event(event_type="Preempt", description="<b>*bold*</b> & \\n {x} ☃"))
+    sink = sink_for(tmp_path, peer.url("/a"))
+    sink.check()
+    assert peer.got == []
+    sink.send([record])
+    ((path, body),) = peer.got
+    assert path.rstrip("/") == "/a"
+    assert (body["title"], body["type"]) == ("Preempt scheduled: WestNO_0", "failure")
+    assert body["message"] == sentence(record)
+
+
+def test_refusal_is_explained_and_only_the_refused_url_is_tried_again(
+    peer: Peer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = sink_for(tmp_path, peer.url("/good"), peer.url("/bad"))
+    peer.statuses = {"/bad": 401, "/bad/": 401}
+    with caplog.at_level(logging.INFO):
+        error = failure(sink)
+    assert error.needs_attention
+    assert "error=401" in str(error)
+    assert "URL 2 (json)" in str(error)
+    peer.statuses = {"/bad": 503, "/bad/": 503}
+    error = failure(sink)
+    assert not error.needs_attention
+    assert "error=503" in str(error)
+    peer.statuses = {}
+    sink.send([sample_record()])
+    assert sorted(path.rstrip("/") for path, _ in peer.got) == ["/bad", "/bad", "/bad", "/good"]
+    for text in (str(error), caplog.text):
+        assert "pa55word" not in text
+
+
+def test_nobody_listening_is_explained_without_the_secrets(tmp_path: Path) -> None:
+    said = str(failure(sink_for(tmp_path, "json://me:pa55word@127.0.0.1:9/secret-path")))
+    assert "onnection error" in said
+    assert "pa55word" not in said
+    assert "secret-path" not in said
+
+
+def test_silent_peer_is_given_up_in_time_twenty_times_in_a_row(peer: Peer, tmp_path: Path) -> None:
+    sink = sink_for(tmp_path, peer.url("/silent"), peer.url("/good"), timeout_seconds=1.0)
+    sink.send([sample_record(100)])  # the import is not what is measured
+    peer.statuses = {"/silent": 0, "/silent/": 0}
+    longest = 0.0
+    for number in range(20):
+        before = time.monotonic()
+        failure(sink, number)
+        longest = max(longest, time.monotonic() - before)
+        ours = [thread for thread in threading.enumerate() if thread.name.startswith("apprise:")]
+        assert len(ours) <= 1
+    assert longest <= 1.1 + 0.1
+    peer.release.set()
+    peer.statuses = {}
+    sink.send([sample_record(101)])
+
+
+@pytest.mark.parametrize("url", ["nonsense", "nosuchservice://a/b", "json://", "slack://x"])
+def test_url_that_apprise_cannot_use_is_found_by_check(tmp_path: Path, url: str) -> None:
+    with pytest.raises(DeliveryFailed, match="URL 1: no URL that Apprise can use") as caught:
+        sink_for(tmp_path, url).check()
+    assert caught.value.needs_attention

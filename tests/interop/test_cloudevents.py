@@ -1,0 +1,62 @@
+"""Our requests, read by the CloudEvents SDK (PyPI: cloudevents)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+import pytest
+
+from bridge.record import json_schema
+from bridge.sink import Transition, VmIdentity, encode
+from bridge.testing.http_contract import HttpPeer
+from bridge.testing.records import VM, sample_event, sample_record
+from sinks._webhook_config import WebhookConfig
+from sinks.webhook import WebhookSink
+
+pytestmark = pytest.mark.interop
+
+http = pytest.importorskip("cloudevents.core.bindings.http", reason="cloudevents 2 is not installed")
+
+
+@pytest.fixture
+def read() -> Iterator[Any]:
+    with HttpPeer() as peer:
+        sink = WebhookSink(WebhookConfig(url=f"http://{peer.address.authority}/hook"))
+
+        def send(**fields: Any) -> Any:
+            sink.send([sample_record(**fields)])
+            request = peer.requests[-1]
+            return http.from_http_event(http.HTTPMessage(headers=dict(request.headers), body=request.body))
+
+        yield send
+        sink.close()
+
+
+def test_the_sdk_reads_every_attribute_and_the_record(read: Any) -> None:
+    record = sample_record()
+    event = read()
+    assert event.get_specversion() == "1.0"
+    assert event.get_id() == record.id
+    assert event.get_source() == VM.resource_id
+    assert event.get_type() == "io.scheduled-events-bridge.transition.scheduled.v1"
+    assert event.get_subject() == "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
+    assert event.get_time() == datetime(2026, 11, 20, 11, 0, 1, 123000, tzinfo=timezone.utc)
+    assert event.get_datacontenttype() == "application/json"
+    assert int(event.get_extension("sequence")) == record.sequence
+    assert event.get_data() == msgspec.json.decode(encode(record))
+
+
+@pytest.mark.parametrize("transition", Transition)
+def test_the_sdk_reads_every_transition(read: Any, transition: Transition) -> None:
+    for event in (sample_event(), sample_event(event_id=None, resources=None), None):
+        for vm in (VM, VmIdentity(name="vm 1/\u00e4"), VmIdentity()):
+            got = read(transition=transition, event=event, vm=vm)
+            assert got.get_type().endswith(f".{transition.value}.v1")
+
+
+def test_the_data_is_what_our_schema_describes(read: Any) -> None:
+    jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")
+    jsonschema.validate(read().get_data(), json_schema())

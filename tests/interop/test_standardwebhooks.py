@@ -1,0 +1,52 @@
+"""Our requests, verified by the reference library of Standard Webhooks (PyPI: standardwebhooks)."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.testing.http_contract import HttpPeer, Request
+from bridge.testing.records import sample_event, sample_record
+from sinks._webhook_config import WebhookConfig
+from sinks.webhook import WebhookSink
+
+pytestmark = pytest.mark.interop
+
+standardwebhooks = pytest.importorskip("standardwebhooks", reason="standardwebhooks is not installed")
+
+NEW, OLD, STRANGE = (f"whsec_{base64.b64encode(bytes([n]) * size).decode()}" for n, size in ((1, 24), (2, 32), (3, 64)))
+
+
+@pytest.fixture
+def request_of(tmp_path: Path) -> Iterator[Any]:
+    (tmp_path / "secrets").write_text(f"{NEW}\n{OLD}\n")
+    with HttpPeer() as peer:
+        config = WebhookConfig(url=f"http://{peer.address.authority}/hook", secret_file=str(tmp_path / "secrets"))
+        sink = WebhookSink(config)
+
+        def send(**fields: Any) -> Request:
+            sink.send([sample_record(**fields)])
+            return peer.requests[-1]
+
+        yield send
+        sink.close()
+
+
+@pytest.mark.parametrize("secret", [NEW, OLD])
+def test_a_receiver_with_the_new_or_the_old_secret_verifies(request_of: Any, secret: str) -> None:
+    request = request_of(event=sample_event(description='"\u2603\n'))
+    verified = standardwebhooks.Webhook(secret).verify(request.body, dict(request.headers))
+    assert verified["data"] == json.loads(request.body)["data"]
+
+
+def test_a_receiver_refuses_another_secret_and_another_body(request_of: Any) -> None:
+    request = request_of()
+    with pytest.raises(standardwebhooks.WebhookVerificationError):
+        standardwebhooks.Webhook(STRANGE).verify(request.body, dict(request.headers))
+    with pytest.raises(standardwebhooks.WebhookVerificationError):
+        standardwebhooks.Webhook(NEW).verify(request.body + b" ", dict(request.headers))
