@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 _TEND_SECONDS = 5.0
 _CLEAN_SECONDS = 60.0
 _JOIN_SECONDS = 1.0
+#: After the grace: what hangs is cut, a command and its children are killed, and the exit is still in time.
+_CUT_SECONDS = 0.5
 
 
 class Agent:
@@ -127,8 +129,13 @@ class Agent:
             self._poll_thread.join(_JOIN_SECONDS)
         for _, worker in self._workers.values():
             worker.stop(grace_seconds=max(deadline - time.monotonic(), 0.0))
-        for _, worker in self._workers.values():
-            worker.join(max(deadline - time.monotonic(), 0.05))
+        late = [
+            worker for _, worker in self._workers.values() if not worker.join(max(deadline - time.monotonic(), 0.05))
+        ]
+        for worker in late:
+            worker.cut()
+        for worker in late:
+            worker.join(_CUT_SECONDS / len(late))
         self._say_what_is_left()
         self.outbox.close()
         self._lock.release()
@@ -181,7 +188,10 @@ class Agent:
         """End a worker before another may start on the same rows."""
         sink, worker = self._workers.pop(name)
         worker.stop(grace_seconds=0.0)
-        if not worker.join(sink.config.timeout_seconds * 1.1 + _JOIN_SECONDS):
+        if worker.join(min(self._settings.stop_grace_seconds, sink.config.timeout_seconds)):
+            return
+        worker.cut()
+        if not worker.join(_JOIN_SECONDS):
             logger.error("A sink hangs and was left behind.", extra={"sink": name})
 
     def _notify(self) -> None:

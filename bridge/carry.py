@@ -82,6 +82,8 @@ def bring_back(
         _merge_back(memory, disk, sql, disk_is_new=disk_is_new)
     keep_sequence_ahead(disk, sql)
     disk.execute(sql["align_urgency"])
+    for row in memory.execute(sql["copy_begun"]):
+        disk.execute(sql["add_begun"], row)
 
 
 def _merge_back(memory: sqlite3.Connection, disk: sqlite3.Connection, sql: Statements, *, disk_is_new: bool) -> None:

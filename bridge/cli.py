@@ -129,7 +129,7 @@ def _reload(agent: Any, path: Path | None) -> None:
         settings = load(find_config(path, os.environ))
     except ConfigurationError as error:
         for mistake in error.mistakes:
-            logger.error("The new configuration is wrong; nothing was changed. %s", mistake)
+            logger.error("The new configuration is wrong; nothing was changed. %s", mistake)  # noqa: TRY400
         return
     agent.reload(settings)
 

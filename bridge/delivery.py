@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from random import random
 
+from bridge.begun import ENDS
 from bridge.errors import DeliveryError, DeliveryFailed, DeliveryRejected, OutboxError
 from bridge.ledger import Ledger
 from bridge.logs import Repeated
 from bridge.metrics import SinkMetrics
-from bridge.outbox import Outbox, Owed
+from bridge.outbox import Beginning, Outbox, Owed
 from bridge.picking import Picker
 from bridge.record import parse_time
 from bridge.rows import DELIVERED, PARKED
@@ -65,6 +66,7 @@ class Worker:
             config=config,
             batch_by_event=sink_class.batch_by_event,
         )
+        self._skips = sink_class.skips_what_is_over(config)
         self._report = Repeated(logger, clock=monotonic)
         self._news = threading.Event()
         self._was_nudged = False
@@ -90,6 +92,10 @@ class Worker:
         """Let the worker send what is due for *grace_seconds* more; returns at once, see `join`."""
         self._stop_at = self._monotonic() + grace_seconds
         self._news.set()
+
+    def cut(self) -> None:
+        """End the send that is under way: there is no more time for it, its records stay owed."""
+        self._sender.cut()
 
     def join(self, timeout_seconds: float) -> bool:
         """Wait for the end; return whether it came."""
@@ -160,6 +166,10 @@ class Worker:
     # Sending, and what became of it.
 
     def _send(self, batch: list[Owed], turn: Turn) -> None:
+        beginning = self._begin(batch[0])
+        if beginning.skipped:
+            self._picker.look_again()
+            return
         outcome: DeliveryError | None = None
         started = self._monotonic()
         try:
@@ -173,6 +183,26 @@ class Worker:
             self._rejected(batch, outcome)
         elif isinstance(outcome, DeliveryFailed):
             self._failed(batch, outcome, turn)
+        self._end(batch[0], beginning, outcome)
+
+    def _begin(self, row: Owed) -> Beginning:
+        """Mark the event as begun at a sink that skips what is over, or skip it; see `bridge.begun`."""
+        if not self._skips or row.record.event is None:
+            return Beginning()
+        beginning = self._outbox.begin(self.name, row.event_key).result()
+        if beginning.skipped:
+            logger.info(
+                "An event was skipped: it was over before anything of it could be sent.",
+                extra={"sink": self.name, "event_id": row.event_key, "expired": beginning.skipped},
+            )
+        return beginning
+
+    def _end(self, row: Owed, beginning: Beginning, outcome: DeliveryError | None) -> None:
+        if not self._skips or row.record.event is None:
+            return
+        surely_not = beginning.is_new and isinstance(outcome, DeliveryFailed) and not outcome.uncertain
+        if surely_not or (outcome is None and row.record.transition in ENDS):
+            self._outbox.forget_beginning(self.name, row.event_key)
 
     def _delivered(self, batch: list[Owed]) -> None:
         self._ledger.finished(batch, DELIVERED)

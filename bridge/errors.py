@@ -20,7 +20,9 @@
         ├── DeliveryFailed      nothing accepted for now: it is tried again
         └── DeliveryRejected    refused for good: the record is parked
 
-Those of the simulator stand in `bridge.testing`. A message says what failed, with the value, and what to do about it. Callers catch the narrowest class; only the
+Those of the simulator stand in `bridge.testing`.
+
+A message says what failed, with the value, and what to do about it. Callers catch the narrowest class; only the
 top of a thread catches Exception.
 """
 

@@ -18,7 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bridge import rows
+from bridge import begun, rows
+from bridge.begun import Beginning
 from bridge.record import Incarnation, TransitionRecord, VmIdentity
 from bridge.remembered import Stored, read_state, remember_liveness
 from bridge.room import clean
@@ -27,7 +28,7 @@ from bridge.scribe import Observation, Router, Scribe
 from bridge.store import Store, utc_now
 from bridge.writer import Writer
 
-__all__ = ["Observation", "Outbox", "Outcome", "Owed", "Router", "Stored"]
+__all__ = ["Beginning", "Observation", "Outbox", "Outcome", "Owed", "Router", "Stored"]
 
 
 class Outbox:
@@ -134,6 +135,15 @@ class Outbox:
         """Give up on rows older than *max_age_seconds*; return how many."""
         now = self._now().timestamp()
         return self._writer.write(lambda store: rows.expire(store, sink, now, max_age_seconds))
+
+    def begin(self, sink: str, event_key: str) -> Future[Beginning]:
+        """Mark that *sink* is about to be sent something of the event; or give up what is over and never began."""
+        now = self._now().timestamp()
+        return self._writer.write(lambda store: begun.begin(store, sink, event_key, now))
+
+    def forget_beginning(self, sink: str, event_key: str) -> Future[None]:
+        """Note that nothing of the event reached *sink*, or that it knows the end."""
+        return self._writer.write(lambda store: begun.forget(store, sink, event_key))
 
     def urgency(self, sink: str) -> Future[tuple[bool, float | None]]:
         """Read whether *sink* is owed an urgent row, and the soonest NotBefore still ahead (seconds since 1970)."""

@@ -6,6 +6,7 @@
 -- sinks       a sink's totals; the triggers below keep them, so that
 --             accepted = delivered + pending + parked + evicted + discarded + expired
 --             holds after every commit, whoever made it
+-- begun       events that a sink which skips what is over may have heard of
 -- held        only in memory: events of which something stayed behind on a disk that refuses writes
 -- gone        only in memory: how many rows of a sink came and went there, by their last state
 
@@ -61,6 +62,8 @@ CREATE TABLE sinks (
 ) WITHOUT ROWID;
 
 CREATE TABLE held (event_key TEXT PRIMARY KEY) WITHOUT ROWID;
+
+CREATE TABLE begun (sink TEXT NOT NULL, event_key TEXT NOT NULL, PRIMARY KEY (sink, event_key)) WITHOUT ROWID;
 
 CREATE TRIGGER deliveries_accepted AFTER INSERT ON deliveries BEGIN
   INSERT OR IGNORE INTO sinks (name) VALUES (new.sink);
@@ -354,3 +357,31 @@ UPDATE deliveries SET state = 'evicted' WHERE state IN ('pending', 'parked')
 
 -- name: hold_event
 INSERT OR IGNORE INTO held (event_key) VALUES (?);
+
+-- name: add_begun
+INSERT OR IGNORE INTO begun (sink, event_key) VALUES (?, ?);
+
+-- name: drop_begun
+DELETE FROM begun WHERE sink = ? AND event_key = ?;
+
+-- name: copy_begun
+SELECT sink, event_key FROM begun;
+
+-- name: idle_begun
+SELECT sink, event_key FROM begun WHERE NOT EXISTS (
+  SELECT 1 FROM deliveries INDEXED BY deliveries_pending_event
+  WHERE deliveries.event_key = begun.event_key AND deliveries.sink = begun.sink AND state = 'pending');
+
+-- name: is_begun
+SELECT 1 FROM begun WHERE sink = ? AND event_key = ?
+UNION ALL
+SELECT 1 FROM deliveries WHERE sink = ? AND event_key = ? AND state IN ('delivered', 'parked')
+LIMIT 1;
+
+-- name: owed_bodies
+SELECT body FROM deliveries INDEXED BY deliveries_pending_event JOIN records USING (sequence)
+WHERE deliveries.event_key = ? AND sink = ? AND state = 'pending' AND body <> '';
+
+-- name: expire_event
+UPDATE deliveries INDEXED BY deliveries_pending_event SET state = 'expired', changed_at = ?
+WHERE event_key = ? AND sink = ? AND state = 'pending';

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 
+from bridge.begun import clean_begun
 from bridge.record import decode_document
 from bridge.store import SQL, Store
 from bridge.transitions import is_over
@@ -66,6 +67,7 @@ def clean(store: Store, *, before: float, limit: int) -> int:
     """
     if store.in_memory:
         return 0
+    clean_begun(store)
     keep = _last_of_active(store)
     chosen = store.connection.execute(SQL["finished_before"], (before, limit)).fetchall()
     gone = [sequence for (sequence,) in chosen if sequence not in keep]

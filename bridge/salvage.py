@@ -51,16 +51,24 @@ def carry_all(source: sqlite3.Connection, target: sqlite3.Connection, sql: State
     for sink in _sink_names(source, sql):
         for row in _by_ranges(source, sql["copy_delivery_range"], (sink,), first, last):
             paste(target, sql["paste_delivery"], row)
-    for row in rows_until_failure(source, sql["copy_due_rows"]):
-        paste(target, sql["paste_due_row"], row)
-    for name, *counts in rows_until_failure(source, sql["copy_sinks"]):
-        if isinstance(name, str) and all(isinstance(count, int) for count in counts):
-            before = totals.get(name, (0,) * len(COUNTS))
-            totals[name] = tuple(max(pair) for pair in zip(counts, before, strict=True))
+    for copy, put in (("copy_due_rows", "paste_due_row"), ("copy_begun", "add_begun")):
+        for row in rows_until_failure(source, sql[copy]):
+            paste(target, sql[put], row)
+    totals.update(_sound_totals(source, totals, sql))
     target.execute(sql["evict_orphans"])
     target.execute(sql["drop_orphans"])
     keep_sequence_ahead(target, sql)
     settle_totals(target, totals, sql)
+
+
+def _sound_totals(source: sqlite3.Connection, known: Mapping[str, Row], sql: Statements) -> dict[str, Row]:
+    """Return what *source* says of the sinks' totals, never less than is *known*."""
+    found: dict[str, Row] = {}
+    for name, *counts in rows_until_failure(source, sql["copy_sinks"]):
+        if isinstance(name, str) and all(isinstance(count, int) for count in counts):
+            before = known.get(name, (0,) * len(COUNTS))
+            found[name] = tuple(max(pair) for pair in zip(counts, before, strict=True))
+    return found
 
 
 def read_totals(connection: sqlite3.Connection, sql: Statements) -> dict[str, Row]:

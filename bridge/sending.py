@@ -53,6 +53,12 @@ class Sender:
         """Try the destination; raise DeliveryFailed when the deadline passes."""
         self._call(lambda sink: sink.check())
 
+    def cut(self) -> None:
+        """Close the sink under the send that is under way, which fails by that; from any thread."""
+        lane = self._lane
+        if lane is not None:
+            lane.abandon()
+
     def close(self) -> None:
         """Close the sink, waiting a second at most."""
         lane, self._lane = self._lane, None

@@ -1,13 +1,18 @@
 """A plain HTTP server that serves documents, and the agent as a process beside it."""
 
+from __future__ import annotations
+
 import json
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,24 +22,26 @@ class PlainServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.body, self.status, self.headers = b"", 200, {}
-        self.answer = None
+        self.body = b""
+        self.status = 200
+        self.headers: dict[str, str] = {}
+        self.answer: Callable[[_Handler], None] | None = None
         self.identity = (404, b"")
         self.served = 0
         self.released = threading.Event()
 
     @property
-    def url(self):
+    def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
-    def show(self, document, *, polls=2):
+    def show(self, document: object, *, polls: int = 2) -> None:
         """Serve *document* and wait until it was asked for *polls* times: the one before is stored then."""
         self.body = document if isinstance(document, bytes) else json.dumps(document).encode()
         self.wait_for_polls(polls)
 
-    def wait_for_polls(self, polls, timeout_seconds=20):
+    def wait_for_polls(self, polls: int, timeout_seconds: float = 20) -> None:
         wanted, deadline = self.served + polls, time.monotonic() + timeout_seconds
         while self.served < wanted:
             assert time.monotonic() < deadline, "the agent stopped polling"
@@ -43,8 +50,9 @@ class PlainServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    server: PlainServer
 
-    def do_GET(self):
+    def do_GET(self) -> None:
         is_document = "scheduledevents" in self.path
         if is_document and self.server.answer is not None:
             self.server.served += 1
@@ -59,16 +67,16 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
         self.server.served += is_document
 
-    def handle(self):
+    def handle(self) -> None:
         with suppress(ConnectionError):
             super().handle()
 
-    def log_message(self, *_):
+    def log_message(self, *_: object) -> None:
         pass
 
 
 @pytest.fixture
-def imds():
+def imds() -> Iterator[PlainServer]:
     server = PlainServer()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -82,23 +90,23 @@ def imds():
 class AgentProcess:
     """`run` as a process; its standard output and error in files of *directory*."""
 
-    def __init__(self, directory, env):
+    def __init__(self, directory: Path, env: dict[str, str]) -> None:
         self.directory, self.env = directory, env
         self.config = directory / "config.toml"
         self.state = directory / "state"
         self.out, self.err = directory / "out.jsonl", directory / "err.log"
-        self.process = None
+        self.process: subprocess.Popen[bytes] | None = None
 
-    def configure(self, imds_url, text="", *, poll_interval_seconds=0.2):
+    def configure(self, imds_url: str, text: str = "", *, poll_interval_seconds: float = 0.2) -> None:
         self.config.write_text(
             f'[imds]\nendpoint = "{imds_url}"\npoll_interval_seconds = {poll_interval_seconds}\n'
             f'[state]\ndirectory = "{self.state}"\n[status]\nlisten = ""\n{text}\n'
         )
 
-    def command(self, *arguments):
+    def command(self, *arguments: object) -> list[str]:
         return [sys.executable, "-m", "bridge", *map(str, arguments)]
 
-    def start(self, *arguments):
+    def start(self, *arguments: object) -> AgentProcess:
         with self.out.open("ab") as stdout, self.err.open("ab") as stderr:
             self.process = subprocess.Popen(
                 self.command("run", "--config", self.config, *arguments),
@@ -109,16 +117,18 @@ class AgentProcess:
             )
         return self
 
-    def stop(self, *, timeout_seconds=20):
+    def stop(self, *, timeout_seconds: float = 20) -> int:
         """Stop as systemd does; return the exit code."""
+        assert self.process is not None, "it was not started"
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout_seconds)
 
-    def kill(self):
+    def kill(self) -> None:
+        assert self.process is not None, "it was not started"
         self.process.kill()
         self.process.wait()
 
-    def call(self, *arguments):
+    def call(self, *arguments: object) -> tuple[int, str, str]:
         """Run another command beside it; return (exit code, stdout, stderr)."""
         done = subprocess.run(
             self.command(*arguments),
@@ -132,18 +142,18 @@ class AgentProcess:
         return done.returncode, done.stdout, done.stderr
 
     @property
-    def records(self):
+    def records(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.out.read_text().splitlines()]
 
     @property
-    def transitions(self):
+    def transitions(self) -> list[tuple[str, str]]:
         return [(record["transition"], record["evidence"]) for record in self.records]
 
     @property
-    def log(self):
+    def log(self) -> str:
         return self.err.read_text()
 
-    def wait_for(self, predicate, timeout_seconds=20):
+    def wait_for(self, predicate: Callable[[], object], timeout_seconds: float = 20) -> None:
         deadline = time.monotonic() + timeout_seconds
         while not predicate():
             assert self.process is None or self.process.poll() is None, self.log
@@ -152,7 +162,7 @@ class AgentProcess:
 
 
 @pytest.fixture
-def agent(tmp_path, agent_env):
+def agent(tmp_path: Path, agent_env: dict[str, str]) -> Iterator[AgentProcess]:
     started = AgentProcess(tmp_path, agent_env)
     yield started
     if started.process is not None and started.process.poll() is None:

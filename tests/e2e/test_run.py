@@ -2,6 +2,7 @@ import json
 import signal
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
+from pathlib import Path
 
 import pytest
 
@@ -320,3 +321,23 @@ def test_the_schema_describes_every_record(agent, imds):
     validator = jsonschema.Draft202012Validator(json.loads(out))
     for record in agent.records:
         validator.validate(record)
+
+
+def test_a_command_that_hangs_does_not_outlive_a_stop_and_its_record_stays_owed(agent, imds, tmp_path):
+    started = tmp_path / "started"
+    script = f"sleep 600 & echo $! > {started}; wait"
+    agent.configure(
+        imds.url,
+        f'stop_grace_seconds = 0.5\n[[sinks]]\ntype = "command"\ncommand = ["/bin/sh", "-c", "{script}"]\n',
+    )
+    text = agent.config.read_text()
+    agent.config.write_text("stop_grace_seconds = 0.5\n" + text.replace("stop_grace_seconds = 0.5\n", ""))
+    imds.body = json.dumps(document(2, event())).encode()
+    agent.start()
+    agent.wait_for(lambda: started.exists() and started.read_text().strip())
+    assert agent.stop(timeout_seconds=5) == 0
+    child = int(started.read_text())
+    agent.process = None
+    agent.wait_for(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text())
+    code, out, _ = agent.call("outbox", "list", "--config", agent.config, "--json")
+    assert (code, [json.loads(line)["state"] for line in out.splitlines()]) == (0, ["pending"])

@@ -1,0 +1,60 @@
+"""Which events a sink that disturbs people or workloads may have begun: those it must also be told the end of.
+
+Such a sink (`Sink.skips_what_is_over`) is not sent an event of which nothing has reached it when the end is already
+known: nobody is paged, and nothing drained, for what is over. Skipping is only safe while surely nothing arrived, so
+before each send the event is marked here, in its own commit, and the mark is taken away only when the peer surely did
+not take the record. A crash or a timeout leaves the mark: the end is sent then, which at worst ends what never began.
+
+An end alone is sent: whoever wants nothing but ends gets them. From memory nothing is skipped, there the marks are
+not known.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from bridge.record import Transition, decode_document, decode_record
+from bridge.store import SQL, Store
+
+#: The transitions after which an event is over.
+ENDS = frozenset({Transition.COMPLETED, Transition.CANCELED, Transition.ENDED})
+
+
+class Beginning(msgspec.Struct, frozen=True, kw_only=True):
+    """What `begin` found."""
+
+    skipped: int = 0
+    """How many rows were given up, because the event is over and never began; nothing is to be sent then."""
+    is_new: bool = False
+    """True when nothing of the event had been tried before: a sure failure of this try takes the mark away."""
+
+
+def begin(store: Store, sink: str, event_key: str, now: float) -> Beginning:
+    """Mark that *sink* is about to be sent something of the event, or give the event up because it is over."""
+    if not store.in_memory and _is_over_and_never_began(store, sink, event_key):
+        skipped = store.connection.execute(SQL["expire_event"], (now, event_key, sink)).rowcount
+        return Beginning(skipped=skipped)
+    marked = store.connection.execute(SQL["add_begun"], (sink, event_key)).rowcount
+    return Beginning(is_new=marked == 1)
+
+
+def forget(store: Store, sink: str, event_key: str) -> None:
+    """Take the mark away: the event did not begin, or *sink* knows its end."""
+    store.connection.execute(SQL["drop_begun"], (sink, event_key))
+
+
+def clean_begun(store: Store) -> None:
+    """Take away the marks of events that are neither active nor owed."""
+    text = dict(store.connection.execute(SQL["get_meta"])).get("document")
+    active = {event.key for event in decode_document(text).events} if text is not None else set()
+    for sink, event_key in store.connection.execute(SQL["idle_begun"]).fetchall():
+        if event_key not in active:
+            forget(store, sink, event_key)
+
+
+def _is_over_and_never_began(store: Store, sink: str, event_key: str) -> bool:
+    if store.connection.execute(SQL["is_begun"], (sink, event_key, sink, event_key)).fetchone():
+        return False
+    bodies = store.connection.execute(SQL["owed_bodies"], (event_key, sink))
+    ends = [decode_record(body).transition in ENDS for (body,) in bodies]
+    return any(ends) and not all(ends)
