@@ -1,0 +1,145 @@
+"""The page for sink authors: its example is a sink that works by either name, and passes the suite it points to."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bridge import registry
+from bridge.sink import SinkConfig
+from bridge.testing.http_contract import HttpPeer
+from sinks._http import HttpConfig
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PAGE = Path(__file__).parents[2] / "sinks" / "README.md"
+_MARKED = re.compile(r"^<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+TOKEN = "pager-token-4711"
+
+
+def _files():
+    """Return name -> text of the fenced blocks that are marked as files."""
+    return dict(_MARKED.findall(PAGE.read_text(encoding="utf-8")))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the example, and a distribution beside it as pip would install it."""
+    for name, text in _files().items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    project = tomllib.loads(_files()["pyproject.toml"])["project"]
+    info = tmp_path / "acme_pager-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: 1.0\n")
+    points = [
+        line
+        for group, names in project["entry-points"].items()
+        for line in (f"[{group}]", *(f"{name} = {target}" for name, target in names.items()))
+    ]
+    (info / "entry_points.txt").write_text("\n".join(points))
+    return tmp_path
+
+
+@pytest.fixture
+def run(folder, agent_env):
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", *arguments],
+            cwd=folder,
+            env={**agent_env, "PYTHONPATH": str(folder), "PAGER_TOKEN": TOKEN},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def peer():
+    with HttpPeer() as peer:
+        yield peer
+
+
+@pytest.mark.parametrize("config", ["by-class.toml", "by-name.toml"])
+def test_example_sends_by_either_name(run, folder, peer, config):
+    path = folder / config
+    path.write_text(path.read_text().replace("https://pager.example.net", f"http://{peer.address.authority}"))
+    done = run("bridge", "send-test", "-c", config)
+    assert done.returncode == 0, done.stderr
+    [request] = peer.requests
+    record = json.loads(request.body)
+    assert (request.path, record["transition"]) == ("/pages", "test")
+    assert (request.headers["idempotency-key"], request.headers["authorization"]) == (record["id"], f"Bearer {TOKEN}")
+
+
+@pytest.mark.parametrize("config", ["by-class.toml", "by-name.toml"])
+def test_configuration_of_the_example_is_right(run, config):
+    done = run("bridge", "check-config", "-c", config)
+    assert done.returncode == 0, done.stderr
+
+
+def test_mistake_in_the_examples_table_is_said(run, folder):
+    (folder / "wrong.toml").write_text('[[sinks]]\ntype = "acme-pager"\nurl = "pager"\ntokn_env = "X"\n')
+    done = run("bridge", "check-config", "-c", "wrong.toml")
+    assert done.returncode == 78
+    assert "token_env" in done.stderr
+
+
+def test_example_passes_the_contract_suite(run):
+    done = run("pytest", "-q", "-p", "no:cacheprovider", "test_acme_pager.py")
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"\b18 passed, 1 skipped", done.stdout), done.stdout
+
+
+def test_every_error_argument_is_explained():
+    text = PAGE.read_text(encoding="utf-8")
+    for word in ("retry_after", "needs_attention", "held", "uncertain", "records"):
+        assert f"`{word}=" in text, word
+
+
+def _documented_keys(heading):
+    """Return key -> default as it stands in the table under the third-level *heading*."""
+    found = re.search(rf"^### {heading}\n(.*?)(?=^##|\Z)", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert found, f"sinks/README.md has no section on {heading}"
+    rows = re.findall(r"^\| `(\w+)` \| ?(.*?) ?\|", found.group(1), re.MULTILINE)
+    return {key: default.strip("`") for key, default in rows}
+
+
+def _defaults(struct):
+    """Return key -> default of *struct*, each as TOML would have it."""
+    found = {}
+    for field in msgspec.structs.fields(struct):
+        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        is_unset = default in (None, "")
+        found[field.name] = "required" if field.required else "" if is_unset else _toml(default)
+    return found
+
+
+def _toml(value):
+    if isinstance(value, (tuple, list)):
+        return json.dumps(list(value))
+    return json.dumps(value)
+
+
+@pytest.mark.parametrize("name", registry.installed())
+def test_keys_of_the_sinks_are_listed_with_their_defaults(name):
+    config = registry.sink_class(name).Config
+    shared = _defaults(HttpConfig if issubclass(config, HttpConfig) else SinkConfig)
+    own = {key: default for key, default in _defaults(config).items() if shared.get(key) != default}
+    assert _documented_keys(name) == own
+
+
+def test_keys_of_every_http_sink_are_listed_with_their_defaults():
+    own = {key: default for key, default in _defaults(HttpConfig).items() if key not in _defaults(SinkConfig)}
+    assert _documented_keys("All that speak HTTP: webhook and otlp") == own

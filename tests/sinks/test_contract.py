@@ -1,0 +1,250 @@
+"""The contract suite itself: it passes what is right, catches what is not, and every sink of this project runs it."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import socket
+import subprocess
+import sys
+import uuid
+from functools import cache
+from importlib.metadata import distribution
+from pathlib import Path
+from unittest import SkipTest
+
+import pytest
+import requests
+
+from bridge.registry import GROUP
+from bridge.sink import (
+    DeadlineExceeded,
+    DeadlineSession,
+    DeliveryFailed,
+    DeliveryRejected,
+    Sink,
+    SinkConfig,
+    encode,
+    retry_after_seconds,
+)
+from bridge.testing.contract import SinkContract
+from bridge.testing.http_contract import Answer, HttpSinkContract
+from bridge.testing.records import sample_record
+
+TESTS = Path(__file__).parents[1]
+SECRET = "path-secret-4711"
+_OK, _PARTLY, _BAD = 200, 207, 400
+
+
+class PostSink(Sink):
+    """A sink that does everything right, but for what *fault* names."""
+
+    class Config(SinkConfig, frozen=True, kw_only=True):
+        url: str = ""
+        fault: str = ""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self._session = DeadlineSession()
+        self._is_closed = False
+        self._kept = []
+        if config.fault == "connects early":
+            self._ask("GET", None, config.timeout_seconds)
+
+    def send(self, batch):
+        fault = self.config.fault
+        if fault == "keeps sockets":
+            self._kept.append(socket.socket())
+        if fault == "logs the secret":
+            logging.getLogger("acme").debug("Posting to %s.", self.config.url)
+        if fault == "sends one by one":
+            for record in batch:
+                self._judge(self._post([record]))
+            return
+        if fault == "never times out":
+            self._judge(requests.post(self.config.url, data=_body(batch), timeout=None))
+            return
+        if fault == "makes up ids":
+            batch = [sample_record(record.sequence, id=str(uuid.uuid4())) for record in batch]
+        self._judge(self._post(batch))
+
+    def check(self):
+        if self.config.fault == "writes to check":
+            self._judge(self._post([sample_record()]))
+        elif self.config.fault != "checks nothing":
+            self._ask("HEAD", None, self.config.timeout_seconds)
+
+    def close(self):
+        if self.config.fault == "closes once" and self._is_closed:
+            raise RuntimeError("closed already")
+        self._is_closed = True
+        for kept in self._kept:
+            kept.close()
+        self._session.close()
+
+    def _post(self, batch):
+        slow = 1.6 if self.config.fault == "is late" else 1.0
+        return self._ask("POST", _body(batch), self.config.timeout_seconds * slow)
+
+    def _ask(self, method, body, deadline_seconds):
+        fault = self.config.fault
+        try:
+            return self._session.request(method, self.config.url, data=body, deadline_seconds=deadline_seconds)
+        except (DeadlineExceeded, requests.RequestException) as error:
+            if fault == "shrugs":
+                return None
+            shown = self.config.url if fault == "shows the secret" else type(error).__name__
+            raise DeliveryFailed(f"No answer: {shown}") from error
+
+    def _judge(self, answer):
+        fault = self.config.fault
+        if fault in {"believes anything", "shrugs"} or answer.status_code == _OK:
+            return
+        if answer.status_code == _PARTLY:
+            raise DeliveryRejected("Not all.", records=["stranger" if fault == "names strangers" else answer.text])
+        if answer.status_code == _BAD and fault != "retries what is refused":
+            raise DeliveryRejected(answer.text if fault == "repeats the peer" else "Refused.")
+        wish = 60.0 if fault == "wishes for itself" else retry_after_seconds(answer.headers)
+        raise DeliveryFailed("Not now.", retry_after=None if fault == "ignores wishes" else wish)
+
+
+def _body(batch):
+    return b"\n".join(encode(record) for record in batch)
+
+
+class PostContract(HttpSinkContract):
+    sink_type = f"{__name__}:PostSink"
+    secrets = (SECRET,)
+    batch_size = 2
+    fault = ""
+
+    def table(self, address):
+        return {"url": f"http://{address.authority}/{SECRET}", "fault": self.fault}
+
+    def partial(self, refused_ids):
+        return Answer(status=_PARTLY, body=refused_ids[0].encode())
+
+
+class TestPostContract(PostContract):
+    """What is right passes."""
+
+
+CAUGHT = {
+    "believes anything": "test_refused_for_good_is_rejected",
+    "checks nothing": "test_check_says_when_nobody_listens",
+    "closes once": "test_close_may_be_called_twice",
+    "connects early": "test_constructor_is_quick_and_connects_nowhere",
+    "ignores wishes": "test_retry_after_is_passed_on",
+    "is late": "test_sink_keeps_its_own_deadline",
+    "keeps sockets": "test_silence_leaves_no_thread_and_no_socket_behind",
+    "logs the secret": "test_no_secret_is_in_a_log_line_or_an_error",
+    "makes up ids": "test_every_retry_has_the_same_id",
+    "names strangers": "test_part_of_a_batch_refused_is_rejected_by_name",
+    "never times out": "test_silence_leaves_no_thread_and_no_socket_behind",
+    "repeats the peer": "test_no_secret_is_in_a_log_line_or_an_error",
+    "retries what is refused": "test_refused_for_good_is_rejected",
+    "sends one by one": "test_accepted_records_reach_the_peer_once_and_in_order",
+    "shows the secret": "test_no_secret_is_in_a_log_line_or_an_error",
+    "shrugs": "test_close_ends_a_send_in_flight",
+    "wishes for itself": "test_refused_for_now_is_failed",
+    "writes to check": "test_check_writes_nothing",
+}
+
+
+@pytest.mark.parametrize("fault", sorted(CAUGHT))
+def test_sink_with_a_fault_is_caught(fault):
+    contract = PostContract()
+    contract.fault = fault
+    with pytest.raises(AssertionError) as caught:
+        getattr(contract, CAUGHT[fault])()
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "test_connection_refused_is_failed",
+        "test_reset_is_failed",
+        "test_unknown_host_is_failed_within_the_deadline",
+        "test_silence_ends_at_the_deadline_and_the_next_send_works",
+    ],
+)
+def test_sink_that_takes_no_answer_for_success_is_caught(test):
+    contract = PostContract()
+    contract.fault = "shrugs"
+    with pytest.raises(AssertionError, match="as if all was accepted"):
+        getattr(contract, test)()
+
+
+def test_sink_that_the_host_must_cut_is_still_cut_in_time():
+    contract = PostContract()
+    contract.fault = "is late"
+    contract.test_silence_ends_at_the_deadline_and_the_next_send_works()
+
+
+def test_skipped_case_says_its_reason():
+    class Partly(PostContract):
+        skips = {"test_reset_is_failed": "it has no connection"}  # noqa: RUF012
+
+    with pytest.raises(SkipTest, match="it has no connection"):
+        Partly().test_reset_is_failed()
+
+
+def test_skip_that_names_no_case_is_refused():
+    with pytest.raises(TypeError, match="test_rest_is_failed"):
+        type("Misspelt", (SinkContract,), {"skips": {"test_rest_is_failed": "a typo"}})
+
+
+def test_suite_brings_no_pytest_along():
+    code = "import bridge.testing.http_contract, sys; sys.exit('pytest' in sys.modules or 'unittest' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+# Every sink of this project runs the suite: read from the source, because a peer may be missing here.
+
+
+@cache
+def _classes():
+    """Return name -> (bases, sink_type, whether pytest collects it) of every class in a test file."""
+    found = {}
+    for file in TESTS.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                bases = [base.id if isinstance(base, ast.Name) else getattr(base, "attr", "") for base in node.bases]
+                is_collected = file.name.startswith("test_") and node.name.startswith("Test")
+                found[node.name] = (bases, _sink_type(node), is_collected)
+    return found
+
+
+def _sink_type(node):
+    for statement in node.body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "sink_type":
+            return ast.literal_eval(statement.value) if isinstance(statement.value, ast.Constant) else None
+    return None
+
+
+def _lineage(name):
+    """Return *name* and every class of the tests that it derives from, and what those derive from outside."""
+    bases = _classes().get(name, ([], None, False))[0]
+    return [name, *(each for base in bases for each in _lineage(base))]
+
+
+def _sinks_under_contract():
+    return {
+        kind
+        for name, (_, _, is_collected) in _classes().items()
+        if is_collected and {"SinkContract", "HttpSinkContract"} & set(_lineage(name))
+        for each in _lineage(name)
+        if (kind := _classes().get(each, ([], None, False))[1])
+    }
+
+
+def _own_sinks():
+    return sorted(point.name for point in distribution("scheduled-events-bridge").entry_points if point.group == GROUP)
+
+
+@pytest.mark.parametrize("name", _own_sinks())
+def test_sink_of_this_project_runs_the_suite(name):
+    assert name in _sinks_under_contract(), (
+        f"write a test class with sink_type = {name!r} that derives from SinkContract"
+    )

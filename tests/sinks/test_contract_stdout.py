@@ -1,0 +1,97 @@
+"""The stdout sink against the contract every sink passes: its peer is whatever standard output leads to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from bridge.testing.contract import SinkContract
+from bridge.testing.peers import Peer
+
+_FULL_DISK = Path("/dev/full")
+
+pytestmark = pytest.mark.skipif(not _FULL_DISK.exists(), reason="only Linux has /dev/full")
+
+
+class Redirected(Peer):
+    """Standard output, led to a reader, to a full disk, or to a pipe that is full and that nobody reads."""
+
+    def __init__(self, monkeypatch):
+        self._read_end, self._write_end = os.pipe()
+        self._full_read_end, self._full_write_end = os.pipe()
+        self._disk = os.open(_FULL_DISK, os.O_WRONLY)
+        self._descriptor = os.dup(self._write_end)
+        self._stdout = os.fdopen(self._descriptor, "w")
+        monkeypatch.setattr(sys, "stdout", self._stdout)
+        self._lines = []
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self._fill()
+
+    @property
+    def received(self):
+        with self._changed:
+            self._changed.wait_for(lambda: self._lines, timeout=0.2)
+            return [[json.loads(line)["id"]] for line in self._lines]
+
+    def accept(self):
+        os.dup2(self._write_end, self._descriptor)
+
+    def refuse_for_now(self, retry_after_seconds=None):
+        assert retry_after_seconds is None
+        os.dup2(self._disk, self._descriptor)
+
+    def stay_silent(self):
+        os.dup2(self._full_write_end, self._descriptor)
+
+    def close(self):
+        self._stdout.close()
+        os.close(self._write_end)
+        self._reader.join()
+        for descriptor in (self._full_read_end, self._full_write_end, self._disk):
+            os.close(descriptor)
+
+    def _read(self):
+        with os.fdopen(self._read_end) as stream:
+            for line in stream:
+                with self._changed:
+                    self._lines.append(line)
+                    self._changed.notify_all()
+
+    def _fill(self):
+        os.set_blocking(self._full_write_end, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(self._full_write_end, b"\n" * 512)
+        os.set_blocking(self._full_write_end, True)
+
+
+class TestStdoutSinkContract(SinkContract):
+    sink_type = "stdout"
+    no_network = "it writes to a descriptor"
+    skips: ClassVar = {
+        "test_refused_for_good_is_rejected": "standard output takes any record or none",
+        "test_retry_after_is_passed_on": "a pipe names no time",
+        "test_part_of_a_batch_refused_is_rejected_by_name": "standard output takes any record or none",
+        "test_no_secret_is_in_a_log_line_or_an_error": "it has no secret",
+        "test_close_ends_a_send_in_flight": "it holds nothing that close could break; the send ends at its deadline",
+    }
+
+    @pytest.fixture(autouse=True)
+    def redirect(self, monkeypatch):
+        self.monkeypatch = monkeypatch
+
+    def peer(self):
+        return Redirected(self.monkeypatch)
+
+    def table(self, address):
+        del address
+        return {}
