@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -34,8 +35,42 @@ class _Setup:
     peers: tuple = ()
 
 
+@contextmanager
+def _http_peer():
+    """Accept whatever is posted."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Accepting)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class _Accepting(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def handle(self):
+        with suppress(ConnectionError):
+            super().handle()
+
+    def log_message(self, *_):
+        pass
+
+
+_STDOUT = '[[sinks]]\ntype = "stdout"\n'
+_WEBHOOK = '[[sinks]]\ntype = "webhook"\nurl = "{}/hook"\n'
+
 _SETUPS = {
-    "stdout": _Setup(sinks='[[sinks]]\ntype = "stdout"', limit_mb=40),
+    "stdout": _Setup(sinks=_STDOUT, limit_mb=40),
+    "stdout and webhook": _Setup(sinks=_STDOUT + _WEBHOOK, limit_mb=40, peers=(_http_peer,)),
 }
 
 

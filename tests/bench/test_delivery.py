@@ -1,0 +1,258 @@
+"""How fast a record is where it is wanted, when other things stand in its way: the installed agent, real webhooks."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from statistics import median, quantiles
+from typing import Any
+
+import pytest
+
+pytestmark = [
+    pytest.mark.bench,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(sys.platform != "linux", reason="the installed agent is measured on Linux"),
+]
+
+_INTERVAL_SECONDS = 0.2
+_HEALTHY = ("one", "two", "three")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def do_GET(self) -> None:
+        if "scheduledevents" in self.path:
+            body, at = self.server.document()
+            self._answer(200, body)
+            self.server.gave(body, at)
+        else:
+            self._answer(200, b'{"name": "bench-vm", "vmId": "BENCH"}')
+
+    def do_POST(self) -> None:
+        record = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["data"]
+        status = self.server.status
+        self._answer(status, b"")
+        if status == 200:
+            self.server.took(self.path.strip("/"), record)
+
+    def _answer(self, status: int, body: bytes) -> None:
+        head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n\r\n"
+        self.wfile.write(head.encode() + body)
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):
+            super().handle()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class _Server(ThreadingHTTPServer):
+    """Both ends: it shows documents and takes webhooks, by one clock."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.status = 200
+        self.incarnation = 0
+        self.polls: list[float] = []
+        self.shown: dict[int, float] = {}
+        self.taken: dict[tuple[str, str, str], float] = {}
+        self._body = b""
+        self._new = threading.Condition()
+        self.show()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def show(self, *events: dict[str, Any]) -> int:
+        """Show *events* from the next poll on; return the incarnation."""
+        self.incarnation += 1
+        self._body = json.dumps({"DocumentIncarnation": self.incarnation, "Events": events}).encode()
+        return self.incarnation
+
+    def document(self) -> tuple[bytes, int]:
+        return self._body, self.incarnation
+
+    def gave(self, body: bytes, incarnation: int) -> None:
+        now = time.monotonic()
+        with self._new:
+            self.polls.append(now)
+            if body:
+                self.shown.setdefault(incarnation, now)
+            self._new.notify_all()
+
+    def took(self, sink: str, record: dict[str, Any]) -> None:
+        now = time.monotonic()
+        with self._new:
+            self.taken.setdefault((sink, record["event"]["event_id"], record["transition"]), now)
+            self._new.notify_all()
+
+    def wait(self, condition: Any, seconds: float = 60) -> None:
+        with self._new:
+            assert self._new.wait_for(condition, seconds), "It did not happen in time."
+
+
+@contextmanager
+def _black_hole() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def server() -> Iterator[_Server]:
+    server = _Server()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def _event(event_id: str, event_type: str = "Freeze", minutes: float = 600) -> dict[str, Any]:
+    not_before = datetime.now(timezone.utc) + timedelta(minutes=minutes)
+    return {
+        "EventId": event_id,
+        "EventStatus": "Scheduled",
+        "EventType": event_type,
+        "ResourceType": "VirtualMachine",
+        "Resources": ["bench-vm"],
+        "NotBefore": format_datetime(not_before, usegmt=True),
+        "Description": "Host server is undergoing maintenance.",
+        "EventSource": "Platform",
+        "DurationInSeconds": 9,
+    }
+
+
+def _webhook(url: str, name: str, more: str = "") -> str:
+    return f'[[sinks]]\ntype = "webhook"\nname = "{name}"\nurl = "{url}/{name}"\n{more}\n'
+
+
+def _percentiles(values: list[float]) -> tuple[float, float]:
+    """Return the median and the 99th percentile of *values* (seconds) in milliseconds."""
+    return median(values) * 1000, quantiles(values, n=100, method="inclusive")[98] * 1000
+
+
+def _latencies(server: _Server, changes: int, sinks: tuple[str, ...]) -> list[float]:
+    """Show one new event after the other; return the seconds from each answer to each sink's 2xx."""
+    found = []
+    for number in range(changes):
+        event_id = f"L-{server.incarnation}-{number}"
+        incarnation = server.show(_event(event_id))
+        keys = [(sink, event_id, "scheduled") for sink in sinks]
+        server.wait(lambda keys=keys: all(key in server.taken for key in keys))
+        found += [server.taken[key] - server.shown[incarnation] for key in keys]
+    return found
+
+
+def test_latency_from_changed_document_to_webhook(server, start_agent, figure, is_short):
+    start_agent(
+        "agent", server.url, sinks=_webhook(server.url, "one"), poll_interval_seconds=_INTERVAL_SECONDS, stdout=None
+    )
+    _latencies(server, 5, ("one",))
+    p50, p99 = _percentiles(_latencies(server, 100 if is_short else 500, ("one",)))
+    figure(f"change to webhook 2xx p50 {p50:.1f} ms, p99 {p99:.1f} ms (agent idle, beyond the poll)")
+    assert p50 < 10
+    assert p99 < 50
+
+
+def test_a_black_hole_delays_no_other_sink_and_no_poll(server, start_agent, figure, is_short):
+    changes = 60 if is_short else 200
+    healthy = "".join(_webhook(server.url, name) for name in _HEALTHY)
+    alone = start_agent("alone", server.url, sinks=healthy, poll_interval_seconds=_INTERVAL_SECONDS, stdout=None)
+    _latencies(server, 5, _HEALTHY)
+    _, without = _percentiles(_latencies(server, changes, _HEALTHY))
+    alone.process.terminate()
+    alone.process.wait(20)
+    with _black_hole() as port:
+        sinks = healthy + _webhook(f"http://127.0.0.1:{port}", "hole", "timeout_seconds = 2")
+        start_agent("beside", server.url, sinks=sinks, poll_interval_seconds=_INTERVAL_SECONDS, stdout=None)
+        _latencies(server, 5, _HEALTHY)
+        first = len(server.polls)
+        _, beside = _percentiles(_latencies(server, changes, _HEALTHY))
+        polls = server.polls[first:]
+    longest = max(after - before for before, after in pairwise(polls))
+    figure(
+        f"one sink of four black-holed: p99 on the others {without:.1f} -> {beside:.1f} ms, "
+        f"longest poll gap {longest / _INTERVAL_SECONDS:.2f} intervals"
+    )
+    assert beside - without < 100
+    assert longest <= 2 * _INTERVAL_SECONDS
+
+
+def _fill(server: _Server, records: int) -> None:
+    """Make *records* pending: nothing is taken meanwhile."""
+    server.status = 503
+    made, batch = 0, 500
+    while made < records:
+        server.show(*[_event(f"B-{server.incarnation}-{place}") for place in range(batch)])
+        incarnation = server.incarnation
+        server.wait(lambda incarnation=incarnation: incarnation in server.shown)
+        made += batch
+        server.show()  # each is canceled: a record more
+        incarnation = server.incarnation
+        server.wait(lambda incarnation=incarnation: incarnation in server.shown)
+        made += batch
+
+
+def _preempt(server: _Server) -> float:
+    event_id = f"P-{server.incarnation}"
+    incarnation = server.show(_event(event_id, "Preempt", minutes=0.5))
+    key = ("one", event_id, "scheduled")
+    server.wait(lambda: key in server.taken)
+    return server.taken[key] - server.shown[incarnation]
+
+
+def test_a_preempt_overtakes_ten_thousand_records(server, start_agent, figure, is_short):
+    start_agent(
+        "agent", server.url, sinks=_webhook(server.url, "one"), poll_interval_seconds=_INTERVAL_SECONDS, stdout=None
+    )
+    server.wait(lambda: server.polls)
+    _fill(server, 10_000)
+    server.status = 200
+    _preempt(server)  # ends the pause: from here on the backlog drains
+    taken = []
+    for _ in range(10 if is_short else 20):
+        if len(server.taken) > 9_000:
+            _fill(server, 10_000)
+            server.status = 200
+            _preempt(server)
+        taken.append(_preempt(server))
+    p50, p99 = _percentiles(taken)
+    figure(f"Preempt behind a backlog of 10,000: change to 2xx p50 {p50:.0f} ms, p99 {p99:.0f} ms")
+    assert p99 < 1000
+
+
+def test_a_preempt_is_told_while_the_sink_backs_off(server, start_agent, figure, is_short):
+    start_agent(
+        "agent", server.url, sinks=_webhook(server.url, "one"), poll_interval_seconds=_INTERVAL_SECONDS, stdout=None
+    )
+    taken = []
+    for _ in range(5 if is_short else 20):
+        server.status = 503
+        server.show(*[_event(f"W-{server.incarnation}-{place}") for place in range(5)])
+        incarnation = server.incarnation
+        server.wait(lambda incarnation=incarnation: incarnation in server.shown)
+        time.sleep(3)  # long enough for some failures, and a growing pause
+        timer = threading.Timer(0.5, lambda: setattr(server, "status", 200))
+        timer.start()  # the peer comes back just after the first try of the Preempt was refused
+        taken.append(_preempt(server))
+        timer.join()
+    p50, p99 = _percentiles(taken)
+    figure(f"Preempt while the sink backs off: change to 2xx p50 {p50:.0f} ms, p99 {p99:.0f} ms")
+    assert p99 < 3000

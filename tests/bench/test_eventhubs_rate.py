@@ -1,0 +1,124 @@
+"""A backlog of 10,000 records (1,000 EventIds, 10 each) through the sink, beside the SDK's own batch loop.
+
+    pytest -m "bench and interop" -s tests/bench/test_eventhubs_rate.py
+
+Both send the same keys in batches of one key to one emulator, in alternating blocks of the same run; the SDK's loop
+gets its bodies ready made, the sink makes CloudEvents of records. What counts is the ratio of the medians.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import itertools
+import json
+import os
+import runpy
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.sink import TransitionRecord
+from bridge.testing.records import sample_event, sample_record
+from sinks._cloudevent import CONTENT_TYPE, cloud_event_bytes
+from sinks._eventhubs_access import properties
+from sinks.eventhubs import EventHubsConfig, EventHubsSink
+
+pytestmark = [pytest.mark.bench, pytest.mark.interop, pytest.mark.timeout(600)]
+
+_EMULATOR = runpy.run_path(str(Path(__file__).parents[1] / "interop" / "eventhubs_emulator" / "process.py"))
+_EVENTS = 200 if os.environ.get("BENCH") == "short" else 1_000
+_RECORDS_EACH = 10
+_BLOCKS = 4
+_LEAST_RATIO = 0.8
+
+Backlog = list[list[TransitionRecord]]
+
+
+@pytest.fixture
+def emulator() -> Iterator[Any]:
+    """Return a running emulator, over plain TCP."""
+    if importlib.util.find_spec("proton") is None:
+        pytest.skip(_EMULATOR["NEEDS"])
+    with _EMULATOR["started"]() as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def backlog() -> Backlog:
+    """Return the records as the host hands them on: batches of one event, in order."""
+    numbers = itertools.count(1)
+    return [
+        [sample_record(next(numbers), event=sample_event(event_id=f"EVENT-{event:04}")) for _ in range(_RECORDS_EACH)]
+        for event in range(_EVENTS)
+    ]
+
+
+def test_backlog_drains_nearly_as_fast_as_the_sdk_alone(
+    emulator: Any, backlog: Backlog, figure: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EVENT_HUBS", emulator.connection_string())
+    by_sdk, by_sink = [], []
+    blocks = [backlog[start::_BLOCKS] for start in range(_BLOCKS)]
+    for block in blocks:
+        by_sdk.append(_rate_of_sdk(emulator.connection_string(), block))
+        by_sink.append(_rate_of_sink(block))
+    rates = statistics.median(by_sink), statistics.median(by_sdk)
+    figure(f"Event Hubs backlog: sink {rates[0]:.0f}/s, SDK alone {rates[1]:.0f}/s, ratio {rates[0] / rates[1]:.2f}")
+    _assert_in_order(emulator.state()["events"], backlog)
+    assert rates[0] / rates[1] >= _LEAST_RATIO
+
+
+def _rate_of_sink(batches: Backlog) -> float:
+    config = EventHubsConfig(credential="connection_string", connection_string_env="EVENT_HUBS", name="bench")
+    sink = EventHubsSink(config)
+    sink.send(batches[0])  # connects, which both do before the clock starts
+    started = time.perf_counter()
+    for batch in batches[1:]:
+        sink.send(batch)
+    seconds = time.perf_counter() - started
+    sink.close()
+    return (len(batches) - 1) * _RECORDS_EACH / seconds
+
+
+def _rate_of_sdk(string: str, batches: Backlog) -> float:
+    from azure.eventhub import EventData  # noqa: PLC0415  # what is measured
+    from azure.eventhub.aio import EventHubProducerClient  # noqa: PLC0415  # likewise
+
+    bodies = [
+        (str(batch[0].event_key), [(cloud_event_bytes(record), properties(record)) for record in batch])
+        for batch in batches
+    ]
+
+    async def send(client: EventHubProducerClient, key: str, events: list[tuple[bytes, dict[str, str]]]) -> None:
+        data = await client.create_batch(partition_key=key)
+        for body, named in events:
+            event = EventData(body)
+            event.content_type = CONTENT_TYPE
+            event.properties = {**named}
+            data.add(event)
+        await client.send_batch(data)
+
+    async def run() -> float:
+        client = EventHubProducerClient.from_connection_string(string)
+        async with client:
+            await send(client, *bodies[0])
+            started = time.perf_counter()
+            for key, events in bodies[1:]:
+                await send(client, key, events)
+            return time.perf_counter() - started
+
+    return (len(batches) - 1) * _RECORDS_EACH / asyncio.run(run())
+
+
+def _assert_in_order(events: list[dict[str, Any]], backlog: Backlog) -> None:
+    """Every record is there twice, by the SDK and by the sink, each time in order for its event."""
+    seen: dict[str, list[int]] = defaultdict(list)
+    for event in events:
+        seen[event["partition_key"]].append(json.loads(event["body"])["data"]["sequence"])
+    assert seen == {batch[0].event_key: 2 * [record.sequence for record in batch] for batch in backlog}
