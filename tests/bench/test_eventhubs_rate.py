@@ -15,16 +15,23 @@ import json
 import os
 import runpy
 import statistics
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bridge.delivery import Worker
+from bridge.metrics import Metrics
+from bridge.outbox import Observation, Outbox
+from bridge.record import Document, Evidence, Transition
 from bridge.sink import TransitionRecord
 from bridge.testing.records import sample_event, sample_record
+from bridge.transitions import Change
 from sinks._cloudevent import CONTENT_TYPE, cloud_event_bytes
 from sinks._eventhubs_access import properties
 from sinks.eventhubs import EventHubsConfig, EventHubsSink
@@ -72,6 +79,70 @@ def test_backlog_drains_nearly_as_fast_as_the_sdk_alone(
     figure(f"Event Hubs backlog: sink {rates[0]:.0f}/s, SDK alone {rates[1]:.0f}/s, ratio {rates[0] / rates[1]:.2f}")
     _assert_in_order(emulator.state()["events"], backlog)
     assert rates[0] / rates[1] >= _LEAST_RATIO
+
+
+def test_backlog_drains_through_outbox_and_worker_nearly_as_fast_as_the_sdk_alone(
+    emulator: Any,
+    backlog: Backlog,
+    figure: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("EVENT_HUBS", emulator.connection_string())
+    halves = [backlog[::2], backlog[1::2]]
+    by_sdk = [_rate_of_sdk(emulator.connection_string(), halves[0])]
+    by_worker = _rate_of_worker(tmp_path)
+    by_sdk.append(_rate_of_sdk(emulator.connection_string(), halves[1]))
+    alone = statistics.median(by_sdk)
+    figure(
+        f"Event Hubs backlog through outbox and worker: {by_worker:.0f}/s, SDK alone {alone:.0f}/s, "
+        f"ratio {by_worker / alone:.2f}"
+    )
+    arrived: dict[str, list[int]] = defaultdict(list)
+    for event in emulator.state()["events"]:
+        record = json.loads(event["body"])["data"]
+        if record["stream_id"] != sample_record(1).stream_id:
+            arrived[record["event"]["event_id"]].append(record["sequence"])
+    assert all(sequences == sorted(sequences) for sequences in arrived.values())
+    assert sum(map(len, arrived.values())) == _EVENTS * _RECORDS_EACH
+    assert by_worker / alone >= _LEAST_RATIO
+
+
+def _rate_of_worker(directory: Path) -> float:
+    """Fill an outbox, then let a worker drain it; return its records a second."""
+    config = EventHubsConfig(credential="connection_string", connection_string_env="EVENT_HUBS", name="bench")
+    outbox = Outbox(directory, max_bytes=2**28, keep_delivered_seconds=3600)
+    outbox.configure(lambda _record, _name: ["bench"], ["bench"], labels={}).result()
+    stream_id = outbox.state().result().stream_id
+    moment = datetime.now(timezone.utc)
+    for step in range(_RECORDS_EACH):
+        events = [sample_event(event_id=f"WORK-{event:04}", duration_seconds=step) for event in range(_EVENTS)]
+        changes = [Change(transition=Transition.UPDATED, evidence=Evidence.OBSERVED, event=event) for event in events]
+        outbox.commit(
+            Observation(
+                stream_id=stream_id,
+                document=Document(incarnation=step),
+                changes=changes,
+                observed_at=moment,
+                incarnation=step,
+                previous_incarnation=None,
+                is_settled=True,
+                boot_id="bench",
+            )
+        ).result()
+    worker = Worker(config=config, sink_class=EventHubsSink, outbox=outbox, metrics=Metrics().sink("bench"))
+    never = threading.Event()
+    worker.start()
+    while outbox.totals().result()["bench"]["delivered"] == 0:  # connects, before the clock starts
+        never.wait(0.005)
+    before, started = outbox.totals().result()["bench"]["delivered"], time.perf_counter()
+    while outbox.totals().result()["bench"]["pending"]:
+        never.wait(0.05)
+    seconds = time.perf_counter() - started
+    worker.stop(grace_seconds=5)
+    assert worker.join(10)
+    outbox.close()
+    return (_EVENTS * _RECORDS_EACH - before) / seconds
 
 
 def _rate_of_sink(batches: Backlog) -> float:

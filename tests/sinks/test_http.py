@@ -192,12 +192,14 @@ def test_each_status_means_what_the_table_says(peer: Peer, endpoint: Any, status
     ("text", "seconds"),
     [
         ("17", 17.0),
-        (format_datetime(datetime.now(timezone.utc) + timedelta(hours=1), usegmt=True), 3600.0),
+        ("a date in an hour", 3600.0),
         ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
         ("soon", None),
     ],
 )
 def test_retry_after_is_handed_on(peer: Peer, endpoint: Any, status: int, text: str, seconds: float | None) -> None:
+    if text == "a date in an hour":
+        text = format_datetime(datetime.now(timezone.utc) + timedelta(hours=1), usegmt=True)
     peer.answer = Answer(status=status, headers={"Retry-After": text})
     with pytest.raises(DeliveryFailed) as failed:
         endpoint(peer.url).post(b"{}", {})

@@ -1,0 +1,77 @@
+"""Connection strings of Event Hubs, and the shared access signatures made of their keys.
+
+The form is that of Microsoft's page "Get Event Hubs connection string":
+``Endpoint=sb://NAMESPACE/;SharedAccessKeyName=NAME;SharedAccessKey=KEY;EntityPath=HUB``; instead of name and key it may
+hold a ready ``SharedAccessSignature``, and ``UseDevelopmentEmulator=true`` means plain TCP. No message of this module
+shows a value: the key is among them.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from dataclasses import dataclass, field
+from urllib.parse import quote_plus, urlsplit
+
+from bridge.sink import DeliveryFailed
+
+_WHERE = "Copy it anew from the portal: Event Hubs namespace, Shared access policies."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionString:
+    """The parts of a connection string."""
+
+    text: str = field(repr=False)
+    namespace: str
+    """Host, and port where the string names one."""
+    eventhub: str
+    key_name: str | None = None
+    key: str | None = field(default=None, repr=False)
+    signature: str | None = field(default=None, repr=False)
+    is_emulator: bool = False
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Return what must stand in no message."""
+        return tuple(each for each in (self.text, self.key, self.signature) if each)
+
+
+def parse(text: str, *, eventhub: str | None) -> ConnectionString:
+    """Return the parts of *text*; *eventhub* wins over its EntityPath. Raise DeliveryFailed with what is missing."""
+    parts = {}
+    for part in text.split(";"):
+        name, _, value = part.strip().partition("=")
+        parts[name.lower()] = value
+    namespace = urlsplit(parts.get("endpoint", "")).netloc
+    if not namespace:
+        raise _wrong("has no Endpoint=sb://...")
+    key_name, key = parts.get("sharedaccesskeyname"), parts.get("sharedaccesskey")
+    signature = parts.get("sharedaccesssignature")
+    if not (signature or (key_name and key)):
+        raise _wrong("has neither SharedAccessKeyName and SharedAccessKey nor SharedAccessSignature")
+    hub = eventhub or parts.get("entitypath")
+    if not hub:
+        raise _wrong("has no EntityPath, and eventhub is not set. Set eventhub to the event hub's name")
+    return ConnectionString(
+        text=text,
+        namespace=namespace,
+        eventhub=hub,
+        key_name=key_name,
+        key=key,
+        signature=signature,
+        is_emulator=parts.get("usedevelopmentemulator", "").lower() == "true",
+    )
+
+
+def shared_access_signature(uri: str, *, key_name: str, key: str, expires_on: int) -> str:
+    """Return a token for *uri*, as Microsoft's page "Generate a Shared Access Signature token" makes it."""
+    resource = quote_plus(uri)
+    signed = f"{resource}\n{expires_on}".encode()
+    signature = base64.b64encode(hmac.new(key.encode(), signed, hashlib.sha256).digest()).decode()
+    return f"SharedAccessSignature sr={resource}&sig={quote_plus(signature)}&se={expires_on}&skn={quote_plus(key_name)}"
+
+
+def _wrong(what: str) -> DeliveryFailed:
+    return DeliveryFailed(f"The connection string {what}. {_WHERE}", needs_attention=True)

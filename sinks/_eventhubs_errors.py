@@ -1,0 +1,89 @@
+"""What a failure of Event Hubs means for the records: again, again after a while, or never.
+
+The conditions are those of Microsoft's pages "AMQP errors in Azure Service Bus and Event Hubs" and "Event Hubs
+messaging exceptions". About the record (too large, an argument that is refused): rejected. Anything else is tried
+again, the unknown included: a record that is sent twice is recognised by its id, one that is parked waits for a
+person.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from bridge.sink import DeliveryError, DeliveryFailed, DeliveryRejected, excerpt, masked
+
+#: What the SDK leaves of a condition in `error`: all after its first colon.
+_ABOUT_THE_RECORD = frozenset({"link:message-size-exceeded", "argument-error", "argument-out-of-range"})
+_NEEDS_A_PERSON = frozenset(
+    {"unauthorized-access", "auth-failed", "not-found", "entity-disabled", "resource-deleted", "not-allowed"}
+)
+_BUSY = "server-busy"
+#: "Please wait 4 seconds and try again." is what the service says of a quota; the SDK itself waits as long.
+_BUSY_SECONDS = 4.0
+_WAIT = re.compile(r"wait (\d{1,4}) seconds")
+#: Conditions that the SDK makes up when it was told nothing: the record may have been stored.
+_SAYS_NOTHING = frozenset({"", "unknown-error", "client-error", "socket-error", "connection:forced"})
+_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
+
+
+class TooLarge(Exception):
+    """A batch does not fit the link."""
+
+
+def meaning(error: BaseException, *, peer: str, is_sending: bool, secrets: tuple[str, ...]) -> DeliveryError:
+    """Return what *error* of the SDK means; *is_sending*: a record may have been on its way."""
+    condition, said = _condition(error), _said(error)
+    shown = masked(excerpt(" ".join(said.split()).encode()), secrets)
+    message = f"{peer}: {shown or type(error).__name__}" + (f" ({condition})" if condition else "")
+    if condition in _ABOUT_THE_RECORD:
+        return DeliveryRejected(message)
+    if condition == _BUSY:
+        found = _WAIT.search(said)
+        return DeliveryFailed(message, float(found[1]) if found else _BUSY_SECONDS)
+    if condition in _NEEDS_A_PERSON or is_about_access(error) or _CERTIFICATE in said:
+        return DeliveryFailed(message, needs_attention=True)
+    return DeliveryFailed(message, uncertain=is_sending and condition in _SAYS_NOTHING)
+
+
+def _condition(error: Any) -> str:
+    """Return the AMQP condition without its first word (amqp, com.microsoft); empty when there is none."""
+    found = getattr(error, "error", None)
+    if not isinstance(found, str):
+        raw = getattr(error, "condition", b"")
+        found = (raw if isinstance(raw, bytes) else b"").decode(errors="replace").partition(":")[2]
+    return found
+
+
+def _said(error: Any) -> str:
+    """Return what the service said; the SDK repeats it three times in its own text."""
+    for each in (error, getattr(error, "details", None)):
+        description = getattr(each, "description", None)
+        if description:
+            return description.decode(errors="replace") if isinstance(description, bytes) else str(description)
+    return str(error)
+
+
+def link_error(client: Any) -> BaseException | None:
+    """Return why the service has detached the SDK's link, if it has.
+
+    The SDK settles what is under way as "unknown error" when its link is detached, and keeps the reason in the link,
+    which it hands to nobody. Should a later SDK keep it elsewhere, the reason stays unknown and the record is tried
+    again.
+    """
+    for producer in getattr(client, "_producers", {}).values():
+        found = getattr(getattr(getattr(producer, "_handler", None), "_link", None), "_error", None)
+        if isinstance(found, BaseException):
+            return found
+    return None
+
+
+def is_about_access(error: Any) -> bool:
+    """Return whether the service refused the token; by name, because the SDK may not be imported."""
+    return any(each.__name__ == "AuthenticationError" for each in type(error).__mro__)
+
+
+def is_answer(error: Any) -> bool:
+    """Return whether *error* is the service's answer to a transfer, so that the connection is good for more."""
+    is_outcome = any(each.__name__ == "EventDataSendError" for each in type(error).__mro__)
+    return is_outcome and _condition(error) not in _SAYS_NOTHING

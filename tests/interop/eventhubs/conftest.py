@@ -1,0 +1,204 @@
+"""The emulator of Event Hubs as a process, the sink under test, and the SDK's own consumer to read back with."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import datetime as dt
+import importlib.util
+import ipaddress
+import json
+import runpy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from azure.eventhub.aio import EventHubConsumerClient
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord, VmIdentity
+from bridge.testing import Simulator
+from sinks._eventhubs_config import EventHubsConfig
+from sinks.eventhubs import EventHubsSink
+
+if TYPE_CHECKING:
+    from tests.interop.eventhubs_emulator.process import Emulator
+
+# By path: the directories of tests are no packages.
+_PROCESS = runpy.run_path(str(Path(__file__).parents[1] / "eventhubs_emulator" / "process.py"))
+_READ_SECONDS = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Authority:
+    """A private authority, and the certificate of 127.0.0.1 that it has signed."""
+
+    ca_file: str
+    cert_file: str
+    key_file: str
+
+
+def _usage(*, is_ca: bool) -> x509.KeyUsage:
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=is_ca,
+        crl_sign=is_ca,
+        decipher_only=False,
+        **dict.fromkeys(others, False),
+    )
+
+
+@pytest.fixture(scope="session")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """Return an authority that nobody else trusts."""
+    directory = tmp_path_factory.mktemp("authority")
+    now = dt.datetime.now(dt.timezone.utc)
+
+    def certificate(name: str, issuer: str, key: Any, signer: Any, *, is_ca: bool) -> bytes:
+        builder = x509.CertificateBuilder(
+            issuer_name=x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, issuer)]),
+            subject_name=x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]),
+            public_key=key.public_key(),
+            serial_number=x509.random_serial_number(),
+            not_valid_before=now - dt.timedelta(hours=1),
+            not_valid_after=now + dt.timedelta(days=1),
+        )
+        # What Python 3.13 asks for of a chain (RFC 5280), and no name for an authority.
+        extensions: list[tuple[Any, bool]] = [
+            (x509.BasicConstraints(ca=is_ca, path_length=None), True),
+            (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
+            (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
+            (_usage(is_ca=is_ca), True),
+        ]
+        if not is_ca:
+            names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+            extensions.append((x509.SubjectAlternativeName(names), False))
+        for extension, is_critical in extensions:
+            builder = builder.add_extension(extension, critical=is_critical)
+        return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    files = {
+        "ca.pem": certificate("tests CA", "tests CA", ca_key, ca_key, is_ca=True),
+        "cert.pem": certificate("127.0.0.1", "tests CA", key, ca_key, is_ca=False),
+        "key.pem": key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ),
+    }
+    for name, text in files.items():
+        (directory / name).write_bytes(text)
+    return Authority(
+        ca_file=str(directory / "ca.pem"), cert_file=str(directory / "cert.pem"), key_file=str(directory / "key.pem")
+    )
+
+
+@pytest.fixture
+def emulator(authority: Authority) -> Iterator[Emulator]:
+    """Return an emulator of its own, with nothing in it."""
+    if importlib.util.find_spec("proton") is None:
+        pytest.skip(_PROCESS["NEEDS"])
+    with _PROCESS["started"](cert_file=authority.cert_file, key_file=authority.key_file) as emulator:
+        yield emulator
+
+
+@pytest.fixture
+def make_bare_sink(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., EventHubsSink]]:
+    """Return what builds a sink; *string* is its connection string, unless it goes by an identity."""
+    made: list[EventHubsSink] = []
+
+    def make(*, string: str, **keys: Any) -> EventHubsSink:
+        if keys.get("credential", "connection_string") == "connection_string":
+            variable = f"EVENT_HUBS_{len(made)}"
+            monkeypatch.setenv(variable, string)
+            keys = {"credential": "connection_string", "connection_string_env": variable, **keys}
+        sink = EventHubsSink(EventHubsConfig(**{"name": "hub", "timeout_seconds": 5.0, **keys}))
+        made.append(sink)
+        return sink
+
+    yield make
+    for sink in made:
+        sink.close()
+
+
+@pytest.fixture
+def make_sink(emulator: Emulator, make_bare_sink: Callable[..., EventHubsSink]) -> Callable[..., EventHubsSink]:
+    """Return what builds a sink for the emulator, over plain TCP unless told otherwise."""
+    return lambda **keys: make_bare_sink(**{"string": emulator.connection_string(), **keys})
+
+
+@pytest.fixture
+def identity_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """Point managed identities at the simulator, and return what reads the claims of its tokens."""
+
+    def claims(token: str) -> dict[str, Any]:
+        payload = token.split(".")[1]
+        found: dict[str, Any] = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        return found
+
+    with Simulator() as simulator:
+        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", simulator.endpoint)
+        yield claims
+
+
+@pytest.fixture
+def make_record() -> Callable[..., TransitionRecord]:
+    """Return what makes a record of an event by its id and sequence."""
+
+    def make(event_id: str = "A-1", sequence: int = 1, **fields: Any) -> TransitionRecord:
+        event = ScheduledEvent(event_id=event_id, event_type="Freeze", event_status="Scheduled", resources=("vm-1",))
+        values: dict[str, Any] = {
+            "id": f"{event_id}/{sequence}",
+            "transition_key": "k",
+            "stream_id": "s",
+            "sequence": sequence,
+            "transition": Transition.SCHEDULED,
+            "evidence": Evidence.OBSERVED,
+            "observed_at": "2026-11-20T11:00:05.000Z",
+            "incarnation": 1,
+            "previous_incarnation": None,
+            "event": event,
+            "previous": None,
+            "changed": (),
+            "notice_seconds": 895.0,
+            "affects_this_vm": True,
+            "vm": VmIdentity(name="vm-1"),
+            "labels": {},
+        }
+        return TransitionRecord(**{**values, **fields})
+
+    return make
+
+
+@pytest.fixture
+def consume(emulator: Emulator) -> Callable[[int], list[Any]]:
+    """Return what reads that many events back with the SDK's consumer, from the beginning."""
+
+    async def read(count: int) -> list[Any]:
+        found: list[Any] = []
+        done = asyncio.Event()
+
+        async def on_event(context: Any, event: Any) -> None:
+            del context
+            found.append(event)
+            if len(found) >= count:
+                done.set()
+
+        client = EventHubConsumerClient.from_connection_string(emulator.connection_string(), "$Default")
+        # Partition by partition: to be given all of them takes the SDK half a minute.
+        receiving = [
+            asyncio.create_task(client.receive(on_event, partition_id=each, starting_position="-1"))
+            for each in await client.get_partition_ids()
+        ]
+        await asyncio.wait_for(done.wait(), _READ_SECONDS)
+        await client.close()
+        for task in receiving:  # by itself it ends at the next turn of the SDK's load balancing, in half a minute
+            task.cancel()
+        await asyncio.gather(*receiving, return_exceptions=True)
+        return found
+
+    return lambda count: asyncio.run(read(count))

@@ -1,0 +1,296 @@
+"""Whatever the event hub does, the sink says what became of the record, in time, and sends again afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bridge.sink import DeliveryFailed, DeliveryRejected
+
+pytestmark = pytest.mark.interop
+
+LIMIT_SECONDS = 0.5
+#: What the SDK does until a link is up, on a busy machine; the deadline of what is meant to succeed.
+AMPLE_SECONDS = 10.0
+
+
+def counted() -> tuple[int, int]:
+    links = []
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor that lists them
+            links.append(str(each.readlink()))
+    return threading.active_count(), sum("socket:" in link for link in links)
+
+
+def held() -> tuple[int, int]:
+    """Return how many threads and sockets this process has, once that is steady: a thread takes a moment to end."""
+    steady = [counted()]
+    while len(steady) < 10 or len(set(steady[-10:])) > 1:
+        threading.Event().wait(0.02)
+        steady.append(counted())
+    return steady[-1]
+
+
+def failure(sink, *records) -> DeliveryFailed:
+    with pytest.raises(DeliveryFailed) as caught:
+        sink.send(records)
+    return caught.value
+
+
+def seconds_of(sink, *records) -> float:
+    before = time.monotonic()
+    failure(sink, *records)
+    return time.monotonic() - before
+
+
+@pytest.mark.parametrize("moment", ["accept", "open", "cbs", "attach"])
+def test_silence_ends_at_the_deadline_twenty_times_in_a_row(make_sink, make_record, emulator, moment) -> None:
+    sink = make_sink(timeout_seconds=LIMIT_SECONDS)
+    emulator.set(silent_at=moment)
+    failure(sink, make_record())
+    before = held()
+    longest = max(seconds_of(sink, make_record()) for _ in range(20))
+    assert longest <= 1.1 * LIMIT_SECONDS
+    assert held() == before
+    assert emulator.wait_for(lambda state: state["connections"] == 0)["transfers"] == 0
+
+
+@pytest.mark.parametrize("kind", ["no_ack", "release", "modify"])
+def test_outcome_that_the_sdk_waits_for_in_vain_ends_at_the_deadline(make_sink, make_record, emulator, kind) -> None:
+    sink = make_sink(timeout_seconds=1.5)
+    emulator.faults({"kind": kind, "count": 21})
+    assert failure(sink, make_record()).uncertain
+    before = held()
+    longest = max(seconds_of(sink, make_record()) for _ in range(20))
+    assert longest <= 1.1 * 1.5
+    assert held() == before
+    sink.send([make_record(sequence=2)])
+    state = emulator.wait_for(lambda state: state["connections"] == 1)
+    assert state["transfers"] == 22
+    assert len(state["events"]) == (22 if kind == "no_ack" else 1)
+
+
+def test_sink_sends_again_after_silence(make_sink, make_record, emulator) -> None:
+    sink = make_sink(timeout_seconds=1.5)
+    emulator.set(silent_at="accept")
+    assert not failure(sink, make_record()).uncertain
+    emulator.set(silent_at="")
+    sink.send([make_record()])
+    assert len(emulator.state()["events"]) == 1
+
+
+def test_cut_connection_brings_no_late_copy(make_sink, make_record, emulator) -> None:
+    sink = make_sink(timeout_seconds=3.0)
+    emulator.faults({"kind": "late", "seconds": 3.2})
+    assert failure(sink, make_record()).uncertain
+    emulator.wait_for(lambda state: state["connections"] == 0)
+    sink.send([make_record()])
+    threading.Event().wait(1.0)  # the time at which the copy would come
+    assert len(emulator.state()["events"]) == 1
+
+
+def test_nothing_of_a_cut_send_leaves_the_machine_later(make_sink, make_record, emulator) -> None:
+    sink = make_sink(timeout_seconds=2.0)
+    emulator.set(max_message_size=64_000_000)
+    sink.send([make_record(sequence=1)])
+    emulator.set(is_reading=False)
+    large = make_record(sequence=2, labels={"filling": "x" * 12_000_000})
+    assert failure(sink, large).uncertain
+    emulator.set(is_reading=True)
+    emulator.wait_for(lambda state: state["connections"] == 0)
+    make_sink(timeout_seconds=AMPLE_SECONDS).send([make_record(sequence=2)])
+    assert len(emulator.state()["events"]) == 2
+
+
+def test_rejection_of_the_moment_is_tried_again_on_the_same_connection(make_sink, make_record, emulator) -> None:
+    sink = make_sink()
+    emulator.faults("reject")
+    error = failure(sink, make_record())
+    assert "internal-error" in str(error)
+    assert not error.uncertain
+    sink.send([make_record()])
+    assert (emulator.state()["connections_ever"], emulator.state()["transfers"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"), [("Please wait 7 seconds and try again.", 7.0), ("The request was terminated.", 4.0)]
+)
+def test_busy_asks_for_a_pause(make_sink, make_record, emulator, said, seconds) -> None:
+    sink = make_sink()
+    emulator.faults({"kind": "reject", "condition": "com.microsoft:server-busy", "description": said})
+    assert failure(sink, make_record()).retry_after == seconds
+
+
+def test_argument_that_is_refused_parks_the_record(make_sink, make_record, emulator) -> None:
+    sink = make_sink()
+    emulator.faults({"kind": "reject", "condition": "com.microsoft:argument-error"})
+    with pytest.raises(DeliveryRejected):
+        sink.send([make_record()])
+
+
+def test_batch_too_large_asks_for_single_records_and_a_single_one_is_parked(make_sink, make_record, emulator) -> None:
+    emulator.set(max_message_size=20_000)
+    sink = make_sink()
+    batch = [make_record(sequence=sequence, labels={"filling": "x" * 8_000}) for sequence in (1, 2, 3)]
+    with pytest.raises(DeliveryRejected, match="A batch of 3 records is larger than the 20000 bytes") as caught:
+        sink.send(batch)
+    assert caught.value.records == ()
+    for record in batch:
+        sink.send([record])
+    with pytest.raises(DeliveryRejected, match="The record is larger"):
+        sink.send([make_record(labels={"filling": "x" * 30_000})])
+    state = emulator.state()
+    assert (state["connections_ever"], state["transfers"], len(state["events"])) == (1, 3, 3)
+
+
+def test_size_that_only_the_service_finds_too_large_is_parked_too(make_sink, make_record, emulator) -> None:
+    sink = make_sink()
+    sink.send([make_record()])
+    emulator.set(max_message_size=10)
+    with pytest.raises(DeliveryRejected, match="message-size-exceeded"):
+        sink.send([make_record()])
+
+
+@pytest.mark.parametrize(("kind", "stored"), [("drop_before", 0), ("drop_after", 1), ("detach", 0)])
+def test_lost_connection_is_uncertain_and_sends_once_only(make_sink, make_record, emulator, kind, stored) -> None:
+    sink = make_sink()
+    emulator.faults(kind)
+    error = failure(sink, make_record())
+    assert error.uncertain or kind == "detach"
+    state = emulator.state()
+    assert (state["transfers"], len(state["events"])) == (1, stored)
+    sink.send([make_record()])
+    assert len(emulator.state()["events"]) == stored + 1
+
+
+def test_connection_that_the_service_closed_meanwhile_costs_no_try(make_sink, make_record, emulator) -> None:
+    sink = make_sink()
+    sink.send([make_record(sequence=1)])
+    emulator.drop()
+    emulator.wait_for(lambda state: state["connections"] == 0)
+    sink.send([make_record(sequence=2)])
+    assert emulator.state()["transfers"] == 2
+
+
+def test_wrong_key_needs_a_person_and_is_told_nobody(make_sink, make_record, emulator, caplog) -> None:
+    caplog.set_level(logging.DEBUG)
+    key = "d3Jvbmcta2V5LWJ1dC1zZWNyZXQ="
+    error = failure(make_sink(string=emulator.connection_string(key=key)), make_record())
+    assert error.needs_attention
+    assert key not in str(error) + caplog.text
+    assert emulator.key not in caplog.text
+
+
+def test_hub_that_does_not_exist_needs_a_person(make_sink, make_record, emulator) -> None:
+    for attempt in (lambda sink: sink.send([make_record()]), lambda sink: sink.check()):
+        sink = make_sink(string=emulator.connection_string(entity="scheduled-events/nothing"), eventhub="nothing")
+        with pytest.raises(DeliveryFailed) as caught:
+            attempt(sink)
+        assert caught.value.needs_attention
+        assert not caught.value.uncertain
+
+
+def test_rotated_connection_string_is_read_again(make_sink, make_record, emulator, tmp_path) -> None:
+    path = tmp_path / "string"
+    path.write_text(emulator.connection_string(key="b2xk"))
+    sink = make_sink(connection_string_env=None, connection_string_file=str(path))
+    assert failure(sink, make_record()).needs_attention
+    path.write_text(emulator.connection_string())
+    sink.send([make_record()])
+
+
+def test_idle_connection_is_closed_and_opened_again(make_sink, make_record, emulator) -> None:
+    before = held()
+    sink = make_sink(idle_close_seconds=0.2)
+    sink.send([make_record(sequence=1)])
+    emulator.wait_for(lambda state: state["connections"] == 0)
+    deadline = time.monotonic() + 5
+    while held() != before and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    assert held() == before
+    sink.send([make_record(sequence=2)])
+    assert len(emulator.state()["events"]) == 2
+
+
+def test_idle_tls_connection_leaves_nothing_behind(make_sink, make_record, emulator, authority) -> None:
+    before = held()
+    sink = make_sink(
+        string=emulator.connection_string(is_tls=True),
+        endpoint=f"127.0.0.1:{emulator.ports['amqps']}",
+        ca_file=authority.ca_file,
+        idle_close_seconds=0.1,
+    )
+    for sequence in (1, 2, 3):
+        sink.send([make_record(sequence=sequence)])
+        emulator.wait_for(lambda state: state["connections"] == 0)
+    deadline = time.monotonic() + 5
+    while held() != before and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    assert held() == before
+
+
+@pytest.mark.parametrize("moment", ["accept", "attach"])
+def test_silence_under_tls_ends_at_the_deadline(make_sink, make_record, emulator, authority, moment) -> None:
+    sink = make_sink(
+        string=emulator.connection_string(is_tls=True),
+        endpoint=f"127.0.0.1:{emulator.ports['amqps']}",
+        ca_file=authority.ca_file,
+        timeout_seconds=LIMIT_SECONDS,
+    )
+    emulator.set(silent_at=moment)
+    failure(sink, make_record())
+    before = held()
+    assert max(seconds_of(sink, make_record()) for _ in range(10)) <= 1.1 * LIMIT_SECONDS
+    assert held() == before
+
+
+def test_identity_endpoint_that_stays_silent_ends_at_the_deadline(
+    make_sink, make_record, emulator, monkeypatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        sink = make_sink(
+            credential="managed_identity",
+            fully_qualified_namespace="127.0.0.1",
+            eventhub=emulator.hub,
+            timeout_seconds=LIMIT_SECONDS,
+        )
+        failure(sink, make_record())
+        before = threading.active_count()
+        longest = max(seconds_of(sink, make_record()) for _ in range(5))
+        assert longest <= 1.1 * LIMIT_SECONDS
+        assert threading.active_count() <= before
+        assert emulator.state()["connections_ever"] == 0
+
+
+def test_sends_around_the_idle_moment_are_never_lost(make_sink, make_record, emulator) -> None:
+    sink = make_sink(idle_close_seconds=0.02, timeout_seconds=AMPLE_SECONDS)
+    for sequence in range(15):
+        sink.send([make_record(sequence=sequence)])
+        threading.Event().wait(0.02)
+    assert [event["partition_key"] for event in emulator.state()["events"]] == ["A-1"] * 15
+
+
+def test_close_frees_a_send_that_hangs(make_sink, make_record, emulator) -> None:
+    sink = make_sink(timeout_seconds=60)
+    emulator.faults("no_ack")
+    errors = []
+    thread = threading.Thread(target=lambda: errors.append(failure(sink, make_record())))
+    thread.start()
+    emulator.wait_for(lambda state: state["transfers"] == 1)
+    sink.close()
+    thread.join(5)
+    assert errors[0].uncertain
+
+
+def test_private_authority_is_needed_and_said(make_sink, make_record, emulator) -> None:
+    endpoint = f"127.0.0.1:{emulator.ports['amqps']}"
+    error = failure(make_sink(string=emulator.connection_string(is_tls=True), endpoint=endpoint), make_record())
+    assert error.needs_attention
+    assert "CERTIFICATE_VERIFY_FAILED" in str(error)

@@ -1,0 +1,186 @@
+"""The https transport against an endpoint that checks what Microsoft's page "Send event" asks for."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import runpy
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from bridge.sink import DeliveryFailed, DeliveryRejected
+
+# By path: the directories of tests are no packages.
+CLAIMS = runpy.run_path(str(Path(__file__).parents[1] / "eventhubs_emulator" / "claims.py"))
+
+pytestmark = pytest.mark.interop
+
+HUB = "scheduled-events"
+KEY = "c2VjcmV0LWtleS1vZi10aGUtdGVzdHM="
+NAMESPACE = "ns.servicebus.windows.net"
+
+
+class Service(http.server.ThreadingHTTPServer):
+    """Event Hubs over HTTPS: what it took, and what it is to answer instead."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.events: list[dict[str, Any]] = []
+        self.answers: list[tuple[int, dict[str, str]]] = []
+        self.requests: list[str] = []
+
+    def refusal(self, authorization: str) -> str:
+        if authorization.startswith("Bearer "):
+            return CLAIMS["jwt_refusal"](authorization.removeprefix("Bearer "))
+        return CLAIMS["sas_refusal"](authorization, f"https://{NAMESPACE}/{HUB}/messages", key_name="send", key=KEY)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Service
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name it has there
+        """Say nothing."""
+
+    def do_GET(self) -> None:
+        self.server.requests.append(self.requestline)
+        self.answer(401, {}, b"Manage,EventHub claims are required.")
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.requests.append(self.requestline)
+        url = urlsplit(self.path)
+        if self.server.answers:
+            status, headers = self.server.answers.pop(0)
+            # Whatever it echoes must not come out of the sink.
+            self.answer(status, headers, b"said: " + self.headers["Authorization"].encode())
+        elif refusal := self.server.refusal(self.headers["Authorization"]):
+            self.answer(401, {}, refusal.encode())
+        elif url.path != f"/{HUB}/messages" or parse_qs(url.query)["api-version"] != ["2014-01"]:
+            self.answer(404, {}, b"No such entity.")
+        else:
+            self.server.events.append({"headers": dict(self.headers), "body": json.loads(body)})
+            self.answer(201, {}, b"")
+
+    def answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def service(authority: Any) -> Iterator[Service]:
+    with Service() as server:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(authority.cert_file, authority.key_file)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def sink(service: Service, authority: Any, make_https: Any) -> Any:
+    return make_https(service.server_address[1], authority.ca_file)
+
+
+@pytest.fixture
+def make_https(make_bare_sink: Any) -> Any:
+    def make(port: int, ca_file: str, **keys: Any) -> Any:
+        string = f"Endpoint=sb://{NAMESPACE}/;SharedAccessKeyName=send;SharedAccessKey={KEY};EntityPath={HUB}"
+        keys = {"string": string, "endpoint": f"127.0.0.1:{port}", "ca_file": ca_file, **keys}
+        return make_bare_sink(transport="https", **keys)
+
+    return make
+
+
+def test_record_is_posted_as_the_page_says(sink, service, make_record) -> None:
+    sink.send([make_record(sequence=7)])
+    (event,) = service.events
+    assert event["body"]["data"]["sequence"] == 7
+    headers = {name.lower(): value for name, value in event["headers"].items()}
+    assert headers["content-type"] == "application/cloudevents+json"
+    assert json.loads(headers["brokerproperties"]) == {"PartitionKey": "A-1"}
+    assert headers["host"] == NAMESPACE
+    assert headers["authorization"].startswith("SharedAccessSignature sr=")
+    assert (headers["transition"], headers["event_type"], headers["vm_name"]) == ("scheduled", "Freeze", "vm-1")
+
+
+@pytest.mark.parametrize("client_id", [None, "11111111-2222-3333-4444-555555555555"])
+def test_managed_identity_shows_a_bearer_token(  # noqa: PLR0917 - fixtures
+    make_https, service, authority, make_record, identity_endpoint, client_id
+) -> None:
+    keys = {"fully_qualified_namespace": NAMESPACE, "eventhub": HUB, "client_id": client_id}
+    sink = make_https(service.server_address[1], authority.ca_file, credential="managed_identity", **keys)
+    sink.send([make_record()])
+    token = service.events[0]["headers"]["Authorization"].removeprefix("Bearer ")
+    assert (identity_endpoint(token)["appid"] == client_id) is (client_id is not None)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 408, 429, 500, 502, 503, 504])
+def test_answer_about_the_service_is_tried_again(sink, service, make_record, status) -> None:
+    service.answers.append((status, {}))
+    with pytest.raises(DeliveryFailed) as caught:
+        sink.send([make_record()])
+    assert caught.value.needs_attention is (status in {401, 403, 404})
+    assert not caught.value.held
+    assert KEY not in str(caught.value)
+    assert "sig=" not in str(caught.value)
+    sink.send([make_record()])
+    assert len(service.events) == 1
+
+
+def test_pause_that_the_service_asks_for_is_passed_on(sink, service, make_record) -> None:
+    service.answers.append((503, {"Retry-After": "10"}))
+    with pytest.raises(DeliveryFailed) as caught:
+        sink.send([make_record()])
+    assert caught.value.retry_after == 10
+
+
+@pytest.mark.parametrize("status", [400, 413, 415, 422])
+def test_answer_about_the_record_parks_it(sink, service, make_record, status) -> None:
+    service.answers.append((status, {}))
+    with pytest.raises(DeliveryRejected) as caught:
+        sink.send([make_record()])
+    assert "sig=" not in str(caught.value)
+
+
+def test_hub_that_is_gone_pauses_the_sink(sink, service, make_record) -> None:
+    service.answers.append((410, {}))
+    with pytest.raises(DeliveryFailed) as caught:
+        sink.send([make_record()])
+    assert caught.value.held
+
+
+def test_wrong_key_is_refused_by_the_service(make_https, service, authority, make_record) -> None:
+    string = f"Endpoint=sb://{NAMESPACE}/;SharedAccessKeyName=send;SharedAccessKey=d3Jvbmc=;EntityPath={HUB}"
+    sink = make_https(service.server_address[1], authority.ca_file, string=string)
+    with pytest.raises(DeliveryFailed, match="401") as caught:
+        sink.send([make_record()])
+    assert caught.value.needs_attention
+
+
+def test_request_carries_one_record(sink, service, make_record) -> None:
+    assert sink.config.max_batch == 1
+    with pytest.raises(DeliveryRejected) as caught:
+        sink.send([make_record(sequence=1), make_record(sequence=2)])
+    assert caught.value.records == ()
+    assert service.requests == []
+
+
+def test_check_sends_nothing(sink, service) -> None:
+    sink.check()
+    assert service.requests == [f"GET /{HUB}?api-version=2014-01 HTTP/1.1"]
+    assert service.events == []

@@ -1,0 +1,82 @@
+"""What our sink sends, the SDK's own consumer reads back; over TCP and TLS, by key and by identity."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.interop
+
+
+def test_consumer_reads_body_type_key_and_properties(make_sink, make_record, consume) -> None:
+    make_sink().send([make_record(sequence=1), make_record(sequence=2)])
+    first, second = consume(2)
+    body = json.loads(first.body_as_str())
+    assert (body["specversion"], body["subject"], body["data"]["id"]) == ("1.0", "A-1", "A-1/1")
+    assert json.loads(second.body_as_str())["data"]["sequence"] == 2
+    assert first.content_type == "application/cloudevents+json"
+    assert first.partition_key == b"A-1"
+    assert {name.decode(): value.decode() for name, value in first.properties.items()} == {
+        "transition": "scheduled",
+        "event_type": "Freeze",
+        "event_status": "Scheduled",
+        "vm_name": "vm-1",
+    }
+
+
+def test_a_consumer_of_cloudevents_understands_the_body(make_sink, make_record, consume) -> None:
+    formats = pytest.importorskip("cloudevents.core.formats.json", reason="needs the cloudevents SDK")
+    events = pytest.importorskip("cloudevents.core.v1.event", reason="needs the cloudevents SDK")
+    make_sink().send([make_record()])
+    (found,) = consume(1)
+    event = formats.JSONFormat().read(events.CloudEvent, b"".join(found.body))
+    assert event.get_id() == "A-1/1"
+
+
+def test_order_holds_for_each_event(make_sink, make_record, consume) -> None:
+    sink = make_sink()
+    for sequence in range(1, 21, 2):
+        for name in ("A", "B", "C", "D", "E"):
+            sink.send([make_record(name, sequence), make_record(name, sequence + 1)])
+    seen: dict[str, list[int]] = {}
+    for event in consume(100):
+        data = json.loads(event.body_as_str())["data"]
+        seen.setdefault(data["event"]["event_id"], []).append(data["sequence"])
+    assert seen == {name: list(range(1, 21)) for name in "ABCDE"}
+
+
+def test_one_send_is_one_transfer(make_sink, make_record, emulator) -> None:
+    sink = make_sink()
+    sink.send([make_record(sequence=sequence) for sequence in range(100)])
+    assert (emulator.state()["transfers"], len(emulator.state()["events"])) == (1, 100)
+
+
+def test_tls_with_a_private_authority(make_sink, make_record, emulator, authority) -> None:
+    endpoint = f"sb://127.0.0.1:{emulator.ports['amqps']}"
+    keys = {"string": emulator.connection_string(is_tls=True), "endpoint": endpoint}
+    make_sink(ca_file=authority.ca_file, **keys).send([make_record()])
+    assert len(emulator.state()["events"]) == 1
+
+
+@pytest.mark.parametrize("client_id", [None, "11111111-2222-3333-4444-555555555555"])
+def test_managed_identity(  # noqa: PLR0917 - fixtures
+    make_sink, make_record, emulator, authority, identity_endpoint, client_id
+) -> None:
+    make_sink(
+        credential="managed_identity",
+        client_id=client_id,
+        fully_qualified_namespace="127.0.0.1",
+        eventhub=emulator.hub,
+        endpoint=f"127.0.0.1:{emulator.ports['amqps']}",
+        ca_file=authority.ca_file,
+    ).send([make_record()])
+    state = emulator.state()
+    assert len(state["events"]) == 1
+    assert {token["type"] for token in state["tokens"]} == {"jwt"}
+    assert (identity_endpoint(state["tokens"][0]["token"])["appid"] == client_id) is (client_id is not None)
+
+
+def test_check_finds_the_hub_and_sends_nothing(make_sink, emulator) -> None:
+    make_sink().check()
+    assert emulator.state()["transfers"] == 0
