@@ -2,10 +2,10 @@
 
 Start: the directory's lock first, so that nothing is touched that another agent uses; then the outbox; then one try to
 learn who this VM is, since ids and filters depend on it; then the workers, so that what was owed before goes out even
-while IMDS is silent; the poll last.
+while IMDS is silent; then the approver and the portal's channel, which wait for the first answer; the poll last.
 
-Stop: the poll first, so that nothing new comes; then records that wait for the identity get their sinks; then the
-workers drain; then the outbox, which commits what they did; the lock last.
+Stop: the poll, the portal's channel and the approver first, so that nothing new comes; then records that wait for the
+identity get their sinks; then the workers drain; then the outbox, which commits what they did; the lock last.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from bridge.approval.approver import Approver
+from bridge.approval.channel import Channel
 from bridge.boot import boot_id
 from bridge.config import Settings, SinkSettings
 from bridge.delivery import Worker
@@ -40,10 +42,14 @@ _CUT_SECONDS = 0.5
 
 
 class Agent:
-    """Everything that `run` runs; raise StateDirectoryError when the directory cannot be had."""
+    """Everything that `run` runs; raise StateDirectoryError when the directory cannot be had.
 
-    def __init__(self, settings: Settings, directory: Path) -> None:
+    With *on_request_only* its rules begin nothing and its portal is not asked: a person wants one approval.
+    """
+
+    def __init__(self, settings: Settings, directory: Path, *, on_request_only: bool = False) -> None:
         self._settings = settings
+        self._on_request_only = on_request_only
         self._directory = directory
         prepare_directory(directory)
         self._lock = DirectoryLock(directory)
@@ -56,6 +62,9 @@ class Agent:
         self._imds = _client(settings)
         self._identity = IdentityKeeper(self._imds, self.outbox, settings.vm)
         self._workers: dict[str, tuple[SinkSettings, Worker]] = {}
+        self.approver: Approver | None = None
+        """Null where nothing is ever approved."""
+        self._channel: Channel | None = None
         self._poller: Poller | None = None
         self._stop_polling = threading.Event()
         self._poll_thread: threading.Thread | None = None
@@ -82,6 +91,7 @@ class Agent:
         self._route()
         for sink in self._settings.sinks:
             self._start_worker(sink)
+        self.approver = self._new_approver()
         self._poller = Poller(
             self._imds,
             self.outbox,
@@ -89,7 +99,9 @@ class Agent:
             watched=self,
             boot_id=boot_id(),
             poll_interval_seconds=self._settings.imds.poll_interval_seconds,
+            approvals=self.approver,
         )
+        self._start_approvals()
         self._poll_thread = threading.Thread(
             target=self._poller.run, args=(self._stop_polling,), name="poll", daemon=True
         )
@@ -117,16 +129,21 @@ class Agent:
         """Look again at once: a command has written to the outbox."""
         for _, worker in self._workers.values():
             worker.nudge()
+        if self.approver is not None:
+            self.approver.nudge()
 
     def stop(self) -> None:
         """Stop polling, let the sinks drain for `stop_grace_seconds`, commit, let go."""
         grace = self._settings.stop_grace_seconds
         deadline = time.monotonic() + grace
         self._stop_polling.set()
+        self._stop_approvals()
         self._imds.close()
         self._identity.stop()
         if self._poll_thread is not None:
             self._poll_thread.join(_JOIN_SECONDS)
+        if self.approver is not None:
+            self.approver.join(_JOIN_SECONDS)
         for _, worker in self._workers.values():
             worker.stop(grace_seconds=max(deadline - time.monotonic(), 0.0))
         late = [
@@ -146,8 +163,11 @@ class Agent:
         for key in ("state", "status"):
             if getattr(before, key) != getattr(settings, key):
                 logger.warning("A change of [%s] needs a restart; the rest is in force.", key)
-        if (before.imds, before.vm) != (settings.imds, settings.vm):
+        is_imds_new = (before.imds, before.vm) != (settings.imds, settings.vm)
+        if is_imds_new:
             self._exchange_imds(settings)
+        if is_imds_new or before.approval != settings.approval:
+            self._exchange_approver()
         kept = {sink.name for sink in settings.sinks if self._is_unchanged(sink)}
         for name in self._workers.keys() - kept:
             self._stop_worker(name)
@@ -165,6 +185,47 @@ class Agent:
         if self._poller is not None:
             self._poller.use(self._imds, poll_interval_seconds=settings.imds.poll_interval_seconds)
         old.close()
+
+    def _new_approver(self) -> Approver | None:
+        approval = self._settings.approval
+        if approval is None:
+            return None
+        return Approver(
+            approval,
+            self.outbox,
+            self._imds,
+            vm=lambda: self._identity.vm,
+            directory=self._directory,
+            metrics=self.metrics,
+            on_request_only=self._on_request_only,
+        )
+
+    def _exchange_approver(self) -> None:
+        """End one approver before another may start on the same decisions."""
+        self._stop_approvals()
+        if self.approver is not None:
+            self.approver.join(self._settings.imds.timeout_seconds * 1.1 + _JOIN_SECONDS)
+        self.metrics.watch_approved(lambda: 0.0)
+        self.approver = self._new_approver()
+        if self._poller is not None:
+            self._poller.approvals = self.approver
+        self._start_approvals()
+
+    def _start_approvals(self) -> None:
+        if self.approver is None:
+            return
+        self.approver.start()
+        remote = None if self._settings.approval is None else self._settings.approval.remote
+        if remote is not None and not self._on_request_only:
+            self._channel = Channel(remote, vm_id=lambda: self._identity.vm.vm_id, offer=self.approver.offer)
+            self._channel.start()
+
+    def _stop_approvals(self) -> None:
+        if self._channel is not None:
+            self._channel.stop()
+            self._channel = None
+        if self.approver is not None:
+            self.approver.stop()
 
     def _is_unchanged(self, sink: SinkSettings) -> bool:
         return sink.name in self._workers and self._workers[sink.name][0] == sink

@@ -18,6 +18,7 @@ from typing import NoReturn
 import msgspec
 
 from bridge import database
+from bridge.approval_rows import KeptDecision, keep_decision, one_decision
 from bridge.database import DATABASE, SQL, is_damage, is_lock, transaction
 from bridge.errors import OutboxError, OutboxReadOnly
 from bridge.nudge import is_marked, touch_nudge
@@ -100,6 +101,16 @@ class Beside(AbstractContextManager["Beside"]):
         """Read what the agent believes and who it is."""
         with self._reading() as connection:
             return read_state(connection)
+
+    def decide(self, decision: KeptDecision) -> None:
+        """Write down a decision that the running agent shall follow."""
+        with self._writing() as connection:
+            keep_decision(connection, decision)
+
+    def decision(self, decision: KeptDecision) -> KeptDecision | None:
+        """Read what became of a decision."""
+        with self._reading() as connection:
+            return one_decision(connection, decision.source, decision.decision_id)
 
     def retry(self, sink: str | None = None, *, record_id: str | None = None) -> int:
         """Have parked records tried again, and a paused sink at once, parked or not; return how many were parked.

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial, wraps
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import click
 
@@ -170,6 +170,17 @@ def events(directory: Path, limit: int, *, follow: bool, as_json: bool) -> None:
     list_events(directory, limit=limit, follow=follow, as_json=as_json)
 
 
+@commands.command()
+@_with_config
+@click.argument("event_id")
+@_option("--yes", is_flag=True, help="Do not ask.")
+def approve(settings: Settings, event_id: str, *, yes: bool) -> int:
+    """Approve EVENT_ID for every VM that it names: Azure may start it at once."""
+    from bridge.approve_command import approve as approve_event  # noqa: PLC0415
+
+    return approve_event(settings, state_directory(settings, os.environ), event_id, yes=yes)
+
+
 @commands.command("send-test")
 @_with_config
 @click.argument("names", metavar="[SINK]...", nargs=-1)
@@ -278,3 +289,37 @@ def schema() -> None:
     from bridge.record import json_schema  # noqa: PLC0415
 
     click.echo(json.dumps(json_schema(), indent=2))
+
+
+@commands.command()
+@click.argument("private_file", required=False, type=_FILE)
+@_option("--directory", type=_DIRECTORY, help="Where to put the pair, as decisions.key and decisions.key.pub.")
+@_option("--kid", help="What decisions call the key.  [default: the name of the file]")
+@_option("--approver", default="portal", help="Who signs with it.")
+def keygen(private_file: Path | None, directory: Path | None, kid: str | None, approver: str) -> None:
+    """Make a pair of keys (Ed25519) to sign decisions with, and print the lines that make a VM trust it.
+
+    The private key goes to PRIVATE_FILE, the public key beside it with .pub added. No file is ever overwritten.
+    """
+    from bridge.approval_commands import DEFAULT_KEY_NAME, make_key  # noqa: PLC0415
+
+    if private_file is not None and directory is not None:
+        raise click.UsageError("PRIVATE_FILE and --directory both say where the pair goes. Give one of them.")
+    click.echo(make_key(private_file or (directory or Path()) / DEFAULT_KEY_NAME, kid=kid, approver=approver))
+
+
+@commands.command()
+@_option("--key", required=True, type=_FILE, help="The private key, as `keygen` wrote it.")
+@_option("--kid", required=True, help="What the VM calls the key.")
+@_option("--approver", required=True, help="Who decides, as the VM has it for this key.")
+@_option("--vm-id", help="The vmId of the VM it is for.  [default: the VM of the record]")
+@_option("--event-file", required=True, type=click.File("rb"), help="Records or a Scheduled Events document; -: stdin.")
+@_option("--event-id", help="The event's EventId.  [default: the only one of the file]")
+@_option("--decision", required=True, type=click.Choice(["approve", "hold"]))
+@_option("--reason", help="One line for records and logs.")
+@_option("--valid-seconds", type=float, default=3600.0, help="How long an agent may accept it; at most a day.")
+def decide(event_file: BinaryIO, **options: Any) -> None:
+    """Sign a decision on an event for one VM, and print it: what a portal hands to the VM's agent."""
+    from bridge.approval_commands import decide as sign  # noqa: PLC0415
+
+    click.echo(sign(event_file.read(), **options))

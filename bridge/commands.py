@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import msgspec
 
+from bridge.approval_commands import describe_approval
 from bridge.beside import Beside, DeliveryRow
 from bridge.config import Settings, SinkSettings
 from bridge.errors import BridgeError, ConfigurationError
@@ -52,7 +53,7 @@ def describe_settings(settings: Settings, directory: Path) -> str:
             if chosen is not None
         ]
         lines.append(f"Sink {sink.name} ({sink.type_name}): scope {sink.config.scope}; {'; '.join(filters) or 'all'}.")
-    return "\n".join(lines)
+    return "\n".join([*lines, *describe_approval(settings.approval)])
 
 
 def try_destinations(settings: Settings) -> list[Result]:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from bridge.approval_settings import ApprovalSettings, RemoteSettings, read_approval
 from bridge.errors import ConfigurationError
 from bridge.settings import (
     HeartbeatSettings,
@@ -73,22 +74,21 @@ def read(table: Mapping[str, Any]) -> Settings:
     elsewhere = _where_keys_belong()
     top = convert(rest, TopSettings, "", mistakes, elsewhere=elsewhere)
     sinks = read_sinks(table.get("sinks", ()), mistakes, elsewhere)
-    if "approval" in table:
-        mistakes.quote(
-            "approval",
-            "Approvals are not part of this version. Take the table out: nothing that it says would be done.",
-        )
+    approval = read_approval(table["approval"], mistakes, elsewhere) if "approval" in table else None
     if mistakes.sentences or top is None:
         raise ConfigurationError(*mistakes.sentences)
-    return Settings(**{name: getattr(top, name) for name in top.__struct_fields__}, sinks=sinks)
+    values = {name: getattr(top, name) for name in top.__struct_fields__} | {"approval": approval}
+    return Settings(**values, sinks=sinks)
 
 
 def _where_keys_belong() -> dict[str, str]:
     """Return, for each key of the file, a hint for when it stands in another table."""
     hints = {"sink": " Write each sink as a table of its own: [[sinks]]."}
+    for path, struct in (("approval.remote", RemoteSettings), ("approval", ApprovalSettings)):
+        hints |= {field.name: f" {field.name} belongs in [{path}]." for field in msgspec.structs.fields(struct)}
     for section in msgspec.structs.fields(TopSettings):
         hints[section.name] = f" {section.name} belongs at the top of the file, before the first [table]."
-        if isinstance(section.default, msgspec.Struct | dict) or section.default_factory is dict:
+        if isinstance(section.default, msgspec.Struct | dict | None) or section.default_factory is dict:
             hints[section.name] = f" [{section.name}] is a table of its own."
         if isinstance(section.type, type) and issubclass(section.type, msgspec.Struct):
             for field in msgspec.structs.fields(section.type):

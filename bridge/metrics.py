@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import platform
 import threading
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
 
@@ -28,7 +29,7 @@ from prometheus_client import (
 from bridge.record import Document, Transition
 from bridge.scrape import PREFIX, SinkTotals, StateCollector, TotalsCollector, TotalsReader
 
-__all__ = ["CONTENT_TYPE", "PREFIX", "Metrics", "SinkMetrics", "SinkTotals", "TotalsReader"]
+__all__ = ["CONTENT_TYPE", "PREFIX", "ChannelMetrics", "Metrics", "SinkMetrics", "SinkTotals", "TotalsReader"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -78,6 +79,23 @@ class SinkMetrics:
         self._need.set(1 if needed else 0)
 
 
+class ChannelMetrics:
+    """What is known of the way to the ops portal. Made by `Metrics.approval_channel`."""
+
+    def __init__(self, *, up: Gauge, last_answer: Gauge) -> None:
+        self._up = up
+        self._last_answer = last_answer
+
+    def answered(self, timestamp_seconds: float) -> None:
+        """Note a good answer of the portal, and its Unix time."""
+        self._up.set(1)
+        self._last_answer.set(timestamp_seconds)
+
+    def failed(self) -> None:
+        """Note that the portal gave no good answer."""
+        self._up.set(0)
+
+
 class Metrics:
     """Every metric, and the registry that holds them."""
 
@@ -88,6 +106,7 @@ class Metrics:
         ProcessCollector(registry=self.registry)
         self._lock = threading.Lock()
         self._sinks: dict[str, SinkMetrics] = {}
+        self._channel: ChannelMetrics | None = None
         self._make_poll_metrics()
         self._make_sink_metrics()
         self._info = self._gauge("build_info", "1; the labels say what runs.", "version", "python")
@@ -109,6 +128,16 @@ class Metrics:
         )
         self._last_good = self._gauge("last_good_poll_timestamp_seconds", "Unix time of the last good answer.")
         records = self._counter("records", "Transition records made, by transition.", "transition")
+        self._approvals = self._counter(
+            "approvals",
+            "Attempts to approve an event, and refusals, by what wanted it and what came of it.",
+            "source",
+            "result",
+        )
+        self._approved_waiting = self._gauge(
+            "approved_waiting_seconds",
+            "How long the oldest approval that Azure took has an event still Scheduled; 0 when none waits.",
+        )
         self._records = {transition: records.labels(transition.value) for transition in Transition}
 
     def _make_sink_metrics(self) -> None:
@@ -152,6 +181,14 @@ class Metrics:
         """Count one new transition record."""
         self._records[transition].inc()
 
+    def approval(self, source: str, result: str) -> None:
+        """Count one record of an approval; *source* is rule:NAME, portal or cli, *result* one of a few fixed words."""
+        self._approvals.labels(source, result).inc()
+
+    def watch_approved(self, seconds: Callable[[], float]) -> None:
+        """Take the age of the oldest approval that Azure has not acted on from *seconds*, called for each scrape."""
+        self._approved_waiting.set_function(seconds)
+
     def sink(self, name: str) -> SinkMetrics:
         """Return the metrics of the sink called *name*, the same object each time."""
         with self._lock:
@@ -174,6 +211,21 @@ class Metrics:
                 metric.remove(name)
             for reason in sink.reasons:
                 self._retries.remove(name, reason)
+
+    def approval_channel(self) -> ChannelMetrics:
+        """Return the metrics of the way to the ops portal, the same object each time.
+
+        Without a portal there are none: one that is not configured must not look like one that is down.
+        """
+        with self._lock:
+            if self._channel is None:
+                self._channel = ChannelMetrics(
+                    up=self._gauge("approval_channel_up", "1 while the ops portal answers as it should."),
+                    last_answer=self._gauge(
+                        "approval_channel_last_answer_timestamp_seconds", "Unix time of the portal's last good answer."
+                    ),
+                )
+            return self._channel
 
     def register_totals(self, read: TotalsReader) -> None:
         """Take the outbox's totals from *read*, called once for each scrape."""

@@ -18,9 +18,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from bridge import begun, rows
+from bridge import approval_rows, begun, rows
+from bridge.approval_rows import Approvals, Consent, KeptDecision, Settled
+from bridge.approval_rows import Outcome as ApprovalOutcome
 from bridge.begun import Beginning
-from bridge.record import Incarnation, TransitionRecord, VmIdentity
+from bridge.record import Incarnation, TransitionRecord, VmIdentity, parse_time
 from bridge.remembered import Stored, read_state, remember_liveness
 from bridge.room import clean
 from bridge.rows import Outcome, Owed
@@ -161,6 +163,61 @@ class Outbox:
     def totals_with_age(self) -> Future[dict[str, tuple[dict[str, int], float | None]]]:
         """Read sink -> totals and the time of its oldest pending row, all from one commit."""
         return self._writer.read(rows.totals_with_age)
+
+    # What approvals read and write.
+
+    def made_at(self) -> Future[datetime]:
+        """Read when this database was made; what was decided before that does not count."""
+        return self._writer.read(lambda store: parse_time(approval_rows.made_at(store)))
+
+    def keep_decisions(self, decisions: Sequence[KeptDecision]) -> Future[list[str]]:
+        """Keep decisions; return new, known, replayed or too_old for each. OutboxReadOnly while in memory."""
+        return self._writer.write(lambda store: approval_rows.keep_decisions(store, decisions))
+
+    def knows(self, decision: KeptDecision) -> Future[bool]:
+        """Read whether exactly this decision was kept before."""
+        return self._writer.read(lambda store: approval_rows.knows(store, decision))
+
+    def approvals(self) -> Future[Approvals]:
+        """Read what is open."""
+        return self._writer.read(approval_rows.read_approvals)
+
+    def write_approvals(
+        self,
+        stream_id: str,
+        *,
+        consents: Sequence[Consent] = (),
+        settled: Sequence[Settled] = (),
+        outcomes: Sequence[ApprovalOutcome] = (),
+        incarnation: Incarnation,
+    ) -> Future[list[TransitionRecord]]:
+        """Write what became of approvals, and its records, in one transaction. OutboxReadOnly while in memory."""
+
+        def write(store: Store) -> list[TransitionRecord]:
+            approval_rows.write_approvals(store, stream_id, consents=consents, settled=settled)
+            return self._scribe.outcomes(store, outcomes, incarnation)
+
+        return self._told(self._writer.write(write))
+
+    def begin_posting(self, stream_id: str, consents: Sequence[Consent]) -> Future[list[Consent]]:
+        """Count an attempt for each of *consents* that may be posted now, and return those."""
+        now = self._now().timestamp()
+        return self._writer.write(lambda store: approval_rows.begin_posting(store, stream_id, consents, now))
+
+    def tell_outcomes(
+        self, outcomes: Sequence[ApprovalOutcome], *, incarnation: Incarnation
+    ) -> Future[list[TransitionRecord]]:
+        """Add records about decisions of which nothing is kept, also while in memory."""
+        return self._told(self._writer.write(lambda store: self._scribe.outcomes(store, outcomes, incarnation)))
+
+    def prune_approvals(self, active_event_ids: Collection[str]) -> Future[None]:
+        """Forget decisions and approvals whose time is long over."""
+        now = self._now().timestamp()
+        return self._writer.write(lambda store: approval_rows.prune(store, active_event_ids, now))
+
+    def last_record(self, event_key: str) -> Future[TransitionRecord | None]:
+        """Read the last record of an event."""
+        return self._writer.read(lambda store: rows.last_record(store, event_key))
 
     # Housekeeping.
 

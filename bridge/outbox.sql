@@ -7,6 +7,8 @@
 --             accepted = delivered + pending + parked + evicted + discarded + expired
 --             holds after every commit, whoever made it
 -- begun       events that a sink which skips what is over may have heard of
+-- decisions   what people decided about events, each jti long after it expired; no bound of the outbox takes them away
+-- approvals   by event and content: an approval on its way to Azure, and what became of it
 -- held        only in memory: events of which something stayed behind on a disk that refuses writes
 -- gone        only in memory: how many rows of a sink came and went there, by their last state
 
@@ -59,6 +61,38 @@ CREATE TABLE sinks (
   evicted INTEGER NOT NULL DEFAULT 0,
   discarded INTEGER NOT NULL DEFAULT 0,
   nudges INTEGER NOT NULL DEFAULT 0  -- counts `outbox retry`; the agent looks at once when it moved
+) WITHOUT ROWID;
+
+CREATE TABLE decisions (
+  arrival INTEGER PRIMARY KEY,
+  source TEXT NOT NULL,             -- portal or cli
+  approver TEXT NOT NULL,
+  kid TEXT,
+  key_sha256 TEXT,
+  jti TEXT NOT NULL,
+  payload_sha256 TEXT NOT NULL,
+  event_id TEXT NOT NULL,
+  event_digest TEXT NOT NULL,
+  verdict TEXT NOT NULL CHECK (verdict IN ('approve', 'hold')),
+  issued_at INTEGER NOT NULL,       -- microseconds since 1970: the newest wins, so nothing is rounded
+  expires_at REAL NOT NULL,         -- seconds since 1970
+  reason TEXT,
+  received_at REAL NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('new', 'waiting', 'held', 'followed', 'refused')),
+  outcome TEXT,                     -- the result that a record would name
+  said TEXT,                        -- a sentence for whoever asked
+  UNIQUE (source, approver, jti)
+);
+CREATE INDEX decisions_open ON decisions (state, event_id);
+
+CREATE TABLE approvals (
+  event_id TEXT NOT NULL,
+  event_digest TEXT NOT NULL,
+  state TEXT NOT NULL
+    CHECK (state IN ('draining', 'wanted', 'posted', 'dry_run', 'command_failed', 'withdrawn', 'over')),
+  changed_at REAL NOT NULL,
+  body TEXT NOT NULL,               -- the rest, as JSON
+  PRIMARY KEY (event_id, event_digest)
 ) WITHOUT ROWID;
 
 CREATE TABLE held (event_key TEXT PRIMARY KEY) WITHOUT ROWID;
@@ -385,3 +419,43 @@ WHERE deliveries.event_key = ? AND sink = ? AND state = 'pending' AND body <> ''
 -- name: expire_event
 UPDATE deliveries INDEXED BY deliveries_pending_event SET state = 'expired', changed_at = ?
 WHERE event_key = ? AND sink = ? AND state = 'pending';
+
+-- name: find_decision
+SELECT payload_sha256 FROM decisions WHERE source = ? AND approver = ? AND jti = ?;
+
+-- name: add_decision
+INSERT INTO decisions (source, approver, kid, key_sha256, jti, payload_sha256, event_id, event_digest, verdict,
+  issued_at, expires_at, reason, received_at, state)
+VALUES (:source, :approver, :kid, :key_sha256, :decision_id, :payload_sha256, :event_id, :event_digest, :verdict,
+  :issued_at, :expires_at, :reason, :received_at, 'new');
+
+-- name: open_decisions
+SELECT arrival, source, approver, kid, key_sha256, jti, payload_sha256, event_id, event_digest, verdict,
+  issued_at, expires_at, reason, received_at, state, outcome, said
+FROM decisions INDEXED BY decisions_open WHERE state IN ('new', 'waiting', 'held') ORDER BY arrival;
+
+-- name: one_decision
+SELECT arrival, source, approver, kid, key_sha256, jti, payload_sha256, event_id, event_digest, verdict,
+  issued_at, expires_at, reason, received_at, state, outcome, said
+FROM decisions WHERE source = ? AND jti = ?;
+
+-- name: has_new_decision
+SELECT 1 FROM decisions INDEXED BY decisions_open WHERE state = 'new' AND event_id = ? LIMIT 1;
+
+-- name: settle_decision
+UPDATE decisions SET state = ?, outcome = ?, said = ? WHERE arrival = ?;
+
+-- name: prune_decisions
+DELETE FROM decisions WHERE expires_at < ? AND state NOT IN ('new', 'waiting')
+  AND event_id NOT IN (SELECT value FROM json_each(?));
+
+-- name: copy_approvals
+SELECT event_id, event_digest, state, changed_at, body FROM approvals ORDER BY changed_at, event_id;
+
+-- name: put_approval
+INSERT INTO approvals (event_id, event_digest, state, changed_at, body) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (event_id, event_digest) DO UPDATE SET state = excluded.state, changed_at = excluded.changed_at,
+  body = excluded.body;
+
+-- name: prune_approvals
+DELETE FROM approvals WHERE changed_at < ? AND event_id NOT IN (SELECT value FROM json_each(?));

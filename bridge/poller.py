@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime
 from typing import Protocol
 
@@ -49,8 +49,22 @@ class Watched(Protocol):
         """Hear of records that were just stored."""
 
 
+class Approvals(Protocol):
+    """Who approves events, and what the poll owes to it."""
+
+    @property
+    def approved(self) -> frozenset[str]:
+        """Return the keys of the events that this agent approved, or may have."""
+
+    def saw(self, document: Document, moment: Moment) -> None:
+        """Take a good answer, after what changed was stored; must be quick."""
+
+    def let_finish(self, event_keys: Collection[str]) -> None:
+        """Wait, a second at most, until Azure's answer about these events is on its way into the outbox."""
+
+
 class Poller:
-    """Polls *imds* and stores what changed in *outbox*."""
+    """Polls *imds* and stores what changed in *outbox*; *approvals* is null where nothing is ever approved."""
 
     def __init__(
         self,
@@ -61,6 +75,7 @@ class Poller:
         watched: Watched,
         boot_id: str,
         poll_interval_seconds: float,
+        approvals: Approvals | None = None,
         now: Callable[[], datetime] = utc_now,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -69,6 +84,7 @@ class Poller:
         self._metrics = metrics
         self._watched = watched
         self._boot_id = boot_id
+        self.approvals = approvals
         self._interval_seconds = poll_interval_seconds
         self._now = now
         self._monotonic = monotonic
@@ -142,9 +158,15 @@ class Poller:
 
     def _take(self, document: Document) -> None:
         moment = Moment(wall=self._now(), monotonic=self._monotonic())
-        step = self._belief.answer(document, moment, vm_name=self._watched.vm_name())
+        approvals = self.approvals
+        approved = frozenset[str]() if approvals is None else approvals.approved
+        step = self._belief.answer(document, moment, vm_name=self._watched.vm_name(), approved=approved)
         if step is not None:
+            if approvals is not None and step.changes:
+                approvals.let_finish([change.event.key for change in step.changes])
             self._accept(document, step, moment)
+        if approvals is not None:
+            approvals.saw(document, moment)
         self._good_at = moment.wall
         believed = self._belief.document or document
         self._metrics.good_poll(moment.wall.timestamp(), believed)

@@ -132,6 +132,12 @@ def nudges(store: Store, sink: str) -> int:
     return 0 if row is None else int(row[0])
 
 
+def last_record(store: Store, event_key: str) -> TransitionRecord | None:
+    """Return the last record of an event that has its sinks, null when there is none."""
+    row = store.connection.execute(SQL["last_of_event"], (event_key,)).fetchone()
+    return None if row is None else decode_record(row[0])
+
+
 def totals(store: Store) -> dict[str, dict[str, int]]:
     """Return sink -> total by state, accepted included."""
     return {name: dict(zip(STATES, counts, strict=True)) for name, *counts in store.connection.execute(SQL["totals"])}

@@ -14,8 +14,10 @@ from typing import Any
 
 import msgspec
 
+from bridge.approval_rows import Outcome
 from bridge.errors import StreamChanged
 from bridge.record import (
+    Approval,
     Document,
     Evidence,
     Incarnation,
@@ -65,6 +67,7 @@ class _Draft(msgspec.Struct, frozen=True, kw_only=True):
     observed_at: datetime
     incarnation: Incarnation
     previous_incarnation: Incarnation
+    approval: Approval | None = None
 
 
 class Scribe:
@@ -108,6 +111,27 @@ class Scribe:
         )
         records = [self._add(store, draft)]
         make_room(store, now=moment.timestamp())
+        return records
+
+    def outcomes(self, store: Store, outcomes: Iterable[Outcome], incarnation: Incarnation) -> list[TransitionRecord]:
+        """Add a record for each outcome of an approval."""
+        moment = self._now()
+        records = [
+            self._add(
+                store,
+                _Draft(
+                    transition=outcome.transition,
+                    event=outcome.event,
+                    observed_at=moment,
+                    incarnation=incarnation,
+                    previous_incarnation=incarnation,
+                    approval=outcome.approval,
+                ),
+            )
+            for outcome in outcomes
+        ]
+        if records:
+            make_room(store, now=moment.timestamp())
         return records
 
     def configure(self, store: Store, router: Router, sinks: Collection[str], labels: dict[str, str]) -> None:
@@ -216,6 +240,7 @@ class Scribe:
             affects_this_vm=None,
             vm=self._vm,
             labels=self._labels,
+            approval=draft.approval,
         )
 
     def _route(self, store: Store, record: TransitionRecord) -> None:
@@ -271,6 +296,7 @@ def _id(record: TransitionRecord, *, repeat: int) -> str:
         incarnation=record.incarnation,
         event=record.event,
         repeat=repeat,
+        outcome=None if record.approval is None else (record.approval.decision_id or "", record.approval.result),
     )
 
 

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from bridge.approval_settings import ApprovalSettings
 from bridge.record import VmIdentity
 from bridge.sink import Sink, SinkConfig
 from bridge.toml_check import Check
@@ -182,6 +183,8 @@ class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Health and metrics."""
     heartbeat: HeartbeatSettings = HeartbeatSettings()
     """Signs of life."""
+    approval: ApprovalSettings | None = None
+    """What may tell Azure to start an event early. Without the table nothing does."""
 
 
 class Settings(TopSettings, frozen=True, kw_only=True):

@@ -18,13 +18,10 @@ from bridge.errors import ConfigurationError
 from bridge.record import Transition
 from bridge.settings import LONGEST_SECONDS, SinkSettings
 from bridge.sink import Sink, SinkConfig
+from bridge.spelling import check_event_source, check_event_type
 from bridge.toml_check import Check, Mistakes, convert, join, nearest
 
 DEFAULT_SINKS: tuple[Mapping[str, Any], ...] = ({"type": "stdout"},)
-
-#: The types and sources that Azure documents; it may add more, so others pass.
-EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
-EVENT_SOURCES = ("Platform", "User")
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -40,27 +37,12 @@ def _transition(value: str) -> None:
         raise ValueError(f"one of {', '.join(known)}", nearest(value, known))
 
 
-def _event_type(value: str) -> None:
-    _spelt(value, EVENT_TYPES)
-
-
-def _event_source(value: str) -> None:
-    _spelt(value, EVENT_SOURCES)
-
-
-def _spelt(value: str, known: tuple[str, ...]) -> None:
-    """Refuse a known word in another case: these are compared exactly, so it would never match."""
-    for right in known:
-        if value != right and value.casefold() == right.casefold():
-            raise ValueError(f"spelt {right!r}, as Azure spells it")
-
-
 _NotEmpty = Meta(min_length=1)
 _RULES: dict[str, Any] = {
     "name": Annotated[str, Check(_name)],
     "transitions": Annotated[tuple[Annotated[str, Check(_transition)], ...], _NotEmpty] | None,
-    "event_types": Annotated[tuple[Annotated[str, Check(_event_type)], ...], _NotEmpty] | None,
-    "event_sources": Annotated[tuple[Annotated[str, Check(_event_source)], ...], _NotEmpty] | None,
+    "event_types": Annotated[tuple[Annotated[str, Check(check_event_type)], ...], _NotEmpty] | None,
+    "event_sources": Annotated[tuple[Annotated[str, Check(check_event_source)], ...], _NotEmpty] | None,
     "timeout_seconds": Annotated[float, Meta(gt=0, le=LONGEST_SECONDS)],
     "max_batch": Annotated[int, Meta(ge=1, le=100_000)],
     "max_age_seconds": Annotated[float, Meta(gt=0, le=LONGEST_SECONDS)] | None,

@@ -25,6 +25,7 @@ from bridge.carry import bring_back, carry_owed, used_bytes
 from bridge.database import DATABASE, SQL, is_damage, is_refusal, transaction
 from bridge.errors import OutboxError
 from bridge.nudge import MemoryMark, prepare_nudge
+from bridge.record import format_time
 from bridge.remembered import begin_stream, put, read_meta, vm_id_of
 from bridge.salvage import keep_sequence_ahead
 from bridge.watch import Watch
@@ -219,6 +220,7 @@ class Store:
                 for key, value in meta.items():
                     put(connection, key, value)
                 carry_wrecks(wrecks, connection)
+                self._forget_decisions(connection)
             begin_stream(connection, self._now())
             self._watch = Watch(self.path)
         except BaseException:
@@ -226,6 +228,10 @@ class Store:
             raise
         prepare_nudge(self.directory)
         return connection
+
+    def _forget_decisions(self, connection: sqlite3.Connection) -> None:
+        """Have the database count as made now: its decisions are gone, and older ones must not come again."""
+        put(connection, "created_at", format_time(self._now()))
 
     def _open_memory_from(self, path: Path, why: str) -> sqlite3.Connection:
         source = database.open_to_read(path)
@@ -285,6 +291,8 @@ class Store:
                 is_new = "stream_id" not in read_meta(disk)
                 carry_wrecks(self._wrecks, disk)
                 bring_back(self.connection, disk, SQL, disk_is_new=is_new, is_blind=self._is_blind)
+                if is_new:
+                    self._forget_decisions(disk)
             self._watch = Watch(self.path)
         except BaseException:
             disk.close()

@@ -11,10 +11,14 @@ import msgspec
 import pytest
 
 from bridge import cli, registry
+from bridge.approval.rules import first_match
+from bridge.approval.signing import generate_key
+from bridge.approval_settings import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 from bridge.config import documented, read
 from bridge.record import Evidence, Transition
 from bridge.settings import TopSettings
 from bridge.sink import SinkConfig
+from bridge.testing.records import sample_event
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,6 +28,13 @@ else:
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 _UNITS = {"_seconds": "second", "_bytes": "byte"}
+#: Prefix, struct, and the fields that are tables of their own.
+_APPROVAL = (
+    ("approval.", ApprovalSettings, {"rules", "remote"}),
+    ("approval.rules.", RuleSettings, set()),
+    ("approval.remote.", RemoteSettings, {"keys"}),
+    ("approval.remote.keys.", KeySettings, set()),
+)
 
 
 def _section(heading):
@@ -55,10 +66,12 @@ def _fields(struct, prefix):
 def _settings():
     """Return key -> its field, for every key that a file may have, but for `type`."""
     found = {}
+    for prefix, struct, tables in _APPROVAL:
+        found |= {key: field for key, field in _fields(struct, prefix).items() if field.name not in tables}
     for field in msgspec.structs.fields(TopSettings):
         if isinstance(field.default, msgspec.Struct):
             found |= _fields(type(field.default), f"{field.name}.")
-        else:
+        elif field.name != "approval":
             found[field.name] = field
     return found | _fields(registry.sink_class("stdout").Config, "sinks.")
 
@@ -84,7 +97,9 @@ def test_every_setting_is_documented_and_no_other():
 def test_setting_is_documented_with_its_default_and_unit(key):
     shown, meaning = _documented_settings()[key]
     default = _default(_settings()[key])
-    if default in (None, ""):
+    if default is msgspec.NODEFAULT:
+        assert shown == "required"
+    elif default in (None, ""):
         assert not shown.startswith("`")
     else:
         assert tomllib.loads(f"x = {shown.strip('`')}") == {"x": default}
@@ -92,7 +107,12 @@ def test_setting_is_documented_with_its_default_and_unit(key):
 
 
 def test_every_setting_has_a_text_in_the_code_too():
-    structs = [SinkConfig, TopSettings, *(type(f.default) for f in msgspec.structs.fields(TopSettings))]
+    structs = [
+        SinkConfig,
+        TopSettings,
+        *(struct for _, struct, _ in _APPROVAL),
+        *(type(f.default) for f in msgspec.structs.fields(TopSettings)),
+    ]
     silent = [
         f"{struct.__name__}.{name}"
         for struct in structs
@@ -120,8 +140,26 @@ def _own_keys(type_name):
 
 
 @pytest.mark.parametrize("block", re.findall(r"^```toml\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
-def test_configuration_of_the_readme_is_right(block):
-    assert read(tomllib.loads(block)).sinks
+def test_configuration_of_the_readme_is_right(block, tmp_path):
+    def with_a_key(found):
+        return f"public_key_file = '{generate_key(tmp_path / Path(found[1]).stem).public_key_file}'"
+
+    assert read(tomllib.loads(re.sub('public_key_file = "(.*)"', with_a_key, block))).sinks
+
+
+def test_rules_of_microsofts_sample_approve_what_users_asked_for_and_short_freezes():
+    block = README.partition("<!-- rules-of-the-sample -->\n```toml\n")[2].partition("```")[0]
+    rules = read(tomllib.loads(block)).approval.rules
+
+    def matched(event_type, source, duration_seconds):
+        event = sample_event(event_type=event_type, event_source=source, duration_seconds=duration_seconds)
+        rule = first_match(rules, event, vm_name="WestNO_0")
+        return None if rule is None else (rule.name, rule.action)
+
+    assert matched("Reboot", "User", None) == ("user-initiated", "approve")
+    assert [matched("Freeze", "Platform", seconds) for seconds in (0, 8)] == [("short-freeze", "approve")] * 2
+    assert [matched("Freeze", "Platform", seconds) for seconds in (9, None)] == [None, None]
+    assert matched("Reboot", "Platform", 5) is None
 
 
 def test_every_command_is_documented_and_no_other():

@@ -119,11 +119,11 @@ def test_same_file_gives_equal_settings_and_values_are_frozen(settings_of: Load)
 
 def test_all_mistakes_of_a_file_come_at_once(mistakes_of: Refuse) -> None:
     said = mistakes_of(
-        'stop_grace_secnds = 5\n[imds]\ntimeout_seconds = "5"\n[state]\nmax_bytes = 1\n[approval]\ndry_run = true\n'
+        'stop_grace_secnds = 5\n[imds]\ntimeout_seconds = "5"\n[state]\nmax_bytes = 1\n[approval]\ndry_run = 1\n'
         '[[sinks]]\ntype = "stdot"\n[[sinks]]\ntype = "acme_config_test:Hook"\nmax_batch = 0\n'
     )
     assert sorted(sentence.split()[0] for sentence in said) == [
-        "approval:",
+        "approval.dry_run",
         "imds.timeout_seconds",
         "sinks[0].type",
         "sinks[1].max_batch",
@@ -164,8 +164,7 @@ def test_all_mistakes_of_a_file_come_at_once(mistakes_of: Refuse) -> None:
         ('[vm]\nname = ""', "vm.name is '', but must be text that is not empty."),
         ("[[imds]]\n", "Write it with one pair of brackets: [imds]"),
         ("imds = 3", "imds is 3, but must be one table."),
-        ("[approval]\ndry_run = true", "approval: Approvals are not part of this version."),
-        ("[[approval.rules]]\nname = 'x'", "approval: Approvals are not part of this version."),
+        ("dry_run = true", "dry_run belongs in [approval]."),
         ('[sinks]\ntype = "stdout"', "Write each with two pairs of brackets: [[sinks]]"),
         ('sinks = ["stdout"]', "sinks[0] is 'stdout', but must be a table."),
         ('[[sink]]\ntype = "stdout"', "[[sinks]]"),

@@ -1,0 +1,341 @@
+"""A stub of an ops portal: the other side of PROTOCOL.md over HTTPS, with faults on request.
+
+It shares no parser with the agent, only the signing: a decision is made as `decide` makes it, or any text at all is
+put in its place. Each request that it holds looks again when something changes, so a fault strikes at once, also the
+request that is held just then. Real time, because the deadlines that it tries are real; *now* is what decisions are
+issued and expire by.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from bridge.approval.signing import KeyPair, generate_key, sign_decision
+from bridge.record import ScheduledEvent
+from bridge.testing.faults import Fault, FaultQueue
+from bridge.testing.faulty_answers import answer_with_fault
+from bridge.testing.http_server import Connection, HttpServer
+from bridge.testing.imds_api import Answer, Request, error
+from bridge.testing.private_ca import PrivateCa
+
+_PATH = re.compile(r"/api/v1/vms/([^/]+)/decisions")
+_MOST_DECISIONS = 1_000
+_LONGEST_WAIT_SECONDS = 3_600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortalRequest:
+    """One request of an agent, as it came."""
+
+    vm_id: str
+    index: int
+    wait_seconds: float
+    authorization: str | None
+    at_seconds: float
+    """Of the monotonic clock."""
+    asked: Request
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Queued:
+    index: int
+    token: str
+    expires_at: datetime | None
+
+
+class PortalStub:
+    """Listens on a free port of 127.0.0.1 from the moment it is made; *directory* gets its keys and certificates.
+
+    *bearer* is the token that it wants to see. With *client_certificates* it takes only clients that show one of its
+    own CA (`client_certificate`). Without *tls* it speaks plain http.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        tls: bool = True,
+        bearer: str | None = None,
+        client_certificates: bool = False,
+        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+    ) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self.bearer = bearer
+        self._now = now
+        self._ca = PrivateCa(directory / "ca") if tls else None
+        self._tls = self._ca.server_context(wants_client=client_certificates) if self._ca is not None else None
+        self._signers: dict[str, tuple[str, KeyPair]] = {}
+        self.kid = "portal-key"
+        self.add_key(self.kid, approver="portal")
+        self.repeats = False
+        """True: each answer has all decisions that it may have, and each of them twice."""
+        self._changed = threading.Condition()
+        self._index = 1
+        self._queues: dict[str, list[_Queued]] = {}
+        self._faults = FaultQueue()
+        self._requests: list[PortalRequest] = []
+        # Bound and never listening: nobody else gets the port while the portal is down.
+        self._held = socket.socket()
+        self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._held.bind(("127.0.0.1", 0))
+        self._server: HttpServer | None = None
+        self.up()
+
+    # How agents are told of it.
+
+    @property
+    def url(self) -> str:
+        """Return what `approval.remote.url` is to be."""
+        scheme = "http" if self._tls is None else "https"
+        return f"{scheme}://127.0.0.1:{self._held.getsockname()[1]}/api/v1"
+
+    @property
+    def ca_file(self) -> Path | None:
+        """Return the file of the CA to trust; null without TLS."""
+        return None if self._ca is None else self._ca.ca_file
+
+    def client_certificate(self, name: str = "agent") -> tuple[Path, Path]:
+        """Return a new client certificate of the portal's CA and its key."""
+        if self._ca is None:
+            raise ValueError("A portal without TLS knows no client certificates.")
+        return self._ca.issue(name)
+
+    def add_key(self, kid: str, *, approver: str) -> Path:
+        """Make a key pair for *approver* and return the file of its public half."""
+        pair = generate_key(self._directory / f"{kid}.key")
+        self._signers[kid] = (approver, pair)
+        return pair.public_key_file
+
+    def key_tables(self) -> list[dict[str, str]]:
+        """Return the tables of `[[approval.remote.keys]]` for every key it has."""
+        return [
+            {"kid": kid, "approver": approver, "public_key_file": str(pair.public_key_file)}
+            for kid, (approver, pair) in self._signers.items()
+        ]
+
+    def toml(self, **settings: object) -> str:
+        """Return `[approval.remote]` for an agent's file; *settings* are further keys of it."""
+        ca_file = {} if self.ca_file is None else {"ca_file": str(self.ca_file)}
+        lines = ["[approval.remote]", *_toml_lines({"url": self.url, **ca_file, **settings})]
+        for key in self.key_tables():
+            lines += ["[[approval.remote.keys]]", *_toml_lines(key)]
+        return "\n".join(lines) + "\n"
+
+    # What is decided.
+
+    def decide(
+        self,
+        event: ScheduledEvent,
+        *,
+        vm_id: str,
+        decision: str = "approve",
+        kid: str | None = None,
+        valid_seconds: float = 3600,
+        reason: str | None = None,
+        jti: str | None = None,
+        now: datetime | None = None,
+    ) -> str:
+        """Sign a decision on *event* for the VM *vm_id*, have it ready for that VM, and return the token."""
+        kid = kid or self.kid
+        approver, pair = self._signers[kid]
+        issued_at = now or self._now()
+        token = sign_decision(
+            pair.private_key_file,
+            kid=kid,
+            approver=approver,
+            vm_id=vm_id,
+            event=event,
+            decision=decision,
+            now=issued_at,
+            valid_seconds=valid_seconds,
+            reason=reason,
+            jti=jti,
+        )
+        self.put(vm_id, token, expires_at=issued_at + timedelta(seconds=valid_seconds))
+        return token
+
+    def put(self, vm_id: str, *tokens: str, expires_at: datetime | None = None) -> int:
+        """Have *tokens*, any texts, ready for the VM *vm_id*, and return the index of the last; null never expires."""
+        with self._changed:
+            for token in tokens:
+                self._index += 1
+                self._queues.setdefault(vm_id.lower(), []).append(
+                    _Queued(index=self._index, token=token, expires_at=expires_at)
+                )
+            self._changed.notify_all()
+            return self._index
+
+    def lose_state(self, *, keeps_decisions: bool = False) -> None:
+        """Start over with the first index, as a portal that was restored does."""
+        with self._changed:
+            kept = [(vm_id, queued) for vm_id, queue in self._queues.items() for queued in queue if keeps_decisions]
+            self._index, self._queues = 1, {}
+            for vm_id, queued in kept:
+                self.put(vm_id, queued.token, expires_at=queued.expires_at)
+            self._changed.notify_all()
+
+    # What goes wrong.
+
+    def strike(self, kind: str, *, vm_id: str | None = None, **details: Any) -> None:
+        """Queue a fault of *kind*, one of `bridge.testing.faults.KINDS`; *details* are further fields of `Fault`."""
+        with self._changed:
+            self._faults.add(Fault(kind=kind, target="all", vm=vm_id, **details))
+            self._changed.notify_all()
+
+    def heal(self) -> None:
+        """Forget every fault; a request that is being ignored stays so."""
+        self._faults.clear()
+
+    def down(self) -> None:
+        """Break every connection and refuse new ones."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop.set()
+            with self._changed:
+                self._changed.notify_all()
+            server.close()
+
+    def up(self) -> None:
+        """Listen again, at the same port."""
+        if self._server is None:
+            self._server = _Server(self._held.getsockname(), self._respond, threading.Event())
+            self._server.tls = self._tls
+            self._server.start()
+
+    def close(self) -> None:
+        """End it for good."""
+        self.down()
+        self._held.close()
+
+    def __enter__(self) -> PortalStub:  # noqa: PYI034  # Self came with Python 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # What was asked.
+
+    @property
+    def requests(self) -> tuple[PortalRequest, ...]:
+        """Return every request so far, those that a fault struck included."""
+        with self._changed:
+            return tuple(self._requests)
+
+    def wait_for_requests(self, count: int, *, timeout_seconds: float = 10.0) -> bool:
+        """Return whether there were *count* requests in all before *timeout_seconds* were over."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self._requests) >= count, timeout_seconds)
+
+    def _respond(self, connection: Connection, request: Request) -> None:
+        asked = _read(request)
+        if asked is None or request.method != "GET":
+            connection.write(error(404, "There is nothing here."))
+            return
+        with self._changed:
+            self._requests.append(asked)
+            self._changed.notify_all()
+        if self.bearer is not None and asked.authorization != f"Bearer {self.bearer}":
+            connection.write(error(401, "This token is not known."))
+            return
+        found = self._found(asked, connection.stop)
+        if isinstance(found, Answer):
+            connection.write(found)
+        elif found is not None:
+            answer_with_fault(connection, found, lambda: self._answer(asked) or self._nothing())
+        else:
+            connection.close_connection = True
+
+    def _found(self, asked: PortalRequest, stop: threading.Event) -> Answer | Fault | None:
+        """Wait for what *asked* is to be answered with; null: the portal went down."""
+        until = asked.at_seconds + min(asked.wait_seconds, _LONGEST_WAIT_SECONDS)
+        with self._changed:
+            while not stop.is_set():
+                found = self._faults.take("all", "GET", asked.vm_id) or self._answer(asked)
+                if found is not None:
+                    return found
+                left_seconds = until - time.monotonic()
+                if left_seconds <= 0:
+                    return self._nothing()
+                self._changed.wait(left_seconds)
+        return None
+
+    def _answer(self, asked: PortalRequest) -> Answer | None:
+        """Return the answer that *asked* gets at once, null when there is nothing new."""
+        with self._changed:
+            if asked.index > self._index:
+                return self._nothing()
+            now = self._now()
+            valid = [
+                queued
+                for queued in self._queues.get(asked.vm_id, ())
+                if queued.expires_at is None or now < queued.expires_at
+            ]
+            new = [queued for queued in valid if queued.index > asked.index]
+            if not new and asked.index:
+                return None
+            page = new[:_MOST_DECISIONS]
+            index = page[-1].index if len(page) < len(new) else self._index
+            tokens = [queued.token for queued in page]
+            return _said(index, [queued.token for queued in valid] * 2 if self.repeats else tokens)
+
+    def _nothing(self) -> Answer:
+        with self._changed:
+            return _said(self._index, [])
+
+
+def _read(request: Request) -> PortalRequest | None:
+    """Return what *request* asks, null when it asks something else."""
+    path = _PATH.fullmatch(request.path)
+    try:
+        index, wait_seconds = int(request.query["index"]), float(request.query["wait"])
+    except (KeyError, ValueError):
+        return None
+    if path is None:
+        return None
+    return PortalRequest(
+        vm_id=path[1],
+        index=index,
+        wait_seconds=wait_seconds,
+        authorization=request.headers.get("authorization"),
+        at_seconds=time.monotonic(),
+        asked=request,
+    )
+
+
+def _said(index: int, decisions: list[str]) -> Answer:
+    return Answer(body=json.dumps({"index": index, "decisions": decisions}).encode())
+
+
+class _Server(HttpServer):
+    """The same under TLS."""
+
+    tls: ssl.SSLContext | None = None
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accept a connection; its handshake comes with the first read, so that nobody keeps others waiting."""
+        connection, address = super().get_request()
+        if self.tls is None:
+            return connection, address
+        try:
+            connection.getpeername()  # of one that is reset already wrap_socket would leave the socket open
+            secure = self.tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        except OSError:
+            connection.close()
+            raise
+        return secure, address
+
+
+def _toml_lines(table: Mapping[str, object]) -> list[str]:
+    # A JSON string, number or boolean is one of TOML too.
+    return [f"{key} = {json.dumps(value)}" for key, value in table.items()]

@@ -1,0 +1,50 @@
+"""From a decision at the portal to StartRequests at Azure, over loopback: p99 under 250 ms."""
+
+import time
+
+import pytest
+
+from bridge import config
+from bridge.app import Agent
+from bridge.document import parse_document
+from bridge.testing import EventSpec, Simulator
+from bridge.testing.portal import PortalStub
+
+pytestmark = pytest.mark.bench
+DECISIONS = 200
+
+
+def test_a_decision_reaches_azure_within_a_quarter_of_a_second(tmp_path):
+    with Simulator(vms=["vm_0"], rate_limit=False) as azure, PortalStub(tmp_path / "portal", tls=False) as portal:
+        remote = {"url": portal.url, "keys": portal.key_tables()}
+        settings = config.read(
+            {
+                "imds": {"endpoint": azure.endpoint},
+                "status": {"listen": ""},
+                "approval": {"remote": remote},
+                "sinks": [{"type": "bridge.testing.sinks:MemorySink", "name": "memory", "box": "approval-latency"}],
+            }
+        )
+        agent = Agent(settings, tmp_path / "state")
+        agent.start()
+        try:
+            portal.wait_for_requests(2)
+            for _ in range(DECISIONS):
+                azure.world.add_event(EventSpec(event_type="Freeze", on_approval="never", notice_seconds=36_000))
+            time.sleep(2.5)  # all of them were seen
+            seconds = sorted(measured(azure, portal, event) for event in parse_document(azure.world.document()).events)
+        finally:
+            agent.stop()
+    p50, p99 = seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.99)]
+    print(f"\nbench: decision to StartRequests: p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms")  # noqa: T201
+    assert p99 < 0.25
+
+
+def measured(azure, portal, event):
+    count = len(azure.world.approvals)
+    started = time.perf_counter()  # signing counts too
+    portal.decide(event, vm_id=azure.machines[0].vm_id)
+    while len(azure.world.approvals) == count:
+        assert time.perf_counter() - started < 20
+        time.sleep(0.001)
+    return time.perf_counter() - started

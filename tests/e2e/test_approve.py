@@ -1,0 +1,235 @@
+"""Approvals from end to end: the simulator as Azure, the agent as a process, `approve` beside it and without it."""
+
+import json
+import sys
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from bridge.record import decode_record
+from bridge.testing import EventSpec, Simulator
+from bridge.testing.portal import PortalStub
+
+SECOND_SINK = '[[sinks]]\ntype = "stdout"\n[[sinks]]\ntype = "command"\nname = "second"\n'
+FREEZE_RULE = '[[approval.rules]]\nname = "freeze"\nevent_types = ["Freeze"]\naction = "approve"\n'
+
+
+@pytest.fixture
+def azure():
+    with Simulator(vms=["vm_0", "vm_1", "vm_2"], rate_limit=False) as simulator:
+        yield simulator
+
+
+def append_to(path):
+    """Return a command that appends what it reads to *path*."""
+    program = f"import sys; open({str(path)!r}, 'a').write(sys.stdin.read())"
+    return json.dumps([sys.executable, "-c", program])
+
+
+def configure(agent, azure, text, *, vm="vm_0"):
+    second = f"{SECOND_SINK}command = {append_to(agent.directory / 'second.jsonl')}\n"
+    agent.configure(azure.endpoints[vm], f"{second}{text}")
+
+
+def told(agent):
+    return [record["transition"] for record in agent.records]
+
+
+def second(agent):
+    path = agent.directory / "second.jsonl"
+    return [json.loads(line)["transition"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def approvals(azure):
+    return [(each.vm, each.event_id, each.result) for each in azure.world.approvals]
+
+
+def assert_in_order(agent, azure):
+    expected = ["scheduled", "approved", "started"]
+    agent.wait_for(lambda: told(agent) == expected)
+    agent.wait_for(lambda: second(agent) == expected)
+    assert len(approvals(azure)) == 1
+    assert agent.stop() == 0
+    assert "Traceback" not in agent.log
+
+
+def test_a_rule_gives_approved_then_started_on_every_sink(agent, azure):
+    configure(agent, azure, FREEZE_RULE)
+    agent.start()
+    azure.world.add_event(EventSpec(event_type="Freeze"))
+    assert_in_order(agent, azure)
+    assert agent.records[1]["approval"] == {
+        "source": "rule:freeze",
+        "decision_id": None,
+        "approvers": [],
+        "reason": None,
+        "result": "accepted",
+        "http_status": 200,
+    }
+
+
+def test_a_portal_gives_approved_then_started_on_every_sink(agent, azure, tmp_path):
+    with PortalStub(tmp_path / "portal") as portal:
+        configure(agent, azure, portal.toml())
+        agent.start()
+        azure.world.add_event(EventSpec(event_type="Reboot"))
+        agent.wait_for(lambda: told(agent) == ["scheduled"])
+        record = decode_record(agent.out.read_text())
+        portal.decide(record.event, vm_id=record.vm.vm_id, reason="night shift", jti="d-1")
+        assert_in_order(agent, azure)
+    approval = agent.records[1]["approval"]
+    assert (approval["source"], approval["decision_id"], approval["reason"]) == ("portal", "d-1", "night shift")
+    assert approval["approvers"] == ["portal"]
+
+
+def test_the_command_gives_approved_then_started_on_every_sink(agent, azure):
+    configure(agent, azure, "[approval]")
+    agent.start()
+    event_id = azure.world.add_event(EventSpec(event_type="Reboot", description="Virtual machine is being rebooted."))
+    agent.wait_for(lambda: told(agent) == ["scheduled"])
+    code, out, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
+    assert code == 0, err
+    assert out.startswith("approved: ")
+    for shown in ("Reboot", event_id, "vm_0", "vm_1", "vm_2", "not before", "being rebooted"):
+        assert shown in err
+    assert_in_order(agent, azure)
+    assert agent.records[1]["approval"]["source"] == "cli"
+    assert agent.records[1]["approval"]["approvers"]
+
+
+def test_without_an_agent_the_command_posts_by_itself(agent, azure):
+    configure(agent, azure, "[approval]\n" + FREEZE_RULE)
+    event_id = azure.world.add_event(EventSpec(event_type="Freeze", on_approval="never"))
+    other = azure.world.add_event(EventSpec(event_type="Freeze", on_approval="never"))
+    code, out, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
+    assert code == 0, err
+    assert "approved: " in out
+    assert approvals(azure) == [("vm_0", event_id, "approved")]  # nobody asked the rules: not *other*
+    assert second(agent) == ["scheduled", "scheduled", "approved"]
+    assert other not in str(approvals(azure))
+
+
+def test_a_person_is_asked_and_may_say_no(agent, azure):
+    configure(agent, azure, "[approval]")
+    event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
+    code, _, err = agent.call("approve", event_id, "--config", agent.config)  # no terminal: nobody says yes
+    assert code != 0
+    assert "Approve it for all of these?" in err
+    assert approvals(azure) == []
+
+
+def test_an_unknown_event_is_not_approved(agent, azure):
+    configure(agent, azure, "[approval]")
+    agent.start()
+    event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
+    agent.wait_for(lambda: told(agent) == ["scheduled"])
+    code, _, err = agent.call("approve", "no-such-event", "--yes", "--config", agent.config)
+    assert code == 1
+    assert "no-such-event" in err
+    assert event_id in err
+    azure.world.start(event_id)
+    agent.wait_for(lambda: told(agent) == ["scheduled", "started"])
+    code, _, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
+    assert code == 1
+    assert "Started" in err
+    assert approvals(azure) == []
+
+
+def test_a_refusal_by_azure_is_said_with_exit_1(agent, azure):
+    configure(agent, azure, "[approval]")
+    agent.start()
+    event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
+    agent.wait_for(lambda: told(agent) == ["scheduled"])
+    (agent.state / "approvals.disabled").touch()
+    code, _, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
+    assert code == 1
+    assert "approvals.disabled" in err
+    assert approvals(azure) == []
+
+
+def test_without_an_approval_table_nothing_is_ever_posted(agent, azure):
+    configure(agent, azure, "")
+    event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
+    code, _, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
+    assert code == 1
+    assert "Approvals are not configured" in err
+    agent.start()
+    agent.wait_for(lambda: told(agent) == ["scheduled"])
+    code, _, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
+    assert code == 1
+    time.sleep(1)
+    assert approvals(azure) == []
+
+
+def test_an_approved_event_that_vanishes_is_not_said_to_be_canceled(agent, azure):
+    configure(agent, azure, FREEZE_RULE)
+    agent.start()
+    approved = azure.world.add_event(EventSpec(event_type="Freeze", on_approval="never"))
+    other = azure.world.add_event(EventSpec(event_type="Reboot"))
+    agent.wait_for(lambda: "approved" in told(agent))
+    azure.world.cancel(approved)
+    agent.wait_for(lambda: "ended" in told(agent))
+    azure.world.cancel(other)
+    agent.wait_for(lambda: "canceled" in told(agent))
+    endings = {each["event"]["event_id"]: each["transition"] for each in agent.records}
+    assert endings == {approved: "ended", other: "canceled"}
+
+
+# Several VMs.
+
+
+@contextmanager
+def fleet(agent, azure, text, names=("vm_0", "vm_1", "vm_2")):
+    agents = {}
+    try:
+        for name in names:
+            directory = agent.directory / name
+            directory.mkdir()
+            agents[name] = type(agent)(directory, agent.env)
+            configure(agents[name], azure, text(name) if callable(text) else text, vm=name)
+            agents[name].start()
+        for each in agents.values():
+            each.wait_for(lambda each=each: "The agent is running" in each.log)
+        yield agents
+    finally:
+        for each in agents.values():
+            if each.process.poll() is None:
+                each.kill()
+
+
+def test_of_three_vms_the_leader_alone_approves(agent, azure):
+    with fleet(agent, azure, "[approval]\nleader_fallback_seconds = 3\n" + FREEZE_RULE) as agents:
+        event_id = azure.world.add_event(EventSpec(event_type="Freeze", resources=("vm_1", "vm_0", "vm_2")))
+        for each in agents.values():
+            each.wait_for(lambda each=each: "started" in told(each))
+        time.sleep(4)
+        assert approvals(azure) == [("vm_1", event_id, "approved")]
+        assert "approved" not in told(agents["vm_0"])
+
+
+def test_when_the_leader_is_dead_the_next_one_approves_and_nobody_after_it(agent, azure):
+    with fleet(agent, azure, "[approval]\nleader_fallback_seconds = 2\n" + FREEZE_RULE) as agents:
+        agents["vm_0"].kill()
+        event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
+        agents["vm_2"].wait_for(lambda: "started" in told(agents["vm_2"]))
+        time.sleep(3)
+        assert approvals(azure) == [("vm_1", event_id, "approved")]
+        assert "approved" not in told(agents["vm_2"])
+
+
+@pytest.mark.parametrize("covers_all", [False, True])
+def test_a_drain_on_the_leader_says_nothing_of_the_other(agent, azure, covers_all):
+    def text(name):
+        if name != "vm_0":
+            return "[approval]\nleader_fallback_seconds = 1\n"
+        rule = f'[[approval.rules]]\nname = "drained"\naction = "approve"\ncommand = ["{sys.executable}", "-c", "0"]\n'
+        return rule + f"command_covers_all = {str(covers_all).lower()}\n"
+
+    with fleet(agent, azure, text, names=("vm_0", "vm_1")) as agents:
+        both = azure.world.add_event(EventSpec(event_type="Reboot", resources=("vm_0", "vm_1")))
+        mine = azure.world.add_event(EventSpec(event_type="Reboot", resources=("vm_0",)))
+        agents["vm_0"].wait_for(lambda: any(event_id == mine for _, event_id, _ in approvals(azure)))
+        time.sleep(3)
+        assert (("vm_0", both, "approved") in approvals(azure)) is covers_all
+        assert len(approvals(azure)) == 1 + covers_all

@@ -1,0 +1,176 @@
+"""SIGKILL at random points around approvals: none that a person gave is lost, none that nobody gave is posted.
+
+A person approves beside the agent or through the portal while it dies and comes back. Every event that was approved
+must reach Azure; every EventId that reached Azure must be one that was
+approved, and a person's hold must hold. The simulator keeps every approved event Scheduled, so that it stays possible.
+
+``KILLS=200 pytest -m long -s tests/faults/test_kill_approval.py`` is the long run.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from bridge.approval.digest import digest
+from bridge.approval_rows import cli_decision
+from bridge.beside import Beside
+from bridge.document import parse_document
+from bridge.errors import OutboxError
+from bridge.testing import EventSpec, Simulator
+from bridge.testing.portal import PortalStub
+
+KILLS = int(os.environ.get("KILLS", "12"))
+CHAINS = 4
+
+
+class Story:
+    """What people decide while the agent is being killed."""
+
+    def __init__(self, azure, portal, directory, seed):
+        self.azure, self.portal, self.directory = azure, portal, directory
+        self.chance = random.Random(seed)
+        self.vm_id = azure.machines[0].vm_id
+        self.approved, self.held, self.ignored = set(), set(), set()
+
+    def go_on(self):
+        """Announce an event, and mostly decide on it."""
+        event_id = self.azure.world.add_event(
+            EventSpec(event_type="Freeze", on_approval="never", notice_seconds=3600, resources=("vm_0", "vm_1"))
+        )
+        document = parse_document(self.azure.world.document())
+        event = next(each for each in document.events if each.event_id == event_id)
+        what = self.chance.choice(["portal", "portal", "cli", "hold", "nothing"])
+        # An answer that the agent has seen the event in, or it would be refused as unknown, and rightly.
+        time.sleep(self.chance.uniform(0.4, 0.7))
+        if what == "portal":
+            self.portal.decide(event, vm_id=self.vm_id)
+        elif what == "cli" and self.decide_beside(event):
+            what = "portal"
+        elif what == "hold":
+            self.portal.decide(event, vm_id=self.vm_id, decision="hold")
+        {"portal": self.approved, "hold": self.held}.get(what, self.ignored).add(event_id)
+
+    def decide_beside(self, event):
+        """Return whether the decision was kept: only then a person was told so."""
+        decision = cli_decision(
+            approver="root",
+            decision_id=f"cli-{event.event_id}",
+            event=event,
+            event_digest=digest(event),
+            valid_seconds=3600,
+        )
+        try:
+            with Beside(self.directory / "state") as beside:
+                beside.decide(decision)
+        except OutboxError:
+            return False
+        return True
+
+
+def run_story(directory, env, *, kills, seed):
+    """Return what was posted that nobody wanted, and what was wanted and never posted."""
+    with Simulator(vms=["vm_0"], rate_limit=False) as azure, PortalStub(directory / "portal") as portal:
+        config = directory / "config.toml"
+        config.write_text(
+            f'[imds]\nendpoint = "{azure.endpoint}"\npoll_interval_seconds = 0.2\n'
+            f'[state]\ndirectory = "{directory / "state"}"\n[status]\nlisten = ""\n{portal.toml()}'
+        )
+        command = [sys.executable, "-m", "bridge", "run", "--config", str(config)]
+        story = Story(azure, portal, directory, seed)
+        out = directory / "out.jsonl"
+        with out.open("ab") as stdout, (directory / "err.log").open("ab") as stderr:
+
+            def started():
+                return subprocess.Popen(command, stdout=stdout, stderr=stderr, env=env, cwd=directory)
+
+            agent = started()
+            wait_until((directory / "state" / "outbox.db").exists)
+            for _ in range(kills):
+                wait_until(lambda agent=agent: is_polling(azure, agent))
+                story.go_on()
+                time.sleep(story.chance.choice([0.0, 0.0, 0.01, 0.02, 0.05, story.chance.uniform(0, 1.2)]))
+                agent.send_signal(signal.SIGKILL)
+                agent.wait()
+                agent = started()
+            wait_until(lambda: is_polling(azure, agent))
+            wait_until(lambda: story.approved <= posted(azure) & recorded(out), timeout_seconds=30, is_must=False)
+            time.sleep(1)  # for what nobody gave
+            agent.terminate()
+            assert agent.wait(20) == 0
+        log = (directory / "err.log").read_text()
+        assert "Traceback" not in log, log
+        return {
+            "approved": len(story.approved),
+            "held": len(story.held),
+            "never reached Azure": len(story.approved - posted(azure)),
+            "nobody gave": len(posted(azure) - story.approved),
+            "no record": len(story.approved - recorded(out)),
+            "record of what nobody gave": len(recorded(out) - story.approved),
+        }
+
+
+def posted(azure):
+    return {approval.event_id for approval in azure.world.approvals}
+
+
+def recorded(path):
+    found = set()
+    for line in path.read_bytes().splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:  # cut by the kill; it comes again whole
+            continue
+        if record["transition"] == "approved":
+            found.add(record["event"]["event_id"])
+    return found
+
+
+def is_polling(azure, agent):
+    """Return whether this life of the agent has asked for the document."""
+    mark = getattr(agent, "mark", None)
+    if mark is None:
+        agent.mark = len(azure.requests)
+        return False
+    requests = list(azure.requests)[agent.mark :]
+    return any(each.path.endswith("scheduledevents") and each.status == 200 for each in requests)
+
+
+def wait_until(condition, *, timeout_seconds=30, is_must=True):
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            assert not is_must, "it did not come"
+            return
+        time.sleep(0.02)
+
+
+def judge(summary):
+    wrong = {name: count for name, count in summary.items() if name not in ("approved", "held") and count}
+    assert not wrong, summary
+
+
+def test_approvals_survive_sigkill_at_random_points(tmp_path, agent_env):
+    judge(run_story(tmp_path, agent_env, kills=KILLS, seed=random.SystemRandom().randrange(2**32)))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(5400)
+def test_approvals_survive_sigkill_two_hundred_times(tmp_path, agent_env):
+    def one(chain):
+        directory = tmp_path / f"chain{chain}"
+        directory.mkdir()
+        kills = -(-max(KILLS, 200) // CHAINS)
+        return Counter(run_story(directory, agent_env, kills=kills, seed=random.SystemRandom().randrange(2**32)))
+
+    with ThreadPoolExecutor(2) as pool:
+        total = sum(pool.map(one, range(CHAINS)), Counter())
+    print(f"\nbench: approvals and SIGKILL: {dict(total)}")  # noqa: T201
+    judge(total)
