@@ -5,7 +5,7 @@ known: nobody is paged, and nothing drained, for what is over. Skipping is only 
 before each send the event is marked here, in its own commit, and the mark is taken away only when the peer surely did
 not take the record. A crash or a timeout leaves the mark: the end is sent then, which at worst ends what never began.
 
-An end alone is sent: whoever wants nothing but ends gets them. From memory nothing is skipped, there the marks are
+Only what is over is skipped: an event that came back after its end is news again. An end alone is sent: whoever wants nothing but ends gets them. From memory nothing is skipped, there the marks are
 not known.
 """
 
@@ -31,8 +31,9 @@ class Beginning(msgspec.Struct, frozen=True, kw_only=True):
 
 def begin(store: Store, sink: str, event_key: str, now: float) -> Beginning:
     """Mark that *sink* is about to be sent something of the event, or give the event up because it is over."""
-    if not store.in_memory and _is_over_and_never_began(store, sink, event_key):
-        skipped = store.connection.execute(SQL["expire_event"], (now, event_key, sink)).rowcount
+    end = None if store.in_memory else _end_of_what_never_began(store, sink, event_key)
+    if end is not None:
+        skipped = store.connection.execute(SQL["expire_event"], (now, event_key, sink, end)).rowcount
         return Beginning(skipped=skipped)
     marked = store.connection.execute(SQL["add_begun"], (sink, event_key)).rowcount
     return Beginning(is_new=marked == 1)
@@ -52,9 +53,17 @@ def clean_begun(store: Store) -> None:
             forget(store, sink, event_key)
 
 
-def _is_over_and_never_began(store: Store, sink: str, event_key: str) -> bool:
+def _end_of_what_never_began(store: Store, sink: str, event_key: str) -> int | None:
+    """Return the sequence up to which the event is over, its end included; null when it began or is not over.
+
+    An event may come back after an end that was inferred: what follows its last end is news.
+    """
     if store.connection.execute(SQL["is_begun"], (sink, event_key, sink, event_key)).fetchone():
-        return False
-    bodies = store.connection.execute(SQL["owed_bodies"], (event_key, sink))
-    ends = [decode_record(body).transition in ENDS for (body,) in bodies]
-    return any(ends) and not all(ends)
+        return None
+    last_end, began = None, False
+    for sequence, body in store.connection.execute(SQL["owed_bodies"], (event_key, sink)):
+        if decode_record(body).transition not in ENDS:
+            began = True
+        elif began:
+            last_end = sequence
+    return last_end

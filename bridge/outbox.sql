@@ -141,6 +141,9 @@ SELECT sink, state, count FROM gone;
 -- name: get_meta
 SELECT key, value FROM meta;
 
+-- name: document_bytes
+SELECT SUM(LENGTH(value)) FROM meta WHERE key = 'document';
+
 -- name: get_one_meta
 SELECT value FROM meta WHERE key = ?;
 
@@ -413,12 +416,12 @@ SELECT 1 FROM deliveries WHERE sink = ? AND event_key = ? AND state IN ('deliver
 LIMIT 1;
 
 -- name: owed_bodies
-SELECT body FROM deliveries INDEXED BY deliveries_pending_event JOIN records USING (sequence)
-WHERE deliveries.event_key = ? AND sink = ? AND state = 'pending' AND body <> '';
+SELECT sequence, body FROM deliveries INDEXED BY deliveries_pending_event JOIN records USING (sequence)
+WHERE deliveries.event_key = ? AND sink = ? AND state = 'pending' AND body <> '' ORDER BY sequence;
 
 -- name: expire_event
 UPDATE deliveries INDEXED BY deliveries_pending_event SET state = 'expired', changed_at = ?
-WHERE event_key = ? AND sink = ? AND state = 'pending';
+WHERE event_key = ? AND sink = ? AND state = 'pending' AND sequence <= ?;
 
 -- name: find_decision
 SELECT payload_sha256 FROM decisions WHERE source = ? AND approver = ? AND jti = ?;

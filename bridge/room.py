@@ -21,15 +21,19 @@ _FULL, _TARGET = 0.95, 0.94
 _WORTH_GIVING_BACK = 1024
 
 
-def make_room(store: Store, *, now: float) -> int:
-    """Delete and evict until *store* is within its bounds; return how many deliveries were evicted."""
-    if store.used_bytes <= store.max_bytes * _FULL:
+def make_room(store: Store, *, now: float, newest: int) -> int:
+    """Delete and evict until *store* is within its bounds; return how many deliveries were evicted.
+
+    Records from the sequence *newest* on were only just seen: they stay, so that each is tried at least once. The
+    document counts for nothing here: it cannot be evicted, and would evict all records in its stead.
+    """
+    if _used_bytes(store) <= store.max_bytes * _FULL:
         return 0
-    _delete_oldest(store, "oldest_finished")
+    _delete_oldest(store, "oldest_finished", newest)
     if store.in_memory and _is_full(store):
         store.connection.execute(SQL["forget_bodies"], (store.floor,))
-    evicted = _delete_oldest(store, "oldest_parked", ("evict_parked", now))
-    evicted += _delete_oldest(store, "oldest_owed", ("evict_owed", now))
+    evicted = _delete_oldest(store, "oldest_parked", newest, ("evict_parked", now))
+    evicted += _delete_oldest(store, "oldest_owed", newest, ("evict_owed", now))
     if evicted:
         logger.error(
             "The outbox is full: the oldest records were evicted undelivered. Mend the sink, or raise state.max_bytes.",
@@ -38,11 +42,12 @@ def make_room(store: Store, *, now: float) -> int:
     return evicted
 
 
-def _delete_oldest(store: Store, choose: str, evict: tuple[str, float] | None = None) -> int:
-    """Delete what *choose* finds, oldest first, until there is room; return how many deliveries were evicted."""
+def _delete_oldest(store: Store, choose: str, newest: int, evict: tuple[str, float] | None = None) -> int:
+    """Delete what *choose* finds before *newest*, oldest first, until there is room; return how many were evicted."""
     evicted, last = 0, store.floor
     while _is_full(store):
-        chosen = [sequence for (sequence,) in store.connection.execute(SQL[choose], (last, _CHUNK)).fetchall()]
+        found = store.connection.execute(SQL[choose], (last, _CHUNK)).fetchall()
+        chosen = [sequence for (sequence,) in found if sequence < newest]
         if not chosen:
             break
         for sequence in chosen:
@@ -56,7 +61,12 @@ def _delete_oldest(store: Store, choose: str, evict: tuple[str, float] | None = 
 
 
 def _is_full(store: Store) -> bool:
-    return store.used_bytes > store.max_bytes * _TARGET
+    return _used_bytes(store) > store.max_bytes * _TARGET
+
+
+def _used_bytes(store: Store) -> int:
+    (document_bytes,) = store.connection.execute(SQL["document_bytes"]).fetchone()
+    return store.used_bytes - int(document_bytes or 0)
 
 
 def clean(store: Store, *, before: float, limit: int) -> int:

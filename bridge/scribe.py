@@ -97,7 +97,7 @@ class Scribe:
             remember_liveness(store.connection, observation.observed_at, observation.boot_id)
         records = [self._add(store, _draft(observation, change)) for change in observation.changes]
         if records:
-            make_room(store, now=self._now().timestamp())
+            make_room(store, now=self._now().timestamp(), newest=records[0].sequence)
         return records
 
     def heartbeat(self, store: Store, incarnation: Incarnation) -> list[TransitionRecord]:
@@ -110,7 +110,7 @@ class Scribe:
             previous_incarnation=incarnation,
         )
         records = [self._add(store, draft)]
-        make_room(store, now=moment.timestamp())
+        make_room(store, now=moment.timestamp(), newest=records[0].sequence)
         return records
 
     def outcomes(self, store: Store, outcomes: Iterable[Outcome], incarnation: Incarnation) -> list[TransitionRecord]:
@@ -131,7 +131,7 @@ class Scribe:
             for outcome in outcomes
         ]
         if records:
-            make_room(store, now=moment.timestamp())
+            make_room(store, now=moment.timestamp(), newest=records[0].sequence)
         return records
 
     def configure(self, store: Store, router: Router, sinks: Collection[str], labels: dict[str, str]) -> None:

@@ -34,8 +34,8 @@ class RefusalReason(str, Enum):
 
     REPLAYED = "replayed"
     EVENT_UNKNOWN = "event_unknown"
-    EVENT_CHANGED = "event_changed"
     EVENT_NOT_SCHEDULED = "event_not_scheduled"
+    EVENT_CHANGED = "event_changed"
     SUPERSEDED = "superseded"
     TOO_FEW_APPROVERS = "too_few_approvers"
 

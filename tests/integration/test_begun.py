@@ -63,6 +63,15 @@ def test_an_event_that_was_over_before_it_could_be_told_is_skipped_whole(bench, 
     assert sent(pager) == []
 
 
+def test_an_event_that_came_back_after_its_end_is_told(bench, pager):
+    bench.add("E")
+    end(bench)
+    bench.add("E")
+    bench.start()
+    bench.until_totals(expired=2, delivered=1)
+    assert sent(pager) == ["scheduled"]
+
+
 def test_an_event_whose_start_was_told_gets_its_end(bench, pager):
     bench.add("E")
     bench.start()

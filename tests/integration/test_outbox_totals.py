@@ -128,3 +128,11 @@ def test_totals_add_up_whatever_is_done(kit, tmp_path_factory):
             return type(kit)(tmp_path_factory.mktemp("totals"))
 
     run_state_machine_as_test(Machine, settings=settings(max_examples=40, stateful_step_count=30, deadline=None))
+
+
+def test_a_huge_document_does_not_evict_the_records_that_came_with_it(kit):
+    outbox = kit.open(max_bytes=2**20)
+    events = [kit.event(f"BIG-{number}", description="x" * 30_000) for number in range(33)]
+    kit.commit(outbox, *events, kit.event("NEWS"))
+    totals = outbox.totals().result()["a"]
+    assert (totals["pending"], totals["evicted"]) == (34, 0)
