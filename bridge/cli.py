@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from importlib.metadata import version
 from pathlib import Path
@@ -39,6 +39,8 @@ def main() -> None:
     """Run the command line and exit."""
     try:
         code = commands.main(prog_name=_NAME, standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         code = error.exit_code
@@ -50,11 +52,19 @@ def main() -> None:
         code = _complain(str(error), code=EXIT_STATE_DIRECTORY)
     except BridgeError as error:
         code = _complain(str(error), code=EXIT_FAILED)
-    except BrokenPipeError:
-        # Whoever read our output has seen enough; nothing may be written at exit either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+    except OSError as error:
+        code = _end_of_output(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _end_of_output(error: OSError) -> int:
+    """Return the exit code for an output that takes no more; a reader that went away has seen enough."""
+    if sys.stdout is not None:
+        # What is left in the buffer is not written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return 0
+    return _complain(f"Failed: {error.strerror or error}.", code=EXIT_FAILED)
 
 
 def _complain(*sentences: str, code: int) -> int:
@@ -96,7 +106,7 @@ def commands() -> None:
     """Carry Azure's maintenance notices for this VM to where they are needed."""
 
 
-@commands.command()
+@commands.command(short_help="Watch this VM's events and deliver them.")
 @_with_config
 @_option("--log-format", type=click.Choice(["auto", "json", "text"]), default="auto", help="auto: text on a terminal.")
 @_option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
@@ -106,24 +116,27 @@ def run(settings: Settings, log_format: str, log_level: str) -> None:
 
     logs.configure(json=None if log_format == "auto" else log_format == "json", level=log_level.upper())
     stop, reload_wanted = threading.Event(), threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, lambda *_: reload_wanted.set())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Opening the outbox may wait for a lock, and nothing is there yet that would have to be stopped.
+        signal.signal(number, lambda *_: sys.exit(0))
     path = click.get_current_context().params.get("path")
     agent = Agent(settings, state_directory(settings, os.environ))
-    agent.start()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     try:
+        agent.start(stop.is_set)
         while not stop.wait(_TICK_SECONDS):
             agent.tick()
             if reload_wanted.is_set():
                 reload_wanted.clear()
-                _reload(agent, path)
+                _reload(agent, path, stop.is_set)
     finally:
         agent.stop()
 
 
-def _reload(agent: Any, path: Path | None) -> None:
+def _reload(agent: Any, path: Path | None, stop: Callable[[], bool]) -> None:
     logger = logging.getLogger(__name__)
     try:
         settings = load(find_config(path, os.environ))
@@ -131,18 +144,20 @@ def _reload(agent: Any, path: Path | None) -> None:
         for mistake in error.mistakes:
             logger.error("The new configuration is wrong; nothing was changed. %s", mistake)  # noqa: TRY400
         return
-    agent.reload(settings)
+    agent.reload(settings, stop)
 
 
-@commands.command()
+@commands.command(short_help="Show a live migration, on a simulated VM.")
 def demo() -> None:
     """Show a live migration from announcement to completion, on a simulated VM; nothing to set up."""
     from bridge.demo import run_demo  # noqa: PLC0415
 
+    if sys.stdout is None:
+        raise BridgeError("Standard output is closed: the demo has nowhere to show anything.")
     run_demo()
 
 
-@commands.command("check-config")
+@commands.command("check-config", short_help="Say whether the configuration is right.")
 @_with_config
 @_option("--connect", is_flag=True, help="Also try IMDS and every destination, without writing to it.")
 def check_config(settings: Settings, *, connect: bool) -> int:
@@ -158,7 +173,7 @@ def check_config(settings: Settings, *, connect: bool) -> int:
     return EXIT_FAILED if any(problem is not None for _, problem in results) else 0
 
 
-@commands.command()
+@commands.command(short_help="List the transition records of this VM.")
 @_with_state
 @_option("--limit", "-n", type=click.IntRange(min=1), default=50, help="The newest so many.")
 @_option("--follow", "-f", is_flag=True, help="Go on printing new ones until interrupted.")
@@ -181,7 +196,7 @@ def approve(settings: Settings, event_id: str, *, yes: bool) -> int:
     return approve_event(settings, state_directory(settings, os.environ), event_id, yes=yes)
 
 
-@commands.command("send-test")
+@commands.command("send-test", short_help="Send a test record straight to the sinks.")
 @_with_config
 @click.argument("names", metavar="[SINK]...", nargs=-1)
 def send_test(settings: Settings, names: tuple[str, ...]) -> int:
@@ -194,7 +209,7 @@ def send_test(settings: Settings, names: tuple[str, ...]) -> int:
     return EXIT_FAILED if any(problem is not None for _, problem in results) else 0
 
 
-@commands.group()
+@commands.group(short_help="See and change what is owed to the sinks.")
 def outbox() -> None:
     """See and change what is still owed to the sinks."""
 
@@ -230,8 +245,12 @@ def retry(directory: Path, sink: str | None, record_id: str | None) -> None:
     from bridge.beside import Beside  # noqa: PLC0415
 
     with Beside(directory) as beside:
+        _require_sink(beside.totals(), sink)
         count = beside.retry(sink=sink, record_id=record_id)
+        owed = sum(total["pending"] for name, total in beside.totals().items() if sink in (None, name)) - count
     click.echo(f"{count} parked {_records(count)} will be tried again.", err=True)
+    if owed:
+        click.echo(f"{owed} pending {_records(owed)} as well, at once: a sink that was paused goes on.", err=True)
 
 
 @outbox.command()
@@ -248,15 +267,21 @@ def discard(directory: Path, sink: str, record_id: str | None, state: str | None
     if not yes:
         click.confirm(f"Discard {what} of {sink}? It is never sent.", abort=True, err=True)
     with Beside(directory) as beside:
+        _require_sink(beside.totals(), sink)
         count = beside.discard(sink, state=state, record_id=record_id)
     click.echo(f"{count} {_records(count)} discarded.", err=True)
+
+
+def _require_sink(known: Mapping[str, object], sink: str | None) -> None:
+    if sink is not None and sink not in known:
+        raise BridgeError(f"The outbox knows no sink called {sink!r}. It knows: {', '.join(known) or 'none'}.")
 
 
 def _records(count: int) -> str:
     return "record" if count == 1 else "records"
 
 
-@commands.command()
+@commands.command(short_help="Play a scenario as a simulated IMDS.")
 @click.argument("scenario", default="live-migration")
 @_option("--list", "list_scenarios", is_flag=True, help="List the scenarios that come with it, and end.")
 @_option("--listen", default="127.0.0.1:8169", help="Address of the first VM; the others follow port by port.")

@@ -16,7 +16,8 @@ import msgspec
 from bridge.approval_commands import describe_approval
 from bridge.beside import Beside, DeliveryRow
 from bridge.config import Settings, SinkSettings
-from bridge.errors import BridgeError, ConfigurationError
+from bridge.errors import BridgeError
+from bridge.identity import merged
 from bridge.imds import ImdsClient
 from bridge.record import (
     Evidence,
@@ -34,6 +35,7 @@ from bridge.sending import Sender
 from bridge.store import utc_now
 
 _FOLLOW_SECONDS = 0.5
+_IDENTITY_SECONDS = 2.0
 _IMDS = "imds"
 Result = tuple[str, "str | None"]
 """A destination's name, and what is wrong with it, null when nothing is."""
@@ -64,19 +66,21 @@ def try_destinations(settings: Settings) -> list[Result]:
 
 
 def _problem_of_imds(settings: Settings) -> str | None:
-    imds = settings.imds
     try:
-        client = ImdsClient(
-            endpoint=imds.endpoint,
-            api_version=imds.api_version,
-            timeout_seconds=imds.timeout_seconds,
-            first_timeout_seconds=imds.timeout_seconds,
-        )
-        with closing(client):
-            client.identity()
+        with closing(_client(settings, timeout_seconds=settings.imds.timeout_seconds)) as imds:
+            imds.identity()
     except BridgeError as error:
         return str(error)
     return None
+
+
+def _client(settings: Settings, *, timeout_seconds: float) -> ImdsClient:
+    return ImdsClient(
+        endpoint=settings.imds.endpoint,
+        api_version=settings.imds.api_version,
+        timeout_seconds=timeout_seconds,
+        first_timeout_seconds=timeout_seconds,
+    )
 
 
 def _problem_of(sink: SinkSettings, record: TransitionRecord | None) -> str | None:
@@ -99,19 +103,29 @@ def send_test(settings: Settings, names: Sequence[str]) -> list[Result]:
     by_name = {sink.name: sink for sink in settings.sinks}
     unknown = [name for name in names if name not in by_name]
     if unknown:
-        raise ConfigurationError(
-            *(f"No sink is called {name!r}. Configured: {', '.join(by_name)}." for name in unknown)
-        )
+        raise click.UsageError(f"No sink is called {unknown[0]!r}. Configured: {', '.join(by_name)}.")
     chosen = [by_name[name] for name in names] or [
         sink for sink in settings.sinks if not sink.sink_class.send_test_by_name_only
     ]
+    for sink in settings.sinks:
+        if sink not in chosen and not names:
+            click.echo(f"{sink.name}: left out, it runs a program; name it to run that.", err=True)
     record = _test_record(settings)
     return [(sink.name, _problem_of(sink, record)) for sink in chosen]
 
 
+def _found_identity(settings: Settings) -> VmIdentity:
+    """Return who this VM is, as far as IMDS says so quickly: a test away from Azure works as well."""
+    try:
+        with closing(_client(settings, timeout_seconds=min(settings.imds.timeout_seconds, _IDENTITY_SECONDS))) as imds:
+            return imds.identity()
+    except BridgeError:
+        return VmIdentity()
+
+
 def _test_record(settings: Settings) -> TransitionRecord:
     now = utc_now()
-    vm = msgspec.convert(msgspec.to_builtins(settings.vm), VmIdentity)
+    vm = merged(_found_identity(settings), settings.vm)
     name = vm.name or "this-vm"
     event = ScheduledEvent(
         event_id=f"TEST-{now:%Y%m%dT%H%M%S.%fZ}",
