@@ -54,7 +54,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     document: Document
     changes: list[Change]
     is_news: bool
-    """True when there is something to store: a change, or another incarnation."""
+    """True when there is something to store: a change, another incarnation, fewer events that share a key."""
     is_settled: bool
     """True when no absence is in doubt; only then may the time of this answer be stored as the last good one."""
 
@@ -154,6 +154,7 @@ class Belief:
             self._gap.seconds_of_good = 0.0
 
     def _gone(self, document: Document) -> list[ScheduledEvent]:
+        # One of several that share a key is not gone while another is there: `pair` leaves it out, nobody holds it.
         before = () if self.document is None else self.document.events
         return pair(before, document.events)[1]
 

@@ -373,6 +373,13 @@ class _WatchedConnection(HTTPConnection):
 class _WatchedTlsConnection(_WatchedConnection, HTTPSConnection):
     """The same under TLS."""
 
+    def connect(self) -> None:
+        try:
+            super().connect()
+        except BaseException as exc:
+            _close_half_made(exc)
+            raise
+
 
 class _WatchedPool(HTTPConnectionPool):
     ConnectionCls = _WatchedConnection
@@ -416,6 +423,20 @@ def _read_body(response: requests.Response, max_body_bytes: int) -> None:
             )
         chunks.append(chunk)
     response._content = b"".join(chunks)  # noqa: SLF001 - where `content` looks; requests has no other way in
+
+
+def _close_half_made(exc: BaseException) -> None:
+    """Close the TLS socket that *exc* left behind.
+
+    ssl takes the descriptor over, and then raises without closing it when the connection was reset or cut before the
+    handshake; the object is only left in the frames of the traceback.
+    """
+    trace = exc.__traceback__
+    while trace is not None:
+        made = trace.tb_frame.f_locals.get("self")
+        if isinstance(made, ssl.SSLSocket):
+            made.close()
+        trace = trace.tb_next
 
 
 def _is_disconnect(exc: BaseException) -> bool:

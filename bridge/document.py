@@ -188,6 +188,8 @@ def _kind(value: Any) -> str:
 
 
 def _incarnation(value: Any) -> Incarnation:
+    if isinstance(value, float) and value.is_integer():
+        return _integer(str(int(value)))  # JSON knows one kind of number: 5.0 is 5 (RFC 8259 section 6)
     return value if type(value) in {int, str} else None
 
 

@@ -16,6 +16,8 @@
     ├── DecisionRefused         a decision about an event does not count      (bridge.approval.refusal)
     ├── KeyUnusable             a trusted key cannot be used                  (bridge.approval.keys)
     ├── SigningFailed           a decision cannot be signed                   (bridge.approval.signing)
+    ├── PortalFailed            the ops portal gave no usable answer          (bridge.approval.asking)
+    ├── CredentialFailed        what the portal is asked with cannot be had   (bridge.approval.credential)
     └── DeliveryError           what a sink says of a send
         ├── DeliveryFailed      nothing accepted for now: it is tried again
         └── DeliveryRejected    refused for good: the record is parked

@@ -104,7 +104,8 @@ class ImdsClient:
             session.close()
 
     def _prepared(self, method: str, url: str, *, body: bytes | None = None) -> requests.PreparedRequest:
-        headers = {"Metadata": "true"}
+        # identity: a compressed answer that was cut, without its checksum, could pass for a whole one.
+        headers = {"Metadata": "true", "Accept-Encoding": "identity"}
         if body is not None:
             headers["Content-Type"] = "application/json"
         try:
@@ -129,7 +130,8 @@ class ImdsClient:
             raise DocumentInvalid(f"{request.method} {request.url}: {exc}") from exc
         except (DeadlineExceeded, requests.RequestException, OSError) as exc:
             raise ImdsUnreachable(
-                f"The metadata service at {self.endpoint} gave no answer to {request.method} {request.path_url}: {exc}"
+                f"The metadata service at {self.endpoint} gave no answer to {request.method} {request.path_url}: "
+                f"{_reason(exc)}. It is asked again."
             ) from exc
         if response.status_code != _OK:
             raise ImdsStatus(
@@ -152,6 +154,13 @@ class ImdsClient:
             )
         said = excerpt(response.content)
         return f"{status}: {said}" if said else f"{status}, without a word."
+
+
+def _reason(error: BaseException) -> str:
+    """Return the innermost reason: requests and urllib3 wrap it in texts about their own objects."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    return (str(error) or type(error).__name__).rstrip(".")
 
 
 def _resolved(endpoint: str) -> str:

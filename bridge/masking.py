@@ -15,12 +15,15 @@ from urllib.parse import urlsplit
 SECRET = "<secret>"  # noqa: S105  # what stands in a secret's place
 MOST_SHOWN = 80
 
-_SECRET_NAME = re.compile(
-    r"secret|token|passw|passphrase|pwd|key|auth|signature|cookie|connectionstring|credentials|(^|_)sas(_|$)"
-)
+_SECRET_NAME = re.compile(r"secret|token|passw|passphrase|pwd|key|auth|signature|cookie|connectionstring|credentials")
+#: These count as whole words alone: "path" and "pattern" hold no secret.
+_WHOLE_WORDS = frozenset({"bearer", "credential", "jwt", "pass", "pat", "pw", "sas", "sig"})
 _SECRET_WORDS = ("secret", "token", "password", "authorization", "connectionstring")
 _SECRET_VALUE = re.compile(r"(?i)^whsec_|^eyJ|^(bearer|basic) |(key|secret|token|password|sig|signature)=")
 _NEAR_A_SECRET_WORD = 0.75
+#: A command line has its secrets among the arguments.
+_COMMAND_NAME = re.compile(r"(^|\.)(command|cmd|args?|argv|exec)(\[\d+\])*$")
+_HAS_OPTIONS = re.compile(r"\s--?[A-Za-z]")
 _WEB_SCHEMES = frozenset({"http", "https", "amqp", "amqps", "sb"})
 
 
@@ -34,16 +37,21 @@ def shown(path: str, value: object) -> str:
         return str(value).lower()
     if sounds_secret(path):
         return SECRET
-    return _text(value) if isinstance(value, str) else _other(value)
+    if isinstance(value, str):
+        is_command = _COMMAND_NAME.search(path.lower()) or _HAS_OPTIONS.search(value)
+        return _first_word(value) if is_command else _text(value)
+    return _other(value)
 
 
 def sounds_secret(path: str) -> bool:
     """Return whether any key of the dotted *path* sounds as if its value were a secret."""
-    for part in path.lower().split("."):
+    for part in re.sub(r"(?<=[a-z])(?=[A-Z])", "_", path).lower().split("."):
         letters = re.sub(r"[^a-z]", "", part)
         if _SECRET_NAME.search(part) or _SECRET_NAME.search(letters):
             return True
         words = [word for word in re.split(r"[^a-z]+", part) if word]
+        if not _WHOLE_WORDS.isdisjoint(words):
+            return True
         if any(get_close_matches(word, _SECRET_WORDS, n=1, cutoff=_NEAR_A_SECRET_WORD) for word in words):
             return True
     return False
@@ -64,6 +72,12 @@ def _text(value: str) -> str:
     elif _SECRET_VALUE.search(value):
         return SECRET
     return repr(value if len(value) <= MOST_SHOWN else value[:MOST_SHOWN] + "...")
+
+
+def _first_word(value: str) -> str:
+    first, *others = value.split(maxsplit=1) or [""]
+    said = SECRET if _SECRET_VALUE.search(value) else _text(first)
+    return f"{said} and more" if others and said != SECRET else said
 
 
 def _url(value: str) -> str:

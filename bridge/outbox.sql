@@ -179,8 +179,9 @@ WHERE sink = ? AND state = 'pending' AND sequence > ? AND event_key NOT IN (SELE
 ORDER BY urgent DESC, sequence;
 
 -- name: due_of_event
-SELECT sequence, event_key, attempts, not_before, urgent FROM deliveries INDEXED BY deliveries_pending_event
-WHERE event_key = ? AND sink = ? AND state = 'pending' ORDER BY sequence;
+SELECT sequence, deliveries.event_key, attempts, not_before, urgent, body
+FROM deliveries INDEXED BY deliveries_pending_event LEFT JOIN records USING (sequence)
+WHERE deliveries.event_key = ? AND sink = ? AND state = 'pending' ORDER BY sequence;
 
 -- name: body
 SELECT body FROM records WHERE sequence = ?;

@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
 from bridge.errors import ConfigurationError, UnknownSinkType
+from bridge.masking import shown
 from bridge.sink import Sink, SinkConfig
 
 GROUP = "scheduled_events_bridge.sinks"
@@ -60,15 +61,15 @@ def _unknown(type_name: str) -> str:
     near = get_close_matches(type_name.lower(), names, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     listed = ", ".join(names) or "none (is scheduled-events-bridge installed, or only copied?)"
-    return f"No sink type is called {type_name!r}.{hint} Installed: {listed}."
+    return f"No sink type is called {shown('type', type_name)}.{hint} Installed: {listed}."
 
 
 def _attribute(type_name: str, target: str) -> object:
     module_name, _, path = target.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
         raise UnknownSinkType(
-            f"{type_name!r} is no sink type. Write the name of an installed one ({', '.join(installed())}), "
-            "or 'module:Class', for example 'acme.sinks:PagerSink'."
+            f"{shown('type', type_name)} is no sink type. Write the name of an installed one "
+            f"({', '.join(installed())}), or 'module:Class', for example 'acme.sinks:PagerSink'."
         )
     found: object = _module(type_name, module_name)
     for part in path.split("."):

@@ -42,6 +42,12 @@ from bridge.transitions import Change, is_over
 Router = Callable[[TransitionRecord, str | None], Iterable[str]]
 """From a record and this VM's name to the names of the sinks that want it."""
 
+_Repeats = dict[str, int]
+"""From an id without repeat to the first repeat that may be free, as found within one job.
+
+It lives no longer than the job: what the next one finds may have been rolled back, deleted or carried in.
+"""
+
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """One good answer that has to be stored, and what follows from it."""
@@ -95,7 +101,8 @@ class Scribe:
         put(store.connection, "document", encode(observation.document).decode())
         if observation.is_settled:
             remember_liveness(store.connection, observation.observed_at, observation.boot_id)
-        records = [self._add(store, _draft(observation, change)) for change in observation.changes]
+        repeats: _Repeats = {}
+        records = [self._add(store, _draft(observation, change), repeats) for change in observation.changes]
         if records:
             make_room(store, now=self._now().timestamp(), newest=records[0].sequence)
         return records
@@ -109,13 +116,14 @@ class Scribe:
             incarnation=incarnation,
             previous_incarnation=incarnation,
         )
-        records = [self._add(store, draft)]
+        records = [self._add(store, draft, {})]
         make_room(store, now=moment.timestamp(), newest=records[0].sequence)
         return records
 
     def outcomes(self, store: Store, outcomes: Iterable[Outcome], incarnation: Incarnation) -> list[TransitionRecord]:
         """Add a record for each outcome of an approval."""
         moment = self._now()
+        repeats: _Repeats = {}
         records = [
             self._add(
                 store,
@@ -127,6 +135,7 @@ class Scribe:
                     previous_incarnation=incarnation,
                     approval=outcome.approval,
                 ),
+                repeats,
             )
             for outcome in outcomes
         ]
@@ -182,28 +191,29 @@ class Scribe:
         """Choose the sinks of what waits, once it is known both who this VM is and which sinks there are."""
         if self._router is None or not self._is_decided:
             return
+        repeats: _Repeats = {}
         for sequence, body in store.connection.execute(SQL["unrouted"]).fetchall():
-            record = self._addressed(store, decode_record(body))
+            record = self._addressed(store, decode_record(body), repeats)
             first_id = _id(record, repeat=0)
             text = encode(record).decode()
             store.connection.execute(SQL["route_record"], (record.id, first_id, text, sequence))
             self._route(store, record)
 
-    def _addressed(self, store: Store, record: TransitionRecord) -> TransitionRecord:
+    def _addressed(self, store: Store, record: TransitionRecord, repeats: _Repeats) -> TransitionRecord:
         """Return *record* with this VM and the id that follows from it."""
         vm = self._vm
         named = msgspec.structs.replace(record, vm=vm, affects_this_vm=names_vm(record.event, vm.name))
         if named.event is None:
             return named
-        repeat = _repeat(store, named)
+        repeat = _repeat(store, named, repeats)
         return msgspec.structs.replace(named, id=_id(named, repeat=repeat), transition_key=_key(named, repeat=repeat))
 
-    def _add(self, store: Store, draft: _Draft) -> TransitionRecord:
+    def _add(self, store: Store, draft: _Draft, repeats: _Repeats) -> TransitionRecord:
         sequence = int(get(store.connection, "next_sequence") or 1)
         put(store.connection, "next_sequence", str(sequence + 1))
         self.last_sequence = sequence
         stream_id = get(store.connection, "stream_id") or ""
-        record = self._addressed(store, self._record(draft, stream_id=stream_id, sequence=sequence))
+        record = self._addressed(store, self._record(draft, stream_id=stream_id, sequence=sequence), repeats)
         arguments = (
             sequence,
             record.id,
@@ -278,11 +288,19 @@ def _draft(observation: Observation, change: Change) -> _Draft:
     )
 
 
-def _repeat(store: Store, record: TransitionRecord) -> int:
-    """Return how often the outbox holds *record*'s id already."""
-    (repeat,) = store.connection.execute(SQL["repeats"], (_id(record, repeat=0), record.sequence)).fetchone()
+def _repeat(store: Store, record: TransitionRecord, repeats: _Repeats) -> int:
+    """Return how often the outbox holds *record*'s id already.
+
+    It is counted once for each id in a job, in *repeats* from then on: counting for every record is quadratic when
+    thousands are alike.
+    """
+    first_id = _id(record, repeat=0)
+    repeat = repeats.get(first_id)
+    if repeat is None:
+        (repeat,) = store.connection.execute(SQL["repeats"], (first_id, record.sequence)).fetchone()
     while store.connection.execute(SQL["has_id"], (_id(record, repeat=repeat), record.sequence)).fetchone():
         repeat += 1
+    repeats[first_id] = int(repeat) + 1
     return int(repeat)
 
 

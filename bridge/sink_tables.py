@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from bridge import registry
 from bridge.errors import ConfigurationError
+from bridge.masking import shown
 from bridge.record import Transition
 from bridge.settings import LONGEST_SECONDS, SinkSettings
 from bridge.sink import Sink, SinkConfig
@@ -62,7 +63,7 @@ def read_sinks(tables: object, mistakes: Mistakes, elsewhere: Mapping[str, str])
             mistakes.wrong(path, table, "a table. Write it as [[sinks]] and its keys below")
             continue
         name = _called(table)
-        mistakes.whose = f"sink {name!r}" if name else ""
+        mistakes.whose = f"sink {_label(table, name)}" if name else ""
         if name and names.setdefault(name, path) != path:
             mistakes.quote(path, f'{names[name]} has the same name. Give one of them another, with name = "...".')
         sink = _sink(table, name, path, mistakes, elsewhere)
@@ -75,6 +76,12 @@ def _called(table: Mapping[str, Any]) -> str:
     """Return the sink's name; for one without, its type with the colon of ``module:Class`` made a dot."""
     name = table.get("name", table.get("type"))
     return name if "name" in table and isinstance(name, str) else _plain(name)
+
+
+def _label(table: Mapping[str, Any], name: str) -> str:
+    """Return *name* as a message may show it; a URL that stands for the type is no URL any more in its name."""
+    given = str(table.get("name", table.get("type")))
+    return shown("name", given if "://" in given else name)
 
 
 def _plain(type_name: object) -> str:

@@ -115,6 +115,7 @@ class Endpoint:
                 self.url,
                 data=body,
                 headers=all_headers,
+                auth=_as_given if any(name.lower() == "authorization" for name in all_headers) else None,
                 deadline_seconds=limit,
                 max_body_bytes=_MOST_ANSWER_BYTES,
                 proxies=self._proxies(),
@@ -178,16 +179,19 @@ class Endpoint:
     def _said(self, response: requests.Response) -> str:
         """Return what the peer answered, masked before it is cut: half a secret is one too."""
         status = response.status_code
-        head = f"{self.shown} answered {status} {excerpt((response.reason or '').encode())}".rstrip()
+        reason = excerpt(self.mask(response.reason or "").encode())
+        head = f"{self.shown} answered {status} {reason}".rstrip()
         body = response.content.decode("utf-8", "replace")
         said = excerpt(self.mask(body).encode()).strip()
-        return f"{self.mask(head)}{f': {said}' if said else '.'} {self._advice(response)}".rstrip()
+        return f"{head}{f': {said}' if said else '.'} {self._advice(response)}".rstrip()
 
     def _advice(self, response: requests.Response) -> str:
         status = response.status_code
         if 300 <= status < 400:  # noqa: PLR2004
             target = response.headers.get("Location", "")
-            where = f" It points to {self.mask(origin(target))}." if "://" in target else ""
+            there = origin(target)
+            shown = there if there == self.shown else self.mask(there)
+            where = f" It points to {shown}." if "://" in target else ""
             return f"Redirects are not followed.{where} Put the right URL into the configuration."
         return _NEEDS_A_PERSON.get(status, "")
 
@@ -230,7 +234,9 @@ class Endpoint:
             yield from tokens(url)
         for secret in (*self._secrets, self._bearer):
             yield from (secret,) if isinstance(secret, str) else _values(secret)
-        yield from (value for name, value in self._config.headers.items() if _SECRET_HEADER.search(name))
+        for name, value in self._config.headers.items():
+            if _SECRET_HEADER.search(name):
+                yield from (value, value.partition(" ")[2].strip())
         for line in _values(self._headers_file):
             value = line.partition(":")[2].strip()
             yield from (line, value, value.partition(" ")[2].strip())
@@ -250,6 +256,11 @@ class Endpoint:
         if self._config.client_cert_file is None or self._config.client_key_file is None:
             return self._config.client_cert_file
         return (self._config.client_cert_file, self._config.client_key_file)
+
+
+def _as_given(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Return *request*: its Authorization is explicit, and requests would replace it by the URL's user and password."""
+    return request
 
 
 def _is_no_chatter(record: logging.LogRecord) -> bool:

@@ -5,6 +5,7 @@ requests and urllib3 wrap the reason in texts that hold the whole URL, several l
 
 from __future__ import annotations
 
+import base64
 import ssl
 from collections.abc import Iterator
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -51,12 +52,23 @@ def bare(error: BaseException) -> BaseException:
 
 
 def tokens(url: str) -> Iterator[str]:
-    """Yield what may be secret of *url*: all but scheme, host and port, whole and in parts."""
+    """Yield what may be secret of *url*: all but scheme, host and port, whole and in parts, and as it is sent."""
     parts = urlsplit(url)
-    yield from (url, parts.path, parts.query, parts.username or "", parts.password or "")
+    has_more = parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc
+    yield from (url if has_more else "", parts.path, parts.query, parts.username or "", parts.password or "")
     yield from (unquote(parts.username or ""), unquote(parts.password or ""), unquote(parts.path))
+    if "@" in parts.netloc:
+        yield from _basic(unquote(parts.username or ""), unquote(parts.password or ""))
     yield from (value for _, value in parse_qsl(parts.query))
     yield from (segment for segment in parts.path.split("/") if len(segment) >= _SHORTEST_TOKEN)
+
+
+def _basic(user: str, password: str) -> Iterator[str]:
+    """Yield what Authorization and Proxy-Authorization make of a user and a password (RFC 7617 section 2)."""
+    pair = f"{user}:{password}"
+    yield pair
+    for charset in ("latin-1", "utf-8"):  # requests writes the former
+        yield base64.b64encode(pair.encode(charset, "replace")).decode("ascii")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

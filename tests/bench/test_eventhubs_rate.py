@@ -42,6 +42,7 @@ _EMULATOR = runpy.run_path(str(Path(__file__).parents[1] / "interop" / "eventhub
 _EVENTS = 200 if os.environ.get("BENCH") == "short" else 1_000
 _RECORDS_EACH = 10
 _BLOCKS = 4
+_ROUNDS = 3
 _LEAST_RATIO = 0.8
 
 Backlog = list[list[TransitionRecord]]
@@ -89,23 +90,23 @@ def test_backlog_drains_through_outbox_and_worker_nearly_as_fast_as_the_sdk_alon
     tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("EVENT_HUBS", emulator.connection_string())
-    halves = [backlog[::2], backlog[1::2]]
-    by_sdk = [_rate_of_sdk(emulator.connection_string(), halves[0])]
-    by_worker = _rate_of_worker(tmp_path)
-    by_sdk.append(_rate_of_sdk(emulator.connection_string(), halves[1]))
-    alone = statistics.median(by_sdk)
+    by_sdk, by_worker = [_rate_of_sdk(emulator.connection_string(), backlog)], []
+    for number in range(_ROUNDS):
+        by_worker.append(_rate_of_worker(tmp_path / str(number)))
+        by_sdk.append(_rate_of_sdk(emulator.connection_string(), backlog))
+    rates = statistics.median(by_worker), statistics.median(by_sdk)
     figure(
-        f"Event Hubs backlog through outbox and worker: {by_worker:.0f}/s, SDK alone {alone:.0f}/s, "
-        f"ratio {by_worker / alone:.2f}"
+        f"Event Hubs backlog through outbox and worker: {rates[0]:.0f}/s, SDK alone {rates[1]:.0f}/s, "
+        f"ratio {rates[0] / rates[1]:.2f}"
     )
-    arrived: dict[str, list[int]] = defaultdict(list)
+    arrived: dict[tuple[str, str], list[int]] = defaultdict(list)
     for event in emulator.state()["events"]:
         record = json.loads(event["body"])["data"]
         if record["stream_id"] != sample_record(1).stream_id:
-            arrived[record["event"]["event_id"]].append(record["sequence"])
+            arrived[record["stream_id"], record["event"]["event_id"]].append(record["sequence"])
     assert all(sequences == sorted(sequences) for sequences in arrived.values())
-    assert sum(map(len, arrived.values())) == _EVENTS * _RECORDS_EACH
-    assert by_worker / alone >= _LEAST_RATIO
+    assert sum(map(len, arrived.values())) == _ROUNDS * _EVENTS * _RECORDS_EACH
+    assert rates[0] / rates[1] >= _LEAST_RATIO
 
 
 def _rate_of_worker(directory: Path) -> float:

@@ -5,12 +5,16 @@ Another configuration is another row of _SETUPS: its sinks, what stands at the o
 
 from __future__ import annotations
 
+import importlib.util
+import runpy
 import sys
+import tempfile
 import threading
 import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +26,7 @@ pytestmark = [
 
 _CHANGES, _EVENTS = 150, 10
 _RECORDS = _CHANGES * _EVENTS
+_EMULATOR = runpy.run_path(str(Path(__file__).parents[1] / "interop" / "eventhubs_emulator" / "process.py"))
 _MIB = 1_048_576  # as ps and top count
 _POLLS_AFTER = 25
 
@@ -48,6 +53,17 @@ def _http_peer():
     server.server_close()
 
 
+@contextmanager
+def _event_hub():
+    """Run the emulator; its value is a file with the connection string."""
+    if importlib.util.find_spec("proton") is None:
+        pytest.skip(_EMULATOR["NEEDS"])
+    with _EMULATOR["started"]() as emulator, tempfile.NamedTemporaryFile("w") as file:
+        file.write(emulator.connection_string())
+        file.flush()
+        yield file.name
+
+
 class _Accepting(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -68,9 +84,19 @@ class _Accepting(BaseHTTPRequestHandler):
 _STDOUT = '[[sinks]]\ntype = "stdout"\n'
 _WEBHOOK = '[[sinks]]\ntype = "webhook"\nurl = "{}/hook"\n'
 
+_EVENTHUBS = """[[sinks]]
+type = "eventhubs"
+credential = "connection_string"
+connection_string_file = "{}"
+"""
+_OTLP = '[[sinks]]\ntype = "otlp"\nendpoint = "{}"\n'
+
 _SETUPS = {
     "stdout": _Setup(sinks=_STDOUT, limit_mib=40),
     "stdout and webhook": _Setup(sinks=_STDOUT + _WEBHOOK, limit_mib=40, peers=(_http_peer,)),
+    "stdout, webhook, eventhubs and otlp": _Setup(
+        sinks=_STDOUT + _WEBHOOK + _EVENTHUBS + _OTLP, limit_mib=70, peers=(_http_peer, _event_hub, _http_peer)
+    ),
 }
 
 

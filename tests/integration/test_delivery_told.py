@@ -123,6 +123,7 @@ def test_what_cannot_be_written_down_is_not_sent_again_and_is_written_later(benc
     bench.add("E-1")
     box.wait_for(5, 10)
     assert bench.totals() == {"pending": 5}
+    bench.until(lambda: len(caplog.records) == 2)
     assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]  # a new reason is said too
     bench.outbox.is_broken = False
     bench.advance(10)

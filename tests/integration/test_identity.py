@@ -130,3 +130,48 @@ def test_stopping_lets_waiting_records_go(keeper_of):
     keeper = keeper_of(Service(ImdsUnreachable("silent")))
     keeper.stop()
     assert not keeper.is_waiting
+
+
+class SilentService:
+    """Answers when it is released."""
+
+    def __init__(self):
+        self.asked = threading.Event()
+        self.released = threading.Event()
+
+    def identity(self):
+        self.asked.set()
+        assert self.released.wait(30)
+        return ME
+
+
+def test_the_start_ends_at_once_when_a_stop_is_asked_for(outbox):
+    service = SilentService()
+    keeper = IdentityKeeper(service, outbox, VmIdentity())
+    keeper.start(service.asked.is_set)  # with a request that only the release ends
+    assert (keeper.vm, keeper.is_waiting) == (VmIdentity(), False)
+    service.released.set()
+    keeper.stop()
+
+
+def test_an_answer_that_is_later_than_the_start_may_wait_is_taken_all_the_same(outbox):
+    service = SilentService()
+    keeper = IdentityKeeper(service, outbox, VmIdentity())
+    keeper.start(timeout_seconds=0.1)
+    assert keeper.is_waiting
+    service.released.set()
+    wait_until(lambda: not keeper.is_waiting)
+    assert keeper.vm == ME
+    assert outbox.state().result().vm == ME
+    keeper.stop()
+
+
+def test_an_answer_after_the_stop_changes_nothing(outbox):
+    service = SilentService()
+    keeper = IdentityKeeper(service, outbox, VmIdentity())
+    keeper.start(timeout_seconds=0.1)
+    keeper.stop(timeout_seconds=0.0)
+    service.released.set()
+    keeper.stop()
+    assert keeper.vm == VmIdentity()
+    assert outbox.state().result().vm is None

@@ -96,6 +96,7 @@ def test_a_poll_asks_as_the_service_wants_it(service, connect, version):
     ((method, path, headers, body),) = service.received
     assert (method, path, body) == ("GET", f"/metadata/scheduledevents?api-version={version}", b"")
     assert headers["Metadata"] == "true"
+    assert headers["Accept-Encoding"] == "identity"
     assert "x-forwarded-for" not in {name.lower() for name in headers}
 
 

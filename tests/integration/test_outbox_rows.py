@@ -1,12 +1,14 @@
 import re
 import sqlite3
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from bridge.database import SQL
 from bridge.outbox import Outcome
 from bridge.record import Document
+from bridge.rows import probe as probe_rows
 
 #: What a delivery worker runs, again and again, and the tables' sizes must not matter to.
 WORKER_STATEMENTS = {
@@ -137,6 +139,21 @@ def test_a_probe_takes_the_urgent_first_and_the_head_of_an_event_only(kit):
     assert probe(outbox, only=["E-1"]) == 1
     assert probe(outbox, only=["gone"]) is None
     assert probe(outbox, skip=[1, 2, 3]) is None
+
+
+@pytest.mark.parametrize("options", [{}, {"only": frozenset(["EVENT-none"])}], ids=["any", "one"])
+def test_a_probe_of_a_long_backlog_costs_no_more_than_one_of_a_short(kit, options):
+    outbox = kit.open(sinks=("a",), max_bytes=256 * 1024 * 1024)
+    steps = []
+    for count in (4_000, 20_000):
+        kit.fill(outbox, count, events=1_000)
+        connection = sqlite3.connect(kit.directory / "outbox.db")
+        try:
+            connection.set_progress_handler(lambda: steps.append(count), 100)  # noqa: B023  # used within the turn
+            probe_rows(SimpleNamespace(connection=connection), "a", frozenset(), frozenset(), **options)
+        finally:
+            connection.close()
+    assert steps.count(20_000) <= 1.5 * steps.count(4_000)
 
 
 # Giving up.

@@ -1,5 +1,6 @@
 import sqlite3
 import threading
+import time
 from concurrent.futures import wait
 
 import pytest
@@ -97,3 +98,51 @@ def test_a_commit_waits_for_a_command_that_holds_the_database_for_seven_seconds(
     assert record.sequence == 1
     assert kit.due(outbox) == [1]
     assert "locked by another program" in caplog.text
+
+
+def test_a_lock_that_lasts_is_treated_as_a_disk_that_refuses_until_it_is_gone(kit, caplog):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event("E-1"))
+    second, third = (kit.observation(outbox, kit.event(event_id)) for event_id in ("E-2", "E-3"))
+    blocker = sqlite3.connect(kit.directory / "outbox.db", isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    assert outbox.commit(second).result(20)[0].sequence == 2
+    assert outbox.in_memory
+    began_at = time.monotonic()
+    outbox.tend().result(20)
+    assert outbox.commit(third).result(20)[0].sequence == 3
+    assert outbox.in_memory
+    assert time.monotonic() - began_at < 4, "in memory nobody waits for the lock"
+    assert caplog.text.count("locked by another program") == 1
+    blocker.execute("COMMIT")
+    blocker.close()
+    outbox.tend().result(20)
+    assert not outbox.in_memory
+    assert kit.due(outbox) == [1, 2, 3]
+    outbox.close()
+    assert kit.due(kit.open()) == [1, 2, 3]
+
+
+def test_closing_does_not_wait_for_a_thread_that_hangs(kit):
+    outbox = kit.open()
+    go = threading.Event()
+    outbox._writer.read(lambda _store: go.wait(30))
+    assert outbox.close(0.1) is False
+    go.set()
+    assert outbox.close(30) is True
+
+
+def test_an_outbox_that_is_locked_when_it_is_opened_works_from_memory(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event("E-1"))
+    outbox.close()
+    blocker = sqlite3.connect(kit.directory / "outbox.db", isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    again = kit.open()
+    assert again.commit(kit.observation(again, kit.event("E-2"))).result(30)[0].sequence == 2
+    assert again.in_memory
+    blocker.execute("COMMIT")
+    blocker.close()
+    again.tend().result(20)
+    assert not again.in_memory
+    assert kit.due(again) == [1, 2]

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import gc
 import logging
 import queue
 import socket
 import ssl
+import struct
 import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
@@ -44,7 +48,7 @@ class Peer:
         self._server = HttpServer(("127.0.0.1", 0), self._respond, threading.Event())
         if tls is not None:
             self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
-        self._seen: set[int] = set()
+        self._seen: list[Any] = []  # kept alive: the id of one that is gone is soon another's
         self._server.start()
         self.scheme = "http" if tls is None else "https"
         self.port = self._server.server_port
@@ -54,8 +58,8 @@ class Peer:
         return f"{self.scheme}://127.0.0.1:{self.port}"
 
     def _respond(self, connection: Any, request: Request) -> None:
-        if id(connection) not in self._seen:
-            self._seen.add(id(connection))
+        if not any(each is connection for each in self._seen):
+            self._seen.append(connection)
             self.connections += 1
         self.requests.put(request)
         connection.write(self.answer)
@@ -533,6 +537,80 @@ def test_no_secret_is_in_an_error_or_a_log_line(  # noqa: PLR0917  # fixtures
         assert url in said
     said += caplog.text + repr(each)
     assert not [secret for secret in (*secrets, "SECRET") if secret in said], said
+
+
+def basic(user_and_password: str) -> str:
+    return base64.b64encode(user_and_password.encode("latin-1")).decode()
+
+
+@pytest.mark.parametrize("pair", ["me:hunter2", "m%C3%A9:hunter%2F2", "x:y", "only-me"])
+def test_a_user_and_password_of_the_url_are_masked_as_they_are_sent(peer: Peer, endpoint: Any, pair: str) -> None:
+    each = endpoint(peer.url.replace("://", f"://{pair if ':' in pair else pair + ':'}@"))
+    assert each.post(b"{}", {}).status_code == 200
+    sent = peer.requests.get().headers["authorization"]
+    assert sent.startswith("Basic ")
+    peer.answer = Answer(status=400, body=f"Authorization: {sent} ({sent.partition(' ')[2]})".encode())
+    with pytest.raises(DeliveryRejected) as refused:
+        each.post(b"{}", {})
+    assert sent.partition(" ")[2] not in everything_said(refused.value)
+    assert "Authorization: Basic <secret> (<secret>)" in str(refused.value)
+
+
+def test_a_user_and_password_of_the_proxy_are_masked_as_they_are_sent(
+    peer: Peer, endpoint: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "proxy").write_text(peer.url.replace("://", "://me:hunter2@"))
+    each = endpoint("http://hook.invalid/", proxy_file=str(tmp_path / "proxy"))
+    peer.answer = Answer(status=400, body=f"Proxy-Authorization: Basic {basic('me:hunter2')}".encode())
+    with pytest.raises(DeliveryRejected, match="Basic <secret>"):
+        each.post(b"{}", {})
+    assert peer.requests.get().headers["proxy-authorization"] == f"Basic {basic('me:hunter2')}"
+
+
+@pytest.mark.parametrize("source", ["token", "file", "setting"])
+def test_an_explicit_authorization_wins_over_the_urls(peer: Peer, endpoint: Any, tmp_path: Path, source: str) -> None:
+    (tmp_path / "token").write_text("one")
+    (tmp_path / "file").write_text("authorization: Bearer one\n")
+    keys: dict[str, dict[str, Any]] = {
+        "token": {"bearer_token_file": str(tmp_path / "token")},
+        "file": {"headers_file": str(tmp_path / "file")},
+        "setting": {"headers": {"AUTHORIZATION": "Bearer one"}},
+    }
+    endpoint(peer.url.replace("://", "://me:hunter2@"), **keys[source]).post(b"{}", {})
+    assert peer.requests.get().headers["authorization"] == "Bearer one"
+
+
+@pytest.mark.parametrize("end", ["", "/"])
+def test_the_origin_is_shown_whatever_the_url_is(peer: Peer, endpoint: Any, end: str) -> None:
+    peer.answer = Answer(status=503, body=b"no", headers={})
+    with pytest.raises(DeliveryFailed) as failed:
+        endpoint(peer.url + end).post(b"{}", {})
+    assert str(failed.value).startswith(f"{peer.url} answered 503")
+    peer.answer = Answer(status=302, body=f"see {peer.url}{end}".encode(), headers={"Location": f"{peer.url}/login"})
+    with pytest.raises(DeliveryFailed) as failed:
+        endpoint(peer.url.replace("://", "://127.0:http@") + end).post(b"{}", {})
+    assert str(failed.value).startswith(f"{peer.url} answered 302")
+    assert f"It points to {peer.url}." in str(failed.value)
+
+
+def test_a_connection_reset_before_tls_leaves_no_socket_behind(endpoint: Any) -> None:
+    def reset(listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                connection.close()
+
+    with warnings.catch_warnings(record=True) as caught, socket.create_server(("127.0.0.1", 0)) as listener:
+        warnings.simplefilter("always")
+        thread = threading.Thread(target=reset, args=(listener,))
+        thread.start()
+        each = endpoint(f"https://127.0.0.1:{listener.getsockname()[1]}/", timeout_seconds=5.0)
+        assert [outcome(each)[0] for _ in range(20)] == ["failed"] * 20
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+        gc.collect()
+    assert not [each for each in caught if issubclass(each.category, ResourceWarning)]
 
 
 def test_a_configuration_is_shown_without_its_secrets() -> None:

@@ -245,6 +245,21 @@ def test_two_sinks_of_one_name_are_both_said(mistakes_of: Refuse) -> None:
     [
         'secret = "hunter2"',
         'pasword = "hunter2"',
+        'bearer = "hunter2"',
+        'auth = "hunter2"',
+        'credential = "hunter2"',
+        'mycredentials = "hunter2"',
+        'sas = "hunter2"',
+        'github_pat = "hunter2"',
+        'githubPat = "hunter2"',
+        'passwd = "hunter2"',
+        'db_pwd = "hunter2"',
+        'passphrase = "hunter2"',
+        'command = "run --token hunter2"',
+        'command = "run hunter2"',
+        'url = 5\nextra = "run --token hunter2"',
+        'url = 5\nname = "http://h/hunter2"',
+        'url = 5\nname = "Bearer hunter2"',
         'autorization = "hunter2"',
         'api-key = "hunter2"',
         "connection_string = 'hunter2'",
@@ -266,6 +281,30 @@ def test_two_sinks_of_one_name_are_both_said(mistakes_of: Refuse) -> None:
 def test_secret_in_the_wrong_place_is_never_repeated(mistakes_of: Refuse, line: str) -> None:
     said = "\n".join(mistakes_of('[[sinks]]\ntype = "acme_config_test:Hook"\n' + line))
     assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        'type = "http://h/hunter2"',
+        'type = "http://h/hunter2"\nname = "hook"',
+        'type = "stdout"\nname = "http://h/hunter2"',
+    ],
+)
+def test_url_as_the_name_or_the_type_of_a_sink_is_shown_with_its_host(mistakes_of: Refuse, keys: str) -> None:
+    said = "\n".join(mistakes_of(f"[[sinks]]\n{keys}\n"))
+    assert "hunter2" not in said
+    assert "http://h/..." in said
+
+
+def test_of_a_command_line_the_program_is_shown(mistakes_of: Refuse) -> None:
+    (said,) = mistakes_of('[[sinks]]\ntype = "command"\ncommand = "/opt/tell --token hunter2"\n')
+    assert "is '/opt/tell' and more, but must be a list" in said
+
+
+def test_harmless_words_are_no_secrets(mistakes_of: Refuse) -> None:
+    (said,) = mistakes_of(HOOK + 'path_pattern = "harmless"\n')
+    assert "'harmless'" in said
 
 
 def test_url_is_shown_with_its_host(mistakes_of: Refuse) -> None:

@@ -110,6 +110,16 @@ def test_an_incarnation_is_a_number_or_a_text_as_it_came(incarnation, read):
     assert parse_document(document(DocumentIncarnation=incarnation)).incarnation == read
 
 
+@pytest.mark.parametrize(
+    ("number", "read"),
+    [("5.0", 5), ("5e0", 5), ("-0.0", 0), ("-3.0", -3), ("9223372036854775808.0", str(2**63)), ("5.5", None)],
+)
+def test_an_incarnation_with_nothing_behind_the_point_is_an_integer(number, read):
+    answer = parse_document(f'{{"DocumentIncarnation": {number}, "Events": []}}'.encode())
+    assert (answer.incarnation, type(answer.incarnation)) == (read, type(read))
+    assert decode_document(encode(answer)) == answer
+
+
 def test_a_missing_incarnation_is_null():
     assert parse_document(b'{"Events": []}').incarnation is None
 

@@ -219,3 +219,18 @@ def test_any_field_name_and_any_message_are_safe(report: Repeated, caplog: pytes
     assert entry.getMessage() == "100 % full of %s"
     assert (vars(entry)["name_"], vars(entry)["args_"]) == ("n", 1)
     assert entry.exc_info
+
+
+def test_the_end_waits_half_a_second_at_most_for_a_reader_that_stalls(agent_env: dict[str, str]) -> None:
+    reader, writer = os.pipe()
+    code = (
+        "configure(json=True)\nfor n in range(5000): log.error('x' * 200)\n"
+        "before = time.monotonic(); logging.shutdown(); print(time.monotonic() - before)\n"
+    )
+    few = code.replace("5000", "400")  # the pipe is full, the queue is not
+    try:
+        assert float(run(code, agent_env, stderr=writer).stdout) < 0.6
+        assert float(run(few, agent_env, stderr=writer).stdout) < 0.6
+    finally:
+        os.close(writer)
+        os.close(reader)

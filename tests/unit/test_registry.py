@@ -90,6 +90,11 @@ def test_odd_type_names_get_a_sentence(odd: str) -> None:
     assert "Installed:" in message(odd, UnknownSinkType) or "'module:Class'" in message(odd, UnknownSinkType)
 
 
+@pytest.mark.parametrize("wrong", ["http://h/hunter2", "Bearer hunter2", "stdout --token hunter2"])
+def test_type_that_may_hold_a_secret_is_not_repeated(wrong: str) -> None:
+    assert "hunter2" not in message(wrong, UnknownSinkType)
+
+
 def test_missing_module_class_and_misspelling_are_told_apart(package: str) -> None:
     assert "there is no module 'nowhere_at_all'" in message("nowhere_at_all.sinks:Good", UnknownSinkType)
     assert "Did you mean 'Good'?" in message(f"{package}:Goood", UnknownSinkType)

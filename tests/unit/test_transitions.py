@@ -91,6 +91,13 @@ def test_another_unreadable_time_is_a_change():
         ("Scheduled", "abc", {}, ("canceled", "inferred")),
         ("Scheduled", "2", {}, ("canceled", "inferred")),
         ("Scheduled", "3", {}, ("ended", "unknown")),
+        ("Scheduled", "+2", {}, ("canceled", "inferred")),
+        ("Scheduled", "-1", {}, ("ended", "unknown")),
+        ("Started", "-1", {}, ("completed", "inferred")),
+        ("Scheduled", "0" * 39 + "3", {}, ("ended", "unknown")),
+        ("Scheduled", "0" * 40 + "3", {}, ("canceled", "inferred")),
+        ("Scheduled", "\u0663", {}, ("canceled", "inferred")),
+        ("Scheduled", "+-3", {}, ("canceled", "inferred")),
         ("Scheduled", None, {"gap": True}, ("ended", "unknown")),
         ("Scheduled", "2", {"gap": True}, ("ended", "unknown")),
         ("Scheduled", 2, {"approved": frozenset({"A-1"})}, ("ended", "unknown")),
@@ -144,7 +151,35 @@ def test_an_event_without_an_id_is_known_by_type_and_resources():
     after = document(event("Started", event_id=None, resources=("b", "a")), incarnation=2)
     assert the_change(before, after) == ("started", "observed")
     other = document(event("Started", event_id=None, resources=("b", "a"), event_type="Freeze"), incarnation=2)
-    assert [c.transition.value for c in diff(before, other, Circumstances(now=NOW))] == ["started", "canceled"]
+    assert [c.transition.value for c in diff(before, other, Circumstances(now=NOW))] == ["started", "ended"]
+
+
+WITHOUT_ID = {"event_id": None, "resources": ("a", "b")}
+
+
+@pytest.mark.parametrize(
+    ("status", "shown", "expected"),
+    [
+        ("Scheduled", {"event_id": None, "resources": ("a",)}, ("ended", "unknown")),
+        ("Scheduled", {"event_id": None, "event_type": "Redeploy"}, ("ended", "unknown")),
+        ("Started", {"event_id": None, "resources": ("a",)}, ("completed", "inferred")),
+        ("Scheduled", {"event_id": "B", "resources": ("a",)}, ("canceled", "inferred")),
+        ("Started", {"event_id": "B", "resources": ("a",)}, ("completed", "observed")),
+    ],
+)
+def test_an_event_without_an_id_may_go_on_as_a_new_one_without_an_id(status, shown, expected):
+    before, after = document(event(status, **WITHOUT_ID)), document(event(**shown), incarnation=2)
+    new, gone = diff(before, after, Circumstances(now=NOW, vm_name=VM))
+    assert (new.transition, new.previous) == (Transition.SCHEDULED, None)
+    assert (gone.transition.value, gone.evidence.value) == expected
+
+
+def test_an_event_without_an_id_is_canceled_beside_others_that_stay_and_one_with_an_id_in_any_case():
+    stays, new = event(event_id=None, resources=("z",)), event(event_id=None, resources=("y",))
+    before = document(event(**WITHOUT_ID), stays)
+    assert the_change(before, document(stays, incarnation=2)) == ("canceled", "inferred")
+    changes = diff(document(event()), document(new, incarnation=2), Circumstances(now=NOW))
+    assert [c.transition.value for c in changes] == ["scheduled", "canceled"]
 
 
 def test_events_that_share_an_id_are_paired_by_shape_then_by_position():

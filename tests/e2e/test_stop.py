@@ -1,0 +1,161 @@
+"""A stop comes in time, whatever hangs: the outbox, a sink while the configuration is read again, IMDS at the start."""
+
+import os
+import signal
+import socket
+import sqlite3
+import time
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+GRACE_SECONDS = 1.0
+#: What the agent promises, and what a busy machine takes on top.
+IN_TIME_SECONDS = GRACE_SECONDS + 1.0 + 1.5
+
+CONFIG = """
+stop_grace_seconds = {grace}
+[imds]
+endpoint = "{imds}"
+poll_interval_seconds = 0.2
+timeout_seconds = 30
+[state]
+directory = "{state}"
+[status]
+listen = ""
+"""
+SINK = """
+[[sinks]]
+name = "hangs-{number}"
+type = "webhook"
+url = "{url}"
+timeout_seconds = {timeout_seconds}
+"""
+
+
+@pytest.fixture
+def silent():
+    """A port where connections are accepted by the system and nothing ever answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as listener:
+        listener.settimeout(20)
+        yield listener
+
+
+def url_of(listener):
+    return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextmanager
+def asked(listener, times):
+    """Wait until *times* connections were made, and hold them."""
+    with ExitStack() as stack:
+        for _ in range(times):
+            stack.enter_context(listener.accept()[0])
+        yield
+
+
+def configure(agent, imds_url, sinks=""):
+    agent.config.write_text(CONFIG.format(imds=imds_url, state=agent.state, grace=GRACE_SECONDS) + sinks)
+
+
+def stop_in_time(agent):
+    began_at = time.monotonic()
+    assert agent.stop(timeout_seconds=30) == 0, agent.log
+    assert time.monotonic() - began_at < IN_TIME_SECONDS, agent.log
+    assert "Traceback" not in agent.log
+
+
+def document(incarnation, *event_ids):
+    events = [
+        {"EventId": event_id, "EventStatus": "Scheduled", "EventType": "Freeze", "Resources": ["vm_0"]}
+        for event_id in event_ids
+    ]
+    return {"DocumentIncarnation": incarnation, "Events": events}
+
+
+def wait_until_running(agent):
+    agent.wait_for(lambda: "The agent is running" in agent.log)
+
+
+def has_opened(agent, name):
+    links = [os.path.realpath(entry) for entry in Path(f"/proc/{agent.process.pid}/fd").iterdir()]
+    return any(link.endswith(name) for link in links)
+
+
+def lock_of(agent):
+    blocker = sqlite3.connect(agent.state / "outbox.db", isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    return blocker
+
+
+def test_a_stop_comes_in_time_while_another_program_holds_the_outbox(agent, imds):
+    imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
+    configure(agent, imds.url)
+    agent.start()
+    imds.wait_for_polls(2)
+    wait_until_running(agent)
+    with closing(lock_of(agent)):
+        served = imds.served
+        imds.body = b'{"DocumentIncarnation": 2, "Events": []}'
+        agent.wait_for(lambda: imds.served > served)
+        stop_in_time(agent)
+
+
+def test_events_are_delivered_while_another_program_holds_the_outbox_for_long(agent, imds):
+    imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
+    configure(agent, imds.url, '[[sinks]]\nname = "out"\ntype = "stdout"\n')
+    agent.start()
+    imds.wait_for_polls(2)
+    wait_until_running(agent)
+    with closing(lock_of(agent)):
+        imds.show(document(2, "E-1"), polls=1)
+        agent.wait_for(lambda: len(agent.records) == 1, timeout_seconds=25)
+        imds.show(document(3, "E-1", "E-2"), polls=1)
+        agent.wait_for(lambda: len(agent.records) == 2, timeout_seconds=10)
+    agent.wait_for(lambda: "back on disk" in agent.log)
+    assert agent.log.count("locked by another program") == 1
+    stop_in_time(agent)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what a process has open is seen in /proc only")
+def test_a_stop_comes_in_time_while_the_start_waits_for_a_locked_outbox(agent, imds):
+    configure(agent, imds.url)
+    agent.start()
+    wait_until_running(agent)
+    assert agent.stop() == 0
+    with closing(lock_of(agent)):
+        agent.start()
+        agent.wait_for(lambda: has_opened(agent, "outbox.db"))
+        stop_in_time(agent)
+
+
+def test_a_stop_comes_in_time_while_sinks_that_hang_are_exchanged(agent, imds, silent):
+    def sinks(timeout_seconds):
+        return "".join(
+            SINK.format(number=number, url=url_of(silent), timeout_seconds=timeout_seconds) for number in range(6)
+        )
+
+    imds.identity = (200, b'{"name": "vm_0", "vmId": "AAAA"}')
+    imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
+    configure(agent, imds.url, sinks(20))
+    agent.start()
+    imds.wait_for_polls(2)
+    imds.show(document(2, "E-1"))
+    with asked(silent, 6):
+        configure(agent, imds.url, sinks(21))
+        agent.process.send_signal(signal.SIGHUP)
+        began_at = time.monotonic()
+        agent.wait_for(lambda: "configuration was read again" in agent.log, timeout_seconds=150)
+        assert time.monotonic() - began_at < 2 + 1 + 1.5, "a tick, and two seconds for all"
+        with asked(silent, 6):
+            configure(agent, imds.url, sinks(22))
+            agent.process.send_signal(signal.SIGHUP)
+            stop_in_time(agent)
+
+
+def test_a_stop_comes_in_time_while_the_start_asks_a_silent_metadata_service(agent, silent):
+    configure(agent, url_of(silent))
+    agent.start()
+    with asked(silent, 1):
+        stop_in_time(agent)
