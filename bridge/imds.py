@@ -158,7 +158,7 @@ class ImdsClient:
 
 def _reason(error: BaseException) -> str:
     """Return the innermost reason: requests and urllib3 wrap it in texts about their own objects."""
-    while (inner := error.__cause__ or error.__context__) is not None:
+    while not isinstance(error, DeadlineExceeded) and (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return (str(error) or type(error).__name__).rstrip(".")
 
