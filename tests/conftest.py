@@ -8,6 +8,7 @@ agent prints and does.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -31,6 +32,18 @@ _PROFILE = settings(deadline=None, print_blob=True, suppress_health_check=[Healt
 settings.register_profile("desk", _PROFILE)
 settings.register_profile("ci", _PROFILE, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "desk")
+
+
+def pytest_configure() -> None:
+    """Give signals back their meaning: whoever starts the tests in the background hands them on ignored."""
+    for name, handler in (
+        ("SIGINT", signal.default_int_handler),
+        ("SIGTERM", signal.SIG_DFL),
+        ("SIGHUP", signal.SIG_DFL),
+    ):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 @pytest.fixture
