@@ -6,18 +6,22 @@ while IMDS is silent; then the approver and the portal's channel, which wait for
 
 Stop: the poll, the portal's channel and the approver first, so that nothing new comes; then records that wait for the
 identity get their sinks; then the workers drain; then the outbox, which commits what they did; the lock last.
+
+A stop ends within `stop_grace_seconds` and one second more, whatever hangs: every wait is bounded, every thread is a
+daemon, and start and reload give up when a stop is asked for.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bridge.approval.approver import Approver
-from bridge.approval.channel import Channel
 from bridge.boot import boot_id
 from bridge.config import Settings, SinkSettings
 from bridge.delivery import Worker
@@ -31,6 +35,12 @@ from bridge.outbox import Outbox
 from bridge.poller import Poller
 from bridge.record import TransitionRecord
 from bridge.routing import Routes
+from bridge.writer import result_or_stop
+
+if TYPE_CHECKING:
+    # Half of the agents approve nothing, and need not pay 1 MB for what checks signatures.
+    from bridge.approval.approver import Approver
+    from bridge.approval.channel import Channel
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +48,11 @@ _TEND_SECONDS = 5.0
 _CLEAN_SECONDS = 60.0
 _JOIN_SECONDS = 1.0
 #: After the grace: what hangs is cut, a command and its children are killed, and the exit is still in time.
-_CUT_SECONDS = 0.5
+_CUT_SECONDS = 0.4
+#: After the grace, all in all; the interpreter and its last log lines need the rest of the second.
+_END_SECONDS = 0.55
+_LEAST_SECONDS = 0.05
+_RELOAD_SECONDS = 2.0
 
 
 class Agent:
@@ -83,12 +97,14 @@ class Agent:
 
     # Life.
 
-    def start(self) -> None:
-        """Start to watch and to deliver."""
-        self._identity.start()
+    def start(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Start to watch and to deliver; give up, so that `stop` can follow, as soon as *stop* returns True."""
+        self._identity.start(stop, timeout_seconds=self._settings.imds.timeout_seconds)
         self.outbox.on_records = self._notify
         self.metrics.register_totals(self._totals)
-        self._route()
+        self._route(stop)
+        if stop():
+            return
         for sink in self._settings.sinks:
             self._start_worker(sink)
         self.approver = self._new_approver()
@@ -134,54 +150,58 @@ class Agent:
 
     def stop(self) -> None:
         """Stop polling, let the sinks drain for `stop_grace_seconds`, commit, let go."""
-        grace = self._settings.stop_grace_seconds
-        deadline = time.monotonic() + grace
+        deadline = time.monotonic() + self._settings.stop_grace_seconds
+        end = deadline + _END_SECONDS
         self._stop_polling.set()
         self._stop_approvals()
         self._imds.close()
-        self._identity.stop()
+        self._identity.stop(timeout_seconds=_left(deadline))
         if self._poll_thread is not None:
-            self._poll_thread.join(_JOIN_SECONDS)
+            self._poll_thread.join(_left(deadline))
         if self.approver is not None:
-            self.approver.join(_JOIN_SECONDS)
-        for _, worker in self._workers.values():
-            worker.stop(grace_seconds=max(deadline - time.monotonic(), 0.0))
-        late = [
-            worker for _, worker in self._workers.values() if not worker.join(max(deadline - time.monotonic(), 0.05))
-        ]
-        for worker in late:
-            worker.cut()
-        for worker in late:
-            worker.join(_CUT_SECONDS / len(late))
-        self._say_what_is_left()
-        self.outbox.close()
-        self._lock.release()
+            self.approver.join(_left(deadline))
+        self._drain(deadline)
+        self._say_what_is_left(_left(end))
+        if self.outbox.close(_left(end, at_most=math.inf)):
+            self._lock.release()
+        else:  # the outbox's thread may still write: the lock goes with the process
+            logger.error("The outbox hangs and was left behind; what it has not committed is not stored.")
 
-    def reload(self, settings: Settings) -> None:
-        """Go on with *settings*; what cannot change in a running agent is said and left."""
+    def _drain(self, deadline: float) -> None:
+        workers = [worker for _, worker in self._workers.values()]
+        for worker in workers:
+            worker.stop(grace_seconds=max(deadline - time.monotonic(), 0.0))
+        _end(workers, max(deadline, time.monotonic() + _LEAST_SECONDS), cut_seconds=_CUT_SECONDS)
+
+    def reload(self, settings: Settings, stop: Callable[[], bool] = lambda: False) -> None:
+        """Go on with *settings*; what cannot change in a running agent is said and left.
+
+        Gives up, so that `stop` can follow, as soon as *stop* returns True.
+        """
         before, self._settings = self._settings, settings
         for key in ("state", "status"):
             if getattr(before, key) != getattr(settings, key):
                 logger.warning("A change of [%s] needs a restart; the rest is in force.", key)
         is_imds_new = (before.imds, before.vm) != (settings.imds, settings.vm)
         if is_imds_new:
-            self._exchange_imds(settings)
+            self._exchange_imds(settings, stop)
         if is_imds_new or before.approval != settings.approval:
-            self._exchange_approver()
+            self._exchange_approver(stop)
         kept = {sink.name for sink in settings.sinks if self._is_unchanged(sink)}
-        for name in self._workers.keys() - kept:
-            self._stop_worker(name)
-        self._route()
+        self._stop_workers([name for name in self._workers if name not in kept], stop)
+        self._route(stop)
+        if stop():
+            return
         for sink in settings.sinks:
             if sink.name not in kept:
                 self._start_worker(sink)
         logger.info("The configuration was read again.", extra={"sinks": [sink.name for sink in settings.sinks]})
 
-    def _exchange_imds(self, settings: Settings) -> None:
+    def _exchange_imds(self, settings: Settings, stop: Callable[[], bool]) -> None:
         old, self._imds = self._imds, _client(settings)
-        self._identity.stop()
+        self._identity.stop(timeout_seconds=_CUT_SECONDS)
         self._identity = IdentityKeeper(self._imds, self.outbox, settings.vm)
-        self._identity.start()
+        self._identity.start(stop, timeout_seconds=settings.imds.timeout_seconds)
         if self._poller is not None:
             self._poller.use(self._imds, poll_interval_seconds=settings.imds.poll_interval_seconds)
         old.close()
@@ -190,6 +210,8 @@ class Agent:
         approval = self._settings.approval
         if approval is None:
             return None
+        from bridge.approval.approver import Approver  # noqa: PLC0415
+
         return Approver(
             approval,
             self.outbox,
@@ -200,11 +222,17 @@ class Agent:
             on_request_only=self._on_request_only,
         )
 
-    def _exchange_approver(self) -> None:
+    def _exchange_approver(self, stop: Callable[[], bool]) -> None:
         """End one approver before another may start on the same decisions."""
         self._stop_approvals()
         if self.approver is not None:
-            self.approver.join(self._settings.imds.timeout_seconds * 1.1 + _JOIN_SECONDS)
+            wait_seconds = self._settings.imds.timeout_seconds * 1.1 + _JOIN_SECONDS
+            waiter = threading.Thread(target=self.approver.join, args=(wait_seconds,), name="reload", daemon=True)
+            waiter.start()
+            while waiter.is_alive() and not stop():
+                waiter.join(_LEAST_SECONDS)
+        if stop():
+            return
         self.metrics.watch_approved(lambda: 0.0)
         self.approver = self._new_approver()
         if self._poller is not None:
@@ -217,7 +245,14 @@ class Agent:
         self.approver.start()
         remote = None if self._settings.approval is None else self._settings.approval.remote
         if remote is not None and not self._on_request_only:
-            self._channel = Channel(remote, vm_id=lambda: self._identity.vm.vm_id, offer=self.approver.offer)
+            from bridge.approval.channel import Channel  # noqa: PLC0415
+
+            self._channel = Channel(
+                remote,
+                vm_id=lambda: self._identity.vm.vm_id,
+                offer=self.approver.offer,
+                metrics=self.metrics.approval_channel(),
+            )
             self._channel.start()
 
     def _stop_approvals(self) -> None:
@@ -230,10 +265,11 @@ class Agent:
     def _is_unchanged(self, sink: SinkSettings) -> bool:
         return sink.name in self._workers and self._workers[sink.name][0] == sink
 
-    def _route(self) -> None:
+    def _route(self, stop: Callable[[], bool]) -> None:
         sinks = self._settings.sinks
         routes = Routes([sink.config for sink in sinks])
-        self.outbox.configure(routes, [sink.name for sink in sinks], labels=dict(self._settings.labels)).result()
+        configured = self.outbox.configure(routes, [sink.name for sink in sinks], labels=dict(self._settings.labels))
+        result_or_stop(configured, stop)
 
     def _start_worker(self, sink: SinkSettings) -> None:
         worker = Worker(
@@ -245,15 +281,14 @@ class Agent:
         self._workers[sink.name] = (sink, worker)
         worker.start()
 
-    def _stop_worker(self, name: str) -> None:
-        """End a worker before another may start on the same rows."""
-        sink, worker = self._workers.pop(name)
-        worker.stop(grace_seconds=0.0)
-        if worker.join(min(self._settings.stop_grace_seconds, sink.config.timeout_seconds)):
-            return
-        worker.cut()
-        if not worker.join(_JOIN_SECONDS):
-            logger.error("A sink hangs and was left behind.", extra={"sink": name})
+    def _stop_workers(self, names: Sequence[str], stop: Callable[[], bool]) -> None:
+        """End workers before others may start on the same rows, all of them in the same two seconds."""
+        workers = [self._workers.pop(name)[1] for name in names]
+        for worker in workers:
+            worker.stop(grace_seconds=0.0)
+        wait_seconds = min(self._settings.stop_grace_seconds, _RELOAD_SECONDS - _CUT_SECONDS)
+        for worker in _end(workers, time.monotonic() + wait_seconds, cut_seconds=_CUT_SECONDS, stop=stop):
+            logger.error("A sink hangs and was left behind.", extra={"sink": worker.name})
 
     def _notify(self) -> None:
         for _, worker in list(self._workers.values()):
@@ -266,10 +301,11 @@ class Agent:
             for name, (counts, oldest) in self.outbox.totals_with_age().result().items()
         }
 
-    def _say_what_is_left(self) -> None:
+    def _say_what_is_left(self, wait_seconds: float) -> None:
         try:
-            pending = {name: total["pending"] for name, total in self.outbox.totals().result().items()}
-        except BridgeError:
+            totals = self.outbox.totals().result(wait_seconds)
+            pending = {name: total["pending"] for name, total in totals.items()}
+        except (BridgeError, FutureTimeout):
             pending = {}
         logger.info("The agent stopped.", extra={"pending": pending})
 
@@ -308,6 +344,27 @@ class _Chores:
             return self._nudge_file.stat().st_mtime_ns
         except OSError:
             return None
+
+
+def _left(deadline: float, *, at_most: float = _JOIN_SECONDS) -> float:
+    """Return the seconds until *deadline*, at most *at_most*, but never none."""
+    return min(max(deadline - time.monotonic(), _LEAST_SECONDS), at_most)
+
+
+def _end(
+    workers: Sequence[Worker], deadline: float, *, cut_seconds: float, stop: Callable[[], bool] = lambda: False
+) -> list[Worker]:
+    """Wait until *deadline*, or until *stop* returns True, then cut who is left; return who hangs even then."""
+    late = list(workers)
+    while late and time.monotonic() < deadline and not stop():
+        wait_seconds = max(min(deadline - time.monotonic(), _LEAST_SECONDS), 0.0)
+        late = [worker for worker in late[1:] if not worker.join(0.0)] + (
+            [] if late[0].join(wait_seconds) else [late[0]]
+        )
+    for worker in late:
+        worker.cut()
+    cut_at = time.monotonic() + cut_seconds
+    return [worker for worker in late if not worker.join(max(cut_at - time.monotonic(), 0.0))]
 
 
 def _client(settings: Settings) -> ImdsClient:

@@ -155,6 +155,7 @@ class Worker:
         if self.config.max_age_seconds is None or now < self._expired_at + 1.0:
             return
         self._expired_at = now
+        self._ledger.flush()  # what is delivered does not expire
         expired = self._outbox.expire(self.name, max_age_seconds=self.config.max_age_seconds).result()
         if expired:
             self._picker.look_again()
@@ -189,6 +190,7 @@ class Worker:
         """Mark the event as begun at a sink that skips what is over, or skip it; see `bridge.begun`."""
         if not self._skips or row.record.event is None:
             return Beginning()
+        self._ledger.flush()  # what is delivered counts as begun
         beginning = self._outbox.begin(self.name, row.event_key).result()
         if beginning.skipped:
             logger.info(
@@ -202,6 +204,7 @@ class Worker:
             return
         surely_not = beginning.is_new and isinstance(outcome, DeliveryFailed) and not outcome.uncertain
         if surely_not or (outcome is None and row.record.transition in ENDS):
+            self._ledger.flush()
             self._outbox.forget_beginning(self.name, row.event_key)
 
     def _delivered(self, batch: list[Owed]) -> None:

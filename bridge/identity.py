@@ -1,16 +1,19 @@
 """Finding out who this VM is, without ever delaying a poll.
 
-One try at the start, then what was stored, then a try each minute; while this VM was never known, tries come faster,
-because records wait for the answer: a minute at most, 5 s where the service says plainly that it does not know, 2 s
-when a record is about an eviction or a deletion. Then sinks are chosen without it.
+One try at the start, on a thread, so that a stop need not wait for it; then what was stored, then a try each minute.
+While this VM was never known, tries come faster, because records wait for the answer: a minute at most, 5 s where the
+service says plainly that it does not know, 2 s when a record is about an eviction or a deletion. Then sinks are chosen
+without it.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Protocol
 
 import msgspec
@@ -19,10 +22,12 @@ from bridge.errors import BridgeError, DocumentInvalid, ImdsError, ImdsStatus
 from bridge.logs import Repeated
 from bridge.outbox import Outbox
 from bridge.record import VmIdentity
+from bridge.writer import result_or_stop
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 60.0
+_LOOK_SECONDS = 0.05
 _WAIT_SECONDS = 60.0
 _WAIT_SECONDS_WHEN_REFUSED = 5.0
 _WAIT_SECONDS_WHEN_URGENT = 2.0
@@ -61,28 +66,45 @@ class IdentityKeeper:
         self._report = Repeated(logger)
         self._stop = threading.Event()
         self._hurry = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._gate = threading.Lock()
+        self._tried = threading.Event()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="identity", daemon=True)
+        self._is_taken = False
         self._is_found = False
         self._wait_until = float("inf")
         self.is_waiting = False
         self.vm = merged(VmIdentity(), configured)
         """Who this VM is, as far as it is known."""
 
-    def start(self) -> None:
-        """Try once; fall back on what is stored; go on trying on a thread when that was in vain."""
+    def start(self, stop: Callable[[], bool] = lambda: False, *, timeout_seconds: float = math.inf) -> None:
+        """Try once; fall back on what is stored; go on trying on a thread when that was in vain.
+
+        Waits *timeout_seconds* for that try at most, and returns at once when *stop* returns True.
+        """
         started = self._monotonic()
-        self._try()
-        if self._is_found:
-            return
-        stored = self._outbox.state().result().vm
-        if stored is not None or self._configured.name:
-            self._take(stored or VmIdentity())
-        else:
-            self._outbox.await_identity()
-            self.is_waiting = True
-            self._wait_until = min(self._wait_until, started + _WAIT_SECONDS)
-        self._thread = threading.Thread(target=self._run, name="identity", daemon=True)
         self._thread.start()
+        give_up_at = time.monotonic() + timeout_seconds
+        while not (self._tried.wait(_LOOK_SECONDS) or stop() or time.monotonic() >= give_up_at):
+            pass
+        if not (self._is_found or stop()):
+            self._fall_back(started, stop)
+        self._started.set()
+
+    def _fall_back(self, started: float, stop: Callable[[], bool]) -> None:
+        state = result_or_stop(self._outbox.state(), stop)
+        if state is None:
+            return
+        with self._gate:
+            if self._is_taken:  # the first try came to an answer after all
+                return
+            if state.vm is None and not self._configured.name:
+                self._outbox.await_identity()
+                self.is_waiting = True
+                self._wait_until = min(self._wait_until, started + _WAIT_SECONDS)
+                return
+            identified = self._take(state.vm or VmIdentity())
+        result_or_stop(identified, stop)
 
     def hurry(self) -> None:
         """Wait no longer than 2 s more: a record is about an eviction or a deletion."""
@@ -94,15 +116,19 @@ class IdentityKeeper:
         """Look at once whether the waiting is over."""
         self._hurry.set()
 
-    def stop(self) -> None:
+    def stop(self, *, timeout_seconds: float = 1.0) -> None:
         """Stop trying; records that still wait get their sinks now."""
         self._stop.set()
+        self._started.set()
         self.look()
-        if self._thread is not None:
-            self._thread.join(1.0)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_seconds)
         self._give_up_waiting()
 
     def _run(self) -> None:
+        self._try()
+        self._tried.set()
+        self._started.wait()
         pause, next_try = 1.0, self._monotonic() + 1.0
         while not self._stop.is_set() and not self._is_found:
             now = self._monotonic()
@@ -122,22 +148,29 @@ class IdentityKeeper:
         except ImdsError as error:
             refused = isinstance(error, DocumentInvalid)
             refused |= isinstance(error, ImdsStatus) and error.status in _PLAIN_REFUSALS
-            if refused and (self.is_waiting or self._thread is None):
+            if refused and (self.is_waiting or not self._tried.is_set()):
                 self._wait_until = min(self._wait_until, self._monotonic() + _WAIT_SECONDS_WHEN_REFUSED)
-            self._report.problem("identity", logging.WARNING, f"This VM's own name is not known yet: {error}")
+            if not self._stop.is_set():
+                self._report.problem("identity", logging.WARNING, f"This VM's own name is not known yet: {error}")
             return
+        if self._stop.is_set():
+            return  # another keeper may have taken over
         try:
-            self._take(found)
+            with self._gate:
+                identified = self._take(found)
+            identified.result()
         except BridgeError as error:
-            self._report.problem("identity", logging.ERROR, f"This VM's identity could not be stored: {error}")
+            self._is_taken = False
+            if not self._stop.is_set():
+                self._report.problem("identity", logging.ERROR, f"This VM's identity could not be stored: {error}")
             return
         self._is_found = True
         self._report.recovered("identity", "This VM's identity is known now.", vm=self.vm.name)
 
-    def _take(self, found: VmIdentity) -> None:
+    def _take(self, found: VmIdentity) -> Future[bool]:
         self.vm = merged(found, self._configured)
-        self.is_waiting = False
-        self._outbox.identify(self.vm).result()
+        self.is_waiting, self._is_taken = False, True
+        return self._outbox.identify(self.vm)
 
     def _give_up_waiting(self) -> None:
         if self.is_waiting:

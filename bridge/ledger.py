@@ -3,6 +3,9 @@
 It is written down while the next record is already being sent: a crash in between sends again with the same id, which
 is promised (at least once), and a slow disk does not slow a backlog down. Until it is written the outbox still lists
 those rows as owed, so whoever reads it leaves them out (`unwritten`).
+
+What was delivered is gathered first, up to 100 records or 20 ms: a transaction for each batch of a few records costs
+more than sending them. A crash then repeats so many records more, also one during a send that hangs.
 """
 
 from __future__ import annotations
@@ -15,10 +18,14 @@ from concurrent.futures import Future
 from bridge.errors import OutboxError
 from bridge.logs import Repeated
 from bridge.outbox import Outbox, Outcome, Owed
+from bridge.rows import DELIVERED
 
 logger = logging.getLogger(__name__)
 
-_MOST_UNDERWAY = 64
+#: Commits under way; each may be of as much as is gathered.
+_MOST_UNDERWAY = 8
+_MOST_GATHERED = 100
+_GATHER_SECONDS = 0.02
 _RETRY_SECONDS = 5.0
 _ERROR_CHARACTERS = 256
 
@@ -32,6 +39,8 @@ class Ledger:
         self._monotonic = monotonic
         self._underway: deque[tuple[Future[None], list[Outcome]]] = deque()
         self._unwritten: dict[int, Outcome] = {}
+        self._gathered: list[Outcome] = []
+        self._gathered_since = 0.0
         self._failed: list[Outcome] = []
         self._retry_at = 0.0
         self._report = Repeated(logger, clock=monotonic)
@@ -44,6 +53,7 @@ class Ledger:
 
     def tried(self, rows: Sequence[Owed], error: str) -> None:
         """Write down that *rows* were tried in vain."""
+        self.flush()
         self._settle([Outcome(sequence=row.sequence, state=None, error=error[:_ERROR_CHARACTERS]) for row in rows])
 
     def finished(self, rows: Sequence[Owed], state: str, error: str | None = None) -> None:
@@ -52,10 +62,23 @@ class Ledger:
         outcomes = [Outcome(sequence=row.sequence, state=state, error=reason) for row in rows]
         for outcome in outcomes:
             self._unwritten[outcome.sequence] = outcome
-        self._settle(outcomes)
+        if not self._gathered:
+            self._gathered_since = self._monotonic()
+        self._gathered.extend(outcomes)
+        is_late = self._monotonic() - self._gathered_since >= _GATHER_SECONDS
+        if state != DELIVERED or is_late or len(self._gathered) >= _MOST_GATHERED:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what was gathered to the outbox."""
+        if self._gathered:
+            gathered, self._gathered = self._gathered, []
+            self._settle(gathered)
 
     def wait(self, *, most: int = 0) -> None:
-        """Forget what is committed; wait until at most *most* commits are on their way."""
+        """Forget what is committed; wait until at most *most* commits are on their way, and with 0 nothing is left."""
+        if most == 0:
+            self.flush()
         while self._underway and (len(self._underway) > most or self._underway[0][0].done()):
             future, outcomes = self._underway.popleft()
             try:
@@ -68,6 +91,7 @@ class Ledger:
 
     def write_again(self) -> None:
         """Try once more, now and then, to write down what the outbox would not take."""
+        self.flush()
         self.wait(most=_MOST_UNDERWAY)
         if self._failed and self._monotonic() >= self._retry_at:
             again, self._failed = self._failed, []
@@ -76,6 +100,7 @@ class Ledger:
     def forget(self) -> None:
         """Let go of what could not be written: the rows it was about are gone."""
         self._failed.clear()
+        self._gathered.clear()
         self._unwritten.clear()
 
     def _settle(self, outcomes: list[Outcome]) -> None:

@@ -25,7 +25,9 @@ from bridge.log_format import STANDARD_FIELDS, JsonFormatter, LineFormatter
 _HELD = {"urllib3": logging.ERROR, "azure": logging.ERROR, "opentelemetry": logging.ERROR, "asyncio": logging.WARNING}
 
 _MOST_QUEUED = 1_000
-_FLUSH_SECONDS = 1.0
+#: Both come at exit, one after the other, and a stop has promised when it ends.
+_FLUSH_SECONDS = 0.3
+_CLOSE_SECONDS = 0.1
 _REMINDER_SECONDS = 3_600.0
 _MOST_MESSAGES = 16
 _FULL_SECONDS = 0.05
@@ -90,20 +92,20 @@ class QueuedHandler(logging.Handler):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait until what was queued is written, a second at most."""
+        """Wait until what was queued is written, 0.3 s at most."""
         deadline = time.monotonic() + _FLUSH_SECONDS
         with self._lines.all_tasks_done:
             while self._lines.unfinished_tasks and time.monotonic() < deadline and self._writer.is_alive():
                 self._lines.all_tasks_done.wait(deadline - time.monotonic())
 
     def close(self) -> None:
-        """Write what is queued and end the writer, within a second; a writer that hangs is left behind."""
+        """Write what is queued and end the writer, within 0.1 s; a writer that hangs is left behind."""
         try:
             self._lines.put_nowait(None)
         except queue.Full:
             pass
         else:
-            self._writer.join(_FLUSH_SECONDS)
+            self._writer.join(_CLOSE_SECONDS)
         self._closed.set()
         super().close()
 

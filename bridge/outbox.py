@@ -248,9 +248,9 @@ class Outbox:
         before = self._now().timestamp() - self._keep_seconds
         return self._writer.write(lambda store: clean(store, before=before, limit=500))
 
-    def close(self) -> None:
-        """Commit what was handed in, and close the file."""
-        self._writer.close()
+    def close(self, timeout_seconds: float | None = None) -> bool:
+        """Commit what was handed in, and close the file; return whether that was done in time."""
+        return self._writer.close(timeout_seconds)
 
     def _open(self, store: Store) -> Store:
         self._store = store

@@ -203,7 +203,7 @@ WHERE sink = ? AND state = 'pending' AND aged_from < ?;
 
 -- name: finish
 UPDATE deliveries SET state = ?, error = ?, attempts = attempts + ?, changed_at = ?
-WHERE sink = ? AND sequence = ? AND state = 'pending';
+WHERE sink = ? AND sequence IN (SELECT value FROM json_each(?)) AND state = 'pending';
 
 -- name: note_failure
 UPDATE deliveries SET attempts = attempts + 1, error = ?, changed_at = ?

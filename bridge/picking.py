@@ -1,14 +1,16 @@
 """Which of one sink's rows are sent next: the schedule's turn, answered from the outbox.
 
 An event's records go strictly in sequence: while one waits, the rest of its event waits; other events go on. Rows are
-read ahead, because a read waits for the commit that is under way, and what was read is dropped whenever something
-happens that could change the order: news, a failure, a delay that ends.
+read ahead, because a read waits for the commit that is under way, and the next ones are asked for while the last of
+them are being sent. What was read or asked for is dropped whenever something happens that could change the order:
+news, a failure, a delay that ends.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
+from concurrent.futures import Future
 
 from bridge.ledger import Ledger
 from bridge.outbox import Outbox, Owed
@@ -19,6 +21,8 @@ _ROWS_AHEAD = 64
 _EVENTS_AHEAD = 32
 #: Reading keeps the outbox's thread from the poll; a batch may be smaller than `max_batch`.
 _MOST_ROWS = 1_000
+#: The next rows are asked for when so much of what was read is left: one part of so many.
+_LOW_SHARE = 4
 #: While one document's news is tried out of turn, the probes wait.
 _MOST_NEWS = 64
 
@@ -39,6 +43,9 @@ class Picker:
         self._limit = events if batch_by_event else max(_ROWS_AHEAD, self._max_batch)
         self._ahead: deque[Owed] = deque()
         self._ahead_until = float("-inf")
+        self._low = 0
+        self._coming: Future[list[Owed]] | None = None
+        self._coming_until = float("-inf")
         self._alone: set[int] = set()
         self._news_after = self._newest = outbox.last_sequence
 
@@ -57,6 +64,7 @@ class Picker:
     def look_again(self) -> None:
         """Forget what was read ahead."""
         self._ahead.clear()
+        self._coming = None
 
     def send_alone(self, sequences: Iterable[int]) -> None:
         """Put each of *sequences* into a batch of its own: a batch with them was rejected."""
@@ -93,28 +101,51 @@ class Picker:
     def _next_batch(self, now: float) -> list[Owed]:
         if not self._ahead or now >= self._ahead_until:
             self._read_ahead(now)
+        if self._coming is None and 0 < len(self._ahead) <= self._low:
+            self._ask_ahead(now)
         batch: list[Owed] = []
         while self._ahead and self._may_join(self._ahead[0], batch):
             batch.append(self._ahead.popleft())
         return batch
 
+    def _ask_ahead(self, now: float) -> None:
+        """Ask for the rows behind those at hand, to be there when these are sent."""
+        at_hand = {row.sequence for row in self._ahead}
+        self._coming_until = self._schedule.next_expiry(now)
+        self._coming = self._ask(self._schedule.blocked(now), at_hand)
+
+    def _take_coming(self, now: float) -> None:
+        coming, self._coming = self._coming, None
+        if coming is None or now >= self._ahead_until or now >= self._coming_until or self._schedule.is_doubtful:
+            return
+        self._fill(coming.result(), self._coming_until)
+
+    def _fill(self, rows: list[Owed], until: float) -> None:
+        self._ahead.extend(rows)
+        self._ahead_until = until
+        # Fewer than asked for: nothing is behind them, and nothing is to be asked for while they are sent.
+        found = len({row.event_key for row in rows}) if self._batch_by_event else len(rows)
+        self._low = len(rows) // _LOW_SHARE if found >= self._limit else 0
+
     def _read_ahead(self, now: float) -> None:
         self._ahead.clear()
+        self._take_coming(now)
+        if self._ahead:
+            return
         if self._schedule.is_doubtful:
-            self._ahead.extend(self._due(self._schedule.suspects))
-            self._ahead_until = now
+            self._ahead.extend(self._ask(self._schedule.suspects).result())
+            self._ahead_until, self._low = now, 0
         if not self._ahead:
-            self._ahead.extend(self._due(self._schedule.blocked(now)))
-            self._ahead_until = self._schedule.next_expiry(now)
+            self._fill(self._ask(self._schedule.blocked(now)).result(), self._schedule.next_expiry(now))
 
-    def _due(self, blocked: Collection[str]) -> list[Owed]:
+    def _ask(self, blocked: Collection[str], at_hand: Collection[int] = ()) -> Future[list[Owed]]:
         return self._outbox.due(
             self._sink,
             limit=self._limit,
-            skip=self._ledger.unwritten,
+            skip={*self._ledger.unwritten, *at_hand},
             blocked=blocked,
             per_event=self._max_batch if self._batch_by_event else None,
-        ).result()
+        )
 
     def _may_join(self, row: Owed, batch: list[Owed]) -> bool:
         if not batch:

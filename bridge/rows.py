@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby, islice
 from typing import Any
 
 import msgspec
@@ -13,6 +14,8 @@ from bridge.store import SQL, Store
 
 DELIVERED, PARKED = "delivered", "parked"
 Row = tuple[Any, ...]
+#: How far a probe looks for the event tried least.
+_MOST_PROBED = 2_000
 STATES = ("accepted", "delivered", "pending", "parked", "expired", "evicted", "discarded")
 
 
@@ -60,13 +63,13 @@ def due(
         if len(chosen) == limit:
             break
     if per_event is not None:
-        chosen = [row for head in chosen for row in _rows_of(store, sink, head[1], skip)[:per_event]]
+        chosen = [row for head in chosen for row in islice(_rows_of(store, sink, head[1], skip), per_event)]
     return [_owed(store, row) for row in chosen]
 
 
-def _rows_of(store: Store, sink: str, event_key: str, skip: frozenset[int]) -> list[Row]:
+def _rows_of(store: Store, sink: str, event_key: str, skip: frozenset[int]) -> Iterator[Row]:
     rows = store.connection.execute(SQL["due_of_event"], (event_key, sink))
-    return [row for row in rows if row[0] not in skip]
+    return (row for row in rows if row[0] not in skip)
 
 
 def probe(
@@ -76,11 +79,22 @@ def probe(
 
     By tries, so that an event that the sink never takes cannot keep every other from being the one that gets through.
     *only* limits the choice to these events.
+
+    It looks at no more than the first 2,000 rows that may be tried: a paused sink with an urgent record is probed every
+    2 s, and to walk a whole backlog each time would keep the one thread of the outbox, and a core, from all other work.
+    What gets no turn by that: events behind 2,000 rows of others that the sink never takes, until news of them.
     """
+    if only is None:
+        rows: Iterator[Row] = (
+            row
+            for row in store.connection.execute(SQL["due"], (sink, 0))
+            if row[0] not in skip and row[1] not in blocked
+        )
+    else:
+        rows = (row for key in only - blocked for row in islice(_rows_of(store, sink, key, skip), 1))
     heads: dict[str, Row] = {}
-    for row in store.connection.execute(SQL["due"], (sink, 0)):
-        if row[0] not in skip and row[1] not in blocked and (only is None or row[1] in only):
-            heads.setdefault(row[1], row)
+    for row in islice(rows, _MOST_PROBED):
+        heads.setdefault(row[1], row)
     if not heads:
         return []
     best = min(heads.values(), key=lambda row: (-row[4], row[2], row[0]))
@@ -89,10 +103,11 @@ def probe(
 
 def _owed(store: Store, row: Row) -> Owed:
     """Return *row* with its record; raise sqlite3.DatabaseError when that cannot be read: the file is damaged."""
-    sequence, event_key, attempts, not_before, urgent = row
-    body = store.connection.execute(SQL["body"], (sequence,)).fetchone()
+    sequence, event_key, attempts, not_before, urgent, *body = row
+    if not body:
+        body = store.connection.execute(SQL["body"], (sequence,)).fetchone()
     try:
-        record = decode_record("" if body is None else body[0])
+        record = decode_record(body[0] or "" if body else "")
     except msgspec.MsgspecError as error:
         raise sqlite3.DatabaseError(f"The outbox is malformed: record {sequence} cannot be read: {error}") from error
     return Owed(
@@ -107,11 +122,15 @@ def _owed(store: Store, row: Row) -> Owed:
 
 def settle(store: Store, sink: str, outcomes: Sequence[Outcome], now: float) -> None:
     """Write *outcomes* down; a row that a person has discarded meanwhile stays as it is."""
-    for outcome in outcomes:
-        if outcome.state is None:
-            store.connection.execute(SQL["note_failure"], (outcome.error, now, sink, outcome.sequence))
+    for (state, error), group in groupby(outcomes, key=lambda outcome: (outcome.state, outcome.error)):
+        sequences = [outcome.sequence for outcome in group]
+        if state is None:
+            failures = [(error, now, sink, sequence) for sequence in sequences]
+            store.connection.executemany(SQL["note_failure"], failures)
         else:
-            store.connection.execute(SQL["finish"], (outcome.state, outcome.error, 1, now, sink, outcome.sequence))
+            # One statement, so that the interpreter's lock is free meanwhile for who is sending.
+            numbers = msgspec.json.encode(sequences).decode()
+            store.connection.execute(SQL["finish"], (state, error, 1, now, sink, numbers))
 
 
 def expire(store: Store, sink: str, now: float, max_age_seconds: float) -> int:

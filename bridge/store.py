@@ -2,7 +2,8 @@
 
 Records must outlive what happens to the file under them, so every misfortune has one answer here:
 
-- full, read-only or failing disk: what is owed is carried into memory and work goes on; `return_to_disk` tries again.
+- full, read-only or failing disk, or a lock that lasts: what is owed is carried into memory and work goes on;
+  `return_to_disk` tries again.
 - damaged, deleted or overwritten file: it is set aside under a new name with its -wal and -shm, never deleted; what
   can still be read, through the open connection or from the file, is carried into a new one.
 - both at once: memory first; the damaged one is kept at hand, and read when there is a disk to put it on.
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from bridge import database
 from bridge.carry import bring_back, carry_owed, used_bytes
-from bridge.database import DATABASE, SQL, is_damage, is_refusal, transaction
+from bridge.database import DATABASE, SQL, is_damage, is_lock, is_refusal, transaction
 from bridge.errors import OutboxError
 from bridge.nudge import MemoryMark, prepare_nudge
 from bridge.record import format_time
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 #: What a store in memory may hold: an agent on a full disk must not be killed for its memory next.
 MEMORY_BYTES = 16 * 1024 * 1024
 _CARRIED_BYTES = 10 * 1024 * 1024
+#: In memory nobody waits for a lock: work goes on meanwhile, and the next try is near.
+_PROBE_SECONDS = 0.1
 
 _DAMAGED = (
     "The outbox is damaged or gone. What is left of it is set aside, and a new one is started with what can be read. "
@@ -90,7 +93,7 @@ class Store:
 
     def recover(self, error: sqlite3.Error) -> None:
         """Answer *error* so that the same work can be done again; raise OutboxError when nothing helps."""
-        if self.in_memory or not (is_damage(error) or is_refusal(error)):
+        if self.in_memory or not (is_damage(error) or is_refusal(error) or is_lock(error)):
             raise OutboxError(f"The outbox failed: {error}.") from error
         if is_damage(error):
             self.start_over("damaged", carry=True, why=str(error))
@@ -135,6 +138,8 @@ class Store:
         """Try to move what is in memory to the disk; return whether the outbox is on disk now."""
         if not self.in_memory:
             return True
+        if self._is_locked():
+            return False
         self._mark.release()  # a command that hears of the return may write at once
         disk = self._merged_or_none() or self._merged_or_none()  # the second time without what was damaged
         if disk is None:
@@ -174,7 +179,7 @@ class Store:
         except (sqlite3.Error, OSError) as error:
             if is_damage(error):
                 return self._replace_damaged(str(error))
-            if is_refusal(error):
+            if is_refusal(error) or is_lock(error):
                 return self._open_memory_from(self.path, str(error))
             raise OutboxError(f"The outbox {self.path} cannot be opened: {error}.") from error
         return connection
@@ -272,6 +277,22 @@ class Store:
         self.refresh()
 
     # Returning.
+
+    def _is_locked(self) -> bool:
+        """Return whether another program holds the file; whatever else it has is for `_merged` to find."""
+        if not self.path.exists() or self.path.stat().st_size == 0:
+            return False
+        connection: sqlite3.Connection | None = None
+        try:
+            connection = sqlite3.connect(self.path, isolation_level=None, timeout=_PROBE_SECONDS)
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+        except (sqlite3.Error, OSError) as error:
+            return is_lock(error)
+        finally:
+            if connection is not None:
+                connection.close()
+        return False
 
     def _merged_or_none(self) -> sqlite3.Connection | None:
         try:

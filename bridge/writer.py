@@ -5,6 +5,9 @@ and group commit 18 ms. So nobody else touches the connection; work comes in as 
 
 A group that fails because of the disk is done again after the store has answered for it, so a caller never sees a
 disk that is full or damaged. A function that raises something of its own is rolled back alone.
+
+Another program's lock is waited for, since a command of ours is short; one that lasts for two busy timeouts (10 s)
+counts as a disk that refuses, or whoever holds it would stop the poll and every sink.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from enum import Enum
 from itertools import groupby
 from queue import SimpleQueue
@@ -23,6 +27,7 @@ import msgspec
 
 from bridge.database import is_lock
 from bridge.errors import OutboxError
+from bridge.logs import Repeated
 from bridge.store import Store
 
 logger = logging.getLogger(__name__)
@@ -30,8 +35,19 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Work = Callable[[Store], T]
 _MOST_IN_A_GROUP = 256
+_LOOK_SECONDS = 0.05
 #: A mend that does not help, again and again, would fill the disk with files set aside.
 _MOST_ANSWERS = 3
+#: Each is a busy timeout of 5 s.
+_MOST_LOCKS = 2
+
+
+def result_or_stop(future: Future[T], stop: Callable[[], bool]) -> T | None:
+    """Return the result of *future*, or null once *stop* returns True: the outbox may wait 10 s for a lock."""
+    while not wait_for([future], _LOOK_SECONDS).done:
+        if stop():
+            return None
+    return future.result()
 
 
 class _Mode(Enum):
@@ -56,6 +72,7 @@ class Writer:
         self._open_store = open_store
         self._gate = threading.Lock()
         self._is_closed = False
+        self._report = Repeated(logger)
         self._thread.start()
         self._opened.result()
 
@@ -71,12 +88,13 @@ class Writer:
         """Run *work* between two transactions: it exchanges the database itself."""
         return self._submit(work, _Mode.ALONE)
 
-    def close(self) -> None:
-        """Finish what was handed in, then close the store."""
+    def close(self, timeout_seconds: float | None = None) -> bool:
+        """Finish what was handed in, then close the store; return whether that was done in time."""
         with self._gate:
             self._is_closed = True
             self._jobs.put(None)
-        self._thread.join()
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
 
     def _submit(self, work: Work[T], mode: _Mode) -> Future[T]:
         future: Future[T] = Future()
@@ -133,21 +151,25 @@ class Writer:
 
     def _commit(self, store: Store, group: list[_Job]) -> None:
         """Do *group* in one transaction, again and again while the store finds an answer to what stops it."""
-        answers = 0
+        answers = locks = 0
         while True:
             try:
                 results = self._attempt(store, group)
                 break
             except sqlite3.Error as error:
                 if is_lock(error):
-                    # Another command of ours writes; it is short, and the connection waited 5 s already.
-                    logger.warning("The outbox is locked by another program; waiting for it.")
-                    continue
+                    locks += 1
+                    message = "The outbox is locked by another program; waiting for it."
+                    self._report.problem("lock", logging.WARNING, message)
+                    if locks < _MOST_LOCKS:
+                        continue
                 answers += 1
                 if answers > _MOST_ANSWERS or not self._answered(store, error):
                     for job in group:
                         job.future.set_exception(OutboxError(f"The outbox failed: {error}."))
                     return
+        if not store.in_memory and any(job.mode is _Mode.WRITE for job in group):
+            self._report.recovered("lock", "The outbox is not locked any more.")
         for job, (value, problem) in zip(group, results, strict=True):
             if problem is None:
                 job.future.set_result(value)

@@ -19,7 +19,7 @@ WORKER_STATEMENTS = {
     "has_urgent": ("a",),
     "oldest_pending": ("a",),
     "expire": (0.0, "a", 0.0),
-    "finish": ("delivered", None, 1, 0.0, "a", 1),
+    "finish": ("delivered", None, 1, 0.0, "a", "[1]"),
     "note_failure": (None, 0.0, "a", 1),
     "nudges": ("a",),
     "make_event_urgent": ("E-1",),

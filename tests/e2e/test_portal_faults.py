@@ -1,0 +1,57 @@
+"""Whatever the portal does, the poll keeps its beat; a decision waits for the portal to come back."""
+
+import time
+from itertools import pairwise
+
+import pytest
+
+from bridge.record import decode_record
+from bridge.testing import EventSpec, Simulator
+from bridge.testing.portal import PortalStub
+
+INTERVAL_SECONDS = 0.5
+FAULTS = {
+    "401": {"kind": "status", "status": 401},
+    "403": {"kind": "status", "status": 403},
+    "404": {"kind": "status", "status": 404},
+    "429": {"kind": "status", "status": 429, "retry_after_seconds": 1},
+    "500": {"kind": "status", "status": 500},
+    "garbage": {"kind": "garbage"},
+    "silence": {"kind": "silence"},
+}
+
+
+@pytest.fixture
+def azure():
+    with Simulator(vms=["vm_0"], rate_limit=False) as simulator:
+        yield simulator
+
+
+def polls(azure, since):
+    times = [request.monotonic_seconds for request in azure.requests if "scheduledevents" in request.path]
+    return [moment for moment in times if moment >= since]
+
+
+def decided(portal, record):
+    portal.decide(record.event, vm_id=record.vm.vm_id, jti="d-1")
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, "down"])
+def test_a_portal_in_trouble_delays_nothing_and_its_decision_counts_on_its_return(agent, azure, tmp_path, fault):
+    with PortalStub(tmp_path / "portal") as portal:
+        agent.configure(azure.endpoint, portal.toml(wait_seconds=1), poll_interval_seconds=INTERVAL_SECONDS)
+        portal.down() if fault == "down" else portal.strike(**FAULTS[fault])
+        agent.start()
+        azure.world.add_event(EventSpec(event_type="Freeze", resources=("vm_0",), notice_seconds=3600))
+        agent.wait_for(lambda: agent.out.exists() and agent.transitions == [("scheduled", "observed")])
+        began = time.monotonic()
+        decided(portal, decode_record(agent.out.read_bytes().splitlines()[0]))
+        agent.wait_for(lambda: len(polls(azure, began)) >= 8)
+        gaps = [after - before for before, after in pairwise(polls(azure, began))]
+        assert max(gaps) <= 2 * INTERVAL_SECONDS
+        assert not azure.world.approvals
+        portal.up() if fault == "down" else portal.heal()
+        agent.wait_for(lambda: "started" in agent.out.read_text(), timeout_seconds=60)
+        assert [transition for transition, _ in agent.transitions][:3] == ["scheduled", "approved", "started"]
+        assert agent.stop() == 0
+    assert "Traceback" not in agent.log
