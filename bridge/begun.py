@@ -5,8 +5,8 @@ known: nobody is paged, and nothing drained, for what is over. Skipping is only 
 before each send the event is marked here, in its own commit, and the mark is taken away only when the peer surely did
 not take the record. A crash or a timeout leaves the mark: the end is sent then, which at worst ends what never began.
 
-Only what is over is skipped: an event that came back after its end is news again. An end alone is sent: whoever wants nothing but ends gets them. From memory nothing is skipped, there the marks are
-not known.
+Only what is over is skipped: an event that came back after its end is news again. An end alone is sent: whoever wants
+nothing but ends gets them. From memory nothing is skipped, there the marks are not known.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from random import random
 
+import msgspec
+
 from bridge.begun import ENDS
 from bridge.errors import DeliveryError, DeliveryFailed, DeliveryRejected, OutboxError
 from bridge.ledger import Ledger
@@ -167,6 +169,9 @@ class Worker:
     # Sending, and what became of it.
 
     def _send(self, batch: list[Owed], turn: Turn) -> None:
+        batch = self._legible(batch)
+        if not batch:
+            return
         beginning = self._begin(batch[0])
         if beginning.skipped:
             self._picker.look_again()
@@ -186,6 +191,22 @@ class Worker:
             self._failed(batch, outcome, turn)
         self._end(batch[0], beginning, outcome)
 
+    def _legible(self, batch: list[Owed]) -> list[Owed]:
+        """Return *batch* without what is no record; that is parked, for a person to see."""
+        bad: list[Owed] = []
+        for row in batch:
+            try:
+                _ = row.record
+            except msgspec.MsgspecError as error:
+                bad.append(row)
+                logger.error(  # noqa: TRY400  # the sentence says it all
+                    "A row of the outbox is no record and was parked.",
+                    extra={"sink": self.name, "sequence": row.sequence, "error": str(error)},
+                )
+        if bad:
+            self._ledger.finished(bad, PARKED, "It is no record.")
+        return [row for row in batch if row not in bad] if bad else batch
+
     def _begin(self, row: Owed) -> Beginning:
         """Mark the event as begun at a sink that skips what is over, or skip it; see `bridge.begun`."""
         if not self._skips or row.record.event is None:
@@ -193,7 +214,8 @@ class Worker:
         self._ledger.flush()  # what is delivered counts as begun
         beginning = self._outbox.begin(self.name, row.event_key).result()
         if beginning.skipped:
-            logger.info(
+            logger.log(
+                logging.WARNING if row.attempts else logging.INFO,
                 "An event was skipped: it was over before anything of it could be sent.",
                 extra={"sink": self.name, "event_id": row.event_key, "expired": beginning.skipped},
             )
@@ -209,6 +231,7 @@ class Worker:
 
     def _delivered(self, batch: list[Owed]) -> None:
         self._ledger.finished(batch, DELIVERED)
+        self._report.recovered(f"{self.name}: refused", "The sink accepts records again.", sink=self.name)
         now = self._now()
         for row in batch:
             self._metrics.delivered((now - parse_time(row.record.observed_at)).total_seconds())

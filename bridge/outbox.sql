@@ -179,12 +179,13 @@ WHERE sink = ? AND state = 'pending' AND sequence > ? AND event_key NOT IN (SELE
 ORDER BY urgent DESC, sequence;
 
 -- name: due_of_event
-SELECT sequence, deliveries.event_key, attempts, not_before, urgent, body
+SELECT sequence, deliveries.event_key, attempts, not_before, urgent, CASE WHEN json_valid(body) THEN body END
 FROM deliveries INDEXED BY deliveries_pending_event LEFT JOIN records USING (sequence)
 WHERE deliveries.event_key = ? AND sink = ? AND state = 'pending' ORDER BY sequence;
 
 -- name: body
-SELECT body FROM records WHERE sequence = ?;
+-- Null for what is no JSON any more: then the file is damaged.
+SELECT CASE WHEN json_valid(body) THEN body END FROM records WHERE sequence = ?;
 
 -- name: soonest_notice
 SELECT MIN(not_before) FROM deliveries INDEXED BY deliveries_notice

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import groupby, islice
 from typing import Any
 
@@ -19,7 +20,7 @@ _MOST_PROBED = 2_000
 STATES = ("accepted", "delivered", "pending", "parked", "expired", "evicted", "discarded")
 
 
-class Owed(msgspec.Struct, frozen=True, kw_only=True):
+class Owed(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """A record that one sink is owed."""
 
     sequence: int
@@ -28,7 +29,13 @@ class Owed(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int
     not_before: float | None
     """Seconds since 1970."""
-    record: TransitionRecord
+    body: str
+    """The record as JSON, known to be sound."""
+
+    @cached_property
+    def record(self) -> TransitionRecord:
+        """Return the record; read where it is used, because the outbox's thread has others to serve."""
+        return decode_record(self.body)
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,17 +113,16 @@ def _owed(store: Store, row: Row) -> Owed:
     sequence, event_key, attempts, not_before, urgent, *body = row
     if not body:
         body = store.connection.execute(SQL["body"], (sequence,)).fetchone()
-    try:
-        record = decode_record(body[0] or "" if body else "")
-    except msgspec.MsgspecError as error:
-        raise sqlite3.DatabaseError(f"The outbox is malformed: record {sequence} cannot be read: {error}") from error
+    text = body[0] if body else None
+    if not text:
+        raise sqlite3.DatabaseError(f"The outbox is malformed: record {sequence} cannot be read.")
     return Owed(
         sequence=sequence,
         event_key=event_key,
         urgent=bool(urgent),
         attempts=attempts,
         not_before=not_before,
-        record=record,
+        body=text,
     )
 
 
