@@ -62,7 +62,7 @@ class Agent:
     """
 
     def __init__(self, settings: Settings, directory: Path, *, on_request_only: bool = False) -> None:
-        self._settings = settings
+        self._settings = self._started_with = settings
         self._on_request_only = on_request_only
         self._directory = directory
         prepare_directory(directory)
@@ -122,6 +122,7 @@ class Agent:
             target=self._poller.run, args=(self._stop_polling,), name="poll", daemon=True
         )
         self._poll_thread.start()
+        self._say_what_nobody_sends()
         logger.info(
             "The agent is running.",
             extra={
@@ -179,8 +180,8 @@ class Agent:
         Gives up, so that `stop` can follow, as soon as *stop* returns True.
         """
         before, self._settings = self._settings, settings
-        for key in ("state", "status"):
-            if getattr(before, key) != getattr(settings, key):
+        for key, in_force in (("state", self._started_with.state), ("status", self._started_with.status)):
+            if in_force != getattr(settings, key):
                 logger.warning("A change of [%s] needs a restart; the rest is in force.", key)
         is_imds_new = (before.imds, before.vm) != (settings.imds, settings.vm)
         if is_imds_new:
@@ -195,6 +196,7 @@ class Agent:
         for sink in settings.sinks:
             if sink.name not in kept:
                 self._start_worker(sink)
+        self._say_what_nobody_sends()
         logger.info("The configuration was read again.", extra={"sinks": [sink.name for sink in settings.sinks]})
 
     def _exchange_imds(self, settings: Settings, stop: Callable[[], bool]) -> None:
@@ -300,6 +302,22 @@ class Agent:
             name: SinkTotals(oldest_pending_age_seconds=max(now - oldest, 0.0) if oldest is not None else 0.0, **counts)
             for name, (counts, oldest) in self.outbox.totals_with_age().result().items()
         }
+
+    def _say_what_nobody_sends(self) -> None:
+        """Warn of rows that are owed to sinks which the configuration does not name any more."""
+        try:
+            totals = self.outbox.totals().result(_JOIN_SECONDS)
+        except (BridgeError, FutureTimeout):
+            return
+        configured = {sink.name for sink in self._settings.sinks}
+        for name, total in totals.items():
+            if name not in configured and total["pending"]:
+                logger.warning(
+                    "Records are owed to a sink that is no longer configured. Put it back, or give them up with "
+                    "`outbox discard --sink %s`.",
+                    name,
+                    extra={"sink": name, "pending": total["pending"]},
+                )
 
     def _say_what_is_left(self, wait_seconds: float) -> None:
         try:

@@ -146,7 +146,10 @@ class Beside(AbstractContextManager["Beside"]):
                 )
             connection = database.open_to_read(self._path)
             if connection is None:
-                raise OutboxError(f"The outbox {self._path} cannot be read. Ask as its owner or as root.")
+                raise OutboxError(
+                    f"The outbox {self._path} cannot be opened. Either you may not read it (ask as its owner or as "
+                    "root), or it is damaged: `run` sets a damaged one aside and starts a new one."
+                )
         except OSError as error:
             raise OutboxError(f"The outbox {self._path} cannot be read: {error}.") from error
         try:

@@ -341,3 +341,23 @@ def test_a_command_that_hangs_does_not_outlive_a_stop_and_its_record_stays_owed(
     agent.wait_for(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text())
     code, out, _ = agent.call("outbox", "list", "--config", agent.config, "--json")
     assert (code, [json.loads(line)["state"] for line in out.splitlines()]) == (0, ["pending"])
+
+
+def test_what_is_owed_to_a_sink_that_is_gone_is_said_and_only_a_real_change_of_state_asks_for_a_restart(agent, imds):
+    agent.configure(imds.url, '[[sinks]]\ntype = "webhook"\nname = "hook"\nurl = "http://127.0.0.1:9/"')
+    imds.body = json.dumps(document(2, event())).encode()
+    agent.start()
+    agent.wait_for(lambda: "Sending failed" in agent.log)
+    before = agent.config.read_text()
+    agent.configure(imds.url)
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for(lambda: "read again" in agent.log)
+    assert "outbox discard --sink hook" in agent.log
+    agent.config.write_text(before.replace("[state]\n", "[state]\nmax_bytes = 5000000\n"))
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for(lambda: agent.log.count("read again") == 2)
+    assert agent.log.count("needs a restart") == 1
+    agent.config.write_text(before)
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for(lambda: agent.log.count("read again") == 3)
+    assert agent.log.count("needs a restart") == 1
