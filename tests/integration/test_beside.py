@@ -173,7 +173,7 @@ def test_a_directory_without_an_outbox_is_named(kit):
 def test_a_file_that_is_no_outbox_is_named(kit):
     kit.directory.mkdir()
     (kit.directory / "outbox.db").write_bytes(b"garbage" * 1000)
-    with pytest.raises(OutboxError, match=r"outbox\.db cannot be read"):
+    with pytest.raises(OutboxError, match=r"outbox\.db cannot be opened.*damaged"):
         Beside(kit.directory)
 
 
