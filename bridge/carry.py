@@ -137,7 +137,7 @@ def _put_record(disk: sqlite3.Connection, row: Row, sql: Statements) -> None:
     if disk.execute(sql["has_id"], (row[_ID], row[_SEQUENCE])).fetchone():
         row = (row[_SEQUENCE], f"{row[_ID]}/{row[_SEQUENCE]}", *row[2:])
         disk.execute(sql["paste_record"], row)
-    disk.execute(sql["rewrite_record"], row)
+    disk.execute(sql["rewrite_record"], (*row[1:], row[_SEQUENCE]))
 
 
 def _add_gone(memory: sqlite3.Connection, disk: sqlite3.Connection, sql: Statements) -> None:

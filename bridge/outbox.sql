@@ -374,17 +374,18 @@ ON CONFLICT (sink, sequence) DO UPDATE SET state = excluded.state, attempts = ex
   error = excluded.error, changed_at = excluded.changed_at WHERE deliveries.state IN ('pending', 'parked');
 
 -- name: paste_due_row
+WITH row (sink, sequence, event_key, urgent, not_before, attempts) AS (VALUES (?, ?, ?, ?, ?, ?))
 INSERT INTO deliveries (sink, sequence, event_key, urgent, not_before, attempts, state, aged_from, changed_at)
-SELECT ?1, ?2, ?3, ?4, ?5, ?6, 'pending', observed_at, observed_at FROM records WHERE sequence = ?2
-ON CONFLICT DO NOTHING;
+SELECT row.sink, row.sequence, row.event_key, row.urgent, row.not_before, row.attempts,
+  'pending', records.observed_at, records.observed_at FROM row JOIN records ON records.sequence = row.sequence
+WHERE true ON CONFLICT DO NOTHING;
 
 -- name: align_urgency
 UPDATE deliveries INDEXED BY deliveries_pending_event SET urgent = 1 WHERE state = 'pending' AND urgent = 0
   AND event_key IN (SELECT event_key FROM deliveries WHERE state = 'pending' AND urgent = 1);
 
 -- name: rewrite_record
-UPDATE records SET id = ?2, first_id = ?3, event_key = ?4, observed_at = ?5, is_routed = ?6, body = ?7
-WHERE sequence = ?1 AND ?7 <> '';
+UPDATE records SET id = ?, first_id = ?, event_key = ?, observed_at = ?, is_routed = ?, body = ? WHERE sequence = ?;
 
 -- name: drop_orphans
 DELETE FROM deliveries WHERE state NOT IN ('pending', 'parked')
