@@ -27,7 +27,7 @@ from bridge.config import Settings, SinkSettings
 from bridge.delivery import Worker
 from bridge.errors import BridgeError
 from bridge.identity import IdentityKeeper
-from bridge.imds import ImdsClient
+from bridge.imds import client_of
 from bridge.lock import DirectoryLock, prepare_directory
 from bridge.metrics import Metrics, SinkTotals
 from bridge.nudge import NUDGE_FILE
@@ -73,7 +73,7 @@ class Agent:
             max_bytes=settings.state.max_bytes,
             keep_delivered_seconds=settings.state.keep_delivered_seconds,
         )
-        self._imds = _client(settings)
+        self._imds = client_of(settings.imds)
         self._identity = IdentityKeeper(self._imds, self.outbox, settings.vm)
         self._workers: dict[str, tuple[SinkSettings, Worker]] = {}
         self.approver: Approver | None = None
@@ -200,7 +200,7 @@ class Agent:
         logger.info("The configuration was read again.", extra={"sinks": [sink.name for sink in settings.sinks]})
 
     def _exchange_imds(self, settings: Settings, stop: Callable[[], bool]) -> None:
-        old, self._imds = self._imds, _client(settings)
+        old, self._imds = self._imds, client_of(settings.imds)
         self._identity.stop(timeout_seconds=_CUT_SECONDS)
         self._identity = IdentityKeeper(self._imds, self.outbox, settings.vm)
         self._identity.start(stop, timeout_seconds=settings.imds.timeout_seconds)
@@ -383,13 +383,3 @@ def _end(
         worker.cut()
     cut_at = time.monotonic() + cut_seconds
     return [worker for worker in late if not worker.join(max(cut_at - time.monotonic(), 0.0))]
-
-
-def _client(settings: Settings) -> ImdsClient:
-    imds = settings.imds
-    return ImdsClient(
-        endpoint=imds.endpoint,
-        api_version=imds.api_version,
-        timeout_seconds=imds.timeout_seconds,
-        first_timeout_seconds=imds.first_timeout_seconds,
-    )

@@ -18,7 +18,7 @@ from bridge.beside import Beside, DeliveryRow
 from bridge.config import Settings, SinkSettings
 from bridge.errors import BridgeError
 from bridge.identity import merged
-from bridge.imds import ImdsClient
+from bridge.imds import client_of
 from bridge.record import (
     Evidence,
     ScheduledEvent,
@@ -67,20 +67,11 @@ def try_destinations(settings: Settings) -> list[Result]:
 
 def _problem_of_imds(settings: Settings) -> str | None:
     try:
-        with closing(_client(settings, timeout_seconds=settings.imds.timeout_seconds)) as imds:
+        with closing(client_of(settings.imds, at_most_seconds=settings.imds.timeout_seconds)) as imds:
             imds.identity()
     except BridgeError as error:
         return str(error)
     return None
-
-
-def _client(settings: Settings, *, timeout_seconds: float) -> ImdsClient:
-    return ImdsClient(
-        endpoint=settings.imds.endpoint,
-        api_version=settings.imds.api_version,
-        timeout_seconds=timeout_seconds,
-        first_timeout_seconds=timeout_seconds,
-    )
 
 
 def _problem_of(sink: SinkSettings, record: TransitionRecord | None) -> str | None:
@@ -117,7 +108,7 @@ def send_test(settings: Settings, names: Sequence[str]) -> list[Result]:
 def _found_identity(settings: Settings) -> VmIdentity:
     """Return who this VM is, as far as IMDS says so quickly: a test away from Azure works as well."""
     try:
-        with closing(_client(settings, timeout_seconds=min(settings.imds.timeout_seconds, _IDENTITY_SECONDS))) as imds:
+        with closing(client_of(settings.imds, at_most_seconds=_IDENTITY_SECONDS)) as imds:
             return imds.identity()
     except BridgeError:
         return VmIdentity()

@@ -23,6 +23,7 @@ from bridge.document import MAX_DOCUMENT_BYTES, excerpt, parse_document, parse_i
 from bridge.errors import ConfigurationError, DeadlineExceeded, DocumentInvalid, ImdsStatus, ImdsUnreachable
 from bridge.lease import find_endpoint
 from bridge.record import Document, Incarnation, VmIdentity
+from bridge.settings import ImdsSettings
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +155,17 @@ class ImdsClient:
             )
         said = excerpt(response.content)
         return f"{status}: {said}" if said else f"{status}, without a word."
+
+
+def client_of(settings: ImdsSettings, *, at_most_seconds: float | None = None) -> ImdsClient:
+    """Return a client as *settings* say; with *at_most_seconds* no request of it takes longer, nor the first."""
+    within = settings.timeout_seconds if at_most_seconds is None else min(settings.timeout_seconds, at_most_seconds)
+    return ImdsClient(
+        endpoint=settings.endpoint,
+        api_version=settings.api_version,
+        timeout_seconds=within,
+        first_timeout_seconds=settings.first_timeout_seconds if at_most_seconds is None else within,
+    )
 
 
 def _reason(error: BaseException) -> str:
