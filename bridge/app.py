@@ -2,10 +2,13 @@
 
 Start: the directory's lock first, so that nothing is touched that another agent uses; then the outbox; then one try to
 learn who this VM is, since ids and filters depend on it; then the workers, so that what was owed before goes out even
-while IMDS is silent; then the approver and the portal's channel, which wait for the first answer; the poll last.
+while IMDS is silent; then the approver and the portal's channel, which wait for the first answer; then the poll; last
+what others look at: the status listener, and systemd, which is told that the agent is ready before a first answer of
+IMDS that may take two minutes.
 
 Stop: the poll, the portal's channel and the approver first, so that nothing new comes; then records that wait for the
-identity get their sinks; then the workers drain; then the outbox, which commits what they did; the lock last.
+identity get their sinks; then the workers drain; then the listener, which was there to say so; then the outbox, which
+commits what they did; the lock last.
 
 A stop ends within `stop_grace_seconds` and one second more, whatever hangs: every wait is bounded, every thread is a
 daemon, and start and reload give up when a stop is asked for.
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,18 +27,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.boot import boot_id
+from bridge.chores import Chores, FileWatch
 from bridge.config import Settings, SinkSettings
 from bridge.delivery import Worker
+from bridge.ephemeral_watch import EphemeralWatch
 from bridge.errors import BridgeError
 from bridge.identity import IdentityKeeper
 from bridge.imds import client_of
 from bridge.lock import DirectoryLock, prepare_directory
-from bridge.metrics import Metrics, SinkTotals
+from bridge.metrics import Metrics
+from bridge.notify import Notifier
 from bridge.nudge import NUDGE_FILE
 from bridge.outbox import Outbox
+from bridge.overview import Overview
 from bridge.poller import Poller
+from bridge.pulse import Pulse
 from bridge.record import TransitionRecord
 from bridge.routing import Routes
+from bridge.status import StatusListener
 from bridge.writer import result_or_stop
 
 if TYPE_CHECKING:
@@ -44,6 +54,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LOOK_SECONDS = 1.0
 _TEND_SECONDS = 5.0
 _CLEAN_SECONDS = 60.0
 _JOIN_SECONDS = 1.0
@@ -82,7 +93,19 @@ class Agent:
         self._poller: Poller | None = None
         self._stop_polling = threading.Event()
         self._poll_thread: threading.Thread | None = None
-        self._chores = _Chores(self, directory / NUDGE_FILE)
+        self._pulse = Pulse()
+        self.overview = Overview(
+            outbox=self.outbox,
+            metrics=self.metrics,
+            directory=directory,
+            pulses=self._pulses,
+            sinks=lambda: [sink.name for sink in self._settings.sinks],
+        )
+        self.overview.vm_name = self.vm_name
+        self.overview.imds = lambda: self._imds.endpoint
+        self._notifier = Notifier({} if on_request_only else os.environ)
+        self._listener = self._new_listener()
+        self._chores = Chores()
 
     # What the poller wants to know.
 
@@ -101,7 +124,8 @@ class Agent:
         """Start to watch and to deliver; give up, so that `stop` can follow, as soon as *stop* returns True."""
         self._identity.start(stop, timeout_seconds=self._settings.imds.timeout_seconds)
         self.outbox.on_records = self._notify
-        self.metrics.register_totals(self._totals)
+        self.metrics.register_totals(self.overview.totals)
+        self.metrics.watch_vm(self.vm_name)
         self._route(stop)
         if stop():
             return
@@ -122,6 +146,8 @@ class Agent:
             target=self._poller.run, args=(self._stop_polling,), name="poll", daemon=True
         )
         self._poll_thread.start()
+        self.overview.polled = self._poller
+        self._open_to_others()
         self._say_what_nobody_sends()
         logger.info(
             "The agent is running.",
@@ -133,9 +159,47 @@ class Agent:
             },
         )
 
+    @property
+    def status_port(self) -> int | None:
+        """The port of the status listener; null when there is none, or while it cannot be had."""
+        return None if self._listener is None else self._listener.port
+
     def tick(self) -> None:
         """Do what is due now and then; called about once a second."""
-        self._chores.tick(heartbeat_seconds=self._settings.heartbeat.interval_seconds)
+        self._pulse.promise(_LOOK_SECONDS)
+        self._chores.tick()
+
+    def _open_to_others(self) -> None:
+        """Begin with what is done now and then, be there for probes, and tell systemd."""
+        self._chores.every(_LOOK_SECONDS, FileWatch(self._directory / NUDGE_FILE, self.nudge).look)
+        self._chores.every(_LOOK_SECONDS, self._feed_watchdog, now=True)
+        disk = EphemeralWatch(self._directory, self.metrics, lambda: self._identity.os_disk_is_ephemeral)
+        disk.look()
+        self._chores.every(_TEND_SECONDS, disk.look)
+        self._chores.every(_TEND_SECONDS, self.outbox.tend)
+        self._chores.every(_CLEAN_SECONDS, self.outbox.clean)
+        self._chores.every(lambda: self._settings.heartbeat.interval_seconds, self.beat, now=True)
+        if self._listener is not None:
+            self._listener.open()
+            self._chores.every(_LOOK_SECONDS, self._listener.open)
+        self._notifier.ready(f"Watching {self.vm_name() or 'this VM'} for {len(self._settings.sinks)} sinks")
+
+    def _feed_watchdog(self) -> None:
+        # Fed from here, but only while the poll turns: its first turn may take longer than any sensible watchdog.
+        if self._poller is not None and not self._poller.pulse.late_seconds:
+            self._notifier.alive()
+
+    def _pulses(self) -> Mapping[str, Pulse]:
+        pulses = {f"delivery:{name}": worker.pulse for name, (_, worker) in list(self._workers.items())}
+        if self._poller is not None:
+            pulses["poll"] = self._poller.pulse
+        return pulses | {"main": self._pulse}
+
+    def _new_listener(self) -> StatusListener | None:
+        address = self._settings.status.address
+        if address is None or self._on_request_only:
+            return None
+        return StatusListener(*address, self.overview.pages)
 
     def beat(self) -> None:
         """Send a heartbeat to the sinks that want it: a dead agent must not look like calm."""
@@ -153,6 +217,8 @@ class Agent:
         """Stop polling, let the sinks drain for `stop_grace_seconds`, commit, let go."""
         deadline = time.monotonic() + self._settings.stop_grace_seconds
         end = deadline + _END_SECONDS
+        self._notifier.stopping()
+        self._pulse.rest()
         self._stop_polling.set()
         self._stop_approvals()
         self._imds.close()
@@ -162,6 +228,9 @@ class Agent:
         if self.approver is not None:
             self.approver.join(_left(deadline))
         self._drain(deadline)
+        if self._listener is not None:
+            self._listener.close()
+        self._notifier.close()
         self._say_what_is_left(_left(end))
         if self.outbox.close(_left(end, at_most=math.inf)):
             self._lock.release()
@@ -180,6 +249,7 @@ class Agent:
         Gives up, so that `stop` can follow, as soon as *stop* returns True.
         """
         before, self._settings = self._settings, settings
+        self._pulse.promise_call(max(before.imds.timeout_seconds, settings.imds.timeout_seconds) * 2)
         for key, in_force in (("state", self._started_with.state), ("status", self._started_with.status)):
             if in_force != getattr(settings, key):
                 logger.warning("A change of [%s] needs a restart; the rest is in force.", key)
@@ -197,7 +267,12 @@ class Agent:
             if sink.name not in kept:
                 self._start_worker(sink)
         self._say_what_nobody_sends()
+        self.metrics.reloaded(is_right=True)
         logger.info("The configuration was read again.", extra={"sinks": [sink.name for sink in settings.sinks]})
+
+    def refused_configuration(self) -> None:
+        """Note that the configuration was to be read again and is wrong; nothing has changed."""
+        self.metrics.reloaded(is_right=False)
 
     def _exchange_imds(self, settings: Settings, stop: Callable[[], bool]) -> None:
         old, self._imds = self._imds, client_of(settings.imds)
@@ -291,17 +366,14 @@ class Agent:
         wait_seconds = min(self._settings.stop_grace_seconds, _RELOAD_SECONDS - _CUT_SECONDS)
         for worker in _end(workers, time.monotonic() + wait_seconds, cut_seconds=_CUT_SECONDS, stop=stop):
             logger.error("A sink hangs and was left behind.", extra={"sink": worker.name})
+        configured = {sink.name for sink in self._settings.sinks}
+        for name in names:
+            if name not in configured:
+                self.metrics.forget_sink(name)
 
     def _notify(self) -> None:
         for _, worker in list(self._workers.values()):
             worker.notify()
-
-    def _totals(self) -> Mapping[str, SinkTotals]:
-        now = time.time()
-        return {
-            name: SinkTotals(oldest_pending_age_seconds=max(now - oldest, 0.0) if oldest is not None else 0.0, **counts)
-            for name, (counts, oldest) in self.outbox.totals_with_age().result().items()
-        }
 
     def _say_what_nobody_sends(self) -> None:
         """Warn of rows that are owed to sinks which the configuration does not name any more."""
@@ -326,42 +398,6 @@ class Agent:
         except (BridgeError, FutureTimeout):
             pending = {}
         logger.info("The agent stopped.", extra={"pending": pending})
-
-
-class _Chores:
-    """What a running agent does now and then, on the thread that calls `tick`."""
-
-    def __init__(self, agent: Agent, nudge_file: Path) -> None:
-        self._agent = agent
-        self._nudge_file = nudge_file
-        self._nudged_at = self._read_nudge()
-        now = time.monotonic()
-        self._next_tend = now + _TEND_SECONDS
-        self._next_clean = now + _CLEAN_SECONDS
-        self._next_heartbeat = now
-
-    def tick(self, *, heartbeat_seconds: float) -> None:
-        """Do what is due; a heartbeat each *heartbeat_seconds*, none for 0."""
-        now = time.monotonic()
-        nudged_at = self._read_nudge()
-        if nudged_at != self._nudged_at:
-            self._nudged_at = nudged_at
-            self._agent.nudge()
-        if now >= self._next_tend:
-            self._next_tend = now + _TEND_SECONDS
-            self._agent.outbox.tend()
-        if now >= self._next_clean:
-            self._next_clean = now + _CLEAN_SECONDS
-            self._agent.outbox.clean()
-        if heartbeat_seconds and now >= self._next_heartbeat:
-            self._next_heartbeat = now + heartbeat_seconds
-            self._agent.beat()
-
-    def _read_nudge(self) -> int | None:
-        try:
-            return self._nudge_file.stat().st_mtime_ns
-        except OSError:
-            return None
 
 
 def _left(deadline: float, *, at_most: float = _JOIN_SECONDS) -> float:

@@ -23,6 +23,7 @@ from bridge.logs import Repeated
 from bridge.metrics import SinkMetrics
 from bridge.outbox import Beginning, Outbox, Owed
 from bridge.picking import Picker
+from bridge.pulse import Pulse
 from bridge.record import parse_time
 from bridge.rows import DELIVERED, PARKED
 from bridge.schedule import FailedEvent, Schedule, Turn
@@ -70,6 +71,7 @@ class Worker:
         )
         self._skips = sink_class.skips_what_is_over(config)
         self._report = Repeated(logger, clock=monotonic)
+        self.pulse = Pulse(monotonic)
         self._news = threading.Event()
         self._was_nudged = False
         self._nudges = outbox.nudges(config.name).result()
@@ -108,6 +110,7 @@ class Worker:
 
     def _run(self) -> None:
         while not self._is_time_to_stop():
+            self.pulse.promise_call(self.config.timeout_seconds)
             try:
                 wait_seconds = self._turn()
             except Exception as error:  # noqa: BLE001  # logged with its traceback, once
@@ -118,7 +121,9 @@ class Worker:
             if wait_seconds > 0:
                 if self._stop_at is not None:
                     break
+                self.pulse.promise(wait_seconds)
                 self._news.wait(wait_seconds)
+        self.pulse.rest()
         self._ledger.wait()
         self._sender.close()
 
@@ -264,7 +269,7 @@ class Worker:
         reason = str(error)[:_REASON_CHARACTERS]
         self._ledger.tried(batch, reason)
         self._picker.look_again()
-        self._metrics.retried(type(error.__cause__ or error).__name__)
+        self._metrics.retried(error.reason)
         if error.needs_attention:
             self._metrics.set_needs_attention(needed=True)  # until the sink answers
         level = logging.ERROR if error.needs_attention else logging.WARNING

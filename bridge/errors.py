@@ -102,7 +102,8 @@ class DeliveryFailed(DeliveryError):
     *retry_after* is the peer's own wish in seconds; it binds the whole sink, up to an hour. *needs_attention* says
     that a person must act (a token expired, a URL is gone): it is logged once as an ERROR and exported. *held* pauses
     the sink until a restart or `outbox retry` (an HTTP 410 is the only case known). *uncertain*: the peer may have
-    accepted it all the same (no answer came), so what the record began may have to be ended.
+    accepted it all the same (no answer came), so what the record began may have to be ended. *reason* is a word for
+    the metric of retries, one of a few: ``timeout``, ``status_503``.
     """
 
     def __init__(
@@ -113,8 +114,10 @@ class DeliveryFailed(DeliveryError):
         needs_attention: bool = False,
         held: bool = False,
         uncertain: bool = False,
+        reason: str = "failed",
     ) -> None:
         super().__init__(message)
+        self.reason = reason
         self.retry_after = retry_after
         self.uncertain = uncertain
         self.needs_attention = needs_attention or held

@@ -38,6 +38,10 @@ _PLAIN_REFUSALS = frozenset({400, 403, 404, 405, 501})
 class Imds(Protocol):
     """What is needed of the metadata service."""
 
+    @property
+    def os_disk_is_ephemeral(self) -> bool | None:
+        """Return what the last answer said; null before one, or when it did not say."""
+
     def identity(self) -> VmIdentity:
         """Return who this VM is; raise ImdsError."""
 
@@ -76,6 +80,14 @@ class IdentityKeeper:
         self.is_waiting = False
         self.vm = merged(VmIdentity(), configured)
         """Who this VM is, as far as it is known."""
+
+    @property
+    def os_disk_is_ephemeral(self) -> bool | None:
+        """Return whether a redeploy makes the OS disk anew; null until the service says so.
+
+        It is not stored: a VM whose name was stored, or is configured, still asks until it is answered.
+        """
+        return self._imds.os_disk_is_ephemeral
 
     def start(self, stop: Callable[[], bool] = lambda: False, *, timeout_seconds: float = math.inf) -> None:
         """Try once; fall back on what is stored; go on trying on a thread when that was in vain.

@@ -20,6 +20,7 @@ import requests
 
 from bridge.deadline import DeadlineSession, ResponseTooLarge, retry_after_seconds
 from bridge.document import MAX_DOCUMENT_BYTES, excerpt, parse_document, parse_identity
+from bridge.ephemeral import parse_os_disk
 from bridge.errors import ConfigurationError, DeadlineExceeded, DocumentInvalid, ImdsStatus, ImdsUnreachable
 from bridge.lease import find_endpoint
 from bridge.record import Document, Incarnation, VmIdentity
@@ -66,6 +67,14 @@ class ImdsClient:
         self._identity_request = self._prepared("GET", self.endpoint + _IDENTITY_PATH)
         self._answered_at: float | None = None
         self._last: tuple[bytes, Document] | None = None
+        self.os_disk_is_ephemeral: bool | None = None
+        """What the last answer to `identity` says; null before one, or when it does not say."""
+
+    @property
+    def fetch_seconds(self) -> float:
+        """How long the next `fetch` may take, in seconds."""
+        is_on = self._answered_at is not None and self._clock() - self._answered_at < OFF_AFTER_SECONDS
+        return self._timeout_seconds if is_on else max(self._timeout_seconds, self._first_timeout_seconds)
 
     def fetch(self) -> Document:
         """Return the Scheduled Events document; the very same object while its bytes do not change.
@@ -73,7 +82,7 @@ class ImdsClient:
         Raises ImdsUnreachable, ImdsStatus for anything but a 200, and DocumentInvalid for a 200 that is no document:
         each means that the state is unknown, never that there are no events.
         """
-        response = self._send(self._poll_session, self._poll_request, self._fetch_timeout_seconds())
+        response = self._send(self._poll_session, self._poll_request, self.fetch_seconds)
         self._answered_at = self._clock()
         last = self._last
         if last is None or response.content != last[0]:
@@ -81,9 +90,11 @@ class ImdsClient:
         return last[1]
 
     def identity(self) -> VmIdentity:
-        """Return who this VM is; raises as `fetch` does."""
+        """Return who this VM is, and note what the same answer says of its OS disk; raises as `fetch` does."""
         response = self._send(self._identity_session, self._identity_request, self._timeout_seconds)
-        return parse_identity(response.content)
+        found = parse_identity(response.content)
+        self.os_disk_is_ephemeral = parse_os_disk(response.content)
+        return found
 
     def start_requests(self, event_ids: Sequence[str], *, incarnation: Incarnation) -> int:
         """Approve the events called *event_ids* and return the status, which is 200; never sent twice.
@@ -116,10 +127,6 @@ class ImdsClient:
                 f"imds.endpoint is {self.endpoint!r}, which is no URL ({exc}); leave it out, or write it like "
                 "http://169.254.169.254."
             ) from exc
-
-    def _fetch_timeout_seconds(self) -> float:
-        is_on = self._answered_at is not None and self._clock() - self._answered_at < OFF_AFTER_SECONDS
-        return self._timeout_seconds if is_on else max(self._timeout_seconds, self._first_timeout_seconds)
 
     def _send(
         self, session: DeadlineSession, request: requests.PreparedRequest, timeout_seconds: float

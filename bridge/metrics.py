@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import platform
 import threading
+import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
@@ -27,9 +28,19 @@ from prometheus_client import (
 )
 
 from bridge.record import Document, Transition
-from bridge.scrape import PREFIX, SinkTotals, StateCollector, TotalsCollector, TotalsReader
+from bridge.scrape import PREFIX, OutboxTotals, SinkTotals, StateCollector, TotalsCollector, TotalsReader
 
-__all__ = ["CONTENT_TYPE", "PREFIX", "ChannelMetrics", "Metrics", "SinkMetrics", "SinkTotals", "TotalsReader"]
+__all__ = [
+    "CONTENT_TYPE",
+    "PREFIX",
+    "ChannelMetrics",
+    "Metrics",
+    "OutboxTotals",
+    "SinkMetrics",
+    "SinkTotals",
+    "TotalsReader",
+    "own_version",
+]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -37,6 +48,11 @@ _POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5
 _SEND_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 # From an idle agent's milliseconds to an outage of days.
 _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600, 3_600, 21_600, 86_400, 604_800)
+
+
+#: A sink of somebody else's may have a word for each of its troubles.
+_MOST_REASONS = 32
+_OTHER = "other"
 
 
 class _Observer(Protocol):
@@ -53,6 +69,8 @@ class SinkMetrics:
         self._retries = retries
         self._need = need
         self._by_reason: dict[str, Counter] = {}
+        self.needs_attention = False
+        """Whether a person must act before this sink delivers again."""
 
     def sent(self, duration_seconds: float) -> None:
         """Count one send, whatever came of it."""
@@ -66,6 +84,8 @@ class SinkMetrics:
         """Count one failure that is tried again; *reason* is one of a few fixed words."""
         child = self._by_reason.get(reason)
         if child is None:
+            if len(self._by_reason) >= _MOST_REASONS:
+                reason = _OTHER
             child = self._by_reason[reason] = self._retries.labels(self._name, reason)
         child.inc()
 
@@ -76,6 +96,7 @@ class SinkMetrics:
 
     def set_needs_attention(self, *, needed: bool) -> None:
         """Say whether a person must act before this sink delivers again."""
+        self.needs_attention = needed
         self._need.set(1 if needed else 0)
 
 
@@ -97,9 +118,9 @@ class ChannelMetrics:
 
 
 class Metrics:
-    """Every metric, and the registry that holds them."""
+    """Every metric, and the registry that holds them. *clock* gives Unix time."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
         # The time each counter was made doubles the series and tells nobody anything.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
@@ -110,8 +131,15 @@ class Metrics:
         self._make_poll_metrics()
         self._make_sink_metrics()
         self._info = self._gauge("build_info", "1; the labels say what runs.", "version", "python")
-        self._info.labels(_version(), platform.python_version()).set(1)
-        self._state = StateCollector()
+        self._info.labels(own_version(), platform.python_version()).set(1)
+        self._ephemeral = self._gauge(
+            "state_on_ephemeral_disk", "1 when the state directory would not survive a redeploy of the VM."
+        )
+        self._reloaded = self._gauge(
+            "config_last_reload_successful", "1; or 0 when the file was wrong when it was last read again."
+        )
+        self._reloaded.set(1)
+        self._state = StateCollector(clock)
         self._totals = TotalsCollector()
         self.registry.register(self._state)
         self.registry.register(self._totals)
@@ -202,6 +230,11 @@ class Metrics:
                 )
             return self._sinks[name]
 
+    def needs_attention(self, name: str) -> bool:
+        """Return whether a person must act before the sink called *name* delivers again."""
+        with self._lock:
+            return name in self._sinks and self._sinks[name].needs_attention
+
     def forget_sink(self, name: str) -> None:
         """Drop the series of a sink that is no longer configured; one that needs attention would do so for ever."""
         with self._lock:
@@ -227,6 +260,18 @@ class Metrics:
                 )
             return self._channel
 
+    def watch_vm(self, name: Callable[[], str | None]) -> None:
+        """Take this VM's name from *name*, called for each scrape; null while it is unknown."""
+        self._state.vm_name = name
+
+    def state_is_ephemeral(self, *, is_ephemeral: bool) -> None:
+        """Say whether the state directory would be lost with a redeploy."""
+        self._ephemeral.set(is_ephemeral)
+
+    def reloaded(self, *, is_right: bool) -> None:
+        """Note that the configuration was read again, and whether it could be used."""
+        self._reloaded.set(is_right)
+
     def register_totals(self, read: TotalsReader) -> None:
         """Take the outbox's totals from *read*, called once for each scrape."""
         self._totals.read = read
@@ -236,7 +281,8 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def _version() -> str:
+def own_version() -> str:
+    """Return which version of the agent this is."""
     try:
         return version("scheduled-events-bridge")
     except PackageNotFoundError:

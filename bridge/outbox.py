@@ -25,12 +25,12 @@ from bridge.begun import Beginning
 from bridge.record import Incarnation, TransitionRecord, VmIdentity, parse_time
 from bridge.remembered import Stored, read_state, remember_liveness
 from bridge.room import clean
-from bridge.rows import Outcome, Owed
+from bridge.rows import Account, Outcome, Owed
 from bridge.scribe import Observation, Router, Scribe
 from bridge.store import Store, utc_now
 from bridge.writer import Writer
 
-__all__ = ["Beginning", "Observation", "Outbox", "Outcome", "Owed", "Router", "Stored"]
+__all__ = ["Account", "Beginning", "Observation", "Outbox", "Outcome", "Owed", "Router", "Stored"]
 
 
 class Outbox:
@@ -160,9 +160,9 @@ class Outbox:
         """Read sink -> total by state, all from one commit."""
         return self._writer.read(rows.totals)
 
-    def totals_with_age(self) -> Future[dict[str, tuple[dict[str, int], float | None]]]:
-        """Read sink -> totals and the time of its oldest pending row, all from one commit."""
-        return self._writer.read(rows.totals_with_age)
+    def account(self) -> Future[Account]:
+        """Read what every sink has and is owed, and how full the outbox is, all from one commit."""
+        return self._writer.read(rows.account)
 
     # What approvals read and write.
 

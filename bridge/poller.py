@@ -21,6 +21,7 @@ from bridge.errors import BridgeError, DocumentInvalid, ImdsError, ImdsStatus, S
 from bridge.logs import Repeated
 from bridge.metrics import Metrics
 from bridge.outbox import Observation, Outbox
+from bridge.pulse import Pulse
 from bridge.record import Document, Incarnation, TransitionRecord
 from bridge.store import utc_now
 
@@ -34,6 +35,10 @@ _LIVENESS_SECONDS = 600.0
 
 class Imds(Protocol):
     """What is needed of the metadata service."""
+
+    @property
+    def fetch_seconds(self) -> float:
+        """How long the next `fetch` may take, in seconds."""
 
     def fetch(self) -> Document:
         """Return the document, the same object while nothing changed; raise ImdsError."""
@@ -89,10 +94,13 @@ class Poller:
         self._now = now
         self._monotonic = monotonic
         self._report = Repeated(logger)
+        self.pulse = Pulse(monotonic)
+        self._answered_at: float | None = None
         self._stop = threading.Event()
         self._failures = 0
         self._saved_at = float("-inf")
-        self._good_at: datetime | None = None
+        self.good_at: datetime | None = None
+        """When the service last answered as it should, to this agent."""
         self._is_settled = False
         self._stream_id, self._belief = self._remembered()
 
@@ -100,6 +108,16 @@ class Poller:
     def incarnation(self) -> Incarnation:
         """Return the incarnation of the document that is believed."""
         return None if self._belief.document is None else self._belief.document.incarnation
+
+    @property
+    def gap_seconds(self) -> float:
+        """How long the service may be silent before an end that was missed is only inferred."""
+        return max(_LEAST_GAP_SECONDS, _GAP_POLLS * self._interval_seconds)
+
+    @property
+    def silent_seconds(self) -> float | None:
+        """How long ago the last good answer came; null before the first."""
+        return None if self._answered_at is None else max(self._monotonic() - self._answered_at, 0.0)
 
     def use(self, imds: Imds, *, poll_interval_seconds: float) -> None:
         """Poll *imds* from now on."""
@@ -111,10 +129,13 @@ class Poller:
         self._stop = stop
         due = self._monotonic()
         while not stop.is_set():
+            self.pulse.promise_call(self._imds.fetch_seconds)
             delay = self.poll_once()
             # The beat is kept: a poll that took a while is followed sooner, but never by a burst.
             due = max(due + delay, self._monotonic())
+            self.pulse.promise(due - self._monotonic())
             stop.wait(due - self._monotonic())
+        self.pulse.rest()
         self._save_liveness(wait=True)
 
     def poll_once(self) -> float:
@@ -167,7 +188,7 @@ class Poller:
             self._accept(document, step, moment)
         if approvals is not None:
             approvals.saw(document, moment)
-        self._good_at = moment.wall
+        self.good_at, self._answered_at = moment.wall, moment.monotonic
         believed = self._belief.document or document
         self._metrics.good_poll(moment.wall.timestamp(), believed)
         if moment.monotonic - self._saved_at >= _LIVENESS_SECONDS:
@@ -200,10 +221,10 @@ class Poller:
 
     def _save_liveness(self, *, wait: bool) -> None:
         """Store the time of the last good answer, unless an absence is in doubt: the doubt must outlive a restart."""
-        if self._good_at is None or not self._is_settled:
+        if self.good_at is None or not self._is_settled:
             return
         self._saved_at = self._monotonic()
-        future = self._outbox.save_liveness(last_good_at=self._good_at, boot_id=self._boot_id)
+        future = self._outbox.save_liveness(last_good_at=self.good_at, boot_id=self._boot_id)
         if wait:
             try:
                 future.result()
@@ -216,7 +237,7 @@ class Poller:
             stored.document,
             last_good_at=stored.last_good_at,
             booted=has_booted(stored.boot_id, self._boot_id),
-            gap_seconds=max(_LEAST_GAP_SECONDS, _GAP_POLLS * self._interval_seconds),
+            gap_seconds=self.gap_seconds,
         )
         return stored.stream_id, belief
 

@@ -168,9 +168,33 @@ def totals(store: Store) -> dict[str, dict[str, int]]:
     return {name: dict(zip(STATES, counts, strict=True)) for name, *counts in store.connection.execute(SQL["totals"])}
 
 
-def totals_with_age(store: Store) -> dict[str, tuple[dict[str, int], float | None]]:
-    """Return sink -> its totals, and when its oldest pending row was observed (seconds since 1970)."""
-    return {name: (counts, oldest_pending(store, name)) for name, counts in totals(store).items()}
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that the outbox holds, all from one commit."""
+
+    totals: dict[str, dict[str, int]]
+    """Sink -> total by state, accepted included."""
+    oldest_pending: dict[str, float | None]
+    """Sink -> when its oldest pending row was observed, in seconds since 1970."""
+    used_bytes: int
+    max_bytes: int
+    in_memory: bool
+    set_aside: int
+    """How many databases were set aside since the start."""
+    stream_id: str | None
+
+
+def account(store: Store) -> Account:
+    """Return what *store* holds."""
+    held = totals(store)
+    return Account(
+        totals=held,
+        oldest_pending={name: oldest_pending(store, name) for name in held},
+        used_bytes=store.used_bytes,
+        max_bytes=store.max_bytes,
+        in_memory=store.in_memory,
+        set_aside=store.set_aside_count,
+        stream_id=store.meta.get("stream_id"),
+    )
 
 
 def oldest_pending(store: Store, sink: str) -> float | None:

@@ -16,7 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from bridge.errors import BridgeError
-from bridge.record import Document, Incarnation
+from bridge.logs import Repeated
+from bridge.record import Document, Incarnation, names_vm
 
 logger = logging.getLogger(__name__)
 
@@ -26,10 +27,14 @@ PREFIX = "scheduled_events_bridge_"
 _MOST_KINDS = 32
 _LONGEST_LABEL = 64
 _OTHER = "other"
+_SCHEDULED = "Scheduled"
 
 
 class SinkTotals(msgspec.Struct, frozen=True, kw_only=True):
     """One sink's rows in the outbox, as its accounts hold them across restarts."""
+
+    is_configured: bool = True
+    """False for a sink that the configuration names no more."""
 
     accepted: int = 0
     delivered: int = 0
@@ -42,15 +47,28 @@ class SinkTotals(msgspec.Struct, frozen=True, kw_only=True):
     """How long the oldest pending record has waited; 0 when none is pending."""
 
 
-#: One consistent snapshot: totals by sink name.
-TotalsReader = Callable[[], Mapping[str, SinkTotals]]
+class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """What the outbox holds, all from one commit."""
+
+    sinks: Mapping[str, SinkTotals]
+    used_bytes: int = 0
+    max_bytes: int = 0
+    in_memory: bool = False
+    set_aside: int = 0
+    stream_id: str | None = None
+
+
+#: Reads one consistent snapshot; raises BridgeError, and never waits for long.
+TotalsReader = Callable[[], OutboxTotals]
 
 
 class StateCollector(Collector):
     """What the agent believes in, read from the document when somebody asks."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self.document: Document | None = None
+        self.vm_name: Callable[[], str | None] = lambda: None
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: registering must not read anything yet."""
@@ -73,6 +91,29 @@ class StateCollector(Collector):
                 active.add_metric([event_type, status], count)
         yield incarnation
         yield active
+        yield self._ahead(document)
+        known = GaugeMetricFamily(f"{PREFIX}identity_known", "1 while this VM's name is known.")
+        known.add_metric([], self.vm_name() is not None)
+        yield known
+
+    def _ahead(self, document: Document | None) -> Metric:
+        ahead = GaugeMetricFamily(
+            f"{PREFIX}next_not_before_seconds",
+            "Seconds to the soonest NotBefore of a Scheduled event that names this VM, or none; negative once passed.",
+            labels=["event_type"],
+        )
+        now, name = self._clock(), self.vm_name()
+        soonest: dict[str, float] = {}
+        for event in () if document is None else document.events:
+            if event.event_status != _SCHEDULED or event.not_before is None or names_vm(event, name) is False:
+                continue
+            kind = _label(event.event_type or "")
+            kind = kind if kind in soonest or len(soonest) < _MOST_KINDS else _OTHER
+            left = event.not_before.timestamp() - now
+            soonest[kind] = min(left, soonest.get(kind, left))
+        for kind, left in sorted(soonest.items()):
+            ahead.add_metric([kind], left)
+        return ahead
 
 
 def _number(incarnation: Incarnation) -> float | None:
@@ -103,10 +144,24 @@ class TotalsCollector(Collector):
         "discarded": "Records that a person discarded.",
         "expired": "Records older than the sink's max_age_seconds.",
     }
-    _GAUGES: Mapping[str, str] = {"pending": "Records that wait to be sent.", "parked": "Records refused for good."}
+    _GAUGES: Mapping[str, tuple[str, str]] = {
+        "pending": ("sink_pending_records", "Records that wait to be sent."),
+        "parked": ("sink_parked_records", "Records refused for good."),
+        "oldest_pending_age_seconds": (
+            "sink_oldest_pending_age_seconds",
+            "How long the oldest pending record has waited, in seconds; 0 when none is pending.",
+        ),
+        "is_configured": ("sink_configured", "1; or 0 for a sink that the configuration names no more."),
+    }
+    _OUTBOX: Mapping[str, tuple[str, str]] = {
+        "in_memory": ("outbox_in_memory", "1 while the disk refuses, and what is kept would not survive the agent."),
+        "used_bytes": ("outbox_bytes", "Bytes of the outbox in use."),
+        "max_bytes": ("outbox_max_bytes", "Bytes that the outbox may use where it lives now."),
+    }
 
     def __init__(self) -> None:
         self.read: TotalsReader | None = None
+        self._report = Repeated(logger)
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: registering must not read anything yet."""
@@ -114,19 +169,35 @@ class TotalsCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of one scrape."""
-        try:
-            totals = self.read() if self.read is not None else {}
-        except BridgeError as exc:
-            # The other metrics must still be seen, now of all times; absent totals are an alert of their own.
-            logger.warning("The outbox's totals cannot be read for a scrape: %s", exc)
-            totals = {}
+        held = self._held()
+        sinks = {} if held is None else held.sinks
         for field, text in self._COUNTERS.items():
-            yield _family(CounterMetricFamily(f"{PREFIX}sink_{field}_total", text, labels=["sink"]), totals, field)
-        for field, text in self._GAUGES.items():
-            yield _family(GaugeMetricFamily(f"{PREFIX}sink_{field}_records", text, labels=["sink"]), totals, field)
-        oldest = "How long the oldest pending record has waited, in seconds; 0 when none is pending."
-        name = f"{PREFIX}sink_oldest_pending_age_seconds"
-        yield _family(GaugeMetricFamily(name, oldest, labels=["sink"]), totals, "oldest_pending_age_seconds")
+            yield _family(CounterMetricFamily(f"{PREFIX}sink_{field}_total", text, labels=["sink"]), sinks, field)
+        for field, (name, text) in self._GAUGES.items():
+            yield _family(GaugeMetricFamily(f"{PREFIX}{name}", text, labels=["sink"]), sinks, field)
+        for field, (name, text) in self._OUTBOX.items():
+            gauge = GaugeMetricFamily(f"{PREFIX}{name}", text)
+            if held is not None:
+                gauge.add_metric([], getattr(held, field))
+            yield gauge
+        aside = CounterMetricFamily(
+            f"{PREFIX}outbox_set_aside_total", "Databases set aside since the start: damaged, or another machine's."
+        )
+        if held is not None:
+            aside.add_metric([], held.set_aside)
+        yield aside
+
+    def _held(self) -> OutboxTotals | None:
+        """Return one snapshot; null when there is none: the other metrics must still be seen, now of all times."""
+        if self.read is None:
+            return None
+        try:
+            held = self.read()
+        except BridgeError as exc:
+            self._report.problem("read", logging.WARNING, f"The outbox's totals cannot be read for a scrape: {exc}")
+            return None
+        self._report.recovered("read", "The outbox's totals can be read again.")
+        return held
 
 
 def _family(

@@ -80,7 +80,7 @@ class Sender:
         except FutureTimeoutError:
             self._abandon(lane)
             message = f"No answer within {self._timeout_seconds:g} s; the send was cut."
-            raise DeliveryFailed(message, uncertain=True) from None
+            raise DeliveryFailed(message, uncertain=True, reason="timeout") from None
         if error is not None:
             raise _as_delivery_error(error)
 
@@ -94,6 +94,7 @@ class Sender:
                 f"{len(self._abandoned)} sends hang beyond their deadline and cannot be cut; "
                 "nothing is sent until one of them ends. Restart the agent, and report this to the sink's author.",
                 needs_attention=True,
+                reason="hanging",
             )
 
     def _abandon(self, lane: _Lane) -> None:
@@ -173,7 +174,7 @@ def _as_delivery_error(error: BaseException) -> DeliveryError:
     """Return *error* as what the worker understands."""
     if isinstance(error, DeliveryRejected | DeliveryFailed) and _is_whole(error):
         return error
-    failed = DeliveryFailed(_describe(error), uncertain=True)
+    failed = DeliveryFailed(_describe(error), uncertain=True, reason="exception")
     failed.__cause__ = error
     return failed
 
@@ -184,7 +185,8 @@ def _is_whole(error: DeliveryRejected | DeliveryFailed) -> bool:
         str(error)
         if isinstance(error, DeliveryRejected):
             return isinstance(error.records, tuple)
-        return isinstance(error.retry_after, int | float | None) and isinstance(error.held, bool)
+        is_a_word = isinstance(error.reason, str) and error.reason.isascii() and error.reason.isprintable()
+        return isinstance(error.retry_after, int | float | None) and isinstance(error.held, bool) and is_a_word
     except Exception:  # noqa: BLE001  # whatever a stranger's exception does when it is read
         return False
 

@@ -69,6 +69,8 @@ class Store:
         self._wrecks: list[Wreck] = []
         self._mark = MemoryMark(directory)
         self._is_blind = False
+        self.set_aside_count = 0
+        """How many databases were set aside since the start: damaged ones, and those of another machine."""
         self.floor = 0
         """In memory: the last sequence that the disk has too; up to it nothing may be deleted. Else 0."""
         self.in_memory = False
@@ -347,4 +349,5 @@ class Store:
         return database.open_file(self.path)
 
     def _set_aside(self, reason: str) -> Path | None:
+        self.set_aside_count += 1
         return database.set_aside(self.path, reason, self._now())

@@ -93,7 +93,7 @@ class AmqpSender:
         if isinstance(error, Overdue):
             doing = "send" if was_sending else "connection attempt"
             message = f"{self._access.peer}: no answer within {self._config.timeout_seconds:g} s; the {doing} was cut."
-            return DeliveryFailed(message, uncertain=was_sending)
+            return DeliveryFailed(message, uncertain=was_sending, reason="timeout")
         means = meaning(error, peer=self._access.peer, is_sending=was_sending, secrets=self._access.secrets)
         if is_about_access(error):
             self._access.forget()

@@ -40,10 +40,10 @@ def meaning(error: BaseException, *, peer: str, is_sending: bool, secrets: tuple
         return DeliveryRejected(message)
     if condition == _BUSY:
         found = _WAIT.search(said)
-        return DeliveryFailed(message, float(found[1]) if found else _BUSY_SECONDS)
+        return DeliveryFailed(message, float(found[1]) if found else _BUSY_SECONDS, reason="busy")
     if condition in _NEEDS_A_PERSON or is_about_access(error) or _CERTIFICATE in said:
-        return DeliveryFailed(message, needs_attention=True)
-    return DeliveryFailed(message, uncertain=is_sending and condition in _SAYS_NOTHING)
+        return DeliveryFailed(message, needs_attention=True, reason="refused")
+    return DeliveryFailed(message, uncertain=is_sending and condition in _SAYS_NOTHING, reason="connection")
 
 
 def _condition(error: Any) -> str:

@@ -165,7 +165,7 @@ class Endpoint:
         if is_accepted and status not in config.retry_statuses:
             return response
         if status == _GONE and status not in config.retry_statuses:
-            raise DeliveryFailed(self._said(response), held=True)
+            raise DeliveryFailed(self._said(response), held=True, reason=f"status_{status}")
         is_about_record = 400 <= status < 500 and status not in _RETRIED  # noqa: PLR2004
         if is_about_record and status not in config.retry_statuses:
             raise DeliveryRejected(self._said(response))
@@ -174,6 +174,7 @@ class Endpoint:
             retry_after_seconds(response.headers),
             needs_attention=300 <= status < 400 or status in _NEEDS_A_PERSON,  # noqa: PLR2004
             uncertain=is_accepted or (status >= 500 and status not in _NOT_CARRIED_OUT),  # noqa: PLR2004
+            reason=f"status_{status}",
         )
 
     def _said(self, response: requests.Response) -> str:
@@ -199,16 +200,22 @@ class Endpoint:
         """Return what it means that no answer came."""
         is_uncertain = not never_sent(error)
         if isinstance(error, DeadlineExceeded):
-            return DeliveryFailed(f"{self.shown} gave no answer within {limit:g} s.", uncertain=is_uncertain)
+            said = f"{self.shown} gave no answer within {limit:g} s."
+            return DeliveryFailed(said, uncertain=is_uncertain, reason="timeout")
         cause = innermost(error)
         text = excerpt(self.mask(str(cause) or type(cause).__name__).encode())
         if "Tunnel connection failed: 407" in text:
-            return DeliveryFailed(f"{self.shown}: the proxy refused. {_NEEDS_A_PERSON[407]}", needs_attention=True)
+            said = f"{self.shown}: the proxy refused. {_NEEDS_A_PERSON[407]}"
+            return DeliveryFailed(said, needs_attention=True, reason="proxy")
         if is_about_tls(error):
-            return DeliveryFailed(f"{self.shown}: TLS failed: {text}", needs_attention=True, uncertain=is_uncertain)
+            said = f"{self.shown}: TLS failed: {text}"
+            return DeliveryFailed(said, needs_attention=True, uncertain=is_uncertain, reason="tls")
         is_ours = is_about_settings(error)
         return DeliveryFailed(
-            f"{self.shown} cannot be reached: {text}", needs_attention=is_ours, uncertain=is_uncertain and not is_ours
+            f"{self.shown} cannot be reached: {text}",
+            needs_attention=is_ours,
+            uncertain=is_uncertain and not is_ours,
+            reason="settings" if is_ours else "connection",
         )
 
     # Secrets.

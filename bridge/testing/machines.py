@@ -34,6 +34,7 @@ class Machine:
     location: str = "westeurope"
     zone: str = "1"
     tags: dict[str, str] = field(default_factory=lambda: {"simulated": "true"})
+    has_ephemeral_os_disk: bool = False
 
     @property
     def vm_id(self) -> str:
@@ -81,6 +82,7 @@ class Machine:
             "resourceGroupName": self.resource_group,
             "resourceId": self.resource_id,
             "sku": "12-gen2",
+            "storageProfile": self._storage_profile(),
             "subscriptionId": self.subscription_id,
             "tags": ";".join(f"{name}:{value}" for name, value in self.tags.items()),
             "tagsList": [{"name": name, "value": value} for name, value in self.tags.items()],
@@ -98,6 +100,22 @@ class Machine:
         ipv4 = {"ipAddress": [address], "subnet": [{"address": "10.0.0.0", "prefix": "24"}]}
         interface = {"ipv4": ipv4, "ipv6": {"ipAddress": []}, "macAddress": "000D3A000004"}
         return {"compute": self.compute(), "network": {"interface": [interface]}}
+
+    def _storage_profile(self) -> dict[str, Any]:
+        option = "Local" if self.has_ephemeral_os_disk else ""
+        return {
+            "dataDisks": [],
+            "imageReference": {"id": "", "offer": "debian-12", "publisher": "Debian", "sku": "12-gen2"},
+            "osDisk": {
+                "caching": "ReadOnly" if self.has_ephemeral_os_disk else "ReadWrite",
+                "createOption": "FromImage",
+                "diffDiskSettings": {"option": option},
+                "diskSizeGB": "30",
+                "name": f"{self.name}_os",
+                "osType": "Linux",
+            },
+            "resourceDisk": {"size": "16384"},
+        }
 
     def token(self, resource: str, *, client_id: str, now: datetime, lifetime_seconds: int) -> dict[str, str]:
         """Return what the managed identity endpoint answers for *resource*."""

@@ -200,7 +200,7 @@ def test_whatever_a_sink_raises_is_tried_again(bench, error):
     bench.start()
     box.wait_for(1, 10)
     bench.until_totals(delivered=1)
-    assert bench.sample("sink_retries_total", reason=type(error).__name__) == 1
+    assert bench.sample("sink_retries_total", reason="exception") == 1
 
 
 def test_a_sink_that_cannot_be_built_is_built_again(bench):

@@ -103,7 +103,7 @@ def test_a_retry_after_binds_the_sink_for_an_hour_at_most(bench):
     bench.add("E-1")
     bench.start()
     bench.until(lambda: bench.totals() == {"pending": 1} and len(box.tries) == 1)
-    bench.until(lambda: bench.sample("sink_retries_total", reason="DeliveryFailed") == 1)
+    bench.until(lambda: bench.sample("sink_retries_total", reason="failed") == 1)
     bench.add("E-2")
     bench.advance(3_500)
     bench.add("E-3")
@@ -157,7 +157,7 @@ def test_records_older_than_max_age_are_given_up_and_counted(bench, trouble):
     if trouble != "none":
         box.script(raising(DeliveryFailed("no", retry_after=3_600, held=trouble == "held")))
         bench.start()
-        bench.until(lambda: bench.sample("sink_retries_total", reason="DeliveryFailed") == 1)
+        bench.until(lambda: bench.sample("sink_retries_total", reason="failed") == 1)
     bench.outbox_kit.wait(60)
     bench.add("young")
     bench.advance(60)

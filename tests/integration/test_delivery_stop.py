@@ -80,7 +80,7 @@ def test_a_record_that_waits_for_its_next_try_is_not_waited_for(bench):
     box.script("fail:3600")
     bench.add("E-1")
     worker = bench.start()
-    bench.until(lambda: bench.sample("sink_retries_total", reason="DeliveryFailed") == 1)
+    bench.until(lambda: bench.sample("sink_retries_total", reason="failed") == 1)
     has_ended, seconds = stop(worker, grace_seconds=30, within_seconds=10)
     assert has_ended
     assert seconds < 2

@@ -13,6 +13,8 @@ ME = VmIdentity(name="vm_0", vm_id="AAAA", location="westeurope")
 class Service:
     """Fails with `failure` until it is null."""
 
+    os_disk_is_ephemeral = None
+
     def __init__(self, failure=None):
         self.failure = failure
         self.asked = threading.Semaphore(0)
@@ -21,6 +23,7 @@ class Service:
         self.asked.release()
         if self.failure is not None:
             raise self.failure
+        self.os_disk_is_ephemeral = True
         return ME
 
 
@@ -57,6 +60,22 @@ def test_what_the_service_says_is_stored(keeper_of, outbox):
     keeper = keeper_of(Service())
     assert (keeper.vm, keeper.is_waiting) == (ME, False)
     assert outbox.state().result().vm == ME
+
+
+def test_whether_the_os_disk_is_ephemeral_is_unknown_until_the_service_answers(keeper_of, outbox):
+    outbox.identify(ME).result()  # the name is known; of the disk nothing was stored
+    dial, service = Dial(), Service(ImdsUnreachable("silent"))
+    keeper = keeper_of(service, monotonic=dial)
+    assert (keeper.vm, keeper.os_disk_is_ephemeral) == (ME, None)
+    service.failure = None
+
+    def is_known_a_minute_later():
+        dial.seconds += 61
+        keeper.look()
+        return keeper.os_disk_is_ephemeral is not None
+
+    wait_until(is_known_a_minute_later)
+    assert keeper.os_disk_is_ephemeral is True
 
 
 def test_what_is_configured_wins():
@@ -134,6 +153,8 @@ def test_stopping_lets_waiting_records_go(keeper_of):
 
 class SilentService:
     """Answers when it is released."""
+
+    os_disk_is_ephemeral = None
 
     def __init__(self):
         self.asked = threading.Event()

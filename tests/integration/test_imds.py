@@ -9,6 +9,7 @@ import pytest
 
 from bridge.errors import ConfigurationError, DocumentInvalid, ImdsStatus, ImdsUnreachable
 from bridge.imds import OFF_AFTER_SECONDS, ImdsClient
+from bridge.testing import Machine, Simulator
 
 EMPTY = b'{"DocumentIncarnation": 1, "Events": []}'
 ONE = b'{"DocumentIncarnation": 2, "Events": [{"EventId": "E-1", "EventStatus": "Scheduled"}]}'
@@ -218,6 +219,43 @@ def test_identity_is_read_from_the_instance_document(service, connect):
     assert (identity.name, identity.vm_id, identity.scale_set, identity.zone) == ("web_0", "V-1", "web", None)
     assert service.received[0][1] == "/metadata/instance/compute?api-version=2021-02-01&format=json"
     assert service.received[0][2]["Metadata"] == "true"
+
+
+def storage(option):
+    return json.dumps({"name": "vm", "storageProfile": {"osDisk": {"diffDiskSettings": {"option": option}}}}).encode()
+
+
+def test_the_same_answer_tells_whether_the_os_disk_is_ephemeral(service, connect):
+    service.answers = [(200, {}, storage("Local")), (200, {}, storage("")), (200, {}, b'{"name": "vm"}')]
+    client = connect()
+    assert client.os_disk_is_ephemeral is None
+    told = []
+    for _ in range(3):
+        client.identity()
+        told.append(client.os_disk_is_ephemeral)
+    assert told == [True, False, None]
+    assert len(service.received) == 3
+
+
+def test_an_answer_that_is_no_identity_leaves_what_is_known_of_the_os_disk(service, connect):
+    service.answers = [(200, {}, storage("Local")), (200, {}, b"{}"), (503, {}, b"busy")]
+    client = connect()
+    client.identity()
+    for error in (DocumentInvalid, ImdsStatus):
+        with pytest.raises(error):
+            client.identity()
+    assert client.os_disk_is_ephemeral is True
+
+
+@pytest.mark.parametrize("has_ephemeral_os_disk", [True, False])
+def test_the_simulator_tells_of_its_os_disk_as_the_service_does(has_ephemeral_os_disk):
+    with Simulator(vms=[Machine(name="vm", has_ephemeral_os_disk=has_ephemeral_os_disk)]) as simulator:
+        client = ImdsClient(
+            endpoint=simulator.endpoint, api_version="2020-07-01", timeout_seconds=5.0, first_timeout_seconds=20.0
+        )
+        client.identity()
+        client.close()
+        assert client.os_disk_is_ephemeral is has_ephemeral_os_disk
 
 
 def test_a_slow_identity_does_not_hold_up_a_poll(service, connect):

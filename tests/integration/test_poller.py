@@ -30,6 +30,7 @@ class Clock:
 class ListedImds:
     def __init__(self):
         self.answer = None
+        self.fetch_seconds = 5.0
 
     def fetch(self):
         if isinstance(self.answer, Exception):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, timezone
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.errors import OutboxError
-from bridge.metrics import PREFIX, Metrics, SinkTotals
+from bridge.metrics import PREFIX, Metrics, OutboxTotals, SinkTotals
 from bridge.record import Document, ScheduledEvent, Transition
 
 LABELS = {"sink", "reason", "transition", "event_type", "event_status", "result", "version", "python", "le"}
@@ -95,6 +96,14 @@ def test_sink_is_measured_under_its_name(metrics: Metrics) -> None:
     assert samples(metrics)['sink_needs_attention{sink="sre"}'] == 0
 
 
+def test_words_of_a_strange_sink_are_bounded(metrics: Metrics) -> None:
+    for number in range(100):
+        metrics.sink("odd").retried(f"trouble {number}")
+    found = {name: value for name, value in samples(metrics).items() if name.startswith("sink_retries_total")}
+    assert len(found) <= 33
+    assert sum(found.values()) == 100
+
+
 def test_sink_that_is_forgotten_leaves_no_series(metrics: Metrics) -> None:
     sink = metrics.sink("old")
     sink.retried("timeout")
@@ -107,11 +116,12 @@ def test_sink_that_is_forgotten_leaves_no_series(metrics: Metrics) -> None:
 def test_totals_of_one_scrape_come_from_one_snapshot(metrics: Metrics) -> None:
     calls = []
 
-    def read() -> dict[str, SinkTotals]:
+    def read() -> OutboxTotals:
         calls.append(1)
         n = len(calls)
         states = {"delivered": n, "pending": 2 * n, "parked": 3, "evicted": 4, "discarded": 5, "expired": 6}
-        return {"a": SinkTotals(accepted=sum(states.values()), **states, oldest_pending_age_seconds=1.5)}
+        held = SinkTotals(accepted=sum(states.values()), **states, oldest_pending_age_seconds=1.5)
+        return OutboxTotals(sinks={"a": held})
 
     metrics.register_totals(read)
     for scrape in (1, 2):
@@ -132,20 +142,75 @@ def test_totals_of_one_scrape_come_from_one_snapshot(metrics: Metrics) -> None:
 def test_outbox_that_cannot_be_read_leaves_the_other_metrics(
     metrics: Metrics, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def read() -> dict[str, SinkTotals]:
+    def read() -> OutboxTotals:
         raise OutboxError("database is locked")
 
     metrics.register_totals(read)
+    samples(metrics)
     seen = samples(metrics)
     assert seen['polls_total{result="ok"}'] == 0
+    assert "outbox_bytes" not in seen
+    assert len(caplog.records) == 1
     assert 'sink_accepted_total{sink="a"}' not in seen
     assert "database is locked" in caplog.text
+
+
+def test_outbox_is_shown_with_its_room_and_its_misfortunes(metrics: Metrics) -> None:
+    held = OutboxTotals(
+        sinks={"old": SinkTotals(is_configured=False)}, used_bytes=5, max_bytes=9, in_memory=True, set_aside=2
+    )
+    metrics.register_totals(lambda: held)
+    seen = samples(metrics)
+    names = ("outbox_bytes", "outbox_max_bytes", "outbox_in_memory", "outbox_set_aside_total")
+    assert [seen[name] for name in names] == [5, 9, 1, 2]
+    assert seen['sink_configured{sink="old"}'] == 0
+
+
+def test_next_not_before_counts_down_to_the_soonest_event_of_this_vm() -> None:
+    now = 1_800_000_000.0
+    metrics = Metrics(clock=lambda: now)
+
+    def ahead(seconds: float, event_type: str, *resources: str, status: str = "Scheduled") -> ScheduledEvent:
+        moment = datetime.fromtimestamp(now + seconds, timezone.utc)
+        return ScheduledEvent(event_type=event_type, event_status=status, resources=resources, not_before=moment)
+
+    metrics.good_poll(
+        now,
+        Document(
+            events=(
+                ahead(90, "Reboot", "vm1"),
+                ahead(60, "Reboot", "vm1", "vm2"),
+                ahead(-5, "Freeze"),
+                ahead(10, "Preempt", "vm10"),
+                ahead(20, "Redeploy", "vm1", status="Started"),
+                ScheduledEvent(event_type="Terminate", event_status="Scheduled", resources=("vm1",)),
+            )
+        ),
+    )
+
+    def shown() -> dict[str, float]:
+        found = samples(metrics)
+        return {name.split('"')[1]: value for name, value in found.items() if name.startswith("next_not_before")}
+
+    assert shown() == {"Reboot": 60, "Freeze": -5, "Preempt": 10}
+    assert samples(metrics)["identity_known"] == 0
+    metrics.watch_vm(lambda: "vm1")
+    assert shown() == {"Reboot": 60, "Freeze": -5}
+    assert samples(metrics)["identity_known"] == 1
+
+
+def test_configuration_read_again_and_ephemeral_disk_are_shown(metrics: Metrics) -> None:
+    names = ("config_last_reload_successful", "state_on_ephemeral_disk")
+    assert [samples(metrics)[name] for name in names] == [1, 0]
+    metrics.reloaded(is_right=False)
+    metrics.state_is_ephemeral(is_ephemeral=True)
+    assert [samples(metrics)[name] for name in names] == [0, 1]
 
 
 def test_names_and_labels_keep_to_the_rules(metrics: Metrics) -> None:
     metrics.good_poll(1.0, Document(events=(event(event_id="C7061BAC"),)))
     metrics.sink("a").retried("timeout")
-    metrics.register_totals(lambda: {"a": SinkTotals()})
+    metrics.register_totals(lambda: OutboxTotals(sinks={"a": SinkTotals()}))
     text = metrics.exposition().decode()
     assert "C7061BAC" not in text
     assert "_created" not in text

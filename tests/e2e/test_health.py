@@ -1,0 +1,195 @@
+"""/healthz, /readyz and /metrics of the real agent, and what systemd hears of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+import requests
+from prometheus_client.parser import text_string_to_metric_families
+
+STATES = ("delivered_total", "pending_records", "parked_records", "evicted_total", "discarded_total", "expired_total")
+_PREFIX = "scheduled_events_bridge_"
+
+
+def document(incarnation: int, *statuses: str) -> dict[str, object]:
+    events = [
+        {
+            "EventId": f"EVENT-{incarnation}-{number}",
+            "EventType": "Freeze",
+            "EventStatus": status,
+            "ResourceType": "VirtualMachine",
+            "Resources": ["vm1"],
+            "NotBefore": "",
+        }
+        for number, status in enumerate(statuses)
+    ]
+    return {"DocumentIncarnation": incarnation, "Events": events}
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+class Listener:
+    """The agent's status listener, found by what the agent logs about it."""
+
+    def __init__(self, agent) -> None:
+        self.agent = agent
+
+    @property
+    def url(self) -> str:
+        def found() -> list[str]:
+            return re.findall(r'"listen":"(127\.0\.0\.1:\d+)"', self.agent.err.read_text())
+
+        wait_for(lambda: bool(found()), "the agent did not say where it listens")
+        return f"http://{found()[-1]}"
+
+    def get(self, path: str) -> tuple[int, dict]:
+        answer = requests.get(self.url + path, timeout=10)
+        return answer.status_code, answer.json()
+
+    def samples(self) -> dict[str, float]:
+        text = requests.get(f"{self.url}/metrics", timeout=10).text
+        return {
+            sample.name.removeprefix(_PREFIX)
+            + "".join(f"|{value}" for _, value in sorted(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+
+@pytest.fixture
+def listener(agent):
+    return Listener(agent)
+
+
+def configure(agent, imds, text: str = "") -> None:
+    agent.configure(imds.url, text)
+    agent.config.write_text(agent.config.read_text().replace('listen = ""', 'listen = "127.0.0.1:0"'))
+
+
+def assert_accounts_are_whole(samples: dict[str, float], *sinks: str) -> None:
+    for sink in sinks:
+        states = [samples[f"sink_{state}|{sink}"] for state in STATES]
+        assert samples[f"sink_accepted_total|{sink}"] == sum(states), samples
+
+
+def test_healthy_agent_is_ready_once_imds_has_answered(agent, imds, listener):
+    configure(agent, imds)
+    imds.answer = lambda handler: handler.send_error(500)
+    agent.start()
+    status, report = listener.get("/readyz")
+    assert (status, report["reasons"]) == (503, ["IMDS has not answered yet."])
+    assert listener.get("/healthz") == (200, {"status": "ok", "late": {}})
+    imds.answer = None
+    imds.show(document(1))
+    wait_for(lambda: listener.get("/readyz")[0] == 200, "the agent is not ready")
+    assert agent.stop() == 0
+
+
+def test_dead_sink_makes_it_not_ready_and_never_unhealthy(agent, imds, listener):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        configure(
+            agent,
+            imds,
+            f'[[sinks]]\ntype = "webhook"\nurl = "http://127.0.0.1:{port}/"\ntimeout_seconds = 0.2\n'
+            '[[sinks]]\ntype = "webhook"\nname = "refused"\nurl = "http://127.0.0.1:1/"\n'
+            "bearer_token_file = '/nowhere/token'",
+        )
+        agent.start()
+        imds.show(document(1, "Scheduled"))
+        wait_for(lambda: listener.get("/readyz")[1]["sinks"].get("webhook", {}).get("pending") == 1, "nothing is owed")
+        wait_for(lambda: listener.samples().get("sink_retries_total|timeout|webhook", 0) > 1, "it is not retried")
+        wait_for(lambda: listener.samples()["sink_needs_attention|refused"] == 1, "nobody is called")
+        status, report = listener.get("/readyz")
+        assert status == 503
+        assert report["reasons"] == ["Sink refused needs a person; `status` shows its last error."]
+        assert listener.get("/healthz")[0] == 200
+        assert_accounts_are_whole(listener.samples(), "webhook", "refused")
+        assert agent.stop() == 0
+
+
+def test_accounts_are_whole_at_every_scrape_under_load_and_across_kills(agent, imds, listener):
+    configure(
+        agent,
+        imds,
+        '[[sinks]]\ntype = "stdout"\n[[sinks]]\ntype = "webhook"\nurl = "http://127.0.0.1:1/"\nmax_age_seconds = 2.0\n',
+    )
+    imds.body = json.dumps(document(0)).encode()
+    accepted, incarnation = 0.0, 0
+    for run in range(4):
+        agent.start()
+        for _ in range(6):
+            incarnation += 1
+            imds.show(document(incarnation, *["Scheduled"] * 20))
+            for _ in range(5):
+                seen = listener.samples()
+                assert_accounts_are_whole(seen, "stdout", "webhook")
+                assert seen["sink_accepted_total|stdout"] >= accepted, "what was counted is forgotten"
+                accepted = seen["sink_accepted_total|stdout"]
+        if run < 3:
+            agent.kill()
+            agent.err.write_text("")
+    wait_for(lambda: listener.samples()["sink_expired_total|webhook"] > 0, "nothing expired")
+    agent.call("outbox", "discard", "--sink", "webhook", "--yes", "--config", agent.config)
+    seen = listener.samples()
+    assert_accounts_are_whole(seen, "stdout", "webhook")
+    assert seen["sink_accepted_total|stdout"] >= 4 * 6 * 20
+    assert agent.stop() == 0
+
+
+def test_removed_sink_leaves_its_accounts_but_calls_nobody(agent, imds, listener):
+    refused = '[[sinks]]\ntype = "webhook"\nurl = "http://127.0.0.1:1/"\nbearer_token_file = "/nowhere/token"\n'
+    configure(agent, imds, refused + '[[sinks]]\ntype = "stdout"\n')
+    agent.start()
+    imds.show(document(1, "Scheduled"))
+    wait_for(lambda: listener.samples().get("sink_needs_attention|webhook") == 1, "nobody is called")
+    assert listener.samples()["sink_configured|webhook"] == 1
+    agent.config.write_text(agent.config.read_text().replace(refused, ""))
+    agent.process.send_signal(1)
+    wait_for(lambda: listener.samples()["sink_configured|webhook"] == 0, "it is not read again")
+    seen = listener.samples()
+    assert "sink_needs_attention|webhook" not in seen
+    assert seen["sink_pending_records|webhook"] == 1
+    agent.config.write_text("rubbish")
+    agent.process.send_signal(1)
+    wait_for(lambda: listener.samples()["config_last_reload_successful"] == 0, "nobody sees that the file is wrong")
+    assert agent.stop() == 0
+
+
+def test_taken_port_is_an_error_in_the_log_and_not_an_exit(agent, imds):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        configure(agent, imds)
+        agent.config.write_text(agent.config.read_text().replace(":0", f":{taken.getsockname()[1]}"))
+        agent.start()
+        imds.show(document(1, "Scheduled"))
+        wait_for(lambda: bool(agent.records), "the agent does not work")
+        errors = [line for line in agent.err.read_text().splitlines() if '"ERROR"' in line]
+        assert len(errors) == 1
+        assert "status.listen" in errors[0]
+        assert agent.stop() == 0
+
+
+def test_systemd_hears_ready_before_the_first_answer_and_is_fed_only_by_an_agent_that_polls(agent, imds, tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(20)
+        agent.env |= {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "3000000"}
+        configure(agent, imds)
+        imds.answer = lambda handler: handler.server.released.wait(60)  # the first poll takes long, as it may
+        agent.start()
+        assert manager.recv(4096).startswith(b"READY=1\nSTATUS=Watching ")
+        assert [manager.recv(4096) for _ in range(2)] == [b"WATCHDOG=1"] * 2
+        assert agent.stop() == 0
+        while (message := manager.recv(4096)) == b"WATCHDOG=1":
+            pass
+        assert message.startswith(b"STOPPING=1")

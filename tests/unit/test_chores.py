@@ -1,0 +1,55 @@
+"""What is done now and then: each at its own pace, and nothing while its pace is 0."""
+
+import os
+
+from bridge.chores import Chores, FileWatch
+
+
+class Clock:
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+
+def done_at(seconds, *, until, now=False):
+    """Return at which of the ticks, one a second, a chore of that pace was done."""
+    clock, moments = Clock(), []
+    chores = Chores(clock)
+    chores.every(seconds, lambda: moments.append(clock.seconds), now=now)
+    for tick in range(until + 1):
+        clock.seconds = float(tick)
+        chores.tick()
+    return moments
+
+
+def test_chore_is_done_at_its_own_pace():
+    assert done_at(5.0, until=12) == [5, 10]
+    assert done_at(5.0, until=12, now=True) == [0, 5, 10]
+    assert done_at(0.0, until=12, now=True) == []
+
+
+def test_pace_that_changes_counts_from_the_next_tick():
+    clock, moments, pace = Clock(), [], [0.0]
+    chores = Chores(clock)
+    chores.every(lambda: pace[0], lambda: moments.append(clock.seconds), now=True)
+    for tick in range(10):
+        clock.seconds = float(tick)
+        pace[0] = 2.0 if tick >= 4 else 0.0
+        chores.tick()
+    assert moments == [4, 6, 8]
+
+
+def test_file_that_is_touched_is_seen_once(tmp_path):
+    file, seen = tmp_path / "nudge", []
+    watch = FileWatch(file, lambda: seen.append(1))
+    watch.look()
+    assert seen == []
+    file.touch()
+    watch.look()
+    watch.look()
+    assert seen == [1]
+    os.utime(file, ns=(1, 1))
+    watch.look()
+    assert seen == [1, 1]
