@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,37 @@ def deploy():
 
 
 @pytest.fixture(scope="session")
+def checkout():
+    """Return the directory that holds the sources: $CHECKOUT, where the tests were carried away from them."""
+    directory = Path(os.environ.get("CHECKOUT", ROOT)).resolve()
+    if not (directory / "bridge").is_dir():
+        pytest.fail(f"{directory} holds no sources. Set CHECKOUT to the checkout.")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def package_source(checkout):
+    """Return what to install: the wheel that $WHEEL names, else the checkout."""
+    return Path(os.environ["WHEEL"]).resolve() if os.environ.get("WHEEL") else checkout
+
+
+@pytest.fixture(scope="session")
+def clean_environment():
+    """Return the environment without what changes how Python starts, and with pip's cache."""
+    hidden = ("PYTHONPATH", "PYTHONHOME", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
+    rest = {key: value for key, value in os.environ.items() if key not in hidden}
+    return rest | {"PIP_NO_CACHE_DIR": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+@pytest.fixture(scope="session")
 def tool():
     """Return a function that finds a program by name; `.ci/run deploy` sets DEPLOY_TOOLS=required."""
 
     def find(name):
         found = os.environ.get("OTELCOL") if name == "otelcol" else None
-        found = found or shutil.which(name)
+        # Debian's daemons are where only root looks; the venv that runs the tests brings some tools of its own
+        beside = [os.environ.get("PATH", ""), str(Path(sys.executable).parent), "/usr/sbin", "/sbin"]
+        found = found or shutil.which(name, path=os.pathsep.join(beside))
         if found is None:
             absent(f"{name} is not on this machine")
         return found

@@ -1,0 +1,49 @@
+// Says what Microsoft's own language service has against texts in KQL, each read with the schema that it is given.
+//
+// In (JSON): {SCHEMA: {"tables": {NAME: "(column: type, ...)"}, "functions": {NAME: {"parameters": "(...)",
+// "body": "{...}"}}, "texts": {NAME: "KQL"}}}. Out (JSON): {SCHEMA: {NAME: [{"kind": "Query" or "Command",
+// "problems": [...], "columns": [[name, type], ...]}]}}, one entry a query or command; a blank line ends one.
+"use strict";
+
+const fs = require("node:fs");
+require("@kusto/language-service-next/bridge.js");
+require("@kusto/language-service-next");
+
+const language = globalThis.Kusto.Language;
+const symbols = language.Symbols;
+
+function items(list) {
+  return Array.from({ length: list.Count }, (_, index) => list.getItem(index));
+}
+
+function globals(schema) {
+  const tables = Object.entries(schema.tables).map(([name, columns]) => symbols.TableSymbol.From(columns).WithName(name));
+  // The constructor of (name, parameter list, body, description).
+  const functions = Object.entries(schema.functions || {}).map(
+    ([name, { parameters, body }]) => new symbols.FunctionSymbol.$ctor16(name, parameters, body, null),
+  );
+  const database = new symbols.DatabaseSymbol.ctor("database", tables.concat(functions));
+  return language.GlobalState.Default.WithDatabase(database);
+}
+
+function judged(block, known) {
+  const code = language.KustoCode.ParseAndAnalyze(block.Text, known);
+  const problems = items(code.GetDiagnostics()).map(
+    (each) => `${each.Severity} ${each.Code} at ${each.Start}: ${each.Message}`,
+  );
+  const result = code.ResultType;
+  const columns = result && result.Columns ? items(result.Columns).map((each) => [each.Name, each.Type.Name]) : [];
+  return { kind: code.Kind, problems, columns };
+}
+
+function answer(question) {
+  const known = globals(question);
+  const blocks = (text) => items(language.Editor.CodeScript.From$1(text, known).Blocks);
+  return Object.fromEntries(
+    Object.entries(question.texts).map(([name, text]) => [name, blocks(text).map((block) => judged(block, known))]),
+  );
+}
+
+const questions = JSON.parse(fs.readFileSync(0, "utf8"));
+const answers = Object.entries(questions).map(([name, question]) => [name, answer(question)]);
+process.stdout.write(JSON.stringify(Object.fromEntries(answers)));

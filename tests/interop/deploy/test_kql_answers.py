@@ -1,0 +1,319 @@
+"""The queries give the right answers on what two real agents sent, by both roads into a table.
+
+What is late, lost, doubled or refused is made from real records by changing that one thing. The queries run in
+duckdb-kql, which is not Kusto: see kql/engine.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import runpy
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.deploy
+
+# By path: the directories of tests are no packages.
+_KQL = Path(__file__).with_name("kql")
+_FILES = runpy.run_path(str(_KQL / "files.py"))
+_ENGINE = runpy.run_path(str(_KQL / "engine.py"))
+_FLEET = runpy.run_path(str(_KQL / "fleet.py"))
+_FIRST, _SECOND = _FLEET["FIRST"], _FLEET["SECOND"]
+_NOT_FOR_AGENTS = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "SCHEDULED_EVENTS_BRIDGE_CONFIG", "STATE_DIRECTORY")
+_ENDS = {"completed", "canceled", "ended"}
+_SECOND_OF_DELAY = timedelta(seconds=1)
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory):
+    """Return the CloudEvents of both agents."""
+    env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_AGENTS}
+    return _FLEET["run_fleet"](tmp_path_factory.mktemp("fleet"), env)
+
+
+@pytest.fixture(params=["data-explorer", "log-analytics"])
+def ask(request, deploy, package):
+    """Return a function: the name of a query, what arrived and the time in, rows out."""
+    engine = package("duckdb_kql")
+    kql = _FILES["Kql"](deploy / "azure" / "kql")
+
+    def answer(name, arrivals, *, now, change=lambda query: query):
+        database = _ENGINE["Database"](engine, kql, request.param, arrivals, now=now)
+        rows = database.ask(change(kql.queries[name]))
+        assert all(list(row) == _FILES["header_columns"](kql.queries[name]) for row in rows)
+        return rows
+
+    answer.platform = request.param
+    return answer
+
+
+def _arrivals(events, delay=_SECOND_OF_DELAY):
+    """Return *events* as they arrive: *delay* after they were observed, by every clock."""
+    return [(event, _seen(event) + delay, _seen(event) + delay) for event in events]
+
+
+def _seen(event):
+    return datetime.fromisoformat(event["data"]["observed_at"].replace("Z", "+00:00"))
+
+
+def _naive(event):
+    return _seen(event).replace(tzinfo=None)
+
+
+def _after(events, **later):
+    return max(map(_seen, events)) + timedelta(**later)
+
+
+def _of(events, vm=None, transition=None, event_id=None):
+    """Return those of *events* that are of this VM, transition and EventId."""
+    return [
+        event
+        for event in events
+        if vm in {None, event["data"]["vm"]["name"]}
+        and transition in {None, event["data"]["transition"]}
+        and event_id in {None, (event["data"]["event"] or {}).get("event_id")}
+    ]
+
+
+def _only(events, *which):
+    [event] = _of(events, *which)
+    return event
+
+
+def _with(event, **fields):
+    """Return a copy of *event* whose record has *fields* in place of its own."""
+    changed = copy.deepcopy(event)
+    changed["data"].update(fields)
+    return changed
+
+
+def _at(event, moment):
+    """Return a copy of *event*, observed at *moment*, with an id and a sequence of its own."""
+    text = moment.astimezone(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    data = event["data"]
+    return _with(event, observed_at=text, id=f"{data['id']} at {text}", sequence=data["sequence"] + 1000)
+
+
+def _list(value):
+    """Return a dynamic value, which the engine gives as a list or as JSON."""
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _near(seconds):
+    return pytest.approx(seconds, abs=0.002)
+
+
+def test_fleet_timeline_tells_each_event_of_each_vm_once(ask, sent):
+    doubled = [*_arrivals(sent), *_arrivals(sent, timedelta(minutes=1))]
+    rows = ask("fleet-timeline", doubled, now=_after(sent, hours=1))
+    told = {(row["event_id"], row["vm_name"]): row for row in rows}
+    assert len(told) == len(rows)
+    assert {
+        key: (row["event_type"], row["event_source"], row["state"], row["evidence"]) for key, row in told.items()
+    } == {
+        ("freeze", _FIRST): ("Freeze", "Platform", "completed", "observed"),
+        ("freeze", _SECOND): ("Freeze", "Platform", "completed", "observed"),
+        ("reboot", _FIRST): ("Reboot", "User", "completed", "observed"),
+        ("redeploy", _SECOND): ("Redeploy", "Platform", "canceled", "inferred"),
+        ("failure", _SECOND): ("Reboot", "Platform", "completed", "observed"),
+        ("open", _FIRST): ("Freeze", "Platform", "started", "observed"),
+        ("evicted", _SECOND): ("Preempt", "Platform", "started", "observed"),
+    }
+    for (event_id, vm), row in told.items():
+        times = {each["data"]["transition"]: _naive(each) for each in _of(sent, vm, None, event_id)}
+        ended = next((times[end] for end in _ENDS if end in times), None)
+        assert (row["scheduled_at"], row["started_at"]) == (times.get("scheduled"), times.get("started"))
+        assert row["ended_at"] == ended
+        assert row["first_seen"] == min(times.values())
+        if row["scheduled_at"] and row["started_at"]:
+            assert row["lead_seconds"] == _near((row["started_at"] - row["scheduled_at"]).total_seconds())
+        else:
+            assert row["lead_seconds"] is None
+        is_measured = row["started_at"] and ended
+        assert row["impact_seconds"] == (_near((ended - times["started"]).total_seconds()) if is_measured else None)
+    freeze = told["freeze", _FIRST]
+    assert freeze["notice_seconds"] == _only(sent, _FIRST, "scheduled", "freeze")["data"]["notice_seconds"]
+    assert freeze["expected_seconds"] == 5
+    assert told["failure", _SECOND]["notice_seconds"] is None
+    assert [row["first_seen"] for row in rows] == sorted((row["first_seen"] for row in rows), reverse=True)
+
+
+def test_fleet_timeline_keeps_events_of_a_vm_that_does_not_know_its_name(ask, sent):
+    nameless = [_with(event, affects_this_vm=None) for event in _of(sent, _FIRST, None, "freeze")]
+    [row] = ask("fleet-timeline", _arrivals(nameless), now=_after(sent, hours=1))
+    assert (row["event_id"], row["state"]) == ("freeze", "completed")
+
+
+def test_open_events_are_those_that_should_be_over(ask, sent):
+    now = _after(sent, hours=2)
+    rows = ask("open-events", _arrivals(sent), now=now)
+    assert {(row["event_id"], row["vm_name"], row["event_status"]) for row in rows} == {
+        ("open", _FIRST, "Started"),
+        ("evicted", _SECOND, "Started"),
+    }
+    row = next(row for row in rows if row["event_id"] == "open")
+    started = _naive(_only(sent, _FIRST, "started", "open"))
+    assert row["started_at"] == started
+    assert row["expected_end"] == started + timedelta(minutes=30, seconds=9)
+    assert row["overdue_seconds"] == _near((now.replace(tzinfo=None) - row["expected_end"]).total_seconds())
+    assert row["agent_last_heard"] == max(map(_naive, _of(sent, _FIRST)))
+
+
+def test_no_event_is_overdue_before_its_grace_is_over(ask, sent):
+    assert ask("open-events", _arrivals(sent), now=_after(sent, minutes=29)) == []
+
+
+def test_scheduled_event_is_overdue_after_not_before(ask, sent):
+    scheduled = _only(sent, _FIRST, "scheduled", "open")
+    not_before = datetime.fromisoformat(scheduled["data"]["event"]["not_before"].replace("Z", "+00:00"))
+    arrivals = _arrivals([scheduled])
+    assert ask("open-events", arrivals, now=not_before + timedelta(minutes=29)) == []
+    [row] = ask("open-events", arrivals, now=not_before + timedelta(minutes=31))
+    assert (row["event_id"], row["event_status"], row["started_at"]) == ("open", "Scheduled", None)
+
+
+def test_silent_agent_is_found_and_an_eviction_said(ask, sent):
+    now = _after(sent, hours=1)
+    alive = _at(_of(sent, _FIRST, "heartbeat")[-1], now - timedelta(minutes=1))
+    [row] = ask("silent-agents", _arrivals([*sent, alive]), now=now)
+    assert row["vm_name"] == _SECOND
+    assert (row["last_event_type"], row["last_transition"], row["may_be_gone"]) == ("Preempt", "started", True)
+    beats = [_naive(event) for event in _of(sent, _SECOND, "heartbeat")]
+    assert row["last_heartbeat"] == max(beats)
+    assert row["last_heard"] == max(map(_naive, _of(sent, _SECOND)))
+    mean = (max(beats) - min(beats)).total_seconds() / (len(beats) - 1)
+    assert row["usual_seconds"] == _near(mean)
+
+
+def test_agent_without_heartbeats_is_not_called_silent(ask, sent):
+    calm = [event for event in sent if event["data"]["transition"] != "heartbeat"]
+    assert ask("silent-agents", _arrivals(calm), now=_after(sent, hours=1)) == []
+
+
+def test_missing_agents_are_those_of_the_list_that_sent_nothing(ask, sent):
+    known = _of(sent, _FIRST)[0]["data"]["vm"]["resource_id"]
+    absent = f"{known}0"
+
+    def listed(query):
+        changed, count = re.subn(r"\[\n.*?\n\]", f'["{known.upper()}", "{absent}"]', query, flags=re.DOTALL)
+        assert count == 1
+        return changed
+
+    rows = ask("missing-agents", _arrivals(sent), now=_after(sent, hours=1), change=listed)
+    assert rows == [{"vm_resource_id": absent}]
+
+
+def test_notice_counts_each_event_once(ask, sent):
+    rows = ask("notice", _arrivals(sent), now=_after(sent, hours=1))
+    figures = {(row["event_type"], row["event_source"]): row for row in rows}
+    assert {key: (row["events"], row["unannounced"]) for key, row in figures.items()} == {
+        ("Freeze", "Platform"): (2, 0),
+        ("Reboot", "User"): (1, 0),
+        ("Reboot", "Platform"): (1, 1),
+        ("Redeploy", "Platform"): (1, 0),
+        ("Preempt", "Platform"): (1, 0),
+    }
+    freezes = figures["Freeze", "Platform"]
+    longest = [
+        max(event["data"]["notice_seconds"] for event in _of(sent, None, "scheduled", event_id))
+        for event_id in ("freeze", "open")
+    ]
+    assert (freezes["least_seconds"], freezes["most_seconds"]) == (min(longest), max(longest))
+    assert figures["Reboot", "Platform"]["median_seconds"] is None
+
+
+def test_approvals_tell_who_and_how_soon_it_started(ask, sent):
+    approved = _only(sent, _FIRST, "approved", "reboot")
+    refusal = {
+        "source": "portal",
+        "decision_id": "d-1",
+        "approvers": ["ops"],
+        "reason": "now",
+        "result": "expired",
+        "http_status": None,
+    }
+    refused = _at(approved, _after(sent, seconds=1))
+    refused["data"].update(transition="approval_refused", approval=refusal)
+    rows = ask("approvals", _arrivals([*sent, refused, refused]), now=_after(sent, hours=1))
+    assert [(row["transition"], row["source"], row["result"], row["decision_id"]) for row in rows] == [
+        ("approval_refused", "portal", "expired", "d-1"),
+        ("approved", "rule:own-reboots", approved["data"]["approval"]["result"], ""),
+    ]
+    assert _list(rows[0]["approvers"]) == ["ops"]
+    assert (rows[0]["started_seconds"], rows[0]["http_status"]) == (None, None)
+    waited = _seen(_only(sent, _FIRST, "started", "reboot")) - _seen(approved)
+    assert rows[1]["started_seconds"] == _near(waited.total_seconds())
+    assert rows[1]["http_status"] == 200
+    assert _list(rows[1]["resources"]) == [_FIRST]
+
+
+def test_shared_transitions_say_who_told_and_who_did_not(ask, sent):
+    untold = _only(sent, _SECOND, "completed", "freeze")
+    rows = ask(
+        "shared-transitions", _arrivals([each for each in sent if each is not untold]), now=_after(sent, hours=1)
+    )
+    told = {(row["event_id"], row["transition"]): row for row in rows}
+    both = told["freeze", "started"]
+    assert (both["named"], both["told"], _list(both["silent"])) == (2, 2, [])
+    assert sorted(_list(both["told_by"])) == [_FIRST.lower(), _SECOND.lower()]
+    times = [_seen(event) for event in _of(sent, None, "started", "freeze")]
+    assert both["spread_seconds"] == _near((max(times) - min(times)).total_seconds())
+    half = told["freeze", "completed"]
+    assert (half["named"], half["told"], _list(half["silent"])) == (2, 1, [_SECOND.lower()])
+    keys = {
+        event["data"]["transition_key"]
+        for event in sent
+        if event["data"]["transition"] not in {"heartbeat", "approved"}
+    }
+    assert {row["transition_key"] for row in rows} == keys
+
+
+def test_late_records_are_those_that_arrived_late_at_first(ask, sent):
+    """A second copy that comes late is no late record; where no event hub's time is known, the table's counts."""
+    late = _only(sent, _FIRST, "started", "open")
+    arrivals = _arrivals([event for event in sent if event is not late])
+    arrivals += _arrivals([late], timedelta(hours=1))
+    arrivals += _arrivals(_of(sent, _SECOND), timedelta(hours=2))
+    [row] = ask("late-records", arrivals, now=_after(sent, hours=3))
+    assert (row["vm_name"], row["records"], row["late"]) == (_FIRST, len(_of(sent, _FIRST)), 1)
+    assert (row["worst_seconds"], row["worst_id"]) == (_near(3600), late["data"]["id"])
+    assert row["worst_at"] == row["last_late_at"] == _naive(late)
+    assert row["median_seconds"] == _near(1)
+
+
+def test_lost_records_are_the_holes_in_a_stream(ask, sent):
+    mine = sorted(_of(sent, _FIRST), key=lambda event: event["data"]["sequence"])
+    lost = [mine[2], mine[3], mine[7]]
+    came = [event for event in sent if event not in lost]
+    doubled = [*_arrivals(came), *_arrivals(came, timedelta(minutes=5))]
+    [row] = ask("lost-records", doubled, now=_after(sent, hours=2))
+    assert (row["vm_name"], row["lost"], row["holes"]) == (_FIRST, 3, 2)
+    assert sorted(_list(row["resumes_at"])) == [mine[4]["data"]["sequence"], mine[8]["data"]["sequence"]]
+    assert (row["first_sequence"], row["last_sequence"]) == (1, mine[-1]["data"]["sequence"])
+
+
+def test_nothing_is_lost_when_everything_came_twice_and_out_of_order(ask, sent):
+    arrivals = [*_arrivals(reversed(sent)), *_arrivals(sent, timedelta(minutes=5))]
+    assert ask("lost-records", arrivals, now=_after(sent, hours=2)) == []
+
+
+def test_records_under_way_are_not_called_lost(ask, sent):
+    hole = max(_of(sent, _FIRST), key=lambda event: event["data"]["sequence"] if event in sent[:-5] else 0)
+    came = [event for event in sent if event is not hole]
+    assert ask("lost-records", _arrivals(came), now=_after(sent, minutes=30)) == []
+    assert len(ask("lost-records", _arrivals(came), now=_after(sent, hours=2))) == 1
+
+
+def test_message_that_is_no_record_is_left_out(ask, sent):
+    stranger = (
+        {"specversion": "1.0", "id": "1", "type": "other", "data": {"hello": 1}},
+        _seen(sent[0]),
+        _seen(sent[0]),
+    )
+    rows = ask("fleet-timeline", [stranger, *_arrivals(sent)], now=_after(sent, hours=1))
+    assert len(rows) == 7
