@@ -74,6 +74,8 @@ class Agent:
 
     def __init__(self, settings: Settings, directory: Path, *, on_request_only: bool = False) -> None:
         self._settings = self._started_with = settings
+        self._in_force: Settings | None = settings
+        """Null after a reload that failed halfway: then nothing counts as unchanged."""
         self._on_request_only = on_request_only
         self._directory = directory
         prepare_directory(directory)
@@ -129,8 +131,7 @@ class Agent:
         self._route(stop)
         if stop():
             return
-        for sink in self._settings.sinks:
-            self._start_worker(sink)
+        self._start_missing_workers()
         self.approver = self._new_approver()
         self._poller = Poller(
             self._imds,
@@ -177,6 +178,7 @@ class Agent:
         disk.look()
         self._chores.every(_TEND_SECONDS, disk.look)
         self._chores.every(_TEND_SECONDS, self.outbox.tend)
+        self._chores.every(_TEND_SECONDS, self._start_missing_workers)
         self._chores.every(_CLEAN_SECONDS, self.outbox.clean)
         self._chores.every(lambda: self._settings.heartbeat.interval_seconds, self.beat, now=True)
         if self._listener is not None:
@@ -248,24 +250,25 @@ class Agent:
 
         Gives up, so that `stop` can follow, as soon as *stop* returns True.
         """
-        before, self._settings = self._settings, settings
-        self._pulse.promise_call(max(before.imds.timeout_seconds, settings.imds.timeout_seconds) * 2)
+        before, self._in_force = self._in_force, None
+        self._pulse.promise_call(max(self._settings.imds.timeout_seconds, settings.imds.timeout_seconds) * 2)
+        self._settings = settings
         for key, in_force in (("state", self._started_with.state), ("status", self._started_with.status)):
             if in_force != getattr(settings, key):
                 logger.warning("A change of [%s] needs a restart; the rest is in force.", key)
-        is_imds_new = (before.imds, before.vm) != (settings.imds, settings.vm)
+        is_imds_new = before is None or (before.imds, before.vm) != (settings.imds, settings.vm)
         if is_imds_new:
             self._exchange_imds(settings, stop)
-        if is_imds_new or before.approval != settings.approval:
+        if is_imds_new or before is None or before.approval != settings.approval:
             self._exchange_approver(stop)
+        # Before any worker ends: if the outbox refuses, those that are there go on.
+        self._route(stop)
         kept = {sink.name for sink in settings.sinks if self._is_unchanged(sink)}
         self._stop_workers([name for name in self._workers if name not in kept], stop)
-        self._route(stop)
         if stop():
             return
-        for sink in settings.sinks:
-            if sink.name not in kept:
-                self._start_worker(sink)
+        self._start_missing_workers()
+        self._in_force = settings
         self._say_what_nobody_sends()
         self.metrics.reloaded(is_right=True)
         logger.info("The configuration was read again.", extra={"sinks": [sink.name for sink in settings.sinks]})
@@ -357,6 +360,11 @@ class Agent:
         )
         self._workers[sink.name] = (sink, worker)
         worker.start()
+
+    def _start_missing_workers(self) -> None:
+        for sink in self._settings.sinks:
+            if sink.name not in self._workers:
+                self._start_worker(sink)
 
     def _stop_workers(self, names: Sequence[str], stop: Callable[[], bool]) -> None:
         """End workers before others may start on the same rows, all of them in the same two seconds."""

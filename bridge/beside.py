@@ -8,10 +8,12 @@ After a write the file ``nudge`` is touched, so that the agent looks at once.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,10 +21,12 @@ import msgspec
 
 from bridge import database
 from bridge.approval_rows import KeptDecision, keep_decision, one_decision
+from bridge.config import read, state_directory
 from bridge.database import DATABASE, SQL, is_damage, is_lock, transaction
 from bridge.errors import OutboxError, OutboxReadOnly
+from bridge.glance import Glance, read_glance
 from bridge.nudge import is_marked, touch_nudge
-from bridge.record import TransitionRecord, decode_record
+from bridge.record import TransitionRecord, decode_record, format_time
 from bridge.remembered import Stored, read_state
 from bridge.rows import STATES
 
@@ -35,8 +39,8 @@ class DeliveryRow(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     attempts: int
     error: str | None
-    changed_at: float
-    """When the row was written last, in seconds since 1970."""
+    changed_at: str
+    """When it was accepted, tried last, or finished with: UTC, milliseconds."""
     record: TransitionRecord
 
 
@@ -84,7 +88,7 @@ class Beside(AbstractContextManager["Beside"]):
                 state=its_state,
                 attempts=attempts,
                 error=error,
-                changed_at=changed_at,
+                changed_at=format_time(datetime.fromtimestamp(changed_at, timezone.utc)),
                 record=_record(body),
             )
             for sink_name, sequence, its_state, attempts, error, changed_at, body in rows
@@ -101,6 +105,14 @@ class Beside(AbstractContextManager["Beside"]):
         """Read what the agent believes and who it is."""
         with self._reading() as connection:
             return read_state(connection)
+
+    def glance(self) -> Glance:
+        """Read everything that a person asks at once, all of it from one commit."""
+        with self._reading() as connection:
+            try:
+                return read_glance(connection)
+            except msgspec.MsgspecError as error:
+                raise _unreadable(error) from error
 
     def decide(self, decision: KeptDecision) -> None:
         """Write down a decision that the running agent shall follow."""
@@ -136,29 +148,60 @@ class Beside(AbstractContextManager["Beside"]):
         with self._writing() as connection:
             return connection.execute(SQL["discard"], arguments).rowcount
 
+    def _is_there(self) -> bool:
+        try:
+            self._path.stat()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _nothing_here(self) -> str:
+        said = f"There is no outbox in {self._directory}. "
+        usual = state_directory(read({}), {}, is_root=True)
+        # lexists: whoever asks may not look through the link that systemd makes
+        if usual != self._directory and os.path.lexists(usual):
+            said += f"This machine has {usual}, where the agent of the system keeps its own: ask as root for that one. "
+        return (
+            f"{said}Start the agent with `run` first, or name the right directory with --state-directory or --config."
+        )
+
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
         try:
-            if not self._path.exists():
-                raise OutboxError(
-                    f"There is no outbox in {self._directory}. Start the agent with `run` first, or name the right "
-                    "directory with --state-directory or --config."
-                )
+            if not self._is_there():
+                raise OutboxError(self._nothing_here())
             connection = database.open_to_read(self._path)
-            if connection is None:
-                raise OutboxError(
-                    f"The outbox {self._path} cannot be opened. Either you may not read it (ask as its owner or as "
-                    "root), or it is damaged: `run` sets a damaged one aside and starts a new one."
-                )
         except OSError as error:
-            raise OutboxError(f"The outbox {self._path} cannot be read: {error}.") from error
+            raise OutboxError(
+                f"The outbox {self._path} cannot be read: {error.strerror or error}. Ask as the owner of the directory "
+                "or as root."
+            ) from error
+        if connection is None:
+            can_read = os.access(self._path, os.R_OK)
+            raise OutboxError(
+                f"The outbox {self._path} cannot be opened. "
+                + (
+                    "It is damaged, or its disk fails: `run` sets a damaged one aside and starts a new one."
+                    if can_read
+                    else "You may not read it: ask as its owner or as root."
+                )
+            )
         try:
+            self._refuse_empty(connection)
             database.create_schema(connection)
             yield connection
         except sqlite3.Error as error:
             self._raise(error, "read")
         finally:
             connection.close()
+
+    def _refuse_empty(self, connection: sqlite3.Connection) -> None:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            raise OutboxError(
+                f"The outbox {self._path} holds nothing. Either an agent is just making it (try again), or what it "
+                "held is gone: `run` starts a new one."
+            )
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -196,4 +239,8 @@ def _record(body: str) -> TransitionRecord:
     try:
         return decode_record(body)
     except msgspec.MsgspecError as error:
-        raise OutboxError(f"A record in the outbox cannot be read: {error}. The file is damaged.") from error
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: msgspec.MsgspecError) -> OutboxError:
+    return OutboxError(f"A record in the outbox cannot be read: {error}. The file is damaged.")

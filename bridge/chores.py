@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+
+from bridge.logs import Repeated
+
+logger = logging.getLogger(__name__)
 
 
 class _Chore(msgspec.Struct, kw_only=True):
@@ -21,6 +26,7 @@ class Chores:
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._chores: list[_Chore] = []
+        self._report = Repeated(logger)
 
     def every(self, seconds: float | Callable[[], float], do: Callable[[], object], *, now: bool = False) -> None:
         """Call *do* each *seconds*, the first time at the next tick with *now*; never while *seconds* is 0."""
@@ -34,7 +40,15 @@ class Chores:
             seconds = chore.seconds()
             if seconds and now >= chore.due:
                 chore.due = now + seconds
-                chore.do()
+                self._do(chore)
+
+    def _do(self, chore: _Chore) -> None:
+        try:
+            chore.do()
+        except Exception as error:  # noqa: BLE001  # logged with its traceback, once; the others must be done too
+            self._report.problem(id(chore), logging.ERROR, f"A chore failed; it is done again. {error}", exc_info=error)
+        else:
+            self._report.recovered(id(chore), "The chore is done again.")
 
 
 class FileWatch:

@@ -8,6 +8,8 @@ Imports that only one command needs stand inside it: `run` stays small in memory
 
 from __future__ import annotations
 
+import bridge.lean  # isort: skip  # noqa: F401  # before anything imports requests
+
 import logging
 import os
 import signal
@@ -31,8 +33,30 @@ _TICK_SECONDS = 1.0
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE = click.Path(dir_okay=False, path_type=Path)
-_DIRECTORY = click.Path(file_okay=False, path_type=Path)
+# readable=False: whether it can be read is said when it is read, in our own words.
+_DIRECTORY = click.Path(file_okay=False, readable=False, path_type=Path)
 _option = partial(click.option, show_default=True)
+
+
+def _no_directory(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse a directory, which is wrong usage; what else is wrong with a file is said when it is read."""
+    if path is not None and os.path.isdir(path):  # noqa: PTH112  # False, too, where we may not look
+        raise click.BadParameter(f"{path} is a directory; name the file itself, such as {path / 'config.toml'}.")
+    return path
+
+
+_config = _option(
+    "--config",
+    "-c",
+    "path",
+    type=click.Path(path_type=Path),
+    callback=_no_directory,
+    help="TOML file.  [default: see the README]",
+    show_default=False,
+)
+_state_directory = _option(
+    "--state-directory", type=_DIRECTORY, help="Where the outbox is.  [default: what the configuration says]"
+)
 
 
 def main() -> None:
@@ -76,7 +100,7 @@ def _complain(*sentences: str, code: int) -> int:
 def _with_config(command: _Command) -> Any:
     """Give *command* the settings of `--config`, as `settings`."""
 
-    @_option("--config", "-c", "path", type=_FILE, help="TOML file.  [default: see the README]", show_default=False)
+    @_config
     @wraps(command)
     def with_settings(path: Path | None, **rest: Any) -> Any:
         return command(settings=load(find_config(path, os.environ)), **rest)
@@ -87,8 +111,8 @@ def _with_config(command: _Command) -> Any:
 def _with_state(command: _Command) -> Any:
     """Give *command* the state directory, from its own option or from the configuration."""
 
-    @_option("--config", "-c", "path", type=_FILE, help="TOML file.  [default: see the README]", show_default=False)
-    @_option("--state-directory", type=_DIRECTORY, help="Where the outbox is.  [default: what the configuration says]")
+    @_config
+    @_state_directory
     @wraps(command)
     def with_directory(path: Path | None, state_directory: Path | None, **rest: Any) -> Any:
         return command(directory=state_directory or _directory_of(path), **rest)
@@ -121,7 +145,8 @@ def run(settings: Settings, log_format: str, log_level: str) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         # Opening the outbox may wait for a lock, and nothing is there yet that would have to be stopped.
         signal.signal(number, lambda *_: sys.exit(0))
-    path = click.get_current_context().params.get("path")
+    # The file it was started with, so that one which is deleted does not read as "no configuration, so the defaults".
+    path = find_config(click.get_current_context().params.get("path"), os.environ)
     agent = Agent(settings, state_directory(settings, os.environ))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -137,14 +162,31 @@ def run(settings: Settings, log_format: str, log_level: str) -> None:
 
 
 def _reload(agent: Any, path: Path | None, stop: Callable[[], bool]) -> None:
+    """Put the file as it is now in force; one that is wrong or cannot be read is said, and changes nothing."""
     logger = logging.getLogger(__name__)
     try:
-        settings = load(find_config(path, os.environ))
-    except ConfigurationError as error:
-        for mistake in error.mistakes:
+        settings = _read_again(path)
+    except (BridgeError, OSError) as error:
+        for mistake in error.mistakes if isinstance(error, ConfigurationError) else (str(error),):
             logger.error("The new configuration is wrong; nothing was changed. %s", mistake)  # noqa: TRY400
+        agent.refused_configuration()
         return
-    agent.reload(settings, stop)
+    try:
+        agent.reload(settings, stop)
+    except (BridgeError, OSError) as error:
+        logger.error(  # noqa: TRY400  # the sentence says it all
+            "The new configuration is not in force as a whole: %s Mend that and send SIGHUP again, or restart.", error
+        )
+        agent.refused_configuration()
+
+
+def _read_again(path: Path | None) -> Settings:
+    """Return the settings of the file as it is now; raise ConfigurationError for one that is just being written."""
+    path = find_config(path, os.environ)
+    settings = load(path)
+    if path is not None and not path.read_bytes().strip():
+        raise ConfigurationError(f"The configuration {path} is empty. Restart the agent if it shall run on defaults.")
+    return settings
 
 
 @commands.command(short_help="Show a live migration, on a simulated VM.")
@@ -159,18 +201,31 @@ def demo() -> None:
 
 @commands.command("check-config", short_help="Say whether the configuration is right.")
 @_with_config
-@_option("--connect", is_flag=True, help="Also try IMDS and every destination, without writing to it.")
+@_option("--connect", is_flag=True, help="Also try IMDS, the portal and every destination, without writing to it.")
 def check_config(settings: Settings, *, connect: bool) -> int:
-    """Say whether the configuration is right; exit 78 with every mistake when it is not."""
-    from bridge.commands import describe_settings, try_destinations  # noqa: PLC0415
+    """Say whether the configuration is right, with every mistake at once.
 
-    click.echo(describe_settings(settings, state_directory(settings, os.environ)))
-    if not connect:
-        return 0
-    results = try_destinations(settings)
-    for name, problem in results:
-        click.echo(f"{name}: {'reached' if problem is None else problem}")
-    return EXIT_FAILED if any(problem is not None for _, problem in results) else 0
+    Exit 78 for what `run` refuses too; 1 when a file, a variable, a program or a destination that it names is not as it
+    must be. Scheduled Events themselves are asked for only beside a running agent: a first request turns them on.
+    """
+    from bridge.check_command import check_settings  # noqa: PLC0415
+
+    is_right = check_settings(settings, state_directory(settings, os.environ), connect=connect)
+    return 0 if is_right else EXIT_FAILED
+
+
+@commands.command(short_help="Show what this VM's agent sees and owes.")
+@_config
+@_state_directory
+@_option("--json", "as_json", is_flag=True, help="One object on one line.")
+def status(path: Path | None, state_directory: Path | None, *, as_json: bool) -> None:
+    """Show what this VM's agent sees and owes, also when it is down.
+
+    Exit 0 whatever it shows: health is what /readyz answers. Exit 1 when there is no outbox, or it cannot be read.
+    """
+    from bridge.status_command import show_status  # noqa: PLC0415
+
+    show_status(path, state_directory, as_json=as_json)
 
 
 @commands.command(short_help="List the transition records of this VM.")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
@@ -13,8 +11,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from bridge.approval_commands import describe_approval
 from bridge.beside import Beside, DeliveryRow
+from bridge.command_table import Table
+from bridge.command_words import utc
 from bridge.config import Settings, SinkSettings
 from bridge.errors import BridgeError
 from bridge.identity import merged
@@ -36,52 +35,30 @@ from bridge.store import utc_now
 
 _FOLLOW_SECONDS = 0.5
 _IDENTITY_SECONDS = 2.0
-_IMDS = "imds"
+_EVENT_HEADER = ("SEQ", "OBSERVED", "TRANSITION", "EVIDENCE", "TYPE", "NOT BEFORE", "RESOURCES", "EVENT")
+#: Wide enough for every word of ours and every time, so that what `--follow` adds stays under the header.
+_EVENT_WIDTHS = (5, 20, 16, 8, 9, 20)
+_DELIVERY_HEADER = (
+    "SINK",
+    "SEQ",
+    "STATE",
+    "TRIES",
+    "OBSERVED",
+    "CHANGED",
+    "TRANSITION",
+    "EVENT",
+    "RECORD",
+    "LAST ERROR",
+)
 Result = tuple[str, "str | None"]
 """A destination's name, and what is wrong with it, null when nothing is."""
 
 
-def describe_settings(settings: Settings, directory: Path) -> str:
-    """Return what the configuration comes to, a line each."""
-    lines = [f"The configuration is right. State: {directory}. IMDS: {settings.imds.endpoint}."]
-    for sink in settings.sinks:
-        filters = [
-            f"{name} {', '.join(chosen)}"
-            for name, chosen in (
-                ("transitions", sink.config.transitions),
-                ("event types", sink.config.event_types),
-                ("event sources", sink.config.event_sources),
-            )
-            if chosen is not None
-        ]
-        lines.append(f"Sink {sink.name} ({sink.type_name}): scope {sink.config.scope}; {'; '.join(filters) or 'all'}.")
-    return "\n".join([*lines, *describe_approval(settings.approval)])
-
-
-def try_destinations(settings: Settings) -> list[Result]:
-    """Try IMDS and each sink's destination, without writing to it."""
-    results = [(_IMDS, _problem_of_imds(settings))]
-    results.extend((sink.name, _problem_of(sink, None)) for sink in settings.sinks)
-    return results
-
-
-def _problem_of_imds(settings: Settings) -> str | None:
-    try:
-        with closing(client_of(settings.imds, at_most_seconds=settings.imds.timeout_seconds)) as imds:
-            imds.identity()
-    except BridgeError as error:
-        return str(error)
-    return None
-
-
-def _problem_of(sink: SinkSettings, record: TransitionRecord | None) -> str | None:
-    """Send *record* to *sink*, or only try it for null; return what was wrong."""
+def _problem_of(sink: SinkSettings, record: TransitionRecord) -> str | None:
+    """Send *record* to *sink*; return what was wrong."""
     sender = Sender(sink.build, name=sink.name, timeout_seconds=sink.config.timeout_seconds)
     try:
-        if record is None:
-            sender.check()
-        else:
-            sender.send([record])
+        sender.send([record])
     except Exception as error:  # noqa: BLE001  # anything a sink raises is an answer to the person who asked
         return str(error) or type(error).__name__
     finally:
@@ -152,37 +129,37 @@ def _test_record(settings: Settings) -> TransitionRecord:
 
 def list_events(directory: Path, *, limit: int, follow: bool, as_json: bool) -> None:
     """Print the newest *limit* records, oldest first, then new ones as they come when *follow*."""
+    table = Table(_EVENT_HEADER, widths=_EVENT_WIDTHS)
     with Beside(directory) as beside:
         records = beside.records(limit=limit)
-        _print_records(records, as_json=as_json, with_header=True)
+        if not records and not as_json:
+            click.echo("No transition has been recorded yet.", err=True)
+        _print_records(records, None if as_json else table)
         while follow:
             threading.Event().wait(_FOLLOW_SECONDS)
             last = records[-1].sequence if records else 0
             newer = beside.records(after=last)
-            _print_records(newer, as_json=as_json, with_header=False)
+            _print_records(newer, None if as_json else table)
             records = newer or records
 
 
-def _print_records(records: Sequence[TransitionRecord], *, as_json: bool, with_header: bool) -> None:
-    if as_json:
-        for record in records:
-            click.echo(encode(record))
-    elif records:
-        header = ("SEQ", "OBSERVED", "TRANSITION", "EVIDENCE", "TYPE", "NOT BEFORE", "RESOURCES", "EVENT")
-        print_table(header if with_header else (), [_record_cells(record) for record in records])
-    elif with_header:
-        click.echo("No transition has been recorded yet.", err=True)
+def _print_records(records: Sequence[TransitionRecord], table: Table | None) -> None:
+    if table is not None:
+        table.add(map(_record_cells, records))
+        return
+    for record in records:
+        click.echo(encode(record))
 
 
 def _record_cells(record: TransitionRecord) -> tuple[str, ...]:
     event = record.event
     return (
         str(record.sequence),
-        f"{parse_time(record.observed_at):%Y-%m-%d %H:%M:%S}",
+        utc(parse_time(record.observed_at)),
         record.transition.value,
         record.evidence.value,
         "" if event is None else event.event_type or "",
-        "" if event is None or event.not_before is None else f"{event.not_before:%Y-%m-%d %H:%M:%S}",
+        "" if event is None or event.not_before is None else utc(event.not_before),
         "" if event is None else ", ".join(event.resources or ()),
         "" if event is None else event.event_id or "",
     )
@@ -198,8 +175,7 @@ def list_deliveries(directory: Path, *, sink: str | None, state: str, limit: int
         for row in rows:
             click.echo(msgspec.json.encode(row))
     elif rows:
-        header = ("SINK", "SEQ", "STATE", "TRIES", "TRANSITION", "EVENT", "RECORD", "LAST ERROR")
-        print_table(header, [_delivery_cells(row) for row in rows])
+        Table(_DELIVERY_HEADER).add(map(_delivery_cells, rows))
     else:
         click.echo("Nothing is owed." if state == "owed" else f"Nothing is {state}.", err=True)
 
@@ -210,28 +186,10 @@ def _delivery_cells(row: DeliveryRow) -> tuple[str, ...]:
         str(row.sequence),
         row.state,
         str(row.attempts),
+        utc(parse_time(row.record.observed_at)),
+        utc(parse_time(row.changed_at)),
         row.record.transition.value,
         row.record.event_key,
         row.record.id,
         row.error or "",
     )
-
-
-def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print aligned columns: with colours on a terminal, plain and whole when piped."""
-    lines = [tuple(_plain(cell) for cell in row) for row in rows]
-    every = [tuple(header), *lines] if header else lines
-    widths = [max(map(len, column)) for column in zip(*every, strict=True)]
-    for number, line in enumerate(every):
-        text = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        is_header = bool(header) and number == 0
-        click.echo(click.style(text, bold=True) if is_header and _is_colourful() else text)
-
-
-def _plain(cell: str) -> str:
-    # A description or an error comes from elsewhere: it may not move the cursor.
-    return "".join(character if character.isprintable() else " " for character in cell)
-
-
-def _is_colourful() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,9 @@ if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
+
+#: `status` holds the directory for an instant, to see whether an agent does.
+_PATIENCE_SECONDS = 0.2
 
 
 def prepare_directory(path: Path) -> None:
@@ -39,10 +43,16 @@ class DirectoryLock:
     """
 
     def __init__(self, directory: Path) -> None:
-        try:
-            self._descriptor: int | None = _locked(directory)
-        except OSError as error:
-            raise StateDirectoryError(_why(directory, error)) from error
+        give_up_at = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                self._descriptor: int | None = _locked(directory)
+            except OSError as error:
+                if not isinstance(error, BlockingIOError) or time.monotonic() >= give_up_at:
+                    raise StateDirectoryError(_why(directory, error)) from error
+                time.sleep(_PATIENCE_SECONDS / 10)
+            else:
+                return
 
     def release(self) -> None:
         """Let the directory go; doing so twice is fine."""

@@ -294,6 +294,21 @@ FROM deliveries JOIN records USING (sequence)
 WHERE (:sink IS NULL OR deliveries.sink = :sink) AND (:state IS NULL OR deliveries.state = :state)
 ORDER BY deliveries.sink, deliveries.sequence LIMIT :limit;
 
+-- name: newest_record_at
+SELECT MAX(observed_at) FROM records INDEXED BY records_by_age;
+
+-- name: last_records_of_event
+SELECT body FROM records INDEXED BY records_by_event WHERE event_key = ? AND body <> '' ORDER BY sequence DESC LIMIT ?;
+
+-- name: last_error
+SELECT error, changed_at FROM (
+  SELECT error, changed_at FROM deliveries INDEXED BY deliveries_age
+  WHERE sink = :sink AND state = 'pending' AND error IS NOT NULL
+  UNION ALL
+  SELECT error, changed_at FROM deliveries INDEXED BY deliveries_parked
+  WHERE state = 'parked' AND sink = :sink AND error IS NOT NULL
+) ORDER BY changed_at DESC LIMIT 1;
+
 -- name: retry
 UPDATE deliveries INDEXED BY deliveries_parked SET state = 'pending', attempts = 0, aged_from = :now, changed_at = :now
 WHERE state = 'parked' AND sink = :sink AND (:id IS NULL

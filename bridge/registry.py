@@ -102,10 +102,13 @@ def _missing(type_name: str, module_name: str, missing: str) -> ConfigurationErr
         )
     package = missing.partition(".")[0]
     extra = EXTRAS.get(package)
-    wanted = f"'scheduled-events-bridge[{extra}]'" if extra else f"the package that brings {package!r}"
-    how = f"pip install {wanted}" if extra else f"install {wanted}"
+    how = (
+        f"It comes with the extra [{extra}]: in the checkout, pip install '.[{extra}]'"
+        if extra
+        else f"Install the package that brings {package!r}"
+    )
     return ConfigurationError(
-        f"Sink type {type_name!r} needs the Python package {package!r}, which is not installed: {how}."
+        f"Sink type {type_name!r} needs the Python package {package!r}, which is not installed. {how}."
     )
 
 

@@ -142,7 +142,7 @@ class TotalsCollector(Collector):
         "delivered": "Records that the sink's destination accepted.",
         "evicted": "Records given up because the outbox was full.",
         "discarded": "Records that a person discarded.",
-        "expired": "Records older than the sink's max_age_seconds.",
+        "expired": "Records too old for the sink (max_age_seconds), or over before it could be told of the event.",
     }
     _GAUGES: Mapping[str, tuple[str, str]] = {
         "pending": ("sink_pending_records", "Records that wait to be sent."),

@@ -45,8 +45,8 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
             raise ValueError(f"the file {self.ca_file} does not exist")
         if self.transport == "amqp_websocket" and importlib.util.find_spec("aiohttp") is None:
             raise ValueError(
-                "transport amqp_websocket needs aiohttp, which is not installed: "
-                "pip install 'scheduled-events-bridge[websocket]'"
+                "transport amqp_websocket needs aiohttp, which is not installed. It comes with the extra [websocket]: "
+                "in the checkout, pip install '.[websocket]'"
             )
         if self.transport == "https":
             msgspec.structs.force_setattr(self, "max_batch", 1)

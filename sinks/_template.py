@@ -46,8 +46,8 @@ class TemplateFormat(Format):
             from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
         except ImportError:
             raise ValueError(
-                "format = 'template' needs Jinja2, which is not installed: "
-                "pip install 'scheduled-events-bridge[template]'."
+                "format = 'template' needs Jinja2, which is not installed. It comes with the extra [template]: in the "
+                "checkout, pip install '.[template]'."
             ) from None
         # No autoescape: JSON is no HTML; `tojson` is what quotes.
         environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False)

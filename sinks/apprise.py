@@ -47,7 +47,10 @@ from bridge.sink import (
 )
 from sinks._sentence import sentence
 
-_INSTALL = "The sink type 'apprise' needs the Python package 'apprise': pip install 'scheduled-events-bridge[apprise]'."
+_INSTALL = (
+    "The sink type 'apprise' needs the Python package 'apprise', which is not installed. It comes with the extra "
+    "[apprise]: in the checkout, pip install '.[apprise]'."
+)
 _INVALID = "no URL that Apprise can use. Mend it, or take it out; see the Apprise wiki."
 _NONE_YET = ("", "")
 _MOST_REMEMBERED = 1_000

@@ -89,6 +89,16 @@ def _commands():
     return found
 
 
+def test_nothing_is_documented_twice():
+    commands, codes = (_section("Commands").partition("| exit code |")[index] for index in (0, 2))
+    settings = [key for row in _rows(_section("Settings")) for key in _quoted(row[0])]
+    named = [_quoted(row[0])[0] for row in _rows(commands.partition("### ")[0]) if _quoted(row[0])]
+    numbers = [row[0] for row in _rows(codes.partition("### ")[0]) if row[0].isdecimal()]
+    for found in (settings, named, numbers):
+        assert found
+        assert len(found) == len(set(found))
+
+
 def test_every_setting_is_documented_and_no_other():
     assert set(_documented_settings()) == {*_settings(), "sinks.type"}
 

@@ -5,7 +5,8 @@ import pytest
 
 from bridge.beside import Beside
 from bridge.errors import OutboxError, OutboxReadOnly
-from bridge.record import VmIdentity
+from bridge.outbox import Outcome
+from bridge.record import VmIdentity, format_time
 
 
 def nudged_at(kit):
@@ -32,7 +33,7 @@ def test_deliveries_are_listed_with_what_was_said_of_them(kit):
         assert [(row.sink, row.sequence) for row in beside.deliveries()] == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
         (row,) = beside.deliveries("b", state="parked")
         assert (row.sequence, row.attempts, row.record.event.event_id) == (2, 1, "E-2")
-        assert row.changed_at == kit.time.timestamp()
+        assert row.changed_at == format_time(kit.time)
         assert len(beside.deliveries(limit=3)) == 3
         assert beside.totals() == outbox.totals().result()
 
@@ -204,3 +205,60 @@ def test_another_program_that_holds_the_database_too_long_is_said(kit):
             Beside(kit.directory).retry()
     finally:
         blocker.close()
+
+
+def test_a_glance_has_the_totals_the_errors_and_the_last_records_of_active_events(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event("E-1"), kit.event("E-2"))
+    kit.commit(outbox, kit.event("E-2", "Started"), transition="started", incarnation=2)
+    kit.wait(10)
+    outbox.settle("a", [Outcome(sequence=1, state=None, error="too late")]).result()
+    kit.wait(10)
+    outbox.settle("a", [Outcome(sequence=2, state="parked", error="refused")]).result()
+    kit.settle(outbox, "b", 1, 2, 3)
+    glance = Beside(kit.directory).glance()
+    assert {name: owing.totals for name, owing in glance.sinks.items()} == outbox.totals().result()
+    assert (glance.sinks["a"].last_error, glance.sinks["a"].last_error_at) == ("refused", kit.time.timestamp())
+    assert glance.sinks["a"].oldest_pending_at == kit.time.timestamp() - 20
+    assert (glance.sinks["b"].last_error, glance.sinks["b"].oldest_pending_at) == (None, None)
+    assert [record.sequence for record in glance.last_records["E-2"]] == [3, 2]
+    assert list(glance.last_records) == ["E-2"]
+    assert glance.newest_record_at == kit.time.timestamp() - 20
+    assert glance.stored == outbox.state().result()
+
+
+def test_a_glance_is_of_one_commit_while_the_agent_writes(kit):
+    outbox = kit.open()
+    done = threading.Event()
+
+    def write():
+        for number in range(150):
+            kit.commit(outbox, kit.event(f"E-{number}"), incarnation=number + 1)
+        done.set()
+
+    kit.commit(outbox, kit.event("E-0"), incarnation=1)
+    writer = threading.Thread(target=write)
+    writer.start()
+    looks = 0
+    while not done.is_set() or not looks:
+        glance = Beside(kit.directory).glance()
+        (key,) = (event.key for event in glance.stored.document.events)
+        (record, *_) = glance.last_records[key]
+        assert glance.sinks["a"].totals["accepted"] == record.sequence
+        looks += 1
+    writer.join()
+
+
+def test_a_directory_that_may_not_be_looked_into_says_whom_to_ask_as(kit):
+    kit.directory.parent.joinpath("file").touch()
+    with pytest.raises(
+        OutboxError, match=r"cannot be read: Not a directory\. Ask as the owner of the directory or as root"
+    ):
+        Beside(kit.directory.parent / "file")
+
+
+def test_an_outbox_without_tables_holds_nothing(kit):
+    kit.directory.mkdir()
+    (kit.directory / "outbox.db").touch()
+    with pytest.raises(OutboxError, match=r"holds nothing.*just making it"):
+        Beside(kit.directory)

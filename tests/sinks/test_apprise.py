@@ -272,7 +272,7 @@ def test_missing_package_names_the_extra_at_the_start(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "apprise", None)
     path = tmp_path / "config.toml"
     path.write_text('[[sinks]]\ntype = "apprise"\nurls_env = "APPRISE_URLS"\n')
-    with pytest.raises(ConfigurationError, match=r"pip install 'scheduled-events-bridge\[apprise\]'"):
+    with pytest.raises(ConfigurationError, match=r"the extra \[apprise\]: .* pip install '\.\[apprise\]'"):
         load(path)
 
 
@@ -283,7 +283,7 @@ def test_package_that_went_missing_needs_a_person(
     monkeypatch.setitem(sys.modules, "apprise", None)
     error = failure(sink)
     assert error.needs_attention
-    assert "scheduled-events-bridge[apprise]" in str(error)
+    assert "the extra [apprise]" in str(error)
     assert library.sent == []
 
 

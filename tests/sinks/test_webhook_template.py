@@ -101,4 +101,4 @@ def test_every_transition_is_rendered_as_it_would_be_sent() -> None:
 
 def test_without_jinja2_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    assert "pip install 'scheduled-events-bridge[template]'" in mistake(template="{}")
+    assert "the extra [template]: in the checkout, pip install '.[template]'" in mistake(template="{}")

@@ -41,6 +41,27 @@ def test_pace_that_changes_counts_from_the_next_tick():
     assert moments == [4, 6, 8]
 
 
+def test_chore_that_fails_is_said_once_and_keeps_no_other_from_being_done(caplog):
+    clock, done, trouble = Clock(), [], [ValueError("no")]
+
+    def failing():
+        if trouble:
+            raise trouble[0]
+
+    chores = Chores(clock)
+    chores.every(1.0, failing)
+    chores.every(1.0, lambda: done.append(clock.seconds))
+    caplog.set_level("INFO")
+    for tick in range(1, 5):
+        clock.seconds = float(tick)
+        if tick == 4:
+            trouble.clear()
+        chores.tick()
+    assert done == [1, 2, 3, 4]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+    assert "ValueError" in caplog.text
+
+
 def test_file_that_is_touched_is_seen_once(tmp_path):
     file, seen = tmp_path / "nudge", []
     watch = FileWatch(file, lambda: seen.append(1))

@@ -16,7 +16,9 @@ def shown():
     metrics = Metrics()
 
     def value():
-        [line] = [line for line in metrics.exposition().decode().splitlines() if re.match(r"[a-z_]*ephemeral_disk ", line)]
+        [line] = [
+            line for line in metrics.exposition().decode().splitlines() if re.match(r"[a-z_]*ephemeral_disk ", line)
+        ]
         return float(line.split()[-1])
 
     return metrics, value

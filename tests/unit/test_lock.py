@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -28,6 +29,14 @@ def test_a_second_agent_on_a_directory_is_refused_by_name(tmp_path):
     lock.release()
     lock.release()
     DirectoryLock(tmp_path).release()
+
+
+def test_a_command_that_looks_for_an_instant_does_not_keep_an_agent_from_starting(tmp_path):
+    looking = DirectoryLock(tmp_path)
+    timer = threading.Timer(0.05, looking.release)
+    timer.start()
+    DirectoryLock(tmp_path).release()
+    timer.join()
 
 
 def test_an_agent_that_is_killed_leaves_no_lock(tmp_path):

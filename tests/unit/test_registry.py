@@ -103,7 +103,7 @@ def test_missing_module_class_and_misspelling_are_told_apart(package: str) -> No
 def test_missing_package_is_named_with_its_extra(package: str) -> None:
     text = message(f"{package}_needy:Good")
     assert "needs the Python package 'apprise'" in text
-    assert "pip install 'scheduled-events-bridge[apprise]'" in text
+    assert "the extra [apprise]: in the checkout, pip install '.[apprise]'" in text
     assert "acme_sdk_that_is_nowhere" in message(f"{package}_lonely:Good")
 
 

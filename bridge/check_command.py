@@ -1,0 +1,68 @@
+"""`check-config`: what a configuration comes to, and everything that is wrong with it on this machine, at once.
+
+A configuration that `run` refuses never comes so far (exit 78). What is found here `run` puts up with, and tries again,
+so it is a failure of the check (1) and no error of the configuration.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from bridge.approval_commands import describe_approval
+from bridge.check_files import local_problems, who
+from bridge.check_warnings import warnings
+from bridge.command_table import plain
+from bridge.config import Settings, SinkSettings
+from bridge.live import is_held
+
+
+def check_settings(settings: Settings, directory: Path, *, connect: bool) -> bool:
+    """Print what *settings* come to and what is wrong; return whether nothing is. Tries destinations on *connect*."""
+    problems = local_problems(settings, directory)
+    is_running = is_held(directory) is True
+    click.echo(_headline(len(problems)))
+    runs = "; an agent runs on it" if is_running else ""
+    click.echo(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. Looked at as {who()}.")
+    for line in (*map(_described, settings.sinks), *describe_approval(settings.approval)):
+        click.echo(line)
+    for warning in warnings(settings):
+        click.echo(f"Warning: {plain(warning)}")
+    for problem in problems:
+        click.echo(f"Wrong: {problem.where}: {plain(problem.said)}")
+    broken = {problem.sink for problem in problems if problem.sink is not None}
+    is_reached = not connect or _try(settings, is_running=is_running, broken=broken)
+    return not problems and is_reached
+
+
+def _headline(count: int) -> str:
+    if not count:
+        return "The configuration is right."
+    what = "one thing is" if count == 1 else f"{count} things are"
+    return f"The configuration can be used, but {what} wrong here."
+
+
+def _described(sink: SinkSettings) -> str:
+    config = sink.config
+    filters = [
+        f"{name} {', '.join(chosen)}"
+        for name, chosen in (
+            ("transitions", config.transitions),
+            ("event types", config.event_types),
+            ("event sources", config.event_sources),
+        )
+        if chosen is not None
+    ]
+    return f"Sink {sink.name} ({sink.type_name}): scope {config.scope}; {'; '.join(filters) or 'all'}."
+
+
+def _try(settings: Settings, *, is_running: bool, broken: set[str]) -> bool:
+    from bridge.check_destinations import try_destinations  # noqa: PLC0415  # only who asks pays for it
+
+    is_reached = True
+    for tried in try_destinations(settings, is_running=is_running, broken=broken):
+        said = plain(tried.said)
+        click.echo(f"{tried.name}: {'FAILED: ' if tried.is_wrong else ''}{said}")
+        is_reached = is_reached and not tried.is_wrong
+    return is_reached

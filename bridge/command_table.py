@@ -1,0 +1,70 @@
+"""What commands print for a person: aligned columns and wrapped lines, coloured on a terminal, plain when piped.
+
+A table keeps its widths from one `add` to the next, so that what follows stays under what came before.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+
+import click
+
+
+class Table:
+    """Prints rows under *header*, which comes with the first of them; *widths* are the least to begin with."""
+
+    def __init__(self, header: Sequence[str], *, widths: Sequence[int] = ()) -> None:
+        self._header = tuple(header)
+        self._is_headed = False
+        least = (*widths, *(0 for _ in range(len(self._header) - len(widths))))
+        self._widths = [max(len(name), width) for name, width in zip(self._header, least, strict=True)]
+
+    def add(self, rows: Iterable[Sequence[str]]) -> None:
+        """Print *rows*; columns that they do not fit into grow."""
+        for line in self.lines(rows):
+            click.echo(line)
+
+    def lines(self, rows: Iterable[Sequence[str]]) -> list[str]:
+        """Return *rows* as lines, the header before the first of all."""
+        cells = [tuple(map(plain, row)) for row in rows]
+        if not cells:
+            return []
+        self._widths = [max(map(len, column), default=0) for column in zip(*cells, self._least(), strict=True)]
+        head = [] if self._is_headed else [styled(self._line(self._header), bold=True)]
+        self._is_headed = True
+        return [*head, *map(self._line, cells)]
+
+    def _least(self) -> Sequence[str]:
+        return [" " * width for width in self._widths]
+
+    def _line(self, cells: Sequence[str]) -> str:
+        return "  ".join(cell.ljust(width) for cell, width in zip(cells, self._widths, strict=True)).rstrip()
+
+
+def plain(text: str) -> str:
+    """Return *text* without what could move the cursor: a description or an error comes from elsewhere."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def styled(text: str, *, bold: bool = False, colour: str | None = None) -> str:
+    """Return *text* in bold or in *colour*, where colours are wanted."""
+    if not (sys.stdout.isatty() and "NO_COLOR" not in os.environ):
+        return text
+    return click.style(text, bold=bold or None, fg=colour)
+
+
+def wrapped(text: str, *, indent: str = "", first: str | None = None) -> list[str]:
+    """Return *text* in lines of the terminal's width, *first* before the first and *indent* before the others.
+
+    When piped it is one line: a program may look for words in it.
+    """
+    first = indent if first is None else first
+    if not sys.stdout.isatty():
+        return [f"{first}{plain(text)}"]
+    width = max(shutil.get_terminal_size().columns, 40)
+    lines = textwrap.wrap(plain(text), width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+    return lines or [first.rstrip()]

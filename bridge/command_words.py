@@ -1,0 +1,58 @@
+"""Times, durations and sizes in the words of a person who was just woken. Pure: whoever calls knows what time it is."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
+_KIB = 1_024
+
+
+def countdown(seconds: float) -> str:
+    """Return "in 12 min 30 s", "4 min ago" or "now"; *seconds* are those until then."""
+    if abs(seconds) < 1:
+        return "now"
+    return f"in {duration(seconds)}" if seconds > 0 else ago(-seconds)
+
+
+def ago(seconds: float) -> str:
+    """Return "4 min ago": of what is past, seconds beside minutes help nobody."""
+    if _MINUTE <= seconds < _HOUR:
+        return f"{int(seconds // _MINUTE)} min ago"
+    return f"{seconds:.1f} s ago" if 0 <= seconds < 1 else f"{duration(seconds)} ago"
+
+
+def duration(seconds: float) -> str:
+    """Return *seconds* in the two largest units that count: "45 s", "12 min 30 s", "3 h 5 min", "2 d 4 h"."""
+    whole = max(int(seconds), 0)
+    for unit, name, smaller, smaller_name in (
+        (_DAY, "d", _HOUR, "h"),
+        (_HOUR, "h", _MINUTE, "min"),
+        (_MINUTE, "min", 1, "s"),
+    ):
+        if whole >= unit:
+            rest = whole % unit // smaller
+            return f"{whole // unit} {name} {rest} {smaller_name}" if rest else f"{whole // unit} {name}"
+    return f"{whole} s"
+
+
+def utc(moment: datetime) -> str:
+    """Return "2026-11-20 11:00:03Z"."""
+    return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}Z"
+
+
+def utc_of(timestamp_seconds: float) -> datetime:
+    """Return the aware time of a Unix time."""
+    return datetime.fromtimestamp(timestamp_seconds, timezone.utc)
+
+
+def size(count: int) -> str:
+    """Return *count* bytes as "620 KiB" or "1.2 MiB"."""
+    if count < _KIB * _KIB:
+        return f"{count / _KIB:.0f} KiB"
+    return f"{count / _KIB / _KIB:.1f} MiB"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 record", "2 records"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

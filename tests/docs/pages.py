@@ -1,0 +1,73 @@
+"""What the pages of this repository say, taken apart for the tests beside this file.
+
+The tests' directories are no packages, so a test gets this by `runpy.run_path`. Nothing here judges.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+
+_FENCE = re.compile(
+    r"^(?:<!-- (?P<mark>[^>]*?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+_SPAN = re.compile(r"`([^`\n]+)`")
+
+
+class Block(NamedTuple):
+    """A fenced block: the comment before it, its language and its text."""
+
+    mark: str
+    language: str
+    text: str
+
+
+def page(name: str) -> str:
+    """Return the text of the page *name*, a path from the root."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def pages() -> list[str]:
+    """Return the names of all pages that a user reads, as paths from the root."""
+    found = [*ROOT.glob("*.md"), *(ROOT / "bridge").rglob("*.md"), *(ROOT / "sinks").glob("*.md")]
+    return sorted(str(path.relative_to(ROOT)) for path in [*found, *(ROOT / "deploy").rglob("*.md")])
+
+
+def blocks(text: str, language: str = "") -> list[Block]:
+    """Return the fenced blocks of *text*, in order; with *language* only those in it."""
+    found = [Block(each["mark"] or "", each["language"], each["text"]) for each in _FENCE.finditer(text)]
+    return [each for each in found if not language or each.language == language]
+
+
+def marked(text: str, mark: str) -> str:
+    """Return the text of the one block after the comment *mark*."""
+    [found] = [each.text for each in blocks(text) if each.mark == mark]
+    return found
+
+
+def section(text: str, heading: str, level: int = 2) -> str:
+    """Return what stands under *heading*, up to the next of its *level* or above."""
+    hashes = "#" * level
+    found = re.search(rf"^{hashes} {re.escape(heading)}\n(.*?)(?=^#{{1,{level}}} |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"There is no heading {hashes} {heading}"
+    return found[1]
+
+
+def headings(text: str, level: int) -> list[str]:
+    """Return the headings of *level* in *text*, in order."""
+    return re.findall(rf"^{'#' * level} (.+)$", text, re.MULTILINE)
+
+
+def table(text: str, first: str) -> list[list[str]]:
+    """Return the cells of the rows of the table in *text* whose first column is headed *first*."""
+    found = re.search(rf"^\| {re.escape(first)} \|.*\n\|[-| :]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    assert found, f"There is no table that begins with {first}"
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in found[1].splitlines()]
+
+
+def spans(text: str) -> list[str]:
+    """Return what stands in backticks in *text*, outside of fenced blocks."""
+    return _SPAN.findall(_FENCE.sub("", text))

@@ -1,0 +1,164 @@
+"""The README's "Health and metrics" and "The simulator": every metric, label, word and path, and no other."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+from prometheus_client.core import Metric
+
+from bridge import overview
+from bridge.approval import judging
+from bridge.approval.refusal import RefusalReason
+from bridge.errors import DeliveryFailed
+from bridge.metrics import PREFIX, Metrics, OutboxTotals, SinkTotals
+from bridge.outbox import Outbox
+from bridge.overview import Overview
+from bridge.poller import Poller
+from bridge.record import Document, Transition
+from bridge.testing.control import Control
+from bridge.testing.records import sample_event
+from bridge.testing.world import World
+
+PAGES = runpy.run_path(str(Path(__file__).with_name("pages.py")))
+ROOT = PAGES["ROOT"]
+README = PAGES["page"]("README.md")
+HEALTH = PAGES["section"](README, "Health and metrics")
+#: The files in which something is named by its metric.
+USERS = sorted(
+    path
+    for directory in ("deploy", "README.md", "sinks/README.md")
+    for path in ((ROOT / directory).rglob("*") if (ROOT / directory).is_dir() else [ROOT / directory])
+    if path.suffix in {".md", ".yml", ".yaml", ".json", ".kql"}
+)
+
+
+def _quoted(cell):
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def _documented():
+    """Return name -> its labels, as the table has them."""
+    rows = PAGES["table"](HEALTH, "metric")
+    names = [name for cell, *_ in rows for name in _quoted(cell)]
+    assert len(names) == len(set(names)), "a metric is documented twice"
+    return {_quoted(cell)[0]: set(_quoted(labels)) for cell, labels, _ in rows}
+
+
+def _exported():
+    """Return the families that an agent exports to which everything has happened once."""
+    metrics = Metrics(lambda: 1_700_000_000.0)
+    metrics.polled("ok", duration_seconds=0.1)
+    metrics.good_poll(1_700_000_000.0, Document(incarnation=1, events=(sample_event(),)))
+    metrics.recorded(Transition.SCHEDULED)
+    metrics.approval("portal", "accepted")
+    metrics.approval_channel().answered(1_700_000_000.0)
+    metrics.watch_vm(lambda: "WestNO_0")
+    sink = metrics.sink("a")
+    sink.sent(0.1)
+    sink.delivered(0.1)
+    sink.retried("timeout")
+    metrics.register_totals(lambda: OutboxTotals(sinks={"a": SinkTotals()}))
+    return list(metrics.registry.collect())
+
+
+def _name(family: Metric):
+    return family.name + ("_total" if family.type == "counter" else "")
+
+
+def _labels(family: Metric):
+    return {label for sample in family.samples for label in sample.labels} - {"le"}
+
+
+def test_every_metric_is_documented_and_no_other():
+    exported = {_name(family) for family in _exported()}
+    own = {name.removeprefix(PREFIX) for name in exported if name.startswith(PREFIX)}
+    others = {name.partition("_")[0] + "_*" for name in exported if not name.startswith(PREFIX)}
+    assert set(_documented()) == own | others
+
+
+def test_every_metric_is_documented_with_its_labels():
+    exported = {_name(family).removeprefix(PREFIX): _labels(family) for family in _exported()}
+    assert {name: labels for name, labels in _documented().items() if not name.endswith("*")} == {
+        name: labels for name, labels in exported.items() if not name.startswith("process_")
+    }
+
+
+def test_histograms_are_called_so_and_nothing_else_is():
+    rows = {_quoted(cell)[0]: meaning for cell, _, meaning in PAGES["table"](HEALTH, "metric")}
+    said = {name for name, meaning in rows.items() if meaning.startswith("histogram")}
+    assert said == {_name(each).removeprefix(PREFIX) for each in _exported() if each.type == "histogram"}
+
+
+@pytest.mark.parametrize("path", USERS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_metric_that_a_file_names_exists(path):
+    known = {sample.name for family in _exported() for sample in family.samples}
+    known |= {_name(family) for family in _exported()}
+    named = set(re.findall(rf"\b{PREFIX}[a-z_]+[a-z]\b", path.read_text(encoding="utf-8")))
+    assert named - known == set()
+
+
+def test_every_result_of_a_poll_is_documented():
+    [row] = [row for row in PAGES["table"](HEALTH, "metric") if "polls_total" in row[0]]
+    source = Path(Poller.__init__.__code__.co_filename).read_text(encoding="utf-8")
+    words = set(re.findall(r'result(?:, delay)? = "(\w+)"', source)) | set(
+        re.findall(r'"(invalid|unreachable)"', source)
+    )
+    assert set(_quoted(row[2])) == words | {"status_NNN"}
+    assert "status_{" in source
+
+
+def test_every_reason_of_a_retry_is_documented_and_no_other():
+    documented = {_quoted(cell)[0] for cell, _ in PAGES["table"](HEALTH, "reason")}
+    sources = [path.read_text(encoding="utf-8") for name in ("bridge", "sinks") for path in (ROOT / name).glob("*.py")]
+    said = {word for source in sources for word in re.findall(r'\breason=f?"([^"]+)"', source)}
+    said |= {
+        word
+        for source in sources
+        for pair in re.findall(r'reason="(\w+)" if \w+ else "(\w+)"', source)
+        for word in pair
+    }
+    usual = DeliveryFailed("").reason
+    assert documented == {re.sub(r"\{.*\}", "NNN", word) for word in said} | {usual, "other"}
+
+
+def test_every_result_of_an_approval_is_documented():
+    [row] = [row for row in PAGES["table"](HEALTH, "metric") if "approvals_total" in row[0]]
+    ours = {
+        judging.ACCEPTED,
+        judging.ALREADY_APPROVED,
+        judging.DRY_RUN_RESULT,
+        judging.DISABLED,
+        judging.COMMAND_FAILED_RESULT,
+        judging.REJECTED,
+        judging.UNANSWERED,
+        judging.GAVE_UP,
+    }
+    assert ours <= set(_quoted(row[2]))
+    assert not ours & {reason.value for reason in RefusalReason}, (
+        "then the link to PROTOCOL.md would not be all the rest"
+    )
+
+
+def test_every_path_of_the_listener_is_documented_and_no_other(tmp_path):
+    outbox = Outbox(tmp_path, max_bytes=2**20, keep_delivered_seconds=60.0, now=lambda: datetime.now(timezone.utc))
+    pages = Overview(outbox=outbox, metrics=Metrics(), directory=tmp_path, pulses=dict, sinks=list).pages
+    assert outbox.close(5)
+    assert {_quoted(cell)[0] for cell, *_ in PAGES["table"](HEALTH, "path")} == set(pages)
+
+
+def test_bounds_of_readiness_are_those_of_the_code():
+    [row] = [row for row in PAGES["table"](HEALTH, "path") if "/readyz" in row[0]]
+    assert f"waited for {overview.STUCK_SECONDS:.0f} s" in row[2]
+
+
+def test_every_request_to_the_simulator_is_documented_and_no_other():
+    control = Control(World(("vm",)), machines=list, requests=(), stop=lambda: None)
+    known = {f"{method} /control/{path}".rstrip("/") for method, path in control._routes}
+    rows = PAGES["table"](PAGES["section"](README, "The simulator", 3), "request")
+    documented = {_quoted(request)[0]: _quoted(meaning) for request, meaning in rows}
+    assert set(documented) == known | {"POST /control/events/ID/start"}
+    assert {"complete", "cancel", "approve", "update"} <= set(documented["POST /control/events/ID/start"])

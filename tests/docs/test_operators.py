@@ -1,0 +1,169 @@
+"""deploy/README.md, the page of whoever runs a fleet: a section for each alert, true figures, and nothing left out."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bridge import cli
+from bridge.config import Settings, read
+from bridge.metrics import PREFIX, Metrics, OutboxTotals, SinkTotals
+from bridge.testing.records import VM, sample_event, sample_record
+from sinks._cloudevent import cloud_event_bytes
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PAGES = runpy.run_path(str(Path(__file__).with_name("pages.py")))
+ROOT = PAGES["ROOT"]
+DEPLOY = ROOT / "deploy"
+PAGE = PAGES["page"]("deploy/README.md")
+RUNBOOK = PAGES["section"](PAGE, "Runbook")
+RULES = (DEPLOY / "prometheus" / "rules.yml").read_text(encoding="utf-8")
+#: YAML is read by no library of ours: what is wanted stands on lines of one form.
+ALERTS = re.findall(r"^ +- alert: (\w+)$", RULES, re.MULTILINE)
+
+
+def _metric_names():
+    metrics = Metrics()
+    metrics.approval_channel()
+    metrics.register_totals(lambda: OutboxTotals(sinks={"a": SinkTotals()}))
+    families = list(metrics.registry.collect())
+    return {family.name.removeprefix(PREFIX) + ("_total" if family.type == "counter" else "") for family in families}
+
+
+def test_every_alert_has_a_section_of_the_runbook_and_no_other():
+    assert ALERTS
+    assert PAGES["headings"](RUNBOOK, 3) == ALERTS
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_every_alert_leads_to_its_section(alert):
+    body = RULES.partition(f"- alert: {alert}\n")[2].partition("- alert:")[0]
+    assert re.findall(r"^ +runbook_url: (.+)$", body, re.MULTILINE) == [f"deploy/README.md#{alert.lower()}"]
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_every_section_says_what_it_means_how_to_look_what_to_do_and_when_it_is_harmless(alert):
+    text = PAGES["section"](RUNBOOK, alert, 3)
+    meaning, *steps = re.split(r"^- \*\*", text, flags=re.MULTILINE)
+    assert len(meaning.strip()) > 40
+    assert [step.partition("**")[0] for step in steps] == ["Look", "Do", "Harmless"]
+
+
+def test_every_alert_that_a_page_names_exists():
+    for name in PAGES["pages"]():
+        named = set(re.findall(r"\b(?:ScheduledEventsBridge[A-Z]|AzureScheduledEvent[A-Z])\w+", PAGES["page"](name)))
+        assert named <= set(ALERTS), name
+
+
+def test_every_metric_of_the_page_exists():
+    named = {
+        span.partition(" ")[0]
+        for span in PAGES["spans"](PAGE)
+        if re.match(r"(sink|polls|poll|records|identity|state_on|outbox|config_last|approvals|active|next)_", span)
+    }
+    assert named
+    assert named <= _metric_names()
+
+
+def test_every_exit_code_is_dealt_with_and_no_other():
+    readme = PAGES["section"](PAGES["page"]("README.md"), "Commands")
+    of_run = {row[0] for row in PAGES["table"](readme, "exit code")} - {"130"}
+    here = {row[0] for row in PAGES["table"](PAGE, "exit code")}
+    assert here == of_run
+    assert {str(value) for name, value in vars(cli).items() if name.startswith("EXIT_")} <= here
+
+
+def test_everything_in_the_directory_is_presented():
+    [*rows] = PAGES["table"](PAGE, "in this directory")
+    presented = {re.search(r"\]\(([\w-]+)", row[0])[1] for row in rows}
+    assert presented == {path.name for path in DEPLOY.iterdir() if path.is_dir() and any(path.rglob("*"))}
+
+
+@pytest.mark.parametrize("path", sorted(DEPLOY.rglob("*.toml")), ids=lambda path: str(path.relative_to(DEPLOY)))
+def test_every_configuration_is_accepted(path):
+    assert read(tomllib.loads(path.read_text(encoding="utf-8"))).sinks
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES["pages"]() if name.startswith("deploy/")])
+def test_every_configuration_on_a_page_is_accepted(name):
+    for block in PAGES["blocks"](PAGES["page"](name), "toml"):
+        assert isinstance(read(tomllib.loads(block.text)), Settings)
+
+
+@pytest.mark.parametrize(("vms", "kilobytes"), [(1, 1.8), (100, 3.7)])
+def test_size_of_a_record_is_what_the_page_computes_with(vms, kilobytes):
+    names = tuple(f"payments-vmss_{number}" for number in range(vms))
+    vm = msgspec.structs.replace(VM, scale_set="payments-vmss", zone="1", tags={"team": "payments", "env": "prod"})
+    size = len(cloud_event_bytes(sample_record(event=sample_event(resources=names), vm=vm)))
+    assert size == pytest.approx(1000 * kilobytes, rel=0.1)
+    assert f"{kilobytes} KB" in PAGES["section"](PAGE, "Sizing")
+
+
+def test_rows_of_the_sizing_table_are_computed_right():
+    """One throughput unit: 1 MB or 1,000 events a second, whichever comes first."""
+    seen = 0
+    for _, records, size, takes in PAGES["table"](PAGES["section"](PAGE, "Sizing"), "who sends"):
+        if not takes.endswith((" s", " min")):
+            continue
+        count, megabytes = float(records.replace(",", "")), float(size.removesuffix(" MB"))
+        number, unit = takes.split()
+        assert max(count / 1000, megabytes) == pytest.approx(float(number) * {"s": 1, "min": 60}[unit], rel=0.15)
+        assert count * 1.8 / 1000 <= megabytes * 1.05
+        assert megabytes <= count * 3.7 / 1000 * 1.05
+        seen += 1
+    assert seen == 4
+
+
+def test_size_of_a_record_in_the_outbox_is_what_the_page_computes_with(tmp_path):
+    def used_by(sinks, vms):
+        kit = runpy.run_path(str(ROOT / "tests" / "outbox_kit.py"))["OutboxKit"](tmp_path / f"{len(sinks)}-{vms}")
+        outbox = kit.open(sinks=sinks)
+        before = outbox.account().result().used_bytes
+        names = tuple(f"payments-vmss_{number}" for number in range(vms))
+        for document in range(50):  # few events at a time: the last document is in the outbox too
+            ids = range(document * 10, document * 10 + 10)
+            events = [kit.event(f"{number:036d}", resources=names, description="x" * 300) for number in ids]
+            kit.commit(outbox, *events, incarnation=document)
+        used = outbox.account().result().used_bytes - before
+        assert outbox.close(5)
+        return used / 500
+
+    one, two = used_by(("a",), 2), used_by(("a", "b"), 2)
+    assert 1700 < one < 3000
+    assert 100 < two - one < 300
+    assert 1700 < used_by(("a",), 20) < 3300
+    text = PAGES["section"](PAGE, "Sizing")
+    assert "takes 2 to 3 KB" in text
+    assert "0.2 KB" in text
+
+
+def test_memory_is_that_of_the_figures():
+    figures = PAGES["section"](PAGES["page"]("README.md"), "Figures")
+    [row] = [row for row in PAGES["table"](figures, "what") if row[0].startswith("memory after")]
+    numbers = [float(number) for number in re.findall(r"\d+\.\d", row[1])]
+    assert f"{min(numbers):.0f} to {max(numbers):.0f} MiB" in PAGES["section"](PAGE, "Sizing")
+
+
+def test_number_of_series_is_what_the_page_says():
+    def series(sinks):
+        metrics = Metrics()
+        metrics.polled("ok", duration_seconds=0.1)
+        for name in sinks:
+            metrics.sink(name)
+        metrics.register_totals(lambda: OutboxTotals(sinks={name: SinkTotals() for name in sinks}))
+        return sum(len(family.samples) for family in metrics.registry.collect())
+
+    one, two = series("a"), series("ab")
+    assert (round(one, -1), two - one) == (90, 44)
+    text = PAGES["section"](PAGE, "Sizing")
+    assert "about 90 series" in text
+    assert "44 more" in text

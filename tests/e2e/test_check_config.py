@@ -1,0 +1,308 @@
+"""`check-config`: everything that is wrong, at once, with its own exit code; with --connect every destination too."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import sys
+import time
+
+import pytest
+
+from bridge import cli
+from bridge.errors import OutboxError
+from bridge.testing import EventSpec, Simulator
+from bridge.testing.portal import PortalStub
+from bridge.testing.private_ca import PrivateCa
+
+
+@pytest.fixture
+def azure():
+    with Simulator(vms=["vm_0"], rate_limit=False) as simulator:
+        yield simulator
+
+
+@pytest.fixture
+def check(agent):
+    """Check a configuration in `agent.directory`; return the exit code and the lines of standard output."""
+
+    def check(text, *arguments):
+        agent.config.write_text(text)
+        code, out, err = agent.call("check-config", "--config", agent.config, *arguments)
+        assert err == "" or code in (2, 78), err
+        return code, out.splitlines()
+
+    return check
+
+
+def state(agent, more=""):
+    return f'[state]\ndirectory = "{agent.state}"\n{more}\n'
+
+
+def starting(lines, word):
+    return [line.partition(": ")[2] for line in lines if line.startswith(f"{word}: ")]
+
+
+def webhook(name, *lines, url="http://127.0.0.1:9/hook"):
+    return "\n".join(['[[sinks]]\ntype = "webhook"', f'name = "{name}"', f'url = "{url}"', *lines, ""])
+
+
+def test_a_configuration_with_nothing_wrong_is_exit_0_and_makes_nothing(agent, check):
+    code, lines = check(state(agent))
+    assert (code, lines[0]) == (0, "The configuration is right.")
+    assert str(agent.state) in lines[1]
+    assert (starting(lines, "Wrong"), starting(lines, "Warning")) == ([], [])
+    assert not agent.state.exists()
+
+
+def test_everything_that_is_wrong_on_this_machine_is_said_at_once(agent, check):
+    folder = agent.directory
+    (folder / "empty").write_text("# nothing but a comment\n\n")
+    (folder / "latin").write_bytes(b"\xff\xfe")
+    (folder / "no-pem").write_text("no certificate\n")
+    (folder / "no-program").write_text("#!/bin/sh\n")
+    code, lines = check(
+        state(agent)
+        + webhook("missing", f'bearer_token_file = "{folder / "nowhere"}"')
+        + webhook("empty", f'secret_file = "{folder / "empty"}"')
+        + webhook("variable", 'bearer_token_env = "NO_SUCH_VARIABLE"')
+        + webhook("latin", f'headers_file = "{folder / "latin"}"')
+        + webhook("authorities", f'ca_file = "{folder / "no-pem"}"')
+        + webhook("certificate", f'client_cert_file = "{folder / "no-pem"}"')
+        + f'[[sinks]]\ntype = "command"\nname = "drain"\ncommand = ["{folder / "no-program"}"]\n'
+        + '[[sinks]]\ntype = "command"\nname = "path"\ncommand = ["no-such-program-at-all"]\n'
+        + '[approval]\n[[approval.rules]]\nname = "r"\nevent_types = ["Freeze"]\naction = "approve"\n'
+        + f'command = ["{folder / "nowhere"}"]\n'
+    )
+    assert code == 1
+    assert lines[0] == "The configuration can be used, but 9 things are wrong here."
+    wrong = starting(lines, "Wrong")
+    for where, said in (
+        ("Sink missing", "nowhere of bearer_token cannot be read: No such file or directory."),
+        ("Sink empty", "empty of secret is empty."),
+        ("Sink variable", "The environment variable NO_SUCH_VARIABLE of bearer_token is empty."),
+        ("Sink latin", "it is no UTF-8 text"),
+        ("Sink authorities", "ca_file: "),
+        ("Sink certificate", "client_cert_file: "),
+        ("Sink drain", "is not executable"),
+        ("Sink path", "No program called 'no-such-program-at-all'"),
+        ("Rule r", "does not exist"),
+    ):
+        assert [line for line in wrong if line.startswith(f"{where}: ") and said in line], (where, wrong)
+    assert len(wrong) == 9
+
+
+def test_what_is_there_is_not_complained_of(agent, check):
+    folder = agent.directory
+    (folder / "token").write_text("secret-token-4711\n")
+    agent.env["HOOK_TOKEN"] = "secret-token-4712"
+    ca = PrivateCa(folder / "ca")
+    pair = ca.issue("agent")
+    code, lines = check(
+        state(agent)
+        + webhook("file", f'bearer_token_file = "{folder / "token"}"', f'ca_file = "{ca.ca_file}"')
+        + webhook("variable", 'bearer_token_env = "HOOK_TOKEN"')
+        + webhook("pair", f'client_cert_file = "{pair.cert_file}"', f'client_key_file = "{pair.key_file}"')
+        + f"[[sinks]]\ntype = 'command'\nname = 'drain'\ncommand = {json.dumps([sys.executable, '-V'])}\n"
+    )
+    assert (code, starting(lines, "Wrong")) == (0, [])
+    assert not [line for line in lines if "secret-token" in line]
+
+
+def test_what_run_refuses_is_exit_78_for_both(agent, check):
+    text = state(agent) + webhook("a", 'ca_file = "/nowhere/ca.pem"')
+    code, lines = check(text)
+    assert (code, lines) == (78, [])
+    assert agent.call("run", "-c", agent.config)[0] == 78
+
+
+def test_what_is_only_wrong_on_this_machine_does_not_keep_run_from_starting(agent, check, azure):
+    text = f'[imds]\nendpoint = "{azure.endpoint}"\n[status]\nlisten = ""\n' + state(agent)
+    text += webhook("a", 'bearer_token_file = "/nowhere/token"')
+    assert check(text)[0] == 1
+    agent.start()
+    agent.wait_for(lambda: "The agent is running." in agent.log)
+    code, lines = check(text)
+    assert code == 1
+    assert "; an agent runs on it." in lines[1]
+    assert agent.stop() == 0
+
+
+def test_a_state_directory_that_cannot_be_made_or_is_none_is_said(agent, check):
+    file = agent.directory / "file"
+    file.touch()
+    for directory in (file, file / "below"):
+        code, lines = check(f'[state]\ndirectory = "{directory}"')
+        assert code == 1
+        assert "is no directory" in starting(lines, "Wrong")[0]
+        assert not agent.state.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[[sinks]]\ntype = "stdout"\nheartbeat = true\n', "heartbeat.interval_seconds is 0"),
+        ("[heartbeat]\ninterval_seconds = 300\n", "no sink has heartbeat = true"),
+        ('[state]\ndirectory = "state"\n', "depends on where the agent is started"),
+        ('[[sinks]]\ntype = "stdout"\ntransitions = ["test"]\n', "never an event"),
+        ('[[sinks]]\ntype = "stdout"\ntransitions = ["approved", "approval_failed"]\n', "there is no [approval] table"),
+        ('[[sinks]]\ntype = "stdout"\ntransitions = ["scheduled", "heartbeat"]\n', "does nothing by itself"),
+        ('[status]\nlisten = "0.0.0.0:9464"\n', "There is no password"),
+        ('[[sinks]]\ntype = "stdout"\nscope = "all"\n', "events of other VMs"),
+        (webhook("a", 'headers = {Authorization = "Basic c2VjcmV0OnNlY3JldA=="}'), "headers has Authorization"),
+        (webhook("a", 'headers = {X-Api-Key = "c2VjcmV0OnNlY3JldA=="}'), "headers has X-Api-Key"),
+    ],
+)
+def test_settings_that_do_nothing_or_surprise_are_warned_of_and_do_not_fail(agent, check, text, said):
+    agent.env["STATE_DIRECTORY"] = str(agent.state)
+    code, lines = check(text)
+    (warning,) = starting(lines, "Warning")
+    assert said in warning
+    assert code == 0
+    assert not [line for line in lines if "c2VjcmV0" in line]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[heartbeat]\ninterval_seconds = 9\n[[sinks]]\ntype = "stdout"\nheartbeat = true\ntransitions = ["started"]\n',
+        '[approval]\n[[sinks]]\ntype = "stdout"\ntransitions = ["approved"]\n',
+        '[status]\nlisten = "[::1]:9464"\n',
+        webhook("a", 'headers = {X-Team = "payments", Idempotency-Key = "none"}'),
+    ],
+)
+def test_settings_that_make_sense_are_not_warned_of(agent, check, text):
+    agent.env["STATE_DIRECTORY"] = str(agent.state)
+    code, lines = check(text)
+    assert (code, starting(lines, "Warning")) == (0, [])
+
+
+def test_connecting_says_one_line_a_destination_and_what_is_wrong_with_each(agent, check, azure):
+    with contextlib.closing(socket.socket()) as closed:
+        closed.bind(("127.0.0.1", 0))
+        dead = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        module = agent.directory / "ours.py"
+        module.write_text(
+            "from bridge.sink import Sink\nclass Mine(Sink):\n    def send(self, batch):\n        raise OSError\n"
+        )
+        agent.env["PYTHONPATH"] = str(agent.directory)
+        code, lines = check(
+            f'[imds]\nendpoint = "{azure.endpoint}"\n{state(agent)}'
+            + webhook("dead", url=dead)
+            + webhook("broken", 'bearer_token_file = "/nowhere"', url=dead)
+            + '[[sinks]]\ntype = "ours:Mine"\nname = "mine"\n[[sinks]]\ntype = "stdout"\n'
+            + f"[[sinks]]\ntype = 'command'\nname = 'drain'\ncommand = {json.dumps([sys.executable, '-V'])}\n",
+            "--connect",
+        )
+    assert code == 1
+    assert starting(lines, "IMDS") == [
+        "reached; this VM is vm_0. Scheduled Events were not asked for: the first request turns them on for this VM."
+    ]
+    (said,) = starting(lines, "dead")
+    assert said.startswith("FAILED: ")
+    assert "refused" in said
+    assert starting(lines, "broken") == ["not tried: see above what it lacks."]
+    assert starting(lines, "mine") == ["cannot be tried without writing to it; `send-test mine` sends it a record."]
+    assert starting(lines, "stdout") == ["nothing to try: it writes to the agent's own standard output."]
+    assert starting(lines, "drain") == ["its program is there; it was not run."]
+
+
+def test_connecting_does_not_turn_scheduled_events_on_but_asks_for_them_beside_an_agent(agent, check, azure):
+    text = f'[imds]\nendpoint = "{azure.endpoint}"\n[status]\nlisten = ""\n' + state(agent)
+    assert check(text, "--connect")[0] == 0
+    assert not [each for each in azure.requests if "scheduledevents" in each.path]
+    azure.world.add_event(EventSpec(event_type="Freeze"))
+    agent.start()
+    agent.wait_for(lambda: agent.records)
+    code, lines = check(text, "--connect")
+    assert (code, starting(lines, "IMDS")) == (0, ["reached; this VM is vm_0, with 1 scheduled event."])
+
+
+def test_no_metadata_service_is_said_with_what_to_do(agent, check):
+    code, lines = check(f'[imds]\nendpoint = "http://127.0.0.1:9"\n{state(agent)}', "--connect")
+    (said,) = starting(lines, "IMDS")
+    assert code == 1
+    assert said.startswith("FAILED: The metadata service at http://127.0.0.1:9 gave no answer")
+    assert "imds.endpoint can name a simulator" in said
+    assert "asked again" not in said
+
+
+def test_silent_peers_are_tried_at_the_same_time(agent, check):
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0), backlog=64)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        sinks = "".join(webhook(f"s{number}", "timeout_seconds = 2", url=url) for number in range(6))
+        began = time.monotonic()
+        code, lines = check(f'[imds]\nendpoint = "{url}"\ntimeout_seconds = 2\n{state(agent)}{sinks}', "--connect")
+        took = time.monotonic() - began
+    assert code == 1
+    assert len([line for line in lines if ": FAILED: " in line]) == 7
+    assert took < 9  # one after the other they would take 14
+
+
+def test_the_portal_is_tried_and_keeps_its_decisions(agent, check, azure):
+    portal = PortalStub(agent.directory / "portal", bearer="portal-token-4711")
+    try:
+        token = agent.directory / "token"
+        token.write_text("portal-token-4711")
+        text = f'[imds]\nendpoint = "{azure.endpoint}"\n{state(agent)}[approval]\n{portal.toml(token_file=str(token))}'
+        code, lines = check(text, "--connect")
+        assert (code, starting(lines, "Portal")) == (0, ["reached; 0 decisions for this VM."])
+        token.write_text("another-token-4712")
+        code, lines = check(text, "--connect")
+        (said,) = starting(lines, "Portal")
+        assert code == 1
+        assert said.startswith("FAILED: ")
+        assert "401" in said
+        assert "token-471" not in said
+    finally:
+        portal.close()
+
+
+def test_a_file_that_is_not_there_is_78_and_a_directory_wrong_usage(agent):
+    code, out, err = agent.call("check-config", "-c", agent.directory / "nowhere.toml")
+    assert (code, out) == (78, "")
+    assert "does not exist" in err
+    for command in ("check-config", "run", "status", "events"):
+        code, out, err = agent.call(command, "-c", agent.directory)
+        assert (code, out) == (2, "")
+        assert f"is a directory; name the file itself, such as {agent.directory / 'config.toml'}" in err
+    agent.env["SCHEDULED_EVENTS_BRIDGE_CONFIG"] = str(agent.directory)
+    code, out, err = agent.call("check-config")
+    assert (code, out) == (78, "")
+    assert "Is a directory" in err
+
+
+class Refusing:
+    """An agent that cannot put a configuration in force."""
+
+    refused = 0
+
+    def __init__(self, error):
+        self.error = error
+
+    def reload(self, *_):
+        raise self.error
+
+    def refused_configuration(self):
+        self.refused += 1
+
+
+@pytest.mark.parametrize("error", [OutboxError("The outbox failed."), PermissionError(13, "Permission denied")])
+def test_a_reload_that_fails_on_the_way_is_said_and_does_not_end_the_agent(tmp_path, caplog, error):
+    config = tmp_path / "config.toml"
+    config.write_text("stop_grace_seconds = 1\n")
+    agent = Refusing(error)
+    cli._reload(agent, config, lambda: False)
+    assert agent.refused == 1
+    (said,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "not in force as a whole" in said.message
+
+
+def test_a_file_that_was_emptied_is_not_taken_for_one_without_settings(tmp_path, caplog):
+    config = tmp_path / "config.toml"
+    config.write_text(" \n")
+    agent = Refusing(AssertionError("It was to change nothing."))
+    cli._reload(agent, config, lambda: False)
+    assert agent.refused == 1
+    assert "is empty" in caplog.text

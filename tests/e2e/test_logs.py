@@ -1,0 +1,374 @@
+"""What the agent says on standard error through its life: JSON lines, one for each change of state, and no secret.
+
+Failures go on for many tries here, because that is what fills a disk: the first is said, the others are counted, and
+the count is said when it is over.
+"""
+
+import base64
+import json
+import os
+import re
+import signal
+import threading
+import time
+import uuid
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timezone
+
+import pytest
+
+from bridge.testing.http_peer import HttpPeer
+from bridge.testing.imds_api import Answer
+from bridge.testing.private_ca import PrivateCa
+
+STDOUT = '[[sinks]]\nname = "out"\ntype = "stdout"\n'
+WORDS = re.compile(r"^\d\d:\d\d:\d\d (INFO|WARNING|ERROR) +\S")
+
+
+def event(event_id, status="Scheduled"):
+    return {"EventId": event_id, "EventStatus": status, "EventType": "Freeze", "Resources": ["vm_0"]}
+
+
+def document(incarnation, *events):
+    return {"DocumentIncarnation": incarnation, "Events": list(events)}
+
+
+def webhook(peer, text=""):
+    return f'[[sinks]]\nname = "hook"\ntype = "webhook"\nurl = "http://{peer.address.authority}/"\n{text}\n'
+
+
+@pytest.fixture
+def peer():
+    with HttpPeer(ids_in=lambda request: [request.headers["webhook-id"]]) as peer:
+        yield peer
+
+
+def start(agent, imds, sinks, *arguments, timeout_seconds=5):
+    imds.identity = (200, b'{"name": "vm_0", "vmId": "AAAA"}')
+    imds.body = json.dumps(document(1)).encode()
+    agent.configure(imds.url, sinks)
+    agent.config.write_text(
+        agent.config.read_text().replace("[imds]\n", f"[imds]\ntimeout_seconds = {timeout_seconds}\n")
+    )
+    agent.start(*arguments)
+    imds.wait_for_polls(2)
+
+
+def lines(agent):
+    """Return the log; each line must be one JSON object with what every line has."""
+    found = [json.loads(line) for line in agent.log.splitlines()]
+    for line in found:
+        assert list(line)[:4] == ["time", "level", "logger", "message"], line
+        assert datetime.fromisoformat(line["time"].replace("Z", "+00:00")).tzinfo == timezone.utc
+        assert line["level"] in {"INFO", "WARNING", "ERROR"}
+        assert line["logger"].startswith("bridge")
+        assert line["message"] == line["message"].strip() != ""
+    return found
+
+
+def said(agent, *, but=()):
+    return [(line["level"], line["message"]) for line in lines(agent) if line["message"] not in but]
+
+
+def only(agent, words):
+    """Return the one line that has *words*."""
+    found = [line for line in lines(agent) if words in line["message"]]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def refuse(peer, status, body=b"busy"):
+    """Have *peer* answer always the same; its own refusals repeat the request, and so differ each time."""
+    peer.say(status, body=body)
+
+
+def wait_for_tries(agent, peer, count):
+    least = len(peer.received) + count
+    agent.wait_for(lambda: len(peer.received) >= least)
+
+
+def test_each_change_of_state_is_one_line_in_its_order(agent, imds):
+    start(agent, imds, STDOUT)
+    imds.show(document(2, event("E-1")))
+    imds.show(document(3, event("E-1", "Started")))
+    imds.show(document(4), polls=5)
+    agent.configure(imds.url, STDOUT + '[labels]\nteam = "b"\n')
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for(lambda: "read again" in agent.log)
+    assert agent.stop() == 0
+    assert said(agent) == [
+        ("INFO", "The agent is running."),
+        ("INFO", "Freeze scheduled"),
+        ("INFO", "Freeze started"),
+        ("INFO", "Freeze completed"),
+        ("INFO", "The configuration was read again."),
+        ("INFO", "The agent stopped."),
+    ]
+    running, scheduled, *_, stopped = lines(agent)
+    assert (running["vm"], running["imds"], running["sinks"]) == ("vm_0", imds.url, ["out"])
+    assert running["state_directory"] == str(agent.state)
+    assert {name: scheduled[name] for name in ("transition", "evidence", "event_id", "sequence")} == {
+        "transition": "scheduled",
+        "evidence": "observed",
+        "event_id": "E-1",
+        "sequence": 1,
+    }
+    assert stopped["pending"] == {"out": 0}
+    assert [record["transition"] for record in agent.records] == ["scheduled", "started", "completed"]
+
+
+def fail_often(agent, imds, peer):
+    """Let a dozen tries fail, one for each event that comes; return the events."""
+    events = []
+    for number in range(12):
+        events.append(event(f"E-{number}"))
+        imds.show(document(2 + number, *events), polls=1)
+    agent.wait_for(lambda: len(peer.received) >= 12)
+    return events
+
+
+def test_a_sink_that_fails_many_times_is_said_once_and_counted_when_it_is_over(agent, imds, peer):
+    refuse(peer, 503)
+    start(agent, imds, webhook(peer))
+    events = fail_often(agent, imds, peer)
+    failed = only(agent, "Sending failed")
+    assert (failed["level"], failed["logger"], failed["sink"]) == ("WARNING", "bridge.delivery", "hook")
+    peer.accept()
+    agent.wait_for(lambda: "answers again" in agent.log)
+    assert agent.stop() == 0
+    over = only(agent, "The sink answers again.")
+    refused = len(peer.received) - len(events)
+    assert (over["level"], over["sink"], over["failures"]) == ("INFO", "hook", refused)
+    assert over["lasted_seconds"] > 0
+    assert said(agent, but=["Freeze scheduled"]) == [
+        ("INFO", "The agent is running."),
+        ("WARNING", failed["message"]),
+        ("INFO", "The sink answers again."),
+        ("INFO", "The agent stopped."),
+    ]
+
+
+def test_an_error_that_carries_another_request_id_each_time_is_one_error(agent, imds, peer):
+    def refuse_as_azure_does(_request):
+        moment = datetime.now(timezone.utc).isoformat()
+        text = f"The messaging entity is busy. TrackingId:{uuid.uuid4()}_G12, Timestamp:{moment}"
+        return Answer(status=503, body=text.encode())
+
+    peer.reply(refuse_as_azure_does)
+    start(agent, imds, webhook(peer))
+    events = fail_often(agent, imds, peer)
+    peer.accept()
+    agent.wait_for(lambda: "answers again" in agent.log)
+    assert agent.stop() == 0
+    assert only(agent, "Sending failed")["level"] == "WARNING"
+    assert only(agent, "The sink answers again.")["failures"] == len(peer.received) - len(events)
+
+
+def test_another_reason_is_said_and_a_second_outage_is_said_again(agent, imds, peer):
+    start(agent, imds, webhook(peer))
+    for number, (status, level) in enumerate([(503, "WARNING"), (401, "ERROR"), (503, "WARNING")]):
+        refuse(peer, status)
+        before = len(peer.received)
+        imds.show(document(2 + number, *(event(f"E-{each}") for each in range(number + 1))))
+        agent.wait_for(lambda before=before: len(peer.received) > before)
+        agent.wait_for(lambda status=status: f"{status}" in agent.log)
+        assert [line["level"] for line in lines(agent) if f" {status}" in line["message"]] == [level]
+    peer.accept()
+    agent.wait_for(lambda: "answers again" in agent.log)
+    refuse(peer, 503)
+    imds.show(document(9, *(event(f"E-{each}") for each in range(4))))
+    agent.wait_for(lambda: agent.log.count("Sending failed") == 3)
+    assert agent.stop() == 0
+    levels = [line["level"] for line in lines(agent) if "Sending failed" in line["message"]]
+    assert levels == ["WARNING", "ERROR", "WARNING"]
+    only(agent, "answers again")
+
+
+def test_records_refused_for_good_are_said_once_and_counted(agent, imds, peer):
+    refuse(peer, 400)
+    start(agent, imds, webhook(peer))
+    events = [event(f"E-{number}") for number in range(10)]
+    imds.show(document(2, *events))
+    agent.wait_for(lambda: len(peer.received) == 10)
+    peer.accept()
+    imds.show(document(3, *events, event("E-10")))
+    agent.wait_for(lambda: "accepts records again" in agent.log)
+    assert agent.stop() == 0
+    refused = only(agent, "parked")
+    assert (refused["level"], refused["sink"], len(refused["records"])) == ("ERROR", "hook", 1)
+    assert only(agent, "accepts records again")["failures"] == 10
+    assert lines(agent)[-1]["pending"] == {"hook": 0}
+
+
+@pytest.mark.parametrize("how", ["status", "body", "silence"])
+def test_a_metadata_service_that_fails_many_times_is_said_once_and_counted(agent, imds, how):
+    start(agent, imds, STDOUT, timeout_seconds=0.3)
+    good, release, struck = imds.body, threading.Event(), []
+
+    def strike(handler):
+        struck.append(handler)
+        if how == "silence":
+            release.wait(20)
+            handler.close_connection = True
+            return
+        body = b"<html>" if how == "body" else b""
+        handler.send_response(500 if how == "status" else 200)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    imds.answer = strike
+    imds.wait_for_polls(6)
+    imds.body, imds.answer = good, None
+    agent.wait_for(lambda: "answers again" in agent.log)
+    release.set()
+    assert agent.stop() == 0
+    failed = [line for line in lines(agent) if (line["level"], line["logger"]) == ("WARNING", "bridge.poller")]
+    assert len(failed) == 1
+    assert only(agent, "The metadata service answers again.")["failures"] == len(struck)
+    assert len(struck) >= 6
+    assert [words for words in said(agent) if words != ("WARNING", failed[0]["message"])] == [
+        ("INFO", "The agent is running."),
+        ("INFO", "The metadata service answers again."),
+        ("INFO", "The agent stopped."),
+    ]
+
+
+# Secrets.
+
+URL_SECRET, HEADER_SECRET, BEARER_SECRET = "T0PSECRETPATH", "header-hunter2", "bearer-hunter2"
+SIGNING_SECRET = base64.b64encode(b"signing-hunter2-signing-hunter2!").decode()
+SHARED_KEY = base64.b64encode(b"shared-hunter2").decode()
+
+
+@contextmanager
+def secretive_sinks(agent):
+    """Yield the sinks of a configuration full of secrets, and their peers, which repeat what they refuse."""
+    with ExitStack() as stack:
+        ca = PrivateCa(agent.directory / "ca")
+        peers = {
+            "hook": stack.enter_context(HttpPeer()),
+            "otlp": stack.enter_context(HttpPeer()),
+            "eventhubs": stack.enter_context(HttpPeer(tls=ca.server_context())),
+        }
+        authority = {name: peer.address.authority for name, peer in peers.items()}
+        for name, text in {
+            "url": f"http://{authority['hook']}/services/{URL_SECRET}?token={URL_SECRET}",
+            "headers": f"X-Api-Key: {HEADER_SECRET}",
+            "bearer": BEARER_SECRET,
+            "signing": f"whsec_{SIGNING_SECRET}",
+            "connection": f"Endpoint=sb://soak.servicebus.windows.net/;SharedAccessKeyName=send;"
+            f"SharedAccessKey={SHARED_KEY};EntityPath=hub",
+        }.items():
+            (agent.directory / name).write_text(text)
+        yield (
+            f"""
+[[sinks]]
+type = "webhook"
+name = "hook"
+url_file = "{agent.directory}/url"
+headers_file = "{agent.directory}/headers"
+secret_file = "{agent.directory}/signing"
+[[sinks]]
+type = "otlp"
+endpoint = "http://{authority["otlp"]}"
+bearer_token_file = "{agent.directory}/bearer"
+[[sinks]]
+type = "eventhubs"
+transport = "https"
+endpoint = "{authority["eventhubs"]}"
+credential = "connection_string"
+connection_string_file = "{agent.directory}/connection"
+ca_file = "{ca.ca_file}"
+""",
+            peers,
+        )
+
+
+def sinks_that_said(agent, words):
+    return {line["sink"] for line in lines(agent) if words in line["message"]}
+
+
+def test_no_line_holds_a_secret_whatever_the_peers_repeat(agent, imds):
+    with secretive_sinks(agent) as (sinks, peers):
+        start(agent, imds, sinks)
+        for number, status in enumerate([400, 503, 401, 302]):
+            for peer in peers.values():
+                peer.say(status)
+            imds.show(document(2 + number, *(event(f"E-{each}") for each in range(number + 1))), polls=1)
+            agent.wait_for(lambda status=status: sinks_that_said(agent, f" {status}") == set(peers))
+        seen = {name: str(peer.requests) for name, peer in peers.items()}
+        assert agent.stop() == 0
+        code, listed, _ = agent.call("outbox", "list", "--config", agent.config, "--json")
+    assert code == 0
+    assert URL_SECRET in seen["hook"]
+    assert HEADER_SECRET in seen["hook"]
+    assert BEARER_SECRET in seen["otlp"]
+    assert "SharedAccessSignature" in seen["eventhubs"]
+    signatures = re.findall(r"v1,([^'\"\s]+)", seen["hook"]) + re.findall(r"sig=([^&'\"]+)", seen["eventhubs"])
+    assert len(signatures) >= 2
+    for secret in (URL_SECRET, HEADER_SECRET, BEARER_SECRET, SIGNING_SECRET, SHARED_KEY, *signatures):
+        assert secret not in agent.log
+        assert secret not in listed
+
+
+# For whom.
+
+
+def on_terminal(agent, *arguments):
+    """Run the agent with a terminal as its standard error until it says that it runs; return what stood there."""
+    pty = pytest.importorskip("pty", reason="Windows has no pseudo-terminals")
+    import subprocess  # noqa: PLC0415
+
+    shown, terminal = pty.openpty()
+    env = {**agent.env, "TERM": "xterm"}
+    with agent.out.open("wb") as stdout:
+        agent.process = subprocess.Popen(
+            agent.command("run", "--config", agent.config, *arguments), stdout=stdout, stderr=terminal, env=env
+        )
+    os.close(terminal)
+    text, asked, deadline = b"", False, time.monotonic() + 30
+    try:
+        while time.monotonic() < deadline:
+            try:
+                text += os.read(shown, 4096)
+            except OSError:  # EIO: nobody has the terminal open any more
+                break
+            if b"is running" in text and not asked:
+                asked = True
+                agent.process.send_signal(signal.SIGTERM)
+        assert agent.process.wait(20) == 0
+    finally:
+        os.close(shown)
+    return text.decode().replace("\r\n", "\n")
+
+
+def test_a_person_at_a_terminal_gets_short_lines(agent, imds):
+    imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
+    agent.configure(imds.url, STDOUT)
+    found = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in on_terminal(agent).splitlines()]
+    assert len(found) >= 2
+    assert all(WORDS.match(line) for line in found), found
+    assert "The agent is running." in found[0] or "The agent is running." in found[-2]
+    assert "The agent stopped." in found[-1]
+
+
+def test_the_form_can_be_chosen_whoever_reads(agent, imds):
+    imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
+    agent.configure(imds.url, STDOUT)
+    assert all(json.loads(line)["level"] for line in on_terminal(agent, "--log-format", "json").splitlines())
+    start(agent, imds, STDOUT, "--log-format", "text")
+    assert agent.stop() == 0
+    assert all(WORDS.match(line) for line in agent.log.splitlines()), agent.log
+    assert "\x1b" not in agent.log
+
+
+def test_changes_of_state_can_be_left_out(agent, imds, peer):
+    refuse(peer, 503)
+    start(agent, imds, webhook(peer), "--log-level", "warning")
+    imds.show(document(2, event("E-1")))
+    agent.wait_for(lambda: peer.received)
+    peer.accept()
+    wait_for_tries(agent, peer, 1)
+    assert agent.stop() == 0
+    assert [level for level, _ in said(agent)] == ["WARNING"]

@@ -1,0 +1,348 @@
+"""SIGHUP: a right configuration is in force without a gap in the poll, a wrong one changes nothing and is said."""
+
+import json
+import os
+import re
+import signal
+import time
+import urllib.request
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from bridge.beside import Beside
+from bridge.testing import EventSpec, Simulator
+from bridge.testing.http_peer import HttpPeer
+from bridge.testing.imds_api import Answer
+from bridge.testing.peers import nobody
+
+STDOUT = '[[sinks]]\nname = "out"\ntype = "stdout"\n'
+RULE = '[[approval.rules]]\nname = "freeze"\nevent_types = ["Freeze"]\naction = "approve"\n'
+
+
+def event(event_id, status="Scheduled", **fields):
+    return {"EventId": event_id, "EventStatus": status, "EventType": "Freeze", "Resources": ["vm_0"], **fields}
+
+
+def document(incarnation, *events):
+    return {"DocumentIncarnation": incarnation, "Events": list(events)}
+
+
+def webhook(name, address, text=""):
+    return f'[[sinks]]\nname = "{name}"\ntype = "webhook"\nurl = "http://{address.authority}/"\n{text}\n'
+
+
+@contextmanager
+def http_peer():
+    with HttpPeer(ids_in=lambda request: [request.headers["webhook-id"]]) as peer:
+        yield peer
+
+
+@pytest.fixture
+def one():
+    with http_peer() as peer:
+        yield peer
+
+
+@pytest.fixture
+def two():
+    with http_peer() as peer:
+        yield peer
+
+
+def told(peer):
+    """Return (EventId, transition) of each record that *peer* has, in order."""
+    bodies = [json.loads(request.body)["data"] for request in peer.requests if request.body]
+    return [(body["event"]["event_id"], body["transition"]) for body in bodies]
+
+
+def start(agent, imds, sinks, *events):
+    imds.identity = (200, b'{"name": "vm_0", "vmId": "AAAA"}')
+    imds.body = json.dumps(document(1, *events)).encode()
+    agent.configure(imds.url, sinks)
+    agent.start()
+    imds.wait_for_polls(2)
+    agent.wait_for(lambda: "The agent is running" in agent.log)
+
+
+def log(agent):
+    return [json.loads(line) for line in agent.log.splitlines()]
+
+
+def count(agent, words):
+    return sum(words in line["message"] for line in log(agent))
+
+
+def hang_up(agent, *, words="was read again"):
+    """Send SIGHUP, and wait until it was done."""
+    before = count(agent, words)
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for(lambda: count(agent, words) > before)
+
+
+def put_in_place(agent, imds_url, text):
+    """Write the configuration as a careful tool does: beside, then renamed."""
+    ready = agent.config
+    agent.config = ready.with_suffix(".new")
+    agent.configure(imds_url, text)
+    agent.config.replace(ready)
+    agent.config = ready
+
+
+def stop(agent):
+    assert agent.stop() == 0, agent.log
+    assert "Traceback" not in agent.log
+
+
+# A right configuration.
+
+
+def test_a_new_sink_gets_active_events_and_all_that_follow_and_others_notice_nothing(agent, imds, one, two):
+    start(agent, imds, webhook("one", one.address), event("E-1"))
+    imds.show(document(2, event("E-1", "Started"), event("E-2")))
+    agent.configure(imds.url, webhook("one", one.address) + webhook("two", two.address))
+    hang_up(agent)
+    imds.show(document(3, event("E-2")))
+    agent.wait_for(lambda: len(told(two)) == 3)
+    stop(agent)
+    # completed is observed, not inferred: the reload was no gap in the poll
+    assert told(one) == [("E-1", "scheduled"), ("E-1", "started"), ("E-2", "scheduled"), ("E-1", "completed")]
+    assert sorted(told(two)) == [("E-1", "completed"), ("E-1", "started"), ("E-2", "scheduled")]
+    with Beside(agent.state) as beside:
+        assert {record.evidence.value for record in beside.records()} == {"observed"}
+        assert [record.sequence for record in beside.records()] == [1, 2, 3, 4]
+    assert [line["sinks"] for line in log(agent) if "read again" in line["message"]] == [["one", "two"]]
+
+
+def test_the_poll_keeps_its_beat_while_a_sink_that_hangs_is_exchanged(agent, imds, one):
+    one.stay_silent()
+    start(agent, imds, webhook("one", one.address), event("E-1"))
+    agent.wait_for(lambda: one.received)
+    agent.configure(imds.url, webhook("one", one.address, "timeout_seconds = 20"))
+    served, began_at = imds.served, time.monotonic()
+    hang_up(agent)
+    polls, seconds = imds.served - served, time.monotonic() - began_at
+    assert polls >= seconds / 0.2 / 2, "polls each 0.2 s; half of them allows for a busy machine"
+
+
+def test_rows_of_a_removed_sink_are_kept_and_listed_and_sent_when_it_comes_back(agent, imds, one):
+    with nobody() as dead:
+        start(agent, imds, STDOUT + webhook("hook", dead), event("E-1"), event("E-2"))
+        agent.wait_for(lambda: "Sending failed" in agent.log)
+    agent.configure(imds.url, STDOUT)
+    hang_up(agent)
+    owed = [line for line in log(agent) if "no longer configured" in line["message"]]
+    assert [(line["level"], line["sink"], line["pending"]) for line in owed] == [("WARNING", "hook", 2)]
+    imds.show(document(2, event("E-1"), event("E-2"), event("E-3")))
+    code, out, _ = agent.call("outbox", "list", "--config", agent.config, "--json")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    assert [(row["sink"], row["state"], row["record"]["event"]["event_id"]) for row in rows] == [
+        ("hook", "pending", "E-1"),
+        ("hook", "pending", "E-2"),
+    ]
+    agent.configure(imds.url, STDOUT + webhook("hook", one.address))
+    hang_up(agent)
+    agent.wait_for(lambda: len(told(one)) == 2)
+    stop(agent)
+    assert sorted(told(one)) == [("E-1", "scheduled"), ("E-2", "scheduled")]
+    assert len(agent.records) == 3
+
+
+def test_a_changed_sink_sends_what_it_owed_by_its_new_settings(agent, imds, one, two):
+    one.refuse_for_now()
+    start(agent, imds, webhook("hook", one.address), event("E-1"))
+    agent.wait_for(lambda: one.received)
+    agent.configure(imds.url, webhook("hook", two.address, 'event_types = ["Reboot"]\nheaders = {X-Team = "b"}'))
+    hang_up(agent)
+    refused = len(one.received)
+    imds.show(document(2, event("E-1"), event("E-2"), event("E-3", EventType="Reboot")))
+    agent.wait_for(lambda: len(told(two)) == 2)
+    stop(agent)
+    # what was owed before the filter stays owed; of the new ones only the reboot is wanted
+    assert sorted(told(two)) == [("E-1", "scheduled"), ("E-3", "scheduled")]
+    assert {request.headers["x-team"] for request in two.requests} == {"b"}
+    assert len(one.received) == refused
+
+
+def test_labels_and_another_metadata_service_are_in_force_at_once(agent, imds):
+    start(agent, imds, STDOUT, event("E-1"))
+    with Simulator(vms=["vm_0"], rate_limit=False) as azure:
+        agent.wait_for(lambda: agent.records)
+        put_in_place(agent, azure.endpoint, STDOUT + '[labels]\nteam = "b"\n')
+        hang_up(agent)
+        served = imds.served
+        event_id = azure.world.add_event(EventSpec(event_type="Reboot"))
+        agent.wait_for(lambda: len(agent.records) >= 2)
+        stop(agent)
+    assert imds.served <= served + 1, "one may have been under way"
+    by_event = {(record["event"]["event_id"], record["transition"]): record["labels"] for record in agent.records}
+    assert by_event["E-1", "scheduled"] == {}
+    assert by_event[event_id, "scheduled"] == {"team": "b"}
+
+
+def test_approvals_begin_change_and_end_with_the_configuration(agent):
+    def approved():
+        return [each.event_id for each in azure.world.approvals]
+
+    def announce():
+        event_id = azure.world.add_event(EventSpec(event_type="Freeze", on_approval="never", notice_seconds=3600))
+        agent.wait_for(lambda: event_id in agent.out.read_text())
+        return event_id
+
+    with Simulator(vms=["vm_0"], rate_limit=False) as azure:
+        agent.configure(azure.endpoint, STDOUT)
+        agent.start()
+        first = announce()
+        agent.configure(azure.endpoint, STDOUT + RULE)
+        hang_up(agent)
+        agent.wait_for(lambda: approved() == [first])
+        agent.configure(azure.endpoint, STDOUT + RULE.replace("approve", "hold"))
+        hang_up(agent)
+        held = announce()
+        agent.configure(azure.endpoint, STDOUT)
+        hang_up(agent)
+        ignored = announce()
+        polls = len(azure.requests)
+        agent.wait_for(lambda: len(azure.requests) > polls + 5)
+        stop(agent)
+    assert approved() == [first]
+    assert {held, ignored} <= {record["event"]["event_id"] for record in agent.records}
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "after"),
+    [("state", "[state]", "[state]\nmax_bytes = 5000000"), ("status", 'listen = ""', 'listen = "127.0.0.1:0"')],
+    ids=["state", "status"],
+)
+def test_a_change_that_needs_a_restart_is_said_and_the_rest_is_in_force(agent, imds, key, before, after):
+    start(agent, imds, STDOUT)
+    agent.configure(imds.url, STDOUT + '[labels]\nteam = "b"\n')
+    agent.config.write_text(agent.config.read_text().replace(before, after))
+    hang_up(agent)
+    said = [(line["level"], line["message"]) for line in log(agent) if "needs a restart" in line["message"]]
+    assert said == [("WARNING", f"A change of [{key}] needs a restart; the rest is in force.")]
+    imds.show(document(2, event("E-1")))
+    agent.wait_for(lambda: agent.records)
+    stop(agent)
+    assert agent.records[0]["labels"] == {"team": "b"}
+    assert "Health and metrics are served" not in agent.log
+
+
+# A wrong one.
+
+
+def _of_another_user(path):
+    if os.geteuid() == 0:
+        pytest.skip("root may read every file")
+    path.chmod(0)
+
+
+def _directory(path):
+    path.unlink()
+    path.mkdir()
+
+
+WRONG = {
+    "syntax": (lambda path: path.write_text("[imds\n"), ["no valid TOML at line 1"]),
+    "cut off": (lambda path: path.write_text(path.read_text()[:-30]), ["no valid TOML at line"]),
+    "unknown key": (lambda path: path.write_text(path.read_text() + "tyme = 1\n"), ["tyme"]),
+    "three mistakes": (
+        lambda path: path.write_text('[imds]\ntimeout_seconds = "5"\n[lables]\n[[sinks]]\ntype = "stdot"\n'),
+        ["imds.timeout_seconds", "lables", "stdot"],
+    ),
+    "no UTF-8": (lambda path: path.write_bytes(b"\xff\xfe"), ["no UTF-8"]),
+    "missing": (Path.unlink, ["does not exist"]),
+    "unreadable": (_of_another_user, ["cannot be read"]),
+    "empty": (lambda path: path.write_text(""), ["empty"]),
+    "directory": (_directory, ["cannot be read"]),
+}
+
+
+@pytest.mark.parametrize("how", WRONG)
+def test_a_wrong_file_changes_nothing_and_each_mistake_is_said_once(agent, imds, one, how):
+    spoil, words = WRONG[how]
+    start(agent, imds, webhook("hook", one.address, "timeout_seconds = 7.0"), event("E-1"))
+    spoil(agent.config)
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for(lambda: [line for line in log(agent) if line["level"] == "ERROR"] or count(agent, "read again"))
+    imds.show(document(2, event("E-1", "Started")), polls=8)  # and time for a tick in which it could be said again
+    agent.wait_for(lambda: len(told(one)) == 2)
+    stop(agent)
+    assert told(one) == [("E-1", "scheduled"), ("E-1", "started")]
+    said = [line["message"] for line in log(agent) if line["level"] == "ERROR"]
+    assert len(said) == len(words)
+    assert all("nothing was changed" in message for message in said)
+    assert all(any(word in message for message in said) for word in words), said
+    assert not count(agent, "read again")
+
+
+def test_a_file_that_is_mended_is_taken_at_the_next_hang_up_and_a_metric_follows(agent, imds):
+    def is_in_force():
+        found = next(line["listen"] for line in log(agent) if "listen" in line)
+        with urllib.request.urlopen(f"http://{found}/metrics", timeout=10) as answer:
+            return re.search(rb"^\w+_config_last_reload_successful (\S+)$", answer.read(), re.MULTILINE)[1] == b"1.0"
+
+    def configure(text):
+        agent.configure(imds.url, text)
+        agent.config.write_text(agent.config.read_text().replace('listen = ""', 'listen = "127.0.0.1:0"'))
+
+    imds.body = json.dumps(document(1)).encode()
+    configure(STDOUT)
+    agent.start()
+    agent.wait_for(lambda: "The agent is running" in agent.log)
+    assert is_in_force()
+    agent.config.unlink()
+    hang_up(agent, words="nothing was changed")
+    agent.wait_for(lambda: not is_in_force())
+    configure(STDOUT + '[labels]\nteam = "b"\n')
+    hang_up(agent)
+    assert is_in_force()
+    imds.show(document(2, event("E-1")))
+    agent.wait_for(lambda: agent.records)
+    stop(agent)
+    assert agent.records[0]["labels"] == {"team": "b"}
+
+
+# Many.
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what a process has open is seen in /proc only")
+def test_fifty_hang_ups_in_a_row_lose_nothing_and_leave_no_thread_and_no_descriptor(agent, imds, one):
+    def slowly(_request):
+        time.sleep(0.01)
+        return Answer()
+
+    def open_now():
+        proc = Path(f"/proc/{agent.process.pid}")
+        return len(list((proc / "task").iterdir())), len(list((proc / "fd").iterdir()))
+
+    def sinks(number):
+        return STDOUT + webhook("hook", one.address, f"timeout_seconds = {10 + number % 2}")
+
+    one.reply(slowly)
+    start(agent, imds, sinks(0), event("E-0"))
+    agent.wait_for(lambda: len(told(one)) == 1)
+    before = open_now()
+    events = []
+    for number in range(50):
+        events += [event(f"E-{number}-{each}") for each in range(6)]
+        imds.body = json.dumps(document(2 + number, event("E-0"), *events)).encode()
+        put_in_place(agent, imds.url, sinks(number + 1))
+        agent.process.send_signal(signal.SIGHUP)
+        imds.wait_for_polls(1)
+    agent.wait_for(lambda: len(set(told(one))) == 301, timeout_seconds=60)
+    agent.wait_for(lambda: len(agent.records) == 301)
+    hang_up(agent)  # the last one may be under way; with this they have all been done
+    imds.show(document(60, *events))  # all by now
+    agent.wait_for(lambda: len(set(told(one))) == 302)
+    threads, descriptors = before
+    # one at most for each reload that leaks; SQLite keeps a descriptor of the outbox for whoever opens it next
+    agent.wait_for(lambda: open_now()[0] <= threads and open_now()[1] <= descriptors + 1)
+    stop(agent)
+    assert count(agent, "read again") >= 5
+    assert {name for name, _ in told(one)} == {"E-0", *(each["EventId"] for each in events)}
+    with Beside(agent.state) as beside:
+        assert {sink: total["pending"] for sink, total in beside.totals().items()} == {"out": 0, "hook": 0}
+    assert len(agent.records) == 302, "nothing is exchanged under a sink whose settings stayed, so nothing comes twice"
