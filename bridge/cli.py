@@ -30,6 +30,8 @@ from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
 EXIT_FAILED, EXIT_STATE_DIRECTORY, EXIT_CONFIGURATION = 1, 73, 78
 _NAME = "scheduled-events-bridge"
 _TICK_SECONDS = 1.0
+#: SIGBREAK is what Ctrl-Break sends on a Windows console.
+_STOPS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -142,13 +144,13 @@ def run(settings: Settings, log_format: str, log_level: str) -> None:
     stop, reload_wanted = threading.Event(), threading.Event()
     if hasattr(signal, "SIGHUP"):
         signal.signal(signal.SIGHUP, lambda *_: reload_wanted.set())
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOPS:
         # Opening the outbox may wait for a lock, and nothing is there yet that would have to be stopped.
         signal.signal(number, lambda *_: sys.exit(0))
     # The file it was started with, so that one which is deleted does not read as "no configuration, so the defaults".
     path = find_config(click.get_current_context().params.get("path"), os.environ)
     agent = Agent(settings, state_directory(settings, os.environ))
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOPS:
         signal.signal(number, lambda *_: stop.set())
     try:
         agent.start(stop.is_set)
@@ -347,7 +349,10 @@ def _records(count: int) -> str:
 @_option("--until-finished", is_flag=True, help="End when the scenario has.")
 @_option("--allow-remote", is_flag=True, help="Listen on an address that is not loopback.")
 def simulate(*, list_scenarios: bool, **options: Any) -> None:
-    """Play SCENARIO, a name or a TOML file, as an IMDS that an agent can be pointed at."""
+    """Play SCENARIO, a name or a TOML file, as an IMDS that an agent can be pointed at.
+
+    /control on its port adds, starts and cancels events; the README has its routes.
+    """
     from bridge.testing.scenario import load_scenario, scenario_names  # noqa: PLC0415
     from bridge.testing.serving import ServeOptions, serve  # noqa: PLC0415
 
@@ -356,7 +361,7 @@ def simulate(*, list_scenarios: bool, **options: Any) -> None:
             click.echo(f"{name:<24} {load_scenario(name).description}")
         return
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _STOPS:
         signal.signal(number, lambda *_: stop.set())
     serve(ServeOptions(**options), stop=stop, say=partial(click.echo, err=True))
 

@@ -10,6 +10,7 @@ The credentials are azure-identity's synchronous ones: the asynchronous ones nee
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -113,7 +114,9 @@ def _credential(*, is_default: bool, client_id: str | None) -> Any:
         return DefaultAzureCredential(managed_identity_client_id=client_id, read_timeout=_READ_SECONDS)
     from azure.identity import ManagedIdentityCredential  # noqa: PLC0415  # likewise
 
-    return ManagedIdentityCredential(client_id=client_id, read_timeout=_READ_SECONDS)
+    # A proxy would ask with its own VM's identity; only workload identity goes out to a public address.
+    uses_proxies = bool(os.environ.get("AZURE_FEDERATED_TOKEN_FILE"))
+    return ManagedIdentityCredential(client_id=client_id, read_timeout=_READ_SECONDS, use_env_settings=uses_proxies)
 
 
 def _failure(error: BaseException) -> DeliveryFailed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from bridge.testing.control import CONTROL_PATH
 from bridge.testing.simulator import DEFAULT_VM, Simulator
 
 _LOOK_SECONDS = 0.1
+#: An agent polls once a second.
+_SEEN_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +29,7 @@ class ServeOptions:
     first_call_seconds: float = 0.0
     allow_remote: bool = False
     until_finished: bool = False
-    """End by itself when the scenario is over and the document empty."""
+    """End by itself when the scenario is over and every VM that asks has seen the empty document."""
 
 
 def serve(options: ServeOptions, *, stop: threading.Event, say: Callable[[str], None]) -> None:
@@ -51,7 +54,20 @@ def serve(options: ServeOptions, *, stop: threading.Event, say: Callable[[str], 
         while not stop.wait(_LOOK_SECONDS) and not simulator.stop_requested.is_set():
             simulator.world.advance()
             if options.until_finished and simulator.world.is_finished:
+                _let_everybody_see(simulator, stop)
                 return
+
+
+def _let_everybody_see(simulator: Simulator, stop: threading.Event) -> None:
+    """Wait until each VM that has asked at all asks once more: the end of the last event is a record too."""
+    finished_at = simulator.world.clock.monotonic()
+    curious = {seen.vm for seen in list(simulator.requests)}
+    give_up_at = time.monotonic() + _SEEN_SECONDS
+    while curious and time.monotonic() < give_up_at and not stop.wait(_LOOK_SECONDS):
+        seen_again = {seen.vm for seen in list(simulator.requests) if seen.monotonic_seconds > finished_at}
+        if curious <= seen_again:
+            stop.wait(_LOOK_SECONDS)  # the last answer is still on its way
+            return
 
 
 def describe_change(change: Change) -> str:

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import socket
 import threading
@@ -447,6 +448,34 @@ def test_serve_tells_every_change_and_ends_with_the_scenario(tmp_path):
     assert [line.split("] ")[1].split()[0] for line in said[3:]] == ["scheduled", "started", "completed"]
     assert "Preempt" in said[3]
     assert "for a, b, NotBefore in 30 s (incarnation 2)" in said[3]
+
+
+def test_serve_lets_whoever_watches_see_the_end(tmp_path):
+    path = tmp_path / "short.toml"
+    path.write_text(
+        '[[steps]]\nat = 1\nadd = "a"\nevent_type = "Freeze"\nnotice_seconds = 1\nimpact_seconds = 1\n',
+        encoding="utf-8",
+    )
+    endpoints, last = [], []
+
+    def say(line):
+        if line.startswith("a: "):
+            endpoints.append(line.removeprefix("a: "))
+
+    def watch():
+        with contextlib.suppress(requests.RequestException):
+            while True:
+                if endpoints:
+                    last.append(requests.get(endpoints[0], headers={"Metadata": "true"}, timeout=5).json()["Events"])
+                time.sleep(0.7)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    options = ServeOptions(scenario=str(path), listen="127.0.0.1:0", vms=("a",), until_finished=True)
+    serve(options, stop=threading.Event(), say=say)
+    watching.join()
+    assert any(last)
+    assert last[-1] == []
 
 
 def test_a_script_decides_what_becomes_of_each_send(request):

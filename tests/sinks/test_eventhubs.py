@@ -28,11 +28,12 @@ from bridge.sink import (
     VmIdentity,
 )
 from bridge.sink_tables import read_sinks
+from bridge.testing import Simulator
 from bridge.toml_check import Mistakes
 from sinks._amqp_loop import Ended, LoopThread, Overdue
 from sinks._eventhubs_access import partition_key, properties
 from sinks._eventhubs_address import parse, shared_access_signature
-from sinks._eventhubs_tokens import Token, Tokens
+from sinks._eventhubs_tokens import Token, Tokens, identity_tokens
 from sinks.eventhubs import EventHubsConfig, EventHubsSink
 
 LIMIT_SECONDS = 0.5
@@ -373,6 +374,17 @@ def test_token_is_renewed_aside_from_half_of_its_life_on() -> None:
     while tokens.current(wait_seconds=0).token != "token 2" and time.monotonic() < deadline:
         threading.Event().wait(0.01)
     assert len(fetches) == 2
+
+
+def test_managed_identity_is_never_asked_for_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody is there; who is would ask as another machine
+    with Simulator("live-migration", listen="127.0.0.1:0") as simulator:
+        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", simulator.endpoint)
+        token = identity_tokens(is_default=False, client_id=None).current(wait_seconds=30)
+    assert token.expires_on > time.time()
 
 
 def test_identity_that_never_answers_costs_one_thread_and_no_more_than_the_wait() -> None:
