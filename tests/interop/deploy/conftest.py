@@ -1,9 +1,14 @@
 """Where the tools are that judge deploy/: skipped without one, but not where they are required."""
 
+from __future__ import annotations
+
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
 
 import pytest
 
@@ -11,13 +16,13 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="session")
-def deploy():
+def deploy() -> Path:
     """Return the directory deploy/."""
     return ROOT / "deploy"
 
 
 @pytest.fixture(scope="session")
-def checkout():
+def checkout() -> Path:
     """Return the directory that holds the sources: $CHECKOUT, where the tests were carried away from them."""
     directory = Path(os.environ.get("CHECKOUT", ROOT)).resolve()
     if not (directory / "bridge").is_dir():
@@ -26,13 +31,13 @@ def checkout():
 
 
 @pytest.fixture(scope="session")
-def package_source(checkout):
+def package_source(checkout: Path) -> Path:
     """Return what to install: the wheel that $WHEEL names, else the checkout."""
     return Path(os.environ["WHEEL"]).resolve() if os.environ.get("WHEEL") else checkout
 
 
 @pytest.fixture(scope="session")
-def clean_environment():
+def clean_environment() -> dict[str, str]:
     """Return the environment without what changes how Python starts, and with pip's cache."""
     hidden = ("PYTHONPATH", "PYTHONHOME", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
     rest = {key: value for key, value in os.environ.items() if key not in hidden}
@@ -40,26 +45,24 @@ def clean_environment():
 
 
 @pytest.fixture(scope="session")
-def tool():
+def tool() -> Callable[[str], str]:
     """Return a function that finds a program by name; `.ci/run deploy` sets DEPLOY_TOOLS=required."""
 
-    def find(name):
+    def find(name: str) -> str:
         found = os.environ.get("OTELCOL") if name == "otelcol" else None
         # Debian's daemons are where only root looks; the venv that runs the tests brings some tools of its own
         beside = [os.environ.get("PATH", ""), str(Path(sys.executable).parent), "/usr/sbin", "/sbin"]
         found = found or shutil.which(name, path=os.pathsep.join(beside))
-        if found is None:
-            absent(f"{name} is not on this machine")
-        return found
+        return found or absent(f"{name} is not on this machine")
 
     return find
 
 
 @pytest.fixture(scope="session")
-def package():
+def package() -> Callable[[str], ModuleType]:
     """Return a function that imports a Python package by name, or skips."""
 
-    def load(name):
+    def load(name: str) -> ModuleType:
         try:
             return __import__(name)
         except ImportError:
@@ -68,7 +71,7 @@ def package():
     return load
 
 
-def absent(sentence):
+def absent(sentence: str) -> NoReturn:
     """Skip, or fail where every tool must be there."""
     if os.environ.get("DEPLOY_TOOLS") == "required":
         pytest.fail(sentence)
