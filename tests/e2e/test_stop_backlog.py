@@ -5,6 +5,7 @@ peer has not; the one send that a stop cuts may be at the peer and still be owed
 """
 
 import json
+import os
 import signal
 import sqlite3
 import time
@@ -236,3 +237,19 @@ def test_what_a_stop_cannot_write_down_is_seen_again_by_the_next_start(agent, im
     stop_in_time(agent)
     assert_all_there(agent, ["slow"], count=200)
     assert set(received(slow)) == rows(agent, "slow")["delivered"], "again under the same ids"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes in the file system")
+def test_a_reader_of_standard_output_that_stalls_holds_no_stop_and_gets_all_that_counts_as_delivered(agent, imds):
+    os.mkfifo(agent.out)
+    reader = os.open(agent.out, os.O_RDONLY | os.O_NONBLOCK)
+    with os.fdopen(reader, "rb", buffering=0) as pipe:
+        configure(agent, imds.url, STDOUT)
+        start_with_backlog(agent, imds, events=200)
+        imds.wait_for_polls(5)  # by then the pipe is full, and the sink hangs
+        stop_in_time(agent)
+        lines = pipe.read(1 << 20).split(b"\n")[:-1]
+    assert_all_there(agent, ["stdout"], count=400)
+    by_state = rows(agent, "stdout")
+    assert by_state["pending"], "a pipe holds 64 KiB, and this is more"
+    assert by_state.get("delivered", set()) <= {json.loads(line)["id"] for line in lines}
