@@ -63,6 +63,8 @@ _CUT_SECONDS = 0.4
 #: After the grace, all in all; the interpreter and its last log lines need the rest of the second.
 _END_SECONDS = 0.55
 _LEAST_SECONDS = 0.05
+#: What a stop may take beyond the grace is a second; systemd is told of a little more.
+_STOP_MARGIN_SECONDS = 5.0
 _RELOAD_SECONDS = 2.0
 
 
@@ -219,7 +221,7 @@ class Agent:
         """Stop polling, let the sinks drain for `stop_grace_seconds`, commit, let go."""
         deadline = time.monotonic() + self._settings.stop_grace_seconds
         end = deadline + _END_SECONDS
-        self._notifier.stopping()
+        self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
         self._pulse.rest()
         self._stop_polling.set()
         self._stop_approvals()

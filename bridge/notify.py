@@ -35,9 +35,9 @@ class Notifier:
         """Say that the agent has started, and in *status* what it does; one line."""
         self._send(f"READY=1\nSTATUS={status}")
 
-    def stopping(self) -> None:
-        """Say that the agent is about to end."""
-        self._send("STOPPING=1\nSTATUS=Sending what is due")
+    def stopping(self, within_seconds: float) -> None:
+        """Say that the agent is about to end, and that it may take so long, whatever the unit file allows."""
+        self._send(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={within_seconds * _MICROSECONDS:.0f}\nSTATUS=Sending what is due")
 
     def alive(self) -> None:
         """Feed the watchdog, if there is one and it is time to; call it about once a second."""

@@ -51,8 +51,11 @@ def test_manager_hears_ready_and_stopping(manager, notifier_of):
     notifier = notifier_of({"NOTIFY_SOCKET": manager.getsockname()})
     notifier.ready("Watching vm1")
     notifier.alive()
-    notifier.stopping()
-    assert heard(manager) == [["READY=1", "STATUS=Watching vm1"], ["STOPPING=1", "STATUS=Sending what is due"]]
+    notifier.stopping(15.0)
+    assert heard(manager) == [
+        ["READY=1", "STATUS=Watching vm1"],
+        ["STOPPING=1", "EXTEND_TIMEOUT_USEC=15000000", "STATUS=Sending what is due"],
+    ]
     notifier.close()
     notifier.close()
     notifier.ready("too late")

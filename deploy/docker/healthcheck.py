@@ -1,0 +1,53 @@
+# ruff: noqa: INP001
+"""Ask the agent in this container whether its loops turn: exit 0 if they do, 1 if not or if nobody answers.
+
+Where it listens is read from the configuration that it runs with, so nothing has to be said twice. What cannot be asked
+is not called ill: a listener that is turned off, or a file that is broken now, which a running agent has refused.
+Started every half minute, so it imports little.
+"""
+
+import http.client
+import os
+import sys
+
+import tomllib
+
+CONFIG = os.environ.get("SCHEDULED_EVENTS_BRIDGE_CONFIG") or "/etc/scheduled-events-bridge/config.toml"
+DEFAULT = "127.0.0.1:9464"
+TIMEOUT_SECONDS = 5
+HERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104  # to ask, not to listen
+
+
+def main() -> str:
+    """Return what is wrong, or nothing."""
+    try:
+        listen = configured()
+    except (OSError, ValueError, AttributeError) as error:
+        sys.stdout.write(f"Not asked: {CONFIG} cannot be read: {error}\n")
+        return ""
+    if not listen:
+        sys.stdout.write("Not asked: status.listen is off\n")
+        return ""
+    host, _, port = listen.rpartition(":")
+    host = host.strip("[]")
+    connection = http.client.HTTPConnection(HERE.get(host, host), int(port), timeout=TIMEOUT_SECONDS)
+    try:
+        connection.request("GET", "/healthz")
+        answer = connection.getresponse()
+        said = answer.read(2000).decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        return f"No answer from {listen}: {error}"
+    return "" if answer.status == http.HTTPStatus.OK else said
+
+
+def configured() -> str:
+    """Return status.listen of the configuration, or its default."""
+    if not os.path.exists(CONFIG):  # noqa: PTH110  # pathlib would cost a tenth of the run
+        return DEFAULT
+    with open(CONFIG, "rb") as file:  # noqa: PTH123
+        listen = tomllib.load(file).get("status", {}).get("listen", DEFAULT)
+    return str(listen)
+
+
+if __name__ == "__main__":
+    sys.exit(main() or 0)

@@ -1,0 +1,43 @@
+#!/bin/bash
+# Does with namespaces and overlays what a container engine does with an image, as far as the tests need it.
+#
+#   engine.sh probe DIR                 say by the exit code whether this machine and user can
+#   engine.sh build LAYER BASE SCRIPT   run SCRIPT as root on this machine's files under LAYER, which takes the changes
+#   engine.sh run LAYER BASE SCRIPT     the same with a read-only root, the volume, processes of its own, and a network
+#                                       of its own: loopback, which carries the address of the metadata service
+#
+# BASE, a Python's prefix, stands at /usr/local, as in the images of Docker's python. SCRIPT is read from /run/engine,
+# where it may also write.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+what=$1 layer=$2 base=${3-} script=${4-}
+
+if [[ ${5-} != --inside ]]; then
+  spaces=(--mount)
+  [[ $what != run ]] || spaces+=(--net --pid --fork --kill-child)
+  exec unshare "${spaces[@]}" bash "$here/engine.sh" "$what" "$layer" "$base" "$script" --inside
+fi
+
+mount --make-rprivate /
+root=$layer/mounted
+mkdir -p "$root" "$layer/root" "$layer/local" "$layer/work-root" "$layer/work-local"
+over() { # what is written below $3 goes to $2, on top of $1
+  mount -t overlay overlay -o "lowerdir=$1,upperdir=$2,workdir=$layer/work-${2##*/}" "$3"
+}
+over / "$layer/root" "$root"
+[[ $what != probe ]] || exit 0
+over "$base" "$layer/local" "$root/usr/local"
+mount -t proc proc "$root/proc"
+mount --rbind /dev "$root/dev"
+mount -t tmpfs none "$root/run"
+mkdir "$root/run/engine"
+mount --bind "$(dirname "$script")" "$root/run/engine"
+if [[ $what == run ]]; then
+  ip link set lo up
+  ip address add 169.254.169.254/32 dev lo
+  mount -o remount,ro,bind "$root/usr/local"
+  mount -o remount,ro,bind "$root"
+  mount -t tmpfs -o mode=0700,uid=10001,gid=10001 none "$root/var/lib/scheduled-events-bridge" # its VOLUME
+fi
+exec chroot "$root" /bin/sh "/run/engine/$(basename "$script")"

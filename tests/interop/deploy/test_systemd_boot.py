@@ -1,0 +1,129 @@
+"""The unit at work under a real systemd, which is process 1 of namespaces of its own: see systemd/boot.sh.
+
+What an operator and a bad day do to it stands in systemd/drive.sh; here is what must come of it.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
+
+BOOT = Path(__file__).parent / "systemd/boot.sh"
+SYSTEMD = Path("/lib/systemd/systemd")
+BOOT_SECONDS = 400
+#: The unit hides these from the service, so its Python may not live there.
+HIDDEN = (Path("/home"), Path("/root"), Path("/tmp"), Path("/run/user"))
+
+
+def boot(tree, directory, seconds):
+    """Run boot.sh, and end all that it started when it takes longer than *seconds*."""
+    with (directory / "console").open("wb") as console:
+        process = subprocess.Popen(
+            ["bash", BOOT, tree, directory], stdout=console, stderr=console, start_new_session=True
+        )
+        try:
+            return process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            return None
+
+
+def service_python():
+    """Return a Python that the service can see, or skip."""
+    for candidate in (Path(sys.base_prefix) / "bin/python3", Path("/usr/bin/python3"), Path("/usr/local/bin/python3")):
+        if any(hidden in candidate.resolve().parents for hidden in HIDDEN) or not candidate.exists():
+            continue
+        fits = "import sys, ensurepip, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))"
+        if subprocess.run([candidate, "-c", fits], capture_output=True, timeout=30, check=False).returncode == 0:
+            return candidate
+    return pytest.skip("no Python 3.10 to 3.13 with venv outside of /home and /root, where a service could see it")
+
+
+@pytest.fixture(scope="module")
+def facts(deploy, package_source, clean_environment, tool, tmp_path_factory):
+    for name in ("unshare", "ip", "openssl", "systemd-sysusers"):
+        tool(name)
+    directory = tmp_path_factory.mktemp("boot")
+    if os.geteuid() or not SYSTEMD.exists() or boot("probe", directory, 30) != 0:
+        pytest.skip("only root, with systemd's package, namespaces and cgroup2, can start a systemd of its own")
+    python = service_python()
+    shutil.rmtree(directory / "boot")
+    subprocess.run(
+        [deploy / "systemd/install.sh", "--root", directory / "tree", "--python", python, package_source],
+        env=clean_environment, capture_output=True, timeout=300, check=True,
+    )  # fmt: skip
+    boot(directory / "tree", directory, BOOT_SECONDS)
+    results = directory / "results"
+    for name in ("console", "results/journal", "results/log"):  # shown when a test fails
+        path = directory / name
+        sys.stdout.write(f"---- {name}\n{path.read_text() if path.exists() else 'none'}\n")
+    lines = (results / "facts").read_text().splitlines() if (results / "facts").exists() else []
+    return dict(line.split("=", 1) for line in lines)
+
+
+def test_enabled_unit_starts_with_the_machine_as_its_own_user(facts):
+    assert facts["enabled_unit_came_up_at_boot"] == "yes"
+    assert facts["user"] == "scheduled-events-bridge"
+    assert facts["state_mode"] == "700 scheduled-events-bridge"
+
+
+def test_it_is_ready_before_the_first_poll_is_answered(facts):
+    assert facts["start"] == "0"
+    assert int(facts["start_seconds"]) < 6  # what the simulated service takes for its first answer
+    assert facts["first_poll_was_answered_before_ready"] == "no"
+    assert facts["record_in_the_journal"] == "yes"
+
+
+def test_reload_takes_a_right_file_and_fails_on_a_wrong_one(facts):
+    assert facts["reload"] == "0"
+    assert facts["reload_of_a_wrong_file"] != "0"
+    assert facts["wrong_file_is_named"] == "yes"
+    assert facts["active_after_a_wrong_file"] == "active"
+
+
+def test_a_wrong_file_at_the_start_heals_when_it_is_mended(facts):
+    assert facts["tries_again_with_a_wrong_file"] == "yes"
+    assert facts["says_78_for_a_wrong_file"] == "yes"
+    assert facts["active_once_the_file_is_mended"] == "yes"
+
+
+def test_it_comes_back_after_a_kill(facts):
+    assert facts["restarted_after_a_kill"] == "yes"
+
+
+def test_watchdog_is_fed_and_ends_what_hangs(facts):
+    assert facts["watchdog_is_fed"] == "yes"
+    assert facts["restarted_by_the_watchdog"] == "yes"
+    assert facts["hang_is_in_the_journal"] == "yes"
+
+
+@pytest.mark.parametrize("sink", ["webhook", "otlp", "eventhubs"])
+def test_sinks_work_in_the_sandbox_as_far_as_the_network_goes(facts, sink):
+    assert facts[f"tried_{sink}"] == "yes"
+
+
+def test_credentials_reach_the_agent_and_the_check_at_a_reload(facts):
+    assert facts["start_with_credentials"] == "0"
+    assert facts["reload_with_credentials"] == "0"
+    assert facts["check_at_a_reload_reads_credentials"] == "yes"
+
+
+def test_command_is_kept_in_the_sandbox_until_its_drop_in_lets_it_out(facts):
+    assert facts["command_is_kept_in_the_sandbox"] == "yes"
+    assert facts["start_with_the_drop_in_for_commands"] == "0"
+    assert facts["command_works_with_its_drop_in"] == "yes"
+    assert facts["start_without_it_again"] == "0"
+    assert facts["state_belongs_to_the_user_again"] == "scheduled-events-bridge"
+
+
+def test_stop_is_clean(facts):
+    assert facts["stop"] == "0"
+    assert facts["stop_result"] == "success 0"
+    assert facts["finished"] == "yes"
