@@ -23,6 +23,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -193,6 +194,15 @@ class Agent:
         if self._poller is not None and not self._poller.pulse.late_seconds:
             self._notifier.alive()
 
+    def _feeding(self, stop: Callable[[], bool]) -> Callable[[], bool]:
+        """Return *stop*, which also feeds the watchdog: it is asked every moment of a reload that waits."""
+
+        def is_stopped() -> bool:
+            self._feed_watchdog()
+            return stop()
+
+        return is_stopped
+
     def _pulses(self) -> Mapping[str, Pulse]:
         pulses = {f"delivery:{name}": worker.pulse for name, (_, worker) in list(self._workers.items())}
         if self._poller is not None:
@@ -232,6 +242,7 @@ class Agent:
         if self.approver is not None:
             self.approver.join(_left(deadline))
         self._drain(deadline)
+        self._return_to_disk(deadline)
         if self._listener is not None:
             self._listener.close()
         self._notifier.close()
@@ -240,6 +251,19 @@ class Agent:
             self._lock.release()
         else:  # the outbox's thread may still write: the lock goes with the process
             logger.error("The outbox hangs and was left behind; what it has not committed is not stored.")
+
+    def _return_to_disk(self, deadline: float) -> None:
+        """Spend what is left of the grace on a disk that refuses: what is owed would be lost with this process."""
+        while self.outbox.in_memory and time.monotonic() < deadline and self._owes_anything(_left(deadline)):
+            with suppress(BridgeError, FutureTimeout):
+                self.outbox.tend().result(_left(deadline))
+            time.sleep(_LEAST_SECONDS)
+
+    def _owes_anything(self, wait_seconds: float) -> bool:
+        try:
+            return any(total["pending"] for total in self.outbox.totals().result(wait_seconds).values())
+        except (BridgeError, FutureTimeout):
+            return True
 
     def _drain(self, deadline: float) -> None:
         workers = [worker for _, worker in self._workers.values()]
@@ -253,6 +277,7 @@ class Agent:
         Gives up, so that `stop` can follow, as soon as *stop* returns True.
         """
         before, self._in_force = self._in_force, None
+        stop = self._feeding(stop)
         self._pulse.promise_call(max(self._settings.imds.timeout_seconds, settings.imds.timeout_seconds) * 2)
         self._settings = settings
         for key, in_force in (("state", self._started_with.state), ("status", self._started_with.status)):
@@ -315,6 +340,8 @@ class Agent:
                 waiter.join(_LEAST_SECONDS)
         if stop():
             return
+        if self._settings.approval is None or self._settings.approval.remote is None:
+            self.metrics.forget_approval_channel()
         self.metrics.watch_approved(lambda: 0.0)
         self.approver = self._new_approver()
         if self._poller is not None:
@@ -354,11 +381,13 @@ class Agent:
         result_or_stop(configured, stop)
 
     def _start_worker(self, sink: SinkSettings) -> None:
+        metrics = self.metrics.sink(sink.name)
+        metrics.set_needs_attention(needed=False)  # what the worker before called for may be mended by its settings
         worker = Worker(
             config=sink.config,
             sink_class=sink.sink_class,
             outbox=self.outbox,
-            metrics=self.metrics.sink(sink.name),
+            metrics=metrics,
         )
         self._workers[sink.name] = (sink, worker)
         worker.start()

@@ -76,7 +76,7 @@ class Belief:
         self, document: Document | None, *, last_good_at: datetime | None, booted: bool, gap_seconds: float
     ) -> None:
         self.document = document
-        self._gap_seconds = gap_seconds
+        self.gap_seconds = gap_seconds
         self._booted = booted
         self._stored_good_at = last_good_at
         self._last_good: Moment | None = None
@@ -137,7 +137,7 @@ class Belief:
         """Keep the time, and open a gap where there was one."""
         if self._last_good is not None:
             elapsed = moment.seconds_since(self._last_good)
-            if elapsed > self._gap_seconds:
+            if elapsed > self.gap_seconds:
                 self._open_gap(elapsed, booted=False)
             elif self._gap is not None and self._was_good:
                 self._gap.seconds_of_good += elapsed

@@ -142,7 +142,13 @@ class Worker:
             self._send(batch, turn)
             return 0.0
         self._ledger.write_again()
+        self._let_people_go()
         return min(self._schedule.next_at() - self._monotonic(), self._look_seconds())
+
+    def _let_people_go(self) -> None:
+        """Call for nobody any more when what they were called for is given up; a sink on hold still wants one."""
+        if self._metrics.needs_attention and not self._schedule.is_held and not self._outbox.probe(self.name).result():
+            self._metrics.set_needs_attention(needed=False)
 
     def _look_seconds(self) -> float:
         max_age = self.config.max_age_seconds

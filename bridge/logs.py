@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import re
 import sys
 import threading
 import time
@@ -155,6 +156,16 @@ def _dropped_record(count: int) -> logging.LogRecord:
     )
 
 
+#: What has digits and is this long is a time, a port of a URL, an id of a request: another each time, the same trouble.
+_PASSING = re.compile(r"[\w.:+/-]*\d[\w.:+/-]*", re.ASCII)
+_SHORTEST_PASSING = 8
+
+
+def _shape(message: str) -> str:
+    """Return *message* without what is another each time; an HTTP status or a number of seconds stays."""
+    return _PASSING.sub(lambda found: "#" if len(found[0]) >= _SHORTEST_PASSING else found[0], message)
+
+
 class _Trouble:
     """What is known of one thing that keeps failing."""
 
@@ -176,7 +187,8 @@ class Repeated:
     """Logs what fails again and again once, counts it, and reminds of it each hour until it has recovered.
 
     A *key* is what fails (a sink, the poll); a new *message* about it is logged at once, so put what changes from
-    try to try (a delay, an attempt) into the fields. *clock* is monotonic seconds.
+    try to try (a delay, an attempt) into the fields. Times and ids that a peer puts into its own words make no message
+    new. *clock* is monotonic seconds.
     """
 
     def __init__(self, logger: logging.Logger, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -194,7 +206,8 @@ class Repeated:
             trouble = self._troubles.setdefault(key, _Trouble(now))
             trouble.count += 1
             # None: so many different messages that they must hold something that changes each time.
-            which = (level, message) if len(trouble.said) < _MOST_MESSAGES or (level, message) in trouble.said else None
+            shape = (level, _shape(message))
+            which = shape if len(trouble.said) < _MOST_MESSAGES or shape in trouble.said else None
             said = trouble.said.get(which)
             if said is not None and now - said.at < _REMINDER_SECONDS:
                 said.unsaid += 1

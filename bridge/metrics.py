@@ -116,6 +116,11 @@ class ChannelMetrics:
         """Note that the portal gave no good answer."""
         self._up.set(0)
 
+    def forget(self, registry: CollectorRegistry) -> None:
+        """Leave *registry*."""
+        for gauge in (self._up, self._last_answer):
+            registry.unregister(gauge)
+
 
 class Metrics:
     """Every metric, and the registry that holds them. *clock* gives Unix time."""
@@ -271,6 +276,13 @@ class Metrics:
     def reloaded(self, *, is_right: bool) -> None:
         """Note that the configuration was read again, and whether it could be used."""
         self._reloaded.set(is_right)
+
+    def forget_approval_channel(self) -> None:
+        """Drop the metrics of a portal that is no longer configured."""
+        with self._lock:
+            channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.forget(self.registry)
 
     def register_totals(self, read: TotalsReader) -> None:
         """Take the outbox's totals from *read*, called once for each scrape."""

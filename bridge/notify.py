@@ -33,7 +33,9 @@ class Notifier:
 
     def ready(self, status: str) -> None:
         """Say that the agent has started, and in *status* what it does; one line."""
-        self._send(f"READY=1\nSTATUS={status}")
+        # A line of its own would be an order of its own.
+        line = "".join(character if character.isprintable() else " " for character in status)
+        self._send(f"READY=1\nSTATUS={line}")
 
     def stopping(self, within_seconds: float) -> None:
         """Say that the agent is about to end, and that it may take so long, whatever the unit file allows."""

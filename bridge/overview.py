@@ -7,6 +7,7 @@ wrong configuration should see that before it is everywhere.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -131,6 +132,8 @@ class Overview:
         except BridgeError as error:
             totals = OutboxTotals(sinks={}, in_memory=self._outbox.in_memory)
             reasons.append(str(error))
+        if totals.in_memory:
+            reasons.append("The disk refuses, so the outbox is in memory.")
         sinks = {name: self._sink(name, held) for name, held in totals.sinks.items()}
         reasons += [reason for name in self._sinks() if name in sinks for reason in _reasons_of(name, sinks[name])]
         polled = self.polled
@@ -141,7 +144,7 @@ class Overview:
             reasons=reasons,
             version=own_version(),
             stream_id=totals.stream_id,
-            state_directory=str(self._directory.absolute()),
+            state_directory=os.fsencode(self._directory.absolute()).decode("utf-8", "replace"),
             state_in_memory=totals.in_memory,
             vm=self.vm_name(),
             imds=self.imds(),

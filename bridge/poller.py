@@ -31,6 +31,8 @@ _LEAST_GAP_SECONDS = 10.0
 _GAP_POLLS = 5
 #: The time of the last good answer is worth a write only now and then: an idle agent does not touch the disk.
 _LIVENESS_SECONDS = 600.0
+#: How soon a new interval is in force.
+_LOOK_SECONDS = 1.0
 
 
 class Imds(Protocol):
@@ -97,6 +99,8 @@ class Poller:
         self.pulse = Pulse(monotonic)
         self._answered_at: float | None = None
         self._stop = threading.Event()
+        self._is_hurried = False
+        self._is_void = False
         self._failures = 0
         self._saved_at = float("-inf")
         self.good_at: datetime | None = None
@@ -123,6 +127,8 @@ class Poller:
         """Poll *imds* from now on."""
         self._imds = imds
         self._interval_seconds = poll_interval_seconds
+        self._belief.gap_seconds = self.gap_seconds
+        self._is_hurried = True
 
     def run(self, stop: threading.Event) -> None:
         """Poll until *stop* is set, then store when IMDS last answered."""
@@ -134,22 +140,34 @@ class Poller:
             # The beat is kept: a poll that took a while is followed sooner, but never by a burst.
             due = max(due + delay, self._monotonic())
             self.pulse.promise(due - self._monotonic())
-            stop.wait(due - self._monotonic())
+            if self._rest(stop, due):
+                due = self._monotonic()
         self.pulse.rest()
         self._save_liveness(wait=True)
+
+    def _rest(self, stop: threading.Event, due: float) -> bool:
+        """Wait until *due*, or until *stop* is set; return whether `use` has cut that short."""
+        left = due - self._monotonic()
+        while left > 0 and not self._is_hurried and not stop.wait(min(left, _LOOK_SECONDS)):
+            left = due - self._monotonic()
+        was_hurried, self._is_hurried = self._is_hurried, False
+        return was_hurried
 
     def poll_once(self) -> float:
         """Poll once; return the seconds until the next poll is due, from when this one was."""
         started = self._monotonic()
         result, delay = "ok", self._interval_seconds
         try:
+            if self._is_void:
+                self._stream_id, self._belief = self._remembered()
+                self._is_void = False
             self._take(self._imds.fetch())
             self._good()
         except ImdsError as error:
             result = _reason(error)
             delay = self._failed(error)
         except StreamChanged:
-            self._stream_id, self._belief = self._remembered()
+            self._is_void = True  # what was believed is read again before the next answer
             delay = 0.0
         except BridgeError as error:
             result = "not_stored"

@@ -6,7 +6,9 @@ line, while an old and a new one are both in use; empty lines and lines that beg
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from bridge.errors import DeliveryFailed
 MASK = "<secret>"
 #: A shorter text would be masked in the middle of ordinary words.
 _SHORTEST_MASKED = 4
+_MOST_BYTES = 65_536
 
 
 class Secret:
@@ -51,8 +54,10 @@ class Secret:
             return ()
         lines = self._from_file(self._path) if self._path is not None else self._from_environment()
         if not lines:
-            where = f"The file {self._path}" if self._path is not None else f"The environment variable {self._env}"
-            raise DeliveryFailed(f"{where} of {self._key} is empty. Put the secret there.", needs_attention=True)
+            where = f"The environment variable {self._env} of {self._key}"
+            if self._path is not None:
+                where = f"The file {self._path} of {self._key}_file"
+            raise DeliveryFailed(f"{where} is empty. Put the secret there.", needs_attention=True)
         return lines
 
     def _from_environment(self) -> tuple[str, ...]:
@@ -63,15 +68,22 @@ class Secret:
             status = path.stat()
             stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
             if stamp != self._stamp:
-                self._lines = _meant(path.read_text(encoding="utf-8").splitlines())
+                self._lines = _meant(_text_of(path, status).splitlines())
                 self._stamp = stamp
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
             raise DeliveryFailed(
-                f"The file {path} of {self._key} cannot be read: {reason}. Make it readable for the agent.",
+                f"The file {path} of {self._key}_file cannot be read: {reason}. Make it readable for the agent.",
                 needs_attention=True,
             ) from error
         return self._lines
+
+
+def _text_of(path: Path, status: os.stat_result) -> str:
+    if not stat.S_ISREG(status.st_mode):  # a pipe or a device might never end
+        raise OSError(errno.EINVAL, "it is no plain file")
+    with path.open("rb") as file:
+        return file.read(_MOST_BYTES).decode("utf-8")
 
 
 def _meant(lines: Iterable[str]) -> tuple[str, ...]:

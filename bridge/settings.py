@@ -58,10 +58,18 @@ def _api_version(value: str) -> None:
 def _listen(value: str) -> None:
     host, _, port = value.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
-    usable = bool(host) and (bracketed or ":" not in host) and not any(map(str.isspace, host))
+    usable = bool(host) and (bracketed or ":" not in host) and not any(map(str.isspace, host)) and _is_a_name(host)
     if value and not (usable and re.fullmatch("[0-9]{1,5}", port) and int(port) <= _HIGHEST_PORT):
         hint = f' To listen on every address write "0.0.0.0{value}".' if value.startswith(":") else ""
         raise ValueError('"host:port", such as "127.0.0.1:9464" or "[::1]:9464", or "" for none', hint)
+
+
+def _is_a_name(host: str) -> bool:
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
 
 
 def _heartbeat(value: float) -> None:

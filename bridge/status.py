@@ -70,11 +70,12 @@ class StatusListener:
         host, port = self._address
         try:
             server = _Server(self._address, self._pages)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a host name that IDNA refuses
+            why = (error.strerror if isinstance(error, OSError) else None) or error
             self._report.problem(
                 "listen",
                 logging.ERROR,
-                f"status.listen: {host}:{port} cannot be listened on: {error.strerror or error}. The agent works "
+                f"status.listen: {host}:{port} cannot be listened on: {why}. The agent works "
                 "without /healthz, /readyz and /metrics, and tries again. Free the port, or set another one.",
             )
             return
@@ -127,10 +128,9 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
+            while len(self._open) >= _MOST_CONNECTIONS:
+                _cut(self._open.pop(0))
             self._open.append(request)
-            oldest = self._open[0] if len(self._open) > _MOST_CONNECTIONS else None
-        if oldest is not None:
-            _cut(oldest)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:

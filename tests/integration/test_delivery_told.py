@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from bridge.beside import Beside
 from bridge.errors import DeliveryFailed, OutboxError
 from bridge.outbox import Outbox
 
@@ -165,3 +166,15 @@ def test_a_worker_survives_an_outbox_that_cannot_be_read_for_a_while(bench, capl
     box.wait_for(1, 10)
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert caplog.records[0].exc_info
+
+
+def test_nobody_is_called_any_more_when_what_they_were_called_for_is_given_up(bench):
+    box = bench.sink()
+    box.script(*always(raising(DeliveryFailed("401", needs_attention=True))))
+    bench.add("E-1")
+    bench.start(chance=1.0)
+    bench.until(lambda: bench.sample("sink_needs_attention") == 1)
+    Beside(bench.directory).discard("s")
+    bench._workers["s"].nudge()
+    bench.until(lambda: bench.sample("sink_needs_attention") == 0)
+    assert box.tries

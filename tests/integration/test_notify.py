@@ -61,6 +61,11 @@ def test_manager_hears_ready_and_stopping(manager, notifier_of):
     notifier.ready("too late")
 
 
+def test_name_of_a_vm_gives_no_orders(manager, notifier_of):
+    notifier_of({"NOTIFY_SOCKET": manager.getsockname()}).ready("Watching vm\nMAINPID=1\r")
+    assert heard(manager) == [["READY=1", "STATUS=Watching vm MAINPID=1 "]]
+
+
 def test_watchdog_is_fed_three_times_in_its_time(manager, notifier_of):
     clock = Clock()
     notifier = notifier_of({"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "9000000"}, clock)

@@ -1,10 +1,15 @@
 """What the agent says of itself: only its own loops make it unhealthy, and everything that hurts makes it not ready."""
 
 import json
+import os
+import sys
 import threading
 from concurrent.futures import Future
 from datetime import datetime, timezone
+from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from bridge.metrics import Metrics
@@ -138,6 +143,21 @@ def test_record_that_waits_too_long_makes_it_not_ready_until_it_is_gone(overview
     assert report["sinks"]["webhook"]["parked"] == 1
     # What a sink that is configured no more is owed is listed, but delays no rollout.
     assert report["sinks"]["old"]["oldest_pending_seconds"] == 301
+
+
+def test_outbox_in_memory_is_not_ready(overview, monkeypatch):
+    account = overview._outbox.account().result()
+    in_memory: Future[object] = Future()
+    in_memory.set_result(msgspec.structs.replace(account, in_memory=True))
+    monkeypatch.setattr(overview, "_outbox", SimpleNamespace(account=lambda: in_memory))
+    report = ready(overview)
+    assert (report["state_in_memory"], report["reasons"]) == (True, ["The disk refuses, so the outbox is in memory."])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="names are text there")
+def test_directory_that_is_no_text_can_be_shown(overview):
+    overview._directory = Path(os.fsdecode(b"/srv/b\xff"))
+    assert ready(overview)["state_directory"] == "/srv/b\ufffd"
 
 
 def test_sink_that_needs_a_person_makes_it_not_ready_until_it_answers(overview, metrics):

@@ -2,11 +2,13 @@
 
 import logging
 import threading
+import time
+from concurrent.futures import Future
 from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from bridge.errors import DocumentInvalid, ImdsStatus, ImdsUnreachable, OutboxError
+from bridge.errors import DocumentInvalid, ImdsStatus, ImdsUnreachable, OutboxError, StreamChanged
 from bridge.metrics import Metrics
 from bridge.outbox import Outbox
 from bridge.poller import Poller
@@ -259,3 +261,70 @@ def test_a_record_survives_the_way_through_the_outbox_unchanged(bench):
     assert record.event == odd
     assert record.incarnation == "abc123"
     assert decode_record(encode(record)) == record
+
+
+def test_interval_that_is_raised_raises_what_counts_as_a_gap(bench):
+    bench.poll(document(1, event("Started")))
+    bench.poller.use(bench.imds, poll_interval_seconds=12.0)
+    bench.clock.seconds += 12
+    bench.poll(document(2))
+    assert bench.told[-1] == ("completed", "observed")
+
+
+def test_interval_that_is_lowered_is_in_force_at_once(tmp_path):
+    class Counting(ListedImds):
+        polls = 0
+
+        def fetch(self):
+            self.polls += 1
+            return document(1)
+
+    imds, stop = Counting(), threading.Event()
+    outbox = Outbox(tmp_path, max_bytes=2**24, keep_delivered_seconds=3600)
+    poller = Poller(imds, outbox, metrics=Metrics(), watched=Me(), boot_id="b", poll_interval_seconds=3600.0)
+    thread = threading.Thread(target=poller.run, args=(stop,))
+    thread.start()
+    try:
+        until(lambda: imds.polls == 1)
+        poller.use(imds, poll_interval_seconds=0.2)
+        until(lambda: imds.polls >= 4)
+    finally:
+        stop.set()
+        thread.join()
+        outbox.close()
+
+
+def test_outbox_that_fails_just_after_it_was_started_over_does_not_end_the_poll(bench):
+    class Refusing:
+        """The outbox, which was started over and then cannot be read for once."""
+
+        def __init__(self, outbox):
+            self._outbox, self.failures = outbox, 1
+
+        def commit(self, _observation):
+            failed = Future()
+            failed.set_exception(StreamChanged("started over"))
+            self.commit = self._outbox.commit
+            return failed
+
+        def state(self):
+            self.failures -= 1
+            if self.failures >= 0:
+                failed = Future()
+                failed.set_exception(OutboxError("cannot be read"))
+                return failed
+            return self._outbox.state()
+
+        def __getattr__(self, name):
+            return getattr(self._outbox, name)
+
+    bench.poller._outbox = Refusing(bench.outbox)
+    bench.poll(document(1, event()), times=3)
+    assert bench.told == [("scheduled", "observed")]
+
+
+def until(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)

@@ -4,7 +4,7 @@ import logging
 import socket
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 import requests
@@ -74,7 +74,25 @@ def test_peers_that_never_finish_keep_no_probe_out(listener):
             peer = stack.enter_context(socket.create_connection(("127.0.0.1", listener.port)))
             peer.sendall(b"GET /healthz HTTP/1.1\r\nX-Slow: ")
             assert get(listener, "/healthz").status_code == 200
-        assert sum("process_request_thread" in thread.name for thread in threading.enumerate()) <= 17
+        assert answering() <= 17
+
+
+def test_burst_of_peers_that_drip_leaves_sixteen(listener):
+    with ExitStack() as stack:
+        for _ in range(4):
+            peers = [stack.enter_context(socket.create_connection(("127.0.0.1", listener.port))) for _ in range(64)]
+            for peer in peers:
+                with suppress(OSError):
+                    peer.sendall(b"G")
+        deadline = time.monotonic() + 10
+        while answering() > 17:
+            assert time.monotonic() < deadline, answering()
+            time.sleep(0.05)
+        assert get(listener, "/healthz").status_code == 200
+
+
+def answering():
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
 def test_rubbish_is_refused_and_forgotten(listener):
@@ -106,11 +124,12 @@ def test_port_that_is_taken_is_said_once_and_had_when_it_is_free(caplog):
         listening.close()
 
 
-def test_name_that_means_nothing_is_said_and_no_more(caplog):
-    listening = StatusListener("no-such-host.invalid", 9464, {"/healthz": page})
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b", "x" * 64])
+def test_name_that_means_nothing_is_said_and_no_more(caplog, host):
+    listening = StatusListener(host, 9464, {"/healthz": page})
     listening.open()
     assert listening.port is None
-    assert "no-such-host.invalid" in caplog.text
+    assert host in caplog.text
     listening.close()
 
 

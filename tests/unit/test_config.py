@@ -157,6 +157,7 @@ def test_all_mistakes_of_a_file_come_at_once(mistakes_of: Refuse) -> None:
         ('[status]\nlisten = "localhost"', 'must be "host:port"'),
         ('[status]\nlisten = "::1:9464"', 'must be "host:port"'),
         ('[status]\nlisten = "h:65536"', 'must be "host:port"'),
+        ('[status]\nlisten = "a..b:9464"', 'must be "host:port"'),
         ("[heartbeat]\ninterval_seconds = 0.5", "must be 0 for none, or at least 1"),
         ("stop_grace_seconds = -1", "stop_grace_seconds is -1, but must be a number at least 0"),
         ("[labels]\nteam = 5", "labels.team is 5, but must be text in quotes."),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from uuid import uuid4
 
 import pytest
 
@@ -211,6 +212,18 @@ def test_messages_that_differ_each_time_do_not_flood(report: Repeated, caplog: p
     for number in range(1000):
         report.problem("a", logging.WARNING, f"request {number} failed")
     assert len(caplog.records) < 20
+
+
+def test_times_and_ids_of_a_peer_make_no_message_new_but_a_status_does(
+    report: Repeated, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(50):
+        busy = f"busy. TrackingId:{uuid4()}_G{number}, Timestamp:2026-11-20T17:37:{number:02d}.96+00:00"
+        report.problem("a", logging.WARNING, f"https://hub.example:5671 answered 503: {busy}")
+    report.problem("a", logging.WARNING, "https://hub.example:5671 answered 401: busy.")
+    report.problem("a", logging.WARNING, "https://hub.example gave no answer within 10 s.")
+    report.problem("a", logging.WARNING, "https://hub.example gave no answer within 20 s.")
+    assert len(caplog.records) == 4
 
 
 def test_any_field_name_and_any_message_are_safe(report: Repeated, caplog: pytest.LogCaptureFixture) -> None:

@@ -113,6 +113,16 @@ def test_sink_that_is_forgotten_leaves_no_series(metrics: Metrics) -> None:
     assert not [name for name in samples(metrics) if "old" in name]
 
 
+def test_portal_that_is_forgotten_leaves_no_series_and_may_come_back(metrics: Metrics) -> None:
+    metrics.forget_approval_channel()
+    metrics.approval_channel().failed()
+    assert samples(metrics)["approval_channel_up"] == 0
+    metrics.forget_approval_channel()
+    assert not [name for name in samples(metrics) if name.startswith("approval_channel")]
+    metrics.approval_channel().answered(5.0)
+    assert samples(metrics)["approval_channel_up"] == 1
+
+
 def test_totals_of_one_scrape_come_from_one_snapshot(metrics: Metrics) -> None:
     calls = []
 
