@@ -45,13 +45,24 @@ param scaleSetName string = 'bridge'
 @maxValue(1000)
 param instanceCount int = 2
 
-@description('Size of the VMs. OS upgrades are announced only on sizes with memory-preserving updates: not G, H, M and N.')
+@description('Size of the VMs. With NVMe disks (v6 and later) set stateDisk. OS upgrades of G, H, M, N are not announced.')
 param vmSize string = 'Standard_D2s_v5'
+
+@description('How the VM names the disk of LUN 0. Sizes with NVMe disks (v6 and later): /dev/disk/azure/data/by-lun/0.')
+param stateDisk string = '/dev/disk/azure/scsi1/lun0'
+
+@description('One that Azure upgrades by itself, or {id: ...} of your own, with Python 3.10 or newer.')
+param image object = {
+  publisher: 'Canonical'
+  offer: '0001-com-ubuntu-server-jammy'
+  sku: '22_04-lts-gen2'
+  version: 'latest'
+}
 
 @description('Availability zones, such as ["1", "2", "3"]; empty for none.')
 param zones array = []
 
-@description('Resource id of the subnet. Its VMs need the way to the hub (5671, or 443), to the wheel, and to PyPI.')
+@description('Resource id of the subnet. Its VMs need a way out, such as a NAT gateway: to what, see README.md.')
 param subnetId string
 
 @description('The administrator of the VMs.')
@@ -61,9 +72,10 @@ param adminUsername string = 'azureuser'
 param sshPublicKey string
 
 @description('Where the VMs fetch the wheel of the agent from; it must end with the name of the wheel, but for a query.')
+@secure()
 param wheelUrl string
 
-@description('SHA-256 of the wheel, in hexadecimal. Nothing else is installed.')
+@description('SHA-256 of the wheel, in hexadecimal. Its libraries are those that the package index has then: README.md.')
 @minLength(64)
 @maxLength(64)
 param wheelSha256 string
@@ -103,6 +115,8 @@ module scaleSet 'scaleset.bicep' = {
     scaleSetName: scaleSetName
     instanceCount: instanceCount
     vmSize: vmSize
+    image: image
+    stateDisk: stateDisk
     zones: zones
     subnetId: subnetId
     adminUsername: adminUsername

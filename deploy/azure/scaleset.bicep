@@ -4,6 +4,8 @@ param tags object
 param scaleSetName string
 param instanceCount int
 param vmSize string
+param image object
+param stateDisk string
 param zones array
 param subnetId string
 param adminUsername string
@@ -17,20 +19,13 @@ param identityClientId string
 
 param eventHubsHost string
 param eventHubName string
+
+@description('Secure, because it may hold a signature: the history of deployments shows all other parameters.')
+@secure()
 param wheelUrl string
+
 param wheelSha256 string
 param terminateNoticeMinutes int
-
-@description('On the list of images that Azure upgrades by itself. Its Python must be 3.10 to 3.13.')
-param image object = {
-  publisher: 'Canonical'
-  offer: '0001-com-ubuntu-server-jammy'
-  sku: '22_04-lts-gen2'
-  version: 'latest'
-}
-
-@description('How the VM names the disk of LUN 0. Sizes with NVMe disks (v6 and later): /dev/disk/azure/data/by-lun/0')
-param stateDisk string = '/dev/disk/azure/scsi1/lun0'
 
 var config = replace(
   replace(replace(loadTextContent('config.toml'), '{{HOST}}', eventHubsHost), '{{EVENT_HUB}}', eventHubName),

@@ -2,6 +2,7 @@
 # Puts the state on its disk and installs the agent; run by cloud-init on a VM's first boot and on every new OS disk.
 #
 #   setup.sh WHEEL_URL WHEEL_SHA256 STATE_DISK
+# It may run again. cloud-init runs it once for each OS disk: README.md, "When the first boot fails".
 set -eu
 
 url=$1 sha256=$2 disk=$3
@@ -9,13 +10,27 @@ here=$(cd "$(dirname "$0")" && pwd)
 state=/var/lib/scheduled-events-bridge
 label=bridge-state
 
+fail() {
+  printf 'setup.sh: %s\n' "$1" >&2
+  exit 1
+}
+
+# blkid says the same of a disk that is not there as of an empty one, and udev may name it a moment after the boot.
+left=60
+until [ -e "$disk" ]; do
+  [ "$left" -gt 0 ] || fail "there is no disk $disk after a minute. Is it what this size calls LUN 0? See stateDisk."
+  left=$((left - 1))
+  udevadm settle --timeout=1 2>/dev/null || true
+  sleep 1
+done
+
 # After a reimage the disk holds what is still owed, so it is formatted only when it is known to hold nothing (2).
 found=0
 blkid -p "$disk" >/dev/null || found=$?
 case $found in
   0) ;;
   2) mkfs.ext4 -q -L "$label" "$disk" ;;
-  *) printf 'setup.sh: what is on %s cannot be told: blkid says %s\n' "$disk" "$found" >&2; exit "$found" ;;
+  *) fail "what is on $disk cannot be told: blkid says $found" ;;
 esac
 mkdir -p "$state"
 # nofail: a VM whose disk is missing boots all the same. The service waits for the mount, because its state is there.

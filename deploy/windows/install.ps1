@@ -18,7 +18,7 @@ What pip is to install: the path of a wheel, or for example 'scheduled-events-br
 your own (PIP_INDEX_URL, pip.ini) is used.
 
 .PARAMETER Python
-A python.exe of 3.10 to 3.13, installed for all users.
+A python.exe of 3.10 or newer, installed for all users.
 
 .PARAMETER Config
 A configuration to put in place of the one that is there.
@@ -82,8 +82,12 @@ function Remove-Agent {
 function Find-BasePython {
     # Not a venv's own python.exe: service.py says why.
     $base = Invoke-Native $Python @('-I', '-c', 'import sys; print(sys._base_executable)')
-    $code = 'import sys, ensurepip, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))'
+    $code = 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))'
     Invoke-Native $base @('-I', '-c', $code)
+    $isNewer = Invoke-Native $base @('-I', '-c', 'import sys; print(sys.version_info >= (3, 14))')
+    if ($isNewer -eq 'True') {
+        Write-Warning 'The agent has not been tested on a Python beyond 3.13. It may well work.'
+    }
     if ($base -like "$env:SystemDrive\Users\*" -or $base -like '*\WindowsApps\*') {
         throw "$base belongs to one user, and the service is another. Install Python for all users, or name one: -Python."
     }
@@ -119,14 +123,18 @@ function Install-Config([string] $Version) {
     }
 }
 
+function Set-Command([string] $Command) {
+    $service = Get-CimInstance -ClassName Win32_Service -Filter "Name = '$name'"
+    $changed = Invoke-CimMethod -InputObject $service -MethodName Change -Arguments @{ PathName = $Command }
+    if ($changed.ReturnValue -ne 0) {
+        throw "The service could not be changed: Win32_Service.Change returned $($changed.ReturnValue)."
+    }
+}
+
 function Register-Agent([string] $Base, [string] $Version) {
     $command = '"{0}" -I "{1}"' -f $Base, (Join-Path $Version 'service.py')
     if (Get-Service -Name $name -ErrorAction SilentlyContinue) {
-        $service = Get-CimInstance -ClassName Win32_Service -Filter "Name = '$name'"
-        $changed = Invoke-CimMethod -InputObject $service -MethodName Change -Arguments @{ PathName = $command }
-        if ($changed.ReturnValue -ne 0) {
-            throw "The service could not be changed: Win32_Service.Change returned $($changed.ReturnValue)."
-        }
+        Set-Command $command
     }
     else {
         # At once and not delayed: that would be two minutes after a boot, and an eviction leaves thirty seconds.
@@ -175,9 +183,22 @@ catch {
     }
     throw
 }
+$old = Get-CimInstance -ClassName Win32_Service -Filter "Name = '$name'"
 Stop-Agent
-Register-Agent $base $version
-Protect-Data
-Start-Service -Name $name
+try {
+    Register-Agent $base $version
+    Protect-Data
+    Start-Service -Name $name
+}
+catch {
+    # Whatever it was, the version before goes on, if there was one.
+    if ($old) {
+        Stop-Agent
+        Set-Command $old.PathName
+        Start-Service -Name $name
+        Remove-Item -Path $version -Recurse -Force -ErrorAction SilentlyContinue
+    }
+    throw
+}
 Publish-Version $version
 Get-Service -Name $name

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import runpy
+import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import msgspec
@@ -64,6 +67,34 @@ def test_every_alert_that_a_page_names_exists():
         assert named <= set(ALERTS), name
 
 
+def test_line_for_a_container_without_curl_shows_the_reasons_of_an_agent_that_is_not_ready():
+    class NotReady(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(503 if self.path == "/readyz" else 404)
+            self.end_headers()
+            self.wfile.write(b'{"status":"not_ready"}')
+
+        def log_message(self, *_):
+            pass
+
+    [line] = re.findall(r"-- python3 -c '(.+)'$", RUNBOOK, re.MULTILINE)
+    with ThreadingHTTPServer(("127.0.0.1", 0), NotReady) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        program = line.replace("127.0.0.1:9464", f"127.0.0.1:{server.server_port}")
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+        server.shutdown()
+    assert (program != line, done.stdout) == (True, '{"status":"not_ready"}\n'), done.stderr
+
+
+def test_every_option_of_the_installer_that_the_page_names_exists():
+    installer = (DEPLOY / "systemd" / "install.sh").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<=[ `])--[a-z-]+", PAGES["section"](PAGE, "Install"))) - {"--quiet", "--wheel-dir"}
+    named -= {"--no-deps"}  # of pip
+    assert named
+    for option in named:
+        assert re.search(rf"^ +[^#\n]*{option}\b[^#\n]*\)", installer, re.MULTILINE), option
+
+
 def test_every_metric_of_the_page_exists():
     named = {
         span.partition(" ")[0]
@@ -90,7 +121,8 @@ def test_everything_in_the_directory_is_presented():
 
 @pytest.mark.parametrize("path", sorted(DEPLOY.rglob("*.toml")), ids=lambda path: str(path.relative_to(DEPLOY)))
 def test_every_configuration_is_accepted(path):
-    assert read(tomllib.loads(path.read_text(encoding="utf-8"))).sinks
+    text = path.read_text(encoding="utf-8").replace("{{HOST}}", "fleet.servicebus.windows.net")  # Bicep fills it in
+    assert read(tomllib.loads(text)).sinks
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES["pages"]() if name.startswith("deploy/")])

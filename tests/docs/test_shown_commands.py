@@ -32,7 +32,7 @@ RUN = {
     "example: check": "test_protocol.py",
 }
 #: What a block needs that no test has.
-NEEDED = {"needs: an Azure VM", "needs: root on the VM", "needs: systemd"}
+NEEDED = {"needs: an Azure VM", "needs: root on the VM", "needs: systemd", "needs: a cluster"}
 #: Pages all of whose blocks need one thing.
 NEEDED_BY_PAGE = {
     ".github/CONTRIBUTING.md": "the checkout, and minutes",
@@ -105,7 +105,7 @@ def _commands_in_a_block():
             program = Path(words[0]).name
             if program == PROGRAM:
                 yield pytest.param(words[1:], id=f"{name}: {' '.join(words[1:])}")
-            elif program == "kubectl" and f"-- {PROGRAM}" in " ".join(words):
+            elif f"-- {PROGRAM} " in " ".join(words):  # kubectl exec, runuser
                 yield pytest.param(words[words.index("--") + 2 :], id=f"{name}: {' '.join(words)}")
 
 

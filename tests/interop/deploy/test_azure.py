@@ -39,7 +39,7 @@ FUNCTIONS = {
     "take": 2,
     "uniqueString": 1,
 }
-DECORATORS = {"description", "minValue", "maxValue", "minLength", "maxLength"}
+DECORATORS = {"description", "minValue", "maxValue", "minLength", "maxLength", "secure"}
 #: What Bicep itself adds to a resource.
 OF_BICEP = {"name", "parent", "scope", "dependsOn"}
 
@@ -146,7 +146,8 @@ def decorators(root, parameter):
     """Return the arguments of the decorators of *parameter*."""
     before = declared(root, "parameter")[parameter].prev_named_sibling
     calls = nodes(before, "call_expression") if before is not None and before.type == "decorators" else ()
-    return {text(call.named_children[0]): plain(call.named_children[1].named_children[0]) for call in calls}
+    given = {text(call.named_children[0]): call.named_children[1].named_children for call in calls}
+    return {name: plain(arguments[0]) if arguments else True for name, arguments in given.items()}
 
 
 def resources(parse):
@@ -368,7 +369,7 @@ def test_os_upgrades_happen_by_themselves_and_have_the_health_that_they_require(
     found = the_resource(parse, "Microsoft.Compute/virtualMachineScaleSets")["properties"]
     assert found["orchestrationMode"] == "Uniform"
     assert found["upgradePolicy"]["automaticOSUpgradePolicy"]["enableAutomaticOSUpgrade"] is True
-    image = plain(declared(parse("scaleset.bicep"), "parameter")["image"].named_children[2])
+    image = plain(declared(parse("main.bicep"), "parameter")["image"].named_children[2])
     assert image["version"] == "latest"
     (extension,) = found["virtualMachineProfile"]["extensionProfile"]["extensions"]
     assert extension["properties"]["type"] == "ApplicationHealthLinux"
@@ -381,7 +382,7 @@ def test_the_state_disk_is_none_that_an_upgrade_exchanges(parse):
     storage = found["properties"]["virtualMachineProfile"]["storageProfile"]
     assert "diffDiskSettings" not in storage["osDisk"]
     (disk,) = storage["dataDisks"]
-    device = plain(declared(parse("scaleset.bicep"), "parameter")["stateDisk"].named_children[2])
+    device = plain(declared(parse("main.bicep"), "parameter")["stateDisk"].named_children[2])
     assert device == f"/dev/disk/azure/scsi1/lun{disk['lun']}"
 
 
@@ -394,6 +395,11 @@ def test_only_the_one_identity_may_send_and_there_are_no_keys(parse):
     (assignment,) = (node for name, _, node in resources(parse) if name == "Microsoft.Authorization/roleAssignments")
     assert text(properties(assignment)["scope"]) == "hub"
     assert plain(properties(assignment)["properties"])["principalType"] == "ServicePrincipal"
+
+
+@pytest.mark.parametrize("name", ["main.bicep", "scaleset.bicep"])
+def test_the_address_of_the_wheel_stays_out_of_the_history_of_deployments(parse, name):
+    assert decorators(parse(name), "wheelUrl")["secure"]
 
 
 # ---- what the VMs get ----
@@ -429,7 +435,7 @@ def cloud_init(parse):
     """Return the text that a VM gets."""
     root = parse("scaleset.bicep")
     variables = {name: node.named_children[1] for name, node in declared(root, "variable").items()}
-    disk = literal(declared(root, "parameter")["stateDisk"].named_children[2])
+    disk = literal(declared(parse("main.bicep"), "parameter")["stateDisk"].named_children[2])
     return evaluate(variables["cloudInit"], {**variables, **SAMPLE, "stateDisk": disk})
 
 
@@ -515,6 +521,13 @@ def set_up_disk(tool, tmp_path):
     stop = tmp_path / "bin" / "mkdir"  # what follows the formatting would change this machine
     stop.write_text("#!/bin/sh\nexit 99\n")
     stop.chmod(0o755)
+    sleep = tmp_path / "bin" / "sleep"  # the disk "late" comes after some waiting, and nobody waits here
+    sleep.write_text(
+        f"#!/bin/sh\nprintf x >>{tmp_path}/slept\n"
+        f'[ "$(wc -c <{tmp_path}/slept)" -ne 9 ] || truncate --size 8M {tmp_path}/late\n'
+    )
+    sleep.chmod(0o755)
+    shutil.copy(sleep, tmp_path / "bin" / "udevadm").write_text("#!/bin/sh\nexit 1\n")
 
     def run(disk):
         command = [str(AZURE / "setup.sh"), "https://example.net/a.whl", "0" * 64, str(disk)]
@@ -538,6 +551,19 @@ def test_an_empty_disk_is_formatted_and_one_that_came_through_a_reimage_is_not(s
     assert told(disk, "UUID") == first
 
 
-def test_a_disk_that_is_not_there_ends_the_setup(set_up_disk, tmp_path):
+def test_a_disk_that_is_not_there_is_waited_for_and_then_ends_the_setup_with_the_parameter_to_look_at(
+    set_up_disk, tmp_path
+):
     run, _ = set_up_disk
-    assert run(tmp_path / "absent").returncode not in (0, 99)
+    done = run(tmp_path / "absent")
+    assert done.returncode == 1
+    assert "stateDisk" in done.stderr
+    assert len((tmp_path / "slept").read_text()) == 60
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_disk_that_comes_late_is_formatted(set_up_disk, tmp_path):
+    run, told = set_up_disk
+    assert run(tmp_path / "late").returncode == 99
+    assert len((tmp_path / "slept").read_text()) == 9
+    assert told(tmp_path / "late", "TYPE") == "ext4"

@@ -91,7 +91,7 @@ def test_entry_point_is_no_shell(image):
 def test_example_in_its_header_fits_the_image(dockerfile, image):
     header = dockerfile.read_text().partition("ARG ")[0].replace("#", "").replace("\\\n", " ")
     words = shlex.split(re.search(r"docker run .*", header)[0])
-    assert {"--read-only", "--init", "ALL", "no-new-privileges"} <= set(words)
+    assert {"--read-only", "--init", "ALL", "no-new-privileges", "max-size=10m"} <= set(words)
     volumes = [word.split(":") for word in words if ":/" in word]
     assert [volume[1] for volume in volumes] == [*image.words["VOLUME"], "/etc/scheduled-events-bridge"]
     assert int(words[words.index("--stop-timeout") + 1]) >= 11

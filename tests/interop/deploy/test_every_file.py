@@ -17,6 +17,7 @@ JUDGES = {
     "docker/Dockerfile.dockerignore": "test_docker.py",
     "docker/healthcheck.py": "test_docker.py",
     "kubernetes/base/*": "test_kubernetes.py",
+    "kubernetes/prometheus.yml": "test_kubernetes.py",
     "kubernetes/overlays/*/*": "test_kubernetes.py",
     "windows/install.ps1": "test_windows.py",
     "windows/*.py": "test_windows.py",

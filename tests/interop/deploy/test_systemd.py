@@ -152,6 +152,14 @@ def test_it_is_ordered_behind_network_and_resolver(unit):
     assert "network-online.target" in unit["Wants"][0].split()
 
 
+def test_drop_in_for_commands_takes_away_all_that_gives_the_service_a_namespace_of_its_own(unit, deploy):
+    taken = settings_of(deploy / "systemd/command-sink.conf")
+    protecting = {key for key in unit if key.startswith(("Protect", "Private"))}
+    assert {key: taken.get(key) for key in protecting} == {
+        key: ["default"] if key == "ProtectProc" else ["no"] for key in protecting
+    }
+
+
 def test_its_directories_are_those_of_the_program(unit):
     assert unit["StateDirectory"] == unit["ConfigurationDirectory"] == unit["User"] == unit["Group"] == [NAME]
 
@@ -210,7 +218,9 @@ def test_upgrade_keeps_configuration_drop_ins_and_one_version_to_go_back_to(tree
     text = 'labels = { team = "payments" }\n'
     tree.config.write_text(text)
     first = tree.link.resolve()
-    assert tree.install().returncode == 0
+    done = tree.install()
+    assert done.returncode == 0
+    assert f"ln -sfn venvs/{first.name} {OPT}/venv && systemctl restart {NAME}\n" in done.stdout
     second = tree.link.resolve()
     assert tree.versions == {first.name, second.name}
     assert tree.install().returncode == 0
@@ -230,12 +240,88 @@ def test_version_that_refuses_the_configuration_changes_nothing(tree):
     assert (tree.versions, tree.link.resolve()) == (versions, linked)
 
 
+def test_configuration_that_is_named_replaces_the_one_that_is_there_if_it_is_right(tree, tmp_path):
+    before, mine = tree.config.read_text(), tmp_path / "mine.toml"
+    mine.write_text("no_such_key = 1\n")
+    done = tree.install("--config", mine)
+    assert (done.returncode, tree.config.read_text()) == (1, before)
+    assert f"refuses {mine}" in done.stderr
+    mine.write_text('labels = { team = "ledger" }\n')
+    assert tree.install("--config", mine).returncode == 0
+    assert tree.config.read_text() == mine.read_text()
+
+
+#: Stands in for a Python of another version, and makes venvs that hold nothing but itself.
+PYTHON = """#!/bin/sh
+case "$*" in
+  *"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  -c*) exec {python} -c "import sys; sys.version_info = {version}; exec(sys.argv[1])" "$2" ;;
+esac
+"""
+
+
+@pytest.fixture
+def onto_this_machine(tool, deploy, tmp_path):
+    """Return a function that installs without --root, where / forgets what is written and systemctl only notes it."""
+    inside = (
+        "mount --make-rprivate / && mount -t tmpfs none /run && mkdir -p /run/systemd/system && "
+        "mount -t tmpfs none /opt && mount -t tmpfs none /usr/local && mkdir /usr/local/bin && "
+        'cp "$0" /usr/local/bin && mount -t tmpfs none "$2" && mkdir "$2/up" "$2/work" && '
+        'mount -t overlay none -o "lowerdir=/etc,upperdir=$2/up,workdir=$2/work" /etc && '
+        'PATH=/usr/local/bin:$PATH && shift 2 && exec "$@"'
+    )
+    systemctl, notes, scratch = tmp_path / "systemctl", tmp_path / "notes", tmp_path / "scratch"
+    systemctl.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >>{notes}\n')
+    systemctl.chmod(0o755)
+    scratch.mkdir()
+    (tmp_path / "agent.whl").touch()
+    within = [tool("unshare"), "--mount", "sh", "-c", inside, systemctl, "-", scratch]
+    if os.geteuid() or subprocess.run([*within, "true"], capture_output=True, timeout=30, check=False).returncode:
+        pytest.skip("only root, with namespaces and overlays, can install onto a machine that forgets it")
+
+    def install(*arguments, version=(3, 12, 0)):
+        python = tmp_path / "python"
+        python.write_text(PYTHON.format(python=sys.executable, version=version))
+        python.chmod(0o755)
+        command = [*within, deploy / "systemd/install.sh", "--python", python, *arguments, tmp_path / "agent.whl"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return done, notes.read_text().splitlines() if notes.exists() else []
+
+    return install
+
+
+def test_installer_starts_the_agent_at_once(onto_this_machine):
+    done, asked = onto_this_machine()
+    assert done.returncode == 0, done.stderr
+    assert asked == ["daemon-reload", f"--quiet enable {UNIT}", f"restart {UNIT}"]
+
+
+def test_told_not_to_start_it_leaves_what_runs_alone_and_says_so(onto_this_machine):
+    done, asked = onto_this_machine("--no-start")
+    assert done.returncode == 0, done.stderr
+    assert asked == ["daemon-reload", f"--quiet enable {UNIT}"]
+    assert f"systemctl restart {NAME}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "said"),
+    [((3, 9, 20), 1, "3.10 or newer"), ((3, 13, 9), 0, ""), ((3, 14, 0), 0, "not been tested on a Python beyond 3.13")],
+)
+def test_newer_python_is_taken_with_a_word_and_an_older_one_is_not(onto_this_machine, version, code, said):
+    done, _ = onto_this_machine(version=version)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert ("tested" in done.stderr) == (version >= (3, 14))
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "Name the wheel or the checkout"),
         (["--prefix", "/x"], "There is no option --prefix"),
         (["--root"], "--root needs a value"),
+        (["--config"], "--config needs a value"),
+        (["--config", "nowhere.toml", str(Path(__file__).parents[3])], "nowhere.toml is no file"),
         (["nowhere.whl"], "nowhere.whl is no file"),
         (["nowhere"], "neither a wheel nor a checkout"),
     ],

@@ -174,7 +174,7 @@ CMDLETS = {
     "New-Item": {"ItemType", "Path", "Force"},
     "New-Service": {"Name", "BinaryPathName", "DisplayName", "Description", "StartupType", "DependsOn"},
     "Out-Null": set(),
-    "Remove-Item": {"Path", "Recurse", "Force"},
+    "Remove-Item": {"Path", "Recurse", "Force", "ErrorAction"},
     "Select-Object": {"Skip"},
     "Set-Content": {"Path", "Value", "Encoding"},
     "Set-StrictMode": {"Version"},
@@ -182,6 +182,7 @@ CMDLETS = {
     "Start-Service": {"Name"},
     "Stop-Service": set(),
     "Test-Path": set(),
+    "Write-Warning": set(),
 }
 AUTOMATIC = {"erroractionpreference", "lastexitcode", "psscriptroot", "true"}
 
@@ -237,6 +238,16 @@ def test_every_program_that_fails_ends_the_installation(script):
     body = text(functions(script)["Invoke-Native"])
     assert re.search(r"if \(\$LASTEXITCODE -ne 0\) \{\s+throw ", body)
     assert "$ErrorActionPreference = 'Stop'" in text(script)
+
+
+def test_whatever_fails_after_the_stop_starts_the_version_before_again(script):
+    found = re.search(r"\nStop-Agent\ntry \{\n(.*?)\n\}\ncatch \{\n(.*?)\n\}\n(.*)", text(script), re.DOTALL)
+    tried, caught, after = found.groups()
+    assert re.findall(r"[A-Z]\w+-\w+", tried) == ["Register-Agent", "Protect-Data", "Start-Service"]
+    assert re.findall(r"[A-Z]\w+-\w+", caught) == ["Stop-Agent", "Set-Command", "Start-Service", "Remove-Item"]
+    assert "Set-Command $old.PathName" in caught
+    assert caught.endswith("\n    throw")
+    assert "Service -" not in after.replace("Get-Service", "")
 
 
 def test_every_variable_is_set_before_strict_mode_asks_for_it(script):

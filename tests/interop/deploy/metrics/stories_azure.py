@@ -41,7 +41,8 @@ def event_late(stage: Stage) -> list[Scene]:
     return [
         _Scene(before),
         _Scene(ahead, (_ahead("Reboot"),)),
-        _Scene(_Phase(20, ahead.scrapes), (_azure("Overdue", "Reboot"),)),
+        _Scene(_Phase(8, ahead.scrapes), (_ahead("Reboot"),)),  # NotBefore passes, and the event still stands
+        _Scene(_Phase(12, ahead.scrapes), (_azure("Overdue", "Reboot"),)),
         _Scene(started, (_started("Reboot"),)),
         _Scene(agent.phase(15)),
     ]

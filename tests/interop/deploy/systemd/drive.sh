@@ -9,6 +9,8 @@ readonly config=/etc/$name/config.toml drop_ins=/etc/systemd/system/$name.servic
 fact() { printf '%s=%s\n' "$1" "$2" >>/run/results/facts; }
 property() { systemctl show "$name" -p "$1" --value; }
 said() { journalctl -u "$name" -o cat --no-pager | grep -qE -- "$1"; }
+namespace_of() { readlink "/proc/$1/ns/mnt"; }
+as_the_agent() { STATE_DIRECTORY=/var/lib/$name runuser -u "$name" -- "$@"; }
 is_active() { [[ $(systemctl is-active "$name") == active ]]; }
 exited_with() { [[ $(property ExecMainStatus) == "$1" ]]; }
 counts() { (($(property NRestarts) > $1)); }
@@ -41,6 +43,13 @@ fact first_poll_was_answered_before_ready "$(said '"transition":"scheduled"' && 
 fact user "$(ps -o user:40= -p "$(property MainPID)")"
 fact record_in_the_journal "$(within 30 said '^\{"schema_version".*"transition":"scheduled"')"
 fact state_mode "$(stat -c '%a %U' /var/lib/$name)"
+
+fact check_as_the_user "$(status_of as_the_agent "$name" check-config)"
+install -m 0600 /dev/null /etc/$name/only-for-root
+printf '[[sinks]]\ntype = "webhook"\nurl = "http://127.0.0.1:9"\nbearer_token_file = "/etc/%s/only-for-root"\n' \
+  "$name" >/run/secret.toml
+fact check_as_the_user_of_what_only_root_reads \
+  "$(status_of as_the_agent "$name" check-config --config /run/secret.toml)"
 
 cp "$config" /run/good.toml
 fact reload "$(status_of systemctl reload "$name")"
@@ -115,6 +124,8 @@ cp /run/driver/command-sink.conf "$drop_ins/"
 fact start_with_the_drop_in_for_commands "$(status_of apply)"
 $name outbox retry --sink command >&2
 fact command_works_with_its_drop_in "$(within 20 test -e /root/prepared)"
+fact mounts_without_the_sandbox \
+  "$([[ $(namespace_of "$(property MainPID)") == "$(namespace_of 1)" ]] && echo "those of the host" || echo "its own")"
 rm "$drop_ins/command-sink.conf"
 fact start_without_it_again "$(status_of apply)"
 fact state_belongs_to_the_user_again "$(stat -c %U /var/lib/$name/outbox.db)"
