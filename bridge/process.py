@@ -18,7 +18,6 @@ unless a cgroup says otherwise.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import errno
 import os
@@ -27,6 +26,7 @@ import shutil
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import Any
@@ -104,13 +104,14 @@ class Runner:
         with self._lock:
             self._run = run
         # An agent that stops does not wait for this program; it must not run on beside the next agent's.
-        atexit.register(self.close)
+        # (`atexit` keeps a slot for ever for each that was registered: 16 bytes a program.)
+        at_exit = weakref.finalize(run, self.close)
         try:
             if self._is_closed:  # while it was being started, which takes its time on a dead file server
                 run.end(Ending.CLOSED, notice_seconds=0.0)
             return run.finish(started, deadline_seconds)
         finally:
-            atexit.unregister(self.close)
+            at_exit.detach()
             with self._lock:
                 self._run = None
 

@@ -158,9 +158,10 @@ class _Lane:
     def _serve(self, call: _Call) -> None:
         if self._sink is None:
             self._sink = self._build()
-        # A constructor that hung: its records may have been sent by another instance since.
-        if not self._is_abandoned:
-            call(self._sink)
+        if self._is_abandoned:
+            # Cut before it began; or its constructor hung, and another instance may have sent its records since.
+            raise DeliveryFailed("The send was cut before it began.", reason="cut")
+        call(self._sink)
 
     def _close(self) -> None:
         if self._sink is not None:

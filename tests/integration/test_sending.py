@@ -272,3 +272,35 @@ def test_an_idle_sink_keeps_no_record_in_memory(sender):
     sender.send(batch)
     del batch
     until(lambda: gc.collect() is not None and seen() is None)
+
+
+def test_a_send_that_is_cut_before_it_began_has_failed():
+    building, release, sent, caught = threading.Event(), threading.Event(), [], []
+
+    class Slow:
+        def __init__(self):
+            building.set()
+            assert release.wait(10)
+
+        def send(self, batch):
+            sent.append(batch)
+
+        def close(self):
+            pass
+
+    sender = Sender(Slow, name="slow", timeout_seconds=10)
+
+    def send():
+        try:
+            sender.send(["record"])
+        except DeliveryFailed as error:
+            caught.append(str(error))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert building.wait(10)
+    sender.cut()
+    release.set()
+    thread.join(10)
+    # Had it returned, the worker would call the record delivered.
+    assert (sent, caught) == ([], ["The send was cut before it began."])

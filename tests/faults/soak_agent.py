@@ -1,0 +1,35 @@
+"""Runs the agent as `run` does, but polls faster than a configuration may ask for.
+
+    python soak_agent.py CONFIG POLL_INTERVAL_SECONDS
+
+Azure answers five requests a second, so the configuration refuses an interval under 0.2 s, and a soak at 20 documents a
+second cannot be configured. Everything else is `run` itself: this calls the very function under the command, with the
+settings of the file and the one value replaced, so that signals, chores and the order of the stop are those of `run`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from msgspec.structs import replace
+
+from bridge import cli
+from bridge.config import load
+
+
+def main(path: Path, poll_interval_seconds: float) -> None:
+    """Run the agent until SIGTERM."""
+    settings = load(path)
+    settings = replace(settings, imds=replace(settings.imds, poll_interval_seconds=poll_interval_seconds))
+    command: Any = cli.run
+    with click.Context(command, info_name="run") as context:
+        context.params["path"] = path
+        inspect.unwrap(command.callback)(settings=settings, log_format="json", log_level="info")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]))
