@@ -18,6 +18,7 @@ import msgspec
 from bridge.approval.keys import MAX_NAME_CHARACTERS
 from bridge.approval.signing import generate_key, sign_decision
 from bridge.approval_settings import ApprovalSettings, RuleSettings
+from bridge.command_words import counted
 from bridge.document import parse_document
 from bridge.errors import BridgeError
 from bridge.record import ScheduledEvent, Transition, TransitionRecord, decode_record, format_time
@@ -175,7 +176,7 @@ def describe_approval(approval: ApprovalSettings | None) -> list[str]:
     if approval is None:
         return ["Approvals: none; the agent never tells Azure anything."]
     dry = " dry_run: Azure is never told." if approval.dry_run else ""
-    lines = [f"Approvals: {len(approval.rules)} rules, {'a' if approval.remote else 'no'} portal.{dry}"]
+    lines = [f"Approvals: {counted(len(approval.rules), 'rule')}, {'a' if approval.remote else 'no'} portal.{dry}"]
     lines.extend(_described(rule) for rule in approval.rules)
     if approval.remote is not None:
         approvers = ", ".join(sorted({key.approver for key in approval.remote.keys}))

@@ -12,22 +12,29 @@ import click
 
 from bridge.approval_commands import describe_approval
 from bridge.check_files import local_problems, who
-from bridge.check_warnings import warnings
+from bridge.check_warnings import Reader, agent_reader, unreadable_files, warnings
 from bridge.command_table import plain
 from bridge.config import Settings, SinkSettings
 from bridge.live import is_held
 
+_EVERYTHING = "every transition, type and source"
 
-def check_settings(settings: Settings, directory: Path, *, connect: bool) -> bool:
-    """Print what *settings* come to and what is wrong; return whether nothing is. Tries destinations on *connect*."""
+
+def check_settings(settings: Settings, directory: Path, *, connect: bool, config: Path | None = None) -> bool:
+    """Print what *settings*, of the file *config*, come to and what is wrong; return whether nothing is.
+
+    Tries destinations on *connect*.
+    """
     problems = local_problems(settings, directory)
+    reader = agent_reader(directory)
     is_running = is_held(directory) is True
     click.echo(_headline(len(problems)))
     runs = "; an agent runs on it" if is_running else ""
-    click.echo(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. Looked at as {who()}.")
+    click.echo(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. {_looked(reader)}")
     for line in (*map(_described, settings.sinks), *describe_approval(settings.approval)):
         click.echo(line)
-    for warning in warnings(settings):
+    unreadable = [] if reader is None else unreadable_files(settings, reader, config)
+    for warning in (*warnings(settings), *unreadable):
         click.echo(f"Warning: {plain(warning)}")
     for problem in problems:
         click.echo(f"Wrong: {problem.where}: {plain(problem.said)}")
@@ -43,6 +50,13 @@ def _headline(count: int) -> str:
     return f"The configuration can be used, but {what} wrong here."
 
 
+def _looked(reader: Reader | None) -> str:
+    """Return as whom it was looked: root sees files that the agent's own user may not."""
+    if reader is None:
+        return f"Looked at as {who()}."
+    return f"Looked at as {who()}, and at the modes of files for {reader.name}, the owner of the state directory."
+
+
 def _described(sink: SinkSettings) -> str:
     config = sink.config
     filters = [
@@ -54,7 +68,7 @@ def _described(sink: SinkSettings) -> str:
         )
         if chosen is not None
     ]
-    return f"Sink {sink.name} ({sink.type_name}): scope {config.scope}; {'; '.join(filters) or 'all'}."
+    return f"Sink {sink.name} ({sink.type_name}): scope {config.scope}; {'; '.join(filters) or _EVERYTHING}."
 
 
 def _try(settings: Settings, *, is_running: bool, broken: set[str]) -> bool:

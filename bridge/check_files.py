@@ -1,7 +1,8 @@
 """What a configuration needs on this machine: files, variables, programs, a state directory. Nothing is changed.
 
 `run` starts without most of it and tries again, because a token may come later than the agent; whoever writes a
-configuration wants to hear it now, and all of it. It is seen as the user who asks: the agent may be another.
+configuration wants to hear it now, and all of it. It is seen as the user who asks: the agent may be another, see
+`bridge.check_warnings`.
 """
 
 from __future__ import annotations
@@ -158,8 +159,10 @@ def _rule(rule: RuleSettings) -> Iterator[str]:
         return
     program = rule.command[0]
     if os.path.isabs(program):  # noqa: PTH117  # Path drops a leading ./
-        what = f"is not executable for {who()}" if os.path.lexists(program) else "does not exist"
-        yield f"The program {program} {what}. Mend it, or `command`."
+        if os.path.lexists(program):
+            yield f"The program {program} is not executable for {who()}. Make it so, or change `command`."
+        else:
+            yield f"The program {program} does not exist. Install it, or change `command`."
     else:
         yield f"No program called {program!r} is in the PATH. Install it, or write its whole path."
 

@@ -161,6 +161,10 @@ def run(settings: Settings, log_format: str, log_level: str) -> None:
                 _reload(agent, path, stop.is_set)
     finally:
         agent.stop()
+        # The interpreter's own end takes a moment, in which a second signal would read as a crash.
+        for name in ("SIGHUP", *(number.name for number in _STOPS)):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def _reload(agent: Any, path: Path | None, stop: Callable[[], bool]) -> None:
@@ -185,9 +189,16 @@ def _reload(agent: Any, path: Path | None, stop: Callable[[], bool]) -> None:
 def _read_again(path: Path | None) -> Settings:
     """Return the settings of the file as it is now; raise ConfigurationError for one that is just being written."""
     path = find_config(path, os.environ)
+    if path is None:
+        return load(path)
+    if not path.is_file():
+        return load(path)  # which says what is wrong with it
+    before = path.read_bytes()
     settings = load(path)
-    if path is not None and not path.read_bytes().strip():
+    if not before.strip():
         raise ConfigurationError(f"The configuration {path} is empty. Restart the agent if it shall run on defaults.")
+    if path.read_bytes() != before:
+        raise ConfigurationError(f"The configuration {path} was written to while it was read. Send SIGHUP again.")
     return settings
 
 
@@ -207,12 +218,14 @@ def demo() -> None:
 def check_config(settings: Settings, *, connect: bool) -> int:
     """Say whether the configuration is right, with every mistake at once.
 
-    Exit 78 for what `run` refuses too; 1 when a file, a variable, a program or a destination that it names is not as it
-    must be. Scheduled Events themselves are asked for only beside a running agent: a first request turns them on.
+    Exit 78 for what `run` refuses too, such as a public key that is not there; 1 when a secret, a variable, a program
+    or a destination that it names is not as it must be. Scheduled Events themselves are asked for only beside a running
+    agent: a first request turns them on.
     """
     from bridge.check_command import check_settings  # noqa: PLC0415
 
-    is_right = check_settings(settings, state_directory(settings, os.environ), connect=connect)
+    config = find_config(click.get_current_context().params.get("path"), os.environ)
+    is_right = check_settings(settings, state_directory(settings, os.environ), connect=connect, config=config)
     return 0 if is_right else EXIT_FAILED
 
 
@@ -247,7 +260,10 @@ def events(directory: Path, limit: int, *, follow: bool, as_json: bool) -> None:
 @click.argument("event_id")
 @_option("--yes", is_flag=True, help="Do not ask.")
 def approve(settings: Settings, event_id: str, *, yes: bool) -> int:
-    """Approve EVENT_ID for every VM that it names: Azure may start it at once."""
+    """Approve EVENT_ID for every VM that it names: Azure may start it at once.
+
+    A state directory is not enough for it: whether anything may be approved, and whom to tell, the configuration says.
+    """
     from bridge.approve_command import approve as approve_event  # noqa: PLC0415
 
     return approve_event(settings, state_directory(settings, os.environ), event_id, yes=yes)

@@ -18,6 +18,7 @@ from bridge.config import Settings, SinkSettings
 from bridge.errors import BridgeError
 from bridge.identity import merged
 from bridge.imds import client_of
+from bridge.live import EVENTS_UNKNOWN
 from bridge.record import (
     Evidence,
     ScheduledEvent,
@@ -132,7 +133,10 @@ def list_events(directory: Path, *, limit: int, follow: bool, as_json: bool) -> 
     table = Table(_EVENT_HEADER, widths=_EVENT_WIDTHS)
     with Beside(directory) as beside:
         records = beside.records(limit=limit)
-        if not records and not as_json:
+        is_stale = beside.is_stale
+        if is_stale:
+            _warn_of_memory(records)
+        elif not records and not as_json:
             click.echo("No transition has been recorded yet.", err=True)
         _print_records(records, None if as_json else table)
         while follow:
@@ -141,6 +145,18 @@ def list_events(directory: Path, *, limit: int, follow: bool, as_json: bool) -> 
             newer = beside.records(after=last)
             _print_records(newer, None if as_json else table)
             records = newer or records
+            was_stale, is_stale = is_stale, beside.is_stale
+            if is_stale and not was_stale:
+                _warn_of_memory(records)
+
+
+def _warn_of_memory(records: Sequence[TransitionRecord]) -> None:
+    """Say that the agent knows more than the *records* that can be read here."""
+    said = (
+        "Newer records are in memory only: the agent works from memory because its disk refuses. They are written "
+        "once it takes writes again; its /metrics has active_events."
+    )
+    click.echo(said if records else EVENTS_UNKNOWN, err=True)
 
 
 def _print_records(records: Sequence[TransitionRecord], table: Table | None) -> None:
@@ -170,13 +186,19 @@ def list_deliveries(directory: Path, *, sink: str | None, state: str, limit: int
     states = {"owed": ("pending", "parked"), "all": (None,)}.get(state, (state,))
     with Beside(directory) as beside:
         rows = [row for one in states for row in beside.deliveries(sink=sink, state=one, limit=limit)]
+        is_stale = beside.is_stale
+    if is_stale:
+        click.echo(
+            "What happened since its disk refuses is not known here: the agent works from memory. `status` asks it.",
+            err=True,
+        )
     rows = sorted(rows, key=lambda row: (row.sink, row.sequence))[:limit]
     if as_json:
         for row in rows:
             click.echo(msgspec.json.encode(row))
     elif rows:
         Table(_DELIVERY_HEADER).add(map(_delivery_cells, rows))
-    else:
+    elif not is_stale:
         click.echo("Nothing is owed." if state == "owed" else f"Nothing is {state}.", err=True)
 
 

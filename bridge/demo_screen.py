@@ -21,13 +21,14 @@ from typing import ClassVar
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
 from bridge import logs
 from bridge.config import SinkSettings
-from bridge.demo_words import in_words, meaning, on_call
+from bridge.demo_words import in_words, meaning, on_call, this_command
 from bridge.record import ScheduledEvent, Transition, TransitionRecord, parse_time
 from bridge.sink import Sink, SinkConfig
 from bridge.store import utc_now
@@ -36,7 +37,7 @@ from bridge.testing import Change, Scenario, Simulator
 _MOST_COLUMNS = 78
 _WIDE_COLUMNS = 60
 _TRANSITION_COLUMNS = len("scheduled")
-_COMMAND = "scheduled-events-bridge"
+_GAP_COLUMNS = 2
 _SINK_NAME = "screen"
 _STYLES = {
     Transition.SCHEDULED: "bold yellow",
@@ -240,10 +241,12 @@ class Screen:
         text = Text()
         text.append(f"{len(self._changed_at)} changes, {len(self._told)} records, none lost. ", style="bold")
         text.append(f"Slowest: {longest:.2f} s, at one poll a second.\nNothing is left behind. Next:")
-        commands = [(Text(f"  {_COMMAND} {command}", style="cyan"), Text(what)) for command, what in _NEXT]
-        if self._is_narrow:
-            return Group(text, *(part for command, what in commands for part in (command, what)))
-        grid = Table.grid(padding=(0, 2))
+        called = this_command(sys.argv[0], sys.orig_argv)
+        commands = [(Text(f"  {called} {command}", style="cyan"), Text(what)) for command, what in _NEXT]
+        if max(command.cell_len + _GAP_COLUMNS + what.cell_len for command, what in commands) > self._width:
+            below = (0, 0, 0, 2 * _GAP_COLUMNS)
+            return Group(text, *(part for command, what in commands for part in (command, Padding(what, below))))
+        grid = Table.grid(padding=(0, _GAP_COLUMNS))
         for row in commands:
             grid.add_row(*row)
         return Group(text, grid)

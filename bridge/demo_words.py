@@ -6,8 +6,15 @@ Written for a reader who has never heard of Scheduled Events. What is said of Az
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
 from bridge.record import Transition, TransitionRecord
 
+_NAME = "scheduled-events-bridge"
 _MINUTE_SECONDS = 60
 
 _ON_CALL = {
@@ -46,3 +53,30 @@ def in_words(seconds: float) -> str:
     """Return a countdown for a reader: ``9 min 36 s``, ``6 s``."""
     minutes, rest = divmod(round(max(seconds, 0.0)), _MINUTE_SECONDS)
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def this_command(program: str, arguments: Sequence[str]) -> str:
+    """Return how to call this command again from where it was called, for a shell.
+
+    *program* is what ran (``sys.argv[0]``), *arguments* the whole command line as it was given (``sys.orig_argv``).
+    The name alone is enough only where the PATH leads to that very program, which a venv's is not without activation.
+    """
+    if Path(program).name == "__main__.py":
+        return f"{_quoted(arguments[0])} -m bridge"
+    found = shutil.which(_NAME)
+    if not os.path.dirname(program) or (found is not None and _is_same(found, program)):  # noqa: PTH120  # as typed
+        return _NAME
+    return _quoted(program)
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return Path(one).samefile(other)
+    except OSError:  # on Windows the program is called without its .exe
+        return os.path.splitext(one)[0] == os.path.splitext(other)[0]  # noqa: PTH122
+
+
+def _quoted(path: str) -> str:
+    if os.name == "nt":
+        return f'"{path}"' if " " in path else path
+    return shlex.quote(path)

@@ -17,6 +17,7 @@ import requests
 
 from bridge.deadline import DeadlineSession
 from bridge.errors import DeadlineExceeded
+from bridge.record import parse_time
 from bridge.settings import StatusSettings
 
 if sys.platform == "win32":
@@ -25,6 +26,10 @@ else:
     import fcntl
 
 ANSWER_SECONDS = 1.0
+#: Said instead of "there is none" while the agent works from memory, and knows more than anybody can read.
+EVENTS_UNKNOWN = (
+    "Events are not known here: the agent works from memory because its disk refuses; its /metrics has active_events."
+)
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # compared, not listened on
 
 
@@ -135,6 +140,13 @@ def ask(status: StatusSettings) -> Asked:
     finally:
         session.close()
     try:
-        return Asked(url=url, readiness=msgspec.json.decode(body, type=Readiness))
+        return Asked(url=url, readiness=_readiness(body))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return Asked(url=url, problem=f"What answers at {url} is no agent of this kind.")
+
+
+def _readiness(body: bytes) -> Readiness:
+    readiness = msgspec.json.decode(body, type=Readiness)
+    if readiness.last_good_poll_at is not None and parse_time(readiness.last_good_poll_at).tzinfo is None:
+        raise ValueError("The time of the last good poll has no zone.")
+    return readiness

@@ -54,7 +54,7 @@ class Secret:
             return ()
         lines = self._from_file(self._path) if self._path is not None else self._from_environment()
         if not lines:
-            where = f"The environment variable {self._env} of {self._key}"
+            where = f"The environment variable {self._env} of {self._key}_env"
             if self._path is not None:
                 where = f"The file {self._path} of {self._key}_file"
             raise DeliveryFailed(f"{where} is empty. Put the secret there.", needs_attention=True)

@@ -49,6 +49,9 @@ _RULES: dict[str, Any] = {
     "max_age_seconds": Annotated[float, Meta(gt=0, le=LONGEST_SECONDS)] | None,
 }
 
+#: A mistake in one of these hides none of the sink's own: no other key depends on it.
+_APART = frozenset(_RULES) - {"name"}
+
 
 def read_sinks(tables: object, mistakes: Mistakes, elsewhere: Mapping[str, str]) -> tuple[SinkSettings, ...]:
     """Return the sinks of *tables*; what is wrong with them is then in *mistakes*."""
@@ -96,7 +99,7 @@ def _sink(
         return None
     keys = {key: value for key, value in table.items() if key != "type"}
     keys.setdefault("name", name)
-    config = convert(keys, cls.Config, path, mistakes, stricter=_rules(cls.Config), elsewhere=elsewhere)
+    config = convert(keys, cls.Config, path, mistakes, stricter=_rules(cls.Config), elsewhere=elsewhere, apart=_APART)
     return SinkSettings(type_name=table["type"], sink_class=cls, config=config) if config is not None else None
 
 

@@ -5,6 +5,7 @@ Pure but for the files beside the outbox: who asks, and when it is, is the calle
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -118,7 +119,7 @@ def _state(
         if not path.name.endswith(("-wal", "-shm")) and not path.name.startswith((f"{DATABASE}-wal", f"{DATABASE}-shm"))
     )
     return StateReport(
-        directory=str(directory.absolute()),
+        directory=os.fsencode(directory.absolute()).decode("utf-8", "replace"),
         stream_id=glance.stored.stream_id,
         in_memory=marked or (live is not None and live.state_in_memory),
         approvals_disabled=_is_there(directory / _DISABLED_FILE),

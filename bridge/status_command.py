@@ -72,7 +72,8 @@ def _report(directory: Path, settings: Settings | None, problem: str | None) -> 
         directory=directory,
         held=held,
         marked=marked,
-        asked=asked.of_stream(glance.stored.stream_id),
+        # Whoever answers for this outbox and does not hold its directory has another copy of it.
+        asked=asked.of_stream(None if held is False else glance.stored.stream_id),
         settings=settings,
         configuration_problem=problem,
         now=utc_now(),

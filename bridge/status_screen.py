@@ -9,6 +9,7 @@ from datetime import datetime
 
 from bridge.command_table import Table, plain, styled, wrapped
 from bridge.command_words import ago, countdown, counted, duration, size, utc
+from bridge.live import EVENTS_UNKNOWN
 from bridge.record import parse_time
 from bridge.status_report import (
     ApprovalReport,
@@ -123,6 +124,8 @@ def _imds(report: StatusReport, now: datetime) -> str:
 
 
 def _events(report: StatusReport, now: datetime) -> list[str]:
+    if not report.events and report.state.in_memory:
+        return [styled(line, colour="red") for line in wrapped(EVENTS_UNKNOWN)]
     if not report.events:
         was = "is" if report.agent.running else "was"
         return [f"There {was} no scheduled event."]

@@ -12,7 +12,7 @@ import math
 import re
 import types as builtin_types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -81,11 +81,13 @@ def convert(
     *,
     stricter: Mapping[str, Any] = _NONE,
     elsewhere: Mapping[str, str] = _NONE,
+    apart: Collection[str] = (),
 ) -> _StructT | None:
     """Return *table* as a *struct*; None when it had mistakes, which are then in *mistakes*.
 
     A ValueError or TypeError from the struct's ``__post_init__`` is a mistake of the table. *stricter* maps fields to
-    types that replace their own. *elsewhere* says of keys that are not this table's where they belong.
+    types that replace their own. *elsewhere* says of keys that are not this table's where they belong. A mistake in a
+    key of *apart* does not keep the ``__post_init__`` from being asked about the others.
     """
     if not isinstance(table, Mapping):
         brackets = "one pair of brackets" if isinstance(table, list) else "a header"
@@ -97,12 +99,16 @@ def convert(
     for name in required:
         if name not in table:
             mistakes.add(join(path, name), f"is missing. It must be {_wanted(wanted[name])}.")
-    values = {
-        name: leaf(table[name], wanted[name], join(path, name), mistakes, elsewhere=elsewhere)
-        for name in wanted
-        if name in table
-    }
-    made = _made(struct, values, path, mistakes) if len(mistakes) == before else None
+    values = {}
+    wrong = {name for name in required if name not in table}
+    for name in wanted:
+        if name in table:
+            so_far = len(mistakes)
+            values[name] = leaf(table[name], wanted[name], join(path, name), mistakes, elsewhere=elsewhere)
+            wrong |= {name} if len(mistakes) > so_far else set()
+    made = None
+    if wrong <= set(apart) - set(required):
+        made = _made(struct, {name: value for name, value in values.items() if name not in wrong}, path, mistakes)
     for key in table:
         if key not in wanted:
             where, hint = join(path, key), _hint(key, tuple(wanted), elsewhere)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +12,7 @@ import msgspec
 from bridge.sink import SinkConfig
 
 _LONGEST_IDLE_SECONDS = 3_600
+_HOST = re.compile(r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)(:[0-9]{1,5})?")
 
 
 class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
@@ -66,3 +68,10 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
         for key in ("fully_qualified_namespace", "eventhub"):
             if not getattr(self, key):
                 raise ValueError(f"{key} is missing; credential {self.credential} needs it")
+        # With an endpoint of one's own the namespace may be called anything, as an emulator's is.
+        if self.endpoint is None and not _HOST.fullmatch(self.fully_qualified_namespace or ""):
+            # Not shown: it may be a whole connection string, with its key.
+            raise ValueError(
+                "fully_qualified_namespace is no whole host name. It has the form NAME.servicebus.windows.net, "
+                "without a scheme and a path"
+            )

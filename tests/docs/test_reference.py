@@ -157,6 +157,29 @@ def test_configuration_of_the_readme_is_right(block, tmp_path):
     assert read(tomllib.loads(re.sub('public_key_file = "(.*)"', with_a_key, block))).sinks
 
 
+def test_keys_of_the_readme_are_called_as_keygen_calls_them(tmp_path):
+    [private] = re.findall(r"^scheduled-events-bridge keygen (\S+)$", README, re.MULTILINE)
+    public = generate_key(tmp_path / private).public_key_file.name
+    trusted = re.findall(r'^public_key_file = "(.*)"$', README, re.MULTILINE)
+    assert public in {Path(path).name for path in trusted}
+    assert f"`{private}`" in README
+    assert f"`{public}`" in README
+
+
+def test_credentials_of_the_readme_are_where_systemd_puts_those_of_our_unit():
+    units = {path.name for path in (ROOT / "deploy" / "systemd").glob("*.service")}
+    named = re.findall(r'"/run/credentials/([^"]*)"', README)
+    assert named
+    assert {Path(path).parent.name for path in named} <= units
+
+
+def test_pythons_that_the_demo_needs_are_those_that_are_supported():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    minors = [int(minor) for minor in re.findall(r":: 3\.(\d+)", "\n".join(project["classifiers"]))]
+    before_the_command = README.partition("<!-- demo-command -->")[0]
+    assert f"Python 3.{min(minors)} to 3.{max(minors)} with `venv`" in before_the_command
+
+
 def test_rules_of_microsofts_sample_approve_what_users_asked_for_and_short_freezes():
     block = README.partition("<!-- rules-of-the-sample -->\n```toml\n")[2].partition("```")[0]
     rules = read(tomllib.loads(block)).approval.rules

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
+import stat
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 
 from bridge import cli
+from bridge.approval.signing import generate_key
+from bridge.check_warnings import Reader
 from bridge.errors import OutboxError
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.portal import PortalStub
 from bridge.testing.private_ca import PrivateCa
+
+if sys.platform != "win32":
+    import pwd
+
+REMOTE = '[approval.remote]\nurl = "https://portal.example.net/api/v1"\n'
+needs_root = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may give a directory to another user"
+)
 
 
 @pytest.fixture
@@ -79,18 +93,139 @@ def test_everything_that_is_wrong_on_this_machine_is_said_at_once(agent, check):
     assert lines[0] == "The configuration can be used, but 9 things are wrong here."
     wrong = starting(lines, "Wrong")
     for where, said in (
-        ("Sink missing", "nowhere of bearer_token cannot be read: No such file or directory."),
-        ("Sink empty", "empty of secret is empty."),
-        ("Sink variable", "The environment variable NO_SUCH_VARIABLE of bearer_token is empty."),
+        ("Sink missing", "nowhere of bearer_token_file cannot be read: No such file or directory."),
+        ("Sink empty", "empty of secret_file is empty."),
+        ("Sink variable", "The environment variable NO_SUCH_VARIABLE of bearer_token_env is empty."),
         ("Sink latin", "it is no UTF-8 text"),
         ("Sink authorities", "ca_file: "),
         ("Sink certificate", "client_cert_file: "),
         ("Sink drain", "is not executable"),
         ("Sink path", "No program called 'no-such-program-at-all'"),
-        ("Rule r", "does not exist"),
+        ("Rule r", "nowhere does not exist. Install it, or change `command`."),
     ):
         assert [line for line in wrong if line.startswith(f"{where}: ") and said in line], (where, wrong)
     assert len(wrong) == 9
+
+
+def test_a_rules_program_that_cannot_be_run_is_told_from_one_that_is_not_there(agent, check):
+    program = agent.directory / "drain"
+    program.touch(mode=0o644)
+    code, lines = check(
+        state(agent)
+        + f'[[approval.rules]]\nname = "r"\nevent_types = ["Freeze"]\naction = "approve"\ncommand = ["{program}"]\n'
+    )
+    (wrong,) = starting(lines, "Wrong")
+    assert code == 1
+    assert "is not executable for " in wrong
+    assert wrong.endswith(". Make it so, or change `command`.")
+    assert "Approvals: 1 rule, no portal." in lines
+
+
+def test_what_a_sink_gets_is_said_in_words(check, agent):
+    _, lines = check(state(agent) + webhook("a") + webhook("b", 'transitions = ["started"]'))
+    assert "Sink a (webhook): scope mine; every transition, type and source." in lines
+    assert "Sink b (webhook): scope mine; transitions started." in lines
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (webhook("a", 'client_cert_file = "/nowhere/cert.pem"'), 78),
+        (REMOTE + '[[approval.remote.keys]]\nkid = "k"\napprover = "p"\npublic_key_file = "/nowhere/k.pub"\n', 78),
+        (webhook("a", 'secret_file = "/nowhere/secret"'), 1),
+    ],
+)
+def test_a_key_that_is_not_there_is_a_mistake_of_the_file_and_a_secret_may_come_later(agent, check, text, code):
+    assert check(state(agent) + text)[0] == code
+
+
+@pytest.fixture
+def shared():
+    """A folder that everybody may enter, which pytest's own is not."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder
+
+
+@needs_root
+def test_root_is_warned_of_every_file_that_the_agents_own_user_could_not_read(agent, shared):
+    user = pwd.getpwnam("nobody")
+    agent.state.mkdir()
+    os.chown(agent.state, user.pw_uid, user.pw_gid)
+    (shared / "closed").mkdir(mode=0o700)
+    for name, mode, gid in (
+        ("of-root", 0o600, 0),
+        ("of-group", 0o640, user.pw_gid),
+        ("of-others-group", 0o640, 0),
+        ("closed/token", 0o644, 0),
+        ("config.toml", 0o600, 0),
+    ):
+        path = shared / name
+        path.write_text("secret-4711")
+        path.chmod(mode)
+        os.chown(path, 0, gid)
+    key = generate_key(shared / "ops.key").public_key_file
+    key.chmod(0o600)
+    (shared / "config.toml").write_text(
+        state(agent)
+        + webhook("a", f'bearer_token_file = "{shared / "of-root"}"', f'secret_file = "{shared / "of-group"}"')
+        + webhook("b", f'secret_file = "{shared / "of-others-group"}"')
+        + webhook("c", f'bearer_token_file = "{shared / "closed/token"}"')
+        + REMOTE
+        + f'token_file = "{shared / "of-root"}"\n[[approval.remote.keys]]\nkid = "k"\napprover = "p"\n'
+        + f'public_key_file = "{key}"\n'
+    )
+    code, out, _ = agent.call("check-config", "-c", shared / "config.toml")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[1].endswith("as root, and at the modes of files for nobody, the owner of the state directory.")
+    warned = starting(lines, "Warning")
+    for where, what in (
+        ("Configuration", f"{shared / 'config.toml'}."),
+        ("Sink a", f"{shared / 'of-root'} of bearer_token_file."),
+        ("Sink b", f"{shared / 'of-others-group'} of secret_file."),
+        (
+            "Sink c",
+            f"{shared / 'closed/token'} of bearer_token_file, because that user may not enter {shared / 'closed'}.",
+        ),
+        ("Portal", f"{shared / 'of-root'} of token_file."),
+        ("Portal", f"{key} of public_key_file (k)."),
+    ):
+        said = f"{where}: the owner of the state directory, nobody, could not read {what}"
+        assert [line for line in warned if line.startswith(said)], (said, warned)
+    assert len(warned) == 6
+    assert not [line for line in lines if "secret-4711" in line]
+
+
+@needs_root
+def test_nothing_is_said_of_readers_when_the_state_is_roots_own_or_not_made_yet(agent, check):
+    (agent.directory / "token").write_text("secret-4711")
+    (agent.directory / "token").chmod(0o600)
+    text = state(agent) + webhook("a", f'bearer_token_file = "{agent.directory / "token"}"')
+    for make in (lambda: None, agent.state.mkdir):
+        make()
+        code, lines = check(text)
+        assert (code, starting(lines, "Warning")) == (0, [])
+        assert lines[1].endswith("Looked at as root.")
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "gid", "may"),
+    [
+        (0o400, 1000, 0, True),
+        (0o077, 1000, 1000, False),  # the owner's bits count, though the group and all others may
+        (0o040, 0, 1001, True),
+        (0o404, 0, 1001, False),
+        (0o404, 0, 0, True),
+        (0o440, 0, 0, False),
+    ],
+)
+def test_one_class_of_the_mode_counts_as_it_does_for_the_kernel(mode, uid, gid, may):
+    reader = Reader(name="agent", uid=1000, gids=frozenset({1000, 1001}))
+    status = os.stat_result((stat.S_IFREG | mode, 0, 0, 1, uid, gid, 0, 0, 0, 0))
+    assert reader.may(status, stat.S_IROTH) is may
+    assert Reader(name="root", uid=0, gids=frozenset()).may(status, stat.S_IROTH)
 
 
 def test_what_is_there_is_not_complained_of(agent, check):

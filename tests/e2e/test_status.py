@@ -313,6 +313,54 @@ def test_an_agent_that_works_from_memory_is_said_to_and_its_own_counts_are_shown
     assert re.search(r"^stdout +ok +0 +0 +2$", text, re.MULTILINE)
 
 
+def test_what_only_an_agent_in_memory_knows_is_not_called_nothing(agent, azure, peer):
+    configure(agent, azure.endpoint, webhook("alerts", f"{peer}/200"))
+    agent.start()
+    wait_for_status(agent, lambda report: report["agent"]["ready"])
+    code, out, err = agent.call("events", "-c", agent.config)
+    assert (code, out, err) == (0, "", "No transition has been recorded yet.\n")
+    resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE, (16_384, resource.RLIM_INFINITY))
+    azure.world.add_event(EventSpec(event_type="Reboot"))
+    report = wait_for_status(agent, lambda report: report["state"]["in_memory"])
+    assert report["events"] == []
+    text = " ".join(status(agent).split())
+    assert "Events are not known here: the agent works from memory because its disk refuses" in text
+    assert "There is no scheduled event." not in text
+    for options in ((), ("--json",)):
+        code, out, err = agent.call("events", "-c", agent.config, *options)
+        assert (code, out) == (0, "")
+        assert err.startswith("Events are not known here: the agent works from memory")
+        code, out, err = agent.call("outbox", "list", "-c", agent.config, *options)
+        assert (code, out) == (0, "")
+        assert err.startswith("What happened since its disk refuses is not known here")
+
+
+def test_records_from_before_the_disk_refused_are_said_not_to_be_the_newest(agent, azure):
+    configure(agent, azure.endpoint)
+    azure.world.add_event(EventSpec(event_type="Freeze"))
+    agent.start()
+    wait_for_status(agent, lambda report: sink_of(report, "stdout")["delivered"] == 1)
+    followed, said = agent.directory / "followed", agent.directory / "said"
+    with followed.open("wb") as stdout, said.open("wb") as stderr:
+        command = agent.command("events", "--follow", "-c", agent.config)
+        process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=agent.env)
+    try:
+        agent.wait_for(lambda: len(followed.read_text().splitlines()) == 2)
+        assert said.read_text() == ""
+        resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE, (16_384, resource.RLIM_INFINITY))
+        azure.world.add_event(EventSpec(event_type="Reboot"))
+        agent.wait_for(lambda: said.read_text().startswith("Newer records are in memory only"))
+    finally:
+        process.kill()
+        process.wait()
+    code, out, err = agent.call("events", "-c", agent.config)
+    assert (code, len(out.splitlines())) == (0, 2)
+    assert err.startswith("Newer records are in memory only")
+    code, out, err = agent.call("events", "--json", "-c", agent.config)
+    assert [json.loads(line)["event"]["event_type"] for line in out.splitlines()] == ["Freeze"]
+    assert err.startswith("Newer records are in memory only")
+
+
 def readiness(**fields):
     sink = dict.fromkeys(("accepted", "delivered", "pending", "parked", "evicted", "discarded", "expired"), 77)
     return {
@@ -351,6 +399,32 @@ def test_only_who_speaks_of_this_outbox_is_believed(agent, azure):
         report = status_json(agent)
         assert (report["agent"]["ready"], report["vm"]["name"]) == (True, "somebody-else")
         assert sink_of(report, "stdout")["accepted"] == 77
+
+
+def test_copy_of_a_directory_is_not_taken_for_the_one_that_an_agent_holds(agent, azure, tmp_path):
+    configure(agent, azure.endpoint, listen="")
+    agent.start()
+    agent.wait_for(lambda: agent.state.exists() and "The agent is running." in agent.log)
+    copy = tmp_path / "copy"
+    shutil.copytree(agent.state, copy)
+    said = readiness() | {"stream_id": status_json(agent)["state"]["stream_id"]}
+    with serving(lambda _: (200, json.dumps(said).encode())) as port:
+        configure(agent, azure.endpoint, listen=f"127.0.0.1:{port}")
+        code, out, _ = agent.call("status", "--json", "--config", agent.config, "--state-directory", copy)
+        report = json.loads(out)
+    assert (code, report["agent"]["running"], report["agent"]["ready"]) == (0, False, None)
+    assert "another agent" in report["agent"]["problem"]
+
+
+@pytest.mark.parametrize("moment", ["never", "2026-11-20T11:00:00"])
+def test_answer_with_a_time_that_is_none_is_not_believed(agent, azure, moment):
+    configure(agent, azure.endpoint, listen="")
+    agent.start()
+    agent.wait_for(lambda: agent.state.exists() and "The agent is running." in agent.log)
+    said = readiness() | {"stream_id": status_json(agent)["state"]["stream_id"], "last_good_poll_at": moment}
+    with serving(lambda _: (200, json.dumps(said).encode())) as port:
+        configure(agent, azure.endpoint, listen=f"127.0.0.1:{port}")
+        assert "is no agent of this kind" in status(agent)
 
 
 @pytest.mark.parametrize("body", [b"", b"no json", b"[]", b'{"status": 3}', b"\xff\xfe", b"[" * 100_000])

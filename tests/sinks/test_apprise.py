@@ -243,7 +243,7 @@ def test_urls_come_from_the_environment_too(library: Library, monkeypatch: pytes
     AppriseSink(AppriseConfig(urls_env="APPRISE_URLS")).send([sample_record()])
     assert library.urls() == ["slack://a", "slack://b"]
     monkeypatch.delenv("APPRISE_URLS")
-    with pytest.raises(DeliveryFailed, match="APPRISE_URLS of urls is empty") as caught:
+    with pytest.raises(DeliveryFailed, match="APPRISE_URLS of urls_env is empty") as caught:
         AppriseSink(AppriseConfig(urls_env="APPRISE_URLS")).send([sample_record()])
     assert caught.value.needs_attention
 

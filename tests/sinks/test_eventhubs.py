@@ -287,6 +287,10 @@ def mistakes(**keys: Any) -> str:
             "both set; keep one",
         ),
         ({"credential": "connection_string", "connection_string_env": "X", "client_id": "c"}, "client_id belongs"),
+        *(
+            ({**IDENTITY, "fully_qualified_namespace": name}, "It has the form NAME.servicebus.windows.net")
+            for name in ("fleet", "sb://fleet.servicebus.windows.net/", "fleet.", ".net", "a b.net", "a.net:port")
+        ),
         ({**IDENTITY, "ca_file": "/nowhere/ca.pem"}, "the file /nowhere/ca.pem does not exist"),
         ({**IDENTITY, "transport": "kafka"}, "transport"),
         ({**IDENTITY, "idle_close_seconds": -1}, "idle_close_seconds"),
@@ -294,6 +298,25 @@ def mistakes(**keys: Any) -> str:
 )
 def test_configuration_that_cannot_work_is_refused(keys, said) -> None:
     assert said in mistakes(**keys)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"fully_qualified_namespace": "ns.servicebus.usgovcloudapi.net"},
+        {"fully_qualified_namespace": "127.0.0.1:5671"},
+        {"fully_qualified_namespace": "localhost"},
+        {"fully_qualified_namespace": "emulator", "endpoint": "127.0.0.1:5671"},
+    ],
+)
+def test_namespaces_of_other_clouds_and_of_emulators_are_taken(keys) -> None:
+    assert mistakes(**{**IDENTITY, **keys}) == ""
+
+
+def test_connection_string_in_the_wrong_key_is_not_repeated() -> None:
+    said = mistakes(**{**IDENTITY, "fully_qualified_namespace": f"Endpoint=sb://ns.net/;SharedAccessKey={KEY}"})
+    assert "fully_qualified_namespace is no whole host name" in said
+    assert KEY not in said
 
 
 def test_identity_with_its_defaults_is_enough() -> None:

@@ -211,7 +211,7 @@ def test_check_of_pagerduty_asks_only_whether_it_is_there(
     peer: HttpPeer, sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pagerduty = sink("/v2/enqueue", format="pagerduty", routing_key_env="KEY")
-    with pytest.raises(DeliveryFailed, match="variable KEY of routing_key is empty"):
+    with pytest.raises(DeliveryFailed, match="variable KEY of routing_key_env is empty"):
         pagerduty.check()
     monkeypatch.setenv("KEY", "R" * 32)
     peer.say(404)

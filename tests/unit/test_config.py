@@ -342,6 +342,12 @@ def test_file_that_cannot_be_read_gets_a_sentence(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_wrong_filter_does_not_hide_a_wrong_url() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        read({"sinks": [{"type": "webhook", "url": "ftp//x", "transitions": ["strted"]}]})
+    assert len(caught.value.mistakes) == 2
+
+
 def test_sink_that_is_not_configured_is_never_imported() -> None:
     code = (
         "import json, sys; from bridge.config import load; load(None); "
