@@ -21,16 +21,15 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from bridge.approving import Approving
 from bridge.boot import boot_id
 from bridge.chores import Chores, FileWatch
-from bridge.config import Settings, SinkSettings
-from bridge.delivery import Worker
+from bridge.config import Settings
 from bridge.ephemeral_watch import EphemeralWatch
 from bridge.errors import BridgeError
 from bridge.identity import IdentityKeeper
@@ -46,12 +45,8 @@ from bridge.pulse import Pulse
 from bridge.record import TransitionRecord
 from bridge.routing import Routes
 from bridge.status import StatusListener
+from bridge.workers import CUT_SECONDS, Workers
 from bridge.writer import result_or_stop
-
-if TYPE_CHECKING:
-    # Half of the agents approve nothing, and need not pay 1 MB for what checks signatures.
-    from bridge.approval.approver import Approver
-    from bridge.approval.channel import Channel
 
 logger = logging.getLogger(__name__)
 
@@ -59,14 +54,11 @@ _LOOK_SECONDS = 1.0
 _TEND_SECONDS = 5.0
 _CLEAN_SECONDS = 60.0
 _JOIN_SECONDS = 1.0
-#: After the grace: what hangs is cut, a command and its children are killed, and the exit is still in time.
-_CUT_SECONDS = 0.4
 #: After the grace, all in all; the interpreter and its last log lines need the rest of the second.
 _END_SECONDS = 0.55
 _LEAST_SECONDS = 0.05
 #: What a stop may take beyond the grace is a second; systemd is told of a little more.
 _STOP_MARGIN_SECONDS = 5.0
-_RELOAD_SECONDS = 2.0
 
 
 class Agent:
@@ -91,10 +83,14 @@ class Agent:
         )
         self._imds = client_of(settings.imds)
         self._identity = IdentityKeeper(self._imds, self.outbox, settings.vm)
-        self._workers: dict[str, tuple[SinkSettings, Worker]] = {}
-        self.approver: Approver | None = None
-        """Null where nothing is ever approved."""
-        self._channel: Channel | None = None
+        self._workers = Workers(self.outbox, self.metrics)
+        self._approving = Approving(
+            self.outbox,
+            self.metrics,
+            vm=lambda: self._identity.vm,
+            directory=directory,
+            on_request_only=on_request_only,
+        )
         self._poller: Poller | None = None
         self._stop_polling = threading.Event()
         self._poll_thread: threading.Thread | None = None
@@ -128,14 +124,14 @@ class Agent:
     def start(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Start to watch and to deliver; give up, so that `stop` can follow, as soon as *stop* returns True."""
         self._identity.start(stop, timeout_seconds=self._settings.imds.timeout_seconds)
-        self.outbox.on_records = self._notify
+        self.outbox.on_records = self._workers.notify
         self.metrics.register_totals(self.overview.totals)
         self.metrics.watch_vm(self.vm_name)
         self._route(stop)
         if stop():
             return
-        self._start_missing_workers()
-        self.approver = self._new_approver()
+        self._workers.start_missing(self._settings.sinks)
+        self._approving.make(self._settings.approval, self._imds)
         self._poller = Poller(
             self._imds,
             self.outbox,
@@ -143,9 +139,9 @@ class Agent:
             watched=self,
             boot_id=boot_id(),
             poll_interval_seconds=self._settings.imds.poll_interval_seconds,
-            approvals=self.approver,
+            approvals=self._approving.approver,
         )
-        self._start_approvals()
+        self._approving.start()
         self._poll_thread = threading.Thread(
             target=self._poller.run, args=(self._stop_polling,), name="poll", daemon=True
         )
@@ -181,7 +177,7 @@ class Agent:
         disk.look()
         self._chores.every(_TEND_SECONDS, disk.look)
         self._chores.every(_TEND_SECONDS, self.outbox.tend)
-        self._chores.every(_TEND_SECONDS, self._start_missing_workers)
+        self._chores.every(_TEND_SECONDS, lambda: self._workers.start_missing(self._settings.sinks))
         self._chores.every(_CLEAN_SECONDS, self.outbox.clean)
         self._chores.every(lambda: self._settings.heartbeat.interval_seconds, self.beat, now=True)
         if self._listener is not None:
@@ -204,10 +200,8 @@ class Agent:
         return is_stopped
 
     def _pulses(self) -> Mapping[str, Pulse]:
-        pulses = {f"delivery:{name}": worker.pulse for name, (_, worker) in list(self._workers.items())}
-        if self._poller is not None:
-            pulses["poll"] = self._poller.pulse
-        return pulses | {"main": self._pulse}
+        poll = {} if self._poller is None else {"poll": self._poller.pulse}
+        return {**poll, **self._workers.pulses, "main": self._pulse}
 
     def _new_listener(self) -> StatusListener | None:
         address = self._settings.status.address
@@ -222,10 +216,8 @@ class Agent:
 
     def nudge(self) -> None:
         """Look again at once: a command has written to the outbox."""
-        for _, worker in self._workers.values():
-            worker.nudge()
-        if self.approver is not None:
-            self.approver.nudge()
+        self._workers.nudge()
+        self._approving.nudge()
 
     def stop(self) -> None:
         """Stop polling, let the sinks drain for `stop_grace_seconds`, commit, let go."""
@@ -234,14 +226,13 @@ class Agent:
         self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
         self._pulse.rest()
         self._stop_polling.set()
-        self._stop_approvals()
+        self._approving.stop()
         self._imds.close()
         self._identity.stop(timeout_seconds=_left(deadline))
         if self._poll_thread is not None:
             self._poll_thread.join(_left(deadline))
-        if self.approver is not None:
-            self.approver.join(_left(deadline))
-        self._drain(deadline)
+        self._approving.join(_left(deadline))
+        self._workers.drain(deadline)
         self._return_to_disk(deadline)
         if self._listener is not None:
             self._listener.close()
@@ -265,12 +256,6 @@ class Agent:
         except (BridgeError, FutureTimeout):
             return True
 
-    def _drain(self, deadline: float) -> None:
-        workers = [worker for _, worker in self._workers.values()]
-        for worker in workers:
-            worker.stop(grace_seconds=max(deadline - time.monotonic(), 0.0))
-        _end(workers, max(deadline, time.monotonic() + _LEAST_SECONDS), cut_seconds=_CUT_SECONDS)
-
     def reload(self, settings: Settings, stop: Callable[[], bool] = lambda: False) -> None:
         """Go on with *settings*; what cannot change in a running agent is said and left.
 
@@ -290,11 +275,10 @@ class Agent:
             self._exchange_approver(stop)
         # Before any worker ends: if the outbox refuses, those that are there go on.
         self._route(stop)
-        kept = {sink.name for sink in settings.sinks if self._is_unchanged(sink)}
-        self._stop_workers([name for name in self._workers if name not in kept], stop)
+        self._workers.end_all_but(settings.sinks, grace_seconds=settings.stop_grace_seconds, stop=stop)
         if stop():
             return
-        self._start_missing_workers()
+        self._workers.start_missing(settings.sinks)
         self._in_force = settings
         self._say_what_nobody_sends()
         self.metrics.reloaded(is_right=True)
@@ -306,113 +290,29 @@ class Agent:
 
     def _exchange_imds(self, settings: Settings, stop: Callable[[], bool]) -> None:
         old, self._imds = self._imds, client_of(settings.imds)
-        self._identity.stop(timeout_seconds=_CUT_SECONDS)
+        self._identity.stop(timeout_seconds=CUT_SECONDS)
         self._identity = IdentityKeeper(self._imds, self.outbox, settings.vm)
         self._identity.start(stop, timeout_seconds=settings.imds.timeout_seconds)
         if self._poller is not None:
             self._poller.use(self._imds, poll_interval_seconds=settings.imds.poll_interval_seconds)
         old.close()
 
-    def _new_approver(self) -> Approver | None:
-        approval = self._settings.approval
-        if approval is None:
-            return None
-        from bridge.approval.approver import Approver  # noqa: PLC0415
-
-        return Approver(
-            approval,
-            self.outbox,
-            self._imds,
-            vm=lambda: self._identity.vm,
-            directory=self._directory,
-            metrics=self.metrics,
-            on_request_only=self._on_request_only,
-        )
-
     def _exchange_approver(self, stop: Callable[[], bool]) -> None:
         """End one approver before another may start on the same decisions."""
-        self._stop_approvals()
-        if self.approver is not None:
-            wait_seconds = self._settings.imds.timeout_seconds * 1.1 + _JOIN_SECONDS
-            waiter = threading.Thread(target=self.approver.join, args=(wait_seconds,), name="reload", daemon=True)
-            waiter.start()
-            while waiter.is_alive() and not stop():
-                waiter.join(_LEAST_SECONDS)
+        self._approving.stop()
+        self._approving.join_or_stop(self._settings.imds.timeout_seconds, stop)
         if stop():
             return
-        if self._settings.approval is None or self._settings.approval.remote is None:
-            self.metrics.forget_approval_channel()
-        self.metrics.watch_approved(lambda: 0.0)
-        self.approver = self._new_approver()
+        self._approving.make(self._settings.approval, self._imds)
         if self._poller is not None:
-            self._poller.approvals = self.approver
-        self._start_approvals()
-
-    def _start_approvals(self) -> None:
-        if self.approver is None:
-            return
-        self.approver.start()
-        remote = None if self._settings.approval is None else self._settings.approval.remote
-        if remote is not None and not self._on_request_only:
-            from bridge.approval.channel import Channel  # noqa: PLC0415
-
-            self._channel = Channel(
-                remote,
-                vm_id=lambda: self._identity.vm.vm_id,
-                offer=self.approver.offer,
-                metrics=self.metrics.approval_channel(),
-            )
-            self._channel.start()
-
-    def _stop_approvals(self) -> None:
-        if self._channel is not None:
-            self._channel.stop()
-            self._channel = None
-        if self.approver is not None:
-            self.approver.stop()
-
-    def _is_unchanged(self, sink: SinkSettings) -> bool:
-        return sink.name in self._workers and self._workers[sink.name][0] == sink
+            self._poller.approvals = self._approving.approver
+        self._approving.start()
 
     def _route(self, stop: Callable[[], bool]) -> None:
         sinks = self._settings.sinks
         routes = Routes([sink.config for sink in sinks])
         configured = self.outbox.configure(routes, [sink.name for sink in sinks], labels=dict(self._settings.labels))
         result_or_stop(configured, stop)
-
-    def _start_worker(self, sink: SinkSettings) -> None:
-        metrics = self.metrics.sink(sink.name)
-        metrics.set_needs_attention(needed=False)  # what the worker before called for may be mended by its settings
-        worker = Worker(
-            config=sink.config,
-            sink_class=sink.sink_class,
-            outbox=self.outbox,
-            metrics=metrics,
-        )
-        self._workers[sink.name] = (sink, worker)
-        worker.start()
-
-    def _start_missing_workers(self) -> None:
-        for sink in self._settings.sinks:
-            if sink.name not in self._workers:
-                self._start_worker(sink)
-
-    def _stop_workers(self, names: Sequence[str], stop: Callable[[], bool]) -> None:
-        """End workers before others may start on the same rows, all of them in the same two seconds."""
-        workers = [self._workers.pop(name)[1] for name in names]
-        for worker in workers:
-            worker.stop(grace_seconds=0.0)
-        wait_seconds = min(self._settings.stop_grace_seconds, _RELOAD_SECONDS - _CUT_SECONDS)
-        for worker in _end(workers, time.monotonic() + wait_seconds, cut_seconds=_CUT_SECONDS, stop=stop):
-            logger.error("A sink hangs and was left behind.", extra={"sink": worker.name})
-        configured = {sink.name for sink in self._settings.sinks}
-        for name in names:
-            if name not in configured:
-                self.metrics.forget_sink(name)
-
-    def _notify(self) -> None:
-        for _, worker in list(self._workers.values()):
-            worker.notify()
 
     def _say_what_nobody_sends(self) -> None:
         """Warn of rows that are owed to sinks which the configuration does not name any more."""
@@ -442,19 +342,3 @@ class Agent:
 def _left(deadline: float, *, at_most: float = _JOIN_SECONDS) -> float:
     """Return the seconds until *deadline*, at most *at_most*, but never none."""
     return min(max(deadline - time.monotonic(), _LEAST_SECONDS), at_most)
-
-
-def _end(
-    workers: Sequence[Worker], deadline: float, *, cut_seconds: float, stop: Callable[[], bool] = lambda: False
-) -> list[Worker]:
-    """Wait until *deadline*, or until *stop* returns True, then cut who is left; return who hangs even then."""
-    late = list(workers)
-    while late and time.monotonic() < deadline and not stop():
-        wait_seconds = max(min(deadline - time.monotonic(), _LEAST_SECONDS), 0.0)
-        late = [worker for worker in late[1:] if not worker.join(0.0)] + (
-            [] if late[0].join(wait_seconds) else [late[0]]
-        )
-    for worker in late:
-        worker.cut()
-    cut_at = time.monotonic() + cut_seconds
-    return [worker for worker in late if not worker.join(max(cut_at - time.monotonic(), 0.0))]

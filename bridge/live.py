@@ -17,6 +17,7 @@ import requests
 
 from bridge.deadline import DeadlineSession
 from bridge.errors import DeadlineExceeded
+from bridge.readiness import Readiness
 from bridge.record import parse_time
 from bridge.settings import StatusSettings
 
@@ -31,41 +32,6 @@ EVENTS_UNKNOWN = (
     "Events are not known here: the agent works from memory because its disk refuses; its /metrics has active_events."
 )
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # compared, not listened on
-
-
-class LiveSink(msgspec.Struct, frozen=True, kw_only=True):
-    """What a running agent says of one sink."""
-
-    accepted: int
-    delivered: int
-    pending: int
-    parked: int
-    evicted: int
-    discarded: int
-    expired: int
-    oldest_pending_seconds: float
-    needs_attention: bool
-
-
-class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """What /readyz answers, ready or not; further members are ignored."""
-
-    status: str
-    reasons: tuple[str, ...]
-    version: str
-    stream_id: str | None
-    state_directory: str
-    state_in_memory: bool
-    vm: str | None
-    imds: str
-    last_good_poll_at: str | None
-    last_good_poll_seconds_ago: float | None
-    sinks: dict[str, LiveSink]
-
-    @property
-    def is_ready(self) -> bool:
-        """Return whether the agent sees what happens, and every sink takes it."""
-        return self.status == "ready"
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from bridge.errors import BridgeError, OutboxError
 from bridge.metrics import CONTENT_TYPE, Metrics, OutboxTotals, SinkTotals, own_version
 from bridge.outbox import Outbox
 from bridge.pulse import Pulse
+from bridge.readiness import Readiness, SinkReadiness
 from bridge.record import format_time
 from bridge.status import Answer
 
@@ -43,37 +44,6 @@ class Polled(Protocol):
 
     good_at: datetime | None
     """When the last good answer came."""
-
-
-class SinkReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One sink in /readyz: records by state across restarts, and what is wrong now."""
-
-    accepted: int
-    delivered: int
-    pending: int
-    parked: int
-    evicted: int
-    discarded: int
-    expired: int
-    oldest_pending_seconds: float
-    needs_attention: bool
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """The body of /readyz."""
-
-    status: str
-    reasons: list[str]
-    version: str
-    stream_id: str | None
-    state_directory: str
-    state_in_memory: bool
-    vm: str | None
-    imds: str
-    last_good_poll_at: str | None
-    last_good_poll_seconds_ago: float | None
-    oldest_pending_seconds: float
-    sinks: dict[str, SinkReport]
 
 
 class Overview:
@@ -124,7 +94,7 @@ class Overview:
         """Answer with every metric."""
         return Answer(content_type=CONTENT_TYPE, body=self._metrics.exposition())
 
-    def report(self) -> Report:
+    def report(self) -> Readiness:
         """Return what /readyz says."""
         reasons = self._reasons_of_polling()
         try:
@@ -139,9 +109,9 @@ class Overview:
         polled = self.polled
         good_at = None if polled is None else polled.good_at
         silent = None if polled is None else polled.silent_seconds
-        return Report(
+        return Readiness(
             status="not_ready" if reasons else "ready",
-            reasons=reasons,
+            reasons=tuple(reasons),
             version=own_version(),
             stream_id=totals.stream_id,
             state_directory=os.fsencode(self._directory.absolute()).decode("utf-8", "replace"),
@@ -186,8 +156,8 @@ class Overview:
             return [f"IMDS answered last {silent:.0f} s ago."]
         return []
 
-    def _sink(self, name: str, held: SinkTotals) -> SinkReport:
-        return SinkReport(
+    def _sink(self, name: str, held: SinkTotals) -> SinkReadiness:
+        return SinkReadiness(
             accepted=held.accepted,
             delivered=held.delivered,
             pending=held.pending,
@@ -200,7 +170,7 @@ class Overview:
         )
 
 
-def _reasons_of(name: str, sink: SinkReport) -> list[str]:
+def _reasons_of(name: str, sink: SinkReadiness) -> list[str]:
     reasons = []
     if sink.needs_attention:
         reasons.append(f"Sink {name} needs a person; `status` shows its last error.")

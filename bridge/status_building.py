@@ -15,7 +15,8 @@ from bridge.approval_rows import Consent, KeptDecision
 from bridge.config import Settings
 from bridge.database import DATABASE
 from bridge.glance import Glance, Owing
-from bridge.live import Asked, LiveSink, Readiness
+from bridge.live import Asked
+from bridge.readiness import Readiness, SinkReadiness
 from bridge.record import (
     ScheduledEvent,
     TransitionRecord,
@@ -209,7 +210,7 @@ def _decision(decision: KeptDecision) -> DecisionReport:
 def _sinks(glance: Glance, live: Readiness | None, settings: Settings | None, now: datetime) -> list[SinkReport]:
     """Return the configured sinks in their order, then the others that the outbox knows."""
     configured = [] if settings is None else [sink.name for sink in settings.sinks]
-    said: Mapping[str, LiveSink] = {} if live is None else live.sinks
+    said: Mapping[str, SinkReadiness] = {} if live is None else live.sinks
     names = dict.fromkeys([*configured, *glance.sinks, *said])
     return [
         _sink(
@@ -224,7 +225,7 @@ def _sinks(glance: Glance, live: Readiness | None, settings: Settings | None, no
 
 
 def _sink(
-    name: str, owing: Owing | None, live: LiveSink | None, *, configured: bool | None, now: datetime
+    name: str, owing: Owing | None, live: SinkReadiness | None, *, configured: bool | None, now: datetime
 ) -> SinkReport:
     held = {} if owing is None else owing.totals
     oldest = None if owing is None else owing.oldest_pending_at

@@ -1,0 +1,43 @@
+"""What /readyz says, as the agent writes it and as `status` reads it."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SinkReadiness(msgspec.Struct, frozen=True, kw_only=True):
+    """One sink: records by state across restarts, and what is wrong now."""
+
+    accepted: int
+    delivered: int
+    pending: int
+    parked: int
+    evicted: int
+    discarded: int
+    expired: int
+    oldest_pending_seconds: float
+    needs_attention: bool
+
+
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """The body of the answer, ready or not; members that a later version adds are ignored."""
+
+    status: str
+    """``ready`` or ``not_ready``."""
+    reasons: tuple[str, ...]
+    """Why not, a sentence each."""
+    version: str
+    stream_id: str | None
+    state_directory: str
+    state_in_memory: bool
+    vm: str | None
+    imds: str
+    last_good_poll_at: str | None
+    last_good_poll_seconds_ago: float | None
+    oldest_pending_seconds: float = 0.0
+    sinks: dict[str, SinkReadiness]
+
+    @property
+    def is_ready(self) -> bool:
+        """Return whether the agent sees what happens, and every sink takes it."""
+        return self.status == "ready"
