@@ -95,6 +95,34 @@ def test_healthy_agent_is_ready_once_imds_has_answered(agent, imds, listener):
     assert agent.stop() == 0
 
 
+def test_metrics_tell_what_was_polled_and_recorded(agent, imds, listener):
+    configure(agent, imds)
+    imds.body = json.dumps(document(1)).encode()
+    began_at = time.time()
+    agent.start()
+    imds.wait_for_polls(2)
+    life = [{**document(7, status)["Events"][0], "EventStatus": status} for status in ("Scheduled", "Started")]
+    for incarnation, event in enumerate(life, start=7):
+        imds.show({"DocumentIncarnation": incarnation, "Events": [event]})
+    seen = listener.samples()
+    assert (seen["document_incarnation"], seen["active_events|Started|Freeze"]) == (8, 1)
+    imds.status = 503
+    imds.wait_for_polls(1)
+    imds.status = 200
+    imds.show({"DocumentIncarnation": 9, "Events": []}, polls=3)
+    wait_for(lambda: listener.samples()["records_total|completed"] == 1, "the end is not recorded")
+    seen = listener.samples()
+    transitions = {name: value for name, value in seen.items() if name.startswith("records_total") and value}
+    assert transitions == {f"records_total|{name}": 1 for name in ("scheduled", "started", "completed")}
+    polls = {name.split("|")[1]: value for name, value in seen.items() if name.startswith("polls_total")}
+    assert polls["status_503"] >= 1
+    assert seen["poll_duration_seconds_count"] == sum(polls.values())
+    assert 0 < seen["poll_duration_seconds_sum"] < time.time() - began_at
+    assert began_at <= seen["last_good_poll_timestamp_seconds"] <= time.time()
+    assert not [name for name in seen if name.startswith("active_events")]
+    assert agent.stop() == 0
+
+
 def test_dead_sink_makes_it_not_ready_and_never_unhealthy(agent, imds, listener):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]

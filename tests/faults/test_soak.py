@@ -5,8 +5,9 @@ leaks with each document; the long form measures, and prints its figures:
 
     SOAK_MINUTES=30 pytest -m long -s tests/faults/test_soak.py
 
-There Event Hubs is reached over AMQP too, if the emulator can run (python-qpid-proton). apprise takes part where it is
-installed. How the agent is made to poll so often, and why it must be made to, is in soak_agent.py.
+There every sink takes part, Event Hubs over AMQP too, so it wants the extra [apprise] and python-qpid-proton. In the
+short form apprise takes part where it is installed. How the agent is made to poll so often, and why it must be made to,
+is in soak_agent.py.
 """
 
 import importlib.util
@@ -39,6 +40,7 @@ A_SECOND = 20
 #: Of the short form: an agent that keeps each document grows by 5 MB, one that does not by less than 1.
 MOST_GROWTH_MB = 2.5
 MOST_MB_AN_HOUR = 1.0
+ALL_SINKS = {"stdout", "webhook", "eventhubs", "eventhubs-amqp", "otlp", "command", "apprise"}
 LISTENS = re.compile(r'"listen":"([^"]+)"')
 
 CONFIG = """
@@ -250,6 +252,7 @@ def test_a_short_soak_loses_nothing_and_nothing_grows(tmp_path, agent_env):
 def test_a_long_soak_loses_nothing_and_memory_stays(tmp_path, agent_env):
     with Soak(tmp_path, agent_env, last=round(MINUTES * 60 * A_SECOND)) as soak:
         soak.add_amqp()
+        assert set(soak.arrivals) == ALL_SINKS, "install the extra [apprise] and python-qpid-proton"
         soak.run(most_seconds=MINUTES * 60 * 1.2 + 60)
         samples, warm = soak.watch.samples, soak.samples(after=1 / 2)
         lows = WATCH["lows"](warm, every_seconds=min(60.0, soak.seconds / 30))

@@ -195,3 +195,30 @@ def test_a_sink_that_hangs_for_ever_does_not_hold_the_process(tmp_path):
         env=dict(os.environ),
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_worker_that_is_stuck_beyond_its_deadline_is_late_and_one_that_waits_is_not(bench):
+    box = bench.sink(timeout_seconds=600.0)
+    at_the_gate, gate = threading.Event(), threading.Event()
+
+    def wait_at_the_gate(_batch):
+        at_the_gate.set()
+        gate.wait(30)
+
+    box.script(wait_at_the_gate)
+    bench.add("E-1")
+    worker = bench.start()
+    try:
+        assert at_the_gate.wait(10)
+        bench.clock.lead_seconds += 600 * 1.1 + 25
+        assert worker.pulse.late_seconds == 0
+        bench.clock.lead_seconds += 10
+        assert 0 < worker.pulse.late_seconds < 11
+    finally:
+        gate.set()
+    bench.until(lambda: worker.pulse.late_seconds == 0)
+    bench.clock.lead_seconds += 60  # as long as an idle worker waits, by itself
+    assert worker.pulse.late_seconds == 0
+    bench.stop()
+    bench.clock.lead_seconds += 1e6
+    assert worker.pulse.late_seconds == 0

@@ -328,3 +328,48 @@ def until(condition, seconds=10):
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.01)
+
+
+class Held(ListedImds):
+    """IMDS whose next answer is held until `release` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.release = threading.Event(), threading.Event()
+
+    def fetch(self):
+        self.asked.set()
+        self.release.wait(30)
+        return document(1)
+
+
+def test_poll_that_is_stuck_beyond_its_deadline_is_late_and_one_that_waits_is_not(tmp_path):
+    imds, stop, clock = Held(), threading.Event(), Clock()
+    outbox = Outbox(tmp_path, max_bytes=2**24, keep_delivered_seconds=3600)
+    poller = Poller(
+        imds,
+        outbox,
+        metrics=Metrics(),
+        watched=Me(),
+        boot_id="b",
+        poll_interval_seconds=1.0,
+        monotonic=clock.monotonic,
+    )
+    thread = threading.Thread(target=poller.run, args=(stop,))
+    thread.start()
+    try:
+        assert imds.asked.wait(10)
+        clock.seconds += imds.fetch_seconds * 1.1 + 29
+        assert poller.pulse.late_seconds == 0
+        clock.seconds += 2
+        assert 0 < poller.pulse.late_seconds < 2
+        imds.release.set()
+        until(lambda: poller.pulse.late_seconds == 0)
+    finally:
+        imds.release.set()
+        stop.set()
+        clock.seconds += 5
+        thread.join()
+        outbox.close()
+    clock.seconds += 1e6
+    assert poller.pulse.late_seconds == 0
