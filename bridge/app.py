@@ -7,8 +7,8 @@ what others look at: the status listener, and systemd, which is told that the ag
 IMDS that may take two minutes.
 
 Stop: the poll, the portal's channel and the approver first, so that nothing new comes; then records that wait for the
-identity get their sinks; then the workers drain; then the listener, which was there to say so; then the outbox, which
-commits what they did; the lock last.
+identity get their sinks; then the workers drain; then what is in memory goes back to the disk, if that takes it; then
+the outbox, which commits what they did; then the lock. The status listener last: it was there to be asked meanwhile.
 
 A stop ends within `stop_grace_seconds` and one second more, whatever hangs: every wait is bounded, every thread is a
 daemon, and start and reload give up when a stop is asked for.
@@ -57,6 +57,7 @@ _JOIN_SECONDS = 1.0
 #: After the grace, all in all; the interpreter and its last log lines need the rest of the second.
 _END_SECONDS = 0.55
 _LEAST_SECONDS = 0.05
+_RETURN_SECONDS = 0.5
 #: What a stop may take beyond the grace is a second; systemd is told of a little more.
 _STOP_MARGIN_SECONDS = 5.0
 
@@ -159,11 +160,6 @@ class Agent:
             },
         )
 
-    @property
-    def status_port(self) -> int | None:
-        """The port of the status listener; null when there is none, or while it cannot be had."""
-        return None if self._listener is None else self._listener.port
-
     def tick(self) -> None:
         """Do what is due now and then; called about once a second."""
         self._pulse.promise(_LOOK_SECONDS)
@@ -234,21 +230,21 @@ class Agent:
         self._approving.join(_left(deadline))
         self._workers.drain(deadline)
         self._return_to_disk(deadline)
-        if self._listener is not None:
-            self._listener.close()
-        self._notifier.close()
         self._say_what_is_left(_left(end))
         if self.outbox.close(_left(end, at_most=math.inf)):
             self._lock.release()
         else:  # the outbox's thread may still write: the lock goes with the process
             logger.error("The outbox hangs and was left behind; what it has not committed is not stored.")
+        if self._listener is not None:
+            self._listener.close()
+        self._notifier.close()
 
     def _return_to_disk(self, deadline: float) -> None:
         """Spend what is left of the grace on a disk that refuses: what is owed would be lost with this process."""
         while self.outbox.in_memory and time.monotonic() < deadline and self._owes_anything(_left(deadline)):
             with suppress(BridgeError, FutureTimeout):
                 self.outbox.tend().result(_left(deadline))
-            time.sleep(_LEAST_SECONDS)
+            time.sleep(_left(deadline, at_most=_RETURN_SECONDS))
 
     def _owes_anything(self, wait_seconds: float) -> bool:
         try:

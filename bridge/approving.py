@@ -85,12 +85,12 @@ class Approving:
             self.approver.nudge()
 
     def stop(self) -> None:
-        """Begin nothing any more; returns at once, see `join`."""
+        """Begin nothing any more; what is under way ends in `join`. The portal's channel may take a second to end."""
+        if self.approver is not None:
+            self.approver.stop()
         if self._channel is not None:
             self._channel.stop()
             self._channel = None
-        if self.approver is not None:
-            self.approver.stop()
 
     def join(self, timeout_seconds: float) -> None:
         """Wait for the approver's end."""

@@ -38,6 +38,8 @@ class Chores:
         now = self._monotonic()
         for chore in self._chores:
             seconds = chore.seconds()
+            if seconds:  # a pace that was quickened is in force at once
+                chore.due = min(chore.due, now + seconds)
             if seconds and now >= chore.due:
                 chore.due = now + seconds
                 self._do(chore)

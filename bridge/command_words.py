@@ -41,11 +41,6 @@ def utc(moment: datetime) -> str:
     return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}Z"
 
 
-def utc_of(timestamp_seconds: float) -> datetime:
-    """Return the aware time of a Unix time."""
-    return datetime.fromtimestamp(timestamp_seconds, timezone.utc)
-
-
 def size(count: int) -> str:
     """Return *count* bytes as "620 KiB" or "1.2 MiB"."""
     if count < _KIB * _KIB:

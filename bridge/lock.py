@@ -48,7 +48,7 @@ class DirectoryLock:
             try:
                 self._descriptor: int | None = _locked(directory)
             except OSError as error:
-                if not isinstance(error, BlockingIOError) or time.monotonic() >= give_up_at:
+                if not _is_taken(error) or time.monotonic() >= give_up_at:
                     raise StateDirectoryError(_why(directory, error)) from error
                 time.sleep(_PATIENCE_SECONDS / 10)
             else:
@@ -78,9 +78,15 @@ def _locked(directory: Path) -> int:
     return descriptor
 
 
-def _why(directory: Path, error: OSError) -> str:
+def _is_taken(error: OSError) -> bool:
     # LockFileEx on Windows says EACCES or EDEADLOCK, which a missing right says too.
-    if isinstance(error, BlockingIOError) or (sys.platform == "win32" and error.errno in (errno.EACCES, errno.EDEADLK)):
+    return isinstance(error, BlockingIOError) or (
+        sys.platform == "win32" and error.errno in (errno.EACCES, errno.EDEADLK)
+    )
+
+
+def _why(directory: Path, error: OSError) -> str:
+    if _is_taken(error):
         return (
             f"Another agent runs on the state directory {directory}. "
             "Stop that one, or give this one a directory of its own: directory in the [state] table."

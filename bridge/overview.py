@@ -21,12 +21,10 @@ from bridge.errors import BridgeError, OutboxError
 from bridge.metrics import CONTENT_TYPE, Metrics, OutboxTotals, SinkTotals, own_version
 from bridge.outbox import Outbox
 from bridge.pulse import Pulse
-from bridge.readiness import Readiness, SinkReadiness
+from bridge.readiness import STUCK_SECONDS, Readiness, SinkReadiness
 from bridge.record import format_time
 from bridge.status import Answer
 
-#: A sink whose oldest record has waited for longer is stuck, whatever the reason.
-STUCK_SECONDS = 300.0
 _READ_SECONDS = 2.0
 _UNAVAILABLE = 503
 

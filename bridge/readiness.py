@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+#: A sink whose oldest record has waited for longer is stuck, whatever the reason.
+STUCK_SECONDS = 300.0
+
 
 class SinkReadiness(msgspec.Struct, frozen=True, kw_only=True):
     """One sink: records by state across restarts, and what is wrong now."""

@@ -67,6 +67,7 @@ class FailedEvent(msgspec.Struct, frozen=True, kw_only=True):
 class _Delay(msgspec.Struct, kw_only=True):
     attempts: int = 0
     until: float = _LONG_AGO
+    tried_at: float = _LONG_AGO
     urgent: bool = False
     answers_before: int = 0
     """How many answers the sink had given when this event failed last."""
@@ -268,13 +269,18 @@ class Schedule:
     def _set_urgent(self, now: float, during: Turn, *, owes_urgent: bool) -> None:
         self._urgent_was_last = during is Turn.URGENT
         # The next one soon, it may not have been tried at all; but a hundred of them do not all knock at once.
-        soon = now + MINIMUM_DELAY_SECONDS
+        soon = min(now + MINIMUM_DELAY_SECONDS, self._urgent_deadline())
         if not owes_urgent:
             self._urgent_at = _NEVER
         elif during in {Turn.FRESH, Turn.PROBE}:
             self._urgent_at = min(self._urgent_at, soon)
         else:
             self._urgent_at = soon
+
+    def _urgent_deadline(self) -> float:
+        """Return when the first of the urgent suspects has waited as long as it may."""
+        tried = (delay.tried_at for delay in self._delays.values() if delay.urgent)
+        return min(tried, default=_NEVER) + URGENT_CAP_SECONDS
 
     def _delay(self, event: FailedEvent, now: float, retry_after: float | None) -> None:
         delay = self._delays.get(event.event_key)
@@ -288,10 +294,9 @@ class Schedule:
         gap = self._gap(delay.attempts, event.seconds_to_not_before, retry_after=retry_after, urgent=event.urgent)
         if event.urgent:
             # The urgent ones wait for one another; that counts into the 2 s.
-            count = len(self.urgent_suspects)
-            queue_seconds = MINIMUM_DELAY_SECONDS * count if count > 1 else 0.0
+            queue_seconds = MINIMUM_DELAY_SECONDS * len(self.urgent_suspects)
             gap = max(min(gap, URGENT_CAP_SECONDS - queue_seconds), MINIMUM_DELAY_SECONDS)
-        delay.until = now + gap
+        delay.tried_at, delay.until = now, now + gap
 
     def _gap(
         self,

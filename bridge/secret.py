@@ -83,7 +83,10 @@ def _text_of(path: Path, status: os.stat_result) -> str:
     if not stat.S_ISREG(status.st_mode):  # a pipe or a device might never end
         raise OSError(errno.EINVAL, "it is no plain file")
     with path.open("rb") as file:
-        return file.read(_MOST_BYTES).decode("utf-8")
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise OSError(errno.EFBIG, "it is longer than 64 KiB")
+    return content.decode("utf-8")
 
 
 def _meant(lines: Iterable[str]) -> tuple[str, ...]:

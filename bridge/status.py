@@ -7,6 +7,7 @@ that is taken is an ERROR in the log and tried again, because watching matters m
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -15,6 +16,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from typing import Any
@@ -31,6 +34,8 @@ _READ_SECONDS = 5.0
 _WAKE_SECONDS = 60.0
 _RETRY_SECONDS = 10.0
 _JOIN_SECONDS = 0.2
+#: Half of what a stop has beyond its grace.
+_RESOLVE_SECONDS = 0.5
 _TEXT = "text/plain; charset=utf-8"
 
 
@@ -114,10 +119,8 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.pages = pages
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
-        host, port = address
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        self.address_family, target = found[0][0], found[0][4]
-        super().__init__(target, _Handler)  # type: ignore[arg-type]  # an IPv6 address has four parts
+        self.address_family, target = _resolved(*address)
+        super().__init__(target, _Handler)
 
     def wake(self) -> None:
         """Have the loop turn."""
@@ -184,6 +187,27 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         """Log nothing: a probe each ten seconds is no change of state."""
+
+
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """Return the family and the address of *host*; raise OSError when the resolver takes too long.
+
+    It has no deadline of its own, so it is asked on a thread that may be left behind.
+    """
+    found: Future[Any] = Future()
+
+    def resolve() -> None:
+        try:
+            found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0])
+        except (OSError, ValueError) as error:
+            found.set_exception(error)
+
+    threading.Thread(target=resolve, name="status:resolve", daemon=True).start()
+    try:
+        family, _, _, _, address = found.result(_RESOLVE_SECONDS)
+    except FutureTimeout:
+        raise OSError(errno.ETIMEDOUT, f"the name was not found within {_RESOLVE_SECONDS:g} s") from None
+    return family, address
 
 
 def _cut(request: socket.socket) -> None:

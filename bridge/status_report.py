@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
+from bridge.readiness import STUCK_SECONDS
+
 SCHEMA_VERSION = 1
-#: As /readyz: a sink whose oldest record has waited for longer is stuck.
-STUCK_SECONDS = 300.0
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -212,6 +212,8 @@ class Store:
     def _put_away_damaged(self, why: str) -> Wreck:
         """Set the file aside, to be read later."""
         wreck = Wreck(aside=self._set_aside("damaged"))
+        if wreck.aside is None and self.in_memory:
+            return wreck  # it lies where it lay, and that was said
         self._wrecks.append(wreck)
         logger.error(
             _DAMAGED,
@@ -349,5 +351,6 @@ class Store:
         return database.open_file(self.path)
 
     def _set_aside(self, reason: str) -> Path | None:
-        self.set_aside_count += 1
-        return database.set_aside(self.path, reason, self._now())
+        aside = database.set_aside(self.path, reason, self._now())
+        self.set_aside_count += aside is not None
+        return aside

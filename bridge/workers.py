@@ -57,8 +57,8 @@ class Workers:
         metrics = self._metrics.sink(sink.name)
         metrics.set_needs_attention(needed=False)  # what the worker before called for may be mended by its settings
         worker = Worker(config=sink.config, sink_class=sink.sink_class, outbox=self._outbox, metrics=metrics)
+        worker.start()  # first: where no thread is to be had, there is no worker, and it is tried again
         self._workers[sink.name] = (sink, worker)
-        worker.start()
 
     def end_all_but(self, sinks: Sequence[SinkSettings], *, grace_seconds: float, stop: Callable[[], bool]) -> None:
         """End every worker whose sink is not among *sinks* as it is there, within two seconds, or when *stop* says."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.core import Metric
 
-from bridge import overview
+from bridge import readiness
 from bridge.approval import judging
 from bridge.approval.refusal import RefusalReason
 from bridge.errors import DeliveryFailed
@@ -152,7 +152,7 @@ def test_every_path_of_the_listener_is_documented_and_no_other(tmp_path):
 
 def test_bounds_of_readiness_are_those_of_the_code():
     [row] = [row for row in PAGES["table"](HEALTH, "path") if "/readyz" in row[0]]
-    assert f"waited for {overview.STUCK_SECONDS:.0f} s" in row[2]
+    assert f"waited for {readiness.STUCK_SECONDS:.0f} s" in row[2]
 
 
 def test_every_request_to_the_simulator_is_documented_and_no_other():

@@ -7,6 +7,7 @@ import pytest
 
 from bridge.app import Agent
 from bridge.config import read
+from bridge.delivery import Worker
 from bridge.testing import Simulator
 
 
@@ -52,6 +53,23 @@ def ticked(agent, manager):
     time.sleep(1.01)
     agent.tick()
     return heard(manager)
+
+
+def test_worker_that_gets_no_thread_is_started_later_and_delays_no_stop(agent, monkeypatch):
+    [sink] = read({"sinks": [{"type": "stdout", "name": "third"}]}).sinks
+    begin, refusals = Worker.start, [RuntimeError("can't start new thread")]
+
+    def start(worker):
+        if refusals:
+            raise refusals.pop()
+        begin(worker)
+
+    monkeypatch.setattr(Worker, "start", start)
+    with pytest.raises(RuntimeError):
+        agent._workers.start_missing([sink])
+    assert "delivery:third" not in agent._pulses()
+    agent._workers.start_missing([sink])
+    assert "delivery:third" in agent._pulses()
 
 
 def test_every_loop_is_watched(agent):

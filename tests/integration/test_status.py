@@ -133,6 +133,18 @@ def test_name_that_means_nothing_is_said_and_no_more(caplog, host):
     listening.close()
 
 
+def test_resolver_that_hangs_holds_nobody_up(monkeypatch, caplog):
+    release = threading.Event()
+    here = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [here] if release.wait(30) else [])
+    listening = StatusListener("myhost", 9464, {"/healthz": page})
+    started = time.monotonic()
+    listening.open()
+    assert time.monotonic() - started < 5
+    assert "not found within" in caplog.text
+    release.set()
+
+
 def test_close_is_quick_ends_connections_and_frees_the_port(listener):
     port = listener.port
     with socket.create_connection(("127.0.0.1", port)) as peer:

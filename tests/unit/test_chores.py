@@ -41,6 +41,17 @@ def test_pace_that_changes_counts_from_the_next_tick():
     assert moments == [4, 6, 8]
 
 
+def test_pace_that_is_quickened_is_in_force_at_once():
+    clock, moments, pace = Clock(), [], [86_400.0]
+    chores = Chores(clock)
+    chores.every(lambda: pace[0], lambda: moments.append(clock.seconds))
+    for tick in range(200):
+        clock.seconds = float(tick)
+        pace[0] = 60.0 if tick >= 10 else 86_400.0
+        chores.tick()
+    assert moments == [70, 130, 190]
+
+
 def test_chore_that_fails_is_said_once_and_keeps_no_other_from_being_done(caplog):
     clock, done, trouble = Clock(), [], [ValueError("no")]
 

@@ -116,6 +116,7 @@ chances = st.lists(st.floats(min_value=0, max_value=1, exclude_max=True), min_si
 @given(steps=st.lists(keys | waits, max_size=40), outcomes=st.lists(outcomes, min_size=1, max_size=20), chances=chances)
 @example(steps=["a", "b", "urgent-1", "urgent-2", 100.0], outcomes=["fail"], chances=[0.999])
 @example(steps=["a", "urgent-1", "urgent-2", "urgent-3", 100.0], outcomes=[7_200.0], chances=[0.999, 0.0])
+@example(steps=["urgent-2", 1.625, 284.75, "urgent-1", 1.0], outcomes=["fail"], chances=[0.5, 0.06640625, 0.28125])
 def test_no_interleaving_spins_or_lets_an_urgent_record_wait_beyond_two_seconds(steps, outcomes, chances):
     model = Model(chances, outcomes)
     for step in steps:

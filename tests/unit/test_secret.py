@@ -35,9 +35,10 @@ def test_pipe_and_device_are_refused_at_once(tmp_path):
     assert said == [True, True]
 
 
-def test_huge_file_is_read_in_part(tmp_path):
+def test_huge_file_is_refused_and_not_read_in_part(tmp_path):
     file = tmp_path / "token"
     with file.open("wb") as writing:
         writing.write(b"token\n")
         writing.truncate(2**33)
-    assert Secret(key="bearer_token", file=str(file)).value() == "token"
+    with pytest.raises(DeliveryFailed, match="longer than 64 KiB"):
+        Secret(key="bearer_token", file=str(file)).value()
