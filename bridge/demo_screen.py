@@ -133,7 +133,7 @@ class Screen:
             self._changed_at.setdefault((change.event.event_id, change.what), at)
 
     def _print(self, what: RenderableType) -> None:
-        self._console.print(what, width=self._width)
+        self._console.print(what, width=self._width, crop=False)
 
     @property
     def _width(self) -> int:
@@ -242,7 +242,11 @@ class Screen:
         text.append(f"{len(self._changed_at)} changes, {len(self._told)} records, none lost. ", style="bold")
         text.append(f"Slowest: {longest:.2f} s, at one poll a second.\nNothing is left behind. Next:")
         called = this_command(sys.argv[0], sys.orig_argv)
-        commands = [(Text(f"  {called} {command}", style="cyan"), Text(what)) for command, what in _NEXT]
+        # Never wrapped: a line that was broken in two cannot be copied from the screen.
+        commands = [
+            (Text(f"  {called} {command}", style="cyan", no_wrap=True, overflow="ignore"), Text(what))
+            for command, what in _NEXT
+        ]
         if max(command.cell_len + _GAP_COLUMNS + what.cell_len for command, what in commands) > self._width:
             below = (0, 0, 0, 2 * _GAP_COLUMNS)
             return Group(text, *(part for command, what in commands for part in (command, Padding(what, below))))

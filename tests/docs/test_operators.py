@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import subprocess
@@ -199,3 +200,63 @@ def test_number_of_series_is_what_the_page_says():
     text = PAGES["section"](PAGE, "Sizing")
     assert "about 90 series" in text
     assert "44 more" in text
+
+
+KQL = DEPLOY / "azure" / "kql"
+KQL_PAGE = PAGES["page"]("deploy/azure/kql/README.md")
+
+
+def test_every_query_is_presented_with_what_it_answers():
+    presented = {}
+    for link, answers in PAGES["table"](KQL_PAGE, "query"):
+        name, path = re.fullmatch(r"\[([\w-]+)\]\((\S+)\)", link).groups()
+        assert (KQL / path).stem == name
+        assert len(answers) > 20, name
+        presented[name] = answers
+    assert set(presented) == {path.stem for path in (KQL / "queries").glob("*.kql")}
+
+
+def test_connection_of_data_explorer_is_the_one_that_the_setup_is_made_for():
+    setup = (KQL / "data-explorer" / "setup.kql").read_text(encoding="utf-8")
+    [command] = re.findall(r"az kusto data-connection event-hub create(.*?)```", KQL_PAGE, re.DOTALL)
+    options = dict(re.findall(r"--([\w-]+) (\S+)", command.replace("\\\n", " ")))
+    assert f".create-merge table {options['table-name']} (" in setup
+    assert f'ingestion json mapping "{options["mapping-rule-name"]}"' in setup
+    assert f'"$.{options["event-system-properties"]}"' in setup
+    assert (options["data-format"], options["compression"]) == ("JSON", "None")
+    assert f"--name {options['consumer-group']}\n" in KQL_PAGE  # made just before
+    [span] = re.findall(r'"MaximumBatchingTimeSpan": "00:00:(\d+)"', setup)
+    assert ("half a minute" in KQL_PAGE, span) == (True, "30")
+
+
+def test_table_and_function_of_a_workspace_are_called_as_the_files_call_them():
+    table = json.loads((KQL / "log-analytics" / "table.json").read_text(encoding="utf-8"))["properties"]["schema"][
+        "name"
+    ]
+    assert f"/tables/{table}?" in KQL_PAGE
+    assert f"`{table}` as `tableName`" in KQL_PAGE
+    function = (KQL / "log-analytics" / "ScheduledEventRecords.kql").read_text(encoding="utf-8")
+    assert re.search(rf"^{table}$", function, re.MULTILINE)
+    [alias, parameter] = re.search(r"--fa (\S+) --fp '(\S+)'", KQL_PAGE).groups()
+    name, _, kind = parameter.partition(":")
+    assert f"function {alias} with one parameter, {name} of type {kind}" in function
+    for path in (KQL / "queries").glob("*.kql"):
+        assert f"{alias}(period)" in path.read_text(encoding="utf-8"), path.name
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
+def test_transformation_is_printed_as_a_data_collection_rule_takes_it():
+    script = PAGES["marked"](KQL_PAGE, "kql: transformation")
+    done = subprocess.run(["sh", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    file = (KQL / "log-analytics" / "transform.kql").read_text(encoding="utf-8")
+    assert printed.startswith("source\n| extend record = ")
+    assert file.endswith(printed)
+
+
+def test_templates_consumer_groups_are_named_as_the_page_names_them():
+    template = (DEPLOY / "azure" / "main.bicep").read_text(encoding="utf-8")
+    for page in (KQL_PAGE, PAGES["page"]("deploy/azure/README.md")):
+        assert "`consumerGroups`" in page
+    assert re.search(r"^param consumerGroups array", template, re.MULTILINE)

@@ -22,6 +22,7 @@ else:
     import tomli as tomllib
 
 PAGE = Path(__file__).parents[2] / "sinks" / "README.md"
+README = PAGE.parents[1] / "README.md"
 _MARKED = re.compile(r"^<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TOKEN = "pager-token-4711"
 
@@ -143,3 +144,14 @@ def test_keys_of_the_sinks_are_listed_with_their_defaults(name):
 def test_keys_of_every_http_sink_are_listed_with_their_defaults():
     own = {key: default for key, default in _defaults(HttpConfig).items() if key not in _defaults(SinkConfig)}
     assert _documented_keys("All that speak HTTP: webhook and otlp") == own
+
+
+def test_key_on_both_pages_is_one_of_every_sink_with_a_default_of_this_sink():
+    rows = re.findall(r"^\| (`sinks\..*?) \| (.*?) \|", README.read_text(encoding="utf-8"), re.MULTILINE)
+    in_readme = {key: default.strip("`") for keys, default in rows for key in re.findall(r"`sinks\.(\w+)`", keys)}
+    assert "timeout_seconds" in in_readme
+    keys_of_sinks = PAGE.read_text(encoding="utf-8").partition("## The keys of the sinks")[2]
+    for heading in re.findall(r"^### (.+)$", keys_of_sinks, re.MULTILINE):
+        twice = {key: default for key, default in _documented_keys(heading).items() if key in in_readme}
+        assert set(twice) <= set(_defaults(SinkConfig)), f"{heading}: drop the README's row"
+        assert [key for key, default in twice.items() if default == in_readme[key]] == [], heading

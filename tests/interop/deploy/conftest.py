@@ -1,8 +1,10 @@
-"""Where the tools are that judge deploy/: skipped without one, but not where they are required."""
+"""Where the tools are that judge deploy/, and what the machine can: skipped without, but not where it is required."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -69,6 +71,34 @@ def package() -> Callable[[str], ModuleType]:
             return absent(f"the Python package {name} is not installed")
 
     return load
+
+
+@pytest.fixture(scope="session")
+def unable() -> Callable[..., NoReturn]:
+    """Return a function that ends a test whose machine cannot do what it takes.
+
+    Others than root may lack it: skipped. So is what *said*, the words of a program, shows that the kernel refuses to
+    root too, as in most containers: unshare and loop devices, and nothing else. All the rest is `absent`.
+    """
+
+    def end(sentence: str, said: str = "") -> NoReturn:
+        if os.geteuid():
+            pytest.skip(f"{sentence}: only root can")
+        refused = refusal(said)
+        if refused:
+            pytest.skip(f"{sentence}: the kernel refuses {refused}")
+        absent(f"{sentence}. {said}".strip())
+
+    return end
+
+
+def refusal(said: str) -> str | None:
+    """Return what the kernel refuses and its errno, by what unshare or a loop mount *said*; None for other faults."""
+    for what, line in (("unshare", r"^unshare: .*"), ("loop devices", r"^.*\bloop\b.*")):
+        for number in (errno.EPERM, errno.EACCES):
+            if re.search(f"{line}{os.strerror(number)}", said, re.MULTILINE | re.IGNORECASE):
+                return f"{what} ({errno.errorcode[number]})"
+    return None
 
 
 def absent(sentence: str) -> NoReturn:

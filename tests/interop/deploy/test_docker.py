@@ -180,26 +180,33 @@ class Builder:
 
 
 @pytest.fixture(scope="module")
-def built(dockerfile, image, checkout, tool, tmp_path_factory):
-    """Return the builder, the layer of the image, and what its containers said of themselves."""
+def layers(tool, unable, tmp_path_factory):
+    """Return a directory for the layers of an image, on a machine that can stand in for an engine."""
     for name in ("unshare", "setpriv", "ip"):
         tool(name)
-    base, directory = Path(sys.base_prefix), tmp_path_factory.mktemp("docker")
-    if os.geteuid() or engine("probe", directory / "probe").returncode != 0:
-        pytest.skip("only root, with namespaces and overlays, can stand in for a container engine")
-    if base == Path("/usr") or sys.version_info < (3, 11):
-        pytest.skip("these tests' Python cannot stand in for the base image's: it needs 3.11 and a prefix of its own")
+    directory = tmp_path_factory.mktemp("docker")
+    probe = engine("probe", directory / "probe")
+    if probe.returncode != 0:
+        unable("no namespaces and overlays stand in for a container engine here", probe.stderr)
+    if Path(sys.base_prefix) == Path("/usr") or sys.version_info < (3, 11):
+        unable("these tests' Python cannot stand in for the base image's: it needs 3.11 and a prefix of its own")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def built(dockerfile, image, checkout, layers):
+    """Return the builder, the layer of the image, and what its containers said of themselves."""
     patterns = dockerfile.with_name("Dockerfile.dockerignore").read_text().splitlines()
     patterns = [line for line in patterns if line and not line.startswith("#")]
     known = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=checkout, capture_output=True, text=True, check=True
     ).stdout.split("\n")
-    context = directory / "context"
+    context = layers / "context"
     for name in filter(None, known):
         if not ignored(Path(name), patterns) and (checkout / name).is_file():
             (context / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(checkout / name, context / name)
-    builder = Builder(context=context, base=base, directory=directory)
+    builder = Builder(context=context, base=Path(sys.base_prefix), directory=layers)
     layer = builder.build(image.stages)
     return builder, layer, context
 

@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 JUDGES = {
     "README.md": "../../docs/test_operators.py",
     "*/README.md": "../../docs/test_readme.py",
+    "azure/kql/README.md": "../../docs/test_operators.py",
     "systemd/*": "test_systemd.py",
     "docker/Dockerfile": "test_docker.py",
     "docker/Dockerfile.dockerignore": "test_docker.py",

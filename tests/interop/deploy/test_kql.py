@@ -50,11 +50,20 @@ _SOURCE = {"source": "(TimeGenerated: datetime, RawData: string, Properties: dyn
 
 
 @pytest.fixture(scope="module")
-def judged(kql, tool):
+def shown(deploy):
+    """Return what the page beside the files shows: a command, and a query."""
+    page = (deploy / "azure" / "kql" / "README.md").read_text()
+    # "database" is what kusto_check.cjs calls the only one that it knows
+    return re.findall(r"^```kusto\n(.*?)^```$", page.replace("DATABASE", "database"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def judged(kql, shown, tool):
     """Return what the language service says of every text, asked once: it takes seconds to load."""
     wrong = {name: text for name, (text, _) in _WRONG.items()}
     texts = {**kql.queries, **wrong, "setup": kql.setup, "all columns": "ScheduledEventRecords(1d)"}
     questions = {name: {**platform.schema, "texts": texts} for name, platform in kql.platforms.items()}
+    questions["data-explorer"]["texts"] = {**texts, **{f"shown {number}": text for number, text in enumerate(shown)}}
     questions["transform"] = {"tables": _SOURCE, "texts": {"transform": kql.transform}}
     return _ask(tool("node"), questions)
 
@@ -105,6 +114,14 @@ def test_commands_are_right(judged):
     blocks = judged["data-explorer"]["setup"]
     assert _problems(blocks) == []
     assert [block["kind"] for block in blocks] == ["Command"] * 4
+
+
+def test_what_the_page_shows_is_right(judged, shown):
+    blocks = [block for number in range(len(shown)) for block in judged["data-explorer"][f"shown {number}"]]
+    assert _problems(blocks) == []
+    assert [block["kind"] for block in blocks] == ["Command", "Query"]
+    [policy] = json.loads(re.search(r"policy managed_identity '(.*)'$", shown[0], re.MULTILINE)[1])
+    assert policy == {"ObjectId": "system", "AllowedUsages": "DataConnection"}
 
 
 def test_policy_is_json(kql):

@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
 BOOT = Path(__file__).parent / "systemd/boot.sh"
 SYSTEMD = Path("/lib/systemd/systemd")
 BOOT_SECONDS = 400
+#: The namespaces that boot.sh makes.
+SPACES = ("--fork", "--pid", "--mount", "--net", "--cgroup", "--uts", "--ipc")
 #: The unit hides these from the service, so its Python may not live there.
 HIDDEN = (Path("/home"), Path("/root"), Path("/tmp"), Path("/run/user"))
 
@@ -36,24 +38,36 @@ def boot(tree, directory, seconds):
 
 
 def service_python():
-    """Return a Python that the service can see, or skip."""
+    """Return a Python of 3.10 or newer, with venv, that the service can see; None when there is none."""
     for candidate in (Path(sys.base_prefix) / "bin/python3", Path("/usr/bin/python3"), Path("/usr/local/bin/python3")):
         if any(hidden in candidate.resolve().parents for hidden in HIDDEN) or not candidate.exists():
             continue
         fits = "import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))"
         if subprocess.run([candidate, "-c", fits], capture_output=True, timeout=30, check=False).returncode == 0:
             return candidate
-    return pytest.skip("no Python of 3.10 or newer with venv outside of /home and /root, where a service could see it")
+    return None
 
 
 @pytest.fixture(scope="module")
-def facts(deploy, package_source, clean_environment, tool, tmp_path_factory):
+def place(tool, unable, tmp_path_factory):
+    """Return a directory for a systemd of its own, and a Python for its service, on a machine that can start it."""
     for name in ("unshare", "ip", "openssl", "systemd-sysusers"):
         tool(name)
     directory = tmp_path_factory.mktemp("boot")
-    if os.geteuid() or not SYSTEMD.exists() or boot("probe", directory, 30) != 0:
-        pytest.skip("only root, with systemd's package, namespaces and cgroup2, can start a systemd of its own")
+    if not SYSTEMD.exists() or boot("probe", directory, 30) != 0:
+        # by itself: what boot.sh says may be of the cgroup2 that it wants first
+        probe = subprocess.run(["unshare", *SPACES, "true"], capture_output=True, text=True, timeout=30, check=False)
+        console = (directory / "console").read_text() if SYSTEMD.exists() else f"{SYSTEMD} is not here"
+        unable("no systemd of its own starts here, with namespaces, overlays and cgroup2", probe.stderr or console)
     python = service_python()
+    if python is None:
+        unable("outside of /home and /root, where a service could see it, is no Python of 3.10 or newer with venv")
+    return directory, python
+
+
+@pytest.fixture(scope="module")
+def facts(deploy, package_source, clean_environment, place):
+    directory, python = place
     shutil.rmtree(directory / "boot")
     subprocess.run(
         [deploy / "systemd/install.sh", "--root", directory / "tree", "--python", python, package_source],
