@@ -11,6 +11,7 @@ import json
 import re
 import ssl
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta, timezone
@@ -83,11 +84,19 @@ def expected(last: int) -> Iterator[Life]:
 
 
 class Azure:
-    """A metadata service that goes on to the next document at each poll, until number *last*."""
+    """A metadata service that goes on to the next document at each poll, until number *last*.
 
-    def __init__(self, last: int) -> None:
+    From number *burn_in* on it holds each answer back, so that there are *a_second* of them.
+    """
+
+    def __init__(self, last: int, *, burn_in: int = 0, a_second: float | None = None) -> None:
         self._documents = Documents()
         self._last = last
+        self._burn_in = burn_in
+        self._pace = 0.0 if a_second is None else 1.0 / a_second
+        self._next_at = 0.0
+        self.burnt_in_at = time.monotonic()
+        """When that number was shown, in monotonic seconds."""
         self.shown = -1
         self.is_seen = threading.Event()
         """Set once the agent has asked again after the last document."""
@@ -99,6 +108,11 @@ class Azure:
         if request.path.endswith("/scheduledevents"):
             if self.shown == self._last:
                 self.is_seen.set()
+            if self.shown < self._burn_in:
+                self.burnt_in_at = self._next_at = time.monotonic()
+            else:
+                self._next_at = max(self._next_at + self._pace, time.monotonic())
+                time.sleep(max(self._next_at - time.monotonic(), 0.0))
             self.shown = min(self.shown + 1, self._last)
             body = self._documents.body(self.shown)
         else:
