@@ -48,6 +48,8 @@ MOST_MB_AN_HOUR = 1.0
 ALL_SINKS = {"stdout", "webhook", "eventhubs", "eventhubs-amqp", "otlp", "command", "apprise"}
 #: After the burn-in, until what has gathered at the slowest sink is gone.
 SETTLE_SECONDS = 60.0
+#: Nobody is told of an event that was over before the sink's turn came; only the burn-in is so fast.
+SKIPPING = {"command", "apprise"}
 LISTENS = re.compile(r'"listen":"([^"]+)"')
 
 CONFIG = """
@@ -215,16 +217,19 @@ class Soak:
         return PEERS["name_of"]((int(record["event"]["description"].split()[1]), record["transition"]))
 
     def assert_nothing_lost(self):
+        """Every record arrived; or was skipped in a burn-in too fast for the sink, because its event was over."""
         judged = self.judge()
-        assert {sink: (each["lost"], each["invented"]) for sink, each in judged.items()} == dict.fromkeys(
-            self.arrivals, (0, 0)
-        )
         count = len(list(PEERS["expected"](self.last)))
         with Beside(self.directory / "state") as beside:
             totals = beside.totals()
-        assert {sink: (total["accepted"], total["delivered"]) for sink, total in totals.items()} == dict.fromkeys(
-            self.arrivals, (count, count)
-        )
+        skipped = {sink: total["expired"] for sink, total in totals.items()}
+        assert all(sink in SKIPPING and self.burn_in for sink, number in skipped.items() if number), skipped
+        assert {
+            sink: (each["lost"] - skipped[sink], each["invented"]) for sink, each in judged.items()
+        } == dict.fromkeys(self.arrivals, (0, 0))
+        assert {
+            sink: (total["accepted"], total["delivered"] + total["expired"]) for sink, total in totals.items()
+        } == dict.fromkeys(self.arrivals, (count, count))
         return count, judged
 
     def assert_said_well(self):
