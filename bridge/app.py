@@ -247,10 +247,8 @@ class Agent:
             time.sleep(_left(deadline, at_most=_RETURN_SECONDS))
 
     def _owes_anything(self, wait_seconds: float) -> bool:
-        try:
-            return any(total["pending"] for total in self.outbox.totals().result(wait_seconds).values())
-        except (BridgeError, FutureTimeout):
-            return True
+        pending = self._pending(wait_seconds)
+        return pending is None or any(pending.values())
 
     def reload(self, settings: Settings, stop: Callable[[], bool] = lambda: False) -> None:
         """Go on with *settings*; what cannot change in a running agent is said and left.
@@ -312,27 +310,26 @@ class Agent:
 
     def _say_what_nobody_sends(self) -> None:
         """Warn of rows that are owed to sinks which the configuration does not name any more."""
-        try:
-            totals = self.outbox.totals().result(_JOIN_SECONDS)
-        except (BridgeError, FutureTimeout):
-            return
         configured = {sink.name for sink in self._settings.sinks}
-        for name, total in totals.items():
-            if name not in configured and total["pending"]:
+        for name, pending in (self._pending(_JOIN_SECONDS) or {}).items():
+            if name not in configured and pending:
                 logger.warning(
                     "Records are owed to a sink that is no longer configured. Put it back, or give them up with "
                     "`outbox discard --sink %s`.",
                     name,
-                    extra={"sink": name, "pending": total["pending"]},
+                    extra={"sink": name, "pending": pending},
                 )
 
     def _say_what_is_left(self, wait_seconds: float) -> None:
+        logger.info("The agent stopped.", extra={"pending": self._pending(wait_seconds) or {}})
+
+    def _pending(self, wait_seconds: float) -> Mapping[str, int] | None:
+        """Return how many records each sink is owed; null when the outbox does not say so in time."""
         try:
             totals = self.outbox.totals().result(wait_seconds)
-            pending = {name: total["pending"] for name, total in totals.items()}
         except (BridgeError, FutureTimeout):
-            pending = {}
-        logger.info("The agent stopped.", extra={"pending": pending})
+            return None
+        return {name: total["pending"] for name, total in totals.items()}
 
 
 def _left(deadline: float, *, at_most: float = _JOIN_SECONDS) -> float:

@@ -157,12 +157,21 @@ def _find(connection: sqlite3.Connection, decision: KeptDecision) -> str | None:
 
 def read_approvals(store: Store) -> Approvals:
     """Return what is open: decisions nobody has finished with, holds, and every approval that is remembered."""
-    consents = [_consent(row) for row in store.connection.execute(SQL["copy_approvals"])]
     return Approvals(
         stream_id=get(store.connection, "stream_id") or "",
-        decisions=tuple(_decision(row) for row in store.connection.execute(SQL["open_decisions"])),
-        consents={consent.key: consent for consent in consents},
+        decisions=open_decisions(store.connection),
+        consents={consent.key: consent for consent in remembered_consents(store.connection)},
     )
+
+
+def open_decisions(connection: sqlite3.Connection) -> tuple[KeptDecision, ...]:
+    """Return the decisions that nobody has finished with, and holds."""
+    return tuple(_decision(row) for row in connection.execute(SQL["open_decisions"]))
+
+
+def remembered_consents(connection: sqlite3.Connection) -> tuple[Consent, ...]:
+    """Return every approval that is remembered."""
+    return tuple(_consent(row) for row in connection.execute(SQL["copy_approvals"]))
 
 
 def one_decision(connection: sqlite3.Connection, source: str, decision_id: str) -> KeptDecision | None:

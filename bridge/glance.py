@@ -6,12 +6,11 @@ Functions over a connection: the agent beside may write meanwhile, and nothing h
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import msgspec
 
-from bridge.approval_rows import Consent, KeptDecision
+from bridge.approval_rows import Consent, KeptDecision, open_decisions, remembered_consents
 from bridge.database import SQL
 from bridge.record import TransitionRecord, decode_record
 from bridge.remembered import Stored, read_state
@@ -54,18 +53,16 @@ def read_glance(connection: sqlite3.Connection) -> Glance:
         return Glance(
             stored=stored,
             newest_record_at=newest,
-            sinks={name: _owing(connection, name, counts) for name, *counts in _rows(connection, "totals")},
+            sinks={
+                name: _owing(connection, name, counts) for name, *counts in connection.execute(SQL["totals"]).fetchall()
+            },
             last_records={key: _last_records(connection, key) for key in keys},
-            consents=tuple(_consent(row) for row in _rows(connection, "copy_approvals")),
-            decisions=tuple(_decision(row) for row in _rows(connection, "open_decisions")),
+            consents=remembered_consents(connection),
+            decisions=open_decisions(connection),
         )
     finally:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
-
-
-def _rows(connection: sqlite3.Connection, name: str) -> Iterable[Sequence[Any]]:
-    return connection.execute(SQL[name]).fetchall()
 
 
 def _owing(connection: sqlite3.Connection, sink: str, counts: Sequence[int]) -> Owing:
@@ -82,11 +79,3 @@ def _owing(connection: sqlite3.Connection, sink: str, counts: Sequence[int]) -> 
 def _last_records(connection: sqlite3.Connection, event_key: str) -> tuple[TransitionRecord, ...]:
     rows = connection.execute(SQL["last_records_of_event"], (event_key, _MOST_RECORDS))
     return tuple(decode_record(body) for (body,) in rows)
-
-
-def _consent(row: Sequence[Any]) -> Consent:
-    return msgspec.structs.replace(msgspec.json.decode(row[4], type=Consent), state=row[2], changed_at=row[3])
-
-
-def _decision(row: Sequence[Any]) -> KeptDecision:
-    return KeptDecision(**dict(zip(KeptDecision.__struct_fields__, row, strict=True)))

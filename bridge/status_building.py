@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from bridge.approval.digest import digest
+from bridge.approval.disabled import DISABLED_FILE, is_disabled
 from bridge.approval_rows import Consent, KeptDecision
 from bridge.config import Settings
 from bridge.database import DATABASE
@@ -39,7 +40,6 @@ from bridge.status_report import (
     VmReport,
 )
 
-_DISABLED_FILE = "approvals.disabled"
 _OPEN_CONSENTS = frozenset({"draining", "wanted", "posted", "dry_run", "command_failed", "withdrawn"})
 _OPEN_DECISIONS = frozenset({"new", "waiting", "held"})
 
@@ -123,21 +123,11 @@ def _state(
         directory=os.fsencode(directory.absolute()).decode("utf-8", "replace"),
         stream_id=glance.stored.stream_id,
         in_memory=marked or (live is not None and live.state_in_memory),
-        approvals_disabled=_is_there(directory / _DISABLED_FILE),
+        approvals_disabled=is_disabled(directory / DISABLED_FILE),
         outbox_bytes=sum(_bytes(directory / f"{DATABASE}{suffix}") for suffix in ("", "-wal")),
         max_bytes=None if settings is None else settings.state.max_bytes,
         set_aside=tuple(AsideReport(name=path.name, bytes=_bytes(path)) for path in aside),
     )
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        path.lstat()
-    except FileNotFoundError:
-        return False
-    except OSError:
-        pass  # the agent takes it the same way: what cannot be told is there
-    return True
 
 
 def _bytes(path: Path) -> int:

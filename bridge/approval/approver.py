@@ -25,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 
+from bridge.approval.disabled import DISABLED_FILE
 from bridge.approval.draining import Drains
 from bridge.approval.intake import Intake
 from bridge.approval.judging import (
@@ -40,7 +41,7 @@ from bridge.approval.judging import (
 from bridge.approval.posting import Imds, Poster
 from bridge.approval.refusals import Refusals
 from bridge.approval.ruling import Ruling
-from bridge.approval.telling import DISABLED_FILE, Teller
+from bridge.approval.telling import Teller
 from bridge.approval_rows import (
     COMMAND_FAILED,
     DRAINING,

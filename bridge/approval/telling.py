@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from bridge.approval.disabled import DISABLED_FILE, is_disabled
 from bridge.approval.judging import ACCEPTED, DISABLED, DRY_RUN_RESULT, REJECTED, Judgement, outcome_of
 from bridge.approval.posting import Posted, Poster
 from bridge.approval_rows import DRY_RUN, FOLLOWED, WAITING, WANTED, Approvals, Consent, Outcome, Settled
@@ -22,7 +23,6 @@ from bridge.logs import Repeated
 from bridge.outbox import Outbox
 from bridge.record import Document, Incarnation, Transition, TransitionRecord
 
-DISABLED_FILE = "approvals.disabled"
 _LOOK_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
 
@@ -71,13 +71,9 @@ class Teller:
         return max(min([*later, _RETRY_SECONDS]), 0.05) if wanted else _LOOK_SECONDS
 
     def _is_disabled(self) -> bool:
-        try:
-            self._disabled_file.lstat()
-        except FileNotFoundError:
+        if not is_disabled(self._disabled_file):
             self._report.recovered("disabled", f"The file {self._disabled_file} is gone; approvals go on.")
             return False
-        except OSError:
-            pass  # it cannot be told: then nothing is approved
         self._report.problem("disabled", logging.WARNING, f"No approval is given while {self._disabled_file} exists.")
         return True
 
