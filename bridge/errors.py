@@ -14,10 +14,10 @@
     │   └── StreamChanged       the outbox was started over meanwhile; read its state again
     ├── ScenarioError           a simulator scenario file is wrong
     ├── DecisionRefused         a decision about an event does not count      (bridge.approval.refusal)
-    ├── KeyUnusable             a trusted key cannot be used                  (bridge.approval.keys)
-    ├── SigningFailed           a decision cannot be signed                   (bridge.approval.signing)
-    ├── PortalFailed            the ops portal gave no usable answer          (bridge.approval.asking)
-    ├── CredentialFailed        what the portal is asked with cannot be had   (bridge.approval.credential)
+    ├── KeyUnusable             a trusted key cannot be used
+    ├── SigningFailed           a decision cannot be signed
+    ├── PortalFailed            the ops portal gave no usable answer
+    ├── CredentialFailed        what the portal is asked with cannot be had
     └── DeliveryError           what a sink says of a send
         ├── DeliveryFailed      nothing accepted for now: it is tried again
         └── DeliveryRejected    refused for good: the record is parked
@@ -134,3 +134,30 @@ class DeliveryRejected(DeliveryError):
     def __init__(self, message: str, records: tuple[object, ...] | list[object] = ()) -> None:
         super().__init__(message)
         self.records = tuple(records)
+
+
+class KeyUnusable(BridgeError):
+    """A key file cannot be read, or holds no Ed25519 key; the message names the file and what to do."""
+
+
+class SigningFailed(BridgeError):
+    """No key pair or no decision was made; the message says why and what to do."""
+
+
+class PortalFailed(BridgeError):
+    """No answer that could be used; *needs_attention*: a person must act before there is one."""
+
+    def __init__(
+        self, message: str, *, needs_attention: bool = False, retry_after_seconds: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.needs_attention = needs_attention
+        self.retry_after_seconds = retry_after_seconds
+
+
+class CredentialFailed(BridgeError):
+    """There is no token to show; *needs_attention*: nor will there be before a person has acted."""
+
+    def __init__(self, message: str, *, needs_attention: bool) -> None:
+        super().__init__(message)
+        self.needs_attention = needs_attention

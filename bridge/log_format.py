@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from json import dumps
 from typing import Any
 
-from bridge.record import format_time
+from bridge.clock import format_time
 
 #: What every LogRecord has of itself; the rest was given as ``extra``.
 STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}

@@ -5,7 +5,7 @@ never raises and never waits: lines are written by a thread of their own from a 
 which stalls cannot stall the poll; what did not fit is counted and said. Fields given as ``extra`` are keys of the
 JSON object, and ``key=value`` for a person.
 
-`Repeated` is for what fails again and again: said once, counted, reminded of each hour.
+`ThrottledLog` is for what fails again and again: said once, counted, reminded of each hour.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class _Said:
         self.unsaid = 0
 
 
-class Repeated:
+class ThrottledLog:
     """Logs what fails again and again once, counts it, and reminds of it each hour until it has recovered.
 
     A *key* is what fails (a sink, the poll); a new *message* about it is logged at once, so put what changes from

@@ -22,24 +22,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
-from bridge.deadline import DeadlineSession, ResponseTooLarge, retry_after_seconds
-from bridge.document import excerpt
+from bridge.clock import format_time, parse_time
 from bridge.errors import BridgeError, DeadlineExceeded, DeliveryError, DeliveryFailed, DeliveryRejected
-from bridge.record import (
-    URGENT_EVENT_TYPES,
-    Evidence,
-    ScheduledEvent,
-    Transition,
-    TransitionRecord,
-    VmIdentity,
-    encode,
-    format_time,
-    parse_time,
-)
-from bridge.secret import Secret, masked
+from bridge.events.event import URGENT_EVENT_TYPES, ScheduledEvent, VmIdentity, encode
+from bridge.events.record import Evidence, Transition, TransitionRecord
+from bridge.http.session import DeadlineSession, ResponseTooLarge, retry_after_seconds
+from bridge.system.secrets import Secret, masked
+from bridge.text import excerpt
 
 if TYPE_CHECKING:
-    from bridge.process import Ending, Finished, Runner, find_program
+    from bridge.system.process import Ending, Finished, Runner, find_program
 
 __all__ = [
     "URGENT_EVENT_TYPES",
@@ -78,7 +70,7 @@ def __getattr__(name: str) -> Any:
     """Return what only a sink that runs programs needs, imported when it is asked for."""
     if name not in _OF_PROCESS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from bridge import process  # noqa: PLC0415
+    from bridge.system import process  # noqa: PLC0415
 
     return getattr(process, name)
 

@@ -45,7 +45,7 @@ from bridge.sink import (
     TransitionRecord,
     masked,
 )
-from sinks._sentence import sentence
+from sinks.sentence import sentence
 
 _INSTALL = (
     "The sink type 'apprise' needs the Python package 'apprise', which is not installed. It comes with the extra "

@@ -1,7 +1,7 @@
 r"""A program that is run for each record: how a VM prepares for an event, and recovers from it.
 
 The program is started without a shell, with the record as JSON on standard input and its main fields in the environment
-(`sinks._environment` lists them). What it says with its exit code:
+(`sinks.environment` lists them). What it says with its exit code:
 
     0               delivered
     75              not now (EX_TEMPFAIL of sysexits.h): it is run again later, until `max_age_seconds`
@@ -74,7 +74,7 @@ from bridge.sink import (
     encode,
     find_program,
 )
-from sinks._environment import PREFIX, environment
+from sinks.environment import PREFIX, environment
 
 #: What the host keeps of a reason. The last line of standard error tells most, so that is what must fit.
 _MOST_MESSAGE_CHARACTERS = 256

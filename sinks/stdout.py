@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from bridge.sink import Sink, SinkConfig, TransitionRecord, encode
-from sinks._output import OUTPUT, check
-from sinks._sentence import sentence
+from sinks.output import OUTPUT, check
+from sinks.sentence import sentence
 
 
 class StdoutConfig(SinkConfig, frozen=True, kw_only=True):

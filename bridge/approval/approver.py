@@ -26,37 +26,31 @@ from pathlib import Path
 import msgspec
 
 from bridge.approval.disabled import DISABLED_FILE
-from bridge.approval.draining import Drains
-from bridge.approval.intake import Intake
-from bridge.approval.judging import (
+from bridge.approval.evaluate import (
     COMMAND_FAILED_RESULT,
-    Judgement,
+    DocumentIndex,
+    Evaluation,
     Refusal,
-    View,
     judge,
     newest_hold,
     outcome_of,
     view,
 )
+from bridge.approval.inbox import DecisionInbox
 from bridge.approval.posting import Imds, Poster
-from bridge.approval.refusals import Refusals
-from bridge.approval.ruling import Ruling
-from bridge.approval.telling import Teller
-from bridge.approval_rows import (
-    COMMAND_FAILED,
-    DRAINING,
-    POSTED,
-    WANTED,
-    Approvals,
-)
-from bridge.approval_settings import ApprovalSettings
-from bridge.belief import Moment
+from bridge.approval.refusal_limiter import RefusalLimiter
+from bridge.approval.rule_commands import RuleCommands
+from bridge.approval.rule_engine import RuleEngine
+from bridge.approval.submit import Teller
+from bridge.clock import Instant, utc_now
+from bridge.config.approval import ApprovalSettings
 from bridge.errors import BridgeError, OutboxReadOnly
-from bridge.logs import Repeated
-from bridge.metrics import Metrics
-from bridge.outbox import Outbox
-from bridge.record import Document, Incarnation, Transition, TransitionRecord, VmIdentity
-from bridge.store import utc_now
+from bridge.events.event import Document, Incarnation, VmIdentity
+from bridge.events.record import Transition, TransitionRecord
+from bridge.logs import ThrottledLog
+from bridge.metrics.metrics import Metrics
+from bridge.outbox.approvals import COMMAND_FAILED, DRAINING, POSTED, WANTED, ApprovalState
+from bridge.outbox.outbox import Outbox
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +65,7 @@ _MOST_TURNS = 20
 
 class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     document: Document
-    moment: Moment
+    moment: Instant
 
 
 class Approver:
@@ -105,12 +99,12 @@ class Approver:
         self._thread = threading.Thread(target=self._run, name="approver", daemon=True)
         self._answer: _Answer | None = None
         self._wants_answer = False
-        self._seen: tuple[Document, View] | None = None
-        self._report = Repeated(logger)
-        self._refusals = Refusals(monotonic)
+        self._seen: tuple[Document, DocumentIndex] | None = None
+        self._report = ThrottledLog(logger)
+        self._refusals = RefusalLimiter(monotonic)
         remote = settings.remote
         self._required = 1 if remote is None else remote.required_approvals
-        self._intake = Intake(
+        self._intake = DecisionInbox(
             () if remote is None else remote.trusted_keys(),
             outbox,
             vm_id=lambda: vm().vm_id,
@@ -130,8 +124,8 @@ class Approver:
             now=now,
             monotonic=monotonic,
         )
-        self._drains = Drains(self._wake.set)
-        self._ruling = Ruling(settings, vm_name=lambda: vm().name, monotonic=monotonic)
+        self._drains = RuleCommands(self._wake.set)
+        self._ruling = RuleEngine(settings, vm_name=lambda: vm().name, monotonic=monotonic)
         self._prune_at = monotonic() + _PRUNE_SECONDS
         self._waiting: list[tuple[str, float]] = []
         self._attempted: frozenset[str] = frozenset()
@@ -160,7 +154,7 @@ class Approver:
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
 
-    def saw(self, document: Document, moment: Moment) -> None:
+    def saw(self, document: Document, moment: Instant) -> None:
         """Take a good answer of the metadata service; costs next to nothing while nothing changed."""
         before = self._answer
         self._answer = _Answer(document=document, moment=moment)
@@ -227,7 +221,7 @@ class Approver:
             return min(wait_seconds, _RETRY_SECONDS) if self._has_work(state) else wait_seconds
         return min(wait_seconds, self._follow(state, answer))
 
-    def _has_work(self, state: Approvals) -> bool:
+    def _has_work(self, state: ApprovalState) -> bool:
         is_open = any(each.state in ("new", "waiting") for each in state.decisions)
         is_under_way = any(each.state in (WANTED, DRAINING) for each in state.consents.values())
         self._wants_answer = is_open or is_under_way or self._ruling.is_waiting
@@ -238,19 +232,19 @@ class Approver:
         return answer if answer is not None and self._is_fresh(answer) else None
 
     def _is_fresh(self, answer: _Answer) -> bool:
-        here = Moment(wall=self._now(), monotonic=self._monotonic())
+        here = Instant(wall=self._now(), monotonic=self._monotonic())
         return here.seconds_since(answer.moment) <= FRESH_SECONDS
 
     @property
     def _incarnation(self) -> Incarnation:
         return None if self._answer is None else self._answer.document.incarnation
 
-    def _view(self, document: Document) -> View:
+    def _view(self, document: Document) -> DocumentIndex:
         if self._seen is None or self._seen[0] is not document:
             self._seen = (document, view(document))
         return self._seen[1]
 
-    def _follow(self, state: Approvals, answer: _Answer) -> float:
+    def _follow(self, state: ApprovalState, answer: _Answer) -> float:
         seen = self._view(answer.document)
         for _ in range(_MOST_TURNS):
             judgement = judge(
@@ -287,7 +281,7 @@ class Approver:
             wait_seconds = min(wait_seconds, 10.0)  # they expire
         return wait_seconds
 
-    def _write(self, judgement: Judgement, stream_id: str) -> None:
+    def _write(self, judgement: Evaluation, stream_id: str) -> None:
         for refusal in judgement.refusals:
             self._refusals.add(refusal)
         self._heard(
@@ -323,7 +317,7 @@ class Approver:
 
     # Commands of rules.
 
-    def _add_drained(self, judgement: Judgement, state: Approvals) -> None:
+    def _add_drained(self, judgement: Evaluation, state: ApprovalState) -> None:
         for drained in self._drains.take():
             consent = state.consents.get(drained.key)
             if consent is None or consent.state != DRAINING:
@@ -344,7 +338,7 @@ class Approver:
                     )
                 )
 
-    def _start_commands(self, state: Approvals, seen: View) -> None:
+    def _start_commands(self, state: ApprovalState, seen: DocumentIndex) -> None:
         for consent in state.consents.values():
             if consent.state != DRAINING or self._drains.is_running(consent.key) or self._drains.is_full:
                 continue
@@ -361,7 +355,7 @@ class Approver:
 
     # What is visible.
 
-    def _note(self, state: Approvals) -> None:
+    def _note(self, state: ApprovalState) -> None:
         consents = state.consents.values()
         self._attempted = frozenset(each.event.key for each in consents if each.attempts or each.state == POSTED)
         posted = [each for each in consents if each.state == POSTED]

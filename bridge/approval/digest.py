@@ -14,7 +14,7 @@ import hashlib
 import json
 from decimal import Decimal
 
-from bridge.record import ScheduledEvent
+from bridge.events.event import ScheduledEvent
 
 # Beyond this an ES6 number, which is what RFC 8785 section 3.2.2.3 prints, is no longer every integer.
 _LARGEST_EXACT = 2**53 - 1

@@ -21,10 +21,10 @@ from typing import Protocol
 
 import msgspec
 
-from bridge.approval_rows import POSTED, Consent
 from bridge.backoff import delivery_gap
 from bridge.errors import ImdsError, ImdsStatus
-from bridge.record import Incarnation
+from bridge.events.event import Incarnation
+from bridge.outbox.approvals import POSTED, PendingApproval
 
 _TOO_MANY_REQUESTS = 429
 _LONGEST_GAP_SECONDS = 30.0
@@ -41,7 +41,7 @@ class Imds(Protocol):
 class Posted(msgspec.Struct, frozen=True, kw_only=True):
     """What one attempt came to; *consent* as it is to be written."""
 
-    consent: Consent
+    consent: PendingApproval
     error: ImdsError | None = None
     is_news: bool = True
     """A failure that no record has told yet."""
@@ -72,15 +72,15 @@ class Poster:
         self._quiet = threading.Condition()
         self._in_flight: frozenset[str] = frozenset()
 
-    def due_at(self, consent: Consent) -> float:
+    def due_at(self, consent: PendingApproval) -> float:
         """Return when *consent* may be posted, on the monotonic clock."""
         return self._next.get(consent.key, float("-inf"))
 
-    def is_checked(self, consent: Consent, answer_at: float) -> bool:
+    def is_checked(self, consent: PendingApproval, answer_at: float) -> bool:
         """Return whether the document of *answer_at* is newer than the last attempt."""
         return answer_at > self._tried.get(consent.key, float("-inf"))
 
-    def put_off(self, consent: Consent, seconds: float) -> None:
+    def put_off(self, consent: PendingApproval, seconds: float) -> None:
         """Do not post *consent* for so long."""
         self._next[consent.key] = self._monotonic() + seconds
 
@@ -92,7 +92,7 @@ class Poster:
 
     # The order of records.
 
-    def takes_off(self, consents: Sequence[Consent]) -> None:
+    def takes_off(self, consents: Sequence[PendingApproval]) -> None:
         """Say that these may be posted from now on."""
         with self._quiet:
             self._in_flight = frozenset(consent.event_id for consent in consents)
@@ -117,14 +117,14 @@ class Poster:
 
     # The request.
 
-    def post(self, consents: Sequence[Consent], incarnation: Incarnation) -> list[Posted]:
+    def post(self, consents: Sequence[PendingApproval], incarnation: Incarnation) -> list[Posted]:
         """Post *consents*, in one request if possible, and return what became of each."""
         done: list[Posted] = []
         for start in range(0, len(consents), _MOST_IN_A_REQUEST):
             done += self._post(consents[start : start + _MOST_IN_A_REQUEST], incarnation)
         return done
 
-    def _post(self, consents: Sequence[Consent], incarnation: Incarnation) -> list[Posted]:
+    def _post(self, consents: Sequence[PendingApproval], incarnation: Incarnation) -> list[Posted]:
         try:
             status = self._imds.start_requests([consent.event_id for consent in consents], incarnation=incarnation)
         except ImdsStatus as error:
@@ -144,7 +144,9 @@ class Poster:
             for consent in consents
         ]
 
-    def _failed(self, consent: Consent, error: ImdsError, status: int | None, retry_after: float | None) -> Posted:
+    def _failed(
+        self, consent: PendingApproval, error: ImdsError, status: int | None, retry_after: float | None
+    ) -> Posted:
         now = self._now()
         not_before = consent.event.not_before
         gap = delivery_gap(

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bridge.approval_settings import RuleSettings
-from bridge.record import ScheduledEvent, names_vm, normal_name
+from bridge.config.approval import RuleSettings
+from bridge.events.event import ScheduledEvent, names_vm, normal_name
 
 
 def first_match(rules: Iterable[RuleSettings], event: ScheduledEvent, *, vm_name: str | None) -> RuleSettings | None:

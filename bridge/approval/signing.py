@@ -14,19 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.approval.claims import MAX_REASON_CHARACTERS, ClaimsMalformed, Verdict, read_claims
-from bridge.approval.decision import ALGORITHM, MAX_LIFETIME_SECONDS, TOKEN_TYPE, DecisionRefused, read_header
 from bridge.approval.digest import digest
-from bridge.errors import BridgeError
-from bridge.record import ScheduledEvent
+from bridge.approval.token import ALGORITHM, MAX_LIFETIME_SECONDS, TOKEN_TYPE, DecisionRefused, read_header
+from bridge.errors import SigningFailed
+from bridge.events.event import ScheduledEvent
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 _PRIVATE_MODE, _PUBLIC_MODE = 0o600, 0o644
-
-
-class SigningFailed(BridgeError):
-    """No key pair or no decision was made; the message says why and what to do."""
 
 
 class KeyPair(NamedTuple):

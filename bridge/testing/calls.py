@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
+from bridge.config.settings import SinkSettings
+from bridge.delivery.sender import Sender
 from bridge.errors import DeliveryError, DeliveryRejected
-from bridge.record import TransitionRecord
-from bridge.sending import Sender
-from bridge.settings import SinkSettings
+from bridge.events.record import TransitionRecord
 
 _Error = TypeVar("_Error", bound=BaseException)
 

@@ -23,10 +23,10 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
-from bridge.config import read
+from bridge.config.loader import read
+from bridge.config.settings import SinkSettings
 from bridge.errors import DeliveryError, DeliveryFailed, DeliveryRejected
-from bridge.record import TransitionRecord
-from bridge.settings import SinkSettings
+from bridge.events.record import TransitionRecord
 from bridge.sink import Sink
 from bridge.testing.calls import Call, Host, expect, expect_accepted, expect_named, fail, skip
 from bridge.testing.peers import (

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.approval.signing import KeyPair, generate_key, sign_decision
-from bridge.record import ScheduledEvent
+from bridge.events.event import ScheduledEvent
 from bridge.testing.faults import Fault, FaultQueue
 from bridge.testing.faulty_answers import answer_with_fault
 from bridge.testing.http_server import Connection, HttpServer

@@ -6,7 +6,8 @@ import uuid
 from datetime import datetime, timezone
 from typing import Any
 
-from bridge.record import NAMESPACE, Evidence, ScheduledEvent, Transition, TransitionRecord, VmIdentity
+from bridge.events.event import ScheduledEvent, VmIdentity
+from bridge.events.record import NAMESPACE, Evidence, Transition, TransitionRecord
 
 VM = VmIdentity(
     name="WestNO_0",

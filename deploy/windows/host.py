@@ -39,7 +39,7 @@ class Host:
         self.exit_code = 1
         try:
             if not self.is_stopping:
-                from bridge.cli import main  # noqa: PLC0415  # a second or two; the service manager is answered meanwhile
+                from bridge.cli.commands import main  # noqa: PLC0415  # a second or two; the service manager is answered meanwhile
 
                 main()
         except SystemExit as ended:

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from bridge import config
-from bridge.app import Agent
-from bridge.document import parse_document
+from bridge.agent.agent import Agent
+from bridge.config import loader
+from bridge.imds.document import parse_document
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.portal import PortalStub
 
@@ -17,7 +17,7 @@ DECISIONS = 200
 def test_a_decision_reaches_azure_within_a_quarter_of_a_second(tmp_path):
     with Simulator(vms=["vm_0"], rate_limit=False) as azure, PortalStub(tmp_path / "portal", tls=False) as portal:
         remote = {"url": portal.url, "keys": portal.key_tables()}
-        settings = config.read(
+        settings = loader.read(
             {
                 "imds": {"endpoint": azure.endpoint},
                 "status": {"listen": ""},

@@ -25,16 +25,17 @@ from typing import Any
 
 import pytest
 
-from bridge.delivery import Worker
-from bridge.metrics import Metrics
-from bridge.outbox import Observation, Outbox
-from bridge.record import Document, Evidence, Transition
+from bridge.delivery.worker import DeliveryWorker
+from bridge.events.diff import Change
+from bridge.events.event import Document
+from bridge.events.record import Evidence, Transition
+from bridge.metrics.metrics import Metrics
+from bridge.outbox.outbox import Observation, Outbox
 from bridge.sink import TransitionRecord
 from bridge.testing.records import sample_event, sample_record
-from bridge.transitions import Change
-from sinks._cloudevent import CONTENT_TYPE, cloud_event_bytes
-from sinks._eventhubs_access import properties
-from sinks.eventhubs import EventHubsConfig, EventHubsSink
+from sinks.cloudevent import CONTENT_TYPE, cloud_event_bytes
+from sinks.eventhubs.access import properties
+from sinks.eventhubs.sink import EventHubsConfig, EventHubsSink
 
 pytestmark = [pytest.mark.bench, pytest.mark.interop, pytest.mark.timeout(600)]
 
@@ -131,7 +132,7 @@ def _rate_of_worker(directory: Path) -> float:
                 boot_id="bench",
             )
         ).result()
-    worker = Worker(config=config, sink_class=EventHubsSink, outbox=outbox, metrics=Metrics().sink("bench"))
+    worker = DeliveryWorker(config=config, sink_class=EventHubsSink, outbox=outbox, metrics=Metrics().sink("bench"))
     never = threading.Event()
     worker.start()
     while outbox.totals().result()["bench"]["delivered"] == 0:  # connects, before the clock starts

@@ -14,10 +14,10 @@ from statistics import median
 import pytest
 import requests
 
-from bridge.imds import ImdsClient
-from bridge.metrics import Metrics
-from bridge.outbox import Outbox
-from bridge.poller import Poller
+from bridge.imds.client import ImdsClient
+from bridge.metrics.metrics import Metrics
+from bridge.outbox.outbox import Outbox
+from bridge.polling.poller import Poller
 
 pytestmark = [
     pytest.mark.bench,

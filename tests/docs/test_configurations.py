@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from bridge.config import read
+from bridge.config.loader import read
 from bridge.sink import Transition
 from bridge.testing.records import sample_record
-from sinks._environment import PREFIX, environment
+from sinks.environment import PREFIX, environment
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,9 +13,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bridge import overview, pulse, store
-from bridge.config import read
-from sinks.eventhubs import EventHubsConfig
+from bridge.config.loader import read
+from bridge.health import reporter
+from bridge.outbox import storage
+from bridge.system import loop_watch
+from sinks.eventhubs.sink import EventHubsConfig
 
 PAGES = runpy.run_path(str(Path(__file__).with_name("pages.py")))
 README = PAGES["page"]("README.md")
@@ -120,10 +122,10 @@ def test_comparison_with_event_grid_says_how_notice_approval_and_durability_diff
             UNIT, r"first poll, which may take (\d+) s", DEFAULTS.imds.first_timeout_seconds, id="the unit's "
         ),
         pytest.param(DEPLOY, r"`state.max_bytes` at most, (\d+) MiB", DEFAULTS.state.max_bytes / 2**20, id="max_bytes"),
-        pytest.param(DEPLOY, r"it may take\s+(\d+) MiB more while", store.MEMORY_BYTES / 2**20, id="memory"),
-        pytest.param(README, r"memory \(at most (\d+) MiB", store.MEMORY_BYTES / 2**20, id="memory, README"),
-        pytest.param(README, r"oldest record has waited for (\d+) s", overview.STUCK_SECONDS, id="readyz, a sink"),
-        pytest.param(README, r"after (\d+) s of slack", pulse.SLACK_SECONDS, id="healthz"),
+        pytest.param(DEPLOY, r"it may take\s+(\d+) MiB more while", storage.MEMORY_BYTES / 2**20, id="memory"),
+        pytest.param(README, r"memory \(at most (\d+) MiB", storage.MEMORY_BYTES / 2**20, id="memory, README"),
+        pytest.param(README, r"oldest record has waited for (\d+) s", reporter.STUCK_SECONDS, id="readyz, a sink"),
+        pytest.param(README, r"after (\d+) s of slack", loop_watch.SLACK_SECONDS, id="healthz"),
     ],
 )
 def test_figure_of_the_page_is_the_one_of_the_code(page, quoted, value):
@@ -150,4 +152,6 @@ def test_systemd_waits_longer_than_the_agent_takes_to_stop_and_less_than_a_perso
 def test_watchdog_leaves_the_agent_the_slack_that_healthz_does():
     """A poll that is late shows in /healthz before systemd ends the agent for it."""
     [seconds] = re.findall(r"^WatchdogSec=(\d+)$", UNIT, re.MULTILINE)
-    assert float(seconds) > pulse.SLACK_SECONDS + DEFAULTS.imds.timeout_seconds + DEFAULTS.imds.poll_interval_seconds
+    assert (
+        float(seconds) > loop_watch.SLACK_SECONDS + DEFAULTS.imds.timeout_seconds + DEFAULTS.imds.poll_interval_seconds
+    )

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 from prometheus_client.core import Metric
 
-from bridge import readiness
-from bridge.approval import judging
+from bridge.approval import evaluate
 from bridge.approval.refusal import RefusalReason
 from bridge.errors import DeliveryFailed
-from bridge.metrics import PREFIX, Metrics, OutboxTotals, SinkTotals
-from bridge.outbox import Outbox
-from bridge.overview import Overview
-from bridge.poller import Poller
-from bridge.record import Document, Transition
+from bridge.events.event import Document
+from bridge.events.record import Transition
+from bridge.health import report
+from bridge.health.reporter import HealthReporter
+from bridge.metrics.metrics import PREFIX, Metrics, OutboxTotals, SinkTotals
+from bridge.outbox.outbox import Outbox
+from bridge.polling.poller import Poller
 from bridge.testing.control import Control
 from bridge.testing.records import sample_event
 from bridge.testing.world import World
@@ -113,7 +114,7 @@ def test_every_result_of_a_poll_is_documented():
 
 def test_every_reason_of_a_retry_is_documented_and_no_other():
     documented = {_quoted(cell)[0] for cell, _ in PAGES["table"](HEALTH, "reason")}
-    sources = [path.read_text(encoding="utf-8") for name in ("bridge", "sinks") for path in (ROOT / name).glob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for name in ("bridge", "sinks") for path in (ROOT / name).rglob("*.py")]
     said = {word for source in sources for word in re.findall(r'\breason=f?"([^"]+)"', source)}
     said |= {
         word
@@ -128,14 +129,14 @@ def test_every_reason_of_a_retry_is_documented_and_no_other():
 def test_every_result_of_an_approval_is_documented():
     [row] = [row for row in PAGES["table"](HEALTH, "metric") if "approvals_total" in row[0]]
     ours = {
-        judging.ACCEPTED,
-        judging.ALREADY_APPROVED,
-        judging.DRY_RUN_RESULT,
-        judging.DISABLED,
-        judging.COMMAND_FAILED_RESULT,
-        judging.REJECTED,
-        judging.UNANSWERED,
-        judging.GAVE_UP,
+        evaluate.ACCEPTED,
+        evaluate.ALREADY_APPROVED,
+        evaluate.DRY_RUN_RESULT,
+        evaluate.DISABLED,
+        evaluate.COMMAND_FAILED_RESULT,
+        evaluate.REJECTED,
+        evaluate.UNANSWERED,
+        evaluate.GAVE_UP,
     }
     assert ours <= set(_quoted(row[2]))
     assert not ours & {reason.value for reason in RefusalReason}, (
@@ -145,14 +146,14 @@ def test_every_result_of_an_approval_is_documented():
 
 def test_every_path_of_the_listener_is_documented_and_no_other(tmp_path):
     outbox = Outbox(tmp_path, max_bytes=2**20, keep_delivered_seconds=60.0, now=lambda: datetime.now(timezone.utc))
-    pages = Overview(outbox=outbox, metrics=Metrics(), directory=tmp_path, pulses=dict, sinks=list).pages
+    pages = HealthReporter(outbox=outbox, metrics=Metrics(), directory=tmp_path, pulses=dict, sinks=list).pages
     assert outbox.close(5)
     assert {_quoted(cell)[0] for cell, *_ in PAGES["table"](HEALTH, "path")} == set(pages)
 
 
 def test_bounds_of_readiness_are_those_of_the_code():
     [row] = [row for row in PAGES["table"](HEALTH, "path") if "/readyz" in row[0]]
-    assert f"waited for {readiness.STUCK_SECONDS:.0f} s" in row[2]
+    assert f"waited for {report.STUCK_SECONDS:.0f} s" in row[2]
 
 
 def test_every_request_to_the_simulator_is_documented_and_no_other():

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from outbox_kit import OutboxKit
 
-from bridge import cli
-from bridge.config import Settings, read
-from bridge.metrics import PREFIX, Metrics, OutboxTotals, SinkTotals
+from bridge.cli import commands
+from bridge.config.loader import Settings, read
+from bridge.metrics.metrics import PREFIX, Metrics, OutboxTotals, SinkTotals
 from bridge.testing.records import VM, sample_event, sample_record
-from sinks._cloudevent import cloud_event_bytes
+from sinks.cloudevent import cloud_event_bytes
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -111,7 +112,7 @@ def test_every_exit_code_is_dealt_with_and_no_other():
     of_run = {row[0] for row in PAGES["table"](readme, "exit code")} - {"130"}
     here = {row[0] for row in PAGES["table"](PAGE, "exit code")}
     assert here == of_run
-    assert {str(value) for name, value in vars(cli).items() if name.startswith("EXIT_")} <= here
+    assert {str(value) for name, value in vars(commands).items() if name.startswith("EXIT_")} <= here
 
 
 def test_everything_in_the_directory_is_presented():
@@ -158,7 +159,7 @@ def test_rows_of_the_sizing_table_are_computed_right():
 
 def test_size_of_a_record_in_the_outbox_is_what_the_page_computes_with(tmp_path):
     def used_by(sinks, vms):
-        kit = runpy.run_path(str(ROOT / "tests" / "outbox_kit.py"))["OutboxKit"](tmp_path / f"{len(sinks)}-{vms}")
+        kit = OutboxKit(tmp_path / f"{len(sinks)}-{vms}")
         outbox = kit.open(sinks=sinks)
         before = outbox.account().result().used_bytes
         names = tuple(f"payments-vmss_{number}" for number in range(vms))

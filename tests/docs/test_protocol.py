@@ -15,11 +15,11 @@ import msgspec
 import pytest
 
 from bridge.approval import claims as claims_module
-from bridge.approval import decision as decision_module
-from bridge.approval.decision import RefusalReason, TrustedKey, verify
+from bridge.approval import token as decision_module
 from bridge.approval.digest import canonical_json, digest
 from bridge.approval.signing import sign_decision
-from bridge.record import ScheduledEvent
+from bridge.approval.token import RefusalReason, TrustedKey, verify
+from bridge.events.event import ScheduledEvent
 
 MAKE = runpy.run_path(str(Path(__file__).parents[1] / "unit" / "vectors" / "make.py"))
 PAGE = (resources.files("bridge.approval") / "PROTOCOL.md").read_text(encoding="utf-8")

@@ -10,13 +10,14 @@ import click
 import msgspec
 import pytest
 
-from bridge import cli, registry
 from bridge.approval.rules import first_match
 from bridge.approval.signing import generate_key
-from bridge.approval_settings import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
-from bridge.config import documented, read
-from bridge.record import Evidence, Transition
-from bridge.settings import TopSettings
+from bridge.cli import commands
+from bridge.config import registry
+from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
+from bridge.config.loader import documented, read
+from bridge.config.settings import TopSettings
+from bridge.events.record import Evidence, Transition
 from bridge.sink import SinkConfig
 from bridge.testing.records import sample_event
 
@@ -83,7 +84,7 @@ def _default(field):
 def _commands():
     """Return "outbox list" -> command, for every command that does something."""
     found = {}
-    for name, command in cli.commands.commands.items():
+    for name, command in commands.commands.commands.items():
         inner = getattr(command, "commands", None)
         found |= {name: command} if inner is None else {f"{name} {each}": inner[each] for each in inner}
     return found
@@ -211,7 +212,7 @@ def test_every_option_of_a_command_is_documented(name):
 def test_every_exit_code_is_documented_and_no_other():
     rows = _rows(_section("Commands").partition("| exit code |")[2])
     documented_codes = {int(row[0]) for row in rows if row[0].isdecimal()}
-    named = {value for name, value in vars(cli).items() if name.startswith("EXIT_")}
+    named = {value for name, value in vars(commands).items() if name.startswith("EXIT_")}
     assert documented_codes == named | {0, 2, 130}
 
 

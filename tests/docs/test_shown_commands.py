@@ -15,7 +15,7 @@ import click
 import msgspec
 import pytest
 
-from bridge import cli
+from bridge.cli import commands
 from bridge.sink import encode
 from bridge.testing.records import VM, sample_event, sample_record
 
@@ -84,7 +84,7 @@ def _simple_commands(script):
 
 def _check(words):
     """Raise click.UsageError when the program does not know these *words*, or not together."""
-    command, context = cli.commands, click.Context(cli.commands, info_name=PROGRAM)
+    command, context = commands.commands, click.Context(commands.commands, info_name=PROGRAM)
     while isinstance(command, click.Group):
         options = [word for word in words if word.startswith("-")]
         if not words or words[0] in options:
@@ -120,7 +120,7 @@ def _commands_in_a_sentence():
             words = re.sub(r"\{\{.*?\}\}", "VALUE", span).split()
             if words and words[0] == PROGRAM and words[1:]:
                 yield pytest.param(words[1:], id=f"{name}: {span}")
-            elif words and len(words) > 1 and words[0] in cli.commands.commands:
+            elif words and len(words) > 1 and words[0] in commands.commands.commands:
                 yield pytest.param(words, id=f"{name}: {span}")
 
 

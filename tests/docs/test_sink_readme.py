@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bridge import registry
+from bridge.config import registry
 from bridge.sink import SinkConfig
 from bridge.testing.http_contract import HttpPeer
-from sinks._http import HttpConfig
+from sinks.http.endpoint import HttpConfig
 
 if sys.version_info >= (3, 11):
     import tomllib

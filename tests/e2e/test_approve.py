@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from bridge.record import decode_record
+from bridge.events.record import decode_record
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.portal import PortalStub
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge import cli
 from bridge.approval.signing import generate_key
-from bridge.check_warnings import Reader
+from bridge.cli import commands
+from bridge.cli.check_warnings import Reader
 from bridge.errors import OutboxError
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.portal import PortalStub
@@ -428,7 +428,7 @@ def test_a_reload_that_fails_on_the_way_is_said_and_does_not_end_the_agent(tmp_p
     config = tmp_path / "config.toml"
     config.write_text("stop_grace_seconds = 1\n")
     agent = Refusing(error)
-    cli._reload(agent, config, lambda: False)
+    commands._reload(agent, config, lambda: False)
     assert agent.refused == 1
     (said,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert "not in force as a whole" in said.message
@@ -438,6 +438,6 @@ def test_a_file_that_was_emptied_is_not_taken_for_one_without_settings(tmp_path,
     config = tmp_path / "config.toml"
     config.write_text(" \n")
     agent = Refusing(AssertionError("It was to change nothing."))
-    cli._reload(agent, config, lambda: False)
+    commands._reload(agent, config, lambda: False)
     assert agent.refused == 1
     assert "is empty" in caplog.text

@@ -15,8 +15,8 @@ import time
 import jsonschema
 import pytest
 
-from bridge.demo_words import this_command
-from bridge.record import json_schema
+from bridge.cli.demo_words import this_command
+from bridge.events.record import json_schema
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals and no SIGINT for one process")
 
@@ -234,7 +234,7 @@ def test_demo_ends_quietly_when_its_reader_has_seen_enough(tmp_path):
 def test_demo_says_what_is_wrong_when_there_is_no_temporary_directory(tmp_path):
     # tempfile tries many places; its own variable makes it try one.
     start = f"tempfile.tempdir = {str(tmp_path / 'nowhere')!r}; sys.argv[1:] = ['demo']; bridge.cli.main()"
-    code = f"import bridge.cli, sys, tempfile; {start}"
+    code = f"import bridge.cli.commands, sys, tempfile; {start}"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
     )
@@ -262,5 +262,5 @@ def test_command_of_a_venv_is_shown_with_its_path_and_one_on_the_path_by_its_nam
 
 
 def test_rich_is_not_imported_unless_there_is_a_terminal():
-    code = "import bridge.demo, bridge.cli, sys; sys.exit('rich' in sys.modules)"
+    code = "import bridge.cli.demo, bridge.cli.commands, sys; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -11,10 +11,11 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from bridge.approval.decision import TrustedKey, Verdict, verify
 from bridge.approval.digest import digest
-from bridge.config import read
-from bridge.record import Transition, encode
+from bridge.approval.token import TrustedKey, Verdict, verify
+from bridge.config.loader import read
+from bridge.events.event import encode
+from bridge.events.record import Transition
 from bridge.testing.records import VM, sample_event, sample_record
 
 if sys.version_info >= (3, 11):

@@ -23,7 +23,7 @@ from bridge.testing.private_ca import PrivateCa
 
 STDOUT = '[[sinks]]\nname = "out"\ntype = "stdout"\n'
 #: Whether the tests' own directory would survive a redeploy is the machine's business.
-NOT_OURS = "bridge.ephemeral_watch"
+NOT_OURS = "bridge.agent.ephemeral_watch"
 WORDS = re.compile(r"^\d\d:\d\d:\d\d (INFO|WARNING|ERROR) +\S")
 
 
@@ -134,7 +134,7 @@ def test_a_sink_that_fails_many_times_is_said_once_and_counted_when_it_is_over(a
     start(agent, imds, webhook(peer))
     events = fail_often(agent, imds, peer)
     failed = only(agent, "Sending failed")
-    assert (failed["level"], failed["logger"], failed["sink"]) == ("WARNING", "bridge.delivery", "hook")
+    assert (failed["level"], failed["logger"], failed["sink"]) == ("WARNING", "bridge.delivery.worker", "hook")
     peer.accept()
     agent.wait_for(lambda: "answers again" in agent.log)
     assert agent.stop() == 0
@@ -225,7 +225,7 @@ def test_a_metadata_service_that_fails_many_times_is_said_once_and_counted(agent
     agent.wait_for(lambda: "answers again" in agent.log)
     release.set()
     assert agent.stop() == 0
-    failed = [line for line in lines(agent) if (line["level"], line["logger"]) == ("WARNING", "bridge.poller")]
+    failed = [line for line in lines(agent) if (line["level"], line["logger"]) == ("WARNING", "bridge.polling.poller")]
     assert len(failed) == 1
     assert only(agent, "The metadata service answers again.")["failures"] == len(struck)
     assert len(struck) >= 6

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from bridge.record import decode_record
+from bridge.events.record import decode_record
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.portal import PortalStub
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.beside import Beside
+from bridge.outbox.reader import OutboxFile
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.http_peer import HttpPeer
 from bridge.testing.imds_api import Answer
@@ -109,7 +109,7 @@ def test_a_new_sink_gets_active_events_and_all_that_follow_and_others_notice_not
     # completed is observed, not inferred: the reload was no gap in the poll
     assert told(one) == [("E-1", "scheduled"), ("E-1", "started"), ("E-2", "scheduled"), ("E-1", "completed")]
     assert sorted(told(two)) == [("E-1", "completed"), ("E-1", "started"), ("E-2", "scheduled")]
-    with Beside(agent.state) as beside:
+    with OutboxFile(agent.state) as beside:
         assert {record.evidence.value for record in beside.records()} == {"observed"}
         assert [record.sequence for record in beside.records()] == [1, 2, 3, 4]
     assert [line["sinks"] for line in log(agent) if "read again" in line["message"]] == [["one", "two"]]
@@ -343,6 +343,6 @@ def test_fifty_hang_ups_in_a_row_lose_nothing_and_leave_no_thread_and_no_descrip
     stop(agent)
     assert count(agent, "read again") >= 5
     assert {name for name, _ in told(one)} == {"E-0", *(each["EventId"] for each in events)}
-    with Beside(agent.state) as beside:
+    with OutboxFile(agent.state) as beside:
         assert {sink: total["pending"] for sink, total in beside.totals().items()} == {"out": 0, "hook": 0}
     assert len(agent.records) == 302, "nothing is exchanged under a sink whose settings stayed, so nothing comes twice"

@@ -196,7 +196,7 @@ def test_an_imds_that_gives_no_good_answer_ends_nothing(agent, imds, answer):
     assert agent.transitions == [("started", "observed")]
     assert "Traceback" not in agent.log
     log = [json.loads(line) for line in agent.log.splitlines()]
-    assert [line for line in log if (line["level"], line["logger"]) == ("WARNING", "bridge.poller")], agent.log
+    assert [line for line in log if (line["level"], line["logger"]) == ("WARNING", "bridge.polling.poller")], agent.log
 
 
 def test_an_incarnation_that_starts_over_invents_no_ending(agent, imds):

@@ -17,8 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from bridge.beside import Beside
-from bridge.command_words import ago, countdown, duration, size
+from bridge.cli.command_words import ago, countdown, duration, size
+from bridge.outbox.reader import OutboxFile
 from bridge.testing import EventSpec, Simulator
 
 resource = pytest.importorskip("resource", reason="Windows has neither flock nor limits to files")
@@ -46,7 +46,7 @@ KEYS = {
 #: Runs a command as nobody, who may not even read the standard library: so all that is needed is imported before.
 AS_NOBODY = """
 import os, sys
-import bridge.cli, bridge.status_command, encodings.idna, encodings.utf_8_sig
+import bridge.cli.commands, bridge.cli.status, encodings.idna, encodings.utf_8_sig
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
@@ -657,7 +657,7 @@ def test_the_glance_has_what_the_lists_have(agent, azure, peer):
     agent.start()
     wait_for_status(agent, lambda report: sink_of(report, "alerts")["last_error"])
     assert agent.stop() == 0
-    with Beside(agent.state) as beside:
+    with OutboxFile(agent.state) as beside:
         glance = beside.glance()
         (row,) = beside.deliveries("alerts")
         assert glance.sinks["alerts"].totals == beside.totals()["alerts"]

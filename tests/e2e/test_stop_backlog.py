@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from bridge.beside import Beside
+from bridge.outbox.reader import OutboxFile
 from bridge.testing.http_peer import HttpPeer
 from bridge.testing.imds_api import Answer
 from bridge.testing.peers import nobody, silent_listener
@@ -101,7 +101,7 @@ def stop_in_time(agent, *signals, grace=GRACE_SECONDS):
 
 def rows(agent, sink):
     """Return the ids of *sink* by the state that the outbox keeps them in."""
-    with Beside(agent.state) as beside:
+    with OutboxFile(agent.state) as beside:
         deliveries = beside.deliveries(sink)
     states = {row.state for row in deliveries}
     return {state: {row.record.id for row in deliveries if row.state == state} for state in states}
@@ -109,7 +109,7 @@ def rows(agent, sink):
 
 def assert_all_there(agent, sinks, *, count):
     """Nothing is missing: each record is delivered or pending at each sink, and the accounts say the same."""
-    with Beside(agent.state) as beside:
+    with OutboxFile(agent.state) as beside:
         made = {record.id for record in beside.records()}
         totals = beside.totals()
     assert len(made) == count

@@ -17,15 +17,15 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from bridge import cli
-from bridge.config import load
+from bridge.cli import commands
+from bridge.config.loader import load
 
 
 def main(path: Path, poll_interval_seconds: float) -> None:
     """Run the agent until SIGTERM."""
     settings = load(path)
     settings = replace(settings, imds=replace(settings.imds, poll_interval_seconds=poll_interval_seconds))
-    command: Any = cli.run
+    command: Any = commands.run
     with click.Context(command, info_name="run") as context:
         context.params["path"] = path
         inspect.unwrap(command.callback)(settings=settings, log_format="json", log_level="info")

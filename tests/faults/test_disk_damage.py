@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from bridge.record import Document, VmIdentity
+from bridge.events.event import Document, VmIdentity
 
 resource = pytest.importorskip("resource", reason="Windows sets no limits to files")
 

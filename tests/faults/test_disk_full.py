@@ -5,11 +5,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from bridge.beside import Beside
 from bridge.errors import OutboxReadOnly
-from bridge.outbox import Outcome
-from bridge.record import Document, VmIdentity
-from bridge.store import MEMORY_BYTES
+from bridge.events.event import Document, VmIdentity
+from bridge.outbox.outbox import Outcome
+from bridge.outbox.reader import OutboxFile
+from bridge.outbox.storage import MEMORY_BYTES
 
 resource = pytest.importorskip("resource", reason="Windows sets no limits to files")
 
@@ -189,8 +189,8 @@ def test_commands_that_write_are_refused_while_the_disk_is_full(kit, disk):
     kit.fill(outbox, 20)
     fill_until_memory(kit, outbox, disk)
     with pytest.raises(OutboxReadOnly):
-        Beside(kit.directory).discard("a")
-    assert len(Beside(kit.directory).records()) >= 20
+        OutboxFile(kit.directory).discard("a")
+    assert len(OutboxFile(kit.directory).records()) >= 20
 
 
 def test_a_preemption_seen_in_memory_goes_after_its_own_older_records_and_before_all_others(kit, disk):

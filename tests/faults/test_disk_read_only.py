@@ -7,10 +7,11 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
+import outbox_kit
 import pytest
 
-from bridge.beside import Beside
 from bridge.errors import OutboxReadOnly
+from bridge.outbox.reader import OutboxFile
 
 IS_ROOT = hasattr(os, "geteuid") and os.geteuid() == 0
 NOBODY = 65534
@@ -58,7 +59,7 @@ def run_kit(kit_file, script, directory):
 
 @pytest.fixture
 def kit_file():
-    return Path(__file__).parents[1] / "outbox_kit.py"
+    return Path(outbox_kit.__file__)
 
 
 @pytest.fixture
@@ -216,8 +217,8 @@ def test_a_disk_that_comes_up_read_only_is_read_to_the_last_commit(kit, mounted,
     outbox.tend().result()
     assert outbox.in_memory
     with pytest.raises(OutboxReadOnly):
-        Beside(mounted).retry()
-    assert len(Beside(mounted).records()) == 15
+        OutboxFile(mounted).retry()
+    assert len(OutboxFile(mounted).records()) == 15
     remount(mounted, "rw")
     outbox.tend().result()
     assert not outbox.in_memory

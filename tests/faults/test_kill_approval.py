@@ -20,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from bridge.approval.digest import digest
-from bridge.approval_rows import cli_decision
-from bridge.beside import Beside
-from bridge.document import parse_document
 from bridge.errors import OutboxError
+from bridge.imds.document import parse_document
+from bridge.outbox.approvals import cli_decision
+from bridge.outbox.reader import OutboxFile
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.portal import PortalStub
 
@@ -68,7 +68,7 @@ class Story:
             valid_seconds=3600,
         )
         try:
-            with Beside(self.directory / "state") as beside:
+            with OutboxFile(self.directory / "state") as beside:
                 beside.decide(decision)
         except OutboxError:
             return False

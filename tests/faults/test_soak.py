@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.beside import Beside
+from bridge.outbox.reader import OutboxFile
 from bridge.testing.private_ca import PrivateCa
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -182,7 +182,7 @@ class Soak:
 
     def wait_until_delivered(self):
         deadline = time.monotonic() + 60
-        with Beside(self.directory / "state") as beside:
+        with OutboxFile(self.directory / "state") as beside:
             while any(total["pending"] for total in beside.totals().values()) and time.monotonic() < deadline:
                 time.sleep(0.2)
 
@@ -220,7 +220,7 @@ class Soak:
         """Every record arrived; or was skipped in a burn-in too fast for the sink, because its event was over."""
         judged = self.judge()
         count = len(list(PEERS["expected"](self.last)))
-        with Beside(self.directory / "state") as beside:
+        with OutboxFile(self.directory / "state") as beside:
             totals = beside.totals()
         skipped = {sink: total["expired"] for sink, total in totals.items()}
         assert all(sink in SKIPPING and self.burn_in for sink, number in skipped.items() if number), skipped

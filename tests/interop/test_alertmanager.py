@@ -19,8 +19,8 @@ import requests
 from bridge.sink import DeliveryFailed, Transition, format_time, parse_time
 from bridge.testing.http_contract import HttpPeer
 from bridge.testing.records import sample_event, sample_record
-from sinks._webhook_config import WebhookConfig
-from sinks.webhook import WebhookSink
+from sinks.webhook.config import WebhookConfig
+from sinks.webhook.sink import WebhookSink
 
 PROGRAM = shutil.which("prometheus-alertmanager") or shutil.which("alertmanager")
 

@@ -15,8 +15,8 @@ import pytest
 
 from bridge.sink import DeliveryFailed
 from bridge.testing.records import sample_event, sample_record
-from sinks._sentence import sentence
 from sinks.apprise import AppriseConfig, AppriseSink
+from sinks.sentence import sentence
 
 pytestmark = [
     pytest.mark.interop,

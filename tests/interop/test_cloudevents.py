@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from bridge.record import json_schema
+from bridge.events.record import json_schema
 from bridge.sink import Transition, VmIdentity, encode
 from bridge.testing.http_contract import HttpPeer
 from bridge.testing.records import VM, sample_event, sample_record
-from sinks._webhook_config import WebhookConfig
-from sinks.webhook import WebhookSink
+from sinks.webhook.config import WebhookConfig
+from sinks.webhook.sink import WebhookSink
 
 pytestmark = pytest.mark.interop
 

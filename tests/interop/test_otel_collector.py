@@ -15,7 +15,7 @@ import pytest
 
 from bridge.sink import DeliveryFailed, Transition
 from bridge.testing.records import sample_event, sample_record
-from sinks.otlp import OtlpConfig, OtlpSink
+from sinks.otlp.sink import OtlpConfig, OtlpSink
 
 pytestmark = pytest.mark.interop
 

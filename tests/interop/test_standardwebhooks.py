@@ -12,8 +12,8 @@ import pytest
 
 from bridge.testing.http_contract import HttpPeer, Request
 from bridge.testing.records import sample_event, sample_record
-from sinks._webhook_config import WebhookConfig
-from sinks.webhook import WebhookSink
+from sinks.webhook.config import WebhookConfig
+from sinks.webhook.sink import WebhookSink
 
 pytestmark = pytest.mark.interop
 

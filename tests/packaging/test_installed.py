@@ -91,11 +91,11 @@ def test_every_sink_entry_point_leads_to_a_sink(installed, tmp_path):
 
 
 def test_cli_imports_no_sdk(installed, tmp_path):
-    assert json.loads(installed.evaluate("import bridge.cli" + _PRINT_EARLY_IMPORTS, cwd=tmp_path)) == []
+    assert json.loads(installed.evaluate("import bridge.cli.commands" + _PRINT_EARLY_IMPORTS, cwd=tmp_path)) == []
 
 
 def test_stdout_sink_imports_no_sdk(installed, tmp_path):
-    code = "import bridge.cli" + _BUILD_STDOUT_SINK + _PRINT_EARLY_IMPORTS
+    code = "import bridge.cli.commands" + _BUILD_STDOUT_SINK + _PRINT_EARLY_IMPORTS
     assert json.loads(installed.evaluate(code, cwd=tmp_path)) == []
 
 

@@ -15,7 +15,7 @@ from uuid import uuid4
 import pytest
 
 from bridge.log_format import JsonFormatter, LineFormatter
-from bridge.logs import Repeated
+from bridge.logs import ThrottledLog
 
 LOGGER = logging.getLogger("tests.logs")
 
@@ -36,9 +36,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def report(clock: Clock, caplog: pytest.LogCaptureFixture) -> Iterator[Repeated]:
+def report(clock: Clock, caplog: pytest.LogCaptureFixture) -> Iterator[ThrottledLog]:
     with caplog.at_level(logging.DEBUG, logger="tests.logs"):
-        yield Repeated(LOGGER, clock=clock)
+        yield ThrottledLog(LOGGER, clock=clock)
 
 
 def run(code: str, env: dict[str, str], **options: object) -> subprocess.CompletedProcess[bytes]:
@@ -167,7 +167,7 @@ def test_remote_text_cannot_forge_a_line_or_paint_the_terminal() -> None:
 
 
 def test_same_error_is_logged_once_and_counted(
-    report: Repeated, clock: Clock, caplog: pytest.LogCaptureFixture
+    report: ThrottledLog, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for attempt in range(5):
         report.problem("poll", logging.WARNING, "refused", attempt=attempt)
@@ -183,7 +183,7 @@ def test_same_error_is_logged_once_and_counted(
 
 
 def test_another_error_another_key_and_a_new_outage_are_logged_at_once(
-    report: Repeated, caplog: pytest.LogCaptureFixture
+    report: ThrottledLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(3):
         report.problem("a", logging.WARNING, "refused")
@@ -197,7 +197,7 @@ def test_another_error_another_key_and_a_new_outage_are_logged_at_once(
 
 
 def test_reminder_comes_once_an_hour_and_says_how_often(
-    report: Repeated, clock: Clock, caplog: pytest.LogCaptureFixture
+    report: ThrottledLog, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(7201):
         report.problem("a", logging.WARNING, "refused")
@@ -208,14 +208,14 @@ def test_reminder_comes_once_an_hour_and_says_how_often(
     ]
 
 
-def test_messages_that_differ_each_time_do_not_flood(report: Repeated, caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_that_differ_each_time_do_not_flood(report: ThrottledLog, caplog: pytest.LogCaptureFixture) -> None:
     for number in range(1000):
         report.problem("a", logging.WARNING, f"request {number} failed")
     assert len(caplog.records) < 20
 
 
 def test_times_and_ids_of_a_peer_make_no_message_new_but_a_status_does(
-    report: Repeated, caplog: pytest.LogCaptureFixture
+    report: ThrottledLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(50):
         busy = f"busy. TrackingId:{uuid4()}_G{number}, Timestamp:2026-11-20T17:37:{number:02d}.96+00:00"
@@ -226,7 +226,7 @@ def test_times_and_ids_of_a_peer_make_no_message_new_but_a_status_does(
     assert len(caplog.records) == 4
 
 
-def test_any_field_name_and_any_message_are_safe(report: Repeated, caplog: pytest.LogCaptureFixture) -> None:
+def test_any_field_name_and_any_message_are_safe(report: ThrottledLog, caplog: pytest.LogCaptureFixture) -> None:
     report.problem("a", logging.ERROR, "100 % full of %s", exc_info=ValueError("x"), name="n", args=1, msg=2)
     (entry,) = caplog.records
     assert entry.getMessage() == "100 % full of %s"

@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord, VmIdentity
 from bridge.testing import Simulator
-from sinks._eventhubs_config import EventHubsConfig
-from sinks.eventhubs import EventHubsSink
+from sinks.eventhubs.config import EventHubsConfig
+from sinks.eventhubs.sink import EventHubsSink
 
 if TYPE_CHECKING:
     from tests.interop.eventhubs_emulator.process import Emulator

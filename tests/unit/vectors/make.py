@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from bridge.approval.digest import canonical_json, digest
-from bridge.record import ScheduledEvent
+from bridge.events.event import ScheduledEvent
 
 HERE = Path(__file__).parent
 VM_ID = "7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90"

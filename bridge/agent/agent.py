@@ -1,0 +1,337 @@
+"""The agent put together: built, started and stopped in an order that has reasons.
+
+Start: the directory's lock first, so that nothing is touched that another agent uses; then the outbox; then one try to
+learn who this VM is, since ids and filters depend on it; then the workers, so that what was owed before goes out even
+while IMDS is silent; then the approver and the portal's channel, which wait for the first answer; then the poll; last
+what others look at: the status listener, and systemd, which is told that the agent is ready before a first answer of
+IMDS that may take two minutes.
+
+Stop: the poll, the portal's channel and the approver first, so that nothing new comes; then records that wait for the
+identity get their sinks; then the workers drain; then what is in memory goes back to the disk, if that takes it; then
+the outbox, which commits what they did; then the lock. The status listener last: it was there to be asked meanwhile.
+
+A stop ends within `stop_grace_seconds` and one second more, whatever hangs: every wait is bounded, every thread is a
+daemon, and start and reload give up when a stop is asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
+from pathlib import Path
+
+from bridge.agent.ephemeral_watch import EphemeralWatch
+from bridge.agent.periodic import FileWatch, PeriodicTasks
+from bridge.approval.service import ApprovalService
+from bridge.config.loader import Settings
+from bridge.delivery.pool import CUT_SECONDS, WorkerPool
+from bridge.delivery.router import Router
+from bridge.errors import BridgeError
+from bridge.events.record import TransitionRecord
+from bridge.health.reporter import HealthReporter
+from bridge.health.server import HealthServer
+from bridge.imds.client import client_of
+from bridge.metrics.metrics import Metrics
+from bridge.outbox.locks import DirectoryLock, prepare_directory
+from bridge.outbox.nudge import NUDGE_FILE
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.writer import result_or_stop
+from bridge.polling.identity import IdentityResolver
+from bridge.polling.poller import Poller
+from bridge.system.boot import boot_id
+from bridge.system.loop_watch import LoopWatch
+from bridge.system.systemd import SystemdNotifier
+
+logger = logging.getLogger(__name__)
+
+_LOOK_SECONDS = 1.0
+_TEND_SECONDS = 5.0
+_CLEAN_SECONDS = 60.0
+_JOIN_SECONDS = 1.0
+#: After the grace, all in all; the interpreter and its last log lines need the rest of the second.
+_END_SECONDS = 0.55
+_LEAST_SECONDS = 0.05
+_RETURN_SECONDS = 0.5
+#: What a stop may take beyond the grace is a second; systemd is told of a little more.
+_STOP_MARGIN_SECONDS = 5.0
+
+
+class Agent:
+    """Everything that `run` runs; raise StateDirectoryError when the directory cannot be had.
+
+    With *on_request_only* its rules begin nothing and its portal is not asked: a person wants one approval.
+    """
+
+    def __init__(self, settings: Settings, directory: Path, *, on_request_only: bool = False) -> None:
+        self._settings = self._started_with = settings
+        self._in_force: Settings | None = settings
+        """Null after a reload that failed halfway: then nothing counts as unchanged."""
+        self._on_request_only = on_request_only
+        self._directory = directory
+        prepare_directory(directory)
+        self._lock = DirectoryLock(directory)
+        self.metrics = Metrics()
+        self.outbox = Outbox(
+            directory,
+            max_bytes=settings.state.max_bytes,
+            keep_delivered_seconds=settings.state.keep_delivered_seconds,
+        )
+        self._imds = client_of(settings.imds)
+        self._identity = IdentityResolver(self._imds, self.outbox, settings.vm)
+        self._workers = WorkerPool(self.outbox, self.metrics)
+        self._approving = ApprovalService(
+            self.outbox,
+            self.metrics,
+            vm=lambda: self._identity.vm,
+            directory=directory,
+            on_request_only=on_request_only,
+        )
+        self._poller: Poller | None = None
+        self._stop_polling = threading.Event()
+        self._poll_thread: threading.Thread | None = None
+        self._pulse = LoopWatch()
+        self.overview = HealthReporter(
+            outbox=self.outbox,
+            metrics=self.metrics,
+            directory=directory,
+            pulses=self._pulses,
+            sinks=lambda: [sink.name for sink in self._settings.sinks],
+        )
+        self.overview.vm_name = self.vm_name
+        self.overview.imds = lambda: self._imds.endpoint
+        self._notifier = SystemdNotifier({} if on_request_only else os.environ)
+        self._listener = self._new_listener()
+        self._chores = PeriodicTasks()
+
+    # What the poller wants to know.
+
+    def vm_name(self) -> str | None:
+        """Return this VM's name, null while it is unknown."""
+        return self._identity.vm.name
+
+    def recorded(self, records: list[TransitionRecord]) -> None:
+        """Hear of new records."""
+        if any(record.is_urgent for record in records):
+            self._identity.hurry()
+
+    # Life.
+
+    def start(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Start to watch and to deliver; give up, so that `stop` can follow, as soon as *stop* returns True."""
+        self._identity.start(stop, timeout_seconds=self._settings.imds.timeout_seconds)
+        self.outbox.on_records = self._workers.notify
+        self.metrics.register_totals(self.overview.totals)
+        self.metrics.watch_vm(self.vm_name)
+        self._route(stop)
+        if stop():
+            return
+        self._workers.start_missing(self._settings.sinks)
+        self._approving.make(self._settings.approval, self._imds)
+        self._poller = Poller(
+            self._imds,
+            self.outbox,
+            metrics=self.metrics,
+            watched=self,
+            boot_id=boot_id(),
+            poll_interval_seconds=self._settings.imds.poll_interval_seconds,
+            approvals=self._approving.approver,
+        )
+        self._approving.start()
+        self._poll_thread = threading.Thread(
+            target=self._poller.run, args=(self._stop_polling,), name="poll", daemon=True
+        )
+        self._poll_thread.start()
+        self.overview.polled = self._poller
+        self._open_to_others()
+        self._say_what_nobody_sends()
+        logger.info(
+            "The agent is running.",
+            extra={
+                "vm": self.vm_name(),
+                "imds": self._imds.endpoint,
+                "state_directory": str(self._directory),
+                "sinks": [sink.name for sink in self._settings.sinks],
+            },
+        )
+
+    def tick(self) -> None:
+        """Do what is due now and then; called about once a second."""
+        self._pulse.promise(_LOOK_SECONDS)
+        self._chores.tick()
+
+    def _open_to_others(self) -> None:
+        """Begin with what is done now and then, be there for probes, and tell systemd."""
+        self._chores.every(_LOOK_SECONDS, FileWatch(self._directory / NUDGE_FILE, self.nudge).look)
+        self._chores.every(_LOOK_SECONDS, self._feed_watchdog, now=True)
+        disk = EphemeralWatch(self._directory, self.metrics, lambda: self._identity.os_disk_is_ephemeral)
+        disk.look()
+        self._chores.every(_TEND_SECONDS, disk.look)
+        self._chores.every(_TEND_SECONDS, self.outbox.tend)
+        self._chores.every(_TEND_SECONDS, lambda: self._workers.start_missing(self._settings.sinks))
+        self._chores.every(_CLEAN_SECONDS, self.outbox.clean)
+        self._chores.every(lambda: self._settings.heartbeat.interval_seconds, self.beat, now=True)
+        if self._listener is not None:
+            self._listener.open()
+            self._chores.every(_LOOK_SECONDS, self._listener.open)
+        self._notifier.ready(f"Watching {self.vm_name() or 'this VM'} for {len(self._settings.sinks)} sinks")
+
+    def _feed_watchdog(self) -> None:
+        # Fed from here, but only while the poll turns: its first turn may take longer than any sensible watchdog.
+        if self._poller is not None and not self._poller.pulse.late_seconds:
+            self._notifier.alive()
+
+    def _feeding(self, stop: Callable[[], bool]) -> Callable[[], bool]:
+        """Return *stop*, which also feeds the watchdog: it is asked every moment of a reload that waits."""
+
+        def is_stopped() -> bool:
+            self._feed_watchdog()
+            return stop()
+
+        return is_stopped
+
+    def _pulses(self) -> Mapping[str, LoopWatch]:
+        poll = {} if self._poller is None else {"poll": self._poller.pulse}
+        return {**poll, **self._workers.pulses, "main": self._pulse}
+
+    def _new_listener(self) -> HealthServer | None:
+        address = self._settings.status.address
+        if address is None or self._on_request_only:
+            return None
+        return HealthServer(*address, self.overview.pages)
+
+    def beat(self) -> None:
+        """Send a heartbeat to the sinks that want it: a dead agent must not look like calm."""
+        if self._poller is not None:
+            self.outbox.heartbeat(incarnation=self._poller.incarnation)
+
+    def nudge(self) -> None:
+        """Look again at once: a command has written to the outbox."""
+        self._workers.nudge()
+        self._approving.nudge()
+
+    def stop(self) -> None:
+        """Stop polling, let the sinks drain for `stop_grace_seconds`, commit, let go."""
+        deadline = time.monotonic() + self._settings.stop_grace_seconds
+        end = deadline + _END_SECONDS
+        self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
+        self._pulse.rest()
+        self._stop_polling.set()
+        self._approving.stop()
+        self._imds.close()
+        self._identity.stop(timeout_seconds=_left(deadline))
+        if self._poll_thread is not None:
+            self._poll_thread.join(_left(deadline))
+        self._approving.join(_left(deadline))
+        self._workers.drain(deadline)
+        self._return_to_disk(deadline)
+        self._say_what_is_left(_left(end))
+        if self.outbox.close(_left(end, at_most=math.inf)):
+            self._lock.release()
+        else:  # the outbox's thread may still write: the lock goes with the process
+            logger.error("The outbox hangs and was left behind; what it has not committed is not stored.")
+        if self._listener is not None:
+            self._listener.close()
+        self._notifier.close()
+
+    def _return_to_disk(self, deadline: float) -> None:
+        """Spend what is left of the grace on a disk that refuses: what is owed would be lost with this process."""
+        while self.outbox.in_memory and time.monotonic() < deadline and self._owes_anything(_left(deadline)):
+            with suppress(BridgeError, FutureTimeout):
+                self.outbox.tend().result(_left(deadline))
+            time.sleep(_left(deadline, at_most=_RETURN_SECONDS))
+
+    def _owes_anything(self, wait_seconds: float) -> bool:
+        pending = self._pending(wait_seconds)
+        return pending is None or any(pending.values())
+
+    def reload(self, settings: Settings, stop: Callable[[], bool] = lambda: False) -> None:
+        """Go on with *settings*; what cannot change in a running agent is said and left.
+
+        Gives up, so that `stop` can follow, as soon as *stop* returns True.
+        """
+        before, self._in_force = self._in_force, None
+        stop = self._feeding(stop)
+        self._pulse.promise_call(max(self._settings.imds.timeout_seconds, settings.imds.timeout_seconds) * 2)
+        self._settings = settings
+        for key, in_force in (("state", self._started_with.state), ("status", self._started_with.status)):
+            if in_force != getattr(settings, key):
+                logger.warning("A change of [%s] needs a restart; the rest is in force.", key)
+        is_imds_new = before is None or (before.imds, before.vm) != (settings.imds, settings.vm)
+        if is_imds_new:
+            self._exchange_imds(settings, stop)
+        if is_imds_new or before is None or before.approval != settings.approval:
+            self._exchange_approver(stop)
+        # Before any worker ends: if the outbox refuses, those that are there go on.
+        self._route(stop)
+        self._workers.end_all_but(settings.sinks, grace_seconds=settings.stop_grace_seconds, stop=stop)
+        if stop():
+            return
+        self._workers.start_missing(settings.sinks)
+        self._in_force = settings
+        self._say_what_nobody_sends()
+        self.metrics.reloaded(is_right=True)
+        logger.info("The configuration was read again.", extra={"sinks": [sink.name for sink in settings.sinks]})
+
+    def refused_configuration(self) -> None:
+        """Note that the configuration was to be read again and is wrong; nothing has changed."""
+        self.metrics.reloaded(is_right=False)
+
+    def _exchange_imds(self, settings: Settings, stop: Callable[[], bool]) -> None:
+        old, self._imds = self._imds, client_of(settings.imds)
+        self._identity.stop(timeout_seconds=CUT_SECONDS)
+        self._identity = IdentityResolver(self._imds, self.outbox, settings.vm)
+        self._identity.start(stop, timeout_seconds=settings.imds.timeout_seconds)
+        if self._poller is not None:
+            self._poller.use(self._imds, poll_interval_seconds=settings.imds.poll_interval_seconds)
+        old.close()
+
+    def _exchange_approver(self, stop: Callable[[], bool]) -> None:
+        """End one approver before another may start on the same decisions."""
+        self._approving.stop()
+        self._approving.join_or_stop(self._settings.imds.timeout_seconds, stop)
+        if stop():
+            return
+        self._approving.make(self._settings.approval, self._imds)
+        if self._poller is not None:
+            self._poller.approvals = self._approving.approver
+        self._approving.start()
+
+    def _route(self, stop: Callable[[], bool]) -> None:
+        sinks = self._settings.sinks
+        routes = Router([sink.config for sink in sinks])
+        configured = self.outbox.configure(routes, [sink.name for sink in sinks], labels=dict(self._settings.labels))
+        result_or_stop(configured, stop)
+
+    def _say_what_nobody_sends(self) -> None:
+        """Warn of rows that are owed to sinks which the configuration does not name any more."""
+        configured = {sink.name for sink in self._settings.sinks}
+        for name, pending in (self._pending(_JOIN_SECONDS) or {}).items():
+            if name not in configured and pending:
+                logger.warning(
+                    "Records are owed to a sink that is no longer configured. Put it back, or give them up with "
+                    "`outbox discard --sink %s`.",
+                    name,
+                    extra={"sink": name, "pending": pending},
+                )
+
+    def _say_what_is_left(self, wait_seconds: float) -> None:
+        logger.info("The agent stopped.", extra={"pending": self._pending(wait_seconds) or {}})
+
+    def _pending(self, wait_seconds: float) -> Mapping[str, int] | None:
+        """Return how many records each sink is owed; null when the outbox does not say so in time."""
+        try:
+            totals = self.outbox.totals().result(wait_seconds)
+        except (BridgeError, FutureTimeout):
+            return None
+        return {name: total["pending"] for name, total in totals.items()}
+
+
+def _left(deadline: float, *, at_most: float = _JOIN_SECONDS) -> float:
+    """Return the seconds until *deadline*, at most *at_most*, but never none."""
+    return min(max(deadline - time.monotonic(), _LEAST_SECONDS), at_most)

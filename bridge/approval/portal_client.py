@@ -1,0 +1,209 @@
+"""One request to the portal, and what its answer means: PROTOCOL.md, sections 2 to 4.
+
+Only an answer of exactly that shape is one; all else is PortalFailed, with nothing of it used. No message holds a word
+of the portal's: whoever answers there may repeat the token that it was shown, or a decision. What a message does hold
+stays the same from try to try, so that one trouble is one line in the log.
+
+No redirect is followed, and a proxy is one that the environment names. To a loopback address there is none: plain
+http, which is allowed there alone, would show it the token.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import ssl
+from collections.abc import Iterator
+from typing import Annotated, NoReturn
+from urllib.parse import quote, urlsplit
+
+import msgspec
+import requests
+from msgspec import Meta
+
+from bridge.approval.credentials import PortalCredential, credential_of
+from bridge.config.approval import RemoteSettings
+from bridge.errors import ConfigurationError, CredentialFailed, DeadlineExceeded, PortalFailed
+from bridge.http.session import DeadlineSession, ResponseTooLarge, retry_after_seconds
+from bridge.text import excerpt
+
+#: A request may last so much longer than the portal may hold it.
+GRACE_SECONDS = 10.0
+MAX_ANSWER_BYTES = 1024 * 1024
+MAX_DECISIONS = 1_000
+MAX_INDEX = 2**53 - 1
+
+_OK, _NO_CONTENT = 200, 204
+_REFUSED = frozenset({401, 403})
+_NEEDS_A_PERSON = {
+    401: "Check the token or the client certificate of approval.remote.",
+    403: "Check the token or the client certificate of approval.remote, and what it is allowed to do.",
+    404: "Either it does not know this VM, or approval.remote.url is wrong.",
+    410: "Either it does not know this VM, or approval.remote.url is wrong.",
+}
+_SAYS_WHEN = frozenset({429, 503})
+_REDIRECTS = range(300, 400)
+_UNCHANGED = 304
+
+
+class PortalAnswer(msgspec.Struct, frozen=True):
+    """What a good answer brought; further members are ignored."""
+
+    index: Annotated[int, Meta(ge=1, le=MAX_INDEX)]
+    decisions: Annotated[tuple[str, ...], Meta(max_length=MAX_DECISIONS)]
+
+
+class PortalClient:
+    """Asks the portal of *remote*; for one thread, but for `close`.
+
+    Raises ConfigurationError for plain http to another machine.
+    """
+
+    def __init__(
+        self,
+        remote: RemoteSettings,
+        *,
+        credential: PortalCredential | None = None,
+        grace_seconds: float = GRACE_SECONDS,
+    ) -> None:
+        parts = urlsplit(remote.url)
+        is_loopback = _is_loopback(parts.hostname or "")
+        if parts.scheme != "https" and not is_loopback:
+            raise ConfigurationError(
+                f"approval.remote.url begins with {parts.scheme}:// and leads to another machine; use https."
+            )
+        self.origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        self._remote = remote
+        self._url = remote.url.rstrip("/")
+        self._deadline_seconds = remote.wait_seconds + grace_seconds
+        self._credential = credential or credential_of(remote)
+        self._is_closed = False
+        self._session = DeadlineSession()
+        self._session.headers.update({"User-Agent": "scheduled-events-bridge", "Accept-Encoding": "identity"})
+        self._proxies = {} if is_loopback else requests.utils.get_environ_proxies(self._url)
+
+    def ask(self, vm_id: str, *, index: int) -> PortalAnswer:
+        """Return what there is for *vm_id* after *index*; a 204 reads as that index and nothing. Raise PortalFailed."""
+        try:
+            response = self._get(vm_id, index)
+        except CredentialFailed as error:
+            raise PortalFailed(str(error), needs_attention=error.needs_attention) from error
+        except ResponseTooLarge as error:
+            raise PortalFailed(
+                f"The answer of the portal at {self.origin} is larger than {MAX_ANSWER_BYTES} bytes, and not used."
+            ) from error
+        except DeadlineExceeded as error:
+            raise PortalFailed(
+                f"The portal at {self.origin} gave no complete answer within {self._deadline_seconds:g} s."
+            ) from error
+        except (requests.RequestException, OSError, ValueError) as error:
+            raise self._unreachable(error) from error
+        if response.status_code == _NO_CONTENT:
+            return PortalAnswer(index, ())
+        if response.status_code != _OK:
+            self._refuse(response)
+        return self._read(response.content)
+
+    def start_afresh(self) -> None:
+        """Close the idle connections: what failed may be the way that an old one takes, or a certificate it showed."""
+        self._session.close()
+
+    def stop_waiting(self) -> None:
+        """Wait no longer for a token."""
+        self._credential.close()
+
+    def close(self) -> None:
+        """Break off a call in flight, and begin none any more."""
+        self._is_closed = True
+        self._credential.close()
+        self._session.close()
+
+    def _get(self, vm_id: str, index: int) -> requests.Response:
+        token = self._credential.bearer()
+        if self._is_closed:
+            raise PortalFailed(f"The portal at {self.origin} is not asked any more.")
+        headers = {"Accept": "application/json"}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        return self._session.request(
+            "GET",
+            f"{self._url}/vms/{quote(vm_id.lower(), safe='')}/decisions",
+            params={"index": str(index), "wait": f"{self._remote.wait_seconds:g}"},
+            headers=headers,
+            deadline_seconds=self._deadline_seconds,
+            max_body_bytes=MAX_ANSWER_BYTES,
+            proxies=self._proxies,
+            verify=self._remote.ca_file or True,
+            cert=self._certificate(),
+        )
+
+    def _certificate(self) -> str | tuple[str, str] | None:
+        certificate, key = self._remote.client_cert_file, self._remote.client_key_file
+        return certificate if certificate is None or key is None else (certificate, key)
+
+    def _refuse(self, response: requests.Response) -> NoReturn:
+        status = response.status_code
+        if status in _REFUSED:
+            self._credential.forget()
+        advice = _NEEDS_A_PERSON.get(status, "")
+        if status in _REDIRECTS and status != _UNCHANGED:
+            advice = "Redirects are not followed. Put the right address into approval.remote.url."
+        said = f"The portal at {self.origin} answered {status} {http.client.responses.get(status, '')}".rstrip()
+        raise PortalFailed(
+            f"{said}. {advice}".rstrip(),
+            needs_attention=bool(advice),
+            retry_after_seconds=retry_after_seconds(response.headers) if status in _SAYS_WHEN else None,
+        )
+
+    def _read(self, body: bytes) -> PortalAnswer:
+        try:
+            return _decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            # Of the errors only this one is sure to quote nothing, and not to differ from try to try.
+            shape = f" ({error})" if isinstance(error, msgspec.ValidationError) else ""
+            raise PortalFailed(
+                f"The portal at {self.origin} answered 200 with a body that is no answer{shape}, and not used."
+            ) from error
+
+    def _unreachable(self, error: Exception) -> PortalFailed:
+        cause = list(_chain(error))[-1]
+        is_tls = isinstance(error, requests.exceptions.SSLError) and not isinstance(cause, _BROKEN_OFF)
+        # The file of a certificate is not there: requests says so itself, before there is a connection.
+        is_ours = not isinstance(error, requests.RequestException) or isinstance(error, ValueError)
+        return PortalFailed(
+            f"The portal at {self.origin} cannot be reached: {_words(error, cause).rstrip('.')}.",
+            needs_attention=is_tls or is_ours,
+        )
+
+
+_decoder = msgspec.json.Decoder(PortalAnswer)
+#: The peer hung up under TLS: a broken connection, no quarrel about certificates.
+_BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError, TimeoutError)
+
+
+def _words(error: Exception, cause: BaseException) -> str:
+    """Return what went wrong without anything that a peer has said or that stands in a header."""
+    if isinstance(error, requests.exceptions.InvalidProxyURL):
+        return excerpt(str(error).encode())
+    if isinstance(cause, http.client.RemoteDisconnected):
+        return "it closed the connection without an answer"
+    if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException):
+        return excerpt((str(cause) or type(cause).__name__).encode("utf-8", "replace"))
+    return type(cause).__name__
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield *error*, what caused it, and so on; urllib3 keeps a cause in ``reason`` as well."""
+    seen: list[BaseException] = []
+    following: object = error
+    while isinstance(following, BaseException) and not any(following is each for each in seen):
+        seen.append(following)
+        yield following
+        following = following.__cause__ or following.__context__ or getattr(following, "reason", None)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,150 @@
+"""The command of a rule: what must succeed on this VM before the rule approves.
+
+Each command has a thread of its own, so that a drain of ten minutes delays no other approval. It runs once for an event
+as it is: what became of it is kept. The one exception is an agent that died or was stopped meanwhile. Then nobody knows
+how far the command came, and it runs again: skipping it would approve an event for a VM that may not be drained, or
+leave a drained one unapproved. So a command must bear being run twice.
+
+The command gets the last record of the event as JSON on standard input, and these variables, each always set, on one
+line, empty when unknown: SCHEDULED_EVENT_ID (the record's), _TRANSITION, _EVENT_ID, _EVENT_TYPE, _EVENT_STATUS,
+_EVENT_SOURCE, _RESOURCES (joined by commas), _NOT_BEFORE, _DURATION_SECONDS, _DESCRIPTION, _VM_NAME, _VM_ID and _RULE.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from bridge.config.approval import RuleSettings
+from bridge.events.event import ScheduledEvent, encode, format_not_before
+from bridge.events.record import TransitionRecord
+from bridge.system.process import Ending, Finished, Runner
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "SCHEDULED_EVENT_"
+_MOST_CHARACTERS = 8_192
+_MOST_AT_ONCE = 8
+_JOIN_SECONDS = 1.0
+Key = tuple[str, str]
+
+
+class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
+    """How a command ended."""
+
+    key: Key
+    problem: str | None
+    """Null: it exited 0 in time."""
+
+
+class RuleCommands:
+    """Runs the commands of rules; *wake* is called when one has ended."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._running: dict[Key, tuple[Runner, threading.Thread]] = {}
+        self._ended: list[CommandResult] = []
+        self._is_closed = False
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether no other command may start now."""
+        with self._lock:
+            return len(self._running) >= _MOST_AT_ONCE
+
+    def is_running(self, key: Key) -> bool:
+        """Return whether the command for *key* runs, or its end was not taken yet."""
+        with self._lock:
+            return key in self._running or any(each.key == key for each in self._ended)
+
+    def start(self, key: Key, rule: RuleSettings, record: TransitionRecord) -> None:
+        """Run the command of *rule* for the event of *record*."""
+        runner = Runner()
+        thread = threading.Thread(
+            target=self._run, args=(key, rule, record, runner), name=f"approval:command:{rule.name}", daemon=True
+        )
+        with self._lock:
+            if self._is_closed:
+                return
+            self._running[key] = (runner, thread)
+        logger.info("A rule's command runs.", extra={"rule": rule.name, "event_id": key[0]})
+        thread.start()
+
+    def take(self) -> list[CommandResult]:
+        """Return what has ended since the last call."""
+        with self._lock:
+            ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None:
+        """Kill what runs; it runs again with the next start of the agent."""
+        with self._lock:
+            self._is_closed = True
+            running = list(self._running.values())
+        for runner, _ in running:
+            runner.close()
+        for _, thread in running:
+            thread.join(_JOIN_SECONDS)
+
+    def _run(self, key: Key, rule: RuleSettings, record: TransitionRecord, runner: Runner) -> None:
+        try:
+            finished = runner.run(
+                rule.command or (),
+                deadline_seconds=rule.command_timeout_seconds,
+                stdin=encode(record) + b"\n",
+                environment=environment(record, rule.name),
+            )
+            problem = _problem(rule, finished)
+            was_closed = finished.ending is Ending.CLOSED
+        except OSError as error:
+            problem, was_closed = (
+                f"The command of rule {rule.name} cannot be started: {error.strerror or error}.",
+                False,
+            )
+        except Exception as error:
+            logger.exception("A rule's command failed in an unforeseen way.")
+            problem, was_closed = f"The command of rule {rule.name} failed: {error!r}.", False
+        with self._lock:
+            del self._running[key]
+            if not (was_closed or self._is_closed):
+                self._ended.append(CommandResult(key=key, problem=problem))
+        self._wake()
+
+
+def _problem(rule: RuleSettings, finished: Finished) -> str | None:
+    said = f": {finished.error_output}" if finished.error_output else "."
+    if finished.ending is Ending.DEADLINE:
+        return f"The command of rule {rule.name} did not end within {rule.command_timeout_seconds:g} s{said}"
+    if finished.exit_code != 0:
+        return f"The command of rule {rule.name} failed with exit code {finished.exit_code}{said}"
+    return None
+
+
+def environment(record: TransitionRecord, rule: str) -> dict[str, str]:
+    """Return the variables that the module lists."""
+    event = record.event or ScheduledEvent(event_status="")
+    duration = event.duration_seconds
+    values = {
+        "ID": record.id,
+        "TRANSITION": record.transition.value,
+        "EVENT_ID": event.event_id,
+        "EVENT_TYPE": event.event_type,
+        "EVENT_STATUS": event.event_status,
+        "EVENT_SOURCE": event.event_source,
+        "RESOURCES": ",".join(event.resources or ()),
+        "NOT_BEFORE": format_not_before(event.not_before),
+        "DURATION_SECONDS": None if duration is None else str(duration),
+        "DESCRIPTION": event.description,
+        "VM_NAME": record.vm.name,
+        "VM_ID": record.vm.vm_id,
+        "RULE": rule,
+    }
+    return {PREFIX + name: _one_line(value or "") for name, value in values.items()}
+
+
+def _one_line(value: str) -> str:
+    return "".join(character if character.isprintable() else " " for character in value[:_MOST_CHARACTERS])

@@ -1,0 +1,159 @@
+"""`approve EVENT_ID`: a person on this VM approves one event, with the same checks and the same records as a portal.
+
+With an agent running, the decision is written into the outbox beside it and the agent does the rest. With none, the
+command takes the directory's lock and is that agent for a moment, sinks included, but for its rules and its portal:
+nobody asked them. Either way the outcome is read from the decision itself.
+
+What is approved is the event as it was shown: if Azure changes it between the question and the answer, nothing happens.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from bridge.agent.agent import Agent
+from bridge.approval.digest import digest
+from bridge.config.loader import Settings
+from bridge.errors import BridgeError, StateDirectoryError
+from bridge.events.event import ScheduledEvent
+from bridge.outbox.approvals import StoredDecision, cli_decision
+from bridge.outbox.locks import DirectoryLock
+from bridge.outbox.reader import OutboxFile
+
+if sys.platform != "win32":
+    import pwd
+
+#: What an agent has not looked at by then is not approved later, behind the person's back.
+_VALID_SECONDS = 120.0
+_ANSWER_SECONDS = 30.0
+_LOOK_SECONDS = 0.1
+_APPROVED = frozenset({"accepted", "already_approved"})
+
+
+class ApprovalsNotConfigured(BridgeError):
+    """Nothing may be approved on this VM."""
+
+
+class NoSuchEvent(BridgeError):
+    """The event cannot be approved, because it is not there as it should be."""
+
+
+def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool) -> int:
+    """Approve *event_id* after asking, unless *yes*; print what came of it and return the exit code."""
+    if settings.approval is None:
+        raise ApprovalsNotConfigured(
+            "Approvals are not configured: there is no [approval] table, so this agent never posts anything. "
+            "Add an empty [approval] table to allow them."
+        )
+    with _agent(settings, directory) as tick, OutboxFile(directory) as beside:
+        event = _event(beside, event_id, is_ready=tick)
+        click.echo(describe(event), err=True)
+        if not yes:
+            click.confirm("Approve it for all of these?", abort=True, err=True)
+        decision = cli_decision(
+            approver=_user(),
+            decision_id=str(uuid.uuid4()),
+            event=event,
+            event_digest=digest(event),
+            valid_seconds=_VALID_SECONDS,
+        )
+        beside.decide(decision)
+        return _outcome(beside, decision, tick)
+
+
+def describe(event: ScheduledEvent) -> str:
+    """Return what approving *event* means: every VM, the type, the time."""
+    when = "at an unknown time" if event.not_before is None else f"not before {event.not_before:%Y-%m-%d %H:%M:%S} UTC"
+    lasts = "" if event.duration_seconds is None else f", for about {event.duration_seconds} s"
+    names = event.resources or ()
+    lines = [
+        f"{event.event_type or 'Event'} {event.event_id} ({event.event_source or 'unknown source'}): {when}{lasts}.",
+        *([event.description] if event.description else []),
+        f"Approving it is consent for every VM it names ({len(names)}), and it may start at once:",
+        *(f"  {name}" for name in names),
+    ]
+    return "\n".join("".join(c if c.isprintable() else " " for c in line) for line in lines)
+
+
+@contextmanager
+def _agent(settings: Settings, directory: Path) -> Iterator[Callable[[], None] | None]:
+    """Yield null beside a running agent; with none, be one, and yield what keeps it going."""
+    try:
+        if directory.exists():
+            DirectoryLock(directory).release()
+    except StateDirectoryError:
+        yield None
+        return
+    agent = Agent(settings, directory, on_request_only=True)
+    agent.start()
+    try:
+        yield agent.tick
+    finally:
+        agent.stop()
+
+
+def _event(beside: OutboxFile, event_id: str, *, is_ready: Callable[[], None] | None) -> ScheduledEvent:
+    """Return the event as the agent knows it; an agent of our own may need a moment for its first answer."""
+    deadline = time.monotonic() + (_ANSWER_SECONDS if is_ready is not None else 0.0)
+    pause = threading.Event()
+    while True:
+        document = beside.state().document
+        events = [event for event in (document.events if document else ()) if event.event_id == event_id]
+        if len(events) == 1 and events[0].event_status == "Scheduled":
+            return events[0]
+        if time.monotonic() >= deadline:
+            break
+        pause.wait(_LOOK_SECONDS)
+    if events:
+        raise NoSuchEvent(f"The event {event_id} is {events[0].event_status}; only a Scheduled one can be approved.")
+    there = ", ".join(event.event_id or "" for event in document.events) if document else ""
+    raise NoSuchEvent(f"This VM has no event {event_id!r}. There: {there or 'none'}.")
+
+
+def _user() -> str:
+    """Return the system's user who asks; behind sudo also the one who called it, as sudo says."""
+    if sys.platform == "win32":
+        return getpass.getuser()
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name  # not getpass: that believes the environment
+    except KeyError:
+        name = f"uid {os.getuid()}"
+    caller = os.environ.get("SUDO_USER")
+    return f"{name} ({caller})" if caller and os.getuid() == 0 else name
+
+
+def _outcome(beside: OutboxFile, decision: StoredDecision, tick: Callable[[], None] | None) -> int:
+    """Wait for the outcome, print it, and return the exit code."""
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    pause = threading.Event()
+    while time.monotonic() < deadline:
+        if tick is not None:
+            tick()
+        found = beside.decision(decision)
+        if found is not None and found.outcome is not None:
+            return _print(found)
+        pause.wait(_LOOK_SECONDS)
+    click.echo(
+        "Nothing has come of it yet. A running agent goes on trying until the event starts, changes or is held; "
+        "`events` shows what becomes of it.",
+        err=True,
+    )
+    return 1
+
+
+def _print(found: StoredDecision) -> int:
+    if found.outcome in _APPROVED:
+        click.echo(f"approved: {found.said}")
+        return 0
+    click.echo(f"not approved ({found.outcome}): {found.said}", err=True)
+    return 1

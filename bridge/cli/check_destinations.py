@@ -1,0 +1,148 @@
+"""Trying IMDS, the ops portal and every sink's destination, all at once and without writing to any.
+
+The Scheduled Events document is asked for only where an agent runs already: the first request for it turns the feature
+on for the VM, and from then on a user's own reboot may wait for minutes. The portal is asked once as the agent asks it
+at its start, which changes nothing there (PROTOCOL.md, section 3: nothing is acknowledged).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import closing
+
+import msgspec
+
+from bridge.approval.portal_client import PortalClient
+from bridge.cli.command_words import counted
+from bridge.config.approval import RemoteSettings
+from bridge.config.loader import Settings, SinkSettings
+from bridge.delivery.sender import Sender
+from bridge.errors import BridgeError
+from bridge.events.event import VmIdentity
+from bridge.imds.client import client_of
+from bridge.sink import Sink
+
+#: Beyond a trial's own deadline: for a name that nobody looks up in time, which no socket's deadline covers.
+_GRACE_SECONDS = 3.0
+_MOST_SECONDS = 30.0
+_PORTAL_SECONDS = 9
+_STDOUT = "stdout"
+_ASKED_AGAIN = " It is asked again."
+
+
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of trying one destination."""
+
+    name: str
+    said: str
+    is_wrong: bool
+
+
+class _Trial(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    limit_seconds: float
+    attempt: Callable[[], str]
+    """Returns what is to be said, and raises what is wrong."""
+
+
+def try_destinations(settings: Settings, *, is_running: bool, broken: Collection[str]) -> Iterator[Tried]:
+    """Yield what came of each, in the order of the configuration; sinks in *broken* are not tried."""
+    identity: Future[VmIdentity | None] = Future()
+    imds_seconds = settings.imds.timeout_seconds * (2 if is_running else 1)
+    trials = [_Trial(name="IMDS", limit_seconds=imds_seconds, attempt=lambda: _imds(settings, identity, is_running))]
+    remote = None if settings.approval is None else settings.approval.remote
+    if remote is not None:
+        limit = imds_seconds + _PORTAL_SECONDS + 1.0
+        trials.append(_Trial(name="Portal", limit_seconds=limit, attempt=lambda: _portal(settings, remote, identity)))
+    trials += [_trial_of(sink, is_broken=sink.name in broken) for sink in settings.sinks]
+    begun = [(trial, _begin(trial)) for trial in trials]
+    for trial, outcome in begun:
+        yield _end(trial, outcome)
+
+
+def _begin(trial: _Trial) -> Future[str]:
+    outcome: Future[str] = Future()
+
+    def attempt() -> None:
+        try:
+            outcome.set_result(trial.attempt())
+        except Exception as error:  # noqa: BLE001  # the top of a thread; said to the person who asked
+            outcome.set_exception(error)
+
+    threading.Thread(target=attempt, name=f"check:{trial.name}", daemon=True).start()
+    return outcome
+
+
+def _end(trial: _Trial, outcome: Future[str]) -> Tried:
+    try:
+        error = outcome.exception(trial.limit_seconds + _GRACE_SECONDS)
+    except FutureTimeout:
+        said = f"No answer within {trial.limit_seconds + _GRACE_SECONDS:g} s. Can its name be looked up here?"
+        return Tried(name=trial.name, said=said, is_wrong=True)
+    if error is not None:
+        return Tried(name=trial.name, said=str(error) or type(error).__name__, is_wrong=True)
+    return Tried(name=trial.name, said=outcome.result(), is_wrong=False)
+
+
+def _imds(settings: Settings, identity: Future[VmIdentity | None], is_running: bool) -> str:  # noqa: FBT001
+    try:
+        with closing(client_of(settings.imds, at_most_seconds=settings.imds.timeout_seconds)) as imds:
+            vm = imds.identity()
+            identity.set_result(vm)
+            said = f"reached; this VM is {vm.name or vm.vm_id}"
+            if not is_running:
+                return f"{said}. Scheduled Events were not asked for: the first request turns them on for this VM."
+            return f"{said}, with {counted(len(imds.fetch().events), 'scheduled event')}."
+    except BridgeError as error:
+        advice = (
+            " On Azure, it must be reachable from here without a proxy (a container may need the host's network); "
+            "elsewhere, imds.endpoint can name a simulator."
+        )
+        raise BridgeError(str(error).removesuffix(_ASKED_AGAIN) + advice) from error
+    finally:
+        if not identity.done():
+            identity.set_result(None)
+
+
+def _portal(settings: Settings, remote: RemoteSettings, identity: Future[VmIdentity | None]) -> str:
+    found = None if settings.vm.vm_id is not None else identity.result()
+    vm_id = settings.vm.vm_id or (None if found is None else found.vm_id)
+    if vm_id is None:
+        raise BridgeError("It was not tried: IMDS does not say this VM's vmId, and vm.vm_id is not set.")
+    quick = msgspec.structs.replace(remote, wait_seconds=1)
+    with closing(PortalClient(quick, grace_seconds=_PORTAL_SECONDS)) as client:
+        answer = client.ask(vm_id, index=0)
+    return f"reached; {counted(len(answer.decisions), 'decision')} for this VM."
+
+
+def _trial_of(sink: SinkSettings, *, is_broken: bool) -> _Trial:
+    seconds = min(sink.config.timeout_seconds, _MOST_SECONDS)
+    said = _untried(sink, is_broken=is_broken)
+    return _Trial(
+        name=sink.name,
+        limit_seconds=seconds,
+        attempt=(lambda: _checked(sink, seconds)) if said is None else (lambda: said),
+    )
+
+
+def _untried(sink: SinkSettings, *, is_broken: bool) -> str | None:
+    """Return why *sink* is not tried, null when it is."""
+    if is_broken:
+        return "not tried: see above what it lacks."
+    if sink.sink_class.check is Sink.check:
+        return f"cannot be tried without writing to it; `send-test {sink.name}` sends it a record."
+    if sink.type_name == _STDOUT:
+        return "nothing to try: it writes to the agent's own standard output."
+    return None
+
+
+def _checked(sink: SinkSettings, seconds: float) -> str:
+    sender = Sender(sink.build, name=sink.name, timeout_seconds=seconds)
+    try:
+        sender.check()
+    finally:
+        sender.close()
+    return "its program is there; it was not run." if sink.sink_class.send_test_by_name_only else "reached."

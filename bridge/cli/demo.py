@@ -1,0 +1,190 @@
+"""The demo: a simulated Azure and the real agent in one process, which ends by itself and leaves nothing behind.
+
+The agent is the one of `run`: it polls, writes its outbox and delivers. Only three things differ, each so that nobody
+has to set anything up and nothing stays: IMDS is the simulator, the state lives in a temporary directory, and the
+status listener is off. No file and no variable that `run` would read is looked at.
+
+Piped, the records go to standard output through the stdout sink, as JSON lines. On a terminal `bridge.demo_screen`
+tells a person what they mean; rich is imported only then.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from bridge import logs
+from bridge.agent.agent import Agent
+from bridge.config.loader import Settings, SinkSettings, read
+from bridge.errors import BridgeError, DeliveryFailed, StateDirectoryError
+from bridge.testing import Change, Scenario, Simulator, load_scenario
+
+_SCENARIO = "live-migration"
+_LOOK_SECONDS = 0.1
+_POLLS_AFTER_THE_END = 2
+_STOP_GRACE_SECONDS = 1.0
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+
+
+class View(Protocol):
+    """Where the demo is seen."""
+
+    @property
+    def sinks(self) -> tuple[SinkSettings, ...]:
+        """Return the sinks that the agent delivers to."""
+
+    def begin(self, simulator: Simulator) -> None:
+        """Get ready: *simulator* is about to start."""
+
+    def look(self) -> None:
+        """Show what is new; called ten times a second. Raise BrokenPipeError when nobody watches any more."""
+
+    def end(self, *, is_whole: bool) -> None:
+        """Say what came of it; *is_whole* when every change was delivered. Called whatever happened."""
+
+
+def run_demo() -> None:
+    """Show a live migration from announcement to completion, in about 16 seconds.
+
+    Raises KeyboardInterrupt when a signal ended it early, BrokenPipeError when the reader of standard output has
+    gone, and BridgeError when a change did not arrive.
+    """
+    stop = threading.Event()
+    scenario = load_scenario(_SCENARIO)
+    with _set_by_signals(stop), _temporary_directory() as directory:
+        _play(scenario, _view(scenario), directory, stop)
+    if stop.is_set():
+        raise KeyboardInterrupt
+
+
+def _view(scenario: Scenario) -> View:
+    if sys.stdout is not None and sys.stdout.isatty():
+        from bridge.cli.demo_view import Screen  # noqa: PLC0415  # rich is for a terminal only
+
+        return Screen(scenario)
+    return _Piped()
+
+
+class _Piped:
+    """JSON lines on standard output, and nothing else there; warnings go to standard error."""
+
+    def __init__(self) -> None:
+        logs.configure(level=logging.WARNING)
+        self.sinks = read({}).sinks
+        self._probes = [sink.build() for sink in self.sinks]
+
+    def begin(self, simulator: Simulator) -> None:
+        """Do nothing: there is nobody to tell."""
+
+    def look(self) -> None:
+        """Raise BrokenPipeError when the reader has gone: `demo | head -n 1` should end at once."""
+        for probe in self._probes:
+            try:
+                probe.check()
+            except DeliveryFailed as failed:
+                raise BrokenPipeError from failed
+
+    def end(self, *, is_whole: bool) -> None:
+        """Do nothing: the exit code says it."""
+
+
+def _play(scenario: Scenario, view: View, directory: Path, stop: threading.Event) -> None:
+    """Run both sides until the scenario is over or *stop* is set, and let go of everything."""
+    changes: list[Change] = []
+    simulator = Simulator(scenario, speed=scenario.demo_speed)
+    simulator.world.listen(changes.append)
+    is_whole = False
+    try:
+        settings = _settings(simulator.endpoint, view.sinks)
+        agent = Agent(settings, directory)
+        try:
+            view.begin(simulator)
+            simulator.start()
+            agent.start()
+            patience_seconds = _POLLS_AFTER_THE_END * settings.imds.poll_interval_seconds
+            is_whole = _watch(simulator, agent, view, changes, stop=stop, patience_seconds=patience_seconds)
+        finally:
+            agent.stop()
+            view.end(is_whole=is_whole)
+    finally:
+        simulator.close()
+    if not is_whole and not stop.is_set():
+        raise BridgeError(
+            f"The simulated Azure made {len(changes)} changes, and not all of them were delivered. "
+            "Is the machine very busy, or is standard output full? Run the demo again."
+        )
+
+
+def _settings(endpoint: str, sinks: tuple[SinkSettings, ...]) -> Settings:
+    defaults = read(
+        {"imds": {"endpoint": endpoint}, "status": {"listen": ""}, "stop_grace_seconds": _STOP_GRACE_SECONDS}
+    )
+    return msgspec.structs.replace(defaults, sinks=sinks)
+
+
+def _watch(
+    simulator: Simulator,
+    agent: Agent,
+    view: View,
+    changes: list[Change],
+    *,
+    stop: threading.Event,
+    patience_seconds: float,
+) -> bool:
+    """Return whether every change was delivered, *patience_seconds* after the last one at the latest."""
+    give_up_at: float | None = None
+    while not stop.wait(_LOOK_SECONDS):
+        agent.tick()
+        view.look()
+        if not simulator.world.is_finished:
+            continue
+        if _delivered(agent) >= len(changes):
+            view.look()
+            return True
+        give_up_at = give_up_at or time.monotonic() + patience_seconds
+        if time.monotonic() >= give_up_at:
+            break
+    return False
+
+
+def _delivered(agent: Agent) -> int:
+    return min((totals["delivered"] for totals in agent.outbox.totals().result().values()), default=0)
+
+
+@contextmanager
+def _temporary_directory() -> Iterator[Path]:
+    prefix = "scheduled-events-bridge-demo-"
+    try:
+        # On Windows a file that a virus scanner holds cannot be deleted; that is no reason to fail.
+        directory = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+    except OSError as exc:
+        raise StateDirectoryError(
+            f"The demo cannot make a temporary directory: {exc.strerror or exc}. Set TMPDIR to one it may write to."
+        ) from exc
+    with directory as name:
+        yield Path(name)
+
+
+@contextmanager
+def _set_by_signals(stop: threading.Event) -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and a closed terminal end the demo in order; what is ignored (nohup) stays so."""
+    numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
+    before = {number: signal.getsignal(number) for number in numbers}
+    taken = [number for number in numbers if before[number] is not signal.SIG_IGN]
+    for number in taken:
+        signal.signal(number, lambda *_: stop.set())
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, before[number])

@@ -1,0 +1,82 @@
+"""What a transition of the demo means in plain words, and what somebody on call would do then.
+
+Written for a reader who has never heard of Scheduled Events. What is said of Azure is from Microsoft's page
+"Scheduled Events for Linux VMs"; how long a freeze stays Started is from published incident notes.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from bridge.events.record import Transition, TransitionRecord
+
+_NAME = "scheduled-events-bridge"
+_MINUTE_SECONDS = 60
+
+_ON_CALL = {
+    Transition.SCHEDULED: "On call: nothing is down; drain what cannot bear a pause.",
+    Transition.STARTED: "On call: this explains the VM's alerts for some minutes.",
+    Transition.COMPLETED: "On call: put the VM back to work; check long TCP sessions.",
+    Transition.CANCELED: "On call: undo what you prepared.",
+}
+
+
+def meaning(record: TransitionRecord) -> str:
+    """Return what happened, in one sentence."""
+    event = record.event
+    if event is None:
+        return f"The agent says {record.transition.value}."
+    kind = event.event_type or "event of unknown type"
+    if record.transition is Transition.SCHEDULED:
+        impact = f" of {event.duration_seconds} s" if event.duration_seconds else ""
+        notice = f", {record.notice_seconds:.0f} s of notice" if record.notice_seconds is not None else ""
+        return f"Azure announced a {kind}{impact}{notice}."
+    if record.transition is Transition.STARTED:
+        return f"The {kind} began: the VM may pause at any moment."
+    if record.transition is Transition.COMPLETED:
+        return "It had started and left the document: it is over."
+    if record.transition is Transition.CANCELED:
+        return "It left the document before it could start: called off."
+    return f"The agent says {record.transition.value}."
+
+
+def on_call(record: TransitionRecord) -> str:
+    """Return what somebody on call would do now; empty where nothing is to be done."""
+    return _ON_CALL.get(record.transition, "")
+
+
+def in_words(seconds: float) -> str:
+    """Return a countdown for a reader: ``9 min 36 s``, ``6 s``."""
+    minutes, rest = divmod(round(max(seconds, 0.0)), _MINUTE_SECONDS)
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def this_command(program: str, arguments: Sequence[str]) -> str:
+    """Return how to call this command again from where it was called, for a shell.
+
+    *program* is what ran (``sys.argv[0]``), *arguments* the whole command line as it was given (``sys.orig_argv``).
+    The name alone is enough only where the PATH leads to that very program, which a venv's is not without activation.
+    """
+    if Path(program).name == "__main__.py":
+        return f"{_quoted(arguments[0])} -m bridge"
+    found = shutil.which(_NAME)
+    if not os.path.dirname(program) or (found is not None and _is_same(found, program)):  # noqa: PTH120  # as typed
+        return _NAME
+    return _quoted(program)
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return Path(one).samefile(other)
+    except OSError:  # on Windows the program is called without its .exe
+        return os.path.splitext(one)[0] == os.path.splitext(other)[0]  # noqa: PTH122
+
+
+def _quoted(path: str) -> str:
+    if os.name == "nt":
+        return f'"{path}"' if " " in path else path
+    return shlex.quote(path)

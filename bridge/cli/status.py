@@ -1,0 +1,89 @@
+"""`status`: what this VM's agent sees and owes, for a person who was paged, and as JSON for a program.
+
+It shows and does not judge: it ends with 0 whatever it shows, because health is what /readyz answers. It ends with 1
+when there is no outbox, or it cannot be read. The state directory is enough; a running agent and a sound configuration
+add what only they know.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from bridge.cli.status_building import build_report
+from bridge.cli.status_report import StatusReport
+from bridge.cli.status_screen import screen
+from bridge.clock import utc_now
+from bridge.config.loader import Settings, StatusSettings, find_config, load, state_directory
+from bridge.errors import ConfigurationError, OutboxError
+from bridge.events.event import encode
+from bridge.health.probe import AgentAnswer, ask, is_held
+from bridge.outbox.reader import OutboxFile
+
+
+def show_status(config: Path | None, directory: Path | None, *, as_json: bool) -> None:
+    """Print the status of the outbox in *directory*, by default the one of the configuration.
+
+    Raises ConfigurationError when that is wrong and no directory is given, OutboxError when nothing can be read.
+    """
+    settings, problem = _settings(config, directory)
+    where = directory if settings is None or directory is not None else state_directory(settings, os.environ)
+    if where is None:  # without settings there is a directory
+        raise ConfigurationError("Name the state directory with --state-directory.")
+    report = _report(where, settings, problem)
+    if as_json:
+        click.echo(encode(report))
+        return
+    for line in screen(report):
+        click.echo(line)
+
+
+def _settings(config: Path | None, directory: Path | None) -> tuple[Settings | None, str | None]:
+    """Return the settings that belong to *directory*, or null and why there are none."""
+    try:
+        settings = load(find_config(config, os.environ))
+        own = state_directory(settings, os.environ)
+    except ConfigurationError as error:
+        if directory is None:
+            hint = "`status --state-directory DIRECTORY` shows an agent's state without the configuration."
+            raise ConfigurationError(*error.mistakes, hint) from error
+        return None, "The configuration is wrong, see `check-config`; so nobody knows which sinks are configured."
+    if config is None and directory is not None and own.absolute() != directory.absolute():
+        return (
+            None,
+            f"No configuration is known for this directory (the usual one is for {own}); name it with --config.",
+        )
+    return settings, None
+
+
+def _report(directory: Path, settings: Settings | None, problem: str | None) -> StatusReport:
+    held = is_held(directory)
+    asked = ask(StatusSettings() if settings is None else settings.status)
+    try:
+        with OutboxFile(directory) as beside:
+            glance = beside.glance()
+            marked = beside.is_stale
+    except OutboxError as error:
+        raise OutboxError(_with_what_is_known(str(error), asked, directory, held=held)) from error
+    return build_report(
+        glance,
+        directory=directory,
+        held=held,
+        marked=marked,
+        # Whoever answers for this outbox and does not hold its directory has another copy of it.
+        asked=asked.of_stream(None if held is False else glance.stored.stream_id),
+        settings=settings,
+        configuration_problem=problem,
+        now=utc_now(),
+    )
+
+
+def _with_what_is_known(said: str, asked: AgentAnswer, directory: Path, *, held: bool | None) -> str:
+    """Return *said* with what is known of the agent even so: it may work from memory, with nothing on the disk."""
+    live = asked.readiness
+    if live is not None and Path(live.state_directory) == directory.absolute():
+        where = "memory, because the disk refuses" if live.state_in_memory else "it all the same"
+        return f"{said} An agent runs on it, and works from {where}; it answers at {asked.url}."
+    return f"{said} An agent runs on it." if held else said

@@ -1,0 +1,4 @@
+"""The configuration file: TOML in, frozen settings out, every mistake at once.
+
+Public: `loader` (load, find_config, state_directory), `settings`, `approval`, `sinks`, `registry`, `trusted_keys`.
+"""

@@ -1,0 +1,233 @@
+"""The ``[approval]`` table: frozen values with their defaults, and the rule for each.
+
+The text under a field is the reference of that setting, as in `bridge.settings`. A rule that could never match, a key
+that nobody can use and a portal that nobody could sign for are mistakes: each would look like approvals that work.
+What needs no file is checked when a value is made; the files of the keys are looked at when a configuration is read.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from bridge.config.toml import Check, Problems, convert
+from bridge.config.trusted_keys import TrustedKey, key_mistakes
+from bridge.events.event import check_event_source, check_event_type
+
+_LONGEST_SECONDS = 315_360_000
+_LONGEST_COMMAND_SECONDS = 86_400
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def _name(value: str) -> None:
+    if not _NAME.fullmatch(value):
+        raise ValueError("1 to 64 characters of A-Z, a-z, 0-9, dot, underscore and hyphen")
+
+
+def _portal_url(value: str) -> None:
+    wanted = '"https://host/path" without user, query and fragment'
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or "@" in parts.netloc or "?" in value or "#" in value:
+        raise ValueError(wanted)
+    if not (value.isascii() and value.isprintable()) or any(map(str.isspace, value)):
+        raise ValueError(wanted)
+    if parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
+        raise ValueError(wanted, " Plain http goes to a loopback address only: anybody on the way could withhold.")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _entra_scope(value: str) -> None:
+    if not value or any(map(str.isspace, value)):
+        raise ValueError('one scope, such as "api://scheduled-events-portal/.default"')
+
+
+_Bound = Annotated[float, Meta(ge=0, le=_LONGEST_SECONDS)]
+_Text = Annotated[str, Meta(min_length=1)]
+_NotEmpty = Meta(min_length=1)
+
+
+class RuleSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One ``[[approval.rules]]`` table: which events, and what is done about them."""
+
+    name: Annotated[str, Check(_name)]
+    """What logs and records call it (`rule:NAME`); every rule needs a name of its own."""
+    event_types: Annotated[tuple[Annotated[str, Check(check_event_type)], ...], _NotEmpty] | None = None
+    """Only events of these types, spelt as Azure does. Default: any."""
+    event_sources: Annotated[tuple[Annotated[str, Check(check_event_source)], ...], _NotEmpty] | None = None
+    """Only events of these sources, Platform or User. Default: any."""
+    min_duration_seconds: _Bound | None = None
+    """Only events that are expected to last at least so many seconds; an unknown duration never matches a bound."""
+    max_duration_seconds: _Bound | None = None
+    """Only events that are expected to last at most so many seconds; an unknown duration never matches a bound."""
+    resources: Literal["only_me", "includes_me", "any"] = "includes_me"
+    """only_me: this VM alone is affected. includes_me: this VM is. any: also events of other VMs."""
+    action: Literal["approve", "hold"]
+    """approve: consent for every VM of the event. hold: no rule further down, and none of this VM, approves it."""
+    act: Literal["leader", "each"] = "leader"
+    """leader: the first VM in Resources acts, the others only if it does not. each: every VM acts at once."""
+    command: Annotated[tuple[_Text, ...], _NotEmpty] | None = None
+    """A program and its arguments that must exit 0 first, such as a drain; no shell reads them."""
+    command_timeout_seconds: Annotated[float, Meta(gt=0, le=_LONGEST_COMMAND_SECONDS)] = 600.0
+    """The command is killed, and nothing approved, after so many seconds; at most a day."""
+    command_covers_all: bool = False
+    """true: the command prepares every VM of the event, so the rule may match events that name other VMs too."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError with everything that could not be meant."""
+        low, high = self.min_duration_seconds, self.max_duration_seconds
+        mistakes = []
+        if low is not None and high is not None and low > high:
+            mistakes.append(
+                f"min_duration_seconds {low:g} is above max_duration_seconds {high:g}; no event would match."
+            )
+        if self.command is not None and self.action == "hold":
+            mistakes.append('command runs before an approval, and action = "hold" gives none. Take one of them out.')
+        if self.command is None and self.command_covers_all:
+            mistakes.append("command_covers_all says what a command does, and there is none. Take it out.")
+        if any("\0" in text for text in self.command or ()):
+            mistakes.append("command cannot hold a NUL character.")
+        program = self.command[0] if self.command else ""
+        if os.path.dirname(program) and not os.path.isabs(program):  # noqa: PTH117, PTH120 - Path drops a leading ./
+            mistakes.append(f"command names {program!r}; write its whole path, or a bare name to be found in PATH.")
+        if mistakes:
+            raise ValueError(" ".join(mistakes))
+
+
+class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One ``[[approval.remote.keys]]`` table: a public key, and who it speaks for."""
+
+    kid: _Text
+    """What decisions call the key; every key needs a name of its own."""
+    approver: _Text
+    """Who signs with it: the `iss` of its decisions. Two keys of one approver are still one approver."""
+    public_key_file: _Text
+    """The public key (Ed25519, PEM), as `keygen` writes it; read again when it changes."""
+
+    def trusted(self) -> TrustedKey:
+        """Return the key as decisions are checked with it; its file is read on first use."""
+        return TrustedKey(kid=self.kid, approver=self.approver, public_key_file=self.public_key_file)
+
+
+class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[approval.remote]``: the ops portal, and whose decisions count."""
+
+    url: Annotated[str, Check(_portal_url)]
+    """Where the portal is; `/vms/{vmId}/decisions` is added. https; plain http only to a loopback address."""
+    token_file: _Text | None = None
+    """A file with the bearer token for the portal; read again when it changes."""
+    token_env: _Text | None = None
+    """An environment variable with that token."""
+    entra_scope: Annotated[str, Check(_entra_scope)] | None = None
+    """Instead: ask Entra ID for a token of this scope, as this VM's managed identity."""
+    client_cert_file: _Text | None = None
+    """Instead: a PEM file with the client certificate, and its key unless client_key_file is set."""
+    client_key_file: _Text | None = None
+    """A PEM file with the key of the client certificate, not encrypted."""
+    ca_file: _Text | None = None
+    """A PEM file of the authorities to trust instead of those that come with requests (certifi)."""
+    wait_seconds: Annotated[int, Meta(ge=1, le=600)] = 30
+    """For how many seconds, a whole number, the portal may hold a request while there is nothing new."""
+    required_approvals: Annotated[int, Meta(ge=1, le=100)] = 1
+    """How many approvers must say approve."""
+    keys: Annotated[tuple[KeySettings, ...], _NotEmpty]
+    """The keys whose decisions count, one table each. Without one nobody could decide."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError with everything that contradicts itself."""
+        mistakes = []
+        ways = ("token_file", "token_env", "entra_scope", "client_cert_file")
+        given = [name for name in ways if getattr(self, name) is not None]
+        if len(given) > 1:
+            mistakes.append(f"{' and '.join(given)} are both set; keep the one that the portal asks for.")
+        if self.client_key_file is not None and self.client_cert_file is None:
+            mistakes.append("client_key_file needs client_cert_file beside it.")
+        approvers = len({key.approver for key in self.keys})
+        if self.required_approvals > approvers:
+            mistakes.append(
+                f"required_approvals is {self.required_approvals}, but the keys are of {approvers} "
+                f"approver{'s' if approvers > 1 else ''}, so nothing would ever be approved."
+            )
+        if mistakes:
+            raise ValueError(" ".join(mistakes))
+
+    def trusted_keys(self) -> tuple[TrustedKey, ...]:
+        """Return the keys as decisions are checked with them; keep what this returns, it remembers the files."""
+        return tuple(key.trusted() for key in self.keys)
+
+
+class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[approval]``: what may tell Azure to start an event early. Without the table nothing does."""
+
+    dry_run: bool = False
+    """true: everything but the request to Azure; the record says what would have been."""
+    leader_fallback_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 30.0
+    """With act = "leader", the k-th VM after the first waits k times so many seconds before it acts itself."""
+    rules: tuple[RuleSettings, ...] = ()
+    """Decided on this VM; the first that matches counts."""
+    remote: RemoteSettings | None = None
+    """Decided elsewhere: signed decisions from an ops portal. Default: none are asked for."""
+
+
+def read_approval(table: object, mistakes: Problems, elsewhere: Mapping[str, str]) -> ApprovalSettings | None:
+    """Return the settings of the ``[approval]`` *table*; what is wrong with it is then in *mistakes*.
+
+    The files of keys and certificates are looked at here, so that one that nobody can use is found before the night
+    it is needed.
+    """
+    before = len(mistakes)
+    settings = convert(table, ApprovalSettings, "approval", mistakes, elsewhere=elsewhere)
+    if isinstance(table, Mapping):
+        _names(table.get("rules"), mistakes)
+    if settings is not None and settings.remote is not None:
+        for sentence in key_mistakes(settings.remote.trusted_keys()):
+            mistakes.quote("approval.remote.keys", sentence)
+        _files(settings.remote, mistakes)
+    return settings if len(mistakes) == before else None
+
+
+def _files(remote: RemoteSettings, mistakes: Problems) -> None:
+    for key in ("ca_file", "client_cert_file", "client_key_file"):
+        value = getattr(remote, key)
+        if value is not None and not Path(value).is_file():
+            mistakes.quote(f"approval.remote.{key}", f"The file {value} does not exist. Put a PEM file there.")
+        elif value is not None and key != "ca_file" and _is_encrypted(Path(value)):
+            # OpenSSL would ask a terminal for the passphrase, and hang.
+            mistakes.quote(
+                f"approval.remote.{key}",
+                f"The key in {value} is encrypted, and nobody is there to type its passphrase. Take it away.",
+            )
+
+
+def _is_encrypted(path: Path) -> bool:
+    try:
+        return b"ENCRYPTED" in path.read_bytes()
+    except OSError:  # not readable for whoever checks the file; the agent may be somebody else
+        return False
+
+
+def _names(rules: Any, mistakes: Problems) -> None:
+    """Find two rules of one name, also among rules that have other mistakes."""
+    seen: dict[str, str] = {}
+    for number, rule in enumerate(rules if isinstance(rules, list | tuple) else ()):
+        name = rule.get("name") if isinstance(rule, Mapping) else None
+        path = f"approval.rules[{number}]"
+        if isinstance(name, str) and seen.setdefault(name, path) != path:
+            mistakes.quote(path, f"{seen[name]} is called {name!r} too. Give every rule a name of its own.")

@@ -1,0 +1,194 @@
+"""How one TOML file becomes the settings, and where it and the state are found.
+
+Every value is checked before the agent does anything, and all mistakes are said at once. Nothing unknown is passed
+over: a misspelt key that is ignored looks like one that works. Secrets never stand in the file; sinks have ``*_file``
+and ``*_env`` keys for them. The settings themselves, with their reference, are in `bridge.settings`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bridge.config.approval import ApprovalSettings, RemoteSettings, read_approval
+from bridge.config.settings import (
+    HeartbeatSettings,
+    ImdsSettings,
+    Settings,
+    SinkSettings,
+    StateSettings,
+    StatusSettings,
+    TopSettings,
+    VmSettings,
+    documented,
+)
+from bridge.config.sinks import read_sinks
+from bridge.config.toml import Problems, convert
+from bridge.errors import ConfigurationError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+
+__all__ = [
+    "CONFIG_VARIABLE",
+    "HeartbeatSettings",
+    "ImdsSettings",
+    "Settings",
+    "SinkSettings",
+    "StateSettings",
+    "StatusSettings",
+    "VmSettings",
+    "documented",
+    "find_config",
+    "load",
+    "read",
+    "state_directory",
+]
+
+CONFIG_VARIABLE = "SCHEDULED_EVENTS_BRIDGE_CONFIG"
+_OURS = "scheduled-events-bridge"
+_POSITION = re.compile(r" \(at (line \d+, column \d+|end of document)\)$")
+_WINDOWS = os.name == "nt"
+
+
+def load(path: Path | None) -> Settings:
+    """Return the settings of the file at *path*; None stands for the defaults, with one stdout sink.
+
+    Raises ConfigurationError with every mistake of the file.
+    """
+    return read({} if path is None else _parsed(path))
+
+
+def read(table: Mapping[str, Any]) -> Settings:
+    """Return the settings of a parsed file; raise ConfigurationError with every mistake of it."""
+    mistakes = Problems()
+    rest = {key: value for key, value in table.items() if key not in {"sinks", "approval"}}
+    elsewhere = _where_keys_belong()
+    top = convert(rest, TopSettings, "", mistakes, elsewhere=elsewhere)
+    sinks = read_sinks(table.get("sinks", ()), mistakes, elsewhere)
+    approval = read_approval(table["approval"], mistakes, elsewhere) if "approval" in table else None
+    if mistakes.sentences or top is None:
+        raise ConfigurationError(*mistakes.sentences)
+    values = {name: getattr(top, name) for name in top.__struct_fields__} | {"approval": approval}
+    return Settings(**values, sinks=sinks)
+
+
+def _where_keys_belong() -> dict[str, str]:
+    """Return, for each key of the file, a hint for when it stands in another table."""
+    hints = {"sink": " Write each sink as a table of its own: [[sinks]]."}
+    for path, struct in (("approval.remote", RemoteSettings), ("approval", ApprovalSettings)):
+        hints |= {field.name: f" {field.name} belongs in [{path}]." for field in msgspec.structs.fields(struct)}
+    for section in msgspec.structs.fields(TopSettings):
+        hints[section.name] = f" {section.name} belongs at the top of the file, before the first [table]."
+        if isinstance(section.default, msgspec.Struct | dict | None) or section.default_factory is dict:
+            hints[section.name] = f" [{section.name}] is a table of its own."
+        if isinstance(section.type, type) and issubclass(section.type, msgspec.Struct):
+            for field in msgspec.structs.fields(section.type):
+                hints[field.name] = f" {field.name} belongs in [{section.name}]."
+    return hints
+
+
+def _parsed(path: Path) -> dict[str, Any]:
+    try:
+        # A byte order mark is what Windows editors put there; TOML is UTF-8.
+        text = path.read_bytes().decode("utf-8-sig")
+    except OSError as exc:
+        raise ConfigurationError(
+            f"The configuration {path} cannot be read: {exc.strerror or exc}. Mend that, or name another file."
+        ) from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigurationError(
+            f"The configuration {path} is no UTF-8 text: byte {exc.start} is {exc.object[exc.start]:#04x}. "
+            "Save it as UTF-8."
+        ) from exc
+    try:
+        parsed: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigurationError(_syntax(path, text, str(exc))) from exc
+    except (ValueError, RecursionError) as exc:
+        # a whole number of thousands of digits, or brackets nested thousands deep
+        raise ConfigurationError(f"The configuration {path} cannot be understood: {exc}.") from exc
+    return parsed
+
+
+def _syntax(path: Path, text: str, said: str) -> str:
+    """Return the sentence for a syntax error, with line and column also where the parser says "end"."""
+    found = _POSITION.search(said)
+    where = found.group(1) if found else "end of document"
+    if where == "end of document":
+        lines = text.split("\n")
+        where = f"line {len(lines)}, column {len(lines[-1]) + 1}, the end of the file"
+    return f"The configuration {path} is no valid TOML at {where}: {_POSITION.sub('', said)}."
+
+
+def find_config(explicit: Path | None, environ: Mapping[str, str], *, windows: bool = _WINDOWS) -> Path | None:
+    """Return the file to read: *explicit*, else the environment's, else the system's; None when there is none.
+
+    Raises ConfigurationError when a file that was asked for does not exist.
+    """
+    variable = environ.get(CONFIG_VARIABLE, "")
+    asked = explicit or (Path(variable) if variable else None)
+    if asked is None:
+        system = _program_data(environ) / _OURS if windows else Path("/etc", _OURS)
+        return system / "config.toml" if _is_there(system / "config.toml") else None
+    if not _is_there(asked):
+        who = "--config" if explicit else f"${CONFIG_VARIABLE}"
+        raise ConfigurationError(
+            f"The configuration {asked}, named by {who}, does not exist. Make it, or name another."
+        )
+    return asked
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
+        # A folder we may not look into: better the error of reading it than to run on defaults.
+        return True
+
+
+def state_directory(
+    settings: Settings, environ: Mapping[str, str], *, windows: bool = _WINDOWS, is_root: bool | None = None
+) -> Path:
+    """Return the directory of the outbox; it need not exist yet.
+
+    That is the configured one, else the first of $STATE_DIRECTORY (systemd.exec), else the system's for root, else
+    the user's state home (XDG Base Directory Specification); on Windows below %ProgramData%.
+    """
+    if settings.state.directory is not None:
+        return Path(settings.state.directory)
+    given = environ.get("STATE_DIRECTORY", "").split(";" if windows else ":")[0]
+    if given:
+        return Path(given)
+    if windows:
+        return _program_data(environ) / _OURS / "state"
+    if is_root if is_root is not None else _we_are_root():
+        return Path("/var/lib", _OURS)
+    home = Path(environ.get("XDG_STATE_HOME", ""))
+    # The specification says to ignore a relative path.
+    return (home if home.is_absolute() else _home(environ) / ".local/state") / _OURS
+
+
+def _we_are_root() -> bool:
+    return hasattr(os, "geteuid") and os.geteuid() == 0
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    try:
+        return Path(environ["HOME"]) if environ.get("HOME") else Path.home()
+    except RuntimeError as exc:
+        raise ConfigurationError(
+            "There is no home directory to keep the state in. Set directory in the [state] table, or $STATE_DIRECTORY."
+        ) from exc
+
+
+def _program_data(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("PROGRAMDATA") or environ.get("ProgramData") or r"C:\ProgramData")

@@ -1,0 +1,222 @@
+"""The settings: frozen values with their defaults, and the rule for each.
+
+The text under a field is the reference of that setting, with its unit; `documented` hands it to tests and to help.
+`bridge.sink.SinkConfig` holds the keys that every ``[[sinks]]`` table has. Reading a file is `bridge.config`'s part.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import date
+from itertools import pairwise
+from typing import Annotated
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import Meta
+
+from bridge.config.approval import ApprovalSettings
+from bridge.config.toml import Check
+from bridge.events.event import VmIdentity
+from bridge.sink import Sink, SinkConfig
+
+#: The versions of the Scheduled Events service that Microsoft lists (the page "Azure Metadata Service: Scheduled
+#: Events for Linux VMs"); a later one is passed on as it is.
+API_VERSIONS = ("2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01")
+
+#: Ten years: what is longer is a slip, and far above it `threading` refuses to wait.
+LONGEST_SECONDS = 315_360_000
+
+_HIGHEST_PORT = 65535
+
+
+def _endpoint(value: str) -> None:
+    if value == "auto":
+        return
+    wanted = '"auto" or a URL of scheme and host, such as "http://169.254.169.254"'
+    try:
+        parts = urlsplit(value)
+        usable = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or "@" in parts.netloc or parts.query or parts.fragment or any(map(str.isspace, value)):
+        raise ValueError(wanted)
+    if parts.path.strip("/").startswith("metadata"):
+        raise ValueError(wanted, " The agent adds the path itself.")
+
+
+def _api_version(value: str) -> None:
+    known = f"one of {', '.join(API_VERSIONS)}, or a later date as YYYY-MM-DD"
+    if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", value, re.ASCII) or value < API_VERSIONS[0]:
+        raise ValueError(known)
+    try:
+        date.fromisoformat(value)
+    except ValueError:
+        raise ValueError(known) from None
+
+
+def _listen(value: str) -> None:
+    host, _, port = value.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    usable = bool(host) and (bracketed or ":" not in host) and not any(map(str.isspace, host)) and _is_a_name(host)
+    if value and not (usable and re.fullmatch("[0-9]{1,5}", port) and int(port) <= _HIGHEST_PORT):
+        hint = f' To listen on every address write "0.0.0.0{value}".' if value.startswith(":") else ""
+        raise ValueError('"host:port", such as "127.0.0.1:9464" or "[::1]:9464", or "" for none', hint)
+
+
+def _is_a_name(host: str) -> bool:
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        return False
+    return True
+
+
+def _heartbeat(value: float) -> None:
+    if 0 < value < 1:
+        raise ValueError("0 for none, or at least 1")
+
+
+_Duration = Annotated[float, Meta(gt=0, le=LONGEST_SECONDS)]
+_DurationOrZero = Annotated[float, Meta(ge=0, le=LONGEST_SECONDS)]
+# 0.2: the metadata service answers five requests a second a VM, for all processes on it together
+_PollInterval = Annotated[float, Meta(ge=0.2, le=LONGEST_SECONDS)]
+_Bytes = Annotated[int, Meta(ge=1_048_576, le=2**60)]
+_Text = Annotated[str, Meta(min_length=1)]
+
+
+class ImdsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[imds]``: the Instance Metadata Service."""
+
+    endpoint: Annotated[str, Check(_endpoint)] = "http://169.254.169.254"
+    """Scheme and host of the service, or "auto". Environment proxies are never used for it."""
+    api_version: Annotated[str, Check(_api_version)] = "2020-07-01"
+    """The version of the Scheduled Events document to ask for; every one since 2017-03-01 is understood."""
+    poll_interval_seconds: _PollInterval = 1.0
+    """Seconds between two polls, at least 0.2: a VM gets five answers a second, for all its processes together."""
+    timeout_seconds: _Duration = 5.0
+    """Wall-clock deadline of one request, in seconds."""
+    first_timeout_seconds: _Duration = 150.0
+    """Deadline of the first request, in seconds: it turns the feature on and may take two minutes."""
+
+
+class VmSettings(VmIdentity, frozen=True, kw_only=True):
+    """``[vm]``: who this VM is, where the instance document does not say it or says it wrongly."""
+
+    name: _Text | None = None
+    """The VM's name as Resources have it. Default: from the metadata service, as for all of this table."""
+    vm_id: _Text | None = None
+    """The vmId, a UUID."""
+    resource_id: _Text | None = None
+    """The ARM resource id, /subscriptions/..."""
+    subscription_id: _Text | None = None
+    """The subscription, a UUID."""
+    resource_group: _Text | None = None
+    """The resource group."""
+    location: _Text | None = None
+    """The region, such as westeurope."""
+    scale_set: _Text | None = None
+    """The name of the scale set that the VM belongs to."""
+    zone: _Text | None = None
+    """The availability zone."""
+    placement_group_id: _Text | None = None
+    """The placement group of the scale set."""
+    tags: dict[str, str] = msgspec.field(default_factory=dict)
+    """The VM's tags, text to text."""
+
+
+class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[state]``: the outbox on disk."""
+
+    directory: _Text | None = None
+    """Default: $STATE_DIRECTORY, else /var/lib/scheduled-events-bridge as root, else the user's state home;
+    on Windows %ProgramData%\\scheduled-events-bridge\\state."""
+    max_bytes: _Bytes = 268_435_456
+    """The most bytes the outbox may take: at least 1 MiB, by default 256 MiB."""
+    keep_delivered_seconds: _DurationOrZero = 604_800.0
+    """Keep delivered records this many seconds, by default 7 days."""
+
+
+class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[status]``: /healthz, /readyz and /metrics."""
+
+    listen: Annotated[str, Check(_listen)] = "127.0.0.1:9464"
+    """host:port to answer on; port 0 takes a free one, "" turns it off."""
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Return the host, without the brackets of IPv6, and the port; None when it is off."""
+        host, _, port = self.listen.rpartition(":")
+        return (host.strip("[]"), int(port)) if self.listen else None
+
+
+class HeartbeatSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[heartbeat]``: records that say the agent is alive, for the sinks that ask for them."""
+
+    interval_seconds: Annotated[_DurationOrZero, Check(_heartbeat)] = 0.0
+    """Seconds between two heartbeats, at least 1; 0 turns them off."""
+
+
+class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One ``[[sinks]]`` table: the type as written, its class, and its checked Config."""
+
+    type_name: str
+    sink_class: type[Sink]
+    config: SinkConfig
+
+    @property
+    def name(self) -> str:
+        """Return what logs, metrics and the outbox call this sink."""
+        return self.config.name
+
+    def build(self) -> Sink:
+        """Return a new instance of the sink."""
+        return self.sink_class(self.config)
+
+
+class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything of the file but its sinks."""
+
+    stop_grace_seconds: _DurationOrZero = 10.0
+    """Seconds that sinks may go on sending after a stop was asked for."""
+    imds: ImdsSettings = ImdsSettings()
+    """The Instance Metadata Service."""
+    vm: VmSettings = VmSettings()
+    """Who this VM is; all of it is found by itself."""
+    labels: dict[str, str] = {}
+    """Text to text, added to every record."""
+    state: StateSettings = StateSettings()
+    """The outbox on disk."""
+    status: StatusSettings = StatusSettings()
+    """Health and metrics."""
+    heartbeat: HeartbeatSettings = HeartbeatSettings()
+    """Signs of life."""
+    approval: ApprovalSettings | None = None
+    """What may tell Azure to start an event early. Without the table nothing does."""
+
+
+class Settings(TopSettings, frozen=True, kw_only=True):
+    """A whole configuration, checked."""
+
+    sinks: tuple[SinkSettings, ...]
+    """Where records go, one table each. Default: one of type stdout."""
+
+
+def documented(struct: type[msgspec.Struct]) -> dict[str, str]:
+    """Return the text under each field of *struct* and of what it derives from, on one line each."""
+    import ast  # noqa: PLC0415  # for help and tests; the agent at work needs neither
+    import inspect  # noqa: PLC0415
+    import textwrap  # noqa: PLC0415
+
+    texts: dict[str, str] = {}
+    for owner in reversed(struct.__mro__):
+        if not issubclass(owner, msgspec.Struct) or owner is msgspec.Struct:
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+        statements = body.body if isinstance(body, ast.ClassDef) else []
+        for field, text in pairwise(statements):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                value = text.value if isinstance(text, ast.Expr) else None
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    texts[field.target.id] = " ".join(value.value.split())
+    return texts

@@ -1,0 +1,229 @@
+"""Plain TOML values into a frozen struct, leaf by leaf, so that every mistake of a file is said at once.
+
+``msgspec.convert`` of a whole table stops at its first mistake, and repeats a secret that stands in the wrong place.
+So the fields of the struct are walked here, each leaf is converted by itself, and each mistake becomes one sentence:
+the key's path, the value as far as it may be shown, and what to write instead.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+import types as builtin_types
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect as types
+
+from bridge.config.quoting import MOST_SHOWN, shown, sounds_secret
+from bridge.errors import BridgeError
+
+_StructT = TypeVar("_StructT", bound=msgspec.Struct)
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_NONE: Mapping[str, Any] = {}
+
+
+class Check(msgspec.Struct, frozen=True):
+    """Put into ``Annotated``: a rule that a type cannot say.
+
+    *rule* takes the converted value and raises ValueError with what it must be, and any hint as a second argument.
+    """
+
+    rule: Callable[[Any], None]
+
+
+class Problems:
+    """The sentences collected so far; *whose* says of whom the next ones are, such as ``sink 'sre-alerts'``."""
+
+    def __init__(self) -> None:
+        self.sentences: list[str] = []
+        self.whose = ""
+
+    def __len__(self) -> int:
+        return len(self.sentences)
+
+    def add(self, path: str, rest: str) -> None:
+        """Collect *path*, whose it is, and *rest* as one sentence."""
+        about = f" ({self.whose})" if self.whose else ""
+        self.sentences.append(f"{path}{about} {rest}")
+
+    def quote(self, path: str, sentence: str) -> None:
+        """Collect a whole *sentence* about *path*."""
+        about = f" ({self.whose})" if self.whose else ""
+        self.sentences.append(f"{path}{about}: {sentence}")
+
+    def wrong(self, path: str, value: object, wanted: str, hint: str = "") -> None:
+        """Collect that *value* stands at *path* where *wanted* must."""
+        self.add(path, f"is {shown(path, value)}, but must be {wanted}.{hint}")
+
+
+def join(path: str, key: str) -> str:
+    """Return the path of *key* in the table at *path*, quoted where TOML would quote it."""
+    quoted = key if _BARE_KEY.fullmatch(key) else repr(key[:MOST_SHOWN])
+    return f"{path}.{quoted}" if path else quoted
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?", or nothing when no known word is near."""
+    near = get_close_matches(word.lower().replace("-", "_"), list(known), n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def convert(
+    table: object,
+    struct: type[_StructT],
+    path: str,
+    mistakes: Problems,
+    *,
+    stricter: Mapping[str, Any] = _NONE,
+    elsewhere: Mapping[str, str] = _NONE,
+    apart: Collection[str] = (),
+) -> _StructT | None:
+    """Return *table* as a *struct*; None when it had mistakes, which are then in *mistakes*.
+
+    A ValueError or TypeError from the struct's ``__post_init__`` is a mistake of the table. *stricter* maps fields to
+    types that replace their own. *elsewhere* says of keys that are not this table's where they belong. A mistake in a
+    key of *apart* does not keep the ``__post_init__`` from being asked about the others.
+    """
+    if not isinstance(table, Mapping):
+        brackets = "one pair of brackets" if isinstance(table, list) else "a header"
+        mistakes.wrong(path, table, f"one table. Write it with {brackets}: [{path}]")
+        return None
+    before = len(mistakes)
+    wanted = {field.name: field.type for field in msgspec.structs.fields(struct)} | dict(stricter)
+    required = [field.name for field in msgspec.structs.fields(struct) if field.required]
+    for name in required:
+        if name not in table:
+            mistakes.add(join(path, name), f"is missing. It must be {_wanted(wanted[name])}.")
+    values = {}
+    wrong = {name for name in required if name not in table}
+    for name in wanted:
+        if name in table:
+            so_far = len(mistakes)
+            values[name] = leaf(table[name], wanted[name], join(path, name), mistakes, elsewhere=elsewhere)
+            wrong |= {name} if len(mistakes) > so_far else set()
+    made = None
+    if wrong <= set(apart) - set(required):
+        made = _made(struct, {name: value for name, value in values.items() if name not in wrong}, path, mistakes)
+    for key in table:
+        if key not in wanted:
+            where, hint = join(path, key), _hint(key, tuple(wanted), elsewhere)
+            mistakes.add(where, f"is no known key (its value is {shown(where, table[key])}).{hint}")
+    return made if len(mistakes) == before else None
+
+
+def _made(struct: type[_StructT], values: Mapping[str, Any], path: str, mistakes: Problems) -> _StructT | None:
+    try:
+        return struct(**values)
+    except (ValueError, TypeError, BridgeError) as exc:
+        mistakes.quote(path, str(exc) or type(exc).__name__)
+        return None
+
+
+def _hint(key: str, known: Sequence[str], elsewhere: Mapping[str, str]) -> str:
+    """Return what to write instead of an unknown key; for a secret, where it may stand."""
+    name = key.lower().replace("-", "_")
+    outside = [each for each in known if each.endswith(("_file", "_env")) and name in each]
+    if outside and sounds_secret(name):
+        return f" A secret never stands in this file: write {' or '.join(outside)} instead."
+    return (nearest(key, known) + elsewhere.get(key, "")) or f" Known here: {', '.join(known)}."
+
+
+def leaf(value: object, wanted: Any, path: str, mistakes: Problems, *, elsewhere: Mapping[str, str] = _NONE) -> Any:
+    """Return *value* as the type *wanted*; None when it is a mistake, which is then in *mistakes*."""
+    core = _core(wanted)
+    if isinstance(core, type) and issubclass(core, msgspec.Struct):
+        return convert(value, core, path, mistakes, elsewhere=elsewhere)
+    before = len(mistakes)
+    inner, arguments = typing.get_origin(core), typing.get_args(core)
+    if inner is dict and isinstance(value, Mapping):
+        value = {key: leaf(item, arguments[1], join(path, key), mistakes) for key, item in value.items()}
+    elif inner in (tuple, list, frozenset, set) and isinstance(value, list):
+        value = [leaf(item, arguments[0], f"{path}[{n}]", mistakes) for n, item in enumerate(value)]
+    return _converted(value, wanted, path, mistakes) if len(mistakes) == before else None
+
+
+def _core(wanted: Any) -> Any:
+    """Return the type inside ``Annotated`` and beside None."""
+    if typing.get_origin(wanted) in (typing.Union, builtin_types.UnionType):
+        others = [each for each in typing.get_args(wanted) if each is not type(None)]
+        return _core(others[0]) if len(others) == 1 else wanted
+    return _core(typing.get_args(wanted)[0]) if typing.get_origin(wanted) is typing.Annotated else wanted
+
+
+def _checks(wanted: Any) -> Iterator[Check]:
+    """Yield the checks on *wanted* itself; those on the items of a list belong to the items."""
+    if typing.get_origin(wanted) in (typing.Union, builtin_types.UnionType):
+        for each in typing.get_args(wanted):
+            yield from _checks(each)
+    elif typing.get_origin(wanted) is typing.Annotated:
+        yield from (each for each in wanted.__metadata__ if isinstance(each, Check))
+
+
+def _converted(value: object, wanted: Any, path: str, mistakes: Problems) -> Any:
+    if not _is_finite(value):
+        mistakes.wrong(path, value, "a finite number")
+        return None
+    try:
+        made = msgspec.convert(value, wanted)
+    except msgspec.ValidationError:
+        mistakes.wrong(path, value, _wanted(wanted), _value_hint(value, types.type_info(_core(wanted)), path))
+        return None
+    try:
+        for check in _checks(wanted):
+            check.rule(made)
+    except ValueError as exc:
+        mistakes.wrong(path, value, *exc.args)
+    return made
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, Mapping):
+        return all(_is_finite(item) for item in value.values())
+    if isinstance(value, list):
+        return all(_is_finite(item) for item in value)
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _value_hint(value: object, info: types.Type, path: str) -> str:
+    if isinstance(info, types.LiteralType | types.EnumType) and isinstance(value, str) and not sounds_secret(path):
+        return nearest(value, [str(each) for each in _choices(info)])
+    if isinstance(info, types.StrType) and isinstance(value, dt.date | dt.time | float):
+        return "" if sounds_secret(path) else f' Write it in quotes: "{value}".'
+    return ""
+
+
+def _wanted(wanted: Any) -> str:
+    """Return the type *wanted* as a person would say it."""
+    infos = types.type_info(wanted)
+    members = infos.types if isinstance(infos, types.UnionType) else (infos,)
+    return " or ".join(_said(info) for info in members if not isinstance(info, types.NoneType))
+
+
+def _said(info: types.Type) -> str:
+    if isinstance(info, types.FloatType | types.IntType):
+        return ("a whole number" if isinstance(info, types.IntType) else "a number") + _bounds(info)
+    if isinstance(info, types.StrType):
+        pattern = f" that matches {info.pattern}" if info.pattern else ""
+        return "text that is not empty" if info.min_length else f"text in quotes{pattern}"
+    if isinstance(info, types.LiteralType | types.EnumType):
+        return " or ".join(repr(each) for each in _choices(info))
+    if isinstance(info, types.VarTupleType | types.ListType | types.SetType | types.FrozenSetType):
+        return "a list that is not empty" if info.min_length else "a list in square brackets"
+    if isinstance(info, types.DictType | types.StructType):
+        return "a table"
+    return "true or false" if isinstance(info, types.BoolType) else "of another type"
+
+
+def _choices(info: types.LiteralType | types.EnumType) -> list[Any]:
+    return list(info.values) if isinstance(info, types.LiteralType) else [member.value for member in info.cls]
+
+
+def _bounds(info: types.FloatType | types.IntType) -> str:
+    bounds = (("above", info.gt), ("at least", info.ge), ("below", info.lt), ("at most", info.le))
+    said = " and ".join(f"{word} {bound}" for word, bound in bounds if bound is not None)
+    return f" {said}" if said else ""

@@ -1,0 +1,98 @@
+"""The delivery workers of all sinks: started, exchanged and ended together.
+
+A worker ends before another may start on the same rows. However many hang, all of them get the same wait, and then are
+cut: a stop and a reload have promised when they end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from bridge.config.settings import SinkSettings
+from bridge.delivery.worker import DeliveryWorker
+from bridge.metrics.metrics import Metrics
+from bridge.outbox.outbox import Outbox
+from bridge.system.loop_watch import LoopWatch
+
+logger = logging.getLogger(__name__)
+
+#: After the wait: what hangs is cut, a command and its children are killed, and the exit is still in time.
+CUT_SECONDS = 0.4
+_LEAST_SECONDS = 0.05
+_RELOAD_SECONDS = 2.0
+
+
+class WorkerPool:
+    """One worker for each sink that is configured; its methods are for one thread, but for `notify` and `pulses`."""
+
+    def __init__(self, outbox: Outbox, metrics: Metrics) -> None:
+        self._outbox = outbox
+        self._metrics = metrics
+        self._workers: dict[str, tuple[SinkSettings, DeliveryWorker]] = {}
+
+    @property
+    def pulses(self) -> Mapping[str, LoopWatch]:
+        """The pulse of each worker, as ``delivery:SINK``."""
+        return {f"delivery:{name}": worker.pulse for name, (_, worker) in list(self._workers.items())}
+
+    def notify(self) -> None:
+        """Tell every worker that there may be new rows."""
+        for _, worker in list(self._workers.values()):
+            worker.notify()
+
+    def nudge(self) -> None:
+        """Tell every worker that a command has written to the outbox."""
+        for _, worker in self._workers.values():
+            worker.nudge()
+
+    def start_missing(self, sinks: Sequence[SinkSettings]) -> None:
+        """Start a worker for each of *sinks* that has none; raise OutboxError when the outbox does not answer."""
+        for sink in sinks:
+            if sink.name not in self._workers:
+                self._start(sink)
+
+    def _start(self, sink: SinkSettings) -> None:
+        metrics = self._metrics.sink(sink.name)
+        metrics.set_needs_attention(needed=False)  # what the worker before called for may be mended by its settings
+        worker = DeliveryWorker(config=sink.config, sink_class=sink.sink_class, outbox=self._outbox, metrics=metrics)
+        worker.start()  # first: where no thread is to be had, there is no worker, and it is tried again
+        self._workers[sink.name] = (sink, worker)
+
+    def end_all_but(self, sinks: Sequence[SinkSettings], *, grace_seconds: float, stop: Callable[[], bool]) -> None:
+        """End every worker whose sink is not among *sinks* as it is there, within two seconds, or when *stop* says."""
+        wanted = {sink.name: sink for sink in sinks}
+        names = [name for name, (sink, _) in self._workers.items() if wanted.get(name) != sink]
+        workers = [self._workers.pop(name)[1] for name in names]
+        for worker in workers:
+            worker.stop(grace_seconds=0.0)
+        wait_seconds = min(grace_seconds, _RELOAD_SECONDS - CUT_SECONDS)
+        for worker in _end(workers, time.monotonic() + wait_seconds, stop):
+            logger.error("A sink hangs and was left behind.", extra={"sink": worker.name})
+        for name in names:
+            if name not in wanted:
+                self._metrics.forget_sink(name)
+
+    def drain(self, deadline: float) -> None:
+        """Let every worker send what is due until *deadline*, in monotonic seconds, then cut who still sends."""
+        workers = [worker for _, worker in self._workers.values()]
+        for worker in workers:
+            worker.stop(grace_seconds=max(deadline - time.monotonic(), 0.0))
+        _end(workers, max(deadline, time.monotonic() + _LEAST_SECONDS))
+
+
+def _end(
+    workers: Sequence[DeliveryWorker], deadline: float, stop: Callable[[], bool] = lambda: False
+) -> list[DeliveryWorker]:
+    """Wait until *deadline*, or until *stop* returns True, then cut who is left; return who hangs even then."""
+    late = list(workers)
+    while late and time.monotonic() < deadline and not stop():
+        wait_seconds = max(min(deadline - time.monotonic(), _LEAST_SECONDS), 0.0)
+        late = [worker for worker in late[1:] if not worker.join(0.0)] + (
+            [] if late[0].join(wait_seconds) else [late[0]]
+        )
+    for worker in late:
+        worker.cut()
+    cut_at = time.monotonic() + CUT_SECONDS
+    return [worker for worker in late if not worker.join(max(cut_at - time.monotonic(), 0.0))]

@@ -1,0 +1,315 @@
+"""When one sink is tried next: the memory between its failures, without a clock or a peer.
+
+Two kinds of trouble look alike at first. A record that its destination does not like delays only its own event. A
+destination that is down fails whatever comes: two failures in a row on different events mean that, and then the sink is
+paused and probed with one record at a time, so that a thousand records do not knock at a dead door. Any answer about
+a record ends the pause and makes all rows due.
+
+So that a few events which always fail cannot keep the rest from going, whoever asks this schedule
+
+- sends something of another event after a failure, if there is anything (`is_doubtful`, `suspects`): two failures in a
+  row then mean the destination,
+- probes with the record tried least, not with the same one again, and
+- lets urgent records and all others take turns at the probe.
+
+An answer also releases an event that failed before it, once: what failed may have been the destination. An event that
+fails again after such an answer fails on its own account, and only its own delay, or the end of a pause, makes it due.
+
+The agent's promise to a VM about to be evicted is kept here: a Preempt or Terminate has a timer of its own, of at most
+2 s, whatever the pause or the peer's Retry-After say.
+
+Times are seconds on one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from enum import Enum
+
+import msgspec
+
+from bridge.backoff import (
+    DELIVERY_CAP_SECONDS,
+    MINIMUM_DELAY_SECONDS,
+    RETRY_AFTER_CAP_SECONDS,
+    URGENT_CAP_SECONDS,
+    delivery_gap,
+)
+
+_NEVER = float("inf")
+_LONG_AGO = float("-inf")
+
+
+class SendMode(Enum):
+    """What may be sent now."""
+
+    ALL = "all"
+    """Whatever is due."""
+    FRESH = "fresh"
+    """Paused: the first record of an event that something new arrived for."""
+    PROBE = "probe"
+    """Paused: one record, not of an urgent event that was tried (those have a timer of their own)."""
+    URGENT = "urgent"
+    """Paused: one urgent record, nothing else."""
+    WAIT = "wait"
+    """Nothing, until `RetrySchedule.next_at`."""
+
+
+class FailedEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a batch that failed."""
+
+    event_key: str
+    urgent: bool
+    seconds_to_not_before: float | None
+    """Null when it is unknown or has passed."""
+
+
+class _Delay(msgspec.Struct, kw_only=True):
+    attempts: int = 0
+    until: float = _LONG_AGO
+    tried_at: float = _LONG_AGO
+    urgent: bool = False
+    answers_before: int = 0
+    """How many answers the sink had given when this event failed last."""
+    is_its_own: bool = False
+    """The event failed again after an answer about another: the destination is not to blame."""
+
+
+class RetrySchedule:
+    """The retry state of one sink; *random* returns a number in [0, 1)."""
+
+    def __init__(self, random: Callable[[], float]) -> None:
+        self._random = random
+        self._delays: dict[str, _Delay] = {}
+        self._last_failed: frozenset[str] = frozenset()
+        self._answers = 0
+        self._has_unreleased = False
+        self._probes = 0
+        self._probe_at: float | None = None
+        self._bound_until = _LONG_AGO
+        self._urgent_at = _NEVER
+        self._urgent_was_last = False
+        self._fresh: dict[str, None] = {}
+        self.is_held = False
+        """The peer is gone (410): nothing is tried until a restart or a person's retry."""
+
+    @property
+    def is_paused(self) -> bool:
+        """Return whether the sink is probed instead of sent to."""
+        return self._probe_at is not None
+
+    @property
+    def is_troubled(self) -> bool:
+        """Return whether anything is delayed, so that it matters which rows are new."""
+        return self._probe_at is not None or bool(self._delays)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Return whether the last send failed: what is sent next should be of an event that never did."""
+        return self._probe_at is None and bool(self._last_failed)
+
+    @property
+    def suspects(self) -> Collection[str]:
+        """The keys of the events that failed and were not answered since."""
+        return self._delays.keys()
+
+    def blocked(self, now: float) -> Collection[str]:
+        """Return the keys of the events that are delayed on their own."""
+        return [key for key, delay in self._delays.items() if delay.until > now]
+
+    @property
+    def urgent_suspects(self) -> Collection[str]:
+        """The keys of the suspects that are urgent."""
+        return [key for key, delay in self._delays.items() if delay.urgent]
+
+    def urgent_blocked(self, now: float) -> Collection[str]:
+        """Return the keys of the urgent suspects but for the one that is due for longest."""
+        due = self._longest_due_urgent(now)
+        return [key for key in self.urgent_suspects if key != due]
+
+    def _longest_due_urgent(self, now: float) -> str | None:
+        due = [(delay.until, key) for key, delay in self._delays.items() if delay.urgent and delay.until <= now]
+        return min(due)[1] if due else None
+
+    def next_expiry(self, now: float) -> float:
+        """Return when the next delay of an event ends; infinity when none is to come."""
+        return min((delay.until for delay in self._delays.values() if delay.until > now), default=_NEVER)
+
+    def turn(self, now: float) -> SendMode:
+        """Return what may be sent at *now*."""
+        if self.is_held:
+            return SendMode.WAIT
+        if self._probe_at is None:
+            return SendMode.ALL
+        is_other_due = now >= self._other_at()
+        if now >= self._urgent_at and not (is_other_due and self._urgent_was_last):
+            return SendMode.URGENT
+        if is_other_due:
+            return SendMode.FRESH if self._fresh else SendMode.PROBE
+        return SendMode.WAIT
+
+    def next_at(self) -> float:
+        """Return when `turn` or `blocked` may say something else; infinity when only news can change it."""
+        if self.is_held:
+            return _NEVER
+        if self._probe_at is None:
+            return min((delay.until for delay in self._delays.values()), default=_NEVER)
+        return min(self._urgent_at, self._other_at())
+
+    def _other_at(self) -> float:
+        assert self._probe_at is not None  # noqa: S101  # only asked in a pause; told to the type checker
+        return max(self._bound_until, _LONG_AGO if self._fresh else self._probe_at)
+
+    # What happened.
+
+    def arrived(self, event_key: str, now: float, *, urgent: bool) -> None:
+        """Note a new record: its event is tried once at once, unless a Retry-After binds the sink."""
+        delay = self._delays.get(event_key)
+        if delay is not None:
+            delay.until = _LONG_AGO
+            delay.urgent = delay.urgent or urgent
+        if self._probe_at is None:
+            return
+        if urgent:
+            self._urgent_at = _LONG_AGO
+        elif now >= self._bound_until:
+            self._fresh[event_key] = None
+
+    def take_fresh(self) -> str:
+        """Return the event to try in a FRESH turn, and forget that something new arrived for it."""
+        event_key = next(iter(self._fresh))
+        del self._fresh[event_key]
+        return event_key
+
+    def found_nothing(self, turn: SendMode, now: float) -> None:
+        """Note that *turn* found no row that it may send."""
+        if turn is SendMode.ALL:
+            for event_key in [key for key, delay in self._delays.items() if delay.until <= now]:
+                del self._delays[event_key]
+        elif turn is SendMode.URGENT:
+            due = self._longest_due_urgent(now)
+            if due is not None:
+                del self._delays[due]
+            self._urgent_at = min((each.until for each in self._delays.values() if each.urgent), default=_NEVER)
+        elif turn is SendMode.PROBE and not self.urgent_suspects:
+            self.resume()
+        elif turn is SendMode.PROBE:
+            self._probe_at = now + self._gap(self._probes, None)
+
+    def answered(self, event_keys: Iterable[str]) -> bool:
+        """Note that the destination took records, or refused them for good: it is there.
+
+        Return whether that made anything else due.
+        """
+        for event_key in event_keys:
+            self._delays.pop(event_key, None)
+        self._last_failed = frozenset()
+        self._answers += 1
+        if self._probe_at is not None:
+            self.resume()
+            return True
+        if not self._has_unreleased:
+            return False
+        self._has_unreleased = False
+        released = [delay for delay in self._delays.values() if not delay.is_its_own]
+        for delay in released:
+            delay.until = _LONG_AGO
+        return bool(released)
+
+    def resume(self) -> None:
+        """Make every row due: the sink answered, or a person asked for it."""
+        self._probe_at, self._bound_until, self._urgent_at = None, _LONG_AGO, _NEVER
+        self._last_failed = frozenset()
+        self._probes = 0
+        self._fresh.clear()
+        self._has_unreleased = self.is_held = False
+        for delay in self._delays.values():
+            delay.until = _LONG_AGO
+
+    def failed(
+        self,
+        events: Sequence[FailedEvent],
+        now: float,
+        *,
+        during: SendMode,
+        owes_urgent: bool,
+        seconds_to_notice: float | None,
+        retry_after: float | None = None,
+        held: bool = False,
+    ) -> None:
+        """Note that a send failed that was made in the turn *during*.
+
+        *owes_urgent*: the sink is owed any urgent record. *seconds_to_notice*: the time to the soonest NotBefore ahead
+        of all that it is owed.
+        """
+        for event in events:
+            self._delay(event, now, retry_after)
+        keys = frozenset(event.event_key for event in events)
+        is_another = bool(self._last_failed) and not keys <= self._last_failed
+        self._last_failed = keys
+        self._has_unreleased = True
+        self.is_held = self.is_held or held
+        binds = retry_after is not None and retry_after > 0
+        if binds and retry_after is not None:
+            self._bound_until = max(self._bound_until, now + min(retry_after, RETRY_AFTER_CAP_SECONDS))
+            self._fresh.clear()
+        if self._probe_at is not None or is_another or binds or held:
+            self._pause(now, during, seconds_to_notice)
+            self._set_urgent(now, during, owes_urgent=owes_urgent)
+
+    def _pause(self, now: float, during: SendMode, seconds_to_notice: float | None) -> None:
+        """Set the time of the next probe; a try out of turn does not put it off."""
+        if self._probe_at is None or during is SendMode.PROBE:
+            self._probes += 1
+            self._probe_at = now + self._gap(self._probes, seconds_to_notice)
+        elif seconds_to_notice is not None:
+            longest = max(1.0, seconds_to_notice / 4)
+            self._probe_at = min(self._probe_at, now + min(longest, DELIVERY_CAP_SECONDS))
+
+    def _set_urgent(self, now: float, during: SendMode, *, owes_urgent: bool) -> None:
+        self._urgent_was_last = during is SendMode.URGENT
+        # The next one soon, it may not have been tried at all; but a hundred of them do not all knock at once.
+        soon = min(now + MINIMUM_DELAY_SECONDS, self._urgent_deadline())
+        if not owes_urgent:
+            self._urgent_at = _NEVER
+        elif during in {SendMode.FRESH, SendMode.PROBE}:
+            self._urgent_at = min(self._urgent_at, soon)
+        else:
+            self._urgent_at = soon
+
+    def _urgent_deadline(self) -> float:
+        """Return when the first of the urgent suspects has waited as long as it may."""
+        tried = (delay.tried_at for delay in self._delays.values() if delay.urgent)
+        return min(tried, default=_NEVER) + URGENT_CAP_SECONDS
+
+    def _delay(self, event: FailedEvent, now: float, retry_after: float | None) -> None:
+        delay = self._delays.get(event.event_key)
+        if delay is None:
+            delay = self._delays[event.event_key] = _Delay()
+        elif self._answers > delay.answers_before:
+            delay.is_its_own = True
+        delay.attempts += 1
+        delay.answers_before = self._answers
+        delay.urgent = event.urgent
+        gap = self._gap(delay.attempts, event.seconds_to_not_before, retry_after=retry_after, urgent=event.urgent)
+        if event.urgent:
+            # The urgent ones wait for one another; that counts into the 2 s.
+            queue_seconds = MINIMUM_DELAY_SECONDS * len(self.urgent_suspects)
+            gap = max(min(gap, URGENT_CAP_SECONDS - queue_seconds), MINIMUM_DELAY_SECONDS)
+        delay.tried_at, delay.until = now, now + gap
+
+    def _gap(
+        self,
+        attempts: int,
+        seconds_to_not_before: float | None,
+        *,
+        retry_after: float | None = None,
+        urgent: bool = False,
+    ) -> float:
+        return delivery_gap(
+            attempts,
+            seconds_to_not_before=seconds_to_not_before,
+            urgent=urgent,
+            retry_after=retry_after,
+            random=self._random,
+        )

@@ -1,0 +1,316 @@
+"""One worker a sink: it sends that sink's rows, and nothing another sink does can delay it.
+
+The parts, each with its own reason: the `RetrySchedule` knows what may be tried when, the `Batcher` which rows that
+are, the `Sender` holds the deadline, the sink only sends, the `ResultWriter` writes down what became of it. The worker
+joins them and tells people and metrics.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from random import random
+
+import msgspec
+
+from bridge.clock import parse_time, utc_now
+from bridge.delivery.batcher import Batcher
+from bridge.delivery.results import ResultWriter
+from bridge.delivery.retry_schedule import FailedEvent, RetrySchedule, SendMode
+from bridge.delivery.sender import Sender
+from bridge.errors import DeliveryError, DeliveryFailed, DeliveryRejected, OutboxError
+from bridge.logs import ThrottledLog
+from bridge.metrics.metrics import SinkMetrics
+from bridge.outbox.begun import ENDS
+from bridge.outbox.deliveries import DELIVERED, PARKED
+from bridge.outbox.outbox import Beginning, Outbox, PendingDelivery
+from bridge.sink import Sink, SinkConfig
+from bridge.system.loop_watch import LoopWatch
+
+logger = logging.getLogger(__name__)
+
+_REASON_CHARACTERS = 256
+#: An idle worker looks by itself now and then, in case it was not told.
+_LOOK_SECONDS = 60.0
+_FAULT_SECONDS = 1.0
+
+
+class DeliveryWorker:
+    """Delivers to one sink, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        *,
+        config: SinkConfig,
+        sink_class: type[Sink],
+        outbox: Outbox,
+        metrics: SinkMetrics,
+        now: Callable[[], datetime] = utc_now,
+        monotonic: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random,
+    ) -> None:
+        self.name = config.name
+        self.config = config
+        self._outbox = outbox
+        self._metrics = metrics
+        self._now = now
+        self._monotonic = monotonic
+        self._sender = Sender(lambda: sink_class(config), name=config.name, timeout_seconds=config.timeout_seconds)
+        self._schedule = RetrySchedule(chance)
+        self._ledger = ResultWriter(outbox, sink=config.name, monotonic=monotonic)
+        self._picker = Batcher(
+            outbox=outbox,
+            ledger=self._ledger,
+            schedule=self._schedule,
+            config=config,
+            batch_by_event=sink_class.batch_by_event,
+        )
+        self._skips = sink_class.skips_what_is_over(config)
+        self._report = ThrottledLog(logger, clock=monotonic)
+        self.pulse = LoopWatch(monotonic)
+        self._news = threading.Event()
+        self._was_nudged = False
+        self._nudges = outbox.nudges(config.name).result()
+        self._stop_at: float | None = None
+        self._expired_at = float("-inf")
+        self._thread = threading.Thread(target=self._run, name=f"delivery:{config.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to deliver."""
+        self._thread.start()
+
+    def notify(self) -> None:
+        """Tell the worker that there may be new rows."""
+        self._news.set()
+
+    def nudge(self) -> None:
+        """Tell the worker that a command has written to the outbox."""
+        self._was_nudged = True
+        self._news.set()
+
+    def stop(self, *, grace_seconds: float) -> None:
+        """Let the worker send what is due for *grace_seconds* more; returns at once, see `join`."""
+        self._stop_at = self._monotonic() + grace_seconds
+        self._news.set()
+
+    def cut(self) -> None:
+        """End the send that is under way: there is no more time for it, its records stay owed."""
+        self._sender.cut()
+
+    def join(self, timeout_seconds: float) -> bool:
+        """Wait for the end; return whether it came."""
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
+
+    # The loop.
+
+    def _run(self) -> None:
+        while not self._is_time_to_stop():
+            self.pulse.promise_call(self.config.timeout_seconds)
+            try:
+                wait_seconds = self._turn()
+            except Exception as error:  # noqa: BLE001  # logged with its traceback, once
+                message = f"The delivery worker failed; it goes on. {type(error).__name__}: {error}"
+                self._report.problem("worker", logging.ERROR, message, exc_info=error, sink=self.name)
+                self._picker.look_again()
+                wait_seconds = _FAULT_SECONDS
+            if wait_seconds > 0:
+                if self._stop_at is not None:
+                    break
+                self.pulse.promise(wait_seconds)
+                self._news.wait(wait_seconds)
+        self.pulse.rest()
+        self._ledger.wait()
+        self._sender.close()
+
+    def _is_time_to_stop(self) -> bool:
+        return self._stop_at is not None and self._monotonic() >= self._stop_at
+
+    def _turn(self) -> float:
+        """Send one batch; return for how many seconds there is nothing to do."""
+        if self._news.is_set():
+            self._news.clear()
+            self._take_news()
+        now = self._monotonic()
+        self._expire(now)
+        turn, batch = self._picker.next(now)
+        if batch:
+            self._send(batch, turn)
+            return 0.0
+        self._ledger.write_again()
+        self._let_people_go()
+        return min(self._schedule.next_at() - self._monotonic(), self._look_seconds())
+
+    def _let_people_go(self) -> None:
+        """Call for nobody any more when what they were called for is given up; a sink on hold still wants one."""
+        if self._metrics.needs_attention and not self._schedule.is_held and not self._outbox.probe(self.name).result():
+            self._metrics.set_needs_attention(needed=False)
+
+    def _look_seconds(self) -> float:
+        max_age = self.config.max_age_seconds
+        if max_age is None or not self._schedule.is_troubled:
+            return _LOOK_SECONDS
+        return min(_LOOK_SECONDS, max(1.0, max_age))
+
+    def _take_news(self) -> None:
+        if self._was_nudged:
+            self._was_nudged = False
+            before, self._nudges = self._nudges, self._outbox.nudges(self.name).result()
+            if self._nudges != before:
+                self._schedule.resume()
+        self._picker.take_news(self._monotonic())
+
+    def _expire(self, now: float) -> None:
+        if self.config.max_age_seconds is None or now < self._expired_at + 1.0:
+            return
+        self._expired_at = now
+        self._ledger.flush()  # what is delivered does not expire
+        expired = self._outbox.expire(self.name, max_age_seconds=self.config.max_age_seconds).result()
+        if expired:
+            self._picker.look_again()
+            logger.warning(
+                "Records were given up: they are older than max_age_seconds.",
+                extra={"sink": self.name, "expired": expired},
+            )
+
+    # Sending, and what became of it.
+
+    def _send(self, batch: list[PendingDelivery], turn: SendMode) -> None:
+        batch = self._legible(batch)
+        if not batch:
+            return
+        beginning = self._begin(batch[0])
+        if beginning.skipped:
+            self._picker.look_again()
+            return
+        outcome: DeliveryError | None = None
+        started = self._monotonic()
+        try:
+            self._sender.send([row.record for row in batch])
+        except DeliveryError as error:
+            outcome = error
+        self._metrics.sent(self._monotonic() - started)
+        if outcome is None:
+            self._delivered(batch)
+        elif isinstance(outcome, DeliveryRejected):
+            self._rejected(batch, outcome)
+        elif isinstance(outcome, DeliveryFailed):
+            self._failed(batch, outcome, turn)
+        self._end(batch[0], beginning, outcome)
+
+    def _legible(self, batch: list[PendingDelivery]) -> list[PendingDelivery]:
+        """Return *batch* without what is no record; that is parked, for a person to see."""
+        bad: list[PendingDelivery] = []
+        for row in batch:
+            try:
+                _ = row.record
+            except msgspec.MsgspecError as error:
+                bad.append(row)
+                logger.error(  # noqa: TRY400  # the sentence says it all
+                    "A row of the outbox is no record and was parked.",
+                    extra={"sink": self.name, "sequence": row.sequence, "error": str(error)},
+                )
+        if bad:
+            self._ledger.finished(bad, PARKED, "It is no record.")
+        return [row for row in batch if row not in bad] if bad else batch
+
+    def _begin(self, row: PendingDelivery) -> Beginning:
+        """Mark the event as begun at a sink that skips what is over, or skip it; see `bridge.begun`."""
+        if not self._skips or row.record.event is None:
+            return Beginning()
+        self._ledger.flush()  # what is delivered counts as begun
+        beginning = self._outbox.begin(self.name, row.event_key).result()
+        if beginning.skipped:
+            logger.log(
+                logging.WARNING if row.attempts else logging.INFO,
+                "An event was skipped: it was over before anything of it could be sent.",
+                extra={"sink": self.name, "event_id": row.event_key, "expired": beginning.skipped},
+            )
+        return beginning
+
+    def _end(self, row: PendingDelivery, beginning: Beginning, outcome: DeliveryError | None) -> None:
+        if not self._skips or row.record.event is None:
+            return
+        surely_not = beginning.is_new and isinstance(outcome, DeliveryFailed) and not outcome.uncertain
+        if surely_not or (outcome is None and row.record.transition in ENDS):
+            self._ledger.flush()
+            self._outbox.forget_beginning(self.name, row.event_key)
+
+    def _delivered(self, batch: list[PendingDelivery]) -> None:
+        self._ledger.finished(batch, DELIVERED)
+        self._report.recovered(f"{self.name}: refused", "The sink accepts records again.", sink=self.name)
+        now = self._now()
+        for row in batch:
+            self._metrics.delivered((now - parse_time(row.record.observed_at)).total_seconds())
+        self._answered(batch)
+
+    def _answered(self, batch: list[PendingDelivery]) -> None:
+        if self._schedule.answered(row.event_key for row in batch):
+            self._picker.look_again()
+        self._metrics.set_needs_attention(needed=False)
+        self._report.recovered(self.name, "The sink answers again.", sink=self.name)
+
+    def _rejected(self, batch: list[PendingDelivery], error: DeliveryRejected) -> None:
+        reason = str(error)[:_REASON_CHARACTERS]
+        named = [getattr(record, "id", record) for record in error.records]
+        refused = batch if len(batch) == 1 else [row for row in batch if row.record.id in named]
+        if refused:
+            self._ledger.finished(refused, PARKED, reason)
+            self._report.problem(
+                f"{self.name}: refused",
+                logging.ERROR,
+                f"The sink refused records for good; they are parked. See `outbox list --state parked`. {reason}",
+                sink=self.name,
+                records=[row.record.id for row in refused],
+            )
+        # Which of the others is to blame, if any, shows when each goes alone.
+        self._picker.send_alone({row.sequence for row in batch} - {row.sequence for row in refused})
+        self._answered(batch)
+
+    def _failed(self, batch: list[PendingDelivery], error: DeliveryFailed, turn: SendMode) -> None:
+        reason = str(error)[:_REASON_CHARACTERS]
+        self._ledger.tried(batch, reason)
+        self._picker.look_again()
+        self._metrics.retried(error.reason)
+        if error.needs_attention:
+            self._metrics.set_needs_attention(needed=True)  # until the sink answers
+        level = logging.ERROR if error.needs_attention else logging.WARNING
+        next_step = " Nothing is sent until `outbox retry` or a restart." if error.held else ""
+        self._report.problem(self.name, level, f"Sending failed: {reason}{next_step}", sink=self.name)
+        self._reschedule(batch, error, turn)
+
+    def _reschedule(self, batch: list[PendingDelivery], error: DeliveryFailed, turn: SendMode) -> None:
+        wall = self._now().timestamp()
+        events = [_failed_event(rows, wall) for rows in _by_event(batch)]
+        try:
+            owes_urgent, soonest = self._outbox.urgency(self.name).result()
+        except OutboxError:
+            owes_urgent, soonest = any(event.urgent for event in events), None
+        self._schedule.failed(
+            events,
+            self._monotonic(),
+            during=turn,
+            owes_urgent=owes_urgent,
+            seconds_to_notice=None if soonest is None else soonest - wall,
+            retry_after=error.retry_after,
+            held=error.held,
+        )
+
+
+def _by_event(batch: Sequence[PendingDelivery]) -> list[list[PendingDelivery]]:
+    groups: dict[str, list[PendingDelivery]] = {}
+    for row in batch:
+        groups.setdefault(row.event_key, []).append(row)
+    return list(groups.values())
+
+
+def _failed_event(rows: Sequence[PendingDelivery], wall: float) -> FailedEvent:
+    ahead = [row.not_before - wall for row in rows if row.not_before is not None and row.not_before > wall]
+    return FailedEvent(
+        event_key=rows[0].event_key,
+        urgent=any(row.urgent for row in rows),
+        seconds_to_not_before=min(ahead, default=None),
+    )

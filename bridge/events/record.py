@@ -1,0 +1,171 @@
+"""The wire record and the parsed document: frozen values, and the only two ways to write them down.
+
+A transition record is what consumers depend on, so its shape lives in one place and nowhere else: field order is the
+order on the wire, every field is always present, null means unknown or not applicable. Times are UTC. JSON is ASCII
+(a lone surrogate would break SQLite and UUIDs further down).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from bridge.events.event import Incarnation, ScheduledEvent, VmIdentity, compact_json
+
+SCHEMA_VERSION = 1
+SCHEMA_ID = "urn:scheduled-events-bridge:transition-record:v1"
+
+#: The fixed namespace of record ids. Never change it: consumers recognise duplicates by ids made under it.
+NAMESPACE = uuid.UUID("6f0f6f6c-3c7e-5d4b-9a53-0b8b0b6d5a1e")
+
+
+class Transition(str, Enum):
+    """What happened. The first six are Azure's doing; the rest are the agent's own words."""
+
+    SCHEDULED = "scheduled"
+    STARTED = "started"
+    UPDATED = "updated"
+    COMPLETED = "completed"
+    CANCELED = "canceled"
+    ENDED = "ended"
+    APPROVED = "approved"
+    APPROVAL_REFUSED = "approval_refused"
+    APPROVAL_FAILED = "approval_failed"
+    HEARTBEAT = "heartbeat"
+    TEST = "test"
+
+
+class Evidence(str, Enum):
+    """How sure the agent is of a transition."""
+
+    OBSERVED = "observed"
+    """A document said so."""
+    INFERRED = "inferred"
+    """The event vanished, and everything known fits this ending."""
+    BOOT_ID = "boot_id"
+    """The event vanished, and this VM has booted since."""
+    UNKNOWN = "unknown"
+    """The event vanished, and nothing says why."""
+
+
+class Approval(msgspec.Struct, frozen=True, kw_only=True):
+    """What an approval record says of the decision behind it."""
+
+    source: str
+    """"rule:NAME", "portal" or "cli"."""
+    decision_id: str | None = None
+    approvers: tuple[str, ...] = ()
+    reason: str | None = None
+    result: str
+    http_status: int | None = None
+
+
+class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of the document, as every sink sends it."""
+
+    schema_version: int = SCHEMA_VERSION
+    id: str
+    """UUID: the same on every sink, on every retry and when the same change is observed again."""
+    transition_key: str
+    """SHA-256: the same on every VM that sees this transition."""
+    stream_id: str
+    """UUID of the outbox that wrote this record."""
+    sequence: int
+    """Counts up within a stream. Order one VM's records by this, never by arrival."""
+    transition: Transition
+    evidence: Evidence
+    observed_at: str
+    """When the agent saw it: UTC, milliseconds, e.g. 2026-11-20T11:00:01.123Z."""
+    incarnation: Incarnation
+    previous_incarnation: Incarnation
+    event: ScheduledEvent | None
+    """The event after the change; for a vanished event its last known form; null for a heartbeat."""
+    previous: dict[str, Any] | None
+    """event_status, not_before and the old value of everything in *changed*; null for a new event."""
+    changed: tuple[str, ...]
+    """The names of the event's fields that changed; empty for new and vanished events."""
+    notice_seconds: float | None
+    """NotBefore minus observed_at; negative when it has passed, null when it is unknown."""
+    affects_this_vm: bool | None
+    """Whether Resources name this VM; null when either is unknown."""
+    vm: VmIdentity
+    labels: dict[str, str]
+    """From the configuration."""
+    approval: Approval | None = None
+
+    @property
+    def event_key(self) -> str:
+        """Return what orders this record: its event's key, or a key of its own when it has no event."""
+        return self.id if self.event is None else self.event.key
+
+    @property
+    def is_urgent(self) -> bool:
+        """True when the record's event is a spot eviction or a deletion."""
+        return self.event is not None and self.event.is_urgent
+
+
+_decode_record = msgspec.json.Decoder(TransitionRecord).decode
+
+
+def decode_record(text: str | bytes) -> TransitionRecord:
+    """Return the record that `encode` wrote."""
+    return _decode_record(text)
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of a transition record (draft 2020-12)."""
+    schema = msgspec.json.schema(TransitionRecord)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}
+
+
+def canonical_event(event: ScheduledEvent | None) -> Any:
+    """Return the record's ``event`` as plain JSON values, with Resources sorted.
+
+    Azure may list Resources in another order on another VM, or in another answer; keys made from this do not notice.
+    """
+    if event is None:
+        return None
+    value = msgspec.to_builtins(event)
+    if event.resources is not None:
+        value["resources"] = sorted(set(event.resources))
+    return value
+
+
+def record_id(
+    *,
+    vm_key: str,
+    event_key: str,
+    transition: Transition,
+    incarnation: Incarnation,
+    event: ScheduledEvent | None,
+    repeat: int = 0,
+    outcome: tuple[str, str] | None = None,
+) -> str:
+    """Return a record's id; *outcome* is an approval's (decision_id, result).
+
+    No clock enters, nor evidence: the same change seen again gets the same id. *repeat* counts the times that the
+    outbox held the id already.
+    """
+    text = None if incarnation is None else str(incarnation)
+    name: list[Any] = [1, vm_key, event_key, transition.value, text, canonical_event(event)]
+    name.extend(outcome or ())
+    if repeat:
+        name.append(repeat)
+    return str(uuid.uuid5(NAMESPACE, compact_json(name)))
+
+
+def transition_key(event_key: str, transition: Transition, event: ScheduledEvent | None, *, repeat: int = 0) -> str:
+    """Return the key that every VM which sees this transition computes alike."""
+    name: list[Any] = [event_key, transition.value, canonical_event(event)]
+    if repeat:
+        name.append(repeat)
+    return hashlib.sha256(compact_json(name).encode()).hexdigest()
+
+
+def vm_key(vm: VmIdentity) -> str:
+    """Return what tells this VM's ids from another's: vmId in lower case, else the name, else ""."""
+    return vm.vm_id.lower() if vm.vm_id else vm.name or ""

@@ -1,0 +1,118 @@
+"""Whether an agent runs on a state directory, and what it says of itself: looked at from outside, disturbing nothing.
+
+An agent holds the lock on its directory for as long as it lives, however it dies. Here the lock is only asked for in
+the shared way and let go at once, so that two who look do not take each other for an agent. What the agent alone knows
+stands at its /readyz; whoever answers there is believed only if it speaks of the very same outbox.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import requests
+
+from bridge.clock import parse_time
+from bridge.config.settings import StatusSettings
+from bridge.errors import DeadlineExceeded
+from bridge.health.report import Readiness
+from bridge.http.session import DeadlineSession
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+ANSWER_SECONDS = 1.0
+#: Said instead of "there is none" while the agent works from memory, and knows more than anybody can read.
+EVENTS_UNKNOWN = (
+    "Events are not known here: the agent works from memory because its disk refuses; its /metrics has active_events."
+)
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # compared, not listened on
+
+
+class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of asking; *readiness* and *problem* are both null when nobody was asked."""
+
+    url: str | None = None
+    readiness: Readiness | None = None
+    problem: str | None = None
+    is_silent: bool = False
+    """True: nobody listens there at all."""
+
+    def of_stream(self, stream_id: str | None) -> AgentAnswer:
+        """Return this, without an answer that speaks of another outbox than the one of *stream_id*."""
+        if self.readiness is None or (stream_id is not None and self.readiness.stream_id == stream_id):
+            return self
+        return AgentAnswer(
+            url=self.url,
+            problem=f"{self.url} is answered by another agent, or for another outbox: that of "
+            f"{self.readiness.state_directory}.",
+        )
+
+
+def is_held(directory: Path) -> bool | None:
+    """Return whether an agent holds *directory*; null when that cannot be seen, because we may not open it."""
+    try:
+        descriptor = _opened(directory)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        _try_lock(descriptor)
+    except BlockingIOError:
+        return True
+    except OSError:
+        # Windows says this for a range that somebody else has locked.
+        return True if sys.platform == "win32" else None
+    finally:
+        with suppress(OSError):
+            os.close(descriptor)
+    return False
+
+
+def _opened(directory: Path) -> int:
+    if sys.platform == "win32":
+        return os.open(directory / "lock", os.O_RDWR)
+    return os.open(directory, os.O_RDONLY)
+
+
+def _try_lock(descriptor: int) -> None:
+    if sys.platform == "win32":
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def ask(status: StatusSettings) -> AgentAnswer:
+    """Ask who listens where *status* says, within a second; nobody, when that is off or a port that is not known."""
+    address = status.address
+    if address is None or address[1] == 0:
+        return AgentAnswer()
+    host = _ANYWHERE.get(address[0], address[0])
+    url = f"http://{f'[{host}]' if ':' in host else host}:{address[1]}/readyz"
+    session = DeadlineSession()
+    try:
+        body = session.request("GET", url, deadline_seconds=ANSWER_SECONDS).content
+    except DeadlineExceeded:
+        return AgentAnswer(url=url, problem=f"{url} did not answer within {ANSWER_SECONDS:g} s.")
+    except (requests.RequestException, OSError, ValueError):
+        return AgentAnswer(url=url, problem=f"Nobody answers at {url}.", is_silent=True)
+    finally:
+        session.close()
+    try:
+        return AgentAnswer(url=url, readiness=_readiness(body))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return AgentAnswer(url=url, problem=f"What answers at {url} is no agent of this kind.")
+
+
+def _readiness(body: bytes) -> Readiness:
+    readiness = msgspec.json.decode(body, type=Readiness)
+    if readiness.last_good_poll_at is not None and parse_time(readiness.last_good_poll_at).tzinfo is None:
+        raise ValueError("The time of the last good poll has no zone.")
+    return readiness

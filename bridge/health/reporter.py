@@ -1,0 +1,181 @@
+"""What the agent says of itself when it is asked: whether its loops turn, whether it is ready, what it owes.
+
+/healthz is about the agent alone: a sink or IMDS that does not answer never makes it fail, because a restart would not
+help, and five thousand at once would hurt. /readyz is about its work: IMDS, the outbox, the sinks. Whoever rolls out a
+wrong configuration should see that before it is everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import TimeoutError as FutureTimeout
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from bridge.clock import format_time
+from bridge.errors import BridgeError, OutboxError
+from bridge.health.report import STUCK_SECONDS, Readiness, SinkReadiness
+from bridge.health.server import Answer
+from bridge.metrics.metrics import CONTENT_TYPE, Metrics, OutboxTotals, SinkTotals, own_version
+from bridge.outbox.outbox import Outbox
+from bridge.system.loop_watch import LoopWatch
+
+_READ_SECONDS = 2.0
+_UNAVAILABLE = 503
+
+
+class Polled(Protocol):
+    """What is asked of the poller."""
+
+    @property
+    def silent_seconds(self) -> float | None:
+        """How long ago the last good answer came; null before the first."""
+
+    @property
+    def gap_seconds(self) -> float:
+        """How long the service may be silent."""
+
+    good_at: datetime | None
+    """When the last good answer came."""
+
+
+class HealthReporter:
+    """Reads what the parts of the agent know; every method may be called from any thread, and none waits for long."""
+
+    def __init__(
+        self,
+        *,
+        outbox: Outbox,
+        metrics: Metrics,
+        directory: Path,
+        pulses: Callable[[], Mapping[str, LoopWatch]],
+        sinks: Callable[[], Collection[str]],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._outbox = outbox
+        self._metrics = metrics
+        self._directory = directory
+        self._pulses = pulses
+        self._sinks = sinks
+        self._clock = clock
+        self.polled: Polled | None = None
+        self.vm_name: Callable[[], str | None] = lambda: None
+        self.imds: Callable[[], str] = lambda: ""
+
+    @property
+    def pages(self) -> Mapping[str, Callable[[], Answer]]:
+        """What is served, by path."""
+        return {"/healthz": self.healthz, "/readyz": self.readyz, "/metrics": self.scrape}
+
+    def late(self) -> dict[str, float]:
+        """Return how many seconds each loop is beyond its own deadline; empty when all turn."""
+        late = {name: pulse.late_seconds for name, pulse in self._pulses().items()}
+        return {name: round(seconds, 1) for name, seconds in late.items() if seconds > 0}
+
+    def healthz(self) -> Answer:
+        """Answer 200 while every loop turns within its own deadlines."""
+        late = self.late()
+        body = msgspec.json.encode({"status": "stuck" if late else "ok", "late": late})
+        return Answer(status=_UNAVAILABLE if late else 200, body=body + b"\n")
+
+    def readyz(self) -> Answer:
+        """Answer 200 while the agent sees what happens and every sink takes it."""
+        report = self.report()
+        return Answer(status=_UNAVAILABLE if report.reasons else 200, body=msgspec.json.encode(report) + b"\n")
+
+    def scrape(self) -> Answer:
+        """Answer with every metric."""
+        return Answer(content_type=CONTENT_TYPE, body=self._metrics.exposition())
+
+    def report(self) -> Readiness:
+        """Return what /readyz says."""
+        reasons = self._reasons_of_polling()
+        try:
+            totals = self.totals()
+        except BridgeError as error:
+            totals = OutboxTotals(sinks={}, in_memory=self._outbox.in_memory)
+            reasons.append(str(error))
+        if totals.in_memory:
+            reasons.append("The disk refuses, so the outbox is in memory.")
+        sinks = {name: self._sink(name, held) for name, held in totals.sinks.items()}
+        reasons += [reason for name in self._sinks() if name in sinks for reason in _reasons_of(name, sinks[name])]
+        polled = self.polled
+        good_at = None if polled is None else polled.good_at
+        silent = None if polled is None else polled.silent_seconds
+        return Readiness(
+            status="not_ready" if reasons else "ready",
+            reasons=tuple(reasons),
+            version=own_version(),
+            stream_id=totals.stream_id,
+            state_directory=os.fsencode(self._directory.absolute()).decode("utf-8", "replace"),
+            state_in_memory=totals.in_memory,
+            vm=self.vm_name(),
+            imds=self.imds(),
+            last_good_poll_at=None if good_at is None else format_time(good_at),
+            last_good_poll_seconds_ago=None if silent is None else round(silent, 3),
+            oldest_pending_seconds=max((sink.oldest_pending_seconds for sink in sinks.values()), default=0.0),
+            sinks=sinks,
+        )
+
+    def totals(self) -> OutboxTotals:
+        """Return what the outbox holds, from one commit; raise OutboxError when it does not answer in time."""
+        try:
+            account = self._outbox.account().result(_READ_SECONDS)
+        except FutureTimeout:
+            raise OutboxError(f"The outbox did not answer within {_READ_SECONDS:g} s.") from None
+        now, configured = self._clock(), set(self._sinks())
+        return OutboxTotals(
+            sinks={
+                name: SinkTotals(
+                    oldest_pending_age_seconds=_age(account.oldest_pending[name], now),
+                    is_configured=name in configured,
+                    **counts,
+                )
+                for name, counts in account.totals.items()
+            },
+            used_bytes=account.used_bytes,
+            max_bytes=account.max_bytes,
+            in_memory=account.in_memory,
+            set_aside=account.set_aside,
+            stream_id=account.stream_id,
+        )
+
+    def _reasons_of_polling(self) -> list[str]:
+        polled = self.polled
+        silent = None if polled is None else polled.silent_seconds
+        if polled is None or silent is None:
+            return ["IMDS has not answered yet."]
+        if silent > polled.gap_seconds:
+            return [f"IMDS answered last {silent:.0f} s ago."]
+        return []
+
+    def _sink(self, name: str, held: SinkTotals) -> SinkReadiness:
+        return SinkReadiness(
+            accepted=held.accepted,
+            delivered=held.delivered,
+            pending=held.pending,
+            parked=held.parked,
+            evicted=held.evicted,
+            discarded=held.discarded,
+            expired=held.expired,
+            oldest_pending_seconds=round(held.oldest_pending_age_seconds, 3),
+            needs_attention=self._metrics.needs_attention(name),
+        )
+
+
+def _reasons_of(name: str, sink: SinkReadiness) -> list[str]:
+    reasons = []
+    if sink.needs_attention:
+        reasons.append(f"Sink {name} needs a person; `status` shows its last error.")
+    if sink.oldest_pending_seconds > STUCK_SECONDS:
+        reasons.append(f"Sink {name} is stuck: its oldest record has waited {sink.oldest_pending_seconds:.0f} s.")
+    return reasons
+
+
+def _age(moment: float | None, now: float) -> float:
+    return 0.0 if moment is None else max(now - moment, 0.0)

@@ -1,0 +1,273 @@
+"""Bytes from the metadata service in, frozen values out, or DocumentInvalid.
+
+A document decides what the whole fleet hears, so the rule is strict where doubt would invent or lose an event (no
+Events list, an event without a status, broken JSON: unknown, never "no events") and lenient everywhere else: a field
+of the wrong type reads as null and is kept in ``extra``, because one odd Description must not blind the agent.
+
+Whatever comes out can be written down again by `bridge.record.encode`: lone surrogates become U+FFFD, integers beyond
+64 bits become their text, depth is bounded. Everything here is pure: no clock, no I/O.
+
+Shapes: Microsoft, "Scheduled Events for Linux VMs in Azure" and "Azure Instance Metadata Service".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from bridge.errors import DocumentInvalid
+from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity
+from bridge.text import excerpt
+
+MAX_DOCUMENT_BYTES = 1024 * 1024
+
+_MAX_DEPTH = 64
+_MAX_INTEGER_DIGITS = 4300  # what int() itself refuses since 3.10.7; the same on every Python
+_INT64 = range(-(2**63), 2**63)
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_ZONE = r"(?P<zone>Z|UTC?|GMT|[+-][0-9]{2}(?::?[0-9]{2})?)"
+_ISO_8601 = re.compile(
+    r"(?P<year>[0-9]{4})-(?P<month>[0-9]{2})-(?P<day>[0-9]{2})[T ]"
+    r"(?P<hour>[0-9]{2}):(?P<minute>[0-9]{2})(?::(?P<second>[0-9]{2})(?:[.,](?P<fraction>[0-9]{1,9}))?)?"
+    rf"\s?{_ZONE}?",
+    re.IGNORECASE,
+)
+_RFC_1123 = re.compile(
+    r"(?:[A-Za-z]{3,9}\s?,?\s+)?(?P<day>[0-9]{1,2})\s+(?P<month>[A-Za-z]{3})\s+(?P<year>[0-9]{4})\s+"
+    rf"(?P<hour>[0-9]{{2}}):(?P<minute>[0-9]{{2}})(?::(?P<second>[0-9]{{2}}))?\s+{_ZONE}",
+    re.IGNORECASE,
+)
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+
+
+def parse_document(body: bytes) -> Document:
+    """Return the document that *body* holds; raise DocumentInvalid when it is not one.
+
+    At most 1 MiB of UTF-8 (RFC 8259 section 8.1; a byte order mark is tolerated), a JSON object whose Events is a
+    list of objects, each with a text EventStatus.
+    """
+    value = _json_object(body, "The Scheduled Events document")
+    events = value.get("Events")
+    if not isinstance(events, list):
+        raise DocumentInvalid(
+            f"The Scheduled Events document has no list of Events but {_kind(events)}: {excerpt(body)}"
+        )
+    return Document(
+        incarnation=_incarnation(value.get("DocumentIncarnation")),
+        events=tuple(_event(event, position, body) for position, event in enumerate(events)),
+    )
+
+
+def parse_identity(body: bytes) -> VmIdentity:
+    """Return who this VM is, from the answer of ``/metadata/instance/compute``; an empty text reads as null.
+
+    Raises DocumentInvalid when *body* is no JSON object, or names neither the VM nor its vmId.
+    """
+    value = _json_object(body, "The instance document")
+
+    def text(name: str) -> str | None:
+        return value[name] if isinstance(value.get(name), str) and value[name] else None
+
+    identity = VmIdentity(
+        name=text("name"),
+        vm_id=text("vmId"),
+        resource_id=text("resourceId"),
+        subscription_id=text("subscriptionId"),
+        resource_group=text("resourceGroupName"),
+        location=text("location"),
+        scale_set=text("vmScaleSetName"),
+        zone=text("zone"),
+        placement_group_id=text("placementGroupId"),
+        tags=_tags(value),
+    )
+    if identity.name is None and identity.vm_id is None:
+        raise DocumentInvalid(f"The instance document has neither a name nor a vmId: {excerpt(body)}")
+    return identity
+
+
+def parse_not_before(text: str) -> datetime | None:
+    """Return *text* as an aware UTC datetime; null when it is empty or is no date.
+
+    RFC 1123 (RFC 9110 section 5.6.7) as of today, the weekday not looked at: Microsoft's own page has a wrong one.
+    ISO 8601 as of older api-versions, without a zone meaning UTC, fractions cut to microseconds. The year 1 is how
+    .NET writes "no date".
+    """
+    match = _ISO_8601.fullmatch(text.strip()) or _RFC_1123.fullmatch(text.strip())
+    if match is None:
+        return None
+    part = match.groupdict()
+    month = part["month"].lower()
+    try:
+        moment = datetime(
+            int(part["year"]),
+            int(month) if month.isdigit() else _MONTHS.index(month) + 1,
+            int(part["day"]),
+            int(part["hour"]),
+            int(part["minute"]),
+            int(part["second"] or 0),
+            int(((part.get("fraction") or "") + "000000")[:6]),
+            tzinfo=timezone(_utc_offset(part["zone"] or "Z")),
+        ).astimezone(timezone.utc)
+    except (ValueError, OverflowError):
+        return None
+    return moment if moment.year > 1 else None
+
+
+def _json_object(body: bytes, what: str) -> dict[str, Any]:
+    if len(body) > MAX_DOCUMENT_BYTES:
+        raise DocumentInvalid(f"{what} has {len(body)} bytes, more than {MAX_DOCUMENT_BYTES}: {excerpt(body)}")
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        raise DocumentInvalid(f"{what} is not UTF-8 at byte {exc.start}: {excerpt(body)}") from exc
+    if not text.strip():
+        raise DocumentInvalid(f"{what} is empty; that means unknown, not that there is nothing.")
+    try:
+        value = _clean(
+            json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_refuse_constant), depth=0
+        )
+    except (ValueError, RecursionError) as exc:
+        raise DocumentInvalid(f"{what} is not JSON that can be used ({_reason(exc)}): {excerpt(body)}") from exc
+    if not isinstance(value, dict):
+        raise DocumentInvalid(f"{what} is {_kind(value)} instead of an object: {excerpt(body)}")
+    return value
+
+
+def _reason(exc: Exception) -> str:
+    return "nested too deeply" if isinstance(exc, RecursionError) else str(exc)
+
+
+def _integer(digits: str) -> int | str:
+    if len(digits) > _MAX_INTEGER_DIGITS:
+        raise ValueError(f"an integer of {len(digits)} digits")
+    number = int(digits)
+    return number if number in _INT64 else digits
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if math.isinf(number):
+        raise ValueError(f"a number out of range, {digits[:40]}")
+    return number
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _clean(value: Any, *, depth: int) -> Any:
+    """Return *value* without lone surrogates; refuse what other parsers down the road could not nest."""
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"nested more than {_MAX_DEPTH} deep")
+    if isinstance(value, str):
+        return _LONE_SURROGATE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_clean(item, depth=depth + 1) for item in value]
+    if isinstance(value, dict):
+        return {_LONE_SURROGATE.sub("\ufffd", key): _clean(item, depth=depth + 1) for key, item in value.items()}
+    return value
+
+
+def _kind(value: Any) -> str:
+    """Return what JSON calls *value*, with its article."""
+    names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", int: "a number", float: "a number"}
+    return names.get(type(value), "null")
+
+
+def _incarnation(value: Any) -> Incarnation:
+    if isinstance(value, float) and value.is_integer():
+        return _integer(str(int(value)))  # JSON knows one kind of number: 5.0 is 5 (RFC 8259 section 6)
+    return value if type(value) in {int, str} else None
+
+
+def _event(value: Any, position: int, body: bytes) -> ScheduledEvent:
+    if not isinstance(value, dict):
+        raise DocumentInvalid(
+            f"Event {position} of the Scheduled Events document is {_kind(value)} instead of an object: {excerpt(body)}"
+        )
+    status = value.get("EventStatus")
+    if not isinstance(status, str):
+        raise DocumentInvalid(
+            f"Event {position} of the Scheduled Events document has {_kind(status)} as its EventStatus, "
+            f"where a text belongs: {excerpt(body)}"
+        )
+    rest = {name: field for name, field in value.items() if name != "EventStatus"}
+    not_before_raw = _take(rest, "NotBefore", _as_text)
+    return ScheduledEvent(
+        event_id=_take(rest, "EventId", lambda field: _as_text(field) or None),
+        event_type=_take(rest, "EventType", _as_text),
+        event_status=status,
+        resource_type=_take(rest, "ResourceType", _as_text),
+        resources=_resources(rest),
+        not_before=None if not_before_raw is None else parse_not_before(not_before_raw),
+        not_before_raw=not_before_raw,
+        description=_take(rest, "Description", _as_text),
+        event_source=_take(rest, "EventSource", _as_text),
+        duration_seconds=_duration(rest),
+        extra=rest,
+    )
+
+
+def _take(rest: dict[str, Any], name: str, read: Callable[[Any], Any]) -> Any:
+    """Take the field *name* out of *rest* and return it as read; one that cannot be read stays, and is null here."""
+    field = rest.get(name)
+    value = None if field is None else read(field)
+    if field is None or value is not None:
+        rest.pop(name, None)
+    return value
+
+
+def _as_text(field: Any) -> str | None:
+    return field if isinstance(field, str) else None
+
+
+def _as_names(field: Any) -> tuple[str, ...] | None:
+    if isinstance(field, list) and all(isinstance(name, str) for name in field):
+        return tuple(field)
+    return None
+
+
+def _resources(rest: dict[str, Any]) -> tuple[str, ...] | None:
+    """Return Resources; api-version 2017-03-01 called them ResourceName, and one of them may be a bare text."""
+    if rest.get("Resources") is not None:
+        return _take(rest, "Resources", _as_names)  # type: ignore[no-any-return]
+    rest.pop("Resources", None)
+    return _take(  # type: ignore[no-any-return]
+        rest, "ResourceName", lambda field: (field,) if isinstance(field, str) else _as_names(field)
+    )
+
+
+def _duration(rest: dict[str, Any]) -> int | None:
+    """Return DurationInSeconds; -1 is how Azure says that it does not know."""
+    seconds = _take(rest, "DurationInSeconds", lambda field: field if type(field) is int and field >= -1 else None)
+    return None if seconds == -1 else seconds
+
+
+def _tags(value: dict[str, Any]) -> dict[str, str]:
+    """Return the tags, from tagsList or else from the text ``k:v;k:v``, which cannot hold a ; in a value."""
+    listed = value.get("tagsList")
+    if isinstance(listed, list):
+        return {
+            tag["name"]: tag["value"]
+            for tag in listed
+            if isinstance(tag, dict) and isinstance(tag.get("name"), str) and isinstance(tag.get("value"), str)
+        }
+    text = value.get("tags")
+    pairs = text.split(";") if isinstance(text, str) else []
+    return {name: tag for name, colon, tag in (pair.partition(":") for pair in pairs) if name and colon}
+
+
+def _utc_offset(zone: str) -> timedelta:
+    if zone[0] not in "+-":
+        return timedelta(0)
+    hours, minutes = int(zone[1:3]), int(zone[3:].lstrip(":") or 0)
+    if minutes > 59:  # noqa: PLR2004 - an hour has sixty
+        raise ValueError(f"no such zone: {zone}")
+    offset = timedelta(hours=hours, minutes=minutes)
+    return -offset if zone[0] == "-" else offset

@@ -1,0 +1,302 @@
+"""Every metric of the agent, in one object that is passed in, with a registry of its own.
+
+Two kinds. What happens is counted as it happens, through children that are looked up once: finding one by its labels
+costs more than a poll may. What *is* (the document, the outbox's totals) is read when somebody scrapes. The totals of
+all sinks come from one snapshot, so that in every scrape, for every sink,
+accepted = delivered + pending + parked + evicted + discarded + expired.
+
+No label carries an event id: their number has no bound, and they belong into records.
+"""
+
+from __future__ import annotations
+
+import platform
+import threading
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Protocol
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+
+from bridge.events.event import Document
+from bridge.events.record import Transition
+from bridge.metrics.collectors import PREFIX, OutboxTotals, SinkTotals, StateCollector, TotalsCollector, TotalsReader
+
+__all__ = [
+    "CONTENT_TYPE",
+    "PREFIX",
+    "ChannelMetrics",
+    "Metrics",
+    "OutboxTotals",
+    "SinkMetrics",
+    "SinkTotals",
+    "TotalsReader",
+    "own_version",
+]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_POLL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 30, 150)
+_SEND_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+# From an idle agent's milliseconds to an outage of days.
+_LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600, 3_600, 21_600, 86_400, 604_800)
+
+
+#: A sink of somebody else's may have a word for each of its troubles.
+_MOST_REASONS = 32
+_OTHER = "other"
+
+
+class _Observer(Protocol):
+    def observe(self, amount: float) -> None: ...
+
+
+class SinkMetrics:
+    """What one sink's worker counts. Made by `Metrics.sink`."""
+
+    def __init__(self, name: str, *, durations: _Observer, latencies: _Observer, retries: Counter, need: Gauge) -> None:
+        self._name = name
+        self._durations = durations
+        self._latencies = latencies
+        self._retries = retries
+        self._need = need
+        self._by_reason: dict[str, Counter] = {}
+        self.needs_attention = False
+        """Whether a person must act before this sink delivers again."""
+
+    def sent(self, duration_seconds: float) -> None:
+        """Count one send, whatever came of it."""
+        self._durations.observe(duration_seconds)
+
+    def delivered(self, latency_seconds: float) -> None:
+        """Count one record accepted this long after it was observed; a clock set back counts as 0."""
+        self._latencies.observe(max(0.0, latency_seconds))
+
+    def retried(self, reason: str) -> None:
+        """Count one failure that is tried again; *reason* is one of a few fixed words."""
+        child = self._by_reason.get(reason)
+        if child is None:
+            if len(self._by_reason) >= _MOST_REASONS:
+                reason = _OTHER
+            child = self._by_reason[reason] = self._retries.labels(self._name, reason)
+        child.inc()
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The reasons counted so far."""
+        return tuple(self._by_reason)
+
+    def set_needs_attention(self, *, needed: bool) -> None:
+        """Say whether a person must act before this sink delivers again."""
+        self.needs_attention = needed
+        self._need.set(1 if needed else 0)
+
+
+class ChannelMetrics:
+    """What is known of the way to the ops portal. Made by `Metrics.approval_channel`."""
+
+    def __init__(self, *, up: Gauge, last_answer: Gauge) -> None:
+        self._up = up
+        self._last_answer = last_answer
+
+    def answered(self, timestamp_seconds: float) -> None:
+        """Note a good answer of the portal, and its Unix time."""
+        self._up.set(1)
+        self._last_answer.set(timestamp_seconds)
+
+    def failed(self) -> None:
+        """Note that the portal gave no good answer."""
+        self._up.set(0)
+
+    def forget(self, registry: CollectorRegistry) -> None:
+        """Leave *registry*."""
+        for gauge in (self._up, self._last_answer):
+            registry.unregister(gauge)
+
+
+class Metrics:
+    """Every metric, and the registry that holds them. *clock* gives Unix time."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        # The time each counter was made doubles the series and tells nobody anything.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._lock = threading.Lock()
+        self._sinks: dict[str, SinkMetrics] = {}
+        self._channel: ChannelMetrics | None = None
+        self._make_poll_metrics()
+        self._make_sink_metrics()
+        self._info = self._gauge("build_info", "1; the labels say what runs.", "version", "python")
+        self._info.labels(own_version(), platform.python_version()).set(1)
+        self._ephemeral = self._gauge(
+            "state_on_ephemeral_disk", "1 when the state directory would not survive a redeploy of the VM."
+        )
+        self._reloaded = self._gauge(
+            "config_last_reload_successful", "1; or 0 when the file was wrong when it was last read again."
+        )
+        self._reloaded.set(1)
+        self._state = StateCollector(clock)
+        self._totals = TotalsCollector()
+        self.registry.register(self._state)
+        self.registry.register(self._totals)
+
+    def _make_poll_metrics(self) -> None:
+        polls = self._counter("polls", "Polls of the metadata service, by result.", "result")
+        self._polls = polls
+        self._polls_by_result = {"ok": polls.labels("ok")}
+        self._poll_durations = Histogram(
+            f"{PREFIX}poll_duration_seconds",
+            "From request to answer, in seconds.",
+            buckets=_POLL_BUCKETS,
+            registry=self.registry,
+        )
+        self._last_good = self._gauge("last_good_poll_timestamp_seconds", "Unix time of the last good answer.")
+        records = self._counter("records", "Transition records made, by transition.", "transition")
+        self._approvals = self._counter(
+            "approvals",
+            "Attempts to approve an event, and refusals, by what wanted it and what came of it.",
+            "source",
+            "result",
+        )
+        self._approved_waiting = self._gauge(
+            "approved_waiting_seconds",
+            "How long the oldest approval that Azure took has an event still Scheduled; 0 when none waits.",
+        )
+        self._records = {transition: records.labels(transition.value) for transition in Transition}
+
+    def _make_sink_metrics(self) -> None:
+        self._retries = self._counter("sink_retries", "Sends that failed and are tried again.", "sink", "reason")
+        self._need = self._gauge("sink_needs_attention", "1 while a person must act before the sink delivers.", "sink")
+        self._durations = Histogram(
+            f"{PREFIX}sink_send_duration_seconds",
+            "One send, from call to return, in seconds.",
+            ["sink"],
+            buckets=_SEND_BUCKETS,
+            registry=self.registry,
+        )
+        self._latencies = Histogram(
+            f"{PREFIX}sink_delivery_latency_seconds",
+            "From observing a change to its acceptance by the sink, in seconds.",
+            ["sink"],
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+
+    def _counter(self, noun: str, text: str, *labels: str) -> Counter:
+        return Counter(f"{PREFIX}{noun}_total", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"{PREFIX}{name}", text, labels, registry=self.registry)
+
+    def polled(self, result: str, *, duration_seconds: float) -> None:
+        """Count one poll; *result* is ``ok`` or one of a few fixed words for why not."""
+        child = self._polls_by_result.get(result)
+        if child is None:
+            child = self._polls_by_result[result] = self._polls.labels(result)
+        child.inc()
+        self._poll_durations.observe(duration_seconds)
+
+    def good_poll(self, timestamp_seconds: float, document: Document) -> None:
+        """Note a good answer, its Unix time, and the document that is now believed."""
+        self._last_good.set(timestamp_seconds)
+        self._state.document = document
+
+    def recorded(self, transition: Transition) -> None:
+        """Count one new transition record."""
+        self._records[transition].inc()
+
+    def approval(self, source: str, result: str) -> None:
+        """Count one record of an approval; *source* is rule:NAME, portal or cli, *result* one of a few fixed words."""
+        self._approvals.labels(source, result).inc()
+
+    def watch_approved(self, seconds: Callable[[], float]) -> None:
+        """Take the age of the oldest approval that Azure has not acted on from *seconds*, called for each scrape."""
+        self._approved_waiting.set_function(seconds)
+
+    def sink(self, name: str) -> SinkMetrics:
+        """Return the metrics of the sink called *name*, the same object each time."""
+        with self._lock:
+            if name not in self._sinks:
+                self._sinks[name] = SinkMetrics(
+                    name,
+                    durations=self._durations.labels(name),
+                    latencies=self._latencies.labels(name),
+                    retries=self._retries,
+                    need=self._need.labels(name),
+                )
+            return self._sinks[name]
+
+    def needs_attention(self, name: str) -> bool:
+        """Return whether a person must act before the sink called *name* delivers again."""
+        with self._lock:
+            return name in self._sinks and self._sinks[name].needs_attention
+
+    def forget_sink(self, name: str) -> None:
+        """Drop the series of a sink that is no longer configured; one that needs attention would do so for ever."""
+        with self._lock:
+            sink = self._sinks.pop(name, None)
+        if sink is not None:
+            for metric in (self._durations, self._latencies, self._need):
+                metric.remove(name)
+            for reason in sink.reasons:
+                self._retries.remove(name, reason)
+
+    def approval_channel(self) -> ChannelMetrics:
+        """Return the metrics of the way to the ops portal, the same object each time.
+
+        Without a portal there are none: one that is not configured must not look like one that is down.
+        """
+        with self._lock:
+            if self._channel is None:
+                self._channel = ChannelMetrics(
+                    up=self._gauge("approval_channel_up", "1 while the ops portal answers as it should."),
+                    last_answer=self._gauge(
+                        "approval_channel_last_answer_timestamp_seconds", "Unix time of the portal's last good answer."
+                    ),
+                )
+            return self._channel
+
+    def watch_vm(self, name: Callable[[], str | None]) -> None:
+        """Take this VM's name from *name*, called for each scrape; null while it is unknown."""
+        self._state.vm_name = name
+
+    def state_is_ephemeral(self, *, is_ephemeral: bool) -> None:
+        """Say whether the state directory would be lost with a redeploy."""
+        self._ephemeral.set(is_ephemeral)
+
+    def reloaded(self, *, is_right: bool) -> None:
+        """Note that the configuration was read again, and whether it could be used."""
+        self._reloaded.set(is_right)
+
+    def forget_approval_channel(self) -> None:
+        """Drop the metrics of a portal that is no longer configured."""
+        with self._lock:
+            channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.forget(self.registry)
+
+    def register_totals(self, read: TotalsReader) -> None:
+        """Take the outbox's totals from *read*, called once for each scrape."""
+        self._totals.read = read
+
+    def exposition(self) -> bytes:
+        """Return every metric in Prometheus' text format (`CONTENT_TYPE`)."""
+        return generate_latest(self.registry)
+
+
+def own_version() -> str:
+    """Return which version of the agent this is."""
+    try:
+        return version("scheduled-events-bridge")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,95 @@
+"""What the outbox remembers besides records: the believed document, the identity, the time and boot of the last answer.
+
+One value a key, as text, in the same transaction as the records that follow from it. Functions over a connection, so
+that a command beside the agent reads them just as the agent does.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+from collections.abc import Mapping
+from datetime import datetime
+
+import msgspec
+
+from bridge.clock import format_time, parse_time
+from bridge.events.event import Document, VmIdentity, decode_document, encode
+from bridge.outbox.database import SQL, transaction
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """What the outbox remembers from before."""
+
+    stream_id: str
+    document: Document | None
+    last_good_at: datetime | None
+    boot_id: str | None
+    vm: VmIdentity | None
+
+
+def read_state(connection: sqlite3.Connection) -> Stored:
+    """Return all of it; raise sqlite3.DatabaseError for a value that makes no sense."""
+    meta = read_meta(connection)
+    try:
+        return Stored(
+            stream_id=meta["stream_id"],
+            document=document_of(meta),
+            last_good_at=parse_time(meta["last_good_at"]) if "last_good_at" in meta else None,
+            boot_id=meta.get("boot_id"),
+            vm=vm_of(meta),
+        )
+    except (KeyError, ValueError, msgspec.MsgspecError) as error:
+        raise sqlite3.DatabaseError(f"What the outbox remembers is malformed: {error!r}") from error
+
+
+def begin_stream(connection: sqlite3.Connection, moment: datetime) -> None:
+    """Give a new outbox its stream; one that has a stream keeps it."""
+    if get(connection, "stream_id") is None:
+        with transaction(connection):
+            put(connection, "created_at", format_time(moment))
+            put(connection, "stream_id", str(uuid.uuid4()))
+
+
+def remember_liveness(connection: sqlite3.Connection, last_good_at: datetime, boot_id: str) -> None:
+    """Store when IMDS last answered, and under which boot."""
+    put(connection, "last_good_at", format_time(last_good_at))
+    put(connection, "boot_id", boot_id)
+
+
+def remember_vm(connection: sqlite3.Connection, vm: VmIdentity) -> None:
+    """Store who this VM is."""
+    if get(connection, "vm") != (text := encode(vm).decode()):
+        put(connection, "vm", text)
+
+
+def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
+    """Return every value by its key."""
+    return dict(connection.execute(SQL["get_meta"]))
+
+
+def get(connection: sqlite3.Connection, key: str) -> str | None:
+    """Return one value, null when there is none."""
+    row = connection.execute(SQL["get_one_meta"], (key,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def put(connection: sqlite3.Connection, key: str, value: str) -> None:
+    """Store one value."""
+    connection.execute(SQL["put_meta"], (key, value))
+
+
+def document_of(meta: Mapping[str, str]) -> Document | None:
+    """Return the believed document in *meta*."""
+    return decode_document(meta["document"]) if "document" in meta else None
+
+
+def vm_of(meta: Mapping[str, str]) -> VmIdentity | None:
+    """Return the identity in *meta*."""
+    return msgspec.json.decode(meta["vm"], type=VmIdentity) if "vm" in meta else None
+
+
+def vm_id_of(meta: Mapping[str, str]) -> str | None:
+    """Return the vmId in *meta*, in lower case."""
+    vm = vm_of(meta)
+    return None if vm is None or vm.vm_id is None else vm.vm_id.lower()

@@ -1,0 +1,282 @@
+"""The poll: ask, compare, commit, once a second, whatever happens.
+
+The outbox is written before anything else hears of a change. A poll that fails means that the world is unknown, never
+that it is empty: the state stays, the failure is counted, the next poll follows. The thread outlives every error,
+because an agent that stopped watching is worse than none: it looks like calm.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from datetime import datetime
+from typing import Protocol
+
+from bridge.backoff import poll_delay
+from bridge.clock import Instant, utc_now
+from bridge.errors import BridgeError, DocumentInvalid, ImdsError, ImdsStatus, StreamChanged
+from bridge.events.event import Document, Incarnation
+from bridge.events.record import TransitionRecord
+from bridge.events.tracker import DocumentTracker, Step
+from bridge.logs import ThrottledLog
+from bridge.metrics.metrics import Metrics
+from bridge.outbox.outbox import Observation, Outbox
+from bridge.system.boot import has_booted
+from bridge.system.loop_watch import LoopWatch
+
+logger = logging.getLogger(__name__)
+
+_LEAST_GAP_SECONDS = 10.0
+_GAP_POLLS = 5
+#: The time of the last good answer is worth a write only now and then: an idle agent does not touch the disk.
+_LIVENESS_SECONDS = 600.0
+#: How soon a new interval is in force.
+_LOOK_SECONDS = 1.0
+
+
+class Imds(Protocol):
+    """What is needed of the metadata service."""
+
+    @property
+    def fetch_seconds(self) -> float:
+        """How long the next `fetch` may take, in seconds."""
+
+    def fetch(self) -> Document:
+        """Return the document, the same object while nothing changed; raise ImdsError."""
+
+
+class Watched(Protocol):
+    """What is known of this VM."""
+
+    def vm_name(self) -> str | None:
+        """Return this VM's name, null while it is unknown."""
+
+    def recorded(self, records: list[TransitionRecord]) -> None:
+        """Hear of records that were just stored."""
+
+
+class Approvals(Protocol):
+    """Who approves events, and what the poll owes to it."""
+
+    @property
+    def approved(self) -> frozenset[str]:
+        """Return the keys of the events that this agent approved, or may have."""
+
+    def saw(self, document: Document, moment: Instant) -> None:
+        """Take a good answer, after what changed was stored; must be quick."""
+
+    def let_finish(self, event_keys: Collection[str]) -> None:
+        """Wait, a second at most, until Azure's answer about these events is on its way into the outbox."""
+
+
+class Poller:
+    """Polls *imds* and stores what changed in *outbox*; *approvals* is null where nothing is ever approved."""
+
+    def __init__(
+        self,
+        imds: Imds,
+        outbox: Outbox,
+        *,
+        metrics: Metrics,
+        watched: Watched,
+        boot_id: str,
+        poll_interval_seconds: float,
+        approvals: Approvals | None = None,
+        now: Callable[[], datetime] = utc_now,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._imds = imds
+        self._outbox = outbox
+        self._metrics = metrics
+        self._watched = watched
+        self._boot_id = boot_id
+        self.approvals = approvals
+        self._interval_seconds = poll_interval_seconds
+        self._now = now
+        self._monotonic = monotonic
+        self._report = ThrottledLog(logger)
+        self.pulse = LoopWatch(monotonic)
+        self._answered_at: float | None = None
+        self._stop = threading.Event()
+        self._is_hurried = False
+        self._is_void = False
+        self._failures = 0
+        self._saved_at = float("-inf")
+        self.good_at: datetime | None = None
+        """When the service last answered as it should, to this agent."""
+        self._is_settled = False
+        self._stream_id, self._belief = self._remembered()
+
+    @property
+    def incarnation(self) -> Incarnation:
+        """Return the incarnation of the document that is believed."""
+        return None if self._belief.document is None else self._belief.document.incarnation
+
+    @property
+    def gap_seconds(self) -> float:
+        """How long the service may be silent before an end that was missed is only inferred."""
+        return max(_LEAST_GAP_SECONDS, _GAP_POLLS * self._interval_seconds)
+
+    @property
+    def silent_seconds(self) -> float | None:
+        """How long ago the last good answer came; null before the first."""
+        return None if self._answered_at is None else max(self._monotonic() - self._answered_at, 0.0)
+
+    def use(self, imds: Imds, *, poll_interval_seconds: float) -> None:
+        """Poll *imds* from now on."""
+        self._imds = imds
+        self._interval_seconds = poll_interval_seconds
+        self._belief.gap_seconds = self.gap_seconds
+        self._is_hurried = True
+
+    def run(self, stop: threading.Event) -> None:
+        """Poll until *stop* is set, then store when IMDS last answered."""
+        self._stop = stop
+        due = self._monotonic()
+        while not stop.is_set():
+            self.pulse.promise_call(self._imds.fetch_seconds)
+            delay = self.poll_once()
+            # The beat is kept: a poll that took a while is followed sooner, but never by a burst.
+            due = max(due + delay, self._monotonic())
+            self.pulse.promise(due - self._monotonic())
+            if self._rest(stop, due):
+                due = self._monotonic()
+        self.pulse.rest()
+        self._save_liveness(wait=True)
+
+    def _rest(self, stop: threading.Event, due: float) -> bool:
+        """Wait until *due*, or until *stop* is set; return whether `use` has cut that short."""
+        left = due - self._monotonic()
+        while left > 0 and not self._is_hurried and not stop.wait(min(left, _LOOK_SECONDS)):
+            left = due - self._monotonic()
+        was_hurried, self._is_hurried = self._is_hurried, False
+        return was_hurried
+
+    def poll_once(self) -> float:
+        """Poll once; return the seconds until the next poll is due, from when this one was."""
+        started = self._monotonic()
+        result, delay = "ok", self._interval_seconds
+        try:
+            if self._is_void:
+                self._stream_id, self._belief = self._remembered()
+                self._is_void = False
+            self._take(self._imds.fetch())
+            self._good()
+        except ImdsError as error:
+            result = _reason(error)
+            delay = self._failed(error)
+        except StreamChanged:
+            self._is_void = True  # what was believed is read again before the next answer
+            delay = 0.0
+        except BridgeError as error:
+            result = "not_stored"
+            self._belief.doubt()
+            self._report.problem("store", logging.ERROR, f"A change could not be stored: {error}")
+        except Exception as error:  # noqa: BLE001  # logged with its traceback; the poll outlives everything
+            result = "error"
+            self._belief.doubt()
+            self._report.problem("poll", logging.ERROR, f"The poll failed: {error!r}", exc_info=error)
+        self._metrics.polled(result, duration_seconds=self._monotonic() - started)
+        return delay
+
+    def _good(self) -> None:
+        if self._failures:
+            self._failures = 0
+            self._report.recovered("imds", "The metadata service answers again.")
+
+    def _failed(self, error: ImdsError) -> float:
+        if self._stop.is_set():
+            return 0.0  # the connection was closed under the poll, to end it
+        self._failures += 1
+        self._belief.failed()
+        self._report.problem("imds", logging.WARNING, str(error))
+        status = error.status if isinstance(error, ImdsStatus) else None
+        retry_after = error.retry_after_seconds if isinstance(error, ImdsStatus) else None
+        return poll_delay(self._interval_seconds, failures=self._failures, status=status, retry_after=retry_after)
+
+    def _take(self, document: Document) -> None:
+        moment = Instant(wall=self._now(), monotonic=self._monotonic())
+        approvals = self.approvals
+        approved = frozenset[str]() if approvals is None else approvals.approved
+        step = self._belief.answer(document, moment, vm_name=self._watched.vm_name(), approved=approved)
+        if step is not None:
+            if approvals is not None and step.changes:
+                approvals.let_finish([change.event.key for change in step.changes])
+            self._accept(document, step, moment)
+        if approvals is not None:
+            approvals.saw(document, moment)
+        self.good_at, self._answered_at = moment.wall, moment.monotonic
+        believed = self._belief.document or document
+        self._metrics.good_poll(moment.wall.timestamp(), believed)
+        if moment.monotonic - self._saved_at >= _LIVENESS_SECONDS:
+            self._save_liveness(wait=False)
+
+    def _accept(self, document: Document, step: Step, moment: Instant) -> None:
+        """Store first, believe second, tell third."""
+        records: list[TransitionRecord] = []
+        if step.is_news:
+            before = self._belief.document
+            observation = Observation(
+                stream_id=self._stream_id,
+                document=step.document,
+                changes=step.changes,
+                observed_at=moment.wall,
+                incarnation=document.incarnation,
+                previous_incarnation=None if before is None else before.incarnation,
+                is_settled=step.is_settled,
+                boot_id=self._boot_id,
+            )
+            records = self._outbox.commit(observation).result()
+            self._report.recovered("store", "Changes are stored again.")
+        self._belief.accept(step)
+        self._is_settled = step.is_settled
+        for record in records:
+            self._metrics.recorded(record.transition)
+            _say(record)
+        if records:
+            self._watched.recorded(records)
+
+    def _save_liveness(self, *, wait: bool) -> None:
+        """Store the time of the last good answer, unless an absence is in doubt: the doubt must outlive a restart."""
+        if self.good_at is None or not self._is_settled:
+            return
+        self._saved_at = self._monotonic()
+        future = self._outbox.save_liveness(last_good_at=self.good_at, boot_id=self._boot_id)
+        if wait:
+            try:
+                future.result()
+            except BridgeError as error:
+                logger.warning("The time of the last good answer could not be stored: %s", error)
+
+    def _remembered(self) -> tuple[str, DocumentTracker]:
+        stored = self._outbox.state().result()
+        belief = DocumentTracker(
+            stored.document,
+            last_good_at=stored.last_good_at,
+            booted=has_booted(stored.boot_id, self._boot_id),
+            gap_seconds=self.gap_seconds,
+        )
+        return stored.stream_id, belief
+
+
+def _reason(error: ImdsError) -> str:
+    if isinstance(error, ImdsStatus):
+        return f"status_{error.status}"
+    return "invalid" if isinstance(error, DocumentInvalid) else "unreachable"
+
+
+def _say(record: TransitionRecord) -> None:
+    event = record.event
+    logger.info(
+        "%s %s",
+        "Event" if event is None else event.event_type or "Event",
+        record.transition.value,
+        extra={
+            "transition": record.transition.value,
+            "evidence": record.evidence.value,
+            "event_id": None if event is None else event.event_id,
+            "sequence": record.sequence,
+        },
+    )

@@ -1,0 +1,121 @@
+"""Which event hub a sink sends to, and by what right: what both transports need of the configuration."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+from urllib.parse import unquote_plus
+
+from bridge.sink import DeliveryFailed, Secret, TransitionRecord
+from sinks.eventhubs.address import ConnectionString, parse, shared_access_signature
+from sinks.eventhubs.config import EventHubsConfig
+from sinks.eventhubs.tokens import Token, Tokens, identity_tokens
+
+#: The longest partition key that Event Hubs takes, in characters.
+_LONGEST_KEY = 128
+_SIGNATURE_SECONDS = 3_600
+_RENEW_SECONDS = 600
+
+
+class Access:
+    """The address and the credential of one sink; also the credential object that the SDK asks for tokens."""
+
+    def __init__(self, config: EventHubsConfig) -> None:
+        self._config = config
+        self._secret = Secret(
+            key="connection_string", file=config.connection_string_file, env=config.connection_string_env
+        )
+        self._tokens: Tokens | None = None
+        if config.credential != "connection_string":
+            self._tokens = identity_tokens(is_default=config.credential == "default", client_id=config.client_id)
+        self._signature: Token | None = None
+        self.string: ConnectionString | None = None
+
+    def prepare(self, *, wait_seconds: float) -> None:
+        """Read the connection string, or get a token; raise DeliveryFailed when there is none in time."""
+        if self._tokens is not None:
+            self._tokens.current(wait_seconds=wait_seconds)
+            return
+        text = self._secret.value() or ""
+        if self.string is None or self.string.text != text:
+            self.string = parse(text, eventhub=self._config.eventhub)
+            self._signature = None
+
+    @property
+    def namespace(self) -> str:
+        """Return the namespace's host name, and port where a connection string names one."""
+        return self.string.namespace if self.string is not None else str(self._config.fully_qualified_namespace)
+
+    @property
+    def eventhub(self) -> str:
+        """Return the event hub's name."""
+        return self.string.eventhub if self.string is not None else str(self._config.eventhub)
+
+    @property
+    def peer(self) -> str:
+        """Return what messages call the destination."""
+        return f"Event Hubs {self.namespace}/{self.eventhub}"
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Return what must stand in no message, after `prepare`."""
+        if self._tokens is not None:
+            token = self._tokens.good()
+            return () if token is None else (token.token,)
+        signed = self._signed()
+        signature = signed.partition("sig=")[2].partition("&")[0]
+        return (*(self.string.secrets if self.string is not None else ()), signed, signature, unquote_plus(signature))
+
+    async def get_token(self, *scopes: str, **options: Any) -> Token:
+        """Return the token that `prepare` got: what the SDK calls a credential has this method."""
+        del scopes, options
+        token = self._tokens.good() if self._tokens is not None else None
+        if token is None:
+            raise DeliveryFailed("The token has expired during the send.")
+        return token
+
+    def authorization(self) -> str:
+        """Return the value of an Authorization header, after `prepare`."""
+        if self._tokens is not None:
+            token = self._tokens.good()
+            return f"Bearer {token.token if token is not None else ''}"
+        return self._signed()
+
+    def forget(self) -> None:
+        """Drop what the service has refused."""
+        if self._tokens is not None:
+            self._tokens.forget()
+        self._signature = None
+
+    def _signed(self) -> str:
+        string = self.string
+        if string is None:
+            raise DeliveryFailed("There is no connection string.", needs_attention=True)
+        if string.signature or not (string.key_name and string.key):
+            return string.signature or ""
+        now = int(time.time())
+        if self._signature is None or self._signature.expires_on - now < _RENEW_SECONDS:
+            expires_on = now + _SIGNATURE_SECONDS
+            uri = f"https://{string.namespace}/{string.eventhub}"
+            text = shared_access_signature(uri, key_name=string.key_name, key=string.key, expires_on=expires_on)
+            self._signature = Token(text, expires_on)
+        return self._signature.token
+
+
+def partition_key(record: TransitionRecord) -> str:
+    """Return the record's event key; its hash where the service would refuse it, or take "" for no key at all."""
+    key = record.event_key
+    return key if 0 < len(key) <= _LONGEST_KEY else hashlib.sha256(key.encode()).hexdigest()
+
+
+def properties(record: TransitionRecord) -> dict[str, str]:
+    """Return the application properties: what a consumer filters by; what is unknown is left out."""
+    event = record.event
+    found = {
+        "transition": record.transition.value,
+        "event_type": None if event is None else event.event_type,
+        "event_status": None if event is None else event.event_status,
+        "vm_name": record.vm.name,
+    }
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,197 @@
+"""Event Hubs over AMQP: the SDK's asynchronous producer, one connection at a time, on a loop that can be cut.
+
+- Nothing is connected before the first send, and an idle connection is closed: a Standard namespace takes 5,000.
+- The SDK tries nothing again by itself, so one send is one transfer. Even with `retry_total=0` its `send_batch` would
+  send a failed batch once more, behind a management request on a second connection; `_start_producer`, where it turns
+  to that, is overridden below. Should a later SDK not come by there, it is what it was: a duplicate.
+- The token is at hand before the SDK asks for it (see `_eventhubs_tokens`), and a connection that its peer closed in
+  the meantime is noticed before a record is given to it.
+- After any failure but an answer to the transfer the connection is thrown away: what the SDK does with a broken one
+  is not to be relied on.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any
+
+from bridge.sink import DeliveryError, DeliveryFailed, DeliveryRejected, TransitionRecord
+from sinks.cloudevent import CONTENT_TYPE, cloud_event_bytes
+from sinks.eventhubs.access import Access, partition_key, properties
+from sinks.eventhubs.config import EventHubsConfig
+from sinks.eventhubs.errors import TooLarge, is_about_access, is_answer, link_error, meaning
+from sinks.eventhubs.event_loop import Ended, LoopThread, Overdue
+
+#: Kept of the deadline for cutting and for telling.
+_MARGIN = 0.08
+_MOST_MARGIN_SECONDS = 0.5
+#: What closing may take when the agent stops, and how long to wait for the thread's end after that.
+_CLOSE_SECONDS = 0.5
+#: How much of the deadline may pass in waiting for the end of what was cut.
+_END = 0.03
+
+
+class Stale(Exception):
+    """The peer has closed the connection since the last send."""
+
+
+class AmqpSender:
+    """Sends to one event hub; for one thread, but `close` may come from another."""
+
+    def __init__(self, config: EventHubsConfig, access: Access) -> None:
+        self._config = config
+        self._access = access
+        self._is_closed = False
+        self._line: _Line | None = None
+
+    def send(self, batch: Sequence[TransitionRecord]) -> None:
+        """Send *batch*, records of one event, as one transfer."""
+        self._run(lambda line: line.send(batch))
+
+    def check(self) -> None:
+        """Open a link to the hub and read its properties; nothing is sent."""
+        self._run(lambda line: line.check())
+
+    def close(self) -> None:
+        """Close the connection; a call that hangs in another thread ends."""
+        self._is_closed = True
+        self._end(grace_seconds=_CLOSE_SECONDS, wait_seconds=2 * _CLOSE_SECONDS)
+
+    def _run(self, work: Callable[[_Line], Coroutine[Any, Any, None]]) -> None:
+        limit = self._config.timeout_seconds
+        deadline = time.monotonic() + limit - min(_MOST_MARGIN_SECONDS, limit * _MARGIN)
+        self._access.prepare(wait_seconds=deadline - time.monotonic())
+        while True:
+            line = self._line
+            if line is None or line.loop.has_ended:
+                line = self._line = _Line(self._config, self._access)
+            if self._is_closed:  # after the line can be seen: `close` may have come before that
+                self._end()
+                raise DeliveryFailed("The sink is closed.")
+            try:
+                line.loop.call(partial(work, line), seconds=max(0.001, deadline - time.monotonic()))
+            except (Ended, Stale):
+                if self._is_closed or line.is_sending:
+                    raise DeliveryFailed("The sink was closed during the send.", uncertain=line.is_sending) from None
+                self._end()
+            except TooLarge as error:
+                raise DeliveryRejected(f"{self._access.peer}: {error}") from None
+            except Exception as error:
+                raise self._meaning(error, line) from error
+            else:
+                return
+
+    def _meaning(self, error: Exception, line: _Line) -> DeliveryError:
+        was_sending = line.is_sending
+        if not is_answer(error):
+            self._end()
+        if isinstance(error, DeliveryError):
+            return error
+        if isinstance(error, Overdue):
+            doing = "send" if was_sending else "connection attempt"
+            message = f"{self._access.peer}: no answer within {self._config.timeout_seconds:g} s; the {doing} was cut."
+            return DeliveryFailed(message, uncertain=was_sending, reason="timeout")
+        means = meaning(error, peer=self._access.peer, is_sending=was_sending, secrets=self._access.secrets)
+        if is_about_access(error):
+            self._access.forget()
+        return means
+
+    def _end(self, *, grace_seconds: float = 0.0, wait_seconds: float | None = None) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            short = min(_CLOSE_SECONDS, self._config.timeout_seconds * _END)
+            line.loop.end(grace_seconds=grace_seconds, wait_seconds=short if wait_seconds is None else wait_seconds)
+
+
+class _Line:
+    """One connection: a loop, and the SDK's client on it."""
+
+    def __init__(self, config: EventHubsConfig, access: Access) -> None:
+        self._config = config
+        self._access = access
+        self._client: Any = None
+        self.is_sending = False
+        self.loop = LoopThread(f"eventhubs:{config.name}", idle_seconds=config.idle_close_seconds, close=self._close)
+
+    async def send(self, batch: Sequence[TransitionRecord]) -> None:
+        client = self._connected()
+        data = await client.create_batch(partition_key=partition_key(batch[0]))
+        for record in batch:
+            _add(data, record, len(batch))
+        self.is_sending = True
+        try:
+            await client.send_batch(data)
+        except Exception:
+            found = link_error(client)
+            if found is None:
+                raise
+            raise found from None
+        self.is_sending = False
+
+    async def check(self) -> None:
+        client = self._connected()
+        await client.create_batch()
+        await client.get_eventhub_properties()
+
+    def _connected(self) -> Any:
+        """Return the client, not yet connected at first; raise Stale when the peer has closed it since."""
+        if self._client is None:
+            self._client = _client(self._config, self._access)
+        elif not self.loop.is_connected():
+            raise Stale
+        self.is_sending = False
+        return self._client
+
+    async def _close(self) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+
+def _add(data: Any, record: TransitionRecord, count: int) -> None:
+    from azure.eventhub import EventData  # noqa: PLC0415  # only where it is configured: 27 MB
+
+    event = EventData(cloud_event_bytes(record))
+    event.content_type = CONTENT_TYPE
+    named: Any = properties(record)
+    event.properties = named
+    try:
+        data.add(event)
+    except ValueError:
+        what = "The record" if count == 1 else f"A batch of {count} records"
+        raise TooLarge(f"{what} is larger than the {data.max_size_in_bytes} bytes that the event hub takes.") from None
+
+
+def _client(config: EventHubsConfig, access: Access) -> Any:
+    from azure.eventhub import TransportType  # noqa: PLC0415  # likewise
+    from azure.eventhub.aio import EventHubProducerClient  # noqa: PLC0415  # likewise
+
+    class Client(EventHubProducerClient):
+        """The SDK's producer without its own second try."""
+
+        async def _start_producer(self, partition_id: str, send_timeout: float | None) -> None:
+            del partition_id, send_timeout
+            raise sys.exc_info()[1] or RuntimeError("The SDK wants to send again.")
+
+    options: dict[str, Any] = {
+        "retry_total": 0,
+        "retry_backoff_factor": 0,  # it waits once even when it does not try again
+        "transport_type": TransportType.AmqpOverWebsocket
+        if config.transport == "amqp_websocket"
+        else TransportType.Amqp,
+        "custom_endpoint_address": config.endpoint,
+        "connection_verify": config.ca_file,
+        "user_agent": "scheduled-events-bridge",
+    }
+    string = access.string
+    if string is not None:
+        return Client.from_connection_string(string.text, eventhub_name=string.eventhub, **options)
+    credential: Any = access
+    return Client(
+        fully_qualified_namespace=access.namespace,
+        eventhub_name=access.eventhub,
+        credential=credential,
+        **options,
+    )

@@ -1,0 +1,48 @@
+"""Records to Azure Event Hubs, one partition key an event, so that a fleet's events come together in order.
+
+Each record is a CloudEvent (content type application/cloudevents+json) with the EventId as its partition key: Event
+Hubs keeps order within a partition only, so whoever reads one event reads its whole life in order. A batch has one
+key, and one send is one transfer. Three ways there: AMQP, AMQP through a websocket (port 443), or plain HTTPS.
+
+Nothing of Azure is imported before the first send: azure-eventhub and azure-identity cost some 40 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from bridge.sink import DeliveryRejected, Sink, SinkConfig, TransitionRecord
+from sinks.eventhubs.access import Access
+from sinks.eventhubs.amqp import AmqpSender
+from sinks.eventhubs.config import EventHubsConfig
+from sinks.eventhubs.https import HttpsSender
+
+__all__ = ["EventHubsConfig", "EventHubsSink"]
+
+
+class EventHubsSink(Sink):
+    """Sends to one event hub; connects when there is something to send."""
+
+    Config: ClassVar[type[SinkConfig]] = EventHubsConfig
+    batch_by_event: ClassVar[bool] = True
+
+    def __init__(self, config: EventHubsConfig) -> None:
+        super().__init__(config)
+        access = Access(config)
+        self._sender: HttpsSender | AmqpSender
+        self._sender = HttpsSender(config, access) if config.transport == "https" else AmqpSender(config, access)
+
+    def send(self, batch: Sequence[TransitionRecord]) -> None:
+        """Send *batch* as one transfer; DeliveryRejected without records asks for them one by one."""
+        if len({record.event_key for record in batch}) > 1:
+            raise DeliveryRejected("A batch has one partition key, and these records are of several events.")
+        self._sender.send(batch)
+
+    def check(self) -> None:
+        """Connect, show the credential, and find the event hub; nothing is sent."""
+        self._sender.check()
+
+    def close(self) -> None:
+        """Close the connection; a send that hangs in another thread ends."""
+        self._sender.close()

@@ -1,0 +1,305 @@
+"""What the HTTP sinks share: one request, and what each answer means for the record.
+
+An answer about the endpoint (moved, unauthorized, throttled, broken) is tried again, because a token that expired on
+Saturday must not park five thousand VMs' records. An answer about the record (malformed, too large) parks it, because
+it would be refused for ever. A 410 holds the sink. `retry_statuses` and `park_statuses` override the table.
+
+Only the status line of a 2xx counts: whoever answers with a page of a megabyte has accepted the record all the same.
+
+Messages show scheme and host only: the path of a webhook is often a secret, and a peer may echo what it was sent. The
+exceptions of requests and urllib3 hold the whole URL, so a cause is kept without its text and without its own cause.
+
+A connection that was idle for a minute is not used again. Events are rare, and a NAT or a load balancer drops an idle
+flow without a word (Azure's outbound SNAT after four minutes); the next record, perhaps a Preempt, would wait for its
+whole deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import requests
+
+from bridge.sink import (
+    DeadlineExceeded,
+    DeadlineSession,
+    DeliveryFailed,
+    DeliveryRejected,
+    ResponseTooLarge,
+    Secret,
+    excerpt,
+    masked,
+    retry_after_seconds,
+)
+from sinks.http.config import HttpConfig, check_header, http_url, origin
+from sinks.http.errors import bare, innermost, is_about_settings, is_about_tls, never_sent, tokens
+
+__all__ = ["Endpoint", "HttpConfig", "http_url", "origin", "parse_json"]
+
+_GONE = 410
+#: About the endpoint, not the record (RFC 9110; 421, 423, 425 likewise ask for another try).
+_RETRIED = frozenset({401, 403, 404, 407, 408, 421, 423, 425, 429})
+#: Nothing gets better before a person has changed something; and what.
+_NEEDS_A_PERSON = {
+    401: "Check the token or the headers.",
+    403: "Check the token, the headers, and what they are allowed to do.",
+    404: "Check the URL.",
+    407: "Check the user name and the password in the proxy's URL.",
+}
+#: 5xx that say the request was not carried out; any other may come from a gateway behind which it was.
+_NOT_CARRIED_OUT = frozenset({501, 503, 505, 507, 508, 511})
+#: Answers to a question that tell the URL, the credential or the road to it is wrong.
+_BAD_NEWS = frozenset({401, 403, 404, 407, 410})
+_MOST_ANSWER_BYTES = 64 * 1024
+_MOST_IDLE_SECONDS = 60.0
+_CHATTERERS = ("urllib3.connection", "urllib3.connectionpool", "urllib3.util.retry")
+_SECRET_HEADER = re.compile(r"(?i)auth|token|key|secret|cookie|passw|signature")
+
+
+class Endpoint:
+    """One URL that records are POSTed to; *secrets*, beside those of *config*, are masked in every message.
+
+    For one thread, but for `close`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        config: HttpConfig,
+        *,
+        secrets: Iterable[str | Secret] = (),
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.url = url
+        self.shown = origin(url)
+        self._config = config
+        self._secrets = tuple(secrets)
+        self._bearer = Secret(key="bearer_token", file=config.bearer_token_file, env=config.bearer_token_env)
+        self._headers_file = Secret(key="headers", file=config.headers_file)
+        self._proxy = Secret(key="proxy", file=config.proxy_file, env=config.proxy_env)
+        self._session = DeadlineSession()
+        # identity: a body that cannot be unpacked must not hide the status before it.
+        self._session.headers.update({"User-Agent": "scheduled-events-bridge", "Accept-Encoding": "identity"})
+        self._monotonic = monotonic
+        self._used_at = monotonic()
+        self._is_closed = False
+        for name in _CHATTERERS:
+            logging.getLogger(name).addFilter(_is_no_chatter)
+
+    def post(
+        self, body: bytes, headers: Mapping[str, str], *, deadline_seconds: float | None = None
+    ) -> requests.Response:
+        """POST *body* and return the answer when it is a 2xx; raise what any other means for the record."""
+        return self._judged(self.request("POST", body, headers, deadline_seconds=deadline_seconds))
+
+    def request(
+        self, method: str, body: bytes | None, headers: Mapping[str, str], *, deadline_seconds: float | None = None
+    ) -> requests.Response:
+        """Return whatever the peer answers within the deadline; raise DeliveryFailed when it does not.
+
+        A body of more than 64 KiB is left unread, and reads as empty.
+        """
+        limit = self._config.timeout_seconds if deadline_seconds is None else deadline_seconds
+        all_headers = {**self._config.headers, **self._secret_headers(), **headers}
+        self._drop_idle()
+        if self._is_closed:  # cut while a file was read; the record may have gone out through another instance since
+            raise DeliveryFailed(f"{self.shown}: the sink was closed.")
+        try:
+            return self._session.request(
+                method,
+                self.url,
+                data=body,
+                headers=all_headers,
+                auth=_as_given if any(name.lower() == "authorization" for name in all_headers) else None,
+                deadline_seconds=limit,
+                max_body_bytes=_MOST_ANSWER_BYTES,
+                proxies=self._proxies(),
+                verify=self._config.ca_file or True,
+                cert=self._client_certificate,
+            )
+        except ResponseTooLarge as error:
+            return _without_body(error)
+        except (DeadlineExceeded, requests.RequestException, OSError, ValueError) as error:
+            raise self._unanswered(error, limit) from bare(error)
+        finally:
+            self._used_at = self._monotonic()
+
+    def check(self, method: str = "OPTIONS", *, bad_news: frozenset[int] = _BAD_NEWS) -> requests.Response:
+        """Ask with *method*, which writes nothing, and return the answer.
+
+        Raises DeliveryFailed without an answer, and for a 3xx, a 5xx (but 501: the method is unknown there) and the
+        statuses of *bad_news*. Any other answer, a 400 or a 405 too, shows that there is somebody.
+        """
+        response = self.request(method, None, {})
+        status = response.status_code
+        if status in bad_news or not (200 <= status < 300 or 400 <= status < 500 or status == 501):  # noqa: PLR2004
+            hint = " That was to OPTIONS; `send-test` shows what a POST gets." if method == "OPTIONS" else ""
+            raise DeliveryFailed(self._said(response) + hint, needs_attention=True)
+        return response
+
+    def close(self) -> None:
+        """Close the connections; a request in flight ends with an error, and none follows."""
+        self._is_closed = True
+        self._session.close()
+
+    def mask(self, text: str) -> str:
+        """Return *text* without this endpoint's secrets."""
+        return masked(text, self._known_secrets())
+
+    def _drop_idle(self) -> None:
+        if self._monotonic() - self._used_at > _MOST_IDLE_SECONDS:
+            self._session.close()
+
+    # What an answer means.
+
+    def _judged(self, response: requests.Response) -> requests.Response:
+        status, config = response.status_code, self._config
+        if status in config.park_statuses:
+            raise DeliveryRejected(self._said(response))
+        is_accepted = 200 <= status < 300  # noqa: PLR2004
+        if is_accepted and status not in config.retry_statuses:
+            return response
+        if status == _GONE and status not in config.retry_statuses:
+            raise DeliveryFailed(self._said(response), held=True, reason=f"status_{status}")
+        is_about_record = 400 <= status < 500 and status not in _RETRIED  # noqa: PLR2004
+        if is_about_record and status not in config.retry_statuses:
+            raise DeliveryRejected(self._said(response))
+        raise DeliveryFailed(
+            self._said(response),
+            retry_after_seconds(response.headers),
+            needs_attention=300 <= status < 400 or status in _NEEDS_A_PERSON,  # noqa: PLR2004
+            uncertain=is_accepted or (status >= 500 and status not in _NOT_CARRIED_OUT),  # noqa: PLR2004
+            reason=f"status_{status}",
+        )
+
+    def _said(self, response: requests.Response) -> str:
+        """Return what the peer answered, masked before it is cut: half a secret is one too."""
+        status = response.status_code
+        reason = excerpt(self.mask(response.reason or "").encode())
+        head = f"{self.shown} answered {status} {reason}".rstrip()
+        body = response.content.decode("utf-8", "replace")
+        said = excerpt(self.mask(body).encode()).strip()
+        return f"{head}{f': {said}' if said else '.'} {self._advice(response)}".rstrip()
+
+    def _advice(self, response: requests.Response) -> str:
+        status = response.status_code
+        if 300 <= status < 400:  # noqa: PLR2004
+            target = response.headers.get("Location", "")
+            there = origin(target)
+            shown = there if there == self.shown else self.mask(there)
+            where = f" It points to {shown}." if "://" in target else ""
+            return f"Redirects are not followed.{where} Put the right URL into the configuration."
+        return _NEEDS_A_PERSON.get(status, "")
+
+    def _unanswered(self, error: BaseException, limit: float) -> DeliveryFailed:
+        """Return what it means that no answer came."""
+        is_uncertain = not never_sent(error)
+        if isinstance(error, DeadlineExceeded):
+            said = f"{self.shown} gave no answer within {limit:g} s."
+            return DeliveryFailed(said, uncertain=is_uncertain, reason="timeout")
+        cause = innermost(error)
+        text = excerpt(self.mask(str(cause) or type(cause).__name__).encode())
+        if "Tunnel connection failed: 407" in text:
+            said = f"{self.shown}: the proxy refused. {_NEEDS_A_PERSON[407]}"
+            return DeliveryFailed(said, needs_attention=True, reason="proxy")
+        if is_about_tls(error):
+            said = f"{self.shown}: TLS failed: {text}"
+            return DeliveryFailed(said, needs_attention=True, uncertain=is_uncertain, reason="tls")
+        is_ours = is_about_settings(error)
+        return DeliveryFailed(
+            f"{self.shown} cannot be reached: {text}",
+            needs_attention=is_ours,
+            uncertain=is_uncertain and not is_ours,
+            reason="settings" if is_ours else "connection",
+        )
+
+    # Secrets.
+
+    def _secret_headers(self) -> dict[str, str]:
+        headers = {}
+        for number, line in enumerate(self._headers_file.values(), start=1):
+            name, colon, value = line.partition(":")
+            where = f"headers_file, line {number}"
+            if not colon:
+                raise DeliveryFailed(f"{where} has no colon. Write it as `Name: value`.", needs_attention=True)
+            headers[name.strip()] = value.strip()
+            _sendable(name.strip(), value.strip(), where=where)
+        token = self._bearer.value()
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+            _sendable("Authorization", headers["Authorization"], where="the bearer token")
+        return headers
+
+    def _known_secrets(self) -> Iterator[str]:
+        yield from tokens(self.url)
+        for url in _values(self._proxy):
+            yield from tokens(url)
+        for secret in (*self._secrets, self._bearer):
+            yield from (secret,) if isinstance(secret, str) else _values(secret)
+        for name, value in self._config.headers.items():
+            if _SECRET_HEADER.search(name):
+                yield from (value, value.partition(" ")[2].strip())
+        for line in _values(self._headers_file):
+            value = line.partition(":")[2].strip()
+            yield from (line, value, value.partition(" ")[2].strip())
+
+    def _proxies(self) -> dict[str, str]:
+        url = self._config.proxy or self._proxy.value()
+        if url is None:
+            return {}
+        try:
+            http_url(url, key="proxy")
+        except ValueError as error:
+            raise DeliveryFailed(f"The proxy's URL cannot be used: {error}", needs_attention=True) from None
+        return {"http": url, "https": url}
+
+    @property
+    def _client_certificate(self) -> Any:
+        if self._config.client_cert_file is None or self._config.client_key_file is None:
+            return self._config.client_cert_file
+        return (self._config.client_cert_file, self._config.client_key_file)
+
+
+def _as_given(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Return *request*: its Authorization is explicit, and requests would replace it by the URL's user and password."""
+    return request
+
+
+def _is_no_chatter(record: logging.LogRecord) -> bool:
+    """Return whether urllib3 means it: its debug lines and its warnings about headers show the path."""
+    return record.levelno >= logging.ERROR
+
+
+def _sendable(name: str, value: str, *, where: str) -> None:
+    try:
+        check_header(name, value, where=where)
+    except ValueError as error:
+        raise DeliveryFailed(str(error), needs_attention=True) from None
+
+
+def _values(secret: Secret) -> tuple[str, ...]:
+    try:
+        return secret.values()
+    except DeliveryFailed:  # gone meanwhile; the next try says so
+        return ()
+
+
+def _without_body(error: ResponseTooLarge) -> requests.Response:
+    response = error.response
+    if response is None:
+        raise DeliveryFailed("The answer was too long to be read.", uncertain=True) from None
+    response._content = b""  # noqa: SLF001  # where `content` looks; requests has no other way in
+    return response
+
+
+def parse_json(content: bytes) -> Any:
+    """Return *content* as JSON, null when it is none."""
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None

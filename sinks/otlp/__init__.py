@@ -1,0 +1,1 @@
+"""The sink `otlp`: OpenTelemetry logs over HTTP."""

@@ -1,0 +1,156 @@
+"""One transition record as one OpenTelemetry log record, and what a receiver says of a request.
+
+Built from opentelemetry-proto's messages alone: the SDK's own encoder writes the same bytes for twice the memory, and
+its exporter returns success for a redirect and for records that were rejected. This module imports them at its top,
+so it is itself imported with the first send.
+
+Attribute types never change from record to record, because backends that index them refuse a second type: an
+incarnation, which may be a number or a text, is always text; what has no fixed shape is JSON in one text.
+
+Sources: OpenTelemetry, "Logs Data Model" and "OTLP Specification"; the names of resource attributes from "Semantic
+Conventions" (cloud, host and service; `azure.vm` since 1.35).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs, SeverityNumber
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+from bridge.sink import TransitionRecord, VmIdentity, encode, parse_time
+from sinks.sentence import sentence
+
+PREFIX = "azure.scheduled_event."
+SERVICE_NAME = "scheduled-events-bridge"
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_INT64 = range(-(2**63), 2**63)
+_INFO = (SeverityNumber.SEVERITY_NUMBER_INFO, "INFO")
+_SEVERITIES = {
+    "Freeze": _INFO,
+    "Reboot": (SeverityNumber.SEVERITY_NUMBER_WARN, "WARN"),
+    "Redeploy": (SeverityNumber.SEVERITY_NUMBER_WARN, "WARN"),
+    "Preempt": (SeverityNumber.SEVERITY_NUMBER_ERROR, "ERROR"),
+    "Terminate": (SeverityNumber.SEVERITY_NUMBER_ERROR, "ERROR"),
+}
+#: Fields of a record that are no attribute by their own name.
+_ELSEWHERE = frozenset({"id", "incarnation", "previous_incarnation", "event", "previous", "approval", "vm", "labels"})
+
+
+def encode_request(batch: Sequence[TransitionRecord]) -> bytes:
+    """Return *batch* as one ExportLogsServiceRequest, records of one resource together and in order."""
+    groups: dict[bytes, ResourceLogs] = {}
+    for record in batch:
+        resource = Resource(attributes=_attributes(resource_attributes(record.vm, record.labels)))
+        key = resource.SerializeToString(deterministic=True)
+        if key not in groups:
+            scope_logs = ScopeLogs(scope=InstrumentationScope(name=SERVICE_NAME))
+            groups[key] = ResourceLogs(resource=resource, scope_logs=[scope_logs])
+        groups[key].scope_logs[0].log_records.append(log_record(record))
+    encoded: bytes = ExportLogsServiceRequest(resource_logs=groups.values()).SerializeToString()
+    return encoded
+
+
+def rejection(content: bytes) -> tuple[int, str]:
+    """Return how many records a 2xx with this body refused, and the receiver's words on it.
+
+    What is neither an ExportLogsServiceResponse nor its JSON refuses nothing: the status has said that the request
+    was accepted (OTLP Specification, "OTLP/HTTP Response"), receivers in use answer with "OK", with nothing or with
+    JSON of their own, and sending again would store the records twice there.
+    """
+    response = ExportLogsServiceResponse()
+    try:
+        response.ParseFromString(content)
+    except DecodeError:
+        return _json_rejection(content)
+    refused = response.partial_success
+    return refused.rejected_log_records, refused.error_message
+
+
+def _json_rejection(content: bytes) -> tuple[int, str]:
+    """Read the JSON form of the answer: some receivers use it whatever the request was written in."""
+    try:
+        refused = json.loads(content)["partialSuccess"]
+        # protobuf's JSON writes a 64-bit number as text
+        return int(refused.get("rejectedLogRecords") or 0), str(refused.get("errorMessage", ""))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError):
+        return 0, ""
+
+
+def resource_attributes(vm: VmIdentity, labels: Mapping[str, str]) -> dict[str, str | None]:
+    """Return what is true of this VM whatever happens to it; labels may set anything but its identity."""
+    known = {
+        "cloud.provider": "azure",
+        "cloud.platform": "azure.vm",
+        "cloud.region": vm.location,
+        "cloud.availability_zone": vm.zone,
+        "cloud.account.id": vm.subscription_id,
+        "cloud.resource_id": vm.resource_id,
+        "host.id": vm.vm_id,
+        "host.name": vm.name,
+        "azure.resource_group.name": vm.resource_group,
+        "azure.vm.scaleset.name": vm.scale_set,
+    }
+    return {"service.name": SERVICE_NAME, **labels, **{name: text for name, text in known.items() if text}}
+
+
+def log_record(record: TransitionRecord) -> LogRecord:
+    """Return *record* as a log record; both times are when the agent saw it, so that a retry is the same bytes."""
+    # Not before 1970, where a clock that was never set may stand: protobuf's number has no sign.
+    nanoseconds = max(0, (parse_time(record.observed_at) - _EPOCH) // timedelta(microseconds=1)) * 1000
+    event_type = None if record.event is None else record.event.event_type
+    number, text = _SEVERITIES.get(event_type or "", _INFO)
+    return LogRecord(
+        time_unix_nano=nanoseconds,
+        observed_time_unix_nano=nanoseconds,
+        severity_number=number,
+        severity_text=text,
+        event_name=f"{PREFIX}{record.transition.value}",
+        body=AnyValue(string_value=_valid(sentence(record).removeprefix(f"{record.observed_at} "))),
+        attributes=_attributes(_record_attributes(record)),
+    )
+
+
+def _record_attributes(record: TransitionRecord) -> dict[str, Any]:
+    plain = json.loads(encode(record))
+    found = {name: value for name, value in plain.items() if name not in _ELSEWHERE}
+    found |= {"record_id": record.id, **_as_text(plain, "incarnation"), **_as_text(plain, "previous_incarnation")}
+    found |= plain["event"] or {}
+    for part in ("previous", "approval"):
+        found |= {f"{part}.{name}": value for name, value in (plain[part] or {}).items()}
+    attributes = {f"{PREFIX}{name}": value for name, value in found.items() if value not in (None, {}, [])}
+    return {"log.record.uid": record.id, **attributes}
+
+
+def _as_text(plain: Mapping[str, Any], name: str) -> dict[str, str | None]:
+    return {name: None if plain[name] is None else str(plain[name])}
+
+
+def _attributes(values: Mapping[str, Any]) -> Iterable[KeyValue]:
+    return [KeyValue(key=_valid(name), value=_any_value(value)) for name, value in values.items()]
+
+
+def _any_value(value: Any) -> AnyValue:
+    if isinstance(value, bool):
+        return AnyValue(bool_value=value)
+    if isinstance(value, int) and value in _INT64:
+        return AnyValue(int_value=value)
+    if isinstance(value, float):
+        return AnyValue(double_value=value)
+    if isinstance(value, str):
+        return AnyValue(string_value=_valid(value))
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return AnyValue(array_value=ArrayValue(values=[AnyValue(string_value=_valid(each)) for each in value]))
+    return AnyValue(string_value=json.dumps(value, sort_keys=True))
+
+
+def _valid(text: str) -> str:
+    """Return *text* without lone surrogates, which protobuf refuses."""
+    return text.encode("utf-8", "replace").decode("utf-8")

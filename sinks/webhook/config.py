@@ -1,0 +1,114 @@
+"""The keys of a webhook, what is wrong with them, and the format they choose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from bridge.sink import Secret
+from sinks.http.config import HttpConfig, check_header, one_of, plain_url
+from sinks.webhook import pagerduty
+from sinks.webhook.alertmanager import AlertmanagerFormat
+from sinks.webhook.format import CloudEventsFormat, Format
+from sinks.webhook.pagerduty import PagerDutyFormat
+from sinks.webhook.template import TemplateFormat, samples
+
+#: Keys that mean something to one format alone.
+_KEYS_OF = {
+    "pagerduty": ("routing_key_file", "routing_key_env", "urgent_as"),
+    "template": ("template", "template_file", "content_type"),
+}
+
+
+class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
+    """The keys of a ``[[sinks]]`` table of type webhook."""
+
+    url: str | None = None
+    """Where to POST; an address is enough for alertmanager, none is needed for pagerduty. Else url, url_file or
+    url_env is required."""
+    url_file: str | None = None
+    """A file with the URL, whose path is often a secret; read again when it changes."""
+    url_env: str | None = None
+    """An environment variable with the URL."""
+    format: Literal["cloudevents", "alertmanager", "pagerduty", "template"] = "cloudevents"
+    """The shape of the body. alertmanager and pagerduty send nothing for heartbeats and outcomes of approvals."""
+    secret_file: str | None = None
+    """A file of Standard Webhooks secrets (whsec_...), one a line: each signs, for rotation. Read again too."""
+    secret_env: str | None = None
+    """An environment variable with such a secret."""
+    routing_key_file: str | None = None
+    """pagerduty: a file with the routing key of the service (Events API v2)."""
+    routing_key_env: str | None = None
+    """pagerduty: an environment variable with that key."""
+    urgent_as: Literal["change", "alert"] = "change"
+    """pagerduty: send Preempt and Terminate as change events, which page nobody, or as alerts like the others."""
+    template: str | None = None
+    """template: the body in Jinja2, which may name `record` and each of its fields."""
+    template_file: str | None = None
+    """template: a file with that template; read when the sink starts."""
+    content_type: str = "application/json"
+    """template: the Content-Type. A body that is said to be JSON must be."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError with what is wrong."""
+        super().__post_init__()
+        if self.max_batch != 1:
+            raise ValueError(f"max_batch is {self.max_batch}, but a webhook carries one record a request. Take it out.")
+        one_of(secret_file=self.secret_file, secret_env=self.secret_env)
+        self._check_url()
+        self._check_other_formats_keys()
+        if self.format == "pagerduty":
+            self._check_routing_key()
+        if self.format == "template":
+            check_header("Content-Type", self.content_type, where="content_type")
+            _template(self).try_out(samples(self))
+
+    def _check_url(self) -> None:
+        one_of(url=self.url, url_file=self.url_file, url_env=self.url_env)
+        if self.url is not None:
+            plain_url(self.url, key="url")
+            if self.format == "pagerduty":
+                pagerduty.check_url(self.url)
+        elif self.url_file is None and self.url_env is None and self.format != "pagerduty":
+            raise ValueError("url is missing. Set url, or url_file or url_env when its path is a secret.")
+
+    def _check_other_formats_keys(self) -> None:
+        for name, keys in _KEYS_OF.items():
+            given = [key for key in keys if getattr(self, key) != _default(key)]
+            if given and self.format != name:
+                raise ValueError(f"{given[0]} is for format = {name!r}, but the format is {self.format!r}.")
+
+    def _check_routing_key(self) -> None:
+        one_of(routing_key_file=self.routing_key_file, routing_key_env=self.routing_key_env)
+        if self.routing_key_file is None and self.routing_key_env is None:
+            raise ValueError("routing_key_file or routing_key_env is missing: format = 'pagerduty' needs one.")
+
+
+def format_of(config: WebhookConfig) -> Format:
+    """Return the format that *config* chooses; raise ValueError for a template that went wrong since."""
+    if config.format == "alertmanager":
+        return AlertmanagerFormat()
+    if config.format == "pagerduty":
+        routing_key = Secret(key="routing_key", file=config.routing_key_file, env=config.routing_key_env)
+        return PagerDutyFormat(routing_key, urgent_as=config.urgent_as)
+    return _template(config) if config.format == "template" else CloudEventsFormat()
+
+
+def _template(config: WebhookConfig) -> TemplateFormat:
+    one_of(template=config.template, template_file=config.template_file)
+    text = config.template
+    if config.template_file is not None:
+        try:
+            text = Path(config.template_file).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+            raise ValueError(f"template_file {config.template_file} cannot be read: {reason}.") from None
+    if text is None:
+        raise ValueError("template or template_file is missing: format = 'template' needs one.")
+    return TemplateFormat(text, content_type=config.content_type)
+
+
+def _default(key: str) -> Any:
+    return next(field.default for field in msgspec.structs.fields(WebhookConfig) if field.name == key)

@@ -1,0 +1,127 @@
+"""A record as an event of PagerDuty's Events API v2: trigger and resolve, or a change event.
+
+One incident an event and fleet: the `dedup_key` is the event's own key, so a hundred VMs that see one event make one
+incident, and the first of them that sees the end resolves it.
+
+Preempt and Terminate are change events unless told otherwise. A spot eviction is business as usual, nobody can act
+within its thirty seconds, and the VM that should resolve the incident is gone. A test is a change event too: it proves
+the URL and the routing key, and wakes nobody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from bridge.sink import (
+    URGENT_EVENT_TYPES,
+    DeliveryError,
+    DeliveryFailed,
+    DeliveryRejected,
+    ScheduledEvent,
+    Secret,
+    Transition,
+    TransitionRecord,
+)
+from sinks.webhook.format import Format, Message
+from sinks.webhook.message import BEGINS, ENDS, severity, summary
+
+#: PagerDuty: Events API v2, "Send an alert event" and "Send a change event".
+DEFAULT_URL = "https://events.pagerduty.com/v2/enqueue"
+_ALERT_PATH = "/v2/enqueue"
+_CHANGE_PATH = "/v2/change/enqueue"
+_MOST_KEY_CHARACTERS = 255
+_MOST_SUMMARY_CHARACTERS = 1024
+_CLIENT = "scheduled-events-bridge"
+
+
+class PagerDutyFormat(Format):
+    """Makes the events of one PagerDuty service."""
+
+    def __init__(self, routing_key: Secret, *, urgent_as: str) -> None:
+        self._routing_key = routing_key
+        self._urgent_as_change = urgent_as == "change"
+        self.secrets = (routing_key,)
+
+    def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
+        """Return the event; null for what is no part of an event's life."""
+        del now
+        if record.event is None or record.transition not in BEGINS | ENDS | {Transition.TEST}:
+            return None
+        if self._is_change(record):
+            body, target = _change(record), url.removesuffix(_ALERT_PATH) + _CHANGE_PATH
+        else:
+            body, target = _alert(record, record.event, is_over=self._is_over(record)), url
+        return Message(target, msgspec.json.encode({"routing_key": self.routing_key(), **body}), "application/json")
+
+    def refused(self, error: DeliveryRejected) -> DeliveryError:
+        """Return DeliveryFailed when it was the routing key: that is no fault of the record."""
+        if "routing_key" in str(error).lower().replace(" ", "_"):
+            return DeliveryFailed(f"{error} Check routing_key_file or routing_key_env.", needs_attention=True)
+        return error
+
+    def routing_key(self) -> str:
+        """Return the key; raise DeliveryFailed when it cannot be read."""
+        return self._routing_key.value() or ""
+
+    def _is_change(self, record: TransitionRecord) -> bool:
+        if record.transition is Transition.TEST:
+            return True
+        # An incident that is open is always resolved, also when its event turns into one that makes none.
+        return self._urgent_as_change and record.is_urgent and not _was_alert(record)
+
+    def _is_over(self, record: TransitionRecord) -> bool:
+        return record.transition in ENDS or (self._urgent_as_change and record.is_urgent)
+
+
+def check_url(url: str) -> None:
+    """Raise ValueError unless *url* ends as PagerDuty's does: change events go to a path beside it."""
+    parts = urlsplit(url)
+    if not url.endswith(_ALERT_PATH) or parts.query or parts.fragment:
+        raise ValueError(f"url must end in {_ALERT_PATH} for format = 'pagerduty'. The default is {DEFAULT_URL}.")
+
+
+def _payload(record: TransitionRecord) -> dict[str, Any]:
+    return {
+        "summary": summary(record)[:_MOST_SUMMARY_CHARACTERS],
+        "source": record.vm.resource_id or record.vm.name or record.vm.vm_id or "azure-vm",
+        "timestamp": record.observed_at,
+        "custom_details": record,
+    }
+
+
+def _change(record: TransitionRecord) -> dict[str, Any]:
+    return {"payload": _payload(record)}
+
+
+def _alert(record: TransitionRecord, event: ScheduledEvent, *, is_over: bool) -> dict[str, Any]:
+    sorting = {
+        "class": event.event_type,
+        "component": record.vm.name,
+        "group": record.vm.scale_set or record.vm.resource_group,
+    }
+    given = {name: value for name, value in sorting.items() if value}
+    return {
+        "event_action": "resolve" if is_over else "trigger",
+        "dedup_key": dedup_key(record),
+        "client": _CLIENT,
+        "payload": {**_payload(record), "severity": severity(event.event_type), **given},
+    }
+
+
+def dedup_key(record: TransitionRecord) -> str:
+    """Return the key of the incident: the same on every VM and for the whole life of the event."""
+    key = f"azure-scheduled-event/{record.event_key}"
+    if len(key) <= _MOST_KEY_CHARACTERS:
+        return key
+    return f"azure-scheduled-event/{hashlib.sha256(record.event_key.encode()).hexdigest()}"
+
+
+def _was_alert(record: TransitionRecord) -> bool:
+    """Return whether the event had another, an alerting type before this record."""
+    before = (record.previous or {}).get("event_type")
+    return "event_type" in record.changed and before not in URGENT_EVENT_TYPES

@@ -1,0 +1,132 @@
+"""Records to an HTTP endpoint: one POST a record, in the shape that the endpoint understands.
+
+Four formats: CloudEvents for programs, Alertmanager and PagerDuty for people on call, a template for everything else.
+What an answer means is said in `sinks.http.endpoint`, what each format does with each transition in its own file. A record
+that a format has nothing to say of is delivered without a request.
+
+Whatever the format, a request carries `webhook-id`, the record's id and the same on every retry, and is signed as
+Standard Webhooks says when there is a secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from typing import Any, ClassVar
+
+from bridge.sink import DeliveryFailed, DeliveryRejected, Secret, Sink, SinkConfig, TransitionRecord
+from sinks.http.endpoint import Endpoint, http_url, parse_json
+from sinks.http.signature import Signer
+from sinks.webhook.alertmanager import status_url
+from sinks.webhook.config import WebhookConfig, format_of
+from sinks.webhook.format import Message
+from sinks.webhook.pagerduty import DEFAULT_URL, check_url
+
+#: PagerDuty tells nothing of a routing key without an event, and answers a question as it pleases.
+_PAGERDUTY_BAD_NEWS = frozenset({407})
+
+
+def _utc_now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+class WebhookSink(Sink):
+    """POSTs each record to the endpoint of its configuration."""
+
+    Config: ClassVar[type[SinkConfig]] = WebhookConfig
+
+    @classmethod
+    def skips_what_is_over(cls, config: Any) -> bool:
+        """Return True for what pages people."""
+        return config.format in {"alertmanager", "pagerduty"}
+
+    def __init__(self, config: WebhookConfig, *, now: Callable[[], datetime] = _utc_now) -> None:
+        super().__init__(config)
+        self._now = now
+        self._format = format_of(config)
+        self._url = Secret(key="url", file=config.url_file, env=config.url_env)
+        secret = Secret(key="secret", file=config.secret_file, env=config.secret_env)
+        self._signer = Signer(secret)
+        self._secrets = (self._url, secret, *self._format.secrets)
+        self._endpoints: dict[str, Endpoint] = {}
+        self._last_url = ""
+        self._is_closed = False
+
+    def send(self, batch: Sequence[TransitionRecord]) -> None:
+        """POST the one record of *batch*."""
+        (record,) = batch
+        now = self._now()
+        message = self._format.message(self._base_url(), record, now)
+        if message is None:
+            return
+        headers = self._signer.headers(record.id, message.body, timestamp=int(now.timestamp()))
+        try:
+            response = self._post(message, headers)
+        except DeliveryRejected as error:
+            raise self._format.refused(error) from error.__cause__
+        self._format.accepted(record, response.headers, self._now())
+
+    def check(self) -> None:
+        """Read every secret, then ask the endpoint with OPTIONS; Alertmanager for its status.
+
+        Raises DeliveryFailed for no answer, a redirect, 401, 403, 404, 407, 410 and 5xx. Any other answer shows that
+        there is an endpoint; whether it takes a record, `send-test` shows.
+        """
+        base = self._base_url()
+        self._signer.keys()
+        for secret in self._format.secrets:
+            secret.value()
+        if self.config.format == "alertmanager":
+            self._check_alertmanager(base)
+        elif self.config.format == "pagerduty":
+            self._endpoint(base).check(bad_news=_PAGERDUTY_BAD_NEWS)
+        else:
+            self._endpoint(base).check()
+
+    def close(self) -> None:
+        """Close every connection; a send in flight ends with an error."""
+        self._is_closed = True
+        self._close_endpoints()
+
+    def _close_endpoints(self) -> None:
+        for endpoint in list(self._endpoints.values()):
+            endpoint.close()
+        self._endpoints = {}
+
+    def _post(self, message: Message, headers: dict[str, str]) -> Any:
+        return self._endpoint(message.url).post(message.body, {**headers, "Content-Type": message.content_type})
+
+    def _check_alertmanager(self, base: str) -> None:
+        endpoint = self._endpoint(status_url(base))
+        answer = parse_json(endpoint.check("GET").content)
+        if not isinstance(answer, dict) or "versionInfo" not in answer:
+            raise DeliveryFailed(
+                f"{endpoint.shown} does not answer as Alertmanager does. Check the URL.", needs_attention=True
+            )
+
+    def _base_url(self) -> str:
+        """Return the URL of the configuration, as of now."""
+        if self.config.url is not None or not self._url.is_set:
+            return self.config.url or DEFAULT_URL
+        url = self._url.value() or ""
+        try:
+            http_url(url, key="url")
+            if self.config.format == "pagerduty":
+                check_url(url)
+        except ValueError as error:
+            raise DeliveryFailed(
+                f"The URL of url_file or url_env cannot be used: {error}", needs_attention=True
+            ) from None
+        if url != self._last_url:
+            self._close_endpoints()
+            self._last_url = url
+        return url
+
+    def _endpoint(self, url: str) -> Endpoint:
+        """Return the endpoint of *url*, whose connection is kept from send to send."""
+        endpoint = self._endpoints.get(url)
+        if endpoint is None:
+            endpoint = self._endpoints[url] = Endpoint(url, self.config, secrets=self._secrets)
+            if self._is_closed:
+                endpoint.close()
+        return endpoint

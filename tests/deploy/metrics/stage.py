@@ -1,0 +1,126 @@
+"""What a real agent lives on: a simulated Azure, a destination that does as it is told, a disk that can hang."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.testing import EventSpec, Simulator
+from bridge.testing.http_peer import HttpPeer
+
+if TYPE_CHECKING:
+    from tests.deploy.metrics.live import LiveAgent
+
+# By path: the directories of tests are no packages.
+_LiveAgent: type[LiveAgent] = runpy.run_path(str(Path(__file__).with_name("live.py")))["LiveAgent"]
+
+VM, ANOTHER_VM = "vm_0", "vm_1"
+_DISK_BYTES = 16 * 1024 * 1024
+_LONG_SECONDS = 30.0
+
+
+class NotHere(Exception):
+    """This machine cannot have the fault."""
+
+
+class Disk:
+    """A small disk of its own that can hang, as one does whose storage is away; for root only."""
+
+    def __init__(self, directory: Path) -> None:
+        image, self.path = directory / "disk.img", directory / "disk"
+        self.path.mkdir()
+        with image.open("wb") as file:
+            file.truncate(_DISK_BYTES)
+        try:
+            _run("mkfs.ext4", "-q", str(image))
+            _run("mount", "-o", "loop", str(image), str(self.path))
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise NotHere(f"No disk can be made to hang here: {error}") from error
+        self._hangs = False
+
+    def hang(self) -> None:
+        """Answer no write until `go_on`."""
+        _run("fsfreeze", "--freeze", str(self.path))
+        self._hangs = True
+
+    def go_on(self) -> None:
+        """Do what has waited."""
+        if self._hangs:
+            _run("fsfreeze", "--unfreeze", str(self.path))
+        self._hangs = False
+
+    def close(self) -> None:
+        """Take it away; whoever uses it has ended."""
+        self.go_on()
+        _run("umount", "--lazy", str(self.path))
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=_LONG_SECONDS)
+
+
+class Stage:
+    """Azure, the destination of a sink, and agents that watch the one and send to the other; closes all of them."""
+
+    def __init__(self, directory: Path, env: Mapping[str, str]) -> None:
+        self.directory, self._env = directory, env
+        self._stack = ExitStack()
+        self.peer = HttpPeer()
+        self._stack.callback(self.peer.close)
+        self.azure = self._stack.enter_context(Simulator(vms=[VM, ANOTHER_VM], rate_limit=False))
+        self.vm_id = self.azure.machines[0].vm_id
+
+    def __enter__(self) -> Stage:  # noqa: PYI034  # Self came with Python 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def close_with(self, close: Callable[[], object]) -> None:
+        """Call *close* at the end."""
+        self._stack.callback(close)
+
+    def agent(self, name: str = "agent", *, vm: str = VM, state: Path | None = None) -> LiveAgent:
+        """Return an agent on *vm* that is not started yet."""
+        found = _LiveAgent(self.directory / name, self._env, imds=self.azure.endpoints[vm])
+        found.state = state or found.state
+        self._stack.callback(found.kill)
+        return found
+
+    def watching(self, text: str | None = None, *, top: str = "") -> LiveAgent:
+        """Return an agent that runs, has polled, and sends to the peer unless *text* says where to."""
+        agent = self.agent()
+        agent.configure(self.webhook() if text is None else text, top=top)
+        agent.start()
+        agent.wait_for(lambda scrape: scrape.of("polls_total", result="ok"))
+        return agent
+
+    def webhook(self, name: str = "sre", *, more: str = "") -> str:
+        """Return the table of a sink that sends to the peer."""
+        url = f"http://{self.peer.address.authority}/hook"
+        return f'[[sinks]]\ntype = "webhook"\nname = "{name}"\nurl = "{url}"\n{more}\n'
+
+    def announce(self, event_type: str = "Freeze", **details: Any) -> str:
+        """Have Azure announce an event that names this VM."""
+        return self.azure.world.add_event(EventSpec(event_type=event_type, resources=(VM,), **details))
+
+    def directory_in_memory(self) -> Path:
+        """Return a directory on a file system in memory; raise NotHere where there is none."""
+        try:
+            found = tempfile.mkdtemp(prefix="scheduled-events-bridge-", dir="/dev/shm")
+        except OSError as error:
+            raise NotHere(f"No file system in memory: {error}") from error
+        self._stack.callback(shutil.rmtree, found, ignore_errors=True)
+        return Path(found)
+
+    def disk(self) -> Disk:
+        """Return a disk that can hang; raise NotHere where there can be none."""
+        found = Disk(self.directory)
+        self._stack.callback(found.close)
+        return found

@@ -1,0 +1,99 @@
+"""The disk and the database under the outbox in trouble."""
+
+from __future__ import annotations
+
+import resource
+import runpy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.deploy.metrics.stage import Stage
+    from tests.deploy.metrics.story import Stories
+    from tests.deploy.metrics.timeline import Phase
+    from tests.deploy.metrics.unit_test import Firing, Scene
+
+# By path: the directories of tests are no packages.
+_HERE = Path(__file__).parent
+_STORY = runpy.run_path(str(_HERE / "story.py"))
+STORIES: Stories = _STORY["Stories"]()
+_bridge: Callable[..., Firing] = _STORY["bridge"]
+_Scene: type[Scene] = _STORY["Scene"]
+_Phase: type[Phase] = _STORY["Phase"]
+
+_DAY_SECONDS = 86_400.0
+
+
+@STORIES.tell("The disk refuses writes")
+def disk_refuses(stage: Stage) -> list[Scene]:
+    agent = stage.watching()
+    before = agent.phase(15)
+    assert agent.process is not None
+    limits = resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE, (1, limits[1]))
+    stage.announce(notice_seconds=_DAY_SECONDS)
+    agent.wait_for(lambda scrape: scrape.of("outbox_in_memory"))
+    during = agent.phase(11)
+    resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE, limits)
+    agent.wait_for(lambda scrape: scrape.of("outbox_in_memory") == 0)
+    return [
+        _Scene(before),
+        _Scene(_Phase(9, during.scrapes)),
+        _Scene(during, (_bridge("OutboxInMemory", each=True),)),
+        _Scene(agent.phase(15)),
+    ]
+
+
+@STORIES.tell("The database is damaged under the agent")
+def database_damaged(stage: Stage) -> list[Scene]:
+    agent = stage.watching()
+    before = agent.phase(15)
+    database = agent.state / "outbox.db"
+    database.write_bytes(bytes(reversed(database.read_bytes())))
+    agent.wait_for(lambda scrape: scrape.of("outbox_set_aside_total"))
+    during = agent.phase(15)
+    agent.stop()
+    agent.start()
+    agent.wait_for(lambda scrape: scrape.of("polls_total", result="ok"))
+    return [_Scene(before), _Scene(during, (_bridge("OutboxSetAside", each=True),)), _Scene(agent.phase(15))]
+
+
+@STORIES.tell("The state directory came with another machine's image")
+def state_of_another_machine(stage: Stage) -> list[Scene]:
+    first = stage.watching()
+    first.stop()
+    second = stage.agent("second", vm="vm_1")
+    shutil.copytree(first.state, second.state)
+    second.configure(stage.webhook())
+    second.start()
+    second.wait_for(lambda scrape: scrape.of("outbox_set_aside_total"))
+    return [_Scene(second.phase(15), (_bridge("OutboxSetAside", each=True),))]
+
+
+@STORIES.tell("The state directory is in memory", place_counts=True)
+def state_in_memory(stage: Stage) -> list[Scene]:
+    agent = stage.agent(state=stage.directory_in_memory())
+    agent.configure(stage.webhook())
+    agent.start()
+    agent.wait_for(lambda scrape: scrape.of("state_on_ephemeral_disk"))
+    return [_Scene(agent.phase(30)), _Scene(agent.phase(60), (_bridge("StateOnEphemeralDisk"),))]
+
+
+@STORIES.tell("The disk under the outbox hangs, and with it the poll that has news for it")
+def disk_hangs(stage: Stage) -> list[Scene]:
+    disk = stage.disk()
+    agent = stage.agent(state=disk.path / "state")
+    agent.configure(stage.webhook())
+    agent.start()
+    agent.wait_for(lambda scrape: scrape.of("polls_total", result="ok"))
+    before = agent.phase(15)
+    disk.hang()
+    stage.announce(notice_seconds=_DAY_SECONDS)
+    agent.wait_for(lambda scrape: scrape.of("outbox_max_bytes") is None)
+    during = agent.phase(21)
+    disk.go_on()
+    agent.wait_for(lambda scrape: scrape.of("sink_delivered_total", sink="sre"))
+    firing = (_bridge("TotalsMissing", each=True), _bridge("NotWatching", each=True))
+    return [_Scene(before), _Scene(_Phase(9, during.scrapes)), _Scene(during, firing), _Scene(agent.phase(15))]

@@ -1,0 +1,226 @@
+"""The dashboard: that Grafana can read it, and that a real agent has data for each of its panels.
+
+No Grafana is here to draw it. What is checked instead: its JSON against Grafana's own types, each query by promtool on
+what a busy agent exported, and the rules of Grafana's dashboard-linter that concern a dashboard like this one. The
+linter itself could not be had.
+"""
+
+import json
+import os
+import re
+import runpy
+import subprocess
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.deploy
+
+# By path: the directories of tests are no packages.
+METRICS = Path(__file__).with_name("metrics")
+BUSY = runpy.run_path(str(METRICS / "busy.py"))
+TIMELINE = runpy.run_path(str(METRICS / "timeline.py"))
+ROOT = Path(__file__).parents[2]
+RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
+DASHBOARD = ROOT / "deploy" / "grafana" / "scheduled-events-bridge.json"
+
+MINUTES = 40
+#: Exported, and neither in a rule nor in a panel, on purpose.
+UNUSED = {
+    "process_virtual_memory_bytes": "address space that nobody has touched says nothing; the resident set does",
+}
+#: What promtool cannot know, as Grafana would fill it in with everything selected.
+VARIABLES = {"$job": ".+", "$instance": ".+", "$sink": ".+", "$__rate_interval": "5m"}
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+@pytest.fixture(scope="module")
+def dashboard():
+    return json.loads(DASHBOARD.read_text())
+
+
+@pytest.fixture(scope="module")
+def panels(dashboard):
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+@pytest.fixture(scope="module")
+def queries(panels):
+    """Return (panel, query) of every target, with the variables filled in."""
+    return [(panel["title"], filled(target["expr"])) for panel in panels for target in panel["targets"]]
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory):
+    hidden = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "STATE_DIRECTORY", "SCHEDULED_EVENTS_BRIDGE_CONFIG")
+    env = {name: value for name, value in os.environ.items() if name not in hidden}
+    return BUSY["busy_phase"](tmp_path_factory.mktemp("busy"), env, minutes=MINUTES)
+
+
+def filled(expression):
+    for name, value in VARIABLES.items():
+        expression = expression.replace(name, value)
+    assert "$" not in expression
+    return expression
+
+
+def names_in(expressions):
+    return set(re.findall(r"\b(?:scheduled_events_bridge|process)_\w+", " ".join(expressions)))
+
+
+def run(*command):
+    done = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+# What it shows.
+
+
+def test_every_query_is_promql(tool, tmp_path, queries):
+    groups = [{"name": "panels", "rules": [{"record": f"panel:{n}", "expr": e} for n, (_, e) in enumerate(queries)]}]
+    path = tmp_path / "panels.json"  # which is YAML too
+    path.write_text(json.dumps({"groups": groups}))
+    status, said = run(tool("promtool"), "check", "rules", path)
+    assert status == 0, said
+    assert f"{len(queries)} rules found" in said
+
+
+def test_every_query_finds_something_in_what_a_busy_agent_exported(tool, tmp_path, queries, busy):
+    """promtool shows what a query gives only where it expected something else, so it is told to expect nothing."""
+    names = {"up", *busy.scrapes[1].names}
+    lines = TIMELINE["Timeline"]("vm-0", [busy]).lines(names)
+    checks = [{"expr": query, "eval_time": f"{MINUTES - 1}m", "exp_samples": []} for _, query in queries]
+    lines = ["tests:", "- interval: 1m", "  input_series:", *(f"  {line}" for line in lines)]
+    path = tmp_path / "panels.yml"
+    path.write_text("\n".join([*lines, f"  promql_expr_test: {json.dumps(checks)}"]) + "\n")
+    _, said = run(tool("promtool"), "test", "rules", path)
+    answers = re.findall(r'expr: ("(?:[^"\\]|\\.)*"), time: .*\n\s+exp: .*\n\s+got: (.*)', said)
+    found = {json.loads(query) for query, got in answers if got != "nil"}
+    assert [title for title, query in queries if query not in found] == [], said
+
+
+def test_a_query_that_an_agent_has_no_data_for_is_noticed(tool, tmp_path, busy):
+    queries = [("A renamed metric", "sum(scheduled_events_bridge_no_such_metric)")]
+    with pytest.raises(AssertionError, match="A renamed metric"):
+        test_every_query_finds_something_in_what_a_busy_agent_exported(tool, tmp_path, queries, busy)
+
+
+def test_every_metric_of_an_agent_is_looked_at_somewhere_and_no_other_is(package, queries, busy):
+    groups = package("yaml").safe_load(RULES.read_text())["groups"]
+    rules = [rule["expr"] for group in groups for rule in group["rules"]]
+    used = names_in([*rules, *(query for _, query in queries)])
+    exported = busy.scrapes[1].names
+    assert used - exported == set()
+    assert {family(name) for name in exported} - {family(name) for name in used} == set(UNUSED)
+
+
+def family(name):
+    return re.sub(r"_seconds_(bucket|sum|count)$", "_seconds", name)
+
+
+def test_a_legend_names_only_labels_that_its_query_keeps(panels):
+    for panel in panels:
+        for target in panel["targets"]:
+            kept = re.findall(r"by \(([^)]*)\)", target["expr"])
+            labels = {label.strip() for labels in kept for label in labels.split(",")} or {"instance"}
+            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= labels, panel["title"]
+
+
+# How Grafana reads it.
+
+
+def test_grafanas_own_types_know_every_key_of_it(package, dashboard):
+    package("grafana_foundation_sdk")
+    from grafana_foundation_sdk.cog import plugins  # noqa: PLC0415
+    from grafana_foundation_sdk.cog.encoder import JSONEncoder  # noqa: PLC0415
+    from grafana_foundation_sdk.models.dashboard import Dashboard  # noqa: PLC0415
+
+    plugins.register_default_plugins()
+    read = json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
+    assert list(lost(dashboard, read)) == []
+
+
+def lost(before, after, path=""):
+    """Yield the paths of *before* that *after* has not, or has otherwise; defaults may be added."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key, value in before.items():
+            yield from lost(value, after.get(key), f"{path}/{key}")
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for number, (one, other) in enumerate(zip(before, after, strict=True)):
+            yield from lost(one, other, f"{path}/{number}")
+    elif before != after:
+        yield path
+
+
+def test_panels_have_numbers_of_their_own_and_do_not_overlap(dashboard):
+    every = dashboard["panels"]
+    assert len({panel["id"] for panel in every}) == len(every)
+    places = [(panel["title"], panel["gridPos"]) for panel in every]
+    for title, place in places:
+        assert place["x"] + place["w"] <= 24, title
+    for (one, a), (other, b) in combinations(places, 2):
+        apart = (
+            a["x"] + a["w"] <= b["x"]
+            or b["x"] + b["w"] <= a["x"]
+            or a["y"] + a["h"] <= b["y"]
+            or b["y"] + b["h"] <= a["y"]
+        )
+        assert apart, (one, other)
+
+
+# The rules of dashboard-linter.
+
+
+def test_every_panel_says_what_it_shows_and_in_which_unit(panels):
+    assert len({panel["title"] for panel in panels}) == len(panels)
+    for panel in panels:
+        assert panel["title"], panel["id"]
+        assert panel["description"].endswith("."), panel["title"]
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert panel["targets"], panel["title"]
+
+
+def test_everything_asks_the_data_source_that_is_chosen(dashboard, panels):
+    assert dashboard["templating"]["list"][0]["type"] == "datasource"
+    for asked in (*panels, *(target for panel in panels for target in panel["targets"])):
+        assert asked["datasource"] == DATASOURCE
+    for variable in dashboard["templating"]["list"][1:]:
+        assert variable["datasource"] == DATASOURCE
+
+
+def test_every_selector_follows_job_and_instance_and_that_of_a_sink_the_sink(panels):
+    for panel in panels:
+        for target in panel["targets"]:
+            selectors = re.findall(r"\b(up|process_\w+|scheduled_events_bridge_\w+)(\{[^}]*\})?", target["expr"])
+            for name, matchers in selectors:
+                assert 'job=~"$job"' in matchers, panel["title"]
+                assert 'instance=~"$instance"' in matchers, panel["title"]
+                if panel["title"] != "Owed to nobody" and "_sink_" in name:
+                    assert 'sink=~"$sink"' in matchers, panel["title"]
+
+
+def test_counters_are_looked_at_as_rates_over_the_interval_that_grafana_chooses(package, dashboard, panels):
+    excluded = package("yaml").safe_load(DASHBOARD.with_name(".lint").read_text())["exclusions"]
+    assert list(excluded) == ["target-counter-agg-rule"]
+    entries = excluded["target-counter-agg-rule"]["entries"]
+    assert {entry["dashboard"] for entry in entries} == {dashboard["title"]}
+    bare = {entry["panel"] for entry in entries}
+    for panel in panels:
+        for target in panel["targets"]:
+            ranges = re.findall(r"\[([^\]]*)\]", target["expr"])
+            assert set(ranges) <= {"$__rate_interval"}, panel["title"]
+            counters = len(re.findall(r"\b\w+_(?:total|bucket|sum|count)\{", target["expr"]))
+            rates = len(re.findall(r"\b(?:rate|increase)\(", target["expr"]))
+            assert (counters == rates) == (panel["title"] not in bare), panel["title"]
+
+
+def test_the_variables_offer_everything_and_keep_up_with_the_time(dashboard):
+    job, instance, sink = dashboard["templating"]["list"][1:]
+    assert [variable["name"] for variable in (job, instance, sink)] == ["job", "instance", "sink"]
+    for variable in (job, instance, sink):
+        assert variable["label"] == variable["name"].capitalize()
+        assert (variable["multi"], variable["includeAll"], variable["allValue"]) == (True, True, ".+")
+        assert variable["refresh"] == 2  # when the time range changes
+        assert re.fullmatch(r"label_values\(scheduled_events_bridge_\w+(\{.*\})?, \w+\)", variable["query"]["query"])
+    assert dashboard["editable"] is False

@@ -1,0 +1,278 @@
+"""The manifests: built by kustomize, judged by the schemas of Kubernetes, and held against their own configuration."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from bridge.config import loader
+
+pytestmark = pytest.mark.deploy
+
+KUBERNETES = Path(__file__).parents[2] / "deploy" / "kubernetes"
+BUILDS = sorted(str(path.parent.relative_to(KUBERNETES)) for path in KUBERNETES.rglob("kustomization.yaml"))
+SCRAPING = KUBERNETES / "prometheus.yml"
+VERSIONS = ("1.29", "1.31", "1.33", "1.35")
+
+
+@pytest.fixture(scope="module", params=BUILDS)
+def build(request):
+    """Return the directory of one kustomization."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def manifests(build, tool, package):
+    """Return what the kustomization builds."""
+    command = [tool("kustomize"), "build", str(KUBERNETES / build)]
+    built = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert built.returncode == 0, built.stderr
+    assert built.stderr == ""
+    return list(package("yaml").safe_load_all(built.stdout))
+
+
+def only(manifests, kind):
+    found = [manifest for manifest in manifests if manifest["kind"] == kind]
+    assert len(found) == 1, kind
+    return found[0]
+
+
+@pytest.fixture
+def pod(manifests):
+    return only(manifests, "DaemonSet")["spec"]["template"]["spec"]
+
+
+@pytest.fixture
+def agent(pod):
+    (container,) = pod["containers"]
+    return container
+
+
+@pytest.fixture
+def settings(manifests, pod, tmp_path):
+    """Return the settings of the ConfigMap that the pod really mounts."""
+    config_map = only(manifests, "ConfigMap")
+    (volume,) = (volume for volume in pod["volumes"] if "configMap" in volume)
+    assert volume["configMap"]["name"] == config_map["metadata"]["name"]
+    assert list(config_map["data"]) == ["config.toml"]
+    path = tmp_path / "config.toml"
+    path.write_text(config_map["data"]["config.toml"], encoding="utf-8")
+    return loader.load(path)
+
+
+def mount(container, path):
+    """Return the mount that holds *path*."""
+    inside = [found for found in container["volumeMounts"] if f"{path}/".startswith(f"{found['mountPath']}/")]
+    assert inside, f"nothing is mounted at {path}"
+    return max(inside, key=lambda found: len(found["mountPath"]))
+
+
+def volume_of(pod, found):
+    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == found["name"])
+    return volume
+
+
+def test_there_are_the_base_and_its_overlays_and_the_readme_names_each():
+    text = (KUBERNETES / "README.md").read_text()
+    assert set(re.findall(r"\]\(([\w/-]+)/kustomization\.yaml\)", text)) == set(BUILDS)
+    assert {"base", "overlays/host-network", "overlays/event-hubs"} <= set(BUILDS)
+
+
+@pytest.mark.parametrize("version", [*VERSIONS, "newest"])
+def test_every_manifest_is_valid_in_strict_mode(manifests, package, version):
+    validate = package("kubernetes_validate")
+    wanted = ".".join(validate.latest_version().split(".")[:2]) if version == "newest" else version
+    for manifest in manifests:
+        assert validate.validate(manifest, wanted, strict=True) == wanted
+
+
+def test_everything_that_has_a_namespace_is_in_the_one_that_is_made(manifests):
+    made = only(manifests, "Namespace")["metadata"]["name"]
+    assert f"kubectl -n {made} " in (KUBERNETES / "README.md").read_text()
+    for manifest in manifests:
+        if manifest["kind"] not in {"Namespace", "PriorityClass"}:
+            assert manifest["metadata"]["namespace"] == made
+
+
+def test_the_hostpath_volume_is_allowed_in_the_namespace(manifests):
+    labels = only(manifests, "Namespace")["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "privileged"
+
+
+def test_the_configuration_is_read_from_where_the_agent_looks(agent, settings, pod):
+    assert settings.sinks
+    assert volume_of(pod, mount(agent, "/etc/scheduled-events-bridge/config.toml")).keys() == {"name", "configMap"}
+
+
+def test_state_is_on_the_node_and_belongs_to_the_user_of_the_agent(pod, agent, settings):
+    found = mount(agent, settings.state.directory)
+    assert not found.get("readOnly")
+    volume = volume_of(pod, found)
+    # not /mnt, which is the temporary disk
+    assert volume["hostPath"] == {"path": "/var/lib/scheduled-events-bridge", "type": "DirectoryOrCreate"}
+    assert found["mountPath"] == settings.state.directory
+    (owner,) = pod["initContainers"]
+    assert mount(owner, settings.state.directory)["name"] == volume["name"]
+    user = pod["securityContext"]["runAsUser"]
+    assert f'path = "{settings.state.directory}"' in owner["command"][-1]
+    assert f"os.chown(path, {user}, {pod['securityContext']['runAsGroup']})" in owner["command"][-1]
+    compile(owner["command"][-1], "command", "exec")
+    assert owner["workingDir"] == "/"
+
+
+def test_probes_ask_where_the_agent_listens(pod, agent, settings):
+    host, port = settings.status.address
+    for name, path in (("startupProbe", "/healthz"), ("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
+        asked = agent[name]["httpGet"]
+        assert (asked["path"], asked["port"]) == (path, port), name
+        assert asked.get("host") == ("127.0.0.1" if pod.get("hostNetwork") else None), name
+    assert host == ("127.0.0.1" if pod.get("hostNetwork") else "0.0.0.0")
+    assert [declared["containerPort"] for declared in agent["ports"]] == [port]
+
+
+@pytest.fixture
+def scrape_job(package):
+    (job,) = package("yaml").safe_load(SCRAPING.read_text())["scrape_configs"]
+    return job
+
+
+def relabelled(job, labels):
+    """Return the labels of a target as Prometheus would have them; null when it drops it."""
+    labels = {"job": job["job_name"], "instance": labels["__address__"], **labels}
+    for rule in job["relabel_configs"]:
+        value = ";".join(labels.get(name, "") for name in rule["source_labels"])
+        fits = re.fullmatch(rule.get("regex", "(.*)"), value)
+        if rule.get("action") in {"keep", "drop"}:
+            if bool(fits) != (rule["action"] == "keep"):
+                return None
+        else:
+            assert set(rule) == {"source_labels", "target_label"}, "write here what else a rule may do"
+            labels[rule["target_label"]] = value
+    return {name: value for name, value in labels.items() if not name.startswith("__")}
+
+
+def test_the_scrape_job_finds_the_agent_of_each_node_under_the_names_that_the_rules_go_by(
+    build, manifests, agent, settings, scrape_job
+):
+    if build == "overlays/host-network":
+        pytest.skip("its listener is on loopback, where no job of a cluster gets to")
+    labels = only(manifests, "DaemonSet")["spec"]["template"]["metadata"]["labels"]
+    (port,) = (str(port["containerPort"]) for port in agent["ports"])
+    assert port == str(settings.status.address[1])
+    (discovered,) = scrape_job["kubernetes_sd_configs"]
+    assert discovered == {"role": "pod", "namespaces": {"names": [only(manifests, "Namespace")["metadata"]["name"]]}}
+    target = {
+        "__address__": f"10.244.0.9:{port}",
+        **{f"__meta_kubernetes_pod_label_{re.sub('[^a-zA-Z0-9_]', '_', key)}": labels[key] for key in labels},
+        "__meta_kubernetes_pod_container_port_number": port,
+        "__meta_kubernetes_pod_node_name": "aks-payments-vmss000004",
+        "__meta_kubernetes_pod_phase": "Running",
+    }
+    found = relabelled(scrape_job, target)
+    assert found == {"job": "scheduled-events-bridge", "instance": "aks-payments-vmss000004"}
+    assert f'job="{found["job"]}"' in (KUBERNETES.parent / "prometheus" / "rules.yml").read_text()
+    for other in (
+        {"__meta_kubernetes_pod_container_port_number": ""},  # the init container
+        {"__meta_kubernetes_pod_phase": "Failed"},
+        {"__meta_kubernetes_pod_label_app_kubernetes_io_name": "payments"},
+    ):
+        assert relabelled(scrape_job, {**target, **other}) is None
+
+
+def test_prometheus_accepts_the_scrape_job(tool, package, scrape_job, tmp_path):
+    """But for its kubernetes_sd_configs, which Debian builds Prometheus without."""
+    job = {**scrape_job, "static_configs": [{"targets": ["10.244.0.9:9464"]}]}
+    del job["kubernetes_sd_configs"]
+    path = tmp_path / "prometheus.yml"
+    path.write_text(package("yaml").safe_dump({"scrape_configs": [job]}))
+    command = [tool("promtool"), "check", "config", "--lint-fatal", str(path)]
+    judged = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert judged.returncode == 0, judged.stdout + judged.stderr
+
+
+def test_no_annotation_has_the_agents_scraped_under_other_names(manifests):
+    metadata = only(manifests, "DaemonSet")["spec"]["template"]["metadata"]
+    assert not [name for name in metadata.get("annotations", {}) if name.startswith("prometheus.io/")]
+
+
+def test_only_the_overlay_for_it_uses_the_network_of_the_host(build, pod):
+    assert bool(pod.get("hostNetwork")) == (build == "overlays/host-network")
+    assert pod.get("dnsPolicy") == ("ClusterFirstWithHostNet" if pod.get("hostNetwork") else None)
+
+
+def test_a_slow_first_start_is_waited_for_and_a_passing_fault_kills_nothing(agent):
+    startup, liveness = agent["startupProbe"], agent["livenessProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 165
+    assert liveness["periodSeconds"] * liveness["failureThreshold"] >= 120
+
+
+def test_the_kubelet_waits_longer_than_a_stop_takes(pod, settings):
+    assert pod["terminationGracePeriodSeconds"] > settings.stop_grace_seconds + 1
+
+
+def test_two_agents_never_run_on_one_node(manifests):
+    strategy = only(manifests, "DaemonSet")["spec"]["updateStrategy"]
+    assert strategy["type"] == "RollingUpdate"
+    assert strategy["rollingUpdate"]["maxSurge"] == 0
+    assert strategy["rollingUpdate"]["maxUnavailable"]
+
+
+def test_every_taint_is_tolerated_that_of_spot_nodes_too(pod):
+    assert pod["tolerations"] == [{"operator": "Exists"}]
+
+
+def test_nodes_without_a_vm_below_or_without_linux_get_none(pod):
+    assert pod["nodeSelector"] == {"kubernetes.io/os": "linux"}
+    (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert {"key": "type", "operator": "NotIn", "values": ["virtual-kubelet"]} in term["matchExpressions"]
+
+
+def test_the_pod_has_no_right_to_the_api(manifests, pod):
+    account = only(manifests, "ServiceAccount")
+    assert pod["serviceAccountName"] == account["metadata"]["name"]
+    assert account["automountServiceAccountToken"] is False
+    assert pod["automountServiceAccountToken"] is False
+    assert not [manifest for manifest in manifests if "Role" in manifest["kind"]]
+
+
+def test_the_priority_class_is_made_and_is_none_of_the_system(manifests, pod):
+    made = only(manifests, "PriorityClass")
+    assert pod["priorityClassName"] == made["metadata"]["name"]
+    assert 0 < made["value"] < 1_000_000_000
+
+
+def test_every_container_is_confined_and_the_agent_is_no_root(pod, agent):
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"] + pod["initContainers"]:
+        context = container["securityContext"]
+        assert context["readOnlyRootFilesystem"] is True, container["name"]
+        assert context["allowPrivilegeEscalation"] is False, container["name"]
+        assert context["capabilities"]["drop"] == ["ALL"], container["name"]
+        assert not context.get("privileged"), container["name"]
+        assert set(container["resources"]["limits"]) == {"memory"}, container["name"]
+        assert set(container["resources"]["requests"]) == {"cpu", "memory"}, container["name"]
+    assert "add" not in agent["securityContext"]["capabilities"]
+    assert "runAsUser" not in agent["securityContext"]
+    (owner,) = pod["initContainers"]
+    assert sorted(owner["securityContext"]["capabilities"]["add"]) == ["CHOWN", "FOWNER"]
+
+
+def test_secrets_are_files_for_the_group_of_the_agent_and_may_be_absent(pod, agent):
+    volume = volume_of(pod, mount(agent, "/run/secrets/scheduled-events-bridge/webhook"))
+    assert volume["secret"]["optional"] is True
+    assert volume["secret"]["defaultMode"] == 0o440
+    assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
+
+
+def test_both_containers_run_the_image_that_the_kustomization_names(pod, agent):
+    images = {container["image"] for container in pod["containers"] + pod["initContainers"]}
+    assert images == {agent["image"]}
+    assert re.fullmatch(r"registry\.example\.net/scheduled-events-bridge:\d+\.\d+\.\d+", agent["image"])
+
+
+def test_the_pod_runs_as_the_user_of_the_image(pod):
+    dockerfile = KUBERNETES.parent / "docker" / "Dockerfile"
+    ((user, group),) = re.findall(r"^USER (\d+):(\d+)$", dockerfile.read_text(), re.MULTILINE)
+    assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsGroup"]) == (int(user), int(group))

@@ -1,0 +1,304 @@
+"""The real Collector runs deploy/otel-collector/config.yaml: what it answered with 200 arrives, whatever happens then.
+
+The file itself runs, not a copy: its addresses and its directory come from the environment, and a limit that takes
+too long to reach is lowered on the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+from bridge.sink import DeliveryFailed
+from bridge.testing.http_peer import HttpPeer
+from bridge.testing.imds_api import Answer
+from bridge.testing.records import sample_event, sample_record
+from sinks.otlp.encoding import encode_request
+from sinks.otlp.sink import OtlpConfig, OtlpSink
+
+pytestmark = pytest.mark.deploy
+
+_START_SECONDS = 30.0
+_ARRIVE_SECONDS = 30.0
+_STOP_SECONDS = 20.0
+_LOOK_SECONDS = 0.05
+_FAILED_METRIC = "otelcol_exporter_send_failed_log_records"
+
+
+@pytest.fixture(scope="session")
+def config(deploy):
+    return deploy / "otel-collector" / "config.yaml"
+
+
+def _until(found, what, within_seconds=_ARRIVE_SECONDS):
+    """Return what *found* returns, once that is true."""
+    never = threading.Event()
+    deadline = time.monotonic() + within_seconds
+    while not (answer := found()):
+        assert time.monotonic() < deadline, f"{what} did not happen in {within_seconds} s"
+        never.wait(_LOOK_SECONDS)
+    return answer
+
+
+def _free_address():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def _read(url):
+    """Return the status and the text at *url*; (None, "") while nothing listens there."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, ""
+    except OSError:
+        return None, ""
+
+
+def _logs_in(request):
+    """Return the log records that *request* carries, as {uid: (resource attributes, log record)}."""
+    found = {}
+    for part in ExportLogsServiceRequest.FromString(request.body).resource_logs:
+        resource = {each.key: each.value.string_value for each in part.resource.attributes}
+        for scope in part.scope_logs:
+            for log in scope.log_records:
+                uid = next(each.value.string_value for each in log.attributes if each.key == "log.record.uid")
+                found[uid] = (resource, log)
+    return found
+
+
+class Backend(HttpPeer):
+    """A stand-in for what the Collector exports to; it knows what it accepted."""
+
+    def __init__(self):
+        self.arrived = {}
+        super().__init__(ids_in=lambda request: list(_logs_in(request)))
+        self.accept()
+
+    def accept(self):
+        def take(request):
+            self.arrived.update(_logs_in(request))
+            return Answer(content_type="application/x-protobuf")
+
+        self.reply(take)
+
+    def wait_for(self, records):
+        ids = {record.id for record in records}
+        _until(lambda: ids <= set(self.arrived), f"the arrival of {len(ids)} records")
+
+
+class Collector:
+    """The Collector with the configuration as it stands; it can be killed and started again on its directory."""
+
+    def __init__(self, program, config, directory, backend):
+        self._program = program
+        self._config = config
+        self._log = directory / "log"
+        self.listen, health, metrics = _free_address(), _free_address(), _free_address()
+        self.health_url = f"http://{health}/"
+        self.metrics_url = f"http://{metrics}/metrics"
+        self._environment = {
+            **os.environ,
+            "OTLP_BACKEND": f"http://{backend.address.authority}",
+            "OTELCOL_LISTEN": self.listen,
+            "OTELCOL_HEALTH": health,
+            "OTELCOL_METRICS_PORT": metrics.rpartition(":")[2],
+            "OTELCOL_STORAGE": str(directory / "storage"),
+        }
+        self._process = None
+
+    def start(self, **settings):
+        """Start it with *settings* (dots written as two underscores) on top of the file; return once it is healthy."""
+        sets = [f"--set={name.replace('__', '.')}={value}" for name, value in settings.items()]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._program, "--config", str(self._config), *sets], env=self._environment, stdout=log, stderr=log
+            )
+        _until(self._is_healthy, "the start of the Collector", _START_SECONDS)
+
+    def _is_healthy(self):
+        assert self._process.poll() is None, self._log.read_text()
+        return _read(self.health_url)[0] == 200
+
+    def validate(self, **environment):
+        """Return the exit status and the words of `validate`; a variable that is None is not set."""
+        merged = {name: value for name, value in {**self._environment, **environment}.items() if value is not None}
+        command = [self._program, "validate", "--config", str(self._config)]
+        done = subprocess.run(command, env=merged, capture_output=True, text=True, timeout=_START_SECONDS, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    def metric(self, name):
+        """Return the sum of the samples of *name*; None while there is none."""
+        lines = [line for line in _read(self.metrics_url)[1].splitlines() if line.startswith(f"{name}{{")]
+        return sum(float(line.rpartition(" ")[2]) for line in lines) if lines else None
+
+    def kill(self):
+        """SIGKILL: no flush, no goodbye."""
+        self._process.kill()
+        self._process.wait(_STOP_SECONDS)
+
+    def close(self):
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+
+@pytest.fixture
+def backend():
+    with Backend() as backend:
+        yield backend
+
+
+@pytest.fixture
+def collector(tool, config, tmp_path, backend):
+    collector = Collector(tool("otelcol"), config, tmp_path, backend)
+    yield collector
+    collector.close()
+
+
+@contextmanager
+def _sink(collector, **keys):
+    sink = OtlpSink(OtlpConfig(name="otlp", endpoint=f"http://{collector.listen}", **keys))
+    try:
+        yield sink
+    finally:
+        sink.close()
+
+
+def _send(collector, records):
+    with _sink(collector) as sink:
+        for record in records:
+            sink.send([record])
+
+
+def test_configuration_is_valid(collector):
+    assert collector.validate() == (0, "")
+
+
+def test_configuration_without_a_backend_is_refused(collector):
+    status, words = collector.validate(OTLP_BACKEND=None)
+    assert status != 0
+    assert "endpoint" in words
+
+
+def test_records_come_out_as_the_sink_wrote_them(collector, backend):
+    collector.start()
+    records = [sample_record(1), sample_record(2, event=sample_event(event_type="Preempt"))]
+    _send(collector, records)
+    backend.wait_for(records)
+    resource, log = backend.arrived[records[1].id]
+    assert (log.severity_number, log.severity_text) == (17, "ERROR")
+    assert log.event_name == "azure.scheduled_event.scheduled"
+    assert resource["host.name"] == "WestNO_0"
+    for record in records:
+        sent = ExportLogsServiceRequest.FromString(encode_request([record])).resource_logs[0]
+        resource, log = backend.arrived[record.id]
+        assert log == sent.scope_logs[0].log_records[0]
+        assert resource == {each.key: each.value.string_value for each in sent.resource.attributes}
+
+
+def test_records_wait_for_a_backend_that_is_down(collector, backend):
+    collector.start()
+    backend.refuse_for_now()
+    records = [sample_record(number) for number in range(1, 21)]
+    _send(collector, records)
+    _until(lambda: backend.received, "a first try")
+    assert backend.arrived == {}
+    backend.accept()
+    backend.wait_for(records)
+
+
+@pytest.mark.parametrize("stop", [Collector.kill, Collector.close])
+def test_records_survive_a_killed_and_a_stopped_collector(collector, backend, stop):
+    collector.start()
+    backend.refuse_for_now()
+    records = [sample_record(number) for number in range(1, 51)]
+    _send(collector, records)
+    _until(lambda: backend.received, "a first try")
+    stop(collector)
+    assert backend.arrived == {}
+    backend.accept()
+    collector.start()
+    backend.wait_for(records)
+
+
+def test_records_survive_a_kill_right_after_the_answer(collector, backend):
+    collector.start()
+    records = [sample_record(number) for number in range(1, 11)]
+    _send(collector, records)
+    collector.kill()
+    collector.start()
+    backend.wait_for(records)
+
+
+def test_full_queue_refuses_and_loses_nothing(collector, backend):
+    collector.start(exporters__otlp_http__sending_queue__queue_size=10)
+    backend.refuse_for_now()
+    records = [sample_record(number) for number in range(1, 101)]
+    with _sink(collector) as sink:
+        taken = next(number for number, record in enumerate(records) if not _is_taken(sink, record))
+        with pytest.raises(DeliveryFailed, match="503"):
+            sink.send([records[taken]])
+        assert taken >= 10
+        backend.accept()
+        for record in records[taken:]:
+            _until(lambda record=record: _is_taken(sink, record), "room in the queue")
+    backend.wait_for(records)
+
+
+def _is_taken(sink, record):
+    try:
+        sink.send([record])
+    except DeliveryFailed:
+        return False
+    return True
+
+
+def test_short_memory_refuses_before_it_takes(collector):
+    collector.start(processors__memory_limiter__limit_mib=1, processors__memory_limiter__spike_limit_mib=0)
+    record = sample_record()
+    with _sink(collector) as sink:
+        _until(lambda: not _is_taken(sink, record), "a refusal")
+        with pytest.raises(DeliveryFailed, match="503"):
+            sink.send([record])
+
+
+def test_what_the_backend_refuses_for_good_is_dropped_and_counted(collector, backend):
+    collector.start()
+    backend.say(401)
+    _send(collector, [sample_record()])
+    assert _until(lambda: collector.metric(_FAILED_METRIC), "the count of a lost record") == 1
+    backend.accept()
+    later = sample_record(2)
+    _send(collector, [later])
+    backend.wait_for([later])
+    assert set(backend.arrived) == {later.id}
+
+
+def test_comment_names_the_metric_of_lost_records(config):
+    assert _FAILED_METRIC in config.read_text()
+
+
+def test_nothing_stands_between_the_answer_and_the_disk(config, package):
+    """A batch processor, or a queue that gives up, loses what was answered with 200; both take too long to watch."""
+    read = package("yaml").safe_load(config.read_text())
+    assert read["service"]["pipelines"]["logs"]["processors"] == ["memory_limiter"]
+    assert read["extensions"]["file_storage"]["fsync"] is True
+    for name in read["service"]["pipelines"]["logs"]["exporters"]:
+        exporter = read["exporters"][name]
+        assert exporter["sending_queue"]["storage"] == "file_storage"
+        assert exporter["retry_on_failure"]["max_elapsed_time"] == "0s"

@@ -1,0 +1,233 @@
+"""The alert rules, on what a real agent exports in each fault and on a day of normal work.
+
+deploy/prometheus/tests/ holds the same tests, made from one such run, for whoever has promtool and no Python.
+`DEPLOY_METRICS=write` makes them anew.
+"""
+
+import os
+import re
+import runpy
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.deploy
+pytest.importorskip("resource", reason="Windows sets no limits to files")
+
+# By path: the directories of tests are no packages.
+METRICS = Path(__file__).with_name("metrics")
+STAGE = runpy.run_path(str(METRICS / "stage.py"))
+UNIT_TEST = runpy.run_path(str(METRICS / "unit_test.py"))
+STORIES = {
+    name: story
+    for path in sorted(METRICS.glob("stories_*.py"))
+    for name, story in runpy.run_path(str(path))["STORIES"].items()
+}
+DEPLOY = Path(__file__).parents[2] / "deploy"
+PROMETHEUS = DEPLOY / "prometheus"
+HEADER = """\
+# {title}.
+# What a real agent exported then, stretched over the minutes of this test; up and the clock are Prometheus' own.
+# Made by: DEPLOY_METRICS=write pytest -m deploy tests/deploy/test_prometheus.py
+rule_files: [{rules}]
+evaluation_interval: 1m
+tests:
+"""
+SEVERITIES = ("page", "ticket", "info")
+
+
+@pytest.fixture
+def promtool(tool):
+    """Return a function that runs promtool and returns (exit status, what it said)."""
+    program = tool("promtool")
+
+    def run(*arguments):
+        command = [program, *map(str, arguments)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+@pytest.fixture
+def play(tmp_path, agent_env, unable):
+    """Return a function that plays a story with a real agent and returns its scenes."""
+
+    def scenes(story):
+        with STAGE["Stage"](tmp_path, agent_env) as stage:
+            try:
+                return story.live(stage)
+            except STAGE["NotHere"] as reason:
+                said = (getattr(reason.__cause__, "stderr", None) or b"").decode()
+                return unable("this machine cannot have the fault", f"{reason} {said}")
+
+    return scenes
+
+
+@pytest.fixture(scope="module")
+def rules(package):
+    groups = package("yaml").safe_load((PROMETHEUS / "rules.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def selected_by(rules):
+    """Return the names of the series that *rules* look at."""
+    return {"up", *re.findall(r"\b(?:scheduled_events_bridge|process)_\w+", " ".join(rule["expr"] for rule in rules))}
+
+
+def written(story, scenes, rules_path, names):
+    tests = [
+        UNIT_TEST["promtool_test"](
+            f"{story.title} ({agents} agent{'s' if agents > 1 else ''})",
+            scenes,
+            agents=agents,
+            names=names,
+            place_counts=story.place_counts,
+            severities=story.severities,
+        )
+        for agents in story.agents
+    ]
+    return HEADER.format(title=story.title, rules=rules_path) + "".join(tests)
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_on_what_a_live_agent_exports_the_right_alerts_fire_and_no_other(promtool, rules, play, tmp_path, name):
+    story, names = STORIES[name], selected_by(rules)
+    scenes = play(story)
+    path = tmp_path / "story.yml"
+    path.write_text(written(story, scenes, PROMETHEUS / "rules.yml", names))
+    status, said = promtool("test", "rules", path)
+    assert status == 0, said
+    if os.environ.get("DEPLOY_METRICS") == "write":
+        (PROMETHEUS / "tests" / f"{name}.yml").write_text(written(story, scenes, "../rules.yml", names))
+
+
+def test_the_kept_tests_pass_and_there_is_one_for_each_story(promtool):
+    kept = sorted((PROMETHEUS / "tests").glob("*.yml"))
+    assert {path.stem for path in kept} == set(STORIES)
+    status, said = promtool("test", "rules", *kept)
+    assert status == 0, said
+
+
+def test_the_kept_tests_have_every_series_that_a_rule_looks_at(rules):
+    """A metric that was renamed would only make a rule silent."""
+    kept = "".join(path.read_text() for path in (PROMETHEUS / "tests").glob("*.yml"))
+    assert selected_by(rules) == set(re.findall(r"series: '(\w+)\{", kept))
+
+
+def test_each_alert_fires_in_a_test_and_stays_silent_before(rules):
+    fired = set()
+    for path in (PROMETHEUS / "tests").glob("*.yml"):
+        text = path.read_text()
+        fired |= set(re.findall(r"labels: 'ALERTS\{alertname=\"(\w+)\"", text))
+    assert fired == {rule["alert"] for rule in rules}
+
+
+def test_a_day_has_24_hours_and_no_alert_about_an_agent():
+    text = (PROMETHEUS / "tests" / "day.yml").read_text()
+    assert "eval_time: 1439m" in text
+    assert not re.findall(r"ALERTS\{alertname=\"ScheduledEventsBridge", text)
+
+
+# What no single agent shows.
+
+
+def fleet(tmp_path, series, *, minute, firing):
+    """Return a promtool test in which exactly the alerts *firing* fire; *series* are (name and labels, values)."""
+    lines = [f"rule_files: [{PROMETHEUS / 'rules.yml'}]", "evaluation_interval: 1m", "tests:", "- interval: 1m"]
+    lines += ["  input_series:", *(f"  - {{series: '{each}', values: '{values}'}}" for each, values in series)]
+    lines += ["  promql_expr_test:", f"  - eval_time: {minute}m"]
+    lines += ['    expr: \'count by (alertname) (ALERTS{alertstate="firing", severity="page"})\'', "    exp_samples:"]
+    lines += [f"    - {{labels: '{{alertname=\"{alert}\"}}', value: 1}}" for alert in firing]
+    path = tmp_path / "fleet.yml"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(("down", "firing"), [(5, []), (6, ["ScheduledEventsBridgeFleetBlind"])])
+def test_somebody_is_woken_when_more_than_one_agent_in_twenty_is_down(promtool, tmp_path, down, firing):
+    series = [
+        (f'up{{job="scheduled-events-bridge", instance="vm-{number}"}}', f"{0 if number < down else 1}+0x40")
+        for number in range(100)
+    ]
+    status, said = promtool("test", "rules", fleet(tmp_path, series, minute=30, firing=firing))
+    assert status == 0, said
+
+
+@pytest.mark.parametrize(("slope", "firing"), [(1, []), (0, ["ScheduledEventsBridgeSinkDown"])])
+def test_nobody_is_woken_for_a_sink_that_takes_records_from_others(promtool, tmp_path, slope, firing):
+    def of(name, number, values):
+        labels = f'job="scheduled-events-bridge", instance="vm-{number}", sink="sre"'
+        return f"scheduled_events_bridge_sink_{name}{{{labels}}}", values
+
+    series = [('up{job="scheduled-events-bridge", instance="vm-9"}', "1+0x90")]
+    for number in range(3):
+        series += [of("oldest_pending_age_seconds", number, "0+60x90"), of("configured", number, "1+0x90")]
+    series += [of("delivered_total", 9, f"5+{slope}x90")]
+    status, said = promtool("test", "rules", fleet(tmp_path, series, minute=60, firing=firing))
+    assert status == 0, said
+
+
+# What the on-call reads.
+
+
+def test_promtool_accepts_rules_and_configurations(promtool):
+    status, said = promtool("check", "rules", "--lint-fatal", PROMETHEUS / "rules.yml")
+    assert status == 0, said
+    for path in PROMETHEUS.glob("prometheus*.yml"):
+        status, said = promtool("check", "config", "--lint-fatal", path)
+        assert status == 0, said
+        assert "WARNING" not in said
+
+
+def test_each_alert_says_what_is_wrong_what_to_do_and_where_to_read_on(rules):
+    for rule in rules:
+        assert rule["labels"]["severity"] in SEVERITIES
+        assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
+        assert rule["annotations"]["runbook_url"] == f"deploy/README.md#{rule['alert'].lower()}"
+        is_azure = rule["alert"].startswith("AzureScheduledEvent")
+        assert is_azure == (rule["labels"]["severity"] == "info")
+        assert is_azure or rule["alert"].startswith("ScheduledEventsBridge")
+
+
+def test_the_line_in_the_header_makes_links_of_a_repository_that_prometheus_accepts(promtool, tmp_path, package):
+    path = tmp_path / "rules.yml"
+    path.write_text((PROMETHEUS / "rules.yml").read_text())
+    (command,) = re.findall(r"^#   (sed -i .*)$", path.read_text(), flags=re.MULTILINE)
+    subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True, timeout=30)
+    groups = package("yaml").safe_load(path.read_text())["groups"]
+    for rule in (rule for group in groups for rule in group["rules"]):
+        wanted = f"https://git.example.net/bridge/blob/main/deploy/README.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == wanted
+    status, said = promtool("check", "rules", "--lint-fatal", path)
+    assert status == 0, said
+
+
+def test_the_runbook_has_an_entry_for_each_alert_and_no_other(rules):
+    runbook = (DEPLOY / "README.md").read_text()
+    headings = re.findall(r"^#+ ((?:ScheduledEventsBridge|AzureScheduledEvent)\w+)$", runbook, flags=re.MULTILINE)
+    assert sorted(headings) == sorted(rule["alert"] for rule in rules)
+
+
+def test_the_texts_of_each_alert_have_no_holes(promtool, package, tmp_path, rules):
+    """promtool shows the texts of an alert only when it did not expect it, so it is told to expect none."""
+    yaml, tests = package("yaml"), []
+    for path in sorted((PROMETHEUS / "tests").glob("*.yml")):
+        for test in yaml.safe_load(path.read_text())["tests"]:
+            checks = test.pop("promql_expr_test")
+            test["alert_rule_test"] = [
+                {"eval_time": check["eval_time"], "alertname": alert}
+                for check in checks
+                for sample in check["exp_samples"]
+                for alert in re.findall(r'^ALERTS\{alertname="(\w+)"', sample["labels"])
+            ]
+            tests.append(test)
+    path = tmp_path / "texts.yml"
+    document = {"rule_files": [str(PROMETHEUS / "rules.yml")], "evaluation_interval": "1m", "tests": tests}
+    path.write_text(yaml.safe_dump(document))
+    _, said = promtool("test", "rules", path)
+    texts = re.findall(r"Labels:\{alertname=\"(\w+)\".*?\}\s+Annotations:\{(.*)\}", said)
+    assert {alert for alert, _ in texts} == {rule["alert"] for rule in rules}, said
+    for _, text in texts:
+        assert not re.search(r"<no value>|<error|%!|\{\{| {2}|NaN|Inf", text), text

@@ -1,0 +1,342 @@
+"""The unit, its drop-ins and the installer: read by systemd's own tools, and installed into a tree of its own."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridge.config.loader import read
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
+
+NAME = "scheduled-events-bridge"
+UNIT = f"{NAME}.service"
+OPT = f"/opt/{NAME}"
+DROP_INS = {"none": [], "credentials": ["credentials.conf"], "command-sink": ["command-sink.conf"]}
+MOST_EXPOSURE = 2.0
+#: How far the clock of a frozen VM may jump when it goes on.
+FREEZE_SECONDS = 60
+
+
+def settings_of(unit):
+    """Return each key of a unit with the list of its values, whatever its section."""
+    found = {}
+    for line in unit.read_text().splitlines():
+        key, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+@pytest.fixture(scope="module")
+def unit(deploy):
+    return settings_of(deploy / "systemd" / UNIT)
+
+
+class Tree:
+    """A directory that the installer is told to take for the machine."""
+
+    def __init__(self, root, installer, source, environment):
+        self.root = root
+        self._installer = installer
+        self._source = source
+        self._environment = environment
+
+    def install(self, *more):
+        """Run the installer and return how it ended."""
+        return subprocess.run(
+            [self._installer, "--root", self.root, "--python", sys.executable, *more, self._source],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    @property
+    def config(self):
+        return self.root / f"etc/{NAME}/config.toml"
+
+    @property
+    def link(self):
+        return self.root / f"opt/{NAME}/venv"
+
+    @property
+    def versions(self):
+        return {path.name for path in (self.root / f"opt/{NAME}/venvs").iterdir()}
+
+    def run(self, *arguments):
+        """Run the installed command, which believes that it lies in /opt."""
+        command = [self.link / "bin/python", "-I", self.link / f"bin/{NAME}", *arguments]
+        return subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="module")
+def tree(deploy, package_source, clean_environment, tool, tmp_path_factory):
+    tool("systemctl")
+    tool("systemd-sysusers")
+    root = tmp_path_factory.mktemp("systemd") / "root"
+    made = Tree(root, deploy / "systemd/install.sh", package_source, clean_environment)
+    done = made.install()
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+# ---- the unit -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drop_ins", DROP_INS.values(), ids=DROP_INS)
+def test_systemd_reads_the_unit_without_a_word(tool, deploy, tree, tmp_path, drop_ins):
+    installed = tree.root / f"etc/systemd/system/{UNIT}"
+    # systemd-analyze looks for the programs where the unit says, so that must be where the tree is
+    (tmp_path / UNIT).write_text(installed.read_text().replace(OPT, f"{tree.root}{OPT}"))
+    (tmp_path / f"{UNIT}.d").mkdir()
+    for name in drop_ins:
+        shutil.copy(deploy / "systemd" / name, tmp_path / f"{UNIT}.d")
+    done = subprocess.run(
+        [tool("systemd-analyze"), "verify", "--man=no", tmp_path / UNIT],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize("drop_ins", [[], ["credentials.conf"]], ids=["alone", "credentials"])
+def test_sandbox_leaves_little_exposed(tool, deploy, tmp_path, drop_ins):
+    shutil.copy(deploy / "systemd" / UNIT, tmp_path)
+    (tmp_path / f"{UNIT}.d").mkdir()
+    for name in drop_ins:
+        shutil.copy(deploy / "systemd" / name, tmp_path / f"{UNIT}.d")
+    done = subprocess.run(
+        [tool("systemd-analyze"), "security", "--offline=yes", "--no-pager", tmp_path / UNIT],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    said = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
+    assert said, done.stderr
+    assert float(said[1]) <= MOST_EXPOSURE
+
+
+def test_every_program_that_the_unit_names_is_installed(unit, tree):
+    named = {
+        word.strip("'\";")
+        for key in ("ExecStart", "ExecReload")
+        for value in unit[key]
+        for word in value.split()
+        if word.strip("'\"").startswith(OPT)
+    }
+    assert named
+    for name in named:
+        assert os.access(tree.root / name.lstrip("/"), os.X_OK), name
+
+
+def test_it_may_stop_as_slowly_as_the_agent_promises(unit):
+    assert float(unit["TimeoutStopSec"][0]) >= read({}).stop_grace_seconds + 1
+
+
+def test_a_frozen_vm_does_not_trip_the_watchdog(unit):
+    assert float(unit["WatchdogSec"][0]) >= 2 * FREEZE_SECONDS
+
+
+def test_it_is_never_given_up(unit):
+    assert unit["Restart"] == ["always"]
+    assert unit["StartLimitIntervalSec"] == ["0"]
+    assert "RestartPreventExitStatus" not in unit
+
+
+def test_it_is_ordered_behind_network_and_resolver(unit):
+    after = unit["After"][0].split()
+    assert {"network.target", "network-online.target", "nss-lookup.target"} <= set(after)
+    assert "network-online.target" in unit["Wants"][0].split()
+
+
+def test_drop_in_for_commands_takes_away_all_that_gives_the_service_a_namespace_of_its_own(unit, deploy):
+    taken = settings_of(deploy / "systemd/command-sink.conf")
+    protecting = {key for key in unit if key.startswith(("Protect", "Private"))}
+    assert {key: taken.get(key) for key in protecting} == {
+        key: ["default"] if key == "ProtectProc" else ["no"] for key in protecting
+    }
+
+
+def test_its_directories_are_those_of_the_program(unit):
+    assert unit["StateDirectory"] == unit["ConfigurationDirectory"] == unit["User"] == unit["Group"] == [NAME]
+
+
+def test_example_of_a_credential_names_the_path_that_systemd_gives_it(deploy):
+    drop_in = deploy / "systemd/credentials.conf"
+    said = re.findall(r'_file = "(.+?)"', drop_in.read_text())
+    assert said == [f"/run/credentials/{UNIT}/{settings_of(drop_in)['LoadCredential'][0].split(':')[0]}"]
+
+
+# ---- the installer --------------------------------------------------------------------------------------------------
+
+
+def test_installed_command_accepts_the_installed_configuration(tree):
+    done = tree.run("check-config", "--config", tree.config)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("The configuration is right.")
+
+
+def test_every_example_in_the_configuration_is_right_once_it_is_taken_in(tree, tmp_path):
+    examples = re.sub(r"(?m)^# (?=\[|[a-z_]+ = )", "", tree.config.read_text())
+    assert examples.count("[[sinks]]") == 3
+    (tmp_path / "config.toml").write_text(examples)
+    done = tree.run("check-config", "--config", tmp_path / "config.toml")
+    # 1: the secret is not on this machine; 78 would be a wrong configuration
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.count("\nWrong: ") == 1
+    assert "webhook-secret" in done.stdout
+
+
+def test_what_is_installed_knows_nothing_of_the_tree(tree):
+    wheres = [path for path in (tree.link / "bin").iterdir() if path.is_file() and not path.is_symlink()]
+    for path in [*wheres, tree.link / "pyvenv.cfg"]:
+        assert str(tree.root) not in path.read_text(), path
+    link = tree.root / f"usr/local/bin/{NAME}"
+    assert os.readlink(link) == f"{OPT}/venv/bin/{NAME}"  # noqa: PTH115  # Path.readlink has no text of its own
+
+
+def test_unit_is_enabled_and_its_user_declared(tree):
+    assert (tree.root / f"etc/systemd/system/multi-user.target.wants/{UNIT}").is_symlink()
+    assert (tree.root / f"etc/sysusers.d/{NAME}.conf").is_file()
+    if os.geteuid() == 0:
+        assert re.search(rf"(?m)^{NAME}:.*:/usr/sbin/nologin$", (tree.root / "etc/passwd").read_text())
+
+
+def test_modules_are_installed_compiled(tree):
+    package = next((tree.link / "lib").glob("python*/site-packages/bridge"))
+    compiled = {path.name.partition(".")[0] for path in (package / "__pycache__").glob("*.pyc")}
+    assert compiled >= {path.stem for path in package.glob("*.py")}
+
+
+def test_upgrade_keeps_configuration_drop_ins_and_one_version_to_go_back_to(tree):
+    drop_in = tree.root / f"etc/systemd/system/{UNIT}.d/mine.conf"
+    drop_in.parent.mkdir(exist_ok=True)
+    drop_in.write_text("[Service]\nMemoryMax=1G\n")
+    text = 'labels = { team = "payments" }\n'
+    tree.config.write_text(text)
+    first = tree.link.resolve()
+    done = tree.install()
+    assert done.returncode == 0
+    assert f"ln -sfn venvs/{first.name} {OPT}/venv && systemctl restart {NAME}\n" in done.stdout
+    second = tree.link.resolve()
+    assert tree.versions == {first.name, second.name}
+    assert tree.install().returncode == 0
+    assert tree.versions == {second.name, tree.link.resolve().name}
+    assert tree.config.read_text() == text
+    assert drop_in.exists()
+
+
+def test_version_that_refuses_the_configuration_changes_nothing(tree):
+    text, versions, linked = tree.config.read_text(), tree.versions, tree.link.resolve()
+    tree.config.write_text("no_such_key = 1\n")
+    done = tree.install()
+    tree.config.write_text(text)
+    assert done.returncode == 1
+    assert "no_such_key" in done.stderr
+    assert "Nothing was changed" in done.stderr
+    assert (tree.versions, tree.link.resolve()) == (versions, linked)
+
+
+def test_configuration_that_is_named_replaces_the_one_that_is_there_if_it_is_right(tree, tmp_path):
+    before, mine = tree.config.read_text(), tmp_path / "mine.toml"
+    mine.write_text("no_such_key = 1\n")
+    done = tree.install("--config", mine)
+    assert (done.returncode, tree.config.read_text()) == (1, before)
+    assert f"refuses {mine}" in done.stderr
+    mine.write_text('labels = { team = "ledger" }\n')
+    assert tree.install("--config", mine).returncode == 0
+    assert tree.config.read_text() == mine.read_text()
+
+
+#: Stands in for a Python of another version, and makes venvs that hold nothing but itself.
+PYTHON = """#!/bin/sh
+case "$*" in
+  *"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  -c*) exec {python} -c "import sys; sys.version_info = {version}; exec(sys.argv[1])" "$2" ;;
+esac
+"""
+
+
+@pytest.fixture
+def onto_this_machine(tool, unable, deploy, tmp_path):
+    """Return a function that installs without --root, where / forgets what is written and systemctl only notes it."""
+    inside = (
+        "mount --make-rprivate / && mount -t tmpfs none /run && mkdir -p /run/systemd/system && "
+        "mount -t tmpfs none /opt && mount -t tmpfs none /usr/local && mkdir /usr/local/bin && "
+        'cp "$0" /usr/local/bin && mount -t tmpfs none "$2" && mkdir "$2/up" "$2/work" && '
+        'mount -t overlay none -o "lowerdir=/etc,upperdir=$2/up,workdir=$2/work" /etc && '
+        'PATH=/usr/local/bin:$PATH && shift 2 && exec "$@"'
+    )
+    systemctl, notes, scratch = tmp_path / "systemctl", tmp_path / "notes", tmp_path / "scratch"
+    systemctl.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >>{notes}\n')
+    systemctl.chmod(0o755)
+    scratch.mkdir()
+    (tmp_path / "agent.whl").touch()
+    within = [tool("unshare"), "--mount", "sh", "-c", inside, systemctl, "-", scratch]
+    probe = subprocess.run([*within, "true"], capture_output=True, text=True, timeout=30, check=False)
+    if probe.returncode:
+        unable("no namespaces and overlays make a machine here that forgets what is installed", probe.stderr)
+
+    def install(*arguments, version=(3, 12, 0)):
+        python = tmp_path / "python"
+        python.write_text(PYTHON.format(python=sys.executable, version=version))
+        python.chmod(0o755)
+        command = [*within, deploy / "systemd/install.sh", "--python", python, *arguments, tmp_path / "agent.whl"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return done, notes.read_text().splitlines() if notes.exists() else []
+
+    return install
+
+
+def test_installer_starts_the_agent_at_once(onto_this_machine):
+    done, asked = onto_this_machine()
+    assert done.returncode == 0, done.stderr
+    assert asked == ["daemon-reload", f"--quiet enable {UNIT}", f"restart {UNIT}"]
+
+
+def test_told_not_to_start_it_leaves_what_runs_alone_and_says_so(onto_this_machine):
+    done, asked = onto_this_machine("--no-start")
+    assert done.returncode == 0, done.stderr
+    assert asked == ["daemon-reload", f"--quiet enable {UNIT}"]
+    assert f"systemctl restart {NAME}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "said"),
+    [((3, 9, 20), 1, "3.10 or newer"), ((3, 13, 9), 0, ""), ((3, 14, 0), 0, "not been tested on a Python beyond 3.13")],
+)
+def test_newer_python_is_taken_with_a_word_and_an_older_one_is_not(onto_this_machine, version, code, said):
+    done, _ = onto_this_machine(version=version)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert ("tested" in done.stderr) == (version >= (3, 14))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Name the wheel or the checkout"),
+        (["--prefix", "/x"], "There is no option --prefix"),
+        (["--root"], "--root needs a value"),
+        (["--config"], "--config needs a value"),
+        (["--config", "nowhere.toml", str(Path(__file__).parents[2])], "nowhere.toml is no file"),
+        (["nowhere.whl"], "nowhere.whl is no file"),
+        (["nowhere"], "neither a wheel nor a checkout"),
+    ],
+)
+def test_wrong_usage_of_the_installer_is_said(deploy, arguments, said):
+    done = subprocess.run(
+        [deploy / "systemd/install.sh", *arguments], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_shell_scripts_are_clean(tool, deploy):
+    scripts = [deploy / "systemd/install.sh", *sorted((Path(__file__).parent / "systemd").glob("*.sh"))]
+    assert len(scripts) == 3
+    done = subprocess.run([tool("shellcheck"), *scripts], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout

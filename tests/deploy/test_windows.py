@@ -1,0 +1,320 @@
+"""The Windows service without Windows: the agent in it at work, its use of pywin32 by types, its installer by grammar.
+
+Neither Windows nor PowerShell comes through a package registry, so install.ps1 has not been run here:
+tree-sitter-powershell parses it, and what it calls and names is compared with what there is.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bridge.config import loader
+from bridge.testing import EventSpec, Simulator
+
+pytestmark = pytest.mark.deploy
+
+WINDOWS = Path(__file__).parents[2] / "deploy" / "windows"
+NAME = "scheduled-events-bridge"
+
+#: Runs the agent as service.py does; a line on standard input takes the place of the service manager.
+DRIVER = """
+import sys, threading
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from host import Host, redirect_output
+redirect_output(Path(sys.argv[2]))
+host = Host()
+def obey():
+    sys.stdin.readline()
+    host.stop()
+    host.stop()
+if sys.argv[3] == "at once":
+    host.stop()
+threading.Thread(target=obey, daemon=True).start()
+code = host.run()
+assert host.finished.is_set() and host.exit_code == code
+sys.exit(code)
+"""
+
+
+# ---- the agent in the service's process ----
+
+
+@pytest.fixture
+def simulator():
+    with Simulator(vms=["vm_0"], rate_limit=False) as running:
+        yield running
+
+
+@pytest.fixture
+def service(tmp_path, agent_env):
+    """Return a function that starts a program of deploy/windows with a configuration, and the path of its log."""
+    log = tmp_path / "data" / NAME / "logs" / "agent.log"
+    environment = {
+        **agent_env,
+        loader.CONFIG_VARIABLE: str(tmp_path / "config.toml"),
+        "PROGRAMDATA": str(tmp_path / "data"),
+    }
+    started = []
+
+    def start(toml, *arguments):
+        (tmp_path / "config.toml").write_text(toml, encoding="utf-8")
+        process = subprocess.Popen(
+            [sys.executable, "-B", *arguments], env=environment, cwd=tmp_path, stdin=subprocess.PIPE
+        )
+        started.append(process)
+        return process
+
+    yield start, log
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def settings(endpoint, directory):
+    return (
+        f'[imds]\nendpoint = "{endpoint}"\n[state]\ndirectory = "{directory}"\n'
+        '[status]\nlisten = ""\n[[sinks]]\ntype = "stdout"\n'
+    )
+
+
+def wait_for(text, log, process):
+    deadline = time.monotonic() + 30
+    while not (log.exists() and text in log.read_text()):
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.05)
+
+
+def test_stop_from_another_thread_drains_and_ends_with_0(service, simulator, tmp_path):
+    start, log = service
+    process = start(settings(simulator.endpoint, tmp_path / "state"), "-c", DRIVER, str(WINDOWS), str(log), "")
+    wait_for("The agent is running.", log, process)
+    event_id = simulator.world.add_event(EventSpec(event_type="Redeploy"))
+    wait_for('"transition":"scheduled"', log, process)
+    process.communicate(b"stop\n", timeout=20)
+    assert process.returncode == 0
+    said = log.read_text()
+    assert event_id in said
+    assert "The agent stopped." in said
+
+
+def test_stop_that_comes_before_the_agent_is_not_lost(service, simulator, tmp_path):
+    start, log = service
+    process = start(settings(simulator.endpoint, tmp_path / "state"), "-c", DRIVER, str(WINDOWS), str(log), "at once")
+    process.wait(20)
+    assert "The agent is running." not in log.read_text()
+    assert not (tmp_path / "state").exists()
+
+
+def test_wrong_configuration_ends_with_78_and_the_log_says_why(service):
+    start, log = service
+    process = start("[imds]\nendpiont = 1\n", "-c", DRIVER, str(WINDOWS), str(log), "")
+    assert process.wait(20) == 78
+    assert "endpiont" in log.read_text()
+
+
+def test_without_a_service_manager_the_program_stops_the_agent_and_fails(service, simulator, tmp_path):
+    start, log = service
+    process = start(settings(simulator.endpoint, tmp_path / "state"), "-I", str(WINDOWS / "service.py"))
+    assert process.wait(30) == 1
+    assert "on Windows only" in log.read_text()
+
+
+def test_long_log_is_kept_beside_and_a_new_one_started(tmp_path):
+    log = tmp_path / "logs" / "agent.log"
+    log.parent.mkdir()
+    program = (
+        "import os, sys; sys.path.insert(0, sys.argv[1]); import host; host.LONGEST_LOG_BYTES = 10;"
+        "from pathlib import Path; host.redirect_output(Path(sys.argv[2]));"
+        "print('é'); print('second', file=sys.stderr); os.write(1, b'third\\n')"
+    )
+    for before in ("short\n", "longer than ten\n"):
+        log.write_text(before)
+        subprocess.run([sys.executable, "-B", "-c", program, str(WINDOWS), str(log)], check=True, timeout=20)
+    assert log.read_text(encoding="utf-8") == "é\nsecond\nthird\n"
+    assert (log.parent / "agent.log.1").read_text() == "longer than ten\n"
+
+
+def test_what_is_called_of_pywin32_is_there_with_these_types(package):
+    package("mypy")
+    stubs = {path.name for entry in sys.path for path in Path(entry).glob("win32-stubs")}
+    if not stubs:
+        package("win32service")  # skips, or fails where every tool must be there
+    program = [sys.executable, "-m", "mypy", "--strict", "--platform", "win32", "--cache-dir", os.devnull]
+    judged = subprocess.run(
+        [*program, str(WINDOWS / "service.py"), str(WINDOWS / "host.py")],
+        env={**os.environ, "MYPYPATH": str(WINDOWS)},
+        cwd=WINDOWS,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+    )
+    assert judged.returncode == 0, judged.stdout + judged.stderr
+
+
+# ---- the installer ----
+
+#: The cmdlets that it uses, with the parameters they have in Windows PowerShell 5.1 (Microsoft, "PowerShell modules").
+CMDLETS = {
+    "Copy-Item": {"Path", "Destination"},
+    "Get-Acl": {"Path"},
+    "Get-ChildItem": {"Path", "Directory"},
+    "Get-CimInstance": {"ClassName", "Filter"},
+    "Get-Date": {"Format"},
+    "Get-Service": {"Name", "ErrorAction"},
+    "Invoke-CimMethod": {"InputObject", "MethodName", "Arguments"},
+    "Join-Path": set(),
+    "New-Item": {"ItemType", "Path", "Force"},
+    "New-Service": {"Name", "BinaryPathName", "DisplayName", "Description", "StartupType", "DependsOn"},
+    "Out-Null": set(),
+    "Remove-Item": {"Path", "Recurse", "Force", "ErrorAction"},
+    "Select-Object": {"Skip"},
+    "Set-Content": {"Path", "Value", "Encoding"},
+    "Set-StrictMode": {"Version"},
+    "Sort-Object": {"Property", "Descending"},
+    "Start-Service": {"Name"},
+    "Stop-Service": set(),
+    "Test-Path": set(),
+    "Write-Warning": set(),
+}
+AUTOMATIC = {"erroractionpreference", "lastexitcode", "psscriptroot", "true"}
+
+
+@pytest.fixture(scope="module")
+def script(package):
+    tree_sitter, grammar = package("tree_sitter"), package("tree_sitter_powershell")
+    parser = tree_sitter.Parser(tree_sitter.Language(grammar.language()))
+    return parser.parse((WINDOWS / "install.ps1").read_bytes()).root_node
+
+
+def nodes(node, *types):
+    if node.type in types:
+        yield node
+    for child in node.children:
+        yield from nodes(child, *types)
+
+
+def text(node):
+    return node.text.decode()
+
+
+def parameters_of(node):
+    """Return the names of the parameters of a script or a function, with the dollar sign."""
+    return {
+        text(child) for found in nodes(node, "script_parameter") for child in found.children if child.type == "variable"
+    }
+
+
+def functions(script):
+    return {text(next(nodes(found, "function_name"))): found for found in nodes(script, "function_statement")}
+
+
+def test_installer_parses_without_an_error(script):
+    assert not script.has_error, [node.start_point.row + 1 for node in nodes(script, "ERROR")]
+
+
+def test_installer_calls_only_what_there_is_with_parameters_that_there_are(script):
+    own = functions(script)
+    assert own
+    for command in nodes(script, "command"):
+        name = text(command.child_by_field_name("command_name"))
+        if command.children[0].type == "command_invokation_operator":
+            assert (name, text(command)) == ("$File", "& $File @Arguments"), "all programs are started in one place"
+            continue
+        assert name in own or name in CMDLETS, name
+        for parameter in nodes(command, "command_parameter"):
+            if parameter.parent.parent == command:
+                assert text(parameter).lstrip("-") in CMDLETS.get(name, set()), text(command)
+
+
+def test_every_program_that_fails_ends_the_installation(script):
+    body = text(functions(script)["Invoke-Native"])
+    assert re.search(r"if \(\$LASTEXITCODE -ne 0\) \{\s+throw ", body)
+    assert "$ErrorActionPreference = 'Stop'" in text(script)
+
+
+def test_whatever_fails_after_the_stop_starts_the_version_before_again(script):
+    found = re.search(r"\nStop-Agent\ntry \{\n(.*?)\n\}\ncatch \{\n(.*?)\n\}\n(.*)", text(script), re.DOTALL)
+    tried, caught, after = found.groups()
+    assert re.findall(r"[A-Z]\w+-\w+", tried) == ["Register-Agent", "Protect-Data", "Start-Service"]
+    assert re.findall(r"[A-Z]\w+-\w+", caught) == ["Stop-Agent", "Set-Command", "Start-Service", "Remove-Item"]
+    assert "Set-Command $old.PathName" in caught
+    assert caught.endswith("\n    throw")
+    assert "Service -" not in after.replace("Get-Service", "")
+
+
+def test_every_variable_is_set_before_strict_mode_asks_for_it(script):
+    assigned = {
+        text(found) for node in nodes(script, "left_assignment_expression") for found in nodes(node, "variable")
+    }
+    loops = {text(node.named_children[0]) for node in nodes(script, "foreach_statement")}
+    known = {name.lower() for name in parameters_of(script) | assigned | loops} | {f"${name}" for name in AUTOMATIC}
+    for found in nodes(script, "variable", "braced_variable"):
+        name = text(found).lower().replace("{", "").replace("}", "").replace("@", "$")
+        assert name in known or name.startswith("$env:"), name
+
+
+def test_every_parameter_of_the_installer_is_used_and_explained(script):
+    source = text(script)
+    for parameter in parameters_of(next(nodes(script, "param_block"))):
+        name = parameter.lstrip("$")
+        assert re.search(rf"^\.PARAMETER {name}$", source, re.MULTILINE), name
+        assert len(re.findall(rf"\${name}\b", source)) > 1, name
+
+
+def test_installer_and_program_agree_on_names_and_places(script, tmp_path):
+    source, program = text(script), (WINDOWS / "service.py").read_text()
+    assert f"$name = '{NAME}'" in source
+    assert f'NAME = "{NAME}"' in program
+    # where the agent looks by itself, on Windows
+    environment = {"PROGRAMDATA": "DATA"}
+    directory = loader.state_directory(loader.read({}), environment, windows=True)
+    assert directory == Path("DATA", NAME, "state")
+    assert "$data = Join-Path $env:ProgramData $name" in source
+    (tmp_path / NAME).mkdir()
+    (tmp_path / NAME / "config.toml").touch()
+    found = loader.find_config(None, {"PROGRAMDATA": str(tmp_path)}, windows=True)
+    assert found == tmp_path / NAME / "config.toml"
+    assert "$file = Join-Path $data 'config.toml'" in source
+    for folder in ("state", "logs"):
+        assert f"'{folder}'" in text(functions(script)["Protect-Data"])
+        assert f"(Join-Path $data '{folder}')" in text(functions(script)["Install-Config"])
+    assert 'os.environ["PROGRAMDATA"], NAME, "logs"' in program
+    assert 'HERE / "venv" / "Lib" / "site-packages"' in program
+    assert "$venv = Join-Path $Version 'venv'" in source
+
+
+def test_installer_takes_along_every_program_of_the_directory(script):
+    copied = set(re.findall(r"\(Join-Path \$PSScriptRoot '(\w+\.py)'\)", text(functions(script)["New-Version"])))
+    assert copied == {path.name for path in WINDOWS.glob("*.py")}
+
+
+def test_pywin32_is_pinned_and_comes_with_the_agent(script):
+    assert re.search(r"@\(\$Package, 'pywin32==\d+'\)", text(functions(script)["New-Version"]))
+
+
+def test_a_shutdown_waits_longer_than_the_agent_takes(script):
+    (milliseconds,) = re.findall(r"'preshutdown', '(\d+)'", text(functions(script)["Register-Agent"]))
+    assert int(milliseconds) / 1000 > loader.read({}).stop_grace_seconds + 1
+    assert 'sys.argv[1:2] == ["preshutdown"]' in (WINDOWS / "service.py").read_text()
+
+
+def test_only_the_service_and_the_administrators_get_at_the_data(script):
+    body = text(functions(script)["Protect-Data"])
+    assert "'/inheritance:r'" in body
+    granted = set(re.findall(r"[\"'](\*S-[\d-]+|\$\{account\}):\(OI\)\(CI\)(\w+)[\"']", body))
+    assert granted == {("*S-1-5-18", "F"), ("*S-1-5-32-544", "F"), ("${account}", "RX"), ("${account}", "M")}
+    assert "@('config', $name, 'obj=', $account)" in text(functions(script)["Register-Agent"])
+
+
+def test_the_configuration_that_comes_with_it_is_right():
+    found = loader.load(WINDOWS / "config.toml")
+    assert [sink.type_name for sink in found.sinks] == ["stdout"]
+    assert found.state.directory is None

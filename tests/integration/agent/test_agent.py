@@ -1,0 +1,89 @@
+"""The agent put together: which loops are watched, and that systemd's watchdog is fed only while the poll turns."""
+
+import socket
+import time
+
+import pytest
+
+from bridge.agent.agent import Agent
+from bridge.config.loader import read
+from bridge.delivery.worker import DeliveryWorker
+from bridge.testing import Simulator
+
+
+@pytest.fixture
+def manager(tmp_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "notify"))
+        listening.settimeout(0)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "3000")  # fed each millisecond, at most each second
+        yield listening
+
+
+@pytest.fixture
+def agent(tmp_path, manager):  # noqa: ARG001  # there before the agent looks
+    with Simulator(rate_limit=False) as simulator:
+        settings = read(
+            {
+                "imds": {"endpoint": simulator.endpoint, "poll_interval_seconds": 0.2},
+                "status": {"listen": "127.0.0.1:0"},
+                "stop_grace_seconds": 1.0,
+                "sinks": [{"type": "stdout"}, {"type": "stdout", "name": "second"}],
+            }
+        )
+        running = Agent(settings, tmp_path / "state")
+        running.start()
+        yield running
+        running.stop()
+
+
+def heard(manager):
+    messages = []
+    while True:
+        try:
+            messages.append(manager.recv(4096).split(b"\n")[0])
+        except BlockingIOError:
+            return messages
+
+
+def ticked(agent, manager):
+    """Return what the manager hears of a tick that is a second after the one before."""
+    heard(manager)
+    time.sleep(1.01)
+    agent.tick()
+    return heard(manager)
+
+
+def test_worker_that_gets_no_thread_is_started_later_and_delays_no_stop(agent, monkeypatch):
+    [sink] = read({"sinks": [{"type": "stdout", "name": "third"}]}).sinks
+    begin, refusals = DeliveryWorker.start, [RuntimeError("can't start new thread")]
+
+    def start(worker):
+        if refusals:
+            raise refusals.pop()
+        begin(worker)
+
+    monkeypatch.setattr(DeliveryWorker, "start", start)
+    with pytest.raises(RuntimeError):
+        agent._workers.start_missing([sink])
+    assert "delivery:third" not in agent._pulses()
+    agent._workers.start_missing([sink])
+    assert "delivery:third" in agent._pulses()
+
+
+def test_every_loop_is_watched(agent):
+    assert set(agent._pulses()) == {"poll", "main", "delivery:stdout", "delivery:second"}
+
+
+def test_watchdog_is_fed_only_while_the_poll_turns(agent, manager):
+    assert heard(manager)[0] == b"READY=1"
+    assert ticked(agent, manager) == [b"WATCHDOG=1"]
+    agent._stop_polling.set()  # so that the loop makes no new promise
+    agent._poll_thread.join(10)
+    agent._poller.pulse.promise(-1e6)
+    assert ticked(agent, manager) == []
+    assert agent.overview.healthz().status == 503
+    agent._poller.pulse.rest()
+    assert ticked(agent, manager) == [b"WATCHDOG=1"]
+    assert agent.overview.healthz().status == 200

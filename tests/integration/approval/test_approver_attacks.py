@@ -1,0 +1,316 @@
+"""Decisions that must not count: nothing is posted, and one record says why."""
+
+import base64
+import hashlib
+import hmac
+import json
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+from approver_kit import ApproverKit
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+from bridge.outbox.approvals import StoredDecision
+
+ANNE, BORIS = "anne", "boris"
+
+
+@pytest.fixture
+def kit(tmp_path):
+    made = ApproverKit(tmp_path)
+    made.trust(("k1", ANNE), ("k2", BORIS))
+    made.start()
+    made.wait(10)
+    yield made
+    made.close()
+
+
+def b64(value):
+    text = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return base64.urlsafe_b64encode(text).rstrip(b"=").decode()
+
+
+def parts(token):
+    return [base64.urlsafe_b64decode(part + "==") for part in token.split(".")]
+
+
+def resigned(kit, token, *, kid="k1", header=None, **claims):
+    """Return *token* with other claims (null: without), signed again with the key *kid*."""
+    head, payload, _ = parts(token)
+    body = {name: value for name, value in {**json.loads(payload), **claims}.items() if value is not None}
+    signed = f"{b64({**json.loads(head), **(header or {})})}.{b64(body)}"
+    key = load_pem_private_key(kit.key(kid).read_bytes(), password=None)
+    return f"{signed}.{b64(key.sign(signed.encode()))}"
+
+
+def forged(_kit, token):
+    head, payload, _ = token.split(".")
+    return f"{head}.{payload}.{b64(bytes(63) + b'0')}"
+
+
+def alg_none(_kit, token):
+    return f"{b64({'alg': 'none', 'typ': 'scheduled-events-decision+jwt', 'kid': 'k1'})}.{token.split('.')[1]}."
+
+
+def hs256_with_the_public_key(kit, token):
+    signed = f"{b64({'alg': 'HS256', 'typ': 'scheduled-events-decision+jwt', 'kid': 'k1'})}.{token.split('.')[1]}"
+    secret = Path(f"{kit.key('k1')}.pub").read_bytes()
+    return f"{signed}.{b64(hmac.new(secret, signed.encode(), hashlib.sha256).digest())}"
+
+
+TOKENS = {
+    "forged": (forged, "forged"),
+    "alg none": (alg_none, "bad_algorithm"),
+    "HS256 with the public key": (hs256_with_the_public_key, "bad_algorithm"),
+    "unknown kid": (lambda kit, _: kit.token(kit.event(), kid="k9"), "unknown_key"),
+    "wrong typ": (lambda kit, token: resigned(kit, token, header={"typ": "JWT"}), "bad_type"),
+    "wrong iss": (lambda kit, token: resigned(kit, token, iss="boris"), "wrong_issuer"),
+    "wrong aud": (lambda kit, _: kit.token(kit.event(), vm_id="another"), "wrong_audience"),
+    "another EventId": (lambda kit, _: kit.token(kit.event("E-2")), "event_unknown"),
+    "expired": (lambda kit, token: (kit.wait(3700), token)[1], "expired"),
+    "lifetime over 24 h": (
+        lambda kit, token: resigned(kit, token, exp=kit.now().timestamp() + 86_500),
+        "lifetime_too_long",
+    ),
+    "not yet valid": (lambda kit, _: kit.token(kit.event(), after=120), "not_yet_valid"),
+    "exp missing": (lambda kit, token: resigned(kit, token, exp=None), "malformed_claims"),
+    "issued before the database was made": (
+        lambda kit, _: kit.token(kit.event(), after=-11),
+        "issued_before_this_outbox",
+    ),
+    "changed Resources": (lambda kit, _: kit.token(kit.event(resources=("vm_0",))), "event_changed"),
+    "changed NotBefore": (lambda kit, _: kit.token(kit.event(not_before_raw="later")), "event_changed"),
+    "changed type": (lambda kit, _: kit.token(kit.event(event_type="Reboot")), "event_changed"),
+    "changed duration": (lambda kit, _: kit.token(kit.event(duration_seconds=9)), "event_changed"),
+    "changed source": (lambda kit, _: kit.token(kit.event(event_source="User")), "event_changed"),
+    "a key of one signed by the other": (
+        lambda kit, token: resigned(kit, token, kid="k2"),
+        "forged",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOKENS)
+def test_a_decision_that_is_not_right_in_everything_approves_nothing(kit, name):
+    make, reason = TOKENS[name]
+    kit.see(kit.event())
+    token = make(kit, kit.token(kit.event()))
+    kit.see(kit.event())
+    kit.offer(token)
+    kit.go(5, kit.event())
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", reason)]
+
+
+def test_the_same_decision_untouched_is_followed(kit):
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event()))
+    assert kit.imds.posts == [["E-1"]]
+    assert kit.outcomes == [("approved", "accepted")]
+
+
+@pytest.mark.parametrize(
+    ("shown", "reason"),
+    [
+        (lambda kit: [kit.event(event_status="Started", not_before=None, not_before_raw="")], "event_not_scheduled"),
+        (lambda kit: [kit.event(event_status="Started")], "event_not_scheduled"),
+        (lambda _: [], "event_unknown"),
+        (lambda kit: [kit.event(), kit.event(event_type="Reboot")], "event_unknown"),
+    ],
+    ids=["started", "started, all else the same", "gone", "there twice"],
+)
+def test_an_event_that_is_not_there_to_be_approved_is_not(kit, shown, reason):
+    kit.see(*shown(kit))
+    kit.offer(kit.token(kit.event()))
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", reason)]
+
+
+def test_an_approval_that_comes_after_a_newer_hold_is_refused(kit):
+    kit.see(kit.event())
+    late = kit.token(kit.event(), after=-5)
+    kit.offer(kit.token(kit.event(), "hold"))
+    kit.offer(late)
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", "superseded")]
+
+
+def test_a_hold_wins_a_tie_in_one_answer(kit):
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event()), kit.token(kit.event(), "hold", kid="k2", approver=BORIS))
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", "superseded")]
+
+
+def test_a_later_approval_ends_a_hold(kit):
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event(), "hold"), kit.token(kit.event(), kid="k2", approver=BORIS, after=1))
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_a_decision_that_comes_again_is_passed_over_in_silence_also_after_a_restart_and_its_expiry(kit):
+    kit.see(kit.event())
+    token = kit.token(kit.event())
+    kit.offer(token)
+    kit.offer(token, token)
+    kit.restart()
+    kit.go(2, kit.event())
+    kit.offer(token)
+    kit.wait(4000)
+    kit.see(kit.event())
+    kit.offer(token)
+    assert kit.imds.posts == [["E-1"]]
+    assert kit.outcomes == [("approved", "accepted")]
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_jti_that_comes_again_for_something_else_is_refused(kit, restarted):
+    kit.see(kit.event("E-1"), kit.event("E-2"))
+    kit.offer(kit.token(kit.event("E-1"), jti="once"))
+    if restarted:
+        kit.restart()
+        kit.see(kit.event("E-1"), kit.event("E-2"))
+    kit.offer(kit.token(kit.event("E-2"), jti="once"))
+    assert kit.imds.posts == [["E-1"]]
+    assert kit.outcomes[-1] == ("approval_refused", "replayed")
+
+
+def test_a_jti_is_remembered_when_everything_else_is_cleaned_away(kit):
+    kit.see(kit.event())
+    token = kit.token(kit.event())
+    kit.offer(token)
+    kit.wait(3600 + 60 + 3600)
+    kit.outbox.prune_approvals([]).result()
+    assert kit.outbox.knows(_kept(token)).result()
+    kit.wait(2 * 86_400)
+    kit.outbox.prune_approvals([]).result()
+    assert not kit.outbox.knows(_kept(token)).result()
+
+
+def _kept(token):
+    payload = parts(token)[1]
+    return StoredDecision(
+        source="portal",
+        approver=ANNE,
+        decision_id=json.loads(payload)["jti"],
+        payload_sha256=hashlib.sha256(payload).hexdigest(),
+        event_id="E-1",
+        event_digest="",
+        verdict="approve",
+        issued_at=0,
+        expires_at=0.0,
+        received_at=0.0,
+    )
+
+
+# Two people.
+
+
+@pytest.fixture
+def two(tmp_path):
+    made = ApproverKit(tmp_path)
+    made.trust(("k1", ANNE), ("k2", BORIS), ("k3", ANNE), required=2)
+    made.start()
+    made.wait(10)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "signers",
+    [[("k1", ANNE)], [("k1", ANNE), ("k1", ANNE)], [("k1", ANNE), ("k3", ANNE)]],
+    ids=["one", "one kid twice", "one approver with two keys"],
+)
+def test_one_person_is_never_two(two, signers):
+    two.see(two.event())
+    two.offer(*(two.token(two.event(), kid=kid, approver=approver) for kid, approver in signers))
+    two.go(5, two.event())
+    assert two.imds.posts == []
+    assert two.outcomes == []
+    two.wait(3700)
+    two.go(2, two.event())
+    assert two.imds.posts == []
+    assert two.outcomes == [("approval_refused", "too_few_approvers")]
+
+
+def test_two_people_approve_and_both_are_named(two):
+    two.see(two.event())
+    two.offer(two.token(two.event()))
+    two.restart()
+    two.see(two.event())
+    two.offer(two.token(two.event(), kid="k2", approver=BORIS, after=1))
+    assert two.imds.posts == [["E-1"]]
+    (approved,) = (record for record in two.records if record.approval is not None)
+    assert approved.approval.approvers == (ANNE, BORIS)
+
+
+def test_an_approval_that_expired_before_the_second_came_does_not_count(two):
+    two.see(two.event())
+    two.offer(two.token(two.event(), valid_seconds=100))
+    two.wait(200)
+    two.see(two.event())
+    two.offer(two.token(two.event(), kid="k2", approver=BORIS))
+    two.go(3, two.event())
+    assert two.imds.posts == []
+
+
+def test_an_approval_older_than_the_newest_hold_is_not_the_first_of_two(two):
+    two.see(two.event())
+    two.offer(two.token(two.event(), after=-5))
+    two.offer(two.token(two.event(), "hold", kid="k2", approver=BORIS, after=-3))
+    two.offer(two.token(two.event(), kid="k2", approver=BORIS))
+    two.go(3, two.event())
+    assert two.imds.posts == []
+    two.offer(two.token(two.event()))
+    two.turn()
+    assert two.imds.posts == [["E-1"]]
+
+
+def test_a_key_that_was_taken_away_does_not_count_any_more(two):
+    two.see(two.event())
+    two.offer(two.token(two.event()))
+    Path(f"{two.key('k1')}.pub").unlink()
+    two.offer(two.token(two.event(), kid="k2", approver=BORIS))
+    two.go(3, two.event())
+    assert two.imds.posts == []
+
+
+def test_a_key_that_was_taken_away_before_its_decision_was_looked_at_does_not_count(kit):
+    kit.approver.offer([kit.token(kit.event())])
+    Path(f"{kit.key('k1')}.pub").unlink()
+    kit.go(3, kit.event())
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", "unknown_key")]
+
+
+# Floods.
+
+
+def test_ten_thousand_forgeries_make_one_record_a_minute_and_evict_nothing(kit):
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event()))
+    before = len(kit.records)
+    tokens = [forged(kit, kit.token(kit.event(), jti=f"j{number}")) for number in range(20)]
+    for _ in range(500):
+        kit.approver.offer(tokens)
+        kit.turn()
+    refused = kit.records[before:]
+    assert [record.approval.result for record in refused] == ["forged"]
+    assert refused[0].approval.decision_id is None
+    assert refused[0].approval.approvers == ()
+    assert refused[0].event is None
+    kit.wait(61)
+    kit.turn()
+    assert Counter(result for _, result in kit.outcomes) == {"accepted": 1, "forged": 2}
+    assert "9980 decisions" in kit.records[-1].approval.reason
+    assert kit.outbox.totals().result()["sink"]["evicted"] == 0
+
+
+def test_nothing_of_an_unverified_token_is_recorded(kit):
+    kit.see(kit.event())
+    kit.offer(forged(kit, kit.token(kit.event(), jti="do-not-keep-me", reason="nor me")))
+    text = b"".join(msgspec.json.encode(record) for record in kit.records)
+    assert b"do-not-keep-me" not in text
+    assert b"nor me" not in text

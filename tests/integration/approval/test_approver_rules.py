@@ -1,0 +1,251 @@
+"""Rules at work: who acts, when, after which command, and what stops them."""
+
+import json
+import sys
+import time
+
+import pytest
+from approver_kit import ApproverKit
+
+from bridge.clock import Instant
+from bridge.config.approval import ApprovalSettings, RuleSettings
+from bridge.events.diff import Change
+from bridge.events.record import Evidence, Transition
+from bridge.outbox.outbox import Observation
+
+ANNE = "anne"
+FREEZE = RuleSettings(name="freeze", event_types=("Freeze",), action="approve")
+
+
+@pytest.fixture
+def kit(tmp_path):
+    made = ApproverKit(tmp_path)
+    yield made
+    made.close()
+
+
+def begin(kit, *rules, **options):
+    kit.rules(*rules, **options)
+    kit.start()
+    kit.wait(1)
+
+
+def record(kit, *events):
+    """Store *events* as the poll does before the approver hears of them."""
+    kit.outbox.commit(
+        Observation(
+            stream_id=kit.outbox.state().result().stream_id,
+            document=kit.document,
+            changes=[
+                Change(transition=Transition.SCHEDULED, evidence=Evidence.OBSERVED, event=event) for event in events
+            ],
+            observed_at=kit.now(),
+            incarnation=1,
+            previous_incarnation=None,
+            is_settled=True,
+            boot_id="b",
+        )
+    ).result()
+
+
+def until(kit, condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, kit.outcomes
+        kit.approver.saw(kit.document, Instant(wall=kit.now(), monotonic=kit.monotonic()))
+        kit.turn()
+        time.sleep(0.02)
+
+
+def test_a_rule_approves_once(kit):
+    begin(kit, FREEZE)
+    kit.go(60, kit.event(), kit.event("E-2", event_type="Reboot"))
+    assert kit.imds.posts == [["E-1"]]
+    kit.restart()
+    kit.go(60, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+    (approved,) = (each for each in kit.records if each.approval is not None)
+    assert approved.approval.source == "rule:freeze"
+    assert approved.approval.decision_id is None
+
+
+def test_a_rule_approves_the_event_that_it_became(kit):
+    begin(kit, FREEZE)
+    kit.go(2, kit.event())
+    kit.go(2, kit.event(not_before_raw="another time"))
+    assert kit.imds.posts == [["E-1"], ["E-1"]]
+    assert len({each.id for each in kit.records}) == 2
+
+
+def test_the_first_rule_that_matches_holds(kit):
+    begin(kit, RuleSettings(name="not-now", action="hold"), FREEZE)
+    kit.go(10, kit.event())
+    assert kit.imds.posts == []
+
+
+def test_a_started_event_is_nothing_for_a_rule(kit):
+    begin(kit, FREEZE)
+    kit.go(5, kit.event(event_status="Started"))
+    assert kit.imds.posts == []
+    assert kit.outcomes == []
+
+
+def test_the_second_vm_waits_for_the_first_and_then_acts(kit):
+    begin(kit, FREEZE, leader_fallback_seconds=30)
+    kit.go(29, kit.event(resources=("vm_9", "vm_0")))
+    assert kit.imds.posts == []
+    kit.go(3, kit.event(resources=("vm_9", "vm_0")))
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_the_second_vm_does_nothing_when_the_event_began(kit):
+    begin(kit, FREEZE)
+    kit.go(20, kit.event(resources=("vm_9", "vm_0")))
+    kit.go(60, kit.event(resources=("vm_9", "vm_0"), event_status="Started"))
+    assert kit.imds.posts == []
+
+
+def test_a_vm_that_does_not_know_its_name_approves_nothing(kit):
+    kit.vm = kit.vm.__class__()
+    begin(kit, FREEZE)
+    kit.go(60, kit.event())
+    assert kit.imds.posts == []
+
+
+def test_a_hold_of_a_person_stops_a_rule(kit):
+    kit.trust(("k1", ANNE))
+    kit.settings = ApprovalSettings(remote=kit.settings.remote, rules=(FREEZE,))
+    kit.start()
+    kit.wait(1)
+    kit.go(10, kit.event(resources=("vm_9", "vm_0")))
+    kit.offer(kit.token(kit.event(resources=("vm_9", "vm_0")), "hold"))
+    kit.restart()
+    kit.go(120, kit.event(resources=("vm_9", "vm_0")))
+    assert kit.imds.posts == []
+    assert kit.outcomes == []
+    kit.offer(kit.token(kit.event(resources=("vm_9", "vm_0"))))
+    kit.turn()
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_what_a_rule_wanted_is_withdrawn_with_the_rule(kit):
+    begin(kit, FREEZE)
+    (kit.state / "approvals.disabled").touch()
+    kit.go(3, kit.event())
+    (kit.state / "approvals.disabled").unlink()
+    kit.settings = ApprovalSettings()
+    kit.restart()
+    kit.go(10, kit.event())
+    assert kit.imds.posts == []
+    assert kit.outcomes[-1] == ("approval_refused", "superseded")
+
+
+def drain(tmp_path, *, exit_code=0, seconds=0.0, **options):
+    """Return a rule whose command writes a line for each run."""
+    program = tmp_path / "drain.py"
+    program.write_text(
+        "import json, os, sys, time\n"
+        "record = json.load(sys.stdin)\n"
+        f"open({str(tmp_path / 'runs')!r}, 'a').write(json.dumps([record['event']['event_id'],"
+        " os.environ['SCHEDULED_EVENT_EVENT_ID'], os.environ['SCHEDULED_EVENT_RULE']]) + '\\n')\n"
+        f"time.sleep({seconds})\n"
+        "print('it did not drain', file=sys.stderr)\n"
+        f"sys.exit({exit_code})\n"
+    )
+    return RuleSettings(name="drained", action="approve", command=(sys.executable, str(program)), **options)
+
+
+def runs(tmp_path):
+    path = tmp_path / "runs"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_command_runs_first_once_and_gets_the_record(kit, tmp_path):
+    begin(kit, drain(tmp_path))
+    mine = kit.event(resources=("vm_0",))
+    record(kit, mine)
+    kit.see(mine)
+    until(kit, lambda: kit.imds.posts)
+    kit.restart()
+    kit.go(10, mine)
+    assert kit.imds.posts == [["E-1"]]
+    assert runs(tmp_path) == [["E-1", "E-1", "drained"]]
+
+
+def test_a_command_that_fails_approves_nothing_and_is_not_run_again(kit, tmp_path):
+    begin(kit, drain(tmp_path, exit_code=3))
+    mine = kit.event(resources=("vm_0",))
+    record(kit, mine)
+    kit.see(mine)
+    until(kit, lambda: ("approval_failed", "command_failed") in kit.outcomes)
+    kit.restart()
+    kit.go(10, mine)
+    assert kit.imds.posts == []
+    assert len(runs(tmp_path)) == 1
+    assert "exit code 3: it did not drain" in kit.records[-1].approval.reason
+
+
+def test_a_command_that_is_too_slow_approves_nothing(kit, tmp_path):
+    begin(kit, drain(tmp_path, seconds=60, command_timeout_seconds=0.5))
+    mine = kit.event(resources=("vm_0",))
+    record(kit, mine)
+    kit.see(mine)
+    until(kit, lambda: ("approval_failed", "command_failed") in kit.outcomes)
+    assert kit.imds.posts == []
+
+
+def test_a_command_that_was_running_when_the_agent_died_runs_again(kit, tmp_path):
+    begin(kit, drain(tmp_path, seconds=60))
+    mine = kit.event(resources=("vm_0",))
+    record(kit, mine)
+    kit.see(mine)
+    until(kit, lambda: runs(tmp_path))
+    kit.settings = ApprovalSettings(rules=(drain(tmp_path),))
+    kit.restart()
+    kit.see(mine)
+    until(kit, lambda: kit.imds.posts)
+    assert len(runs(tmp_path)) == 2
+
+
+def test_a_running_command_delays_no_other_approval(kit, tmp_path):
+    begin(kit, drain(tmp_path, seconds=60, event_types=("Reboot",)), FREEZE)
+    mine = kit.event("E-2", event_type="Reboot", resources=("vm_0",))
+    record(kit, mine)
+    kit.see(mine, kit.event())
+    kit.turn()
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_a_command_speaks_for_no_other_vm(kit, tmp_path):
+    begin(kit, drain(tmp_path))
+    both = kit.event(resources=("vm_0", "vm_1"))
+    record(kit, both)
+    kit.go(60, both)
+    assert kit.imds.posts == []
+    assert runs(tmp_path) == []
+
+
+def test_an_event_that_began_during_the_command_is_not_approved(kit, tmp_path):
+    begin(kit, drain(tmp_path, seconds=0.5))
+    mine = kit.event(resources=("vm_0",))
+    record(kit, mine)
+    kit.see(mine)
+    until(kit, lambda: runs(tmp_path))
+    kit.see(kit.event(resources=("vm_0",), event_status="Started"))
+    until(kit, lambda: kit.outcomes)
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", "event_not_scheduled")]
+
+
+def test_what_was_withdrawn_with_a_rule_is_wanted_again_with_it(kit):
+    begin(kit, FREEZE)
+    (kit.state / "approvals.disabled").touch()
+    kit.go(3, kit.event())
+    kit.settings = ApprovalSettings()
+    kit.restart()
+    kit.go(3, kit.event())
+    (kit.state / "approvals.disabled").unlink()
+    kit.settings = ApprovalSettings(rules=(FREEZE,))
+    kit.restart()
+    kit.go(3, kit.event())
+    assert kit.imds.posts == [["E-1"]]

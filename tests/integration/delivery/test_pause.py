@@ -1,0 +1,175 @@
+"""When a worker leaves its sink alone, and what ends that: answers, news, time, age, a person."""
+
+import time
+from itertools import pairwise
+
+import pytest
+from delivery_kit import DeliveryKit
+
+from bridge.errors import DeliveryFailed
+
+# By path: the directories of tests are no packages.
+
+
+@pytest.fixture
+def bench(kit):
+    bench = DeliveryKit(kit)
+    yield bench
+    bench.close()
+
+
+def ids(records):
+    return [record.event.event_id for record in records]
+
+
+def always(outcome):
+    return [outcome] * 10_000
+
+
+def raising(error):
+    def outcome(_batch):
+        raise error
+
+    return outcome
+
+
+def test_two_failures_on_different_events_pause_the_sink(bench):
+    box = bench.sink()
+    box.script(*always("fail"))
+    bench.add(*(f"E-{number}" for number in range(50)))
+    bench.start(chance=0.99)
+    bench.until(lambda: len(box.tries) >= 3)
+    # A second, then two: without the pause all fifty would have been tried.
+    assert len(box.tries) <= 4
+
+
+def test_a_new_record_is_tried_once_at_once_while_the_sink_is_paused(bench):
+    box = bench.sink()
+    box.script(*always("fail"))
+    bench.add("E-1", "E-2")
+    bench.start(chance=0.99)
+    bench.until(lambda: len(box.tries) == 4)  # the next probe is four seconds away
+    bench.add("new")
+    bench.until(lambda: len(box.tries) == 5, 1.0)
+    bench.add("newer")
+    bench.until(lambda: len(box.tries) == 6, 1.0)
+    assert ids(each[0] for each in box.tries[4:]) == ["new", "newer"]
+
+
+def test_a_new_record_that_gets_through_makes_all_rows_due(bench):
+    box = bench.sink()
+    box.script("fail", "fail", "fail", "fail")
+    bench.add("E-1", "E-2")
+    bench.start(chance=0.99)
+    bench.until(lambda: len(box.tries) == 4)
+    bench.add("new")
+    assert ids(box.wait_for(3, 1.5)) == ["new", "E-1", "E-2"]
+
+
+def test_under_a_retry_after_only_an_urgent_record_is_tried(bench):
+    box = bench.sink()
+    box.script("fail:3600", "fail:3600")
+    bench.add("E-1", "E-2")
+    bench.start()
+    bench.until(lambda: len(box.tries) == 1)
+    bench.add("E-3")
+    bench.add("P-1", urgent=True)
+    bench.until(lambda: len(box.tries) == 2, 1.0)
+    assert ids(box.tries[1]) == ["P-1"]
+    assert ids(box.wait_for(1, 5))[0] == "P-1"
+    assert ids(box.wait_for(4, 5)) == ["P-1", "E-1", "E-2", "E-3"]  # it answered: the Retry-After is over
+
+
+def test_an_urgent_record_is_tried_every_two_seconds_at_most_whatever_the_retry_after(bench):
+    moments = []
+
+    def busy(_batch):
+        moments.append(time.monotonic())
+        raise DeliveryFailed("busy", retry_after=3_600)
+
+    box = bench.sink()
+    box.script(*always(busy))
+    bench.add("P-1", urgent=True, not_before=None)
+    bench.start(chance=0.999)
+    bench.until(lambda: len(moments) == 4)
+    assert all(later - earlier < 2.2 for earlier, later in pairwise(moments))
+
+
+def test_a_retry_after_binds_the_sink_for_an_hour_at_most(bench):
+    box = bench.sink()
+    box.script("fail:999999")
+    bench.add("E-1")
+    bench.start()
+    bench.until(lambda: bench.totals() == {"pending": 1} and len(box.tries) == 1)
+    bench.until(lambda: bench.sample("sink_retries_total", reason="failed") == 1)
+    bench.add("E-2")
+    bench.advance(3_500)
+    bench.add("E-3")
+    assert len(box.tries) == 1
+    bench.advance(101)
+    box.wait_for(3, 10)
+
+
+def test_a_sink_that_is_gone_is_left_alone_until_a_person_retries(bench, caplog):
+    box = bench.sink()
+    box.script(raising(DeliveryFailed("410 Gone", held=True)))
+    bench.add("E-1")
+    bench.start()
+    bench.until(lambda: bench.sample("sink_needs_attention") == 1)
+    bench.add("P-1", urgent=True)
+    bench.advance(1e6)
+    bench.add("E-2")
+    assert len(box.tries) == 1
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "outbox retry" in caplog.text
+    bench.retry()
+    assert ids(box.wait_for(3, 10)) == ["P-1", "E-1", "E-2"]
+    bench.until(lambda: bench.sample("sink_needs_attention") == 0)
+
+
+def test_a_sink_that_is_gone_is_tried_again_after_a_restart(bench):
+    box = bench.sink()
+    box.script(raising(DeliveryFailed("410 Gone", held=True)))
+    bench.add("E-1")
+    bench.start()
+    bench.until(lambda: len(box.tries) == 1)
+    bench.stop()
+    bench.start()
+    box.wait_for(1, 10)
+
+
+def test_a_person_retrying_cuts_a_retry_after_short(bench):
+    box = bench.sink()
+    box.script("fail:3600")
+    bench.add("E-1")
+    bench.start()
+    bench.until(lambda: len(box.tries) == 1)
+    bench.retry()
+    box.wait_for(1, 10)
+
+
+@pytest.mark.parametrize("trouble", ["none", "paused", "held"])
+def test_records_older_than_max_age_are_given_up_and_counted(bench, trouble):
+    box = bench.sink(max_age_seconds=100)
+    bench.add("old-1", "old-2")
+    if trouble != "none":
+        box.script(raising(DeliveryFailed("no", retry_after=3_600, held=trouble == "held")))
+        bench.start()
+        bench.until(lambda: bench.sample("sink_retries_total", reason="failed") == 1)
+    bench.outbox_kit.wait(60)
+    bench.add("young")
+    bench.advance(60)
+    if trouble == "none":
+        bench.start()
+        bench.until_totals(delivered=1, expired=2)
+        assert ids(box.records) == ["young"]
+    else:
+        bench.until_totals(pending=1, expired=2)
+
+
+def test_without_max_age_nothing_is_ever_given_up(bench):
+    box = bench.sink()
+    bench.add("old")
+    bench.advance(1e8)
+    bench.start()
+    box.wait_for(1, 10)

@@ -1,0 +1,306 @@
+"""A send keeps its deadline whatever the sink does, and a sink that was cut is closed before it is built anew."""
+
+import asyncio
+import gc
+import threading
+import time
+import weakref
+from contextlib import closing
+
+import pytest
+
+from bridge.delivery.sender import Sender
+from bridge.errors import DeliveryFailed, DeliveryRejected
+from bridge.sink import Sink, SinkConfig
+
+TIMEOUT_SECONDS = 0.5
+#: What is promised is 1.1; the rest is for a machine that is busy with other tests.
+LONGEST_SECONDS = TIMEOUT_SECONDS * 1.1 + 0.2
+#: Where a test waits for a thread of its own; far above what that takes.
+SOON_SECONDS = 5.0
+
+
+class Peer:
+    """Does what the test says at each step of its sinks' lives, and remembers them."""
+
+    def __init__(self):
+        self.steps = []
+        self.built = 0
+        self.threads = set()
+        self.release = threading.Event()
+        self.on_build = self.on_send = self.on_close = lambda: None
+
+    def hang(self):
+        self.release.wait(60.0)
+
+    def sink(self):
+        peer = self
+
+        class OneSink(Sink):
+            def __init__(self):
+                super().__init__(SinkConfig())
+                peer.built += 1
+                self.number = peer.built
+                self.step("build")
+                peer.on_build()
+
+            def send(self, batch):  # noqa: ARG002  # what it does is the peer's affair
+                self.step("send")
+                peer.on_send()
+                self.step("sent")
+
+            def check(self):
+                self.send([])
+
+            def close(self):
+                self.step("close")
+                peer.on_close()
+
+            def step(self, what):
+                peer.threads.add(threading.current_thread())
+                peer.steps.append((what, self.number))
+
+        return OneSink()
+
+    def alive(self):
+        return [thread for thread in self.threads if thread.is_alive()]
+
+
+@pytest.fixture
+def peer():
+    peer = Peer()
+    yield peer
+    peer.release.set()
+    for thread in peer.threads:
+        thread.join(SOON_SECONDS)
+
+
+@pytest.fixture
+def sender(peer):
+    with closing(Sender(peer.sink, name="s", timeout_seconds=TIMEOUT_SECONDS)) as sender:
+        yield sender
+
+
+def raising(error):
+    def do():
+        raise error
+
+    return do
+
+
+def failed(sender):
+    """Return the DeliveryFailed of a send, which must come in time."""
+    started = time.monotonic()
+    with pytest.raises(DeliveryFailed) as caught:
+        sender.send([])
+    assert time.monotonic() - started < LONGEST_SECONDS
+    return caught.value
+
+
+def until(condition):
+    deadline = time.monotonic() + SOON_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "It did not happen in time."
+        threading.Event().wait(0.01)
+
+
+def test_one_instance_on_one_thread_takes_every_send(peer, sender):
+    sender.send([])
+    sender.check()
+    sender.send([])
+    assert peer.built == 1
+    assert len(peer.threads) == 1
+    assert threading.current_thread() not in peer.threads
+
+
+def test_a_sink_is_built_only_when_it_is_needed_and_closed_once(peer):
+    Sender(peer.sink, name="s", timeout_seconds=1.0).close()
+    assert peer.built == 0
+    sender = Sender(peer.sink, name="s", timeout_seconds=1.0)
+    sender.send([])
+    sender.close()
+    sender.close()
+    assert [step for step in peer.steps if step[0] == "close"] == [("close", 1)]
+    assert not peer.alive()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("odd"),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        asyncio.CancelledError(),
+        StopIteration(1),
+        TimeoutError("the sink's own"),
+        RecursionError(),
+        MemoryError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_a_sink_raises_is_a_failure_with_its_cause_and_the_sink_goes_on(peer, sender, error):
+    peer.on_send = raising(error)
+    problem = failed(sender)
+    assert problem.__cause__ is error
+    assert str(problem).startswith(type(error).__name__)
+    peer.on_send = lambda: None
+    sender.send([])
+    assert peer.built == 1
+
+
+def test_what_a_sink_says_on_purpose_arrives_as_it_is(peer, sender):
+    said = DeliveryFailed("busy", retry_after=7.0, needs_attention=True)
+    peer.on_send = raising(said)
+    assert failed(sender) is said
+    refused = DeliveryRejected("no", ["x"])
+    peer.on_send = raising(refused)
+    with pytest.raises(DeliveryRejected) as caught:
+        sender.send([])
+    assert caught.value is refused
+
+
+class WithoutParent(DeliveryFailed):
+    def __init__(self):
+        pass
+
+
+class RejectedWithoutParent(DeliveryRejected):
+    def __init__(self):
+        pass
+
+
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError("not even that")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [WithoutParent(), RejectedWithoutParent(), Unspeakable(), DeliveryFailed("text", retry_after="120")],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_exception_that_is_broken_itself_is_a_plain_failure(peer, sender, error):
+    peer.on_send = raising(error)
+    problem = failed(sender)
+    assert type(problem) is DeliveryFailed
+    assert problem.retry_after is None
+    assert type(error).__name__ in str(problem)
+
+
+@pytest.mark.parametrize("error", [ValueError("no such key"), SystemExit(1)], ids=lambda error: type(error).__name__)
+def test_a_constructor_that_fails_is_tried_again_with_the_next_send(peer, sender, error):
+    peer.on_build = raising(error)
+    assert failed(sender).__cause__ is error
+    peer.on_build = lambda: None
+    sender.send([])
+    assert peer.steps == [("build", 1), ("build", 2), ("send", 2), ("sent", 2)]
+
+
+def test_a_hanging_send_is_cut_in_time_and_closed_before_the_next_try(peer, sender):
+    peer.on_send = peer.hang
+    peer.on_close = peer.release.set
+    problem = failed(sender)
+    assert "0.5 s" in str(problem)
+    peer.on_send = lambda: None
+    sender.send([])
+    steps = [step for step in peer.steps if step[0] != "sent"]
+    assert steps.index(("close", 1)) < steps.index(("build", 2)) < steps.index(("send", 2))
+    until(lambda: len(peer.alive()) == 1)
+
+
+def test_a_hanging_constructor_is_cut_and_does_not_send_when_it_wakes_up(peer, sender):
+    peer.on_build = peer.hang
+    failed(sender)
+    peer.on_build = lambda: None
+    sender.send([])
+    peer.release.set()
+    until(lambda: ("close", 1) in peer.steps)
+    assert ("send", 1) not in peer.steps
+    assert ("sent", 2) in peer.steps
+
+
+def test_a_close_that_hangs_delays_no_try_beyond_its_deadline(peer, sender):
+    peer.on_send = peer.on_close = peer.hang
+    failed(sender)
+    failed(sender)
+    peer.on_send = lambda: None
+    started = time.monotonic()
+    sender.send([])
+    assert time.monotonic() - started < LONGEST_SECONDS
+
+
+@pytest.mark.parametrize("error", [OSError("already"), SystemExit(1)], ids=lambda error: type(error).__name__)
+def test_a_close_that_raises_harms_nobody(peer, sender, error):
+    peer.on_send, peer.on_close = peer.hang, raising(error)
+    failed(sender)
+    peer.on_send = lambda: None
+    sender.send([])
+    sender.close()
+
+
+def test_too_many_hanging_sends_leave_the_sink_alone_until_one_ends(peer):
+    with closing(Sender(peer.sink, name="s", timeout_seconds=0.05)) as sender:
+        peer.on_send = peer.hang
+        for _ in range(12):
+            problem = failed(sender)
+        assert "hang beyond their deadline" in str(problem)
+        assert problem.needs_attention
+        assert peer.built == 8
+        peer.on_send = lambda: None
+        failed(sender)
+        peer.release.set()
+        until(lambda: not peer.alive())
+        sender.send([])
+
+
+def test_a_closing_sender_waits_for_a_sink_that_hangs_no_longer_than_a_second(peer):
+    sender = Sender(peer.sink, name="s", timeout_seconds=TIMEOUT_SECONDS)
+    sender.send([])
+    peer.on_close = peer.hang
+    started = time.monotonic()
+    sender.close()
+    assert time.monotonic() - started < 1.5
+
+
+def test_an_idle_sink_keeps_no_record_in_memory(sender):
+    class Batch(list):
+        pass
+
+    batch = Batch()
+    seen = weakref.ref(batch)
+    sender.send(batch)
+    del batch
+    until(lambda: gc.collect() is not None and seen() is None)
+
+
+def test_a_send_that_is_cut_before_it_began_has_failed():
+    building, release, sent, caught = threading.Event(), threading.Event(), [], []
+
+    class Slow:
+        def __init__(self):
+            building.set()
+            assert release.wait(10)
+
+        def send(self, batch):
+            sent.append(batch)
+
+        def close(self):
+            pass
+
+    sender = Sender(Slow, name="slow", timeout_seconds=10)
+
+    def send():
+        try:
+            sender.send(["record"])
+        except DeliveryFailed as error:
+            caught.append(str(error))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    assert building.wait(10)
+    sender.cut()
+    release.set()
+    thread.join(10)
+    # Had it returned, the worker would call the record delivered.
+    assert (sent, caught) == ([], ["The send was cut before it began."])

@@ -1,0 +1,161 @@
+"""What is over is skipped by a sink that disturbs people, but only while surely nothing of it arrived."""
+
+import pytest
+from delivery_kit import DeliveryKit
+
+from bridge.errors import DeliveryFailed
+from bridge.events.event import Document
+from bridge.testing.sinks import Box, ScriptedSink
+
+# By path: the directories of tests are no packages.
+
+
+class Pager(ScriptedSink):
+    """A sink that pages people."""
+
+    @classmethod
+    def skips_what_is_over(cls, config):
+        del config
+        return True
+
+
+@pytest.fixture
+def bench(kit):
+    bench = DeliveryKit(kit)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def pager(bench, request):
+    name = request.node.name
+    bench.sink(sink_class=Pager, box=name)
+    yield Box.named(name)
+    Box.named(name).released.set()
+    Box.forget(name)
+
+
+def end(bench, event_id="E"):
+    gone = Document(incarnation=2)
+    bench.outbox_kit.commit(bench.outbox, bench.event(event_id), transition="canceled", document=gone)
+    bench.notify()
+
+
+def sent(box):
+    return [batch[0].transition.value for batch in box.tries]
+
+
+def failing(*, uncertain):
+    def outcome(_batch):
+        raise DeliveryFailed("down", uncertain=uncertain)
+
+    return outcome
+
+
+def test_an_event_that_was_over_before_it_could_be_told_is_skipped_whole(bench, pager):
+    bench.add("E")
+    end(bench)
+    bench.start()
+    bench.until_totals(expired=2)
+    assert sent(pager) == []
+
+
+def test_an_event_that_came_back_after_its_end_is_told(bench, pager):
+    bench.add("E")
+    end(bench)
+    bench.add("E")
+    bench.start()
+    bench.until_totals(expired=2, delivered=1)
+    assert sent(pager) == ["scheduled"]
+
+
+def test_an_event_whose_start_was_told_gets_its_end(bench, pager):
+    bench.add("E")
+    bench.start()
+    bench.until_totals(delivered=1)
+    end(bench)
+    bench.until_totals(delivered=2)
+    assert sent(pager) == ["scheduled", "canceled"]
+
+
+def test_a_start_that_surely_did_not_arrive_is_not_told_afterwards(bench, pager):
+    pager.script(failing(uncertain=False))
+    bench.add("E")
+    bench.start(chance=1.0)
+    bench.until(lambda: len(pager.tries) == 1)
+    bench.stop()
+    end(bench)
+    bench.start()
+    bench.until_totals(expired=2)
+    assert sent(pager) == ["scheduled"]
+
+
+def test_a_start_that_may_have_arrived_is_ended(bench, pager):
+    pager.script(failing(uncertain=True))
+    bench.add("E")
+    bench.start(chance=1.0)
+    bench.until(lambda: len(pager.tries) == 1)
+    bench.stop()
+    end(bench)
+    bench.start()
+    bench.until_totals(delivered=2)
+    assert sent(pager) == ["scheduled", "scheduled", "canceled"]
+
+
+def test_a_sure_failure_after_an_unsure_one_leaves_it_unsure(bench, pager):
+    pager.script(failing(uncertain=True), failing(uncertain=False))
+    bench.add("E")
+    bench.start()
+    bench.until(lambda: len(pager.tries) == 3)
+    end(bench)
+    bench.until_totals(delivered=2)
+    assert sent(pager)[-1] == "canceled"
+
+
+def test_a_parked_start_may_have_begun_so_its_end_is_told(bench, pager):
+    pager.script("reject")
+    bench.add("E")
+    bench.start()
+    bench.until_totals(parked=1)
+    end(bench)
+    bench.until_totals(parked=1, delivered=1)
+
+
+def test_an_end_alone_is_told(bench, kit, pager):
+    bench.add("E")
+    kit.settle(bench.outbox, "s", 1, state="discarded")
+    end(bench)
+    bench.start()
+    bench.until_totals(discarded=1, delivered=1)
+    assert sent(pager) == ["canceled"]
+
+
+def test_a_crash_while_sending_counts_as_begun(bench, pager):
+    pager.script("hang")
+    bench.add("E")
+    bench.start()
+    bench.until(lambda: len(pager.tries) == 1)
+    # What a crash leaves behind is what is in the outbox now.
+    assert bench.outbox.begin("s", "E").result().is_new is False
+
+
+def test_an_ordinary_sink_is_told_everything(bench):
+    box = bench.sink("plain")
+    bench.add("E")
+    end(bench)
+    bench.start("plain")
+    bench.until_totals("plain", delivered=2)
+    assert sent(box) == ["scheduled", "canceled"]
+
+
+def test_marks_do_not_pile_up(bench, pager):
+    bench.start()
+    for number in range(5):
+        bench.add(f"E-{number}")
+        bench.until_totals(delivered=2 * number + 1)
+        end(bench, f"E-{number}")
+        bench.until_totals(delivered=2 * number + 2)
+    bench.stop()
+    bench.outbox.clean().result()
+    assert all(bench.outbox.begin("s", f"E-{number}").result().is_new for number in range(5))
+    assert len(pager.tries) == 10

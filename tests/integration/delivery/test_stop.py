@@ -1,0 +1,222 @@
+"""Stopping a worker: what is due still goes, what does not stays owed, and nobody waits beyond the grace."""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+
+import pytest
+from delivery_kit import DeliveryKit
+
+from bridge.testing.sinks import ScriptedSink
+
+# By path: the directories of tests are no packages.
+
+
+@pytest.fixture
+def bench(kit):
+    bench = DeliveryKit(kit)
+    yield bench
+    bench.close()
+
+
+def stop(worker, grace_seconds, within_seconds):
+    started = time.monotonic()
+    worker.stop(grace_seconds=grace_seconds)
+    has_ended = worker.join(within_seconds)
+    return has_ended, time.monotonic() - started
+
+
+def test_an_idle_worker_stops_at_once(bench):
+    bench.sink()
+    worker = bench.start()
+    has_ended, seconds = stop(worker, grace_seconds=30, within_seconds=10)
+    assert has_ended
+    assert seconds < 2
+
+
+def test_what_is_due_still_goes_within_the_grace_and_is_committed(bench):
+    box = bench.sink()
+    at_the_gate, gate = threading.Event(), threading.Event()
+
+    def wait_at_the_gate(_batch):
+        at_the_gate.set()
+        gate.wait(10)
+
+    box.script(wait_at_the_gate)
+    bench.outbox_kit.fill(bench.outbox, 500)
+    worker = bench.start()
+    assert at_the_gate.wait(10)
+    worker.stop(grace_seconds=30)
+    gate.set()
+    assert worker.join(30)
+    assert len(box.records) == 500
+    bench.outbox.close()
+    with closing(bench.outbox_kit.open(sinks=())) as outbox:
+        assert outbox.totals().result()["s"]["delivered"] == 500
+
+
+def test_what_the_grace_does_not_suffice_for_stays_owed(bench):
+    box = bench.sink()
+    box.script(*[lambda _batch: threading.Event().wait(0.1)] * 1_000)
+    bench.outbox_kit.fill(bench.outbox, 100)
+    worker = bench.start()
+    box.wait_for(1, 10)
+    has_ended, seconds = stop(worker, grace_seconds=0.5, within_seconds=10)
+    assert has_ended
+    assert seconds < 3
+    totals = bench.totals()
+    assert totals["delivered"] == len(box.records) < 100
+    assert totals["pending"] == 100 - totals["delivered"]
+
+
+def test_a_record_that_waits_for_its_next_try_is_not_waited_for(bench):
+    box = bench.sink()
+    box.script("fail:3600")
+    bench.add("E-1")
+    worker = bench.start()
+    bench.until(lambda: bench.sample("sink_retries_total", reason="failed") == 1)
+    has_ended, seconds = stop(worker, grace_seconds=30, within_seconds=10)
+    assert has_ended
+    assert seconds < 2
+    assert bench.totals() == {"pending": 1}
+
+
+def test_what_was_owed_goes_after_a_restart_and_nothing_twice(bench):
+    box = bench.sink()
+    box.script("accept", "fail:3600")
+    bench.add("E-1", "E-2", "E-3")
+    bench.start()
+    bench.until(lambda: len(box.tries) == 2)
+    bench.stop()
+    bench.start()
+    records = box.wait_for(3, 10)
+    assert sorted(record.sequence for record in records) == [1, 2, 3]
+    bench.until_totals(delivered=3)
+
+
+def test_a_send_that_hangs_does_not_hold_the_others_nor_make_a_noise_when_it_ends(bench, caplog):
+    caplog.set_level(logging.INFO)
+    hung, healthy = bench.sink("hung", timeout_seconds=30.0), bench.sink("healthy")
+    bench.add("E-1")
+    hung.script("hang")
+    workers = [bench.start("hung"), bench.start("healthy")]
+    bench.until(lambda: hung.tries)
+    healthy.wait_for(1, 10)
+    for worker in workers:
+        worker.stop(grace_seconds=0.2)
+    assert workers[1].join(2)
+    assert not workers[0].join(0.5)
+    assert bench.totals("hung") == {"pending": 1}
+    bench.outbox.close()
+    hung.released.set()
+    assert workers[0].join(10)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_send_that_ends_after_the_outbox_was_closed_comes_again(bench):
+    box = bench.sink(timeout_seconds=30.0)
+    gate = threading.Event()
+    box.script(lambda _batch: gate.wait(30))
+    bench.add("E-1")
+    worker = bench.start()
+    bench.until(lambda: box.tries)
+    worker.stop(grace_seconds=0.0)
+    assert not worker.join(0.1)
+    bench.outbox.close()
+    gate.set()
+    assert worker.join(10)
+    bench.outbox = bench.outbox_kit.open(sinks=())
+    bench.start()
+    first, second = box.wait_for(2, 10)
+    assert first.id == second.id
+    bench.until_totals(delivered=1)
+
+
+def test_a_sink_is_closed_when_its_worker_stops(bench):
+    closed = []
+
+    class Closing(ScriptedSink):
+        def close(self):
+            closed.append(threading.current_thread().name)
+
+    bench.sink(sink_class=Closing)
+    bench.add("E-1")
+    bench.start()
+    bench.until_totals(delivered=1)
+    bench.stop()
+    assert closed == ["sink:s"]
+
+
+HANGING_PROCESS = """
+import sys, threading, time
+from pathlib import Path
+from bridge.delivery.worker import DeliveryWorker
+from bridge.metrics.metrics import Metrics
+from bridge.outbox.outbox import Outbox
+from bridge.delivery.router import Router
+from bridge.sink import Sink, SinkConfig
+
+sending = threading.Event()
+
+class Hanging(Sink):
+    def send(self, batch):
+        sending.set()
+        threading.Event().wait()
+
+    def close(self):
+        threading.Event().wait()
+
+config = SinkConfig(name="s", heartbeat=True, timeout_seconds=60.0)
+outbox = Outbox(Path(sys.argv[1]), max_bytes=2**26, keep_delivered_seconds=60.0)
+outbox.configure(Router([config]), ["s"], labels={})
+outbox.heartbeat(incarnation=1)
+worker = Worker(config=config, sink_class=Hanging, outbox=outbox, metrics=Metrics().sink("s"))
+worker.start()
+assert sending.wait(20)
+worker.stop(grace_seconds=0.2)
+assert not worker.join(0.3)
+outbox.close()
+"""
+
+
+def test_a_sink_that_hangs_for_ever_does_not_hold_the_process(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", HANGING_PROCESS, str(tmp_path)],
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=dict(os.environ),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_worker_that_is_stuck_beyond_its_deadline_is_late_and_one_that_waits_is_not(bench):
+    box = bench.sink(timeout_seconds=600.0)
+    at_the_gate, gate = threading.Event(), threading.Event()
+
+    def wait_at_the_gate(_batch):
+        at_the_gate.set()
+        gate.wait(30)
+
+    box.script(wait_at_the_gate)
+    bench.add("E-1")
+    worker = bench.start()
+    try:
+        assert at_the_gate.wait(10)
+        bench.clock.lead_seconds += 600 * 1.1 + 25
+        assert worker.pulse.late_seconds == 0
+        bench.clock.lead_seconds += 10
+        assert 0 < worker.pulse.late_seconds < 11
+    finally:
+        gate.set()
+    bench.until(lambda: worker.pulse.late_seconds == 0)
+    bench.clock.lead_seconds += 60  # as long as an idle worker waits, by itself
+    assert worker.pulse.late_seconds == 0
+    bench.stop()
+    bench.clock.lead_seconds += 1e6
+    assert worker.pulse.late_seconds == 0

@@ -1,0 +1,178 @@
+"""What a worker logs and counts, and how it lives with an outbox that fails."""
+
+import logging
+import threading
+from concurrent.futures import Future
+
+import pytest
+from delivery_kit import DeliveryKit
+
+from bridge.errors import DeliveryFailed, OutboxError
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.reader import OutboxFile
+
+# By path: the directories of tests are no packages.
+
+
+@pytest.fixture
+def bench(kit):
+    bench = DeliveryKit(kit)
+    yield bench
+    bench.close()
+
+
+def always(outcome):
+    return [outcome] * 10_000
+
+
+def raising(error):
+    def outcome(_batch):
+        raise error
+
+    return outcome
+
+
+def test_the_same_failure_is_said_once_and_the_recovery_with_its_count(bench, caplog):
+    caplog.set_level(logging.INFO)
+    box = bench.sink()
+    box.script("fail", "fail", "fail")
+    bench.add("E-1")
+    bench.start()
+    box.wait_for(1, 10)
+    bench.until(lambda: len(caplog.records) == 2)
+    warning, recovery = caplog.records
+    assert (warning.levelname, warning.sink) == ("WARNING", "s")
+    assert "The script says fail." in warning.message
+    assert (recovery.levelname, recovery.failures) == ("INFO", 3)
+
+
+def test_what_a_person_must_see_to_is_an_error_said_once_and_exported_until_it_is_over(bench, caplog):
+    box = bench.sink()
+    denied = raising(DeliveryFailed("401 for https://portal.example", needs_attention=True))
+    box.script(denied, denied, "fail:0.3", "accept")
+    bench.add("E-1")
+    bench.start()
+    bench.until(lambda: len(box.tries) == 3)
+    assert bench.sample("sink_needs_attention") == 1
+    box.wait_for(1, 10)
+    bench.until(lambda: bench.sample("sink_needs_attention") == 0)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
+
+
+def test_refusals_for_the_same_reason_are_said_once(bench, caplog):
+    box = bench.sink()
+    box.script(*always("reject"))
+    bench.add(*(f"E-{number}" for number in range(20)))
+    bench.start()
+    bench.until_totals(parked=20)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "outbox list" in caplog.text
+
+
+def test_sends_latencies_and_retries_are_counted(bench):
+    box = bench.sink()
+    box.script("fail", "raise")
+    bench.add("E-1")
+    bench.outbox_kit.wait(30)
+    bench.start()
+    box.wait_for(1, 10)
+    bench.until(lambda: bench.sample("sink_delivery_latency_seconds_count") == 1)
+    assert bench.sample("sink_delivery_latency_seconds_sum") == pytest.approx(30)
+    assert bench.sample("sink_send_duration_seconds_count") == 3
+    assert bench.sample("sink_retries_total", reason="failed") == 1
+    assert bench.sample("sink_retries_total", reason="exception") == 1
+
+
+def test_an_idle_worker_does_not_wake_up(bench):
+    box = bench.sink(max_age_seconds=1)
+    bench.add("E-1")
+    bench.start()
+    box.wait_for(1, 10)
+    bench.until_totals(delivered=1)
+    looks = []
+    bench.until(lambda: looks.append(bench.clock.looks) or looks[-2:] == [bench.clock.looks] * 2)
+    threading.Event().wait(1.5)
+    assert bench.clock.looks == looks[-1]
+
+
+class ForgetfulOutbox(Outbox):
+    """An outbox that cannot write down what became of records while `is_broken`."""
+
+    is_broken = True
+    settled = 0
+
+    def settle(self, sink, outcomes):
+        if not self.is_broken:
+            return super().settle(sink, outcomes)
+        self.settled += 1
+        if self.settled % 2:
+            raise OutboxError("The outbox is closed.")
+        future = Future()
+        future.set_exception(OutboxError("The outbox failed: disk on fire."))
+        return future
+
+
+def test_what_cannot_be_written_down_is_not_sent_again_and_is_written_later(bench, caplog):
+    bench.outbox = bench.outbox_kit._opened[0] = forgetful(bench)
+    box = bench.sink()
+    bench.add("E-1", "E-2", "E-3")
+    bench.start()
+    box.wait_for(3, 10)
+    bench.add("E-4")
+    bench.add("E-1")
+    box.wait_for(5, 10)
+    assert bench.totals() == {"pending": 5}
+    bench.until(lambda: len(caplog.records) == 2)
+    assert [record.levelname for record in caplog.records] == ["ERROR", "ERROR"]  # a new reason is said too
+    bench.outbox.is_broken = False
+    bench.advance(10)
+    bench.until_totals(delivered=5)
+    assert len(box.records) == 5
+
+
+def test_a_failure_that_cannot_be_written_down_is_tried_again_no_sooner(bench):
+    bench.outbox = bench.outbox_kit._opened[0] = forgetful(bench)
+    box = bench.sink()
+    box.script(*always("fail"))
+    bench.add("E-1")
+    bench.start(chance=0.99)
+    bench.until(lambda: len(box.tries) == 3)  # after one second, and two more
+    threading.Event().wait(0.3)
+    assert len(box.tries) == 3
+
+
+def forgetful(bench):
+    bench.outbox.close()
+    return ForgetfulOutbox(bench.directory, max_bytes=2**26, keep_delivered_seconds=3_600, now=bench.outbox_kit.now)
+
+
+def test_a_worker_survives_an_outbox_that_cannot_be_read_for_a_while(bench, caplog):
+    class Unreadable(ForgetfulOutbox):
+        def due(self, *arguments, **options):
+            if self.is_broken:
+                raise OutboxError("The outbox failed: disk on fire.")
+            return super().due(*arguments, **options)
+
+    bench.outbox.close()
+    bench.outbox = Unreadable(bench.directory, max_bytes=2**26, keep_delivered_seconds=3_600)
+    bench.outbox_kit._opened[0] = bench.outbox
+    box = bench.sink()
+    bench.add("E-1")
+    bench.start()
+    bench.until(lambda: caplog.records)
+    bench.outbox.is_broken = False
+    box.wait_for(1, 10)
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert caplog.records[0].exc_info
+
+
+def test_nobody_is_called_any_more_when_what_they_were_called_for_is_given_up(bench):
+    box = bench.sink()
+    box.script(*always(raising(DeliveryFailed("401", needs_attention=True))))
+    bench.add("E-1")
+    bench.start(chance=1.0)
+    bench.until(lambda: bench.sample("sink_needs_attention") == 1)
+    OutboxFile(bench.directory).discard("s")
+    bench._workers["s"].nudge()
+    bench.until(lambda: bench.sample("sink_needs_attention") == 0)
+    assert box.tries

@@ -1,0 +1,263 @@
+"""What a worker sends, in which order, and what becomes of what its sink refuses."""
+
+import random
+import threading
+
+import pytest
+from delivery_kit import DeliveryKit
+
+from bridge.errors import DeliveryFailed, DeliveryRejected
+from bridge.sink import Sink
+from bridge.testing.sinks import MemorySink, ScriptedSink
+
+# By path: the directories of tests are no packages.
+
+
+class OneEventABatch(ScriptedSink):
+    batch_by_event = True
+
+
+@pytest.fixture
+def bench(kit):
+    bench = DeliveryKit(kit)
+    yield bench
+    bench.close()
+
+
+def ids(records):
+    return [record.event.event_id for record in records]
+
+
+def refuse(*event_ids, named=False, error=DeliveryRejected):
+    """Return an outcome that refuses every batch with one of these events."""
+
+    def outcome(batch):
+        culprits = [record for record in batch if record.event.event_id in event_ids]
+        if culprits:
+            raise error("no", culprits) if named else error("no")
+
+    return outcome
+
+
+def always(outcome):
+    return [outcome] * 10_000
+
+
+def test_records_are_sent_as_they_come_and_marked_delivered(bench):
+    box = bench.sink()
+    bench.add("before")
+    bench.start()
+    box.wait_for(1, 10)
+    bench.add("after")
+    assert ids(box.wait_for(2, 10)) == ["before", "after"]
+    bench.until_totals(delivered=2)
+
+
+def test_urgent_records_go_first_and_their_event_in_order(bench):
+    box = bench.sink()
+    bench.add("E-1", "E-2")
+    bench.add("P-1")
+    bench.add("P-1", urgent=True)
+    bench.start()
+    records = box.wait_for(4, 10)
+    assert ids(records) == ["P-1", "P-1", "E-1", "E-2"]
+    assert records[0].sequence < records[1].sequence
+
+
+@pytest.mark.parametrize("max_batch", [1, 7])
+@pytest.mark.parametrize("sink_class", [ScriptedSink, OneEventABatch])
+def test_under_random_failures_nothing_is_lost_and_no_event_is_out_of_order(bench, sink_class, max_batch):
+    chance = random.Random(max_batch)
+
+    def unreliable(batch):
+        assert len(batch) <= max_batch
+        assert not sink_class.batch_by_event or len(set(ids(batch))) == 1
+        if chance.random() < 0.25:
+            raise chance.choice([DeliveryFailed("busy"), OSError("reset"), DeliveryFailed("wait", retry_after=0.05)])
+
+    box = bench.sink(sink_class=ScriptedSink, max_batch=max_batch)
+    bench._classes["s"] = sink_class
+    box.script(*always(unreliable))
+    names = [f"E-{number}" for number in range(12)]
+    bench.add(*names)
+    bench.start()
+    for _ in range(7):
+        bench.add(*names)
+    records = box.wait_for(96, 60)
+    bench.until_totals(delivered=96)
+    by_event = {name: [record.sequence for record in records if record.event.event_id == name] for name in names}
+    assert all(sequences == sorted(set(sequences)) for sequences in by_event.values())
+    assert sorted(record.sequence for record in records) == list(range(1, 97))
+
+
+@pytest.mark.parametrize("urgent", [False, True])
+@pytest.mark.parametrize("max_batch", [1, 10])
+def test_two_events_that_always_fail_do_not_stop_the_others(bench, max_batch, urgent):
+    box = bench.sink(max_batch=max_batch)
+    box.script(*always(refuse("P-1", "P-2", error=DeliveryFailed)))
+    bench.add("P-1", "P-2", urgent=urgent)
+    for _ in range(3):
+        bench.add("P-1", *(f"E-{number}" for number in range(40)))
+    bench.start()
+    box.wait_for(120, 20)
+    bench.until_totals(delivered=120, pending=5)
+
+
+def test_an_event_that_always_fails_in_mixed_batches_costs_the_others_little(bench):
+    box = bench.sink(max_batch=10)
+    box.script(*always(refuse("P-1", error=DeliveryFailed)))
+    bench.add("P-1", *(f"E-{number}" for number in range(200)))
+    bench.start()
+    box.wait_for(200, 20)
+    assert len(box.tries) < 50
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("sink_class", [ScriptedSink, OneEventABatch])
+def test_of_a_rejected_batch_only_the_culprit_is_parked(bench, sink_class, named):
+    box = bench.sink(max_batch=100)
+    bench._classes["s"] = sink_class
+    box.script(*always(refuse("bad", named=named)))
+    bench.add("E-1", "bad", "E-2")
+    bench.add("E-1", "E-2")
+    bench.start()
+    assert sorted(ids(box.wait_for(4, 10))) == ["E-1", "E-1", "E-2", "E-2"]
+    bench.until_totals(delivered=4, parked=1)
+
+
+def test_after_a_rejected_batch_every_record_goes_alone_and_later_ones_together(bench):
+    box = bench.sink(max_batch=100)
+    box.script("reject")
+    bench.add("E-1", "E-2", "E-3")
+    bench.start()
+    box.wait_for(3, 10)
+    assert [len(each) for each in box.tries] == [3, 1, 1, 1]
+    bench.add("E-4", "E-5")
+    box.wait_for(5, 10)
+    assert [len(each) for each in box.tries][4:] == [2]
+
+
+@pytest.mark.parametrize("culprits", [["of another batch"], [object()], [[]]], ids=["text", "object", "list"])
+def test_a_single_record_that_is_rejected_is_parked_whatever_the_sink_names(bench, culprits):
+    def outcome(_batch):
+        raise DeliveryRejected("no", culprits)
+
+    box = bench.sink(max_batch=2)
+    box.script(outcome, outcome, outcome)
+    bench.add("E-1", "E-2")
+    bench.start()
+    bench.until_totals(parked=2)
+    assert len(box.tries) == 3
+
+
+def test_a_sink_may_name_the_refused_records_by_id(bench):
+    def outcome(batch):
+        raise DeliveryRejected("no", [batch[1].id])
+
+    box = bench.sink(max_batch=3)
+    box.script(outcome)
+    bench.add("E-1", "E-2", "E-3")
+    bench.start()
+    assert ids(box.wait_for(2, 10)) == ["E-1", "E-3"]
+    bench.until_totals(delivered=2, parked=1)
+
+
+def test_a_parked_record_does_not_block_its_event(bench):
+    box = bench.sink()
+    box.script("reject")
+    bench.add("E-1")
+    bench.add("E-1")
+    bench.start()
+    assert [record.sequence for record in box.wait_for(1, 10)] == [2]
+    bench.until_totals(delivered=1, parked=1)
+
+
+def test_a_parked_record_that_a_person_retries_is_sent_late(bench):
+    box = bench.sink()
+    box.script("reject")
+    bench.add("E-1")
+    bench.start()
+    bench.until_totals(parked=1)
+    bench.retry()
+    box.wait_for(1, 10)
+    bench.until_totals(delivered=1)
+
+
+def raising(error):
+    def outcome(_batch):
+        raise error
+
+    return outcome
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), ZeroDivisionError()], ids=repr)
+def test_whatever_a_sink_raises_is_tried_again(bench, error):
+    box = bench.sink()
+    box.script(raising(error))
+    bench.add("E-1")
+    bench.start()
+    box.wait_for(1, 10)
+    bench.until_totals(delivered=1)
+    assert bench.sample("sink_retries_total", reason="exception") == 1
+
+
+def test_a_sink_that_cannot_be_built_is_built_again(bench):
+    class Stubborn(Sink):
+        built = 0
+
+        def __init__(self, config):
+            super().__init__(config)
+            Stubborn.built += 1
+            if Stubborn.built < 3:
+                raise SystemExit("no driver")
+
+        def send(self, batch):
+            pass
+
+    bench.sink(sink_class=Stubborn)
+    bench.add("E-1")
+    bench.start()
+    bench.until_totals(delivered=1)
+    assert Stubborn.built == 3
+
+
+def test_a_send_that_hangs_is_cut_and_the_sink_works_again_when_it_recovers(bench):
+    box = bench.sink(timeout_seconds=0.2)
+    box.script("hang", "hang", "hang")
+    bench.add("E-1")
+    before = threading.active_count()
+    bench.start()
+    box.wait_for(1, 20)
+    bench.until_totals(delivered=1)
+    bench.until(lambda: threading.active_count() <= before + 2)
+
+
+def test_a_sink_that_hangs_does_not_delay_another(bench):
+    hung, healthy = bench.sink("hung", timeout_seconds=30.0), bench.sink("healthy", MemorySink)
+    hung.script("hang")
+    bench.start("hung")
+    bench.start("healthy")
+    bench.add("E-0")
+    bench.until(lambda: hung.tries)
+    for number in range(50):
+        bench.add(f"E-{number + 1}")
+        healthy.wait_for(number + 1, 10)
+    healthy.wait_for(51, 10)
+    assert bench.totals("hung") == {"pending": 51}
+
+
+def test_a_preempt_that_comes_after_ten_thousand_records_goes_next(bench):
+    at_the_gate, gate = threading.Event(), threading.Event()
+
+    def wait_at_the_gate(_batch):
+        at_the_gate.set()
+        gate.wait(60)
+
+    box = bench.sink(timeout_seconds=60.0)
+    box.script(wait_at_the_gate)
+    bench.outbox_kit.fill(bench.outbox, 10_000, events=1_000)
+    bench.start()
+    assert at_the_gate.wait(10)
+    bench.add("P-1", urgent=True)
+    gate.set()
+    assert ids(box.wait_for(2, 10))[1] == "P-1"

@@ -1,0 +1,183 @@
+"""What the agent says of itself: only its own loops make it unhealthy, and everything that hurts makes it not ready."""
+
+import json
+import os
+import sys
+import threading
+from concurrent.futures import Future
+from datetime import datetime, timezone
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from bridge.health.reporter import HealthReporter
+from bridge.metrics.metrics import Metrics
+from bridge.outbox.deliveries import PARKED
+from bridge.outbox.outbox import Outbox, Outcome
+from bridge.system.loop_watch import LoopWatch
+
+
+class Polled:
+    def __init__(self):
+        self.silent_seconds = 0.4
+        self.gap_seconds = 10.0
+        self.good_at = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
+
+
+class Clock:
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def pulses(clock):
+    return {"poll": LoopWatch(clock), "delivery:webhook": LoopWatch(clock)}
+
+
+@pytest.fixture
+def metrics():
+    return Metrics()
+
+
+@pytest.fixture
+def now():
+    return Clock()
+
+
+@pytest.fixture
+def overview(tmp_path, metrics, pulses, now):
+    now.seconds = 1_800_000_000.0
+    outbox = Outbox(
+        tmp_path,
+        max_bytes=2**22,
+        keep_delivered_seconds=60,
+        now=lambda: datetime.fromtimestamp(now.seconds, timezone.utc),
+    )
+    outbox.configure(lambda _record, _name: ["webhook", "old"], ["webhook", "old"], labels={}).result()
+    seen = HealthReporter(
+        outbox=outbox,
+        metrics=metrics,
+        directory=tmp_path,
+        pulses=lambda: pulses,
+        sinks=lambda: ["webhook"],
+        clock=now,
+    )
+    seen.polled = Polled()
+    metrics.register_totals(seen.totals)
+    yield seen
+    outbox.close()
+
+
+def ready(overview):
+    answer = overview.readyz()
+    report = json.loads(answer.body)
+    assert answer.status == (503 if report["reasons"] else 200)
+    assert report["status"] == ("not_ready" if report["reasons"] else "ready")
+    return report
+
+
+def test_agent_is_healthy_while_its_loops_turn_in_time(overview, pulses, clock):
+    pulses["poll"].promise_call(150)
+    pulses["delivery:webhook"].promise(300)
+    clock.seconds = 190
+    answer = overview.healthz()
+    assert (answer.status, json.loads(answer.body)) == (200, {"status": "ok", "late": {}})
+
+
+def test_loop_that_is_stuck_makes_it_unhealthy_until_it_turns(overview, pulses, clock):
+    pulses["poll"].promise_call(5)
+    clock.seconds = 100
+    answer = overview.healthz()
+    assert (answer.status, json.loads(answer.body)) == (503, {"status": "stuck", "late": {"poll": 64.5}})
+    pulses["poll"].promise(1)
+    assert overview.healthz().status == 200
+
+
+def test_no_peers_fault_makes_it_unhealthy(overview, metrics, now):
+    overview.polled.silent_seconds = 1e6
+    metrics.sink("webhook").set_needs_attention(needed=True)
+    overview._outbox.heartbeat(incarnation=1).result()
+    now.seconds += 1e6
+    assert len(ready(overview)["reasons"]) == 3
+    assert overview.healthz().status == 200
+
+
+def test_agent_is_ready_when_it_sees_and_every_sink_takes(overview):
+    overview.vm_name = lambda: "vm1"
+    report = ready(overview)
+    assert report["reasons"] == []
+    assert (report["last_good_poll_at"], report["last_good_poll_seconds_ago"]) == ("2026-11-20T11:00:00.000Z", 0.4)
+    assert (report["vm"], report["state_in_memory"]) == ("vm1", False)
+    assert report["stream_id"] == overview._outbox.state().result().stream_id
+
+
+@pytest.mark.parametrize(
+    ("silent_seconds", "reason"),
+    [(None, "IMDS has not answered yet."), (10.5, "IMDS answered last 10 s ago."), (9.9, None)],
+)
+def test_agent_that_does_not_see_is_not_ready(overview, silent_seconds, reason):
+    overview.polled.silent_seconds = silent_seconds
+    assert ready(overview)["reasons"] == [reason] * bool(reason)
+
+
+def test_record_that_waits_too_long_makes_it_not_ready_until_it_is_gone(overview, now):
+    [record] = overview._outbox.heartbeat(incarnation=1).result()
+    now.seconds += 300
+    assert ready(overview)["oldest_pending_seconds"] == 300
+    assert ready(overview)["reasons"] == []
+    now.seconds += 1
+    assert ready(overview)["reasons"] == ["Sink webhook is stuck: its oldest record has waited 301 s."]
+    overview._outbox.settle("webhook", [Outcome(sequence=record.sequence, state=PARKED)]).result()
+    report = ready(overview)
+    assert report["reasons"] == []
+    assert report["sinks"]["webhook"]["parked"] == 1
+    # What a sink that is configured no more is owed is listed, but delays no rollout.
+    assert report["sinks"]["old"]["oldest_pending_seconds"] == 301
+
+
+def test_outbox_in_memory_is_not_ready(overview, monkeypatch):
+    account = overview._outbox.account().result()
+    in_memory: Future[object] = Future()
+    in_memory.set_result(msgspec.structs.replace(account, in_memory=True))
+    monkeypatch.setattr(overview, "_outbox", SimpleNamespace(account=lambda: in_memory))
+    report = ready(overview)
+    assert (report["state_in_memory"], report["reasons"]) == (True, ["The disk refuses, so the outbox is in memory."])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="names are text there")
+def test_directory_that_is_no_text_can_be_shown(overview):
+    overview._directory = Path(os.fsdecode(b"/srv/b\xff"))
+    assert ready(overview)["state_directory"] == "/srv/b\ufffd"
+
+
+def test_sink_that_needs_a_person_makes_it_not_ready_until_it_answers(overview, metrics):
+    metrics.sink("webhook").set_needs_attention(needed=True)
+    assert ready(overview)["reasons"] == ["Sink webhook needs a person; `status` shows its last error."]
+    assert ready(overview)["sinks"]["webhook"]["needs_attention"] is True
+    metrics.sink("webhook").set_needs_attention(needed=False)
+    assert ready(overview)["reasons"] == []
+
+
+def test_outbox_that_does_not_answer_is_said_in_time(overview):
+    released = threading.Event()
+    held: Future[None] = overview._outbox._writer.read(lambda _store: released.wait(30))
+    try:
+        assert ready(overview)["reasons"] == ["The outbox did not answer within 2 s."]
+        assert overview.healthz().status == 200
+        scrape = overview.scrape().body.decode()
+        assert "scheduled_events_bridge_polls_total" in scrape
+        assert "scheduled_events_bridge_sink_accepted_total{" not in scrape
+    finally:
+        released.set()
+        held.result()
+    assert ready(overview)["reasons"] == []

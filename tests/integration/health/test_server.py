@@ -1,0 +1,173 @@
+"""The status listener, over real sockets: it answers, it is not held up, it lets go of its port."""
+
+import logging
+import socket
+import threading
+import time
+from contextlib import ExitStack, suppress
+
+import pytest
+import requests
+
+from bridge.health.server import Answer, HealthServer
+
+
+def page():
+    return Answer(body=b'{"status":"ok"}\n')
+
+
+def broken():
+    raise RuntimeError("no")
+
+
+@pytest.fixture
+def listener():
+    listening = HealthServer("127.0.0.1", 0, {"/healthz": page, "/broken": broken})
+    listening.open()
+    yield listening
+    listening.close()
+
+
+def get(listening, path, method="GET"):
+    return requests.request(method, f"http://127.0.0.1:{listening.port}{path}", timeout=10)
+
+
+def ended(peer):
+    try:
+        return peer.recv(10) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_page_is_answered(listener):
+    answer = get(listener, "/healthz?verbose")
+    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.headers["Cache-Control"] == "no-store"
+
+
+def test_head_has_no_body(listener):
+    answer = get(listener, "/healthz", "HEAD")
+    assert (answer.status_code, answer.content, answer.headers["Content-Length"]) == (200, b"", "16")
+
+
+def test_unknown_path_says_what_there_is(listener):
+    answer = get(listener, "/")
+    assert (answer.status_code, answer.text) == (404, "There is /broken, /healthz.\n")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_nothing_can_be_written(listener, method):
+    assert get(listener, "/healthz", method).status_code == 501
+
+
+def test_page_that_fails_is_a_500_and_said(listener, caplog):
+    answer = get(listener, "/broken")
+    assert (answer.status_code, "RuntimeError" in answer.text) == (500, False)
+    assert "RuntimeError" in caplog.text
+    assert get(listener, "/healthz").status_code == 200
+
+
+def test_peers_that_never_finish_keep_no_probe_out(listener):
+    with ExitStack() as stack:
+        for _ in range(60):
+            peer = stack.enter_context(socket.create_connection(("127.0.0.1", listener.port)))
+            peer.sendall(b"GET /healthz HTTP/1.1\r\nX-Slow: ")
+            assert get(listener, "/healthz").status_code == 200
+        assert answering() <= 17
+
+
+def test_burst_of_peers_that_drip_leaves_sixteen(listener):
+    with ExitStack() as stack:
+        for _ in range(4):
+            peers = [stack.enter_context(socket.create_connection(("127.0.0.1", listener.port))) for _ in range(64)]
+            for peer in peers:
+                with suppress(OSError):
+                    peer.sendall(b"G")
+        deadline = time.monotonic() + 10
+        while answering() > 17:
+            assert time.monotonic() < deadline, answering()
+            time.sleep(0.05)
+        assert get(listener, "/healthz").status_code == 200
+
+
+def answering():
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def test_rubbish_is_refused_and_forgotten(listener):
+    for rubbish in (b"\x16\x03\x01\x02\x00", b"GET\r\n\r\n", b"\n" * 10, b"A" * 100_000):
+        with socket.create_connection(("127.0.0.1", listener.port)) as peer:
+            try:
+                peer.sendall(rubbish)
+                peer.shutdown(socket.SHUT_WR)
+                peer.recv(1000)
+            except OSError:
+                pass
+    assert get(listener, "/healthz").status_code == 200
+
+
+def test_port_that_is_taken_is_said_once_and_had_when_it_is_free(caplog):
+    caplog.set_level(logging.INFO)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listening = HealthServer("127.0.0.1", taken.getsockname()[1], {"/healthz": page})
+        listening.open()
+        listening.open()
+        assert listening.port is None
+        assert [record.levelname for record in caplog.records] == ["ERROR"]
+    listening._next_try = 0.0
+    listening.open()
+    try:
+        assert get(listening, "/healthz").status_code == 200
+        assert "The port of status.listen is there now." in caplog.text
+    finally:
+        listening.close()
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b", "x" * 64])
+def test_name_that_means_nothing_is_said_and_no_more(caplog, host):
+    listening = HealthServer(host, 9464, {"/healthz": page})
+    listening.open()
+    assert listening.port is None
+    assert host in caplog.text
+    listening.close()
+
+
+def test_resolver_that_hangs_holds_nobody_up(monkeypatch, caplog):
+    release = threading.Event()
+    here = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [here] if release.wait(30) else [])
+    listening = HealthServer("myhost", 9464, {"/healthz": page})
+    started = time.monotonic()
+    listening.open()
+    assert time.monotonic() - started < 5
+    assert "not found within" in caplog.text
+    release.set()
+
+
+def test_close_is_quick_ends_connections_and_frees_the_port(listener):
+    port = listener.port
+    with socket.create_connection(("127.0.0.1", port)) as peer:
+        peer.sendall(b"GET ")
+        started = time.monotonic()
+        listener.close()
+        assert time.monotonic() - started < 1.0
+        peer.settimeout(5)
+        assert ended(peer)
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+    listener.close()
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="there is no IPv6 here")
+def test_ipv6_is_listened_on():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("there is no IPv6 loopback here")
+    listening = HealthServer("::1", 0, {"/healthz": page})
+    listening.open()
+    try:
+        assert requests.get(f"http://[::1]:{listening.port}/healthz", timeout=10).status_code == 200
+    finally:
+        listening.close()

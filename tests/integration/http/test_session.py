@@ -1,0 +1,439 @@
+"""A call ends by its deadline whatever the peer does, and leaves nothing behind."""
+
+import contextlib
+import queue
+import socket
+import ssl
+import threading
+import time
+from datetime import datetime, timedelta, timezone
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+import requests
+import responses
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from bridge.errors import DeadlineExceeded
+from bridge.http.session import DeadlineSession, ResponseTooLarge, retry_after_seconds
+
+DEADLINE = 0.25
+LIMIT = DEADLINE * 1.1 + 0.15
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+class Peer:
+    """A TCP server that runs *behaviour* on each connection, in a thread of its own, until the test is over."""
+
+    def __init__(self, behaviour):
+        self.stop = threading.Event()
+        self.requests = queue.Queue()
+        self._behaviour = behaviour
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._connections = []
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    @property
+    def port(self):
+        return self._listener.getsockname()[1]
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}/path"
+
+    @property
+    def accepted(self):
+        return len(self._connections)
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while not self.stop.is_set():
+                connection, _ = self._listener.accept()
+                self._connections.append(connection)
+                self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
+                self._threads[-1].start()
+
+    def _serve(self, connection):
+        with contextlib.suppress(OSError), connection:
+            self._behaviour(self, connection, len(self._connections))
+
+    def read_request(self, connection):
+        """Return the next request with its body, b"" when the client hung up."""
+        received = b""
+        while b"\r\n\r\n" not in received:
+            part = connection.recv(65536)
+            if not part:
+                return b""
+            received += part
+        self.requests.put(received)
+        return received
+
+    def close(self):
+        self.stop.set()
+        for end in (self._listener, *self._connections):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        for thread in self._threads:
+            thread.join(10)
+
+
+def silent(_peer, connection, _):
+    while connection.recv(65536):
+        pass
+
+
+def drip_header(peer, connection, _):
+    peer.read_request(connection)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nX-Long: ")
+    while not peer.stop.wait(0.05):
+        connection.sendall(b"x")
+
+
+def drip_body(peer, connection, _):
+    peer.read_request(connection)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+    while not peer.stop.wait(0.05):
+        connection.sendall(b"x")
+
+
+def drip_body_until_close(peer, connection, _):
+    peer.read_request(connection)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+    while not peer.stop.wait(0.05):
+        connection.sendall(b"x")
+
+
+def drip_chunks(peer, connection, _):
+    peer.read_request(connection)
+    connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    while not peer.stop.wait(0.05):
+        connection.sendall(b"1\r\nx\r\n")
+
+
+def hear_and_say_nothing(peer, connection, number):
+    peer.read_request(connection)
+    silent(peer, connection, number)
+
+
+def never_read(peer, _connection, _):
+    peer.stop.wait(60)
+
+
+def answer(peer, connection, _):
+    while peer.read_request(connection):
+        connection.sendall(OK)
+
+
+@pytest.fixture
+def start():
+    peers = []
+
+    def begin(behaviour):
+        peers.append(Peer(behaviour))
+        return peers[-1]
+
+    yield begin
+    for peer in peers:
+        peer.close()
+
+
+@pytest.fixture
+def session():
+    with DeadlineSession() as each:
+        yield each
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A certificate for 127.0.0.1 that signs itself, and the context of a server that has it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(timezone.utc)
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    file = tmp_path_factory.mktemp("tls") / "server.pem"
+    pkcs8, unencrypted = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    pem = serialization.Encoding.PEM
+    file.write_bytes(signed.public_bytes(pem) + key.private_bytes(pem, pkcs8, unencrypted))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+    return file, context
+
+
+def descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def seconds_of(call):
+    began = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        call()
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    "behaviour", [silent, drip_header, drip_body, drip_body_until_close, drip_chunks], ids=lambda each: each.__name__
+)
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_peer_that_never_finishes_is_cut_at_the_deadline(start, session, behaviour, method):
+    peer = start(behaviour)
+    assert seconds_of(lambda: session.request(method, peer.url, data=b"x", deadline_seconds=DEADLINE)) < LIMIT
+
+
+def test_a_peer_that_takes_nothing_off_the_wire_is_cut_at_the_deadline(start, session):
+    peer = start(never_read)
+    body = b"x" * 30_000_000
+    assert seconds_of(lambda: session.request("POST", peer.url, data=body, deadline_seconds=DEADLINE)) < LIMIT
+
+
+def test_a_silent_tls_handshake_is_cut_at_the_deadline(start, session):
+    url = f"https://127.0.0.1:{start(silent).port}/"
+    assert seconds_of(lambda: session.request("GET", url, deadline_seconds=DEADLINE)) < LIMIT
+
+
+@pytest.mark.parametrize("behaviour", [silent, drip_header, drip_body], ids=lambda each: each.__name__)
+def test_tls_changes_nothing(start, session, certificate, behaviour):
+    file, context = certificate
+
+    def under_tls(peer, connection, number):
+        with context.wrap_socket(connection, server_side=True) as wrapped:
+            behaviour(peer, wrapped, number)
+
+    url = f"https://127.0.0.1:{start(under_tls).port}/"
+    assert seconds_of(lambda: session.request("GET", url, verify=str(file), deadline_seconds=DEADLINE)) < LIMIT
+
+
+def test_a_connection_under_tls_is_kept_between_calls(start, session, certificate):
+    file, context = certificate
+
+    def under_tls(peer, connection, number):
+        with context.wrap_socket(connection, server_side=True) as wrapped:
+            answer(peer, wrapped, number)
+
+    peer = start(under_tls)
+    session.verify = str(file)
+    for _ in range(3):
+        url = f"https://127.0.0.1:{peer.port}/"
+        assert session.request("GET", url, deadline_seconds=5).content == b"ok"
+    assert peer.accepted == 1
+
+
+def test_a_name_with_several_addresses_is_tried_until_one_answers(start, session):
+    url = start(answer).url.replace("127.0.0.1", "localhost")
+    assert session.request("GET", url, deadline_seconds=5).content == b"ok"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
+@pytest.mark.parametrize("behaviour", [silent, drip_header, drip_body], ids=lambda each: each.__name__)
+def test_twenty_cuts_in_a_row_leave_no_thread_and_no_socket(start, session, behaviour):
+    seconds_of(lambda: session.request("GET", start(silent).url, deadline_seconds=0.05))  # the watchdog is there now
+    threads, files = threading.active_count(), descriptors()
+    peer = start(behaviour)
+    url = peer.url if behaviour is not silent else f"https://127.0.0.1:{peer.port}/"
+    longest = max(seconds_of(lambda: session.request("GET", url, deadline_seconds=0.1)) for _ in range(20))
+    session.close()
+    peer.close()
+    assert longest < 0.1 * 1.1 + 0.15
+    assert threading.active_count() <= threads
+    assert descriptors() <= files
+
+
+def test_the_call_after_a_cut_works_on_a_new_connection(start, session):
+    def first_silent(peer, connection, number):
+        (silent if number == 1 else answer)(peer, connection, number)
+
+    peer = start(first_silent)
+    seconds_of(lambda: session.request("GET", peer.url, deadline_seconds=DEADLINE))
+    assert session.request("GET", peer.url, deadline_seconds=5).content == b"ok"
+    assert peer.accepted == 2
+
+
+def test_a_connection_is_kept_between_calls(start, session):
+    peer = start(answer)
+    for _ in range(5):
+        response = session.request("GET", peer.url, deadline_seconds=5)
+    assert (response.status_code, response.text, peer.accepted) == (200, "ok", 1)
+
+
+def wait_in_vain(session, url):
+    with pytest.raises(requests.ConnectionError, match="closed"):
+        session.request("GET", url, deadline_seconds=60)
+
+
+def test_a_long_deadline_does_not_hide_a_short_one_of_another_thread(start):
+    peer = start(hear_and_say_nothing)
+    with DeadlineSession() as patient, DeadlineSession() as hurried:
+        waiting = threading.Thread(target=wait_in_vain, args=(patient, peer.url))
+        waiting.start()
+        peer.requests.get(timeout=10)
+        assert seconds_of(lambda: hurried.request("GET", peer.url, deadline_seconds=DEADLINE)) < LIMIT
+        assert waiting.is_alive()
+        patient.close()
+        waiting.join(10)
+        assert not waiting.is_alive()
+
+
+def test_closing_a_session_breaks_off_its_call_in_another_thread(start):
+    peer = start(hear_and_say_nothing)
+    session = DeadlineSession()
+    raised = queue.Queue()
+
+    def call():
+        try:
+            session.request("GET", peer.url, deadline_seconds=60)
+        except requests.ConnectionError as exc:
+            raised.put(exc)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    peer.requests.get(timeout=10)
+    session.close()
+    assert "closed" in str(raised.get(timeout=10))
+    thread.join(10)
+
+
+def hang_up_on_the_second_request(peer, connection, number):
+    peer.read_request(connection)
+    connection.sendall(OK)
+    if number == 1:
+        peer.read_request(connection)  # and not a byte of answer: what a server does that just gave up on us
+    else:
+        answer(peer, connection, number)
+
+
+def test_a_get_on_a_connection_that_went_stale_is_sent_once_more(start, session):
+    peer = start(hang_up_on_the_second_request)
+    session.request("GET", peer.url, deadline_seconds=5)
+    assert session.request("GET", peer.url, deadline_seconds=5).content == b"ok"
+    assert peer.accepted == 2
+
+
+def test_a_post_on_a_connection_that_went_stale_is_never_sent_twice(start, session):
+    peer = start(hang_up_on_the_second_request)
+    session.request("GET", peer.url, deadline_seconds=5)
+    with pytest.raises(requests.ConnectionError):
+        session.request("POST", peer.url, data=b"x", deadline_seconds=5)
+    assert (peer.requests.qsize(), peer.accepted) == (2, 1)
+
+
+def test_a_get_that_a_new_connection_drops_is_not_sent_again(start, session):
+    peer = start(lambda peer, connection, _: peer.read_request(connection))
+    with pytest.raises(requests.ConnectionError):
+        session.request("GET", peer.url, deadline_seconds=5)
+    assert peer.requests.qsize() == 1
+
+
+def test_a_connection_closed_while_idle_is_replaced_even_for_a_post(start, session):
+    closed = threading.Event()
+
+    def once(peer, connection, _):
+        peer.read_request(connection)
+        connection.sendall(OK)
+        connection.shutdown(socket.SHUT_RDWR)
+        closed.set()
+
+    peer = start(once)
+    session.request("POST", peer.url, data=b"1", deadline_seconds=5)
+    assert closed.wait(10)
+    assert session.request("POST", peer.url, data=b"2", deadline_seconds=5).content == b"ok"
+    assert peer.accepted == 2
+
+
+def test_redirects_are_not_followed(start, session):
+    redirect = b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n"
+    peer = start(lambda peer, connection, _: (peer.read_request(connection), connection.sendall(redirect)))
+    assert session.request("GET", peer.url, deadline_seconds=5).status_code == 302
+    assert peer.requests.qsize() == 1
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 5000", b"Connection: close"])
+def test_a_body_over_the_limit_is_refused(start, session, framing):
+    def large(peer, connection, _):
+        peer.read_request(connection)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\n\r\n" + b"x" * 5000)
+
+    url = start(large).url
+    with pytest.raises(ResponseTooLarge, match="4999"):
+        session.request("GET", url, deadline_seconds=5, max_body_bytes=4999)
+    assert len(session.request("GET", url, deadline_seconds=5, max_body_bytes=5000).content) == 5000
+
+
+def test_environment_proxies_are_ignored(start, session, monkeypatch):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    assert session.request("GET", start(answer).url, deadline_seconds=5).content == b"ok"
+
+
+def test_a_proxy_that_is_set_is_used_and_cut_too(start, session):
+    proxy = start(answer)
+    proxies = {"http": f"http://127.0.0.1:{proxy.port}", "https": f"http://127.0.0.1:{start(silent).port}"}
+    assert session.request("GET", "http://example.invalid/x", proxies=proxies, deadline_seconds=5).content == b"ok"
+    assert proxy.requests.get(timeout=10).startswith(b"GET http://example.invalid/x ")
+    assert (
+        seconds_of(
+            lambda: session.request("GET", "https://example.invalid/", proxies=proxies, deadline_seconds=DEADLINE)
+        )
+        < LIMIT
+    )
+
+
+def test_a_refused_connection_is_said_at_once(session):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(requests.ConnectionError):
+        session.request("GET", f"http://127.0.0.1:{port}/", deadline_seconds=60)
+
+
+def test_a_message_does_not_give_away_what_a_url_holds(start, session):
+    url = start(silent).url.replace("http://", "http://user:hunter2@") + "/hunter2?sig=hunter2"
+    with pytest.raises(DeadlineExceeded) as caught:
+        session.request("GET", url, deadline_seconds=0.05)
+    assert "hunter2" not in str(caught.value)
+    assert "127.0.0.1" in str(caught.value)
+
+
+@pytest.mark.parametrize("deadline", [0, -1, float("inf"), float("nan")])
+def test_a_call_without_an_end_is_refused(session, deadline):
+    with pytest.raises(ValueError, match="deadline_seconds"):
+        session.request("GET", "http://127.0.0.1/", deadline_seconds=deadline)
+
+
+@responses.activate
+def test_the_responses_library_can_stand_in_for_the_network(session):
+    responses.post("https://example.invalid/hook", json={"fine": True}, status=202)
+    answered = session.request("POST", "https://example.invalid/hook", json={}, deadline_seconds=1)
+    assert (answered.status_code, answered.json()) == (202, {"fine": True})
+    responses.get("https://example.invalid/slow", body=requests.ReadTimeout())
+    with pytest.raises(DeadlineExceeded):
+        session.request("GET", "https://example.invalid/slow", deadline_seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("7", 7),
+        (" 120 ", 120),
+        ("Fri, 20 Nov 2026 11:01:00 GMT", 60),
+        ("Fri, 20 Nov 2026 10:00:00 GMT", 0),
+        ("", None),
+        ("-1", None),
+        ("1.5", None),
+        ("soon", None),
+        ("\u0662", None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(text, seconds):
+    now = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
+    assert retry_after_seconds({"Retry-After": text}, now=now) == seconds
+
+
+def test_no_retry_after_is_null():
+    assert retry_after_seconds({}) is None

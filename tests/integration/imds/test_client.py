@@ -1,0 +1,327 @@
+"""The metadata service over real HTTP: what is sent, and what every answer means."""
+
+import json
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from bridge.errors import ConfigurationError, DocumentInvalid, ImdsStatus, ImdsUnreachable
+from bridge.imds.client import OFF_AFTER_SECONDS, ImdsClient
+from bridge.testing import Machine, Simulator
+
+EMPTY = b'{"DocumentIncarnation": 1, "Events": []}'
+ONE = b'{"DocumentIncarnation": 2, "Events": [{"EventId": "E-1", "EventStatus": "Scheduled"}]}'
+VERSIONS = ["2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
+
+
+class Service(ThreadingHTTPServer):
+    """Answers with `answers` in turn, the last of them for ever; an answer is (status, headers, body)."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers = [(200, {}, EMPTY)]
+        self.received = []
+        self.silent = threading.Event()
+        self.release = threading.Event()
+        self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02})
+        self.thread.start()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 20
+
+    def do_GET(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.received.append((self.command, self.path, dict(self.headers), body))
+        answers = self.server.answers
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if answer == "silence":
+            self.server.silent.set()
+            self.server.release.wait(20)
+            self.close_connection = True
+            return
+        status, headers, body = answer
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self):
+        self.do_GET()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def service():
+    with Service() as server:
+        yield server
+        server.release.set()
+        server.shutdown()
+        server.thread.join()
+
+
+@pytest.fixture
+def connect(service):
+    clients = []
+
+    def begin(**changes):
+        settings = {
+            "endpoint": service.url,
+            "api_version": "2020-07-01",
+            "timeout_seconds": 5.0,
+            "first_timeout_seconds": 20.0,
+        }
+        clients.append(ImdsClient(**{**settings, **changes}))
+        return clients[-1]
+
+    yield begin
+    for client in clients:
+        client.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_poll_asks_as_the_service_wants_it(service, connect, version):
+    connect(api_version=version).fetch()
+    ((method, path, headers, body),) = service.received
+    assert (method, path, body) == ("GET", f"/metadata/scheduledevents?api-version={version}", b"")
+    assert headers["Metadata"] == "true"
+    assert headers["Accept-Encoding"] == "identity"
+    assert "x-forwarded-for" not in {name.lower() for name in headers}
+
+
+def test_the_same_bytes_give_the_very_same_document(service, connect):
+    service.answers = [(200, {}, body) for body in (EMPTY, EMPTY, ONE, ONE, EMPTY)]
+    client = connect()
+    first, again, one, one_again, last = (client.fetch() for _ in range(5))
+    assert first is again
+    assert one is one_again
+    assert (first.incarnation, one.events[0].event_id, last.events) == (1, "E-1", ())
+
+
+def test_a_failure_between_two_answers_does_not_forget_the_last_good_one(service, connect):
+    service.answers = [(200, {}, ONE), (500, {}, b"busy"), (200, {}, b""), (200, {}, ONE)]
+    client = connect()
+    first = client.fetch()
+    with pytest.raises(ImdsStatus):
+        client.fetch()
+    with pytest.raises(DocumentInvalid):
+        client.fetch()
+    assert client.fetch() is first
+
+
+def test_environment_proxies_are_never_used(connect, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert connect().fetch().events == ()
+
+
+@pytest.mark.parametrize("status", [400, 404, 405, 410, 429, 500, 503, 204])
+def test_any_status_but_200_is_an_error_that_names_it(service, connect, status):
+    service.answers = [(status, {}, b"" if status == 204 else b'{"error": "why"}')]
+    with pytest.raises(ImdsStatus, match=str(status)) as caught:
+        connect().fetch()
+    assert caught.value.status == status
+    assert caught.value.retry_after_seconds is None
+
+
+def test_retry_after_is_handed_on(service, connect):
+    service.answers = [(429, {"Retry-After": "3"}, b"slow down")]
+    with pytest.raises(ImdsStatus, match="slow down") as caught:
+        connect().fetch()
+    assert caught.value.retry_after_seconds == 3
+
+
+def test_a_redirect_is_refused(service, connect):
+    service.answers = [(302, {"Location": f"{service.url}/elsewhere"}, b"")]
+    with pytest.raises(ImdsStatus, match="redirect") as caught:
+        connect().fetch()
+    assert caught.value.status == 302
+    assert len(service.received) == 1
+
+
+def test_an_unknown_api_version_becomes_a_sentence_that_says_what_to_do(service, connect):
+    body = json.dumps({"error": "Bad request.", "newest-versions": ["2021-12-13", "2021-11-15"]}).encode()
+    service.answers = [(400, {}, body)]
+    with pytest.raises(ImdsStatus) as caught:
+        connect(api_version="2099-01-01").fetch()
+    for part in ("2099-01-01", "2021-12-13, 2021-11-15", "imds.api_version"):
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("body", [b"[]", b'{"newest-versions": 5}', b"[" * 100_000, b"\xff" * 5000])
+def test_any_other_body_of_a_400_is_shown_in_short(service, connect, body):
+    service.answers = [(400, {}, body)]
+    with pytest.raises(ImdsStatus, match="400") as caught:
+        connect().fetch()
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"Events": null}', b"x" * (1024 * 1024 + 1)])
+def test_a_200_that_is_no_document_is_unknown(service, connect, body):
+    service.answers = [(200, {}, body)]
+    with pytest.raises(DocumentInvalid):
+        connect().fetch()
+
+
+def test_a_body_that_breaks_off_is_no_answer(service, connect):
+    service.answers = [(200, {"Content-Length": "500", "Connection": "close"}, ONE)]
+    with pytest.raises(ImdsUnreachable):
+        connect().fetch()
+
+
+def test_a_refused_connection_is_unreachable(connect):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(ImdsUnreachable, match=str(port)):
+        connect(endpoint=f"http://127.0.0.1:{port}").fetch()
+
+
+def test_silence_is_unreachable_after_the_timeout_and_the_next_poll_works(service, connect):
+    service.answers = [(200, {}, EMPTY), "silence", (200, {}, ONE)]
+    client = connect(timeout_seconds=0.2)
+    client.fetch()
+    with pytest.raises(ImdsUnreachable, match=r"0\.2 s"):
+        client.fetch()
+    assert client.fetch().incarnation == 2
+
+
+def test_the_first_timeout_holds_until_the_first_answer_and_again_after_a_day_without_one(service, connect):
+    now = [1_700_000_000.0]
+    service.answers = ["silence", "silence", (200, {}, EMPTY), "silence", "silence"]
+    client = connect(timeout_seconds=0.1, first_timeout_seconds=0.3, clock=lambda: now[0])
+    for _ in range(2):
+        with pytest.raises(ImdsUnreachable, match=r"0\.3 s"):
+            client.fetch()
+    client.fetch()
+    with pytest.raises(ImdsUnreachable, match=r"0\.1 s"):
+        client.fetch()
+    now[0] += OFF_AFTER_SECONDS
+    with pytest.raises(ImdsUnreachable, match=r"0\.3 s"):
+        client.fetch()
+
+
+def test_identity_is_read_from_the_instance_document(service, connect):
+    service.answers = [(200, {}, b'{"name": "web_0", "vmId": "V-1", "vmScaleSetName": "web", "zone": ""}')]
+    identity = connect().identity()
+    assert (identity.name, identity.vm_id, identity.scale_set, identity.zone) == ("web_0", "V-1", "web", None)
+    assert service.received[0][1] == "/metadata/instance/compute?api-version=2021-02-01&format=json"
+    assert service.received[0][2]["Metadata"] == "true"
+
+
+def storage(option):
+    return json.dumps({"name": "vm", "storageProfile": {"osDisk": {"diffDiskSettings": {"option": option}}}}).encode()
+
+
+def test_the_same_answer_tells_whether_the_os_disk_is_ephemeral(service, connect):
+    service.answers = [(200, {}, storage("Local")), (200, {}, storage("")), (200, {}, b'{"name": "vm"}')]
+    client = connect()
+    assert client.os_disk_is_ephemeral is None
+    told = []
+    for _ in range(3):
+        client.identity()
+        told.append(client.os_disk_is_ephemeral)
+    assert told == [True, False, None]
+    assert len(service.received) == 3
+
+
+def test_an_answer_that_is_no_identity_leaves_what_is_known_of_the_os_disk(service, connect):
+    service.answers = [(200, {}, storage("Local")), (200, {}, b"{}"), (503, {}, b"busy")]
+    client = connect()
+    client.identity()
+    for error in (DocumentInvalid, ImdsStatus):
+        with pytest.raises(error):
+            client.identity()
+    assert client.os_disk_is_ephemeral is True
+
+
+@pytest.mark.parametrize("has_ephemeral_os_disk", [True, False])
+def test_the_simulator_tells_of_its_os_disk_as_the_service_does(has_ephemeral_os_disk):
+    with Simulator(vms=[Machine(name="vm", has_ephemeral_os_disk=has_ephemeral_os_disk)]) as simulator:
+        client = ImdsClient(
+            endpoint=simulator.endpoint, api_version="2020-07-01", timeout_seconds=5.0, first_timeout_seconds=20.0
+        )
+        client.identity()
+        client.close()
+        assert client.os_disk_is_ephemeral is has_ephemeral_os_disk
+
+
+def test_a_slow_identity_does_not_hold_up_a_poll(service, connect):
+    service.answers = ["silence", (200, {}, ONE)]
+    client = connect(timeout_seconds=20)
+    failed = threading.Event()
+
+    def ask():
+        with pytest.raises(ImdsUnreachable):
+            client.identity()
+        failed.set()
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    assert service.silent.wait(10)
+    assert client.fetch().incarnation == 2
+    assert not failed.is_set()
+    client.close()
+    thread.join(10)
+    assert failed.is_set()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_approval_carries_the_incarnation_only_where_2017_wants_it(service, connect, version):
+    service.answers = [(200, {}, b"")]
+    assert connect(api_version=version).start_requests(["E-1", "E-2"], incarnation=7) == 200
+    ((method, path, headers, body),) = service.received
+    assert (method, path) == ("POST", f"/metadata/scheduledevents?api-version={version}")
+    assert headers["Metadata"] == "true"
+    expected = {"StartRequests": [{"EventId": "E-1"}, {"EventId": "E-2"}]}
+    if version.startswith("2017"):
+        expected["DocumentIncarnation"] = 7
+    assert json.loads(body) == expected
+
+
+@pytest.mark.parametrize("status", [400, 429, 500, 302])
+def test_an_approval_that_is_not_taken_raises_the_status(service, connect, status):
+    service.answers = [(status, {"Location": "/x"}, b"no")]
+    with pytest.raises(ImdsStatus) as caught:
+        connect().start_requests(["E-1"], incarnation=None)
+    assert caught.value.status == status
+    assert len(service.received) == 1
+
+
+def test_approving_nothing_is_a_mistake_of_the_caller(service, connect):
+    with pytest.raises(ValueError, match="EventId"):
+        connect().start_requests([], incarnation=1)
+    assert service.received == []
+
+
+def test_an_endpoint_that_is_no_url_is_refused_by_name(connect):
+    with pytest.raises(ConfigurationError, match=r"imds\.endpoint"):
+        connect(endpoint="169.254.169.254")
+
+
+def test_auto_finds_an_endpoint_and_says_which(connect):
+    assert connect(endpoint="auto").endpoint.startswith("http://")
+
+
+def test_a_slash_at_the_end_of_the_endpoint_changes_nothing(service, connect):
+    connect(endpoint=f"{service.url}/").fetch()
+    assert service.received[0][1].startswith("/metadata/")
+
+
+def test_a_closed_client_may_be_closed_again(connect):
+    client = connect()
+    client.fetch()
+    client.close()
+    client.close()

@@ -1,0 +1,238 @@
+import re
+import sqlite3
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from bridge.events.event import Document
+from bridge.outbox.database import SQL
+from bridge.outbox.deliveries import probe as probe_rows
+from bridge.outbox.outbox import Outcome
+
+#: What a delivery worker runs, again and again, and the tables' sizes must not matter to.
+WORKER_STATEMENTS = {
+    "due": ("a", 0),
+    "due_of_event": ("E-1", "a"),
+    "body": (1,),
+    "soonest_notice": ("a", 0.0),
+    "has_urgent": ("a",),
+    "oldest_pending": ("a",),
+    "expire": (0.0, "a", 0.0),
+    "finish": ("delivered", None, 1, 0.0, "a", "[1]"),
+    "note_failure": (None, 0.0, "a", 1),
+    "nudges": ("a",),
+    "make_event_urgent": ("E-1",),
+    "is_owed": (1,),
+    "repeats": ("id", 1),
+    "has_id": ("id", 1),
+    "last_of_event": ("E-1",),
+    "finished_before": (0.0, 10),
+}
+
+
+def urgent(kit, event_id, **fields):
+    return kit.event(event_id, event_type="Preempt", **fields)
+
+
+# What is due.
+
+
+def test_urgent_events_come_first_and_each_event_in_sequence(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event("E-1"), kit.event("E-2"), urgent(kit, "P-1"), kit.event("E-1", "Started"))
+    assert kit.due(outbox) == [3, 1, 2, 4]
+    assert [row.urgent for row in outbox.due("a", limit=9).result()] == [True, False, False, False]
+
+
+def test_an_event_that_became_urgent_takes_its_older_records_along(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event("E-1"), kit.event("E-2"), kit.event("E-2", "Started"))
+    kit.commit(outbox, urgent(kit, "E-2"), kit.event("E-1", "Started"))
+    assert kit.due(outbox) == [2, 3, 4, 1, 5]
+    assert kit.due(outbox, "b") == [2, 3, 4, 1, 5]
+
+
+def test_rows_and_events_that_are_busy_are_left_out(kit):
+    outbox = kit.open()
+    kit.commit(outbox, *(kit.event(f"E-{number % 3}") for number in range(9)))
+    assert kit.due(outbox, blocked=["E-1"]) == [1, 3, 4, 6, 7, 9]
+    assert kit.due(outbox, blocked=["E-1"], skip=[1, 9]) == [3, 4, 6, 7]
+    assert kit.due(outbox, limit=2) == [1, 2]
+    assert kit.due(outbox, after=7) == [8, 9]
+    assert kit.due(outbox, "nobody") == []
+
+
+def test_events_are_kept_together_for_a_sink_whose_batches_hold_one_event(kit):
+    outbox = kit.open()
+    kit.commit(outbox, *(kit.event(f"E-{number % 3}") for number in range(9)))
+    assert kit.due(outbox, limit=2, per_event=2) == [1, 4, 2, 5]
+    assert kit.due(outbox, limit=9, per_event=9) == [1, 4, 7, 2, 5, 8, 3, 6, 9]
+
+
+def test_what_is_settled_is_due_no_more(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event("E-1"), kit.event("E-2"), kit.event("E-3"))
+    outcomes = [
+        Outcome(sequence=1, state="delivered"),
+        Outcome(sequence=2, state="parked", error="too large"),
+        Outcome(sequence=3, state=None, error="down"),
+    ]
+    outbox.settle("a", outcomes).result()
+    (row,) = outbox.due("a", limit=9).result()
+    assert (row.sequence, row.attempts) == (3, 1)
+    totals = outbox.totals().result()
+    assert (totals["a"]["delivered"], totals["a"]["parked"], totals["a"]["pending"]) == (1, 1, 1)
+    assert totals["b"]["pending"] == 3
+
+
+def test_an_outcome_that_comes_twice_or_late_counts_once(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event())
+    kit.settle(outbox, "a", 1)
+    kit.settle(outbox, "a", 1)
+    kit.settle(outbox, "a", 1, state="parked")
+    kit.settle(outbox, "a", 99)
+    totals = outbox.totals().result()["a"]
+    assert (totals["accepted"], totals["delivered"], totals["parked"]) == (1, 1, 0)
+
+
+def test_what_is_owed_carries_the_record_and_its_notice(kit):
+    outbox = kit.open()
+    soon, later = kit.time.replace(hour=12), kit.time.replace(hour=13)
+    (record, _) = kit.commit(outbox, kit.event("E-1", not_before=later), kit.event("E-2", not_before=soon))
+    row = outbox.due("a", limit=1).result()[0]
+    assert (row.record, row.not_before) == (record, later.timestamp())
+    assert outbox.urgency("a").result() == (False, soon.timestamp())
+    kit.wait(3600)
+    assert outbox.urgency("a").result() == (False, later.timestamp())
+    kit.commit(outbox, urgent(kit, "P-1"))
+    assert outbox.urgency("a").result() == (True, later.timestamp())
+    assert outbox.urgency("nobody").result() == (False, None)
+
+
+# Trying a paused sink.
+
+
+def probe(outbox, **options):
+    rows = outbox.probe("a", **options).result()
+    return rows[0].sequence if rows else None
+
+
+def test_a_probe_tries_each_event_in_turn(kit):
+    outbox = kit.open()
+    kit.commit(outbox, *(kit.event(f"E-{number % 3}") for number in range(6)))
+    tried = []
+    for _ in range(6):
+        tried.append(probe(outbox))
+        kit.settle(outbox, "a", tried[-1], state=None)
+    assert tried == [1, 2, 3, 1, 2, 3]
+
+
+def test_a_probe_takes_the_urgent_first_and_the_head_of_an_event_only(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event("E-1"), kit.event("P-1"), urgent(kit, "P-1"))
+    assert probe(outbox) == 2
+    kit.settle(outbox, "a", 2, 2, 2, state=None)
+    assert probe(outbox) == 2
+    assert probe(outbox, blocked=["P-1"]) == 1
+    assert probe(outbox, only=["E-1"]) == 1
+    assert probe(outbox, only=["gone"]) is None
+    assert probe(outbox, skip=[1, 2, 3]) is None
+
+
+@pytest.mark.parametrize("options", [{}, {"only": frozenset(["EVENT-none"])}], ids=["any", "one"])
+def test_a_probe_of_a_long_backlog_costs_no_more_than_one_of_a_short(kit, options):
+    outbox = kit.open(sinks=("a",), max_bytes=256 * 1024 * 1024)
+    steps = []
+    for count in (4_000, 20_000):
+        kit.fill(outbox, count, events=1_000)
+        connection = sqlite3.connect(kit.directory / "outbox.db")
+        try:
+            connection.set_progress_handler(lambda: steps.append(count), 100)  # noqa: B023  # used within the turn
+            probe_rows(SimpleNamespace(connection=connection), "a", frozenset(), frozenset(), **options)
+        finally:
+            connection.close()
+    assert steps.count(20_000) <= 1.5 * steps.count(4_000)
+
+
+# Giving up.
+
+
+def test_records_expire_by_their_age_and_are_counted(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event("E-1"))
+    kit.wait(60)
+    kit.commit(outbox, kit.event("E-2"))
+    kit.wait(30)
+    assert outbox.expire("a", max_age_seconds=90).result() == 0
+    kit.wait(1)
+    assert outbox.expire("a", max_age_seconds=90).result() == 1
+    assert (kit.due(outbox, "a"), kit.due(outbox, "b")) == ([2], [1, 2])
+    assert outbox.totals().result()["a"]["expired"] == 1
+    assert outbox.account().result().oldest_pending["b"] == pytest.approx(kit.time.timestamp() - 91)
+
+
+# In far less time than it takes to look at everything.
+
+
+@pytest.fixture
+def backlog(kit):
+    """Return an outbox with 10,000 pending rows behind 20,000 delivered ones."""
+    outbox = kit.open(sinks=("a",), max_bytes=256 * 1024 * 1024)
+    kit.fill(outbox, 30_000, events=3000)
+    for start in range(1, 20_001, 5000):
+        kit.settle(outbox, "a", *range(start, start + 5000))
+    return outbox
+
+
+def test_what_is_due_is_found_without_looking_at_what_is_done(kit, backlog):
+    def seconds(work, times):
+        started = time.perf_counter()
+        for _ in range(times):
+            work()
+        return (time.perf_counter() - started) / times
+
+    connection = sqlite3.connect(kit.directory / "outbox.db")
+    try:
+        slow = "SELECT COUNT(*) FROM deliveries NOT INDEXED WHERE sink = 'a' AND +state = 'pending' AND error IS NULL"
+        assert connection.execute(slow).fetchone() == (10_000,)
+        scan = seconds(lambda: connection.execute(slow).fetchall(), 5)
+    finally:
+        connection.close()
+    assert kit.due(backlog, limit=1) == [20_001]
+    assert seconds(lambda: kit.due(backlog, limit=1), 20) < scan / 3
+
+
+@pytest.mark.parametrize("name", WORKER_STATEMENTS)
+def test_a_statement_that_workers_run_scans_no_table(kit, name):
+    kit.commit(kit.open(), kit.event())
+    kit.close()
+    connection = sqlite3.connect(kit.directory / "outbox.db")
+    try:
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {SQL[name]}", WORKER_STATEMENTS[name]).fetchall()
+    finally:
+        connection.close()
+    steps = [row[3] for row in plan]
+    assert not [step for step in steps if re.match(r"SCAN (records|deliveries)", step)], steps
+    assert not [step for step in steps if "TEMP B-TREE" in step], steps
+
+
+@pytest.mark.parametrize("name", ["due", "copy_due_rows"])
+def test_due_rows_are_read_from_their_index_alone(kit, name):
+    kit.open().close()
+    connection = sqlite3.connect(kit.directory / "outbox.db")
+    try:
+        arguments = WORKER_STATEMENTS.get(name, ())
+        steps = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {SQL[name]}", arguments)]
+    finally:
+        connection.close()
+    assert any("USING COVERING INDEX deliveries_due" in step for step in steps), steps
+
+
+def test_the_clean_up_of_old_records_goes_on_bit_by_bit(kit, backlog):
+    kit.commit(backlog, document=Document())
+    kit.wait(3601)
+    assert backlog.clean().result() == 500
+    assert backlog.clean().result() == 500
+    assert backlog.totals().result()["a"]["pending"] == 10_000

@@ -1,0 +1,376 @@
+"""The poller over a real outbox: what IMDS says comes from a list, time from a dial."""
+
+import logging
+import threading
+import time
+from concurrent.futures import Future
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from bridge.errors import DocumentInvalid, ImdsStatus, ImdsUnreachable, OutboxError, StreamChanged
+from bridge.events.event import Document, ScheduledEvent, VmIdentity, encode
+from bridge.events.record import decode_record
+from bridge.metrics.metrics import Metrics
+from bridge.outbox.outbox import Outbox
+from bridge.polling.poller import Poller
+
+START = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
+VM = "spot-node_3"
+
+
+class Clock:
+    def __init__(self):
+        self.seconds = 0.0
+
+    def now(self):
+        return START + timedelta(seconds=self.seconds)
+
+    def monotonic(self):
+        return 5000.0 + self.seconds
+
+
+class ListedImds:
+    def __init__(self):
+        self.answer = None
+        self.fetch_seconds = 5.0
+
+    def fetch(self):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class Me:
+    def __init__(self):
+        self.heard = []
+
+    def vm_name(self):
+        return VM
+
+    def recorded(self, records):
+        self.heard += records
+
+
+class Bench:
+    """An agent's poll, restarted at will."""
+
+    def __init__(self, directory):
+        self.directory, self.clock, self.imds, self.me = directory, Clock(), ListedImds(), Me()
+        self.outbox = self.poller = None
+        self.start()
+
+    def start(self, *, boot_id="boot-1"):
+        self.outbox = Outbox(self.directory, max_bytes=2**24, keep_delivered_seconds=3600, now=self.clock.now)
+        self.outbox.configure(lambda _record, _name: ["here"], ["here"], labels={})
+        self.outbox.identify(VmIdentity(name=VM, vm_id="V"))
+        self.poller = Poller(
+            self.imds,
+            self.outbox,
+            metrics=Metrics(),
+            watched=self.me,
+            boot_id=boot_id,
+            poll_interval_seconds=1.0,
+            now=self.clock.now,
+            monotonic=self.clock.monotonic,
+        )
+
+    def restart(self, *, after_seconds=1.0, boot_id="boot-1", cleanly=True):
+        if cleanly:
+            stop = threading.Event()
+            stop.set()
+            self.poller.run(stop)
+        self.outbox.close()
+        self.clock.seconds += after_seconds
+        self.start(boot_id=boot_id)
+
+    def poll(self, answer, *, times=1):
+        self.imds.answer = answer
+        for _ in range(times):
+            self.clock.seconds += 1
+            delay = self.poller.poll_once()
+        return delay
+
+    @property
+    def told(self):
+        return [(record.transition.value, record.evidence.value) for record in self.me.heard]
+
+    @property
+    def stored(self):
+        rows = self.outbox.due("here", limit=1000).result()
+        return [row.record for row in rows]
+
+
+@pytest.fixture
+def bench(tmp_path):
+    made = Bench(tmp_path)
+    yield made
+    made.outbox.close()
+
+
+def document(incarnation, *events):
+    return Document(incarnation=incarnation, events=events)
+
+
+def event(status="Scheduled", **fields):
+    fields = {"event_type": "Preempt", "resources": (VM,), "not_before": START + timedelta(seconds=30), **fields}
+    return ScheduledEvent(event_id="P-1", event_status=status, **fields)
+
+
+def test_what_was_polled_is_stored_before_anybody_hears_of_it(bench):
+    bench.poll(document(1, event()))
+    assert bench.stored == bench.me.heard
+    assert bench.told == [("scheduled", "observed")]
+
+
+def test_an_eviction_that_is_gone_after_a_boot_happened(bench):
+    bench.poll(document(1, event()))
+    bench.restart(after_seconds=120, boot_id="boot-2")
+    bench.poll(document(2))
+    assert bench.told == [("scheduled", "observed"), ("completed", "boot_id")]
+
+
+def test_an_eviction_that_is_gone_without_a_boot_is_not_said_to_have_happened(bench):
+    bench.poll(document(1, event()))
+    bench.restart(after_seconds=120)
+    bench.poll(document(2))
+    assert bench.told == [("scheduled", "observed"), ("ended", "unknown")]
+
+
+def test_the_boot_counts_once(bench):
+    bench.poll(document(1, event()))
+    bench.restart(after_seconds=5, boot_id="boot-2")
+    bench.poll(document(1, event()))
+    bench.restart(after_seconds=5, boot_id="boot-2")
+    bench.poll(document(2))
+    assert bench.told[-1] == ("canceled", "inferred")
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        ImdsUnreachable("silent"),
+        ImdsStatus("busy", status=503),
+        DocumentInvalid("no document"),
+        OutboxError("odd"),
+        RuntimeError("a bug"),
+    ],
+    ids=lambda failure: type(failure).__name__,
+)
+def test_a_failed_poll_ends_nothing_and_the_next_one_follows(bench, failure):
+    bench.poll(document(1, event("Started")))
+    assert bench.poll(failure, times=3) == 1.0
+    bench.poll(document(1, event("Started")))
+    assert bench.told == [("started", "observed")]
+
+
+def test_a_throttled_poll_backs_off_and_is_never_starved(bench):
+    bench.poll(document(1))
+    delays = [bench.poll(ImdsStatus("slow down", status=429, retry_after_seconds=600)) for _ in range(20)]
+    assert max(delays) <= 5.0
+    assert delays[0] > 1.0
+    bench.poll(document(1))
+    assert bench.poll(document(1)) == 1.0
+
+
+def test_an_outage_makes_the_ending_inferred(bench):
+    bench.poll(document(1, event("Started")))
+    bench.poll(ImdsUnreachable("silent"), times=30)
+    bench.poll(document(2))
+    assert bench.told[-1] == ("completed", "inferred")
+
+
+def test_after_two_days_off_an_empty_document_ends_nothing_at_once(bench):
+    bench.poll(document(7, event("Started")))
+    bench.restart(after_seconds=2 * 86400)
+    empty = document(1)
+    bench.poll(empty, times=200)
+    bench.restart(after_seconds=2)
+    bench.poll(empty, times=290)
+    assert bench.told == [("started", "observed")]
+    bench.poll(document(2, event("Started")))
+    assert bench.told == [("started", "observed")]
+
+
+def test_what_stays_away_for_five_minutes_after_two_days_has_ended(bench):
+    bench.poll(document(1, event("Started")))
+    bench.restart(after_seconds=2 * 86400)
+    bench.poll(document(2), times=302)
+    assert bench.told[-1] == ("completed", "inferred")
+
+
+def test_a_crash_before_the_commit_is_seen_again_under_the_same_id(bench, tmp_path):
+    bench.poll(document(1))
+    seen = event()
+    bench.poll(document(2, seen))
+    first = bench.me.heard[-1]
+    other = Bench(tmp_path / "other")  # the same machine, had its outbox not taken the record
+    other.poll(document(1))
+    other.clock.seconds += 77
+    other.poll(document(2, seen))
+    assert other.me.heard[-1].id == first.id
+    assert other.me.heard[-1].transition_key == first.transition_key
+    other.outbox.close()
+
+
+def test_a_document_that_could_not_be_stored_is_seen_again(bench):
+    bench.outbox.close()
+    bench.poll(document(1, event()))
+    assert bench.told == []
+    bench.start()
+    bench.poll(document(1, event()))
+    assert bench.told == [("scheduled", "observed")]
+
+
+def test_an_outbox_that_was_another_machines_is_not_continued(bench):
+    bench.poll(document(1, event("Started")))
+    assert bench.outbox.identify(VmIdentity(name=VM, vm_id="OTHER")).result() is True
+    bench.poll(document(2), times=2)
+    assert bench.told == [("started", "observed")]
+    assert bench.stored == []
+
+
+def test_an_idle_poll_writes_nothing(bench):
+    shown = document(1, event())
+    bench.poll(shown)
+
+    def files():
+        bench.outbox.state().result()  # what was handed in before is committed now
+        return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in bench.directory.iterdir()}
+
+    before = files()
+    bench.poll(shown, times=500)
+    assert files() == before
+    bench.poll(shown, times=200)  # the time of the last good answer, once in ten minutes
+    assert files() != before
+
+
+def test_the_same_trouble_is_logged_once_and_its_end_with_the_count(bench, caplog):
+    caplog.set_level(logging.INFO)
+    bench.poll(document(1))
+    bench.poll(ImdsUnreachable("silent"), times=5)
+    bench.poll(document(1))
+    troubles = [record for record in caplog.records if record.name == "bridge.polling.poller"]
+    assert [record.levelname for record in troubles] == ["WARNING", "INFO"]
+    assert troubles[-1].failures == 5
+
+
+def test_a_record_survives_the_way_through_the_outbox_unchanged(bench):
+    odd = event(extra={"Ü": [1, {"a": None}]}, description='\N{SNOWMAN}\n\t"', not_before=None, not_before_raw="soon")
+    bench.poll(document("abc123", odd))
+    (record,) = bench.stored
+    assert record.event == odd
+    assert record.incarnation == "abc123"
+    assert decode_record(encode(record)) == record
+
+
+def test_interval_that_is_raised_raises_what_counts_as_a_gap(bench):
+    bench.poll(document(1, event("Started")))
+    bench.poller.use(bench.imds, poll_interval_seconds=12.0)
+    bench.clock.seconds += 12
+    bench.poll(document(2))
+    assert bench.told[-1] == ("completed", "observed")
+
+
+def test_interval_that_is_lowered_is_in_force_at_once(tmp_path):
+    class Counting(ListedImds):
+        polls = 0
+
+        def fetch(self):
+            self.polls += 1
+            return document(1)
+
+    imds, stop = Counting(), threading.Event()
+    outbox = Outbox(tmp_path, max_bytes=2**24, keep_delivered_seconds=3600)
+    poller = Poller(imds, outbox, metrics=Metrics(), watched=Me(), boot_id="b", poll_interval_seconds=3600.0)
+    thread = threading.Thread(target=poller.run, args=(stop,))
+    thread.start()
+    try:
+        until(lambda: imds.polls == 1)
+        poller.use(imds, poll_interval_seconds=0.2)
+        until(lambda: imds.polls >= 4)
+    finally:
+        stop.set()
+        thread.join()
+        outbox.close()
+
+
+def test_outbox_that_fails_just_after_it_was_started_over_does_not_end_the_poll(bench):
+    class Refusing:
+        """The outbox, which was started over and then cannot be read for once."""
+
+        def __init__(self, outbox):
+            self._outbox, self.failures = outbox, 1
+
+        def commit(self, _observation):
+            failed = Future()
+            failed.set_exception(StreamChanged("started over"))
+            self.commit = self._outbox.commit
+            return failed
+
+        def state(self):
+            self.failures -= 1
+            if self.failures >= 0:
+                failed = Future()
+                failed.set_exception(OutboxError("cannot be read"))
+                return failed
+            return self._outbox.state()
+
+        def __getattr__(self, name):
+            return getattr(self._outbox, name)
+
+    bench.poller._outbox = Refusing(bench.outbox)
+    bench.poll(document(1, event()), times=3)
+    assert bench.told == [("scheduled", "observed")]
+
+
+def until(condition, seconds=10):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+class Held(ListedImds):
+    """IMDS whose next answer is held until `release` is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked, self.release = threading.Event(), threading.Event()
+
+    def fetch(self):
+        self.asked.set()
+        self.release.wait(30)
+        return document(1)
+
+
+def test_poll_that_is_stuck_beyond_its_deadline_is_late_and_one_that_waits_is_not(tmp_path):
+    imds, stop, clock = Held(), threading.Event(), Clock()
+    outbox = Outbox(tmp_path, max_bytes=2**24, keep_delivered_seconds=3600)
+    poller = Poller(
+        imds,
+        outbox,
+        metrics=Metrics(),
+        watched=Me(),
+        boot_id="b",
+        poll_interval_seconds=1.0,
+        monotonic=clock.monotonic,
+    )
+    thread = threading.Thread(target=poller.run, args=(stop,))
+    thread.start()
+    try:
+        assert imds.asked.wait(10)
+        clock.seconds += imds.fetch_seconds * 1.1 + 29
+        assert poller.pulse.late_seconds == 0
+        clock.seconds += 2
+        assert 0 < poller.pulse.late_seconds < 2
+        imds.release.set()
+        until(lambda: poller.pulse.late_seconds == 0)
+    finally:
+        imds.release.set()
+        stop.set()
+        clock.seconds += 5
+        thread.join()
+        outbox.close()
+    clock.seconds += 1e6
+    assert poller.pulse.late_seconds == 0

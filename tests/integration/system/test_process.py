@@ -1,0 +1,249 @@
+"""Programs that misbehave in every way we know: the caller always comes back in time, and nothing is left over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridge.system.process import Ending, Finished, Runner, find_program
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the programs are shell scripts")
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at processes through /proc")
+
+
+def sh(script: str, *, deadline_seconds: float = 30.0, **options: object) -> Finished:
+    return Runner().run(["/bin/sh", "-c", script], deadline_seconds=deadline_seconds, **options)  # type: ignore[arg-type]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in {b"Z", b"X"}
+
+
+def zombies() -> list[int]:
+    """Return the children of this process that ended and that nobody asked for."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = stat.read_bytes().rpartition(b")")[2].split()[:2]
+            if state == b"Z" and int(parent) == os.getpid():
+                found.append(int(stat.parent.name))
+    return found
+
+
+def wait_for_pids(path: Path, count: int) -> list[int]:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        pids = path.read_text().split() if path.exists() else []
+        if len(pids) == count:
+            return [int(pid) for pid in pids]
+        threading.Event().wait(0.01)
+    raise AssertionError(f"{path} does not name {count} processes")
+
+
+def wait_until_dead(pids: list[int]) -> None:
+    deadline = time.monotonic() + 10
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, pids
+        threading.Event().wait(0.01)
+
+
+@pytest.fixture
+def pids(tmp_path: Path) -> Iterator[Path]:
+    """A file to which a script writes the pids it starts; what is left of them is killed."""
+    path = tmp_path / "pids"
+    yield path
+    for pid in path.read_text().split() if path.exists() else []:
+        if is_alive(int(pid)):
+            os.kill(int(pid), signal.SIGKILL)
+
+
+def test_exit_code_and_the_end_of_standard_error_are_told() -> None:
+    finished = sh("seq 1 5000 >&2; printf 'the \\033[31mlast\\0 line\\n' >&2; exit 3")
+    assert (finished.ending, finished.exit_code) == (Ending.ITSELF, 3)
+    assert finished.error_output.endswith("4999 5000 the [31mlast line")
+    assert len(finished.error_output) == 256
+
+
+def test_standard_input_arrives_whole(tmp_path: Path) -> None:
+    sent = b'{"id": 1}\n' * 100_000
+    assert sh(f"cat >{tmp_path}/got", stdin=sent).exit_code == 0
+    assert (tmp_path / "got").read_bytes() == sent
+
+
+def test_program_that_reads_nothing_is_no_failure() -> None:
+    assert sh("exit 0", stdin=b"x" * 5_000_000).exit_code == 0
+    assert sh("sleep 0.3; exit 4", stdin=b"x" * 5_000_000).exit_code == 4
+
+
+def test_program_that_prints_without_end_is_cut_in_time_and_memory() -> None:
+    for where in ("", ">&2"):
+        before = time.monotonic()
+        finished = sh(f"yes {'x' * 1000} {where}", deadline_seconds=0.5)
+        assert finished.ending is Ending.DEADLINE
+        assert time.monotonic() - before < 0.5 * 1.1 + 0.2
+        assert len(finished.error_output) <= 256
+
+
+def test_gigabyte_of_output_delays_nothing_for_ever() -> None:
+    finished = sh("head -c 1000000000 /dev/zero; head -c 100000000 /dev/zero >&2; echo done >&2")
+    assert (finished.exit_code, finished.error_output) == (0, "done")
+
+
+@needs_proc
+def test_whole_process_group_ends_at_the_deadline(pids: Path) -> None:
+    script = f"""
+trap '' TERM
+(trap '' TERM; sleep 300) & echo $! >>{pids}
+sleep 300 & echo $! >>{pids}
+echo $$ >>{pids}
+while :; do wait; done
+"""
+    before = time.monotonic()
+    finished = sh(script, deadline_seconds=1.0)
+    assert time.monotonic() - before < 1.1 + 0.2
+    assert finished.ending is Ending.DEADLINE
+    assert finished.exit_code == -signal.SIGKILL
+    wait_until_dead(wait_for_pids(pids, 3))
+
+
+@needs_proc
+def test_groups_that_job_control_made_end_too(pids: Path) -> None:
+    script = f"set -m; (trap '' TERM; sleep 300) & echo $! >>{pids}; (sleep 300 & echo $! >>{pids}); sleep 300"
+    finished = Runner().run(["bash", "-c", script], deadline_seconds=0.5)
+    assert finished.ending is Ending.DEADLINE
+    wait_until_dead(wait_for_pids(pids, 2))
+
+
+def test_program_is_asked_to_end_before_it_is_killed(tmp_path: Path) -> None:
+    # Its standard error is a file, so that its end cannot be seen there.
+    script = f"exec 2>{tmp_path}/log; trap 'sleep 0.05; echo tidy >{tmp_path}/said; exit 0' TERM; sleep 300 & wait"
+    finished = sh(script, deadline_seconds=4.0)
+    assert finished.ending is Ending.DEADLINE
+    assert (tmp_path / "said").read_text() == "tidy\n"
+
+
+@needs_proc
+def test_child_in_the_background_that_holds_the_pipes_hangs_nobody(pids: Path) -> None:
+    before = time.monotonic()
+    finished = sh(f"sleep 300 & echo $! >{pids}; echo started >&2")
+    assert time.monotonic() - before < 5
+    assert finished == Finished(ending=Ending.ITSELF, exit_code=0, error_output="started")
+    assert is_alive(*wait_for_pids(pids, 1))
+
+
+@needs_proc
+def test_descendant_with_a_session_of_its_own_hangs_nobody(pids: Path) -> None:
+    before = time.monotonic()
+    finished = sh(f"setsid sleep 300 & echo $! >{pids}; sleep 300", deadline_seconds=0.5)
+    assert time.monotonic() - before < 0.5 * 1.1 + 0.2
+    assert finished.ending is Ending.DEADLINE
+
+
+@needs_proc
+def test_close_from_another_thread_kills_what_runs_and_starts_nothing_more(pids: Path) -> None:
+    runner = Runner()
+    ended: list[Finished] = []
+    script = f"trap '' TERM; sleep 300 & echo $! >>{pids}; echo $$ >>{pids}; while :; do wait; done"
+
+    def work() -> None:
+        ended.append(runner.run(["/bin/sh", "-c", script], deadline_seconds=120))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    started = wait_for_pids(pids, 2)
+    before = time.monotonic()
+    runner.close()
+    thread.join(10)
+    assert time.monotonic() - before < 2
+    assert [finished.ending for finished in ended] == [Ending.CLOSED]
+    wait_until_dead(started)
+    runner.close()
+    assert runner.run(["/bin/sh", "-c", f"echo 1 >>{pids}"], deadline_seconds=5).ending is Ending.CLOSED
+    assert len(pids.read_text().split()) == 2
+
+
+@needs_proc
+def test_process_that_exits_takes_its_program_along(pids: Path, agent_env: dict[str, str]) -> None:
+    code = f"""
+import threading, time
+from pathlib import Path
+from bridge.system.process import Runner
+script = "trap '' TERM; echo $$ >{pids}; while :; do sleep 1; done"
+threading.Thread(target=lambda: Runner().run(["/bin/sh", "-c", script], deadline_seconds=300), daemon=True).start()
+while not (Path({str(pids)!r}).exists() and Path({str(pids)!r}).read_text()):
+    time.sleep(0.01)
+"""
+    subprocess.run([sys.executable, "-c", code], env=agent_env, check=True, timeout=60)
+    wait_until_dead(wait_for_pids(pids, 1))
+
+
+@needs_proc
+def test_fifty_runs_leave_no_zombie_no_descriptor_and_no_thread() -> None:
+    def opened() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    sh("exit 0")
+    before = (opened(), threading.active_count())
+    scripts = ["exit 0", "exit 1", "cat >/dev/null", "kill -9 $$", "sleep 0.3 & exit 0"]
+    for number in range(50):
+        sh(scripts[number % len(scripts)], stdin=b"x" * 200_000)
+    for _ in range(3):
+        sh("sleep 300", deadline_seconds=0.1)
+    with pytest.raises(FileNotFoundError):
+        Runner().run(["/nowhere/at-all"], deadline_seconds=1)
+    assert (opened(), threading.active_count()) == before
+    assert not zombies()
+
+
+def test_environment_is_inherited_changed_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEPT", "kept")
+    monkeypatch.setenv("HIDDEN", "hidden")
+    finished = sh(
+        'echo "$KEPT,${HIDDEN-none},$ADDED" >&2', environment={"ADDED": "Müller \udc80"}, without=["HIDDEN", "ABSENT"]
+    )
+    assert finished.error_output == "kept,none,Müller ?"
+
+
+def test_signals_that_python_ignores_are_not_ignored_by_the_program() -> None:
+    assert sh("kill -PIPE $$; echo survived >&2").exit_code == -signal.SIGPIPE
+
+
+def test_lost_exit_code_is_an_error_and_no_success(agent_env: dict[str, str]) -> None:
+    code = """
+import signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+from bridge.system.process import Runner
+try:
+    print(Runner().run(["/bin/false"], deadline_seconds=5))
+except OSError as error:
+    print("refused:", error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=agent_env, check=True, timeout=60, capture_output=True, text=True
+    )
+    assert done.stdout.startswith("refused: [Errno 10] SIGCHLD is ignored")
+
+
+def test_program_is_found_as_it_would_be_started(tmp_path: Path) -> None:
+    program = tmp_path / "my-drain"
+    program.write_text("#!/bin/sh\nexit 7\n")
+    place = {"PATH": str(tmp_path)}
+    assert find_program("my-drain", place) is None
+    program.chmod(0o755)
+    assert find_program("my-drain", place) == str(program)
+    assert find_program("my-drain") is None
+    assert Runner().run(["my-drain"], environment=place, deadline_seconds=30).exit_code == 7

@@ -1,0 +1,113 @@
+"""What systemd hears, over a real datagram socket."""
+
+import os
+import socket
+
+import pytest
+
+from bridge.system.systemd import SystemdNotifier
+
+
+class Clock:
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+
+@pytest.fixture
+def manager(tmp_path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(str(tmp_path / "notify"))
+        listening.settimeout(0.2)
+        yield listening
+
+
+@pytest.fixture
+def notifier_of():
+    made = []
+
+    def make(environ, *clock):
+        made.append(SystemdNotifier(environ, *clock))
+        return made[-1]
+
+    yield make
+    for notifier in made:
+        notifier.close()
+
+
+def heard(manager):
+    """Return every message so far, as a list of its lines."""
+    messages = []
+    while True:
+        try:
+            messages.append(manager.recv(4096).decode().splitlines())
+        except TimeoutError:
+            return messages
+
+
+def test_manager_hears_ready_and_stopping(manager, notifier_of):
+    notifier = notifier_of({"NOTIFY_SOCKET": manager.getsockname()})
+    notifier.ready("Watching vm1")
+    notifier.alive()
+    notifier.stopping(15.0)
+    assert heard(manager) == [
+        ["READY=1", "STATUS=Watching vm1"],
+        ["STOPPING=1", "EXTEND_TIMEOUT_USEC=15000000", "STATUS=Sending what is due"],
+    ]
+    notifier.close()
+    notifier.close()
+    notifier.ready("too late")
+
+
+def test_name_of_a_vm_gives_no_orders(manager, notifier_of):
+    notifier_of({"NOTIFY_SOCKET": manager.getsockname()}).ready("Watching vm\nMAINPID=1\r")
+    assert heard(manager) == [["READY=1", "STATUS=Watching vm MAINPID=1 "]]
+
+
+def test_watchdog_is_fed_three_times_in_its_time(manager, notifier_of):
+    clock = Clock()
+    notifier = notifier_of({"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "9000000"}, clock)
+    for second in range(10):
+        clock.seconds = float(second)
+        notifier.alive()
+    assert heard(manager) == [["WATCHDOG=1"]] * 4
+
+
+def test_watchdog_of_another_process_is_not_fed(manager, notifier_of):
+    environ = {"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "9000000", "WATCHDOG_PID": str(os.getpid() + 1)}
+    notifier_of(environ).alive()
+    assert heard(manager) == []
+
+
+def test_address_is_kept_from_programs_that_sinks_start(manager, notifier_of):
+    environ = {"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "1", "WATCHDOG_PID": "2", "PATH": "/bin"}
+    notifier_of(environ)
+    assert environ == {"PATH": "/bin"}
+
+
+def test_abstract_address_is_understood(notifier_of):
+    name = f"scheduled-events-bridge-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(f"\0{name}")
+        listening.settimeout(0.2)
+        notifier_of({"NOTIFY_SOCKET": f"@{name}"}).ready("here")
+        assert heard(listening) == [["READY=1", "STATUS=here"]]
+
+
+@pytest.mark.parametrize("address", ["", "/nowhere/notify", "@nobody-listens-here"])
+def test_manager_that_is_not_there_is_no_trouble(address, notifier_of):
+    notifier = notifier_of({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "rubbish"})
+    notifier.ready("x")
+    notifier.alive()
+    notifier.close()
+
+
+def test_manager_that_does_not_read_does_not_hold_the_agent_up(manager, notifier_of):
+    clock = Clock()
+    notifier = notifier_of({"NOTIFY_SOCKET": manager.getsockname(), "WATCHDOG_USEC": "3000000"}, clock)
+    for second in range(2_000):
+        clock.seconds = float(second)
+        notifier.alive()
+    assert 0 < len(heard(manager)) < 2_000

@@ -1,0 +1,194 @@
+"""An approver under test: a dial for the time, a metadata service that takes notes, keys made on the spot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from bridge.approval.approver import Approver
+from bridge.approval.signing import generate_key, sign_decision
+from bridge.clock import Instant
+from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
+from bridge.errors import ImdsStatus
+from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity
+from bridge.events.record import TransitionRecord
+from bridge.metrics.metrics import Metrics
+from bridge.outbox.outbox import Outbox
+
+VM_ID = "542afd79-4f70-5562-aa13-70d60565ec97"
+START = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
+ANNE, BORIS = "anne", "boris"
+
+
+class NotingImds:
+    """Takes StartRequests; `answer` is an exception to raise instead."""
+
+    def __init__(self) -> None:
+        self.posts: list[list[str]] = []
+        self.answer: Exception | None = None
+        self.refuses: set[str] = set()
+        self.on_post: Any = None
+
+    def start_requests(self, event_ids: Sequence[str], *, incarnation: Incarnation) -> int:
+        del incarnation
+        self.posts.append(list(event_ids))
+        if self.on_post is not None:
+            self.on_post()
+        if self.answer is not None:
+            raise self.answer
+        if self.refuses & set(event_ids):
+            raise ImdsStatus("Bad request", status=400)
+        return 200
+
+
+class ApproverKit:
+    """One VM, its outbox, its approver; `turn` does what the approver's thread would."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.state = directory / "state"
+        self.seconds = 0.0
+        self.imds = NotingImds()
+        self.metrics = Metrics()
+        self.vm = VmIdentity(name="vm_0", vm_id=VM_ID)
+        self.keys: dict[str, Path] = {}
+        self.settings = ApprovalSettings()
+        self.document = Document(incarnation=1)
+        self.outbox: Outbox | None = None
+        self.approver: Approver | None = None
+
+    # Time.
+
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.seconds)
+
+    def monotonic(self) -> float:
+        return 5000.0 + self.seconds
+
+    def wait(self, seconds: float) -> None:
+        self.seconds += seconds
+
+    # What is configured.
+
+    def key(self, kid: str) -> Path:
+        if kid not in self.keys:
+            self.keys[kid] = generate_key(self.directory / f"{kid}.key").private_key_file
+        return self.keys[kid]
+
+    def trust(self, *pairs: tuple[str, str], required: int = 1) -> None:
+        """Trust keys, each (kid, approver)."""
+        keys = tuple(
+            KeySettings(kid=kid, approver=approver, public_key_file=f"{self.key(kid)}.pub") for kid, approver in pairs
+        )
+        remote = RemoteSettings(url="https://portal.invalid", keys=keys, required_approvals=required)
+        self.settings = ApprovalSettings(remote=remote)
+
+    def rules(self, *rules: RuleSettings, **options: Any) -> None:
+        self.settings = ApprovalSettings(rules=rules, **options)
+
+    # Life.
+
+    def start(self, **options: Any) -> None:
+        self.outbox = Outbox(self.state, max_bytes=2**24, keep_delivered_seconds=3600, now=self.now, **options)
+        self.outbox.configure(lambda _record, _name: ["sink"], ["sink"], labels={}).result()
+        self.outbox.identify(self.vm).result()
+        self.approver = self._made()
+
+    def _made(self) -> Approver:
+        assert self.outbox is not None
+        return Approver(
+            self.settings,
+            self.outbox,
+            self.imds,
+            vm=lambda: self.vm,
+            directory=self.state,
+            metrics=self.metrics,
+            now=self.now,
+            monotonic=self.monotonic,
+            chance=lambda: 0.0,
+        )
+
+    def restart(self) -> None:
+        self.close()
+        self.start()
+
+    def close(self) -> None:
+        if self.approver is not None:
+            self.approver.stop()
+            self.approver.join(5)
+        if self.outbox is not None:
+            self.outbox.close()
+
+    # What happens.
+
+    def event(self, event_id: str = "E-1", **fields: Any) -> ScheduledEvent:
+        values: dict[str, Any] = {
+            "event_type": "Freeze",
+            "event_status": "Scheduled",
+            "event_source": "Platform",
+            "resources": ("vm_0", "vm_1"),
+            "not_before": START + timedelta(hours=2),
+            "not_before_raw": "Fri, 20 Nov 2026 13:00:00 GMT",
+            "duration_seconds": 5,
+        }
+        return ScheduledEvent(event_id=event_id, **{**values, **fields})
+
+    def see(self, *events: ScheduledEvent) -> None:
+        """Have the metadata service answer now, with *events*."""
+        assert self.approver is not None
+        if events != self.document.events:
+            self.document = Document(incarnation=int(str(self.document.incarnation)) + 1, events=events)
+        self.approver.saw(self.document, Instant(wall=self.now(), monotonic=self.monotonic()))
+
+    def turn(self) -> float:
+        assert self.approver is not None
+        return self.approver.turn()
+
+    def go(self, seconds: float, *events: ScheduledEvent) -> None:
+        """Let *seconds* pass, with an answer and a turn each second."""
+        for _ in range(int(seconds)):
+            self.wait(1)
+            self.see(*events)
+            self.turn()
+
+    def token(
+        self,
+        event: ScheduledEvent,
+        decision: str = "approve",
+        *,
+        kid: str = "k1",
+        approver: str = ANNE,
+        after: float = 0.0,
+        **options: Any,
+    ) -> str:
+        """Return a decision, issued *after* seconds from now."""
+        return sign_decision(
+            self.key(kid),
+            kid=kid,
+            approver=approver,
+            vm_id=options.pop("vm_id", VM_ID),
+            event=event,
+            decision=decision,
+            now=self.now() + timedelta(seconds=after),
+            **options,
+        )
+
+    def offer(self, *tokens: str) -> None:
+        assert self.approver is not None
+        self.approver.offer(tokens)
+        self.turn()
+
+    @property
+    def records(self) -> list[TransitionRecord]:
+        assert self.outbox is not None
+        return [row.record for row in self.outbox.due("sink", limit=10_000).result()]
+
+    @property
+    def outcomes(self) -> list[tuple[str, str]]:
+        """Return (transition, result) of each record about an approval."""
+        return [(each.transition.value, each.approval.result) for each in self.records if each.approval is not None]
+
+
+__all__ = ["ANNE", "BORIS", "START", "VM_ID", "ApproverKit", "NotingImds"]

@@ -1,0 +1,317 @@
+"""The apprise sink over a stand-in for the library: who gets what again, what is said, and what never is.
+
+The library itself is no part of the test requirements; tests/interop has the same sink over the real one.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import logging
+import subprocess
+import sys
+import threading
+import time
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.config.loader import load
+from bridge.config.registry import sink_class
+from bridge.errors import ConfigurationError
+from bridge.sink import DeliveryFailed, Transition
+from bridge.testing.records import sample_event, sample_record
+from sinks.apprise import AppriseConfig, AppriseSink
+from sinks.sentence import sentence
+
+
+class Library(types.ModuleType):
+    """As much of the package `apprise` as the sink uses; a URL's scheme says what becomes of a message."""
+
+    def __init__(self) -> None:
+        super().__init__("apprise")
+        self.__spec__ = importlib.machinery.ModuleSpec("apprise", None)
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+        self.outcomes: dict[str, str] = {}
+        self.release = threading.Event()
+        library = self
+
+        class Plugin:
+            def __init__(self, url: str) -> None:
+                self.url = url
+                self.socket_connect_timeout = 4.0
+                self.socket_read_timeout = 30.0
+                library.plugins.append(self)
+
+        class Apprise:
+            @staticmethod
+            def instantiate(url: str) -> Plugin | None:
+                logging.getLogger("apprise").error("Loading %s", url)
+                return Plugin(url) if "://" in url else None
+
+            def add(self, plugin: Plugin) -> bool:
+                self.plugin = plugin
+                return True
+
+            def notify(self, **message: Any) -> bool | None:
+                return library.notify(self.plugin.url, message)
+
+        self.plugins: list[Plugin] = []
+        self.Apprise = Apprise
+
+    def notify(self, url: str, message: dict[str, Any]) -> bool | None:
+        self.sent.append((url, message))
+        outcome = self.outcomes.get(url, "ok")
+        if outcome == "raise":
+            raise RuntimeError(f"cannot reach {url}")
+        if outcome == "hang":
+            assert self.release.wait(60)
+            return True
+        if outcome != "ok":
+            logging.getLogger("apprise").warning(outcome)
+        return outcome == "ok"
+
+    def urls(self) -> list[str]:
+        return sorted(url for url, _ in self.sent)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
+    fake = Library()
+    monkeypatch.setitem(sys.modules, "apprise", fake)
+    log = logging.getLogger("apprise")
+    before = (log.level, log.propagate, list(log.handlers))
+    yield fake
+    fake.release.set()
+    log.level, log.propagate, log.handlers = before[0], before[1], before[2]
+
+
+def sink_for(path: Path, *urls: str, timeout_seconds: float = 5.0) -> AppriseSink:
+    (path / "urls").write_text("# ours\n" + "\n".join(urls) + "\n")
+    return AppriseSink(AppriseConfig(urls_file=str(path / "urls"), timeout_seconds=timeout_seconds))
+
+
+def failure(sink: AppriseSink, number: int = 1) -> DeliveryFailed:
+    with pytest.raises(DeliveryFailed) as caught:
+        sink.send([sample_record(number)])
+    return caught.value
+
+
+def test_every_url_gets_the_headline_and_the_sentence(library: Library, tmp_path: Path) -> None:
+    sink_for(tmp_path, "slack://a/b/c", "mailto://d").send([sample_record()])
+    assert library.urls() == ["mailto://d", "slack://a/b/c"]
+    assert library.sent[0][1] == {
+        "title": "Freeze scheduled: WestNO_0",
+        "body": sentence(sample_record()),
+        "notify_type": "warning",
+        "body_format": "text",
+    }
+
+
+@pytest.mark.parametrize(
+    ("transition", "event_type", "notify_type"),
+    [
+        ("scheduled", "Freeze", "warning"),
+        ("started", "Redeploy", "warning"),
+        ("scheduled", "Preempt", "failure"),
+        ("started", "Terminate", "failure"),
+        ("completed", "Preempt", "success"),
+        ("canceled", "Reboot", "info"),
+        ("ended", "Reboot", "info"),
+        ("approved", "Freeze", "info"),
+        ("approval_failed", "Freeze", "warning"),
+    ],
+)
+def test_how_bad_it_is_shows(
+    library: Library, tmp_path: Path, transition: str, event_type: str, notify_type: str
+) -> None:
+    record = sample_record(transition=Transition(transition), event=sample_event(event_type=event_type))
+    sink_for(tmp_path, "slack://a").send([record])
+    assert library.sent[0][1]["notify_type"] == notify_type
+
+
+def test_record_without_an_event_has_a_title_too(library: Library, tmp_path: Path) -> None:
+    sink_for(tmp_path, "slack://a").send([sample_record(event=None, transition=Transition.HEARTBEAT)])
+    assert library.sent[0][1]["title"] == "agent heartbeat: WestNO_0"
+
+
+def test_retry_goes_only_to_those_that_failed(library: Library, tmp_path: Path) -> None:
+    sink = sink_for(tmp_path, "slack://one", "slack://two", "slack://three")
+    library.outcomes = {"slack://two": "Failed to send, error=503.", "slack://three": "raise"}
+    error = failure(sink)
+    assert str(error) == (
+        "URL 2 (slack): Failed to send, error=503. URL 3 (slack): RuntimeError: cannot reach <secret>"
+    )
+    assert error.uncertain
+    assert not error.needs_attention
+    library.sent.clear()
+    library.outcomes = {"slack://three": "raise"}
+    failure(sink)
+    assert library.urls() == ["slack://three", "slack://two"]
+    library.sent.clear()
+    library.outcomes = {}
+    sink.send([sample_record()])
+    assert library.urls() == ["slack://three"]
+    sink.send([sample_record(2)])
+    assert len(library.sent) == 4
+
+
+def test_refusal_that_a_person_must_mend_is_told_as_such(library: Library, tmp_path: Path) -> None:
+    library.outcomes = {"slack://a": "Failed to send: Unauthorized - Invalid Token, error=401."}
+    assert failure(sink_for(tmp_path, "slack://a")).needs_attention
+
+
+def test_failure_without_a_reason_is_said(library: Library, tmp_path: Path) -> None:
+    library.notify = lambda url, message: None  # type: ignore[method-assign]  # noqa: ARG005
+    assert str(failure(sink_for(tmp_path, "slack://a"))) == ("URL 1 (slack): Apprise says that it failed, and not why.")
+
+
+def test_invalid_url_needs_a_person_and_holds_up_no_other(library: Library, tmp_path: Path) -> None:
+    sink = sink_for(tmp_path, "slack://a", "hunter2-no-url")
+    error = failure(sink)
+    assert error.needs_attention
+    assert "URL 2: no URL that Apprise can use" in str(error)
+    assert "hunter2" not in str(error)
+    assert library.urls() == ["slack://a"]
+    with pytest.raises(DeliveryFailed, match=r"^URL 2: no URL that Apprise can use") as caught:
+        sink.check()
+    assert caught.value.needs_attention
+    assert len(library.sent) == 1
+
+
+def test_check_sends_nothing(library: Library, tmp_path: Path) -> None:
+    sink_for(tmp_path, "slack://a").check()
+    assert library.sent == []
+
+
+def test_hanging_service_delays_no_other_and_ends_in_time(library: Library, tmp_path: Path) -> None:
+    sink = sink_for(tmp_path, "slack://hangs", "slack://works", timeout_seconds=0.5)
+    library.outcomes = {"slack://hangs": "hang"}
+    threads = threading.active_count()
+    for number in range(1, 6):
+        before = time.monotonic()
+        error = failure(sink, number)
+        assert time.monotonic() - before < 0.5 * 1.1 + 0.2
+        said = "no answer in time." if number == 1 else "the message before it still hangs."
+        assert str(error) == f"URL 1 (slack): {said}"
+    assert threading.active_count() == threads + 1
+    assert library.urls() == ["slack://hangs"] + ["slack://works"] * 5
+
+
+def test_success_after_the_deadline_is_remembered(library: Library, tmp_path: Path) -> None:
+    sink = sink_for(tmp_path, "slack://hangs", timeout_seconds=0.3)
+    library.outcomes = {"slack://hangs": "hang"}
+    failure(sink)
+    failure(sink)
+    library.release.set()
+    sink.send([sample_record()])
+    assert len(library.sent) == 1
+
+
+def test_close_ends_a_send_in_flight(library: Library, tmp_path: Path) -> None:
+    sink = sink_for(tmp_path, "slack://hangs", timeout_seconds=60)
+    library.outcomes = {"slack://hangs": "hang"}
+    timer = threading.Timer(0.2, sink.close)
+    timer.start()
+    before = time.monotonic()
+    failure(sink)
+    timer.join()
+    sink.close()
+    assert time.monotonic() - before < 10
+
+
+def test_timeouts_of_a_url_stay_within_the_deadline(library: Library, tmp_path: Path) -> None:
+    sink_for(tmp_path, "slack://a", timeout_seconds=10).check()
+    (plugin,) = library.plugins
+    assert (plugin.socket_connect_timeout, plugin.socket_read_timeout) == (4.0, 5.0)
+
+
+def test_urls_are_read_again_and_those_that_stayed_keep_their_memory(library: Library, tmp_path: Path) -> None:
+    sink = sink_for(tmp_path, "slack://a", "slack://b")
+    library.outcomes = {"slack://b": "no"}
+    failure(sink)
+    library.sent.clear()
+    (tmp_path / "urls").write_text("slack://new\nslack://a\n\n")
+    sink.send([sample_record()])
+    assert library.urls() == ["slack://new"]
+
+
+def test_urls_come_from_the_environment_too(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("APPRISE_URLS", "slack://a slack://b\nslack://a")
+    AppriseSink(AppriseConfig(urls_env="APPRISE_URLS")).send([sample_record()])
+    assert library.urls() == ["slack://a", "slack://b"]
+    monkeypatch.delenv("APPRISE_URLS")
+    with pytest.raises(DeliveryFailed, match="APPRISE_URLS of urls_env is empty") as caught:
+        AppriseSink(AppriseConfig(urls_env="APPRISE_URLS")).send([sample_record()])
+    assert caught.value.needs_attention
+
+
+def test_no_part_of_a_url_is_said_or_logged(library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    url = "tgram://AbC123token/user%40mail?pass=geheim%21x&t=ab"
+    library.outcomes = {url: f"{url} abc123TOKEN abc123token AbC123token user@mail geheim!x geheim%21x " * 3}
+    with caplog.at_level(logging.DEBUG):
+        said = str(failure(sink_for(tmp_path, url)))
+    for secret in ("AbC123token", "abc123token", "user@mail", "user%40mail", "geheim"):
+        assert secret not in said
+        assert secret not in caplog.text
+    assert said.startswith("URL 1 (tgram): <secret>")
+
+
+def test_memory_of_what_was_taken_is_bounded(library: Library, tmp_path: Path) -> None:
+    sink = sink_for(tmp_path, "slack://a")
+    for number in range(1, 1_102):
+        sink.send([sample_record(number)])
+    (service,) = sink._services.values()
+    assert len(service._taken) == 1_000
+    assert len(library.sent) == 1_101
+
+
+def test_missing_package_names_the_extra_at_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    path = tmp_path / "config.toml"
+    path.write_text('[[sinks]]\ntype = "apprise"\nurls_env = "APPRISE_URLS"\n')
+    with pytest.raises(ConfigurationError, match=r"the extra \[apprise\]: .* pip install '\.\[apprise\]'"):
+        load(path)
+
+
+def test_package_that_went_missing_needs_a_person(
+    library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    sink = sink_for(tmp_path, "slack://a")
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    error = failure(sink)
+    assert error.needs_attention
+    assert "the extra [apprise]" in str(error)
+    assert library.sent == []
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("", "set one of urls_file and urls_env"),
+        ('urls_env = "A"\nurls_file = "b"', "set one of urls_file and urls_env"),
+        ('urls_env = "A"\nmax_batch = 5', "Apprise sends one record at a time"),
+        ('urls = "slack://hunter2"', "urls (sink 'apprise') is no known key"),
+    ],
+)
+def test_wrong_configuration_is_said(tmp_path: Path, table: str, said: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f'[[sinks]]\ntype = "apprise"\n{table}\n')
+    with pytest.raises(ConfigurationError) as caught:
+        load(path)
+    assert said in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("library")
+def test_what_is_over_is_skipped() -> None:
+    assert AppriseSink.skips_what_is_over(AppriseConfig(urls_env="A"))
+    assert sink_class("apprise") is AppriseSink
+
+
+def test_library_is_imported_when_it_is_used_and_not_before(agent_env: dict[str, str]) -> None:
+    code = "import sys, sinks.apprise; sys.exit('apprise' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], env=agent_env, check=True, timeout=60)

@@ -1,0 +1,297 @@
+"""The command sink with real programs: what each exit means for the record, and what the program gets to know."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sinks.command
+import sinks.environment
+from bridge.config.loader import load
+from bridge.config.registry import sink_class
+from bridge.delivery.sender import Sender
+from bridge.errors import ConfigurationError
+from bridge.sink import DeliveryFailed, DeliveryRejected, Transition, TransitionRecord, encode
+from bridge.testing.records import sample_event, sample_record
+from sinks.command import CommandConfig, CommandSink
+from sinks.environment import PREFIX, environment
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the programs are shell scripts")
+
+WriteScript = Callable[[str], str]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> WriteScript:
+    def write(body: str) -> str:
+        path = tmp_path / "on-event"
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return write
+
+
+def send(program: str, *records: TransitionRecord, **config: Any) -> None:
+    CommandSink(CommandConfig(command=(program,), **config)).send(records or (sample_record(),))
+
+
+def test_exit_0_delivers_and_the_record_was_on_standard_input(script: WriteScript, tmp_path: Path) -> None:
+    record = sample_record()
+    send(script(f"cat >{tmp_path}/got"), record)
+    assert (tmp_path / "got").read_bytes() == encode(record) + b"\n"
+
+
+def test_exit_75_is_tried_again_and_may_have_begun(script: WriteScript) -> None:
+    with pytest.raises(DeliveryFailed, match=r"^on-event asks to be run again \(exit 75\): pods are left$") as caught:
+        send(script("echo pods are left >&2; exit 75"))
+    assert caught.value.uncertain
+    assert not caught.value.needs_attention
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("exit 1", "on-event failed with exit code 1."),
+        ("echo a >&2; echo 'no such\tcluster' >&2; exit 3", "on-event failed with exit code 3: a no such cluster"),
+        ("exit 143", "on-event failed with exit code 143."),
+        ("kill -SEGV $$", "on-event was killed by SIGSEGV."),
+        ("kill -9 $$", "on-event was killed by SIGKILL."),
+    ],
+)
+def test_any_other_end_parks(script: WriteScript, body: str, said: str) -> None:
+    with pytest.raises(DeliveryRejected) as caught:
+        send(script(body))
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("signal_name", ["TERM", "INT", "HUP"])
+def test_program_stopped_by_the_service_manager_is_run_again(script: WriteScript, signal_name: str) -> None:
+    with pytest.raises(DeliveryFailed, match=f"was stopped from outside by SIG{signal_name}") as caught:
+        send(script(f"trap - INT; kill -{signal_name} $$; sleep 10"))
+    assert caught.value.uncertain
+
+
+def test_last_words_fit_into_what_the_host_keeps(script: WriteScript) -> None:
+    with pytest.raises(DeliveryRejected) as caught:
+        send(script("seq 1 9999 >&2; exit 2"))
+    assert len(str(caught.value)) == 256
+    assert str(caught.value).endswith(" 9998 9999")
+
+
+def test_too_slow_is_killed_and_parked_before_the_host_would_retry_it(script: WriteScript, tmp_path: Path) -> None:
+    program = script(f"trap '' TERM; echo half done >&2; (sleep 2; echo alive >{tmp_path}/alive) & wait; sleep 300")
+    config = CommandConfig(command=(program,), timeout_seconds=1.0)
+    sender = Sender(lambda: CommandSink(config), name="command", timeout_seconds=1.0)
+    for _ in range(3):
+        before = time.monotonic()
+        with pytest.raises(DeliveryRejected, match=r"did not end within 1 s and was killed .* group: half done"):
+            sender.send([sample_record()])
+        assert time.monotonic() - before < 1.1 + 0.2
+    sender.close()
+    threading.Event().wait(1.5)
+    assert not (tmp_path / "alive").exists()
+
+
+def test_close_with_a_send_in_flight_ends_it_and_it_is_tried_again(script: WriteScript, tmp_path: Path) -> None:
+    sink = CommandSink(CommandConfig(command=(script(f"trap '' TERM; >{tmp_path}/runs; sleep 60; sleep 60"),)))
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            sink.send([sample_record()])
+        except DeliveryFailed as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    until = time.monotonic() + 30
+    while not (tmp_path / "runs").exists() and time.monotonic() < until:
+        threading.Event().wait(0.01)
+    sink.close()
+    thread.join(5)
+    assert [str(error) for error in raised] == ["on-event was killed, because the agent let go of it."]
+    assert getattr(raised[0], "uncertain", False)
+    sink.close()
+
+
+def test_missing_program_needs_a_person_and_the_record_waits(tmp_path: Path) -> None:
+    missing = str(tmp_path / "missing")
+    for attempt in (lambda: send(missing), CommandSink(CommandConfig(command=(missing,))).check):
+        with pytest.raises(DeliveryFailed, match="missing does not exist") as caught:
+            attempt()
+        assert caught.value.needs_attention
+    with pytest.raises(DeliveryFailed, match="No program called 'no-such-drain' is in the PATH") as caught:
+        send("no-such-drain")
+    assert caught.value.needs_attention
+
+
+def test_program_that_cannot_be_executed_needs_a_person(script: WriteScript, tmp_path: Path) -> None:
+    program = script("exit 0")
+    Path(program).write_text("exit 0\n")
+    with pytest.raises(DeliveryFailed, match=r"Exec format error\. Does a script begin with a line") as caught:
+        send(program)
+    assert caught.value.needs_attention
+    Path(program).write_text(f"#!{tmp_path}/no-shell\n")
+    with pytest.raises(DeliveryFailed, match="Does the interpreter of its first line exist") as caught:
+        send(program)
+    Path(program).chmod(0o644)
+    for attempt in (lambda: send(program), CommandSink(CommandConfig(command=(program,))).check):
+        with pytest.raises(DeliveryFailed, match=r"Permission denied|is not executable for the agent") as caught:
+            attempt()
+        assert caught.value.needs_attention
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux refuses to run what is open for writing")
+def test_program_that_is_just_being_replaced_is_tried_again(script: WriteScript) -> None:
+    program = script("exit 0")
+    Path(program).write_bytes(Path("/bin/true").read_bytes())
+    with Path(program).open("r+b"), pytest.raises(DeliveryFailed, match="cannot be started for now") as caught:
+        send(program)
+    assert not caught.value.needs_attention
+    send(program)
+
+
+def test_check_runs_nothing(script: WriteScript, tmp_path: Path) -> None:
+    sink = CommandSink(CommandConfig(command=(script(f">{tmp_path}/ran"),)))
+    sink.check()
+    CommandSink(CommandConfig(command=("sh", "-c", f">{tmp_path}/ran"))).check()
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(DeliveryFailed, match=r"The directory .* does not exist"):
+        CommandSink(CommandConfig(command=("sh",), directory=str(tmp_path / "gone"))).check()
+
+
+def test_no_shell_reads_the_arguments(tmp_path: Path) -> None:
+    words = ("$(touch x)", "a b", "*", "; exit 9")
+    config = CommandConfig(command=("sh", "-c", 'printf "%s\n" "$0" "$@" >said', *words), directory=str(tmp_path))
+    CommandSink(config).send([sample_record()])
+    assert (tmp_path / "said").read_text().splitlines() == list(words)
+
+
+def test_program_sees_the_record_and_the_environment_it_was_given(
+    script: WriteScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEBHOOK_SECRET", "hush")
+    program = script(f"env >{tmp_path}/env")
+    send(program, environment={"CLUSTER": "west"}, unset_environment=("WEBHOOK_SECRET",))
+    seen = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+    assert seen["CLUSTER"] == "west"
+    assert seen["PATH"] == os.environ["PATH"]
+    assert "WEBHOOK_SECRET" not in seen
+    assert {name: value for name, value in seen.items() if name.startswith(PREFIX)} == environment(sample_record())
+
+
+def test_variables_say_what_the_record_says() -> None:
+    said = environment(sample_record(7, notice_seconds=-0.5, changed=("not_before", "resources")))
+    assert {name.removeprefix(PREFIX): value for name, value in said.items()} == {
+        "ID": sample_record(7).id,
+        "TRANSITION": "scheduled",
+        "EVIDENCE": "observed",
+        "OBSERVED_AT": "2026-11-20T11:00:01.123Z",
+        "SEQUENCE": "7",
+        "EVENT_ID": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+        "EVENT_TYPE": "Freeze",
+        "EVENT_STATUS": "Scheduled",
+        "EVENT_SOURCE": "Platform",
+        "RESOURCES": "WestNO_0,WestNO_1",
+        "RESOURCE_COUNT": "2",
+        "AFFECTS_THIS_VM": "true",
+        "NOT_BEFORE": "2026-11-20T11:15:00Z",
+        "NOTICE_SECONDS": "-0.5",
+        "DURATION_SECONDS": "5",
+        "DESCRIPTION": sample_event().description,
+        "CHANGED": "not_before,resources",
+        "VM_NAME": "WestNO_0",
+        "VM_ID": sample_record().vm.vm_id,
+        "VM_RESOURCE_ID": sample_record().vm.resource_id,
+        "APPROVAL_RESULT": "",
+    }
+
+
+def test_unknown_is_empty_and_never_absent() -> None:
+    said = environment(sample_record(event=None, notice_seconds=None, affects_this_vm=None))
+    assert set(said) == set(environment(sample_record()))
+    assert [said[PREFIX + name] for name in ("EVENT_ID", "NOT_BEFORE", "NOTICE_SECONDS", "AFFECTS_THIS_VM")] == [""] * 4
+    assert environment(sample_record(event=sample_event(event_id="a\ud800b")))[PREFIX + "EVENT_ID"] == "a b"
+    assert environment(sample_record(affects_this_vm=False))[PREFIX + "AFFECTS_THIS_VM"] == "false"
+
+
+def test_every_variable_is_documented() -> None:
+    text = sinks.environment.__doc__ or ""
+    assert {word for word in text.split() if word.startswith(PREFIX)} == set(environment(sample_record()))
+
+
+def test_variables_hold_any_event_azure_could_send(script: WriteScript, tmp_path: Path) -> None:
+    names = tuple(f"vm_{number:05d}" for number in range(10_000))
+    odd = "a\0b\nSCHEDULED_EVENT_ID=forged\x1b[31m" + "x" * 200_000
+    event = sample_event(event_id=odd, event_type=odd, description=odd, resources=names)
+    send(script(f"env >{tmp_path}/env"), sample_record(event=event))
+    seen = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+    assert seen["SCHEDULED_EVENT_ID"] == sample_record().id
+    assert seen["SCHEDULED_EVENT_EVENT_ID"].startswith("a b SCHEDULED_EVENT_ID=forged [31mx")
+    assert seen["SCHEDULED_EVENT_RESOURCE_COUNT"] == "10000"
+    kept = seen["SCHEDULED_EVENT_RESOURCES"].split(",")
+    assert kept == list(names[: len(kept)])
+    assert len(kept) > 900
+
+
+def test_record_larger_than_any_pipe_arrives(script: WriteScript, tmp_path: Path) -> None:
+    record = sample_record(event=sample_event(extra={"filling": "x" * 900_000}))
+    send(script(f"cat >{tmp_path}/got"), record)
+    assert json.loads((tmp_path / "got").read_bytes())["event"]["extra"]["filling"] == "x" * 900_000
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("", "is missing. It must be a list"),
+        ('command = "drain --now"', "a list in square brackets"),
+        ("command = []", "command names no program"),
+        ('command = ["./drain"]', "write its whole path, or a bare name"),
+        ('command = ["drain", "a\\u0000b"]', "cannot hold a NUL character"),
+        ('command = ["drain"]\nmax_batch = 2', "a command runs for one record at a time"),
+        ('command = ["drain"]\nenvironment = {SCHEDULED_EVENT_ID = "x"}', "does not begin with SCHEDULED_EVENT_"),
+        ('command = ["drain"]\ncommnad = 1', "Did you mean 'command'?"),
+    ],
+)
+def test_wrong_configuration_is_said(tmp_path: Path, table: str, said: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f'[[sinks]]\ntype = "command"\n{table}\n')
+    with pytest.raises(ConfigurationError) as caught:
+        load(path)
+    assert said in str(caught.value)
+
+
+def test_defaults_fit_a_drain(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('[[sinks]]\ntype = "command"\ncommand = ["drain"]\n')
+    (sink,) = load(path).sinks
+    assert (sink.config.timeout_seconds, sink.config.max_age_seconds, sink.config.max_batch) == (600.0, 900.0, 1)
+    assert sink.sink_class.send_test_by_name_only
+    assert sink.sink_class.skips_what_is_over(sink.config)
+    assert sink_class("command") is CommandSink
+
+
+def test_script_of_the_docstring_runs(tmp_path: Path) -> None:
+    text = (sinks.command.__doc__ or "").split("#!/bin/sh\n", 1)[1]
+    lines = [line.removeprefix("    ") for line in text.split("\n\n", 1)[0].splitlines()]
+    program = tmp_path / "on-scheduled-event"
+    program.write_text("\n".join(["#!/bin/sh", *lines, ""]).replace("/usr/local/bin/", "note "))
+    program.chmod(0o755)
+    note = tmp_path / "note"
+    note.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/notes\n')
+    note.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    for transition in (Transition.SCHEDULED, Transition.STARTED, Transition.CANCELED):
+        event = sample_event(not_before=sample_event().not_before + timedelta(hours=1))
+        send(str(program), sample_record(transition=transition, event=event), environment={"PATH": path})
+    assert (tmp_path / "notes").read_text() == "drain --until 2026-11-20T12:15:00Z\nundrain\n"

@@ -1,0 +1,448 @@
+"""The Event Hubs sink without an event hub: what it refuses to be configured with, and peers that never answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.config.sinks import read_sinks
+from bridge.config.toml import Problems
+from bridge.sink import (
+    DeliveryFailed,
+    DeliveryRejected,
+    Evidence,
+    ScheduledEvent,
+    Transition,
+    TransitionRecord,
+    VmIdentity,
+)
+from bridge.testing import Simulator
+from sinks.eventhubs.access import partition_key, properties
+from sinks.eventhubs.address import parse, shared_access_signature
+from sinks.eventhubs.event_loop import Ended, LoopThread, Overdue
+from sinks.eventhubs.sink import EventHubsConfig, EventHubsSink
+from sinks.eventhubs.tokens import Token, Tokens, identity_tokens
+
+LIMIT_SECONDS = 0.5
+KEY = "c2VjcmV0LWtleQ=="
+IDENTITY: dict[str, Any] = {"fully_qualified_namespace": "ns.servicebus.windows.net", "eventhub": "hub"}
+
+
+def record(event_id: str | None = "A-1", **fields: Any) -> TransitionRecord:
+    event = ScheduledEvent(event_id=event_id, event_type="Freeze", event_status="Scheduled", resources=("vm-1",))
+    values: dict[str, Any] = {
+        "id": "i",
+        "transition_key": "k",
+        "stream_id": "s",
+        "sequence": 1,
+        "transition": Transition.SCHEDULED,
+        "evidence": Evidence.OBSERVED,
+        "observed_at": "2026-11-20T11:00:05.000Z",
+        "incarnation": 1,
+        "previous_incarnation": None,
+        "event": event,
+        "previous": None,
+        "changed": (),
+        "notice_seconds": 895.0,
+        "affects_this_vm": True,
+        "vm": VmIdentity(name="vm-1"),
+        "labels": {},
+    }
+    return TransitionRecord(**{**values, **fields})
+
+
+@pytest.fixture
+def silent_port() -> Iterator[int]:
+    """Return a port that accepts, by the kernel's hand, and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def sink_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return what builds a sink by a connection string to a port of this machine."""
+    made = []
+
+    def build(port: int, *, is_tls: bool = False, **keys: Any) -> EventHubsSink:
+        string = f"Endpoint=sb://127.0.0.1:{port};SharedAccessKeyName=send;SharedAccessKey={KEY};EntityPath=hub"
+        if is_tls:
+            keys["endpoint"] = f"127.0.0.1:{port}"
+        else:
+            string += ";UseDevelopmentEmulator=true"
+        variable = f"EVENT_HUBS_{len(made)}"
+        monkeypatch.setenv(variable, string)
+        config = EventHubsConfig(
+            **{
+                "name": "hub",
+                "credential": "connection_string",
+                "connection_string_env": variable,
+                "timeout_seconds": LIMIT_SECONDS,
+                **keys,
+            }
+        )
+        made.append(EventHubsSink(config))
+        return made[-1]
+
+    yield build
+    for sink in made:
+        sink.close()
+
+
+def counted() -> tuple[int, int]:
+    descriptors = Path("/proc/self/fd")
+    return threading.active_count(), len(list(descriptors.iterdir())) if descriptors.is_dir() else 0
+
+
+def held() -> tuple[int, int]:
+    """Return how many threads and descriptors this process has, once that is steady: a thread takes a moment to end."""
+    gc.collect()  # an exception of before may hold a socket that is closed already
+    steady = [counted()]
+    while len(steady) < 10 or len(set(steady[-10:])) > 1:
+        threading.Event().wait(0.02)
+        steady.append(counted())
+    return steady[-1]
+
+
+def failure(sink: EventHubsSink) -> DeliveryFailed:
+    with pytest.raises(DeliveryFailed) as caught:
+        sink.send([record()])
+    return caught.value
+
+
+@pytest.mark.parametrize("transport", ["amqp", "https"])
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_silent_peer_ends_at_the_deadline_and_leaves_nothing(sink_of, silent_port, transport, is_tls) -> None:
+    sink = sink_of(silent_port, is_tls=is_tls, transport=transport)
+    failure(sink)  # imports, and starts what starts once
+    before = held()
+    longest = 0.0
+    for _ in range(5):
+        started = time.monotonic()
+        error = failure(sink)
+        longest = max(longest, time.monotonic() - started)
+        assert "no answer within" in str(error)
+        assert KEY not in str(error)
+    assert longest <= 1.1 * LIMIT_SECONDS
+    assert held() == before
+
+
+@pytest.mark.parametrize("transport", ["amqp", "https"])
+def test_refused_connection_is_said_at_once_and_was_never_sent(sink_of, silent_port, transport) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    sink = sink_of(port, transport=transport, timeout_seconds=30)
+    failure(sink_of(silent_port, transport=transport))  # imports
+    started = time.monotonic()
+    error = failure(sink)
+    assert time.monotonic() - started < 5
+    assert not error.uncertain
+
+
+def test_name_that_does_not_exist_fails_without_a_lasting_thread(monkeypatch) -> None:
+    string = f"Endpoint=sb://no-such-host.invalid/;SharedAccessKeyName=a;SharedAccessKey={KEY};EntityPath=hub"
+    monkeypatch.setenv("EVENT_HUBS", string)
+    config = EventHubsConfig(name="h", credential="connection_string", connection_string_env="EVENT_HUBS")
+    sink = EventHubsSink(config)
+    assert "no-such-host.invalid/hub" in str(failure(sink))
+    sink.close()
+
+
+def test_close_before_a_send_and_twice_does_nothing(sink_of, silent_port) -> None:
+    sink = sink_of(silent_port)
+    sink.close()
+    sink.close()
+
+
+def test_close_frees_a_send_that_hangs(sink_of, silent_port) -> None:
+    sink = sink_of(silent_port, timeout_seconds=60)
+    errors: list[DeliveryFailed] = []
+    thread = threading.Thread(target=lambda: errors.append(failure(sink)))
+    thread.start()
+    while not any(each.name.startswith("eventhubs:") for each in threading.enumerate()):
+        threading.Event().wait(0.01)
+    sink.close()
+    thread.join(10)
+    assert "closed" in str(errors[0])
+
+
+def test_records_of_two_events_are_asked_for_one_by_one(sink_of, silent_port) -> None:
+    with pytest.raises(DeliveryRejected) as caught:
+        sink_of(silent_port).send([record("A"), record("B")])
+    assert caught.value.records == ()
+
+
+def test_nothing_of_azure_is_imported_before_the_first_send() -> None:
+    code = (
+        "import sys; from sinks.eventhubs.sink import EventHubsConfig, EventHubsSink\n"
+        f"for transport in ('amqp', 'https'): EventHubsSink(EventHubsConfig(transport=transport, **{IDENTITY}))\n"
+        "print({name.partition('.')[0] for name in sys.modules} & {'azure', 'msal', 'aiohttp', 'cryptography'})"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+    assert subprocess.check_output([sys.executable, "-c", code], env=env, text=True).strip() == "set()"
+
+
+# The loop under it.
+
+
+def loop_thread(**keys: Any) -> LoopThread:
+    async def close() -> None:
+        pass
+
+    return LoopThread("eventhubs:test", **{"idle_seconds": 30.0, "close": close, **keys})
+
+
+def test_work_that_swallows_its_cancellation_is_cut_all_the_same(silent_port) -> None:
+    async def stubborn() -> None:
+        reader, _ = await asyncio.open_connection("127.0.0.1", silent_port)
+        while True:
+            with contextlib.suppress(asyncio.CancelledError, OSError):
+                await reader.read(1)
+                await asyncio.sleep(60)
+
+    before = held()
+    loop = loop_thread()
+    started = time.monotonic()
+    with pytest.raises(Overdue):
+        loop.call(stubborn, seconds=0.4)
+    assert time.monotonic() - started <= 1.1 * 0.4 + 0.05
+    loop.end(grace_seconds=0, wait_seconds=5)
+    assert held() == before
+
+
+def test_loop_that_does_not_turn_is_left_at_the_deadline_and_ends_by_itself() -> None:
+    release = threading.Event()
+
+    async def block() -> None:
+        release.wait(30)
+
+    loop = loop_thread()
+    before = threading.active_count()
+    started = time.monotonic()
+    with pytest.raises(Overdue):
+        loop.call(block, seconds=0.4)
+    assert time.monotonic() - started <= 1.1 * 0.4 + 0.05
+    assert loop.has_ended
+    release.set()
+    loop.end(grace_seconds=0, wait_seconds=5)
+    assert threading.active_count() == before - 1
+
+
+def test_call_after_the_end_says_so_and_an_idle_loop_ends() -> None:
+    async def answer() -> int:
+        return 7
+
+    loop = loop_thread(idle_seconds=0.05)
+    assert loop.call(answer, seconds=5) == 7
+    loop.end(grace_seconds=0, wait_seconds=5)
+    with pytest.raises(Ended):
+        loop.call(answer, seconds=5)
+
+
+def test_failing_close_still_ends_the_loop() -> None:
+    async def close() -> None:
+        raise RuntimeError("broken")
+
+    async def answer() -> int:
+        return 7
+
+    before = threading.active_count()
+    loop = loop_thread(close=close)
+    loop.call(answer, seconds=5)
+    loop.end(grace_seconds=1, wait_seconds=5)
+    assert threading.active_count() == before
+
+
+# The configuration.
+
+
+def mistakes(**keys: Any) -> str:
+    found = Problems()
+    read_sinks([{"type": "eventhubs", **keys}], found, {})
+    return "\n".join(found.sentences)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({}, "fully_qualified_namespace is missing"),
+        ({"fully_qualified_namespace": "ns"}, "eventhub is missing"),
+        ({"credential": "connection_string"}, "needs connection_string_file or connection_string_env"),
+        ({**IDENTITY, "connection_string_env": "X"}, 'need credential = "connection_string"'),
+        (
+            {"credential": "connection_string", "connection_string_env": "X", "connection_string_file": "y"},
+            "both set; keep one",
+        ),
+        ({"credential": "connection_string", "connection_string_env": "X", "client_id": "c"}, "client_id belongs"),
+        *(
+            ({**IDENTITY, "fully_qualified_namespace": name}, "It has the form NAME.servicebus.windows.net")
+            for name in ("fleet", "sb://fleet.servicebus.windows.net/", "fleet.", ".net", "a b.net", "a.net:port")
+        ),
+        ({**IDENTITY, "ca_file": "/nowhere/ca.pem"}, "the file /nowhere/ca.pem does not exist"),
+        ({**IDENTITY, "transport": "kafka"}, "transport"),
+        ({**IDENTITY, "idle_close_seconds": -1}, "idle_close_seconds"),
+    ],
+)
+def test_configuration_that_cannot_work_is_refused(keys, said) -> None:
+    assert said in mistakes(**keys)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"fully_qualified_namespace": "ns.servicebus.usgovcloudapi.net"},
+        {"fully_qualified_namespace": "127.0.0.1:5671"},
+        {"fully_qualified_namespace": "localhost"},
+        {"fully_qualified_namespace": "emulator", "endpoint": "127.0.0.1:5671"},
+    ],
+)
+def test_namespaces_of_other_clouds_and_of_emulators_are_taken(keys) -> None:
+    assert mistakes(**{**IDENTITY, **keys}) == ""
+
+
+def test_connection_string_in_the_wrong_key_is_not_repeated() -> None:
+    said = mistakes(**{**IDENTITY, "fully_qualified_namespace": f"Endpoint=sb://ns.net/;SharedAccessKey={KEY}"})
+    assert "fully_qualified_namespace is no whole host name" in said
+    assert KEY not in said
+
+
+def test_identity_with_its_defaults_is_enough() -> None:
+    config = EventHubsConfig(**IDENTITY)
+    assert (config.credential, config.transport, config.max_batch) == ("managed_identity", "amqp", 100)
+    assert EventHubsConfig(transport="https", **IDENTITY).max_batch == 1
+
+
+def test_connection_string_that_is_none_names_what_is_missing_and_no_value() -> None:
+    for text, said in [
+        (f"SharedAccessKey={KEY}", "no Endpoint"),
+        (f"Endpoint=sb://ns/;SharedAccessKey={KEY}", "neither SharedAccessKeyName and SharedAccessKey nor"),
+        (f"Endpoint=sb://ns/;SharedAccessKeyName=a;SharedAccessKey={KEY}", "no EntityPath"),
+    ]:
+        with pytest.raises(DeliveryFailed, match=said) as caught:
+            parse(text, eventhub=None)
+        assert caught.value.needs_attention
+        assert KEY not in str(caught.value)
+        assert KEY not in repr(parse(f"Endpoint=sb://n;SharedAccessKeyName=a;SharedAccessKey={KEY}", eventhub="h"))
+
+
+def test_signature_is_the_one_of_the_sdk() -> None:
+    generate_sas_token: Any = importlib.import_module("azure.eventhub._pyamqp.utils").generate_sas_token
+    ours = shared_access_signature("https://ns/hub", key_name="a b", key=KEY, expires_on=1_800_000_000)
+    theirs = generate_sas_token("https://ns/hub", "a b", KEY, 1_800_000_000)
+    assert set(ours.split(" ")[1].split("&")) >= {each for each in theirs.split(" ")[1].split("&") if "skn" not in each}
+
+
+# What goes with a record.
+
+
+def test_partition_key_is_the_event_and_never_longer_than_event_hubs_takes() -> None:
+    assert partition_key(record("A-1")) == "A-1"
+    nameless = record(
+        None, event=ScheduledEvent(event_status="Scheduled", resources=tuple(f"vm-{n}" for n in range(99)))
+    )
+    assert len(partition_key(nameless)) == 64
+    assert len(partition_key(record(""))) == 64  # "" would be no key at all, and no order
+
+
+def test_unknown_properties_are_left_out() -> None:
+    heartbeat = record(event=None, transition=Transition.HEARTBEAT, vm=VmIdentity())
+    assert properties(heartbeat) == {"transition": "heartbeat"}
+
+
+# Tokens.
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_token_is_renewed_aside_from_half_of_its_life_on() -> None:
+    clock, fetched, go_on = Clock(), threading.Event(), threading.Event()
+    fetches = []
+
+    def fetch() -> Token:
+        fetches.append(clock.now)
+        if len(fetches) > 1:
+            fetched.set()
+            go_on.wait(10)
+        return Token(f"token {len(fetches)}", int(clock.now) + 3600)
+
+    tokens = Tokens(fetch, clock=clock)
+    assert tokens.current(wait_seconds=10).token == "token 1"
+    clock.now += 1700
+    assert tokens.current(wait_seconds=0).token == "token 1"
+    assert len(fetches) == 1
+    clock.now += 200
+    assert tokens.current(wait_seconds=0).token == "token 1"
+    assert fetched.wait(10)
+    go_on.set()
+    deadline = time.monotonic() + 10
+    while tokens.current(wait_seconds=0).token != "token 2" and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    assert len(fetches) == 2
+
+
+def test_managed_identity_is_never_asked_for_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody is there; who is would ask as another machine
+    with Simulator("live-migration", listen="127.0.0.1:0") as simulator:
+        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", simulator.endpoint)
+        token = identity_tokens(is_default=False, client_id=None).current(wait_seconds=30)
+    assert token.expires_on > time.time()
+
+
+def test_identity_that_never_answers_costs_one_thread_and_no_more_than_the_wait() -> None:
+    release = threading.Event()
+
+    def fetch() -> Token:
+        release.wait(30)
+        return Token("late", int(time.time()) + 3600)
+
+    tokens = Tokens(fetch)
+    before = threading.active_count()
+    for _ in range(5):
+        started = time.monotonic()
+        with pytest.raises(DeliveryFailed, match="gave no token within"):
+            tokens.current(wait_seconds=0.05)
+        assert time.monotonic() - started < 1
+    assert threading.active_count() == before + 1
+    release.set()
+    assert tokens.current(wait_seconds=10).token == "late"
+
+
+def test_identity_that_is_not_assigned_needs_a_person() -> None:
+    def fetch() -> Token:
+        raise RuntimeError("No identity has been assigned to this resource.")
+
+    with pytest.raises(DeliveryFailed, match="No identity has been assigned") as caught:
+        Tokens(fetch).current(wait_seconds=10)
+    assert caught.value.needs_attention
+
+
+def test_token_about_to_expire_is_not_used() -> None:
+    clock = Clock()
+    lifetimes = iter([90, 3600])
+    tokens = Tokens(lambda: Token("t", int(clock.now) + next(lifetimes)), clock=clock)
+    tokens.current(wait_seconds=10)
+    clock.now += 40
+    assert tokens.good() is None
+    assert tokens.current(wait_seconds=10).expires_on == int(clock.now) + 3600

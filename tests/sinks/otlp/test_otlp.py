@@ -1,0 +1,425 @@
+"""The otlp sink: what a record becomes, and what each answer means."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
+
+from bridge.config.loader import read
+from bridge.errors import ConfigurationError
+from bridge.events.record import Approval
+from bridge.sink import DeliveryFailed, DeliveryRejected, Evidence, Transition, VmIdentity
+from bridge.testing.http_contract import Answer, HttpPeer
+from bridge.testing.records import sample_event, sample_record
+from sinks.otlp.encoding import encode_request, log_record
+from sinks.otlp.sink import OtlpConfig, OtlpSink, logs_url
+
+PREFIX = "azure.scheduled_event."
+
+
+@pytest.fixture
+def peer():
+    with HttpPeer() as peer:
+        yield peer
+
+
+@pytest.fixture
+def sink(peer):
+    sink = OtlpSink(config(peer))
+    yield sink
+    sink.close()
+
+
+def config(peer, **keys):
+    return OtlpConfig(name="otlp", endpoint=f"http://{peer.address.authority}", timeout_seconds=5.0, **keys)
+
+
+def plain(value):
+    """Return an AnyValue as Python has it."""
+    kind = value.WhichOneof("value")
+    return [plain(each) for each in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+
+
+def attributes(pairs):
+    found = {pair.key: plain(pair.value) for pair in pairs}
+    assert len(found) == len(pairs), "attribute keys are unique (OpenTelemetry, Common)"
+    return found
+
+
+def sent(peer):
+    [request] = peer.requests
+    return ExportLogsServiceRequest.FromString(request.body)
+
+
+def response(rejected=0, message=""):
+    answer = ExportLogsServiceResponse()
+    answer.partial_success.rejected_log_records = rejected
+    answer.partial_success.error_message = message
+    return answer.SerializeToString()
+
+
+# What a record becomes.
+
+
+def test_one_record_whole(peer, sink):
+    """The golden example: what a backend shows of one record, field by field."""
+    sink.send([sample_record()])
+    [resource_logs] = sent(peer).resource_logs
+    [scope_logs] = resource_logs.scope_logs
+    [found] = scope_logs.log_records
+    seen = datetime(2026, 11, 20, 11, 0, 1, 123000, tzinfo=timezone.utc)
+    assert scope_logs.scope.name == "scheduled-events-bridge"
+    assert datetime.fromtimestamp(0, timezone.utc) + timedelta(microseconds=found.time_unix_nano // 1000) == seen
+    assert found.observed_time_unix_nano == found.time_unix_nano
+    assert (found.severity_number, found.severity_text) == (9, "INFO")
+    assert found.event_name == "azure.scheduled_event.scheduled"
+    assert found.body.string_value.startswith(
+        "scheduled: Freeze of this VM (WestNO_0) and 1 more, not before 2026-11-20 11:15:00 UTC, in 14 min 59 s"
+    )
+    assert attributes(resource_logs.resource.attributes) == {
+        "service.name": "scheduled-events-bridge",
+        "team": "payments",
+        "cloud.provider": "azure",
+        "cloud.platform": "azure.vm",
+        "cloud.region": "westeurope",
+        "cloud.account.id": "11111111-2222-4333-8444-555555555555",
+        "cloud.resource_id": "/subscriptions/11111111-2222-4333-8444-555555555555/resourceGroups/west/providers/"
+        "Microsoft.Compute/virtualMachines/WestNO_0",
+        "host.id": "f2a1c5d0-3b7e-4c1a-9d2e-6b8f0a4c7e11",
+        "host.name": "WestNO_0",
+        "azure.resource_group.name": "west",
+    }
+    assert attributes(found.attributes) == {
+        "log.record.uid": sample_record().id,
+        PREFIX + "record_id": sample_record().id,
+        PREFIX + "transition_key": f"{1:064x}",
+        PREFIX + "stream_id": "0d3c2b1a-0000-4000-8000-00000000a5a5",
+        PREFIX + "sequence": 1,
+        PREFIX + "schema_version": 1,
+        PREFIX + "transition": "scheduled",
+        PREFIX + "evidence": "observed",
+        PREFIX + "observed_at": "2026-11-20T11:00:01.123Z",
+        PREFIX + "incarnation": "3",
+        PREFIX + "previous_incarnation": "2",
+        PREFIX + "notice_seconds": 898.877,
+        PREFIX + "affects_this_vm": True,
+        PREFIX + "event_id": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+        PREFIX + "event_type": "Freeze",
+        PREFIX + "event_status": "Scheduled",
+        PREFIX + "resource_type": "VirtualMachine",
+        PREFIX + "resources": ["WestNO_0", "WestNO_1"],
+        PREFIX + "not_before": "2026-11-20T11:15:00Z",
+        PREFIX + "not_before_raw": "Fri, 20 Nov 2026 11:15:00 GMT",
+        PREFIX + "description": "Virtual machine is being paused because of a memory-preserving Live Migration \u2603.",
+        PREFIX + "event_source": "Platform",
+        PREFIX + "duration_seconds": 5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("event_type", "number", "text"),
+    [
+        ("Freeze", 9, "INFO"),
+        ("Reboot", 13, "WARN"),
+        ("Redeploy", 13, "WARN"),
+        ("Preempt", 17, "ERROR"),
+        ("Terminate", 17, "ERROR"),
+        ("Defenestrate", 9, "INFO"),
+        (None, 9, "INFO"),
+    ],
+)
+def test_severity_follows_the_event_type(event_type, number, text):
+    found = log_record(sample_record(event=sample_event(event_type=event_type)))
+    assert (found.severity_number, found.severity_text) == (number, text)
+
+
+@pytest.mark.parametrize("transition", list(Transition))
+def test_event_name_ends_in_the_transition(transition):
+    assert log_record(sample_record(transition=transition)).event_name == f"azure.scheduled_event.{transition.value}"
+
+
+def test_record_without_an_event_or_an_identity_has_what_is_known():
+    nothing = dict.fromkeys(("event", "incarnation", "previous_incarnation", "notice_seconds", "affects_this_vm"))
+    record = sample_record(transition=Transition.HEARTBEAT, vm=VmIdentity(), labels={}, **nothing)
+    [resource_logs] = ExportLogsServiceRequest.FromString(encode_request([record])).resource_logs
+    assert set(attributes(resource_logs.resource.attributes)) == {"service.name", "cloud.provider", "cloud.platform"}
+    [found] = resource_logs.scope_logs[0].log_records
+    assert not {key for key in attributes(found.attributes) if "event_type" in key or "notice" in key}
+    assert found.body.string_value == "heartbeat from this VM"
+
+
+def test_approval_outcome_carries_who_and_why():
+    approval = Approval(
+        source="portal",
+        decision_id="d-1",
+        approvers=("alice",),
+        reason="quiet hour",
+        result="approved",
+        http_status=200,
+    )
+    found = attributes(
+        log_record(sample_record(transition=Transition.APPROVED, event=None, approval=approval)).attributes
+    )
+    approved = {key.removeprefix(PREFIX): value for key, value in found.items() if "approval." in key}
+    assert approved == {
+        "approval.source": "portal",
+        "approval.decision_id": "d-1",
+        "approval.approvers": ["alice"],
+        "approval.reason": "quiet hour",
+        "approval.result": "approved",
+        "approval.http_status": 200,
+    }
+
+
+@pytest.mark.parametrize("incarnation", [3, "abc123", "3"])
+def test_incarnation_is_always_text_so_that_a_backend_sees_one_type(incarnation):
+    found = attributes(log_record(sample_record(incarnation=incarnation)).attributes)
+    assert found[f"{PREFIX}incarnation"] == str(incarnation)
+
+
+def test_change_shows_what_was_before():
+    previous = {
+        "event_status": "Scheduled",
+        "not_before": None,
+        "duration_seconds": 5,
+        "resources": ["a"],
+        "odd": {"k": 1},
+    }
+    record = sample_record(transition=Transition.UPDATED, previous=previous, changed=("duration_seconds",))
+    found = attributes(log_record(record).attributes)
+    assert {key: value for key, value in found.items() if ".previous." in key} == {
+        f"{PREFIX}previous.event_status": "Scheduled",
+        f"{PREFIX}previous.duration_seconds": 5,
+        f"{PREFIX}previous.resources": ["a"],
+        f"{PREFIX}previous.odd": '{"k": 1}',
+    }
+    assert found[f"{PREFIX}changed"] == ["duration_seconds"]
+
+
+def test_odd_fields_of_a_document_do_not_keep_a_record_from_being_sent(peer, sink):
+    extra = {"deep": {}, "big": 2**63 - 1, "mixed": [1, "two", None], "none": None}
+    bottom = extra["deep"]
+    for _ in range(60):
+        bottom["deeper"] = bottom = {}
+    event = sample_event(event_id=None, resources=None, not_before=None, not_before_raw="", description="", extra=extra)
+    sink.send([sample_record(event=event)])
+    [found] = sent(peer).resource_logs[0].scope_logs[0].log_records
+    assert json.loads(attributes(found.attributes)[f"{PREFIX}extra"]) == extra
+
+
+def test_labels_set_anything_but_the_identity():
+    labels = {"service.name": "web", "deployment.environment.name": "prod", "host.id": "forged", "cloud.region": "mars"}
+    [found] = ExportLogsServiceRequest.FromString(encode_request([sample_record(labels=labels)])).resource_logs
+    values = attributes(found.resource.attributes)
+    assert (values["service.name"], values["deployment.environment.name"]) == ("web", "prod")
+    assert (values["host.id"], values["cloud.region"]) == ("f2a1c5d0-3b7e-4c1a-9d2e-6b8f0a4c7e11", "westeurope")
+
+
+def test_batch_keeps_its_order_and_shares_a_resource_where_it_is_the_same():
+    other = VmIdentity(name="renamed")
+    batch = [sample_record(1), sample_record(2, vm=other), sample_record(3)]
+    found = ExportLogsServiceRequest.FromString(encode_request(batch)).resource_logs
+    sequences = [
+        [attributes(record.attributes)[f"{PREFIX}sequence"] for record in group.scope_logs[0].log_records]
+        for group in found
+    ]
+    assert sequences == [[1, 3], [2]]
+
+
+def test_same_record_is_the_same_bytes_each_time():
+    assert encode_request([sample_record()]) == encode_request([sample_record()])
+
+
+# The request.
+
+
+def test_request_is_protobuf_to_v1_logs(peer, sink):
+    sink.send([sample_record()])
+    [request] = peer.requests
+    assert (request.method, request.path) == ("POST", "/v1/logs")
+    assert request.headers["content-type"] == "application/x-protobuf"
+    assert "content-encoding" not in request.headers
+
+
+def test_gzip_on_request(peer):
+    raw = []
+    peer.reply(lambda request: raw.append(request) or Answer(status=200))
+    sink = OtlpSink(config(peer, compression="gzip"))
+    sink.send([sample_record()])
+    sink.close()
+    assert raw[0].headers["content-encoding"] == "gzip"
+    assert int(raw[0].headers["content-length"]) < len(raw[0].body)
+    assert raw[0].body == encode_request([sample_record()])
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url"),
+    [
+        ("http://127.0.0.1:4318", "http://127.0.0.1:4318/v1/logs"),
+        ("http://127.0.0.1:4318/", "http://127.0.0.1:4318/v1/logs"),
+        ("https://otlp.example.net/tenant", "https://otlp.example.net/tenant/v1/logs"),
+        ("https://otlp.example.net/v1/logs", "https://otlp.example.net/v1/logs"),
+        ("https://otlp.example.net/v1/logs/", "https://otlp.example.net/v1/logs"),
+        ("https://otlp.example.net/otlp?tenant=1", "https://otlp.example.net/otlp/v1/logs?tenant=1"),
+        ("http://[::1]:4318", "http://[::1]:4318/v1/logs"),
+    ],
+)
+def test_path_is_added_once(endpoint, url):
+    assert logs_url(endpoint) == url
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["127.0.0.1:4318", "grpc://127.0.0.1:4317", "http://", "", "http://h:port", "http://h:99999", "http://[::1"],
+)
+def test_endpoint_that_is_no_http_url_is_a_mistake_of_the_configuration(endpoint):
+    with pytest.raises(ConfigurationError, match=r"sinks\[0\]"):
+        read({"sinks": [{"type": "otlp", "endpoint": endpoint}]})
+
+
+def test_password_in_the_endpoint_is_refused_and_not_shown():
+    with pytest.raises(ConfigurationError, match="headers_file") as caught:
+        read({"sinks": [{"type": "otlp", "endpoint": "https://me:hunter2@otlp.example.net"}]})
+    assert "hunter2" not in str(caught.value)
+
+
+def test_one_record_a_request_unless_told_otherwise():
+    assert read({"sinks": [{"type": "otlp"}]}).sinks[0].config.max_batch == 1
+
+
+# The answers.
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(status=200),
+        Answer(status=202),
+        Answer(status=204),
+        Answer(status=200, body=response(0, "please upgrade")),
+        Answer(status=200, body=response(-1, "nonsense")),
+        Answer(status=200, body=b"OK", content_type="text/plain"),
+        Answer(status=200, body=b"\n\n", content_type="text/plain"),
+        Answer(status=200, body=b"\xff\xfe no protobuf"),
+        Answer(status=200, body=b'{"partialSuccess": {}}'),
+        Answer(status=200, body=b'{"partialSuccess": {"errorMessage": "please upgrade"}}'),
+        Answer(status=200, body=b'{"partialSuccess": {"rejectedLogRecords": "many"}}'),
+        Answer(status=200, body=b'{"code": 200}'),
+        Answer(status=200, body=b"[]"),
+        Answer(status=200, body=b"[" * 20_000),
+        Answer(status=200, body=b'{"partialSuccess": {"rejectedLogRecords": 1e999}}'),
+    ],
+    ids=lambda answer: f"{answer.status} {answer.body[:20]!r}",
+)
+def test_2xx_that_rejects_nothing_is_delivered(peer, sink, answer):
+    peer.reply(lambda _: answer)
+    sink.send([sample_record()])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        response(1, "the record is too old"),
+        b'{"partialSuccess": {"rejectedLogRecords": "1", "errorMessage": "the record is too old"}}',
+        b'{"partialSuccess": {"rejectedLogRecords": 1, "errorMessage": "the record is too old"}}',
+    ],
+    ids=["protobuf", "json", "json number"],
+)
+def test_partial_success_that_rejects_names_the_whole_batch(peer, sink, body):
+    """Parked and never sent again by itself: OTLP forbids it, and does not say which record was meant."""
+    peer.say(200, body=body)
+    batch = [sample_record(1), sample_record(2)]
+    with pytest.raises(DeliveryRejected, match="rejected 1 of 2 log records: the record is too old") as caught:
+        sink.send(batch)
+    assert caught.value.records == tuple(batch)
+
+
+def test_rejection_without_a_word_says_so(peer, sink):
+    peer.say(200, body=response(1))
+    with pytest.raises(DeliveryRejected, match="it does not say why"):
+        sink.send([sample_record()])
+
+
+def test_secret_that_the_receiver_repeats_is_not_shown_not_even_in_part(peer, tmp_path):
+    (tmp_path / "token").write_text("secret-token-4711")
+    sink = OtlpSink(config(peer, bearer_token_file=str(tmp_path / "token")))
+    peer.say(200, body=response(1, "x" * 250 + "secret-token-4711"))
+    with pytest.raises(DeliveryRejected) as caught:
+        sink.send([sample_record()])
+    sink.close()
+    assert "secret" not in str(caught.value).replace("<secret>", "").replace("<secre", "")
+
+
+def test_words_of_the_receiver_are_one_short_line(peer, sink):
+    peer.say(200, body=response(1, "line\nbreak\x1b[31m" + "x" * 10_000))
+    with pytest.raises(DeliveryRejected) as caught:
+        sink.send([sample_record()])
+    assert len(str(caught.value)) < 400
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 401, 403, 404, 407, 408, 421, 425, 429, 500, 502, 503, 504])
+def test_status_about_the_endpoint_is_tried_again(peer, sink, status):
+    peer.say(status, headers={"Retry-After": "30", "Location": "http://127.0.0.1:1/"})
+    with pytest.raises(DeliveryFailed) as caught:
+        sink.send([sample_record()])
+    assert caught.value.retry_after == 30.0
+    assert len(peer.requests) == 1
+
+
+@pytest.mark.parametrize("status", [400, 409, 413, 415, 422])
+def test_status_about_the_record_parks_it(peer, sink, status):
+    peer.say(status)
+    with pytest.raises(DeliveryRejected) as caught:
+        sink.send([sample_record(1), sample_record(2)])
+    assert caught.value.records == (), "the host finds the culprit of a batch one by one"
+
+
+# Check, and what it costs to have it installed.
+
+
+def test_check_sends_an_empty_request(peer, sink):
+    sink.check()
+    [request] = peer.requests
+    assert ExportLogsServiceRequest.FromString(request.body) == ExportLogsServiceRequest()
+    assert (request.path, request.headers["content-length"]) == ("/v1/logs", "0")
+
+
+def test_check_that_is_refused_says_so(peer, sink):
+    peer.say(400, body=b"no")
+    with pytest.raises(DeliveryFailed, match="400"):
+        sink.check()
+
+
+def test_check_doubts_a_web_page(peer, sink):
+    peer.reply(lambda _: Answer(status=200, body=b"<html>", content_type="text/html; charset=utf-8"))
+    with pytest.raises(DeliveryFailed, match="web page"):
+        sink.check()
+
+
+def test_protobuf_and_the_sdk_are_not_imported_before_the_first_send():
+    code = (
+        "import sys; from sinks.otlp.sink import *; s = OtlpSink(OtlpConfig(name='x')); s.close();"
+        "sys.exit(any(m.startswith(('google.protobuf', 'opentelemetry')) for m in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_send_does_without_the_sdk():
+    """Its encoder would write the same bytes for twice the memory."""
+    code = (
+        "import sys; from bridge.testing.records import sample_record; from sinks.otlp.encoding import encode_request;"
+        "encode_request([sample_record()]); sys.exit('opentelemetry.sdk' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def test_evidence_is_shown():
+    found = log_record(sample_record(transition=Transition.CANCELED, evidence=Evidence.INFERRED))
+    assert attributes(found.attributes)[f"{PREFIX}evidence"] == "inferred"
+    assert found.body.string_value.startswith("canceled (inferred): ")

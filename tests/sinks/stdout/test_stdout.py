@@ -1,0 +1,285 @@
+"""The stdout sink against real pipes: nothing lost in a buffer, no broken line, no hanging."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.sink import DeliveryFailed, Evidence, ScheduledEvent, Transition, TransitionRecord, VmIdentity
+from sinks.sentence import duration, sentence
+from sinks.stdout import StdoutConfig, StdoutSink
+
+NOT_BEFORE = datetime(2026, 11, 20, 11, 15, tzinfo=timezone.utc)
+
+# A child whose standard output is the test's pipe; it reports on standard error.
+CHILD = """
+import sys, time
+from sinks.stdout import StdoutConfig, StdoutSink
+from bridge.sink import DeliveryFailed, Evidence, Transition, TransitionRecord, VmIdentity
+
+def record(number, filling=0):
+    return TransitionRecord(
+        id=f"id-{number}", transition_key="k", stream_id="s", sequence=number, transition=Transition.TEST,
+        evidence=Evidence.OBSERVED, observed_at="2026-11-20T11:00:00.000Z", incarnation=1, previous_incarnation=None,
+        event=None, previous=None, changed=(), notice_seconds=None, affects_this_vm=None, vm=VmIdentity(),
+        labels={"filling": "x" * filling})
+
+def failure(sink, batch):
+    try:
+        sink.send(batch)
+    except DeliveryFailed as exc:
+        return str(exc)
+    return ""
+"""
+
+
+def child(code: str, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.Popen([sys.executable, "-c", CHILD + code], env=env, **options)
+
+
+def record(**fields: Any) -> TransitionRecord:
+    event = ScheduledEvent(
+        event_id="A-1",
+        event_type="Freeze",
+        event_status="Scheduled",
+        resources=("WestNO_0",),
+        not_before=NOT_BEFORE,
+        description="Host server is undergoing maintenance.",
+        event_source="Platform",
+        duration_seconds=5,
+    )
+    values: dict[str, Any] = {
+        "id": "i",
+        "transition_key": "k",
+        "stream_id": "s",
+        "sequence": 1,
+        "transition": Transition.SCHEDULED,
+        "evidence": Evidence.OBSERVED,
+        "observed_at": "2026-11-20T11:00:05.000Z",
+        "incarnation": 1,
+        "previous_incarnation": None,
+        "event": event,
+        "previous": None,
+        "changed": (),
+        "notice_seconds": 895.0,
+        "affects_this_vm": True,
+        "vm": VmIdentity(name="WestNO_0"),
+        "labels": {},
+    }
+    return TransitionRecord(**{**values, **fields})
+
+
+def event(**fields: Any) -> ScheduledEvent:
+    return ScheduledEvent(**{"event_status": "Scheduled", "event_type": "Freeze", "not_before": NOT_BEFORE, **fields})
+
+
+def test_json_is_one_whole_record_a_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    records = [record(id="a", event=event(description="two\nlines")), record(id="b")]
+    StdoutSink(StdoutConfig()).send(records)
+    lines = capfdbinary.readouterr().out.splitlines()
+    assert [json.loads(line)["id"] for line in lines] == ["a", "b"]
+
+
+def test_stream_in_memory_gets_the_lines_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    binary, text = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.StringIO()
+    for stream in (binary, text):
+        monkeypatch.setattr(sys, "stdout", stream)
+        StdoutSink(StdoutConfig()).check()
+        StdoutSink(StdoutConfig()).send([record()])
+    assert json.loads(binary.buffer.getvalue()) == json.loads(text.getvalue())
+
+
+@pytest.mark.parametrize("stream", [None, "closed"])
+def test_closed_standard_output_needs_a_person(monkeypatch: pytest.MonkeyPatch, stream: str | None) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", closed if stream else None)
+    sink = StdoutSink(StdoutConfig())
+    for attempt in (sink.check, lambda: sink.send([record()])):
+        with pytest.raises(DeliveryFailed, match="Standard output is closed") as caught:
+            attempt()
+        assert caught.value.needs_attention
+
+
+def test_piped_output_survives_a_kill_right_after_the_send(agent_env: dict[str, str]) -> None:
+    process = child("import os; StdoutSink(StdoutConfig()).send([record(1)]); os.kill(os.getpid(), 9)", agent_env)
+    out, _ = process.communicate(timeout=60)
+    assert json.loads(out)["id"] == "id-1"
+    assert process.returncode == -9
+
+
+@pytest.mark.skipif(not hasattr(select, "poll"), reason="Windows has no poll: there the host cuts the send")
+@pytest.mark.parametrize("filling", [100, 10_000])
+def test_stalled_reader_fails_in_time_and_breaks_no_line(agent_env: dict[str, str], filling: int) -> None:
+    code = f"""
+sink, number, said = StdoutSink(StdoutConfig(timeout_seconds=0.5)), 0, ""
+while not said:
+    number += 1
+    before = time.monotonic()
+    said = failure(sink, [record(number, {filling})])
+print(f"{{number}} {{time.monotonic() - before:.3f}} {{said}}", file=sys.stderr, flush=True)
+sys.stdin.readline()
+sink = StdoutSink(StdoutConfig(timeout_seconds=30))
+sink.send([record(number, {filling})])
+sink.send([record(number + 1, {filling})])
+"""
+    with child(code, agent_env, stdin=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stderr
+        number, seconds, said = process.stderr.readline().decode().split(" ", 2)
+        assert float(seconds) < 0.8
+        assert "its reader has stalled" in said
+        process.stdin.write(b"go on\n")
+        process.stdin.flush()
+        out, _ = process.communicate(timeout=60)
+    seen = [json.loads(line)["sequence"] for line in out.splitlines()]
+    last = int(number)
+    assert sorted(set(seen)) == list(range(1, last + 2))
+    assert seen in ([*range(1, last + 2)], [*range(1, last + 1), last, last + 1])
+
+
+def test_reader_that_has_gone_is_said_and_seen_by_check(agent_env: dict[str, str]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = """
+sink = StdoutSink(StdoutConfig(timeout_seconds=5))
+print(failure(sink, [record(1)]), file=sys.stderr)
+try:
+    sink.check()
+except DeliveryFailed as exc:
+    print(exc, file=sys.stderr)
+"""
+    with child(code, agent_env, stdout=writer) as process:
+        os.close(writer)
+        _, err = process.communicate(timeout=60)
+    assert (
+        err.decode().splitlines()
+        == ["Standard output is a pipe whose reader has gone. Start the agent again with a reader."] * 2
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a full disk to write to")
+def test_full_disk_is_said(agent_env: dict[str, str]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        process = child(
+            "print(failure(StdoutSink(StdoutConfig()), [record(1)]), file=sys.stderr)", agent_env, stdout=full
+        )
+        _, err = process.communicate(timeout=60)
+    assert b"cannot be written: No space left on device." in err
+
+
+def test_two_stdout_sinks_never_mix_their_lines(agent_env: dict[str, str]) -> None:
+    code = """
+import threading
+def work(first):
+    sink = StdoutSink(StdoutConfig(timeout_seconds=30))
+    for number in range(first, first + 50):
+        sink.send([record(number, 9000)])
+workers = [threading.Thread(target=work, args=(first,)) for first in (0, 50)]
+[worker.start() for worker in workers]
+[worker.join() for worker in workers]
+"""
+    process = child(code, agent_env)
+    out, _ = process.communicate(timeout=60)
+    assert sorted(json.loads(line)["sequence"] for line in out.splitlines()) == list(range(100))
+
+
+def test_reader_that_stalls_delays_only_until_it_reads_on(agent_env: dict[str, str]) -> None:
+    code = "sink = StdoutSink(StdoutConfig(timeout_seconds=30))\nfor n in range(40): sink.send([record(n, 9000)])"
+    with child(code, agent_env) as process:
+        assert process.stdout
+        before = time.monotonic()
+        assert json.loads(process.stdout.readline())["sequence"] == 0
+        rest = process.stdout.read().splitlines()
+        assert [json.loads(line)["sequence"] for line in rest] == list(range(1, 40))
+        assert time.monotonic() - before < 30
+
+
+def test_text_says_who_when_and_how_long() -> None:
+    assert sentence(record()) == (
+        "2026-11-20T11:00:05.000Z scheduled: Freeze of this VM (WestNO_0), not before 2026-11-20 11:15:00 UTC, "
+        "in 14 min 55 s. Host server is undergoing maintenance. Impact 5 s"
+    )
+
+
+def test_text_format_writes_that_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    StdoutSink(StdoutConfig(format="text")).send([record()])
+    assert capfdbinary.readouterr().out.decode() == sentence(record()) + "\n"
+
+
+def test_text_says_how_sure_an_ending_is() -> None:
+    said = sentence(record(transition=Transition.CANCELED, evidence=Evidence.INFERRED))
+    assert " canceled (inferred): Freeze of" in said
+
+
+def test_text_names_others_in_moderation() -> None:
+    names = tuple(f"vm_{n}" for n in range(8))
+    others = sentence(record(affects_this_vm=False, event=event(resources=names)))
+    assert "of vm_0, vm_1, vm_2, vm_3, vm_4 and 3 more, not before" in others
+    assert "of this VM (WestNO_0) and 7 more," in sentence(record(event=event(resources=names)))
+    assert "of no VM by name" in sentence(record(affects_this_vm=None, event=event(resources=())))
+
+
+def test_text_advises_to_redeploy_before_a_predicted_failure() -> None:
+    ahead = timedelta(days=6, hours=23).total_seconds()
+    fields = {"event_type": "Redeploy", "event_source": "Platform"}
+    assert "in 6 d 23 h. A hardware failure is predicted: Microsoft recommends" in sentence(
+        record(notice_seconds=ahead, event=event(**fields))
+    )
+    assert "predicted" not in sentence(record(notice_seconds=600.0, event=event(**fields)))
+    assert "predicted" not in sentence(
+        record(notice_seconds=ahead, event=event(**fields, resources=("a",)), transition=Transition.CANCELED)
+    )
+
+
+def test_text_says_that_a_users_event_waits_for_approval() -> None:
+    assert "approving the event lets it start now" in sentence(record(event=event(event_source="User")))
+    started = event(event_source="User", event_status="Started")
+    assert "approving" not in sentence(record(event=started, transition=Transition.STARTED))
+
+
+def test_text_never_takes_an_unreadable_time_for_now() -> None:
+    said = sentence(record(notice_seconds=None, event=event(not_before=None, not_before_raw="soon")))
+    assert "not before 'soon' (unreadable)" in said
+    assert "in 0 s" not in said
+    assert "not before" not in sentence(record(notice_seconds=None, event=event(not_before=None, not_before_raw="")))
+    assert "3 min 5 s ago" in sentence(record(notice_seconds=-185.0))
+
+
+def test_text_cannot_forge_a_line_or_paint_a_terminal() -> None:
+    said = sentence(record(event=event(description="a\n2026 canceled\x1b[31m\x9b\u2028\ud800")))
+    assert "\\n2026 canceled\\x1b[31m\\x9b\\u2028\\ud800" in said
+    assert said.isprintable()
+    said.encode()
+
+
+def test_record_without_an_event_has_a_line_too() -> None:
+    said = sentence(record(transition=Transition.HEARTBEAT, event=None, notice_seconds=None))
+    assert said == "2026-11-20T11:00:05.000Z heartbeat from WestNO_0"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (0.4, "0 s"),
+        (59.6, "1 min"),
+        (895, "14 min 55 s"),
+        (3600, "1 h"),
+        (7260, "2 h 1 min"),
+        (600_000, "6 d 22 h"),
+    ],
+)
+def test_duration_has_its_two_largest_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

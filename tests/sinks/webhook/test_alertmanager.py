@@ -1,0 +1,205 @@
+"""Records as alerts: one set of labels for an event's life, an end that is always there, and clocks that differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+
+from bridge.sink import DeliveryFailed, Transition, VmIdentity, parse_time
+from bridge.testing.http_contract import HttpPeer
+from bridge.testing.records import VM, sample_event, sample_record
+from sinks.webhook.alertmanager import AlertmanagerFormat, alerts_url, status_url
+from sinks.webhook.config import WebhookConfig
+from sinks.webhook.sink import WebhookSink
+
+NOW = datetime(2026, 11, 20, 11, 0, 2, tzinfo=timezone.utc)
+NOT_BEFORE = NOW + timedelta(minutes=15)
+ENDS = (Transition.COMPLETED, Transition.CANCELED, Transition.ENDED)
+BEGINS = (Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED)
+
+
+def alerts(made: AlertmanagerFormat | None = None, *, now: datetime = NOW, **fields: Any) -> list[dict[str, Any]]:
+    message = (made or AlertmanagerFormat()).message("http://alerts:9093", sample_record(**fields), now)
+    assert message is not None
+    found: list[dict[str, Any]] = json.loads(message.body)
+    return found
+
+
+def test_an_alert_says_what_who_and_when() -> None:
+    (alert,) = alerts(event=sample_event(not_before=NOT_BEFORE))
+    assert alert["labels"] == {
+        "alertname": "AzureScheduledEvent",
+        "event_id": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+        "event_type": "Freeze",
+        "event_source": "Platform",
+        "severity": "info",
+        "vm_name": "WestNO_0",
+        "region": "westeurope",
+        "resource_group": "west",
+        "subscription_id": VM.subscription_id,
+        "team": "payments",
+    }
+    annotations = alert["annotations"]
+    assert annotations["summary"] == "Freeze of WestNO_0, WestNO_1 scheduled, not before 2026-11-20 11:15:02 UTC"
+    assert annotations["not_before"] == "2026-11-20T11:15:02.000Z"
+    assert (annotations["transition"], annotations["evidence"]) == ("scheduled", "observed")
+    assert all(isinstance(text, str) and text for text in annotations.values())
+    assert alert["startsAt"] == sample_record().observed_at
+
+
+def test_labels_are_the_same_for_the_whole_life_of_an_event() -> None:
+    lives = [
+        alerts(event=sample_event(not_before=NOT_BEFORE)),
+        alerts(transition=Transition.UPDATED, event=sample_event(not_before=NOT_BEFORE + timedelta(hours=1))),
+        alerts(transition=Transition.STARTED, event=sample_event(event_status="Started", not_before=None)),
+        *(alerts(transition=each, event=sample_event(event_status="Started", not_before=None)) for each in ENDS),
+    ]
+    assert all(life[0]["labels"] == lives[0][0]["labels"] for life in lives)
+    assert all(len(life) == 1 for life in lives)
+
+
+@pytest.mark.parametrize(
+    ("event_type", "life"),
+    [
+        ("Freeze", timedelta(hours=24)),
+        ("Reboot", timedelta(hours=24)),
+        ("Something new", timedelta(hours=24)),
+        ("Preempt", timedelta(minutes=15)),
+        ("Terminate", timedelta(minutes=15)),
+    ],
+)
+@pytest.mark.parametrize("transition", BEGINS)
+def test_an_active_alert_ends_by_itself(event_type: str, life: timedelta, transition: Transition) -> None:
+    for not_before, begins in ((NOT_BEFORE, NOT_BEFORE), (NOW - timedelta(hours=1), NOW), (None, NOW)):
+        event = sample_event(event_type=event_type, not_before=not_before)
+        (alert,) = alerts(event=event, transition=transition)
+        assert parse_time(alert["endsAt"]) == begins + life
+
+
+@pytest.mark.parametrize("transition", ENDS)
+def test_an_end_resolves_now(transition: Transition) -> None:
+    (alert,) = alerts(transition=transition, observed_at="2026-11-20T11:00:02.000Z")
+    ends_at = parse_time(alert["endsAt"])
+    assert NOW - timedelta(seconds=5) <= ends_at < NOW
+    assert parse_time(alert["startsAt"]) <= ends_at  # else Alertmanager refuses it
+
+
+def test_a_type_that_changes_resolves_the_alert_under_the_old_labels() -> None:
+    before, after = alerts(
+        transition=Transition.UPDATED,
+        event=sample_event(event_type="Freeze"),
+        previous={"event_status": "Scheduled", "not_before": None, "event_type": "Reboot"},
+        changed=("event_type",),
+    )
+    assert (before["labels"]["event_type"], before["labels"]["severity"]) == ("Reboot", "warning")
+    assert parse_time(before["endsAt"]) < NOW
+    assert (after["labels"]["event_type"], after["labels"]["severity"]) == ("Freeze", "info")
+    assert parse_time(after["endsAt"]) > NOW
+
+
+def test_labels_of_the_configuration_are_spelt_as_prometheus_does_and_replace_none_of_ours() -> None:
+    (alert,) = alerts(labels={"cost-centre": "12", "0day": "x", "severity": "page", "empty": ""})
+    assert alert["labels"]["cost_centre"] == "12"
+    assert alert["labels"]["_0day"] == "x"
+    assert alert["labels"]["severity"] == "info"
+    assert "empty" not in alert["labels"]
+
+
+def test_what_is_unknown_makes_no_label() -> None:
+    (alert,) = alerts(vm=VmIdentity(), labels={}, event=sample_event(event_source=None, event_id=None))
+    assert set(alert["labels"]) == {"alertname", "event_id", "event_type", "severity"}
+
+
+@pytest.mark.parametrize(
+    "transition",
+    [Transition.HEARTBEAT, Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED],
+)
+def test_what_disturbs_nobody_is_delivered_without_a_request(transition: Transition) -> None:
+    with HttpPeer() as peer:
+        sink = WebhookSink(WebhookConfig(url=f"http://{peer.address.authority}", format="alertmanager"))
+        for event in (None, sample_event()):
+            sink.send([sample_record(transition=transition, event=event)])
+        sink.close()
+        assert peer.requests == ()
+
+
+def test_a_test_resolves_by_itself() -> None:
+    (alert,) = alerts(transition=Transition.TEST)
+    assert parse_time(alert["endsAt"]) == NOW + timedelta(minutes=5)
+    assert "nothing happens" in alert["annotations"]["summary"]
+
+
+@pytest.mark.parametrize("base", ["http://a:9093", "http://a:9093/", "http://a:9093/api/v2/alerts"])
+def test_the_address_or_the_whole_url_will_do(base: str) -> None:
+    assert alerts_url(base) == "http://a:9093/api/v2/alerts"
+    assert status_url(base) == "http://a:9093/api/v2/status"
+    assert alerts_url("http://a/prefix") == "http://a/prefix/api/v2/alerts"
+
+
+# Clocks that differ.
+
+
+@pytest.fixture
+def peer() -> Iterator[HttpPeer]:
+    with HttpPeer() as each:
+        yield each
+
+
+def received(made: AlertmanagerFormat, record: Any, *, behind_seconds: float) -> timedelta:
+    """Return how far in Alertmanager's past the end of *record* was; raise as the sink would."""
+    theirs = NOW - timedelta(seconds=behind_seconds)
+    message = made.message("http://a", record, NOW)
+    assert message is not None
+    ends_at = parse_time(json.loads(message.body)[-1]["endsAt"])
+    made.accepted(record, {"Date": format_datetime(theirs.replace(microsecond=0), usegmt=True)}, NOW)
+    return theirs - ends_at
+
+
+def test_an_end_that_alertmanager_took_for_a_refresh_is_sent_again_by_its_clock() -> None:
+    made = AlertmanagerFormat()
+    end = sample_record(transition=Transition.COMPLETED)
+    with pytest.raises(DeliveryFailed, match="clock is about 90 s behind") as failed:
+        received(made, end, behind_seconds=90)
+    assert failed.value.uncertain
+    assert received(made, end, behind_seconds=90) > timedelta(0)
+
+
+def test_the_clock_is_learnt_from_the_answer_to_the_beginning() -> None:
+    made = AlertmanagerFormat()
+    received(made, sample_record(), behind_seconds=90)
+    assert received(made, sample_record(2, transition=Transition.COMPLETED), behind_seconds=90) > timedelta(0)
+
+
+def test_clocks_that_agree_or_a_clock_ahead_cost_no_retry() -> None:
+    for behind_seconds in (0, 0.9, -1, -3600):
+        end = sample_record(transition=Transition.CANCELED)
+        assert received(AlertmanagerFormat(), end, behind_seconds=behind_seconds) > timedelta(0)
+
+
+def test_a_date_that_makes_no_sense_fails_an_end_only_once() -> None:
+    made = AlertmanagerFormat()
+    end = sample_record(transition=Transition.ENDED)
+    with pytest.raises(DeliveryFailed):
+        received(made, end, behind_seconds=3600)
+    made.accepted(end, {"Date": format_datetime(NOW - timedelta(days=9))}, NOW)
+    for odd in ("", "soon", "Thu, 99 Foo 2026"):
+        made.accepted(end, {"Date": odd}, NOW)
+
+
+def test_check_asks_alertmanager_for_its_status(peer: HttpPeer) -> None:
+    sink = WebhookSink(WebhookConfig(url=f"http://{peer.address.authority}/", format="alertmanager"))
+    peer.say(200, body=b'{"versionInfo": {"version": "0.25.0"}}')
+    sink.check()
+    assert [(request.method, request.path) for request in peer.requests] == [("GET", "/api/v2/status")]
+    peer.say(200, body=b"<html>some other program</html>")
+    with pytest.raises(DeliveryFailed, match="does not answer as Alertmanager does"):
+        sink.check()
+    peer.say(404)
+    with pytest.raises(DeliveryFailed, match="Check the URL"):
+        sink.check()
+    sink.close()

@@ -1,0 +1,145 @@
+"""Records as PagerDuty events: one incident an event, resolved by its end; what nobody can act on pages nobody."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+import pytest
+
+from bridge.sink import DeliveryFailed, DeliveryRejected, Secret, Transition, VmIdentity, encode
+from bridge.testing.http_contract import HttpPeer
+from bridge.testing.records import VM, sample_event, sample_record
+from sinks.webhook.config import WebhookConfig
+from sinks.webhook.pagerduty import DEFAULT_URL, PagerDutyFormat, dedup_key
+from sinks.webhook.sink import WebhookSink
+
+ROUTING_KEY = "R0123456789ABCDEFGHIJKLMNOPQRSTU"
+CHANGE_URL = "https://events.pagerduty.com/v2/change/enqueue"
+NOW = datetime(2026, 11, 20, 11, 0, 2, tzinfo=timezone.utc)
+
+
+def message(urgent_as: str = "change", **fields: Any) -> tuple[str, dict[str, Any]]:
+    """Return the URL and the body for a record with *fields*."""
+    made = PagerDutyFormat(Secret(key="routing_key", env="K", environ={"K": ROUTING_KEY}), urgent_as=urgent_as)
+    sent = made.message(DEFAULT_URL, sample_record(**fields), NOW)
+    assert sent is not None
+    body: dict[str, Any] = json.loads(sent.body)
+    assert body["routing_key"] == ROUTING_KEY
+    return sent.url, body
+
+
+@pytest.mark.parametrize("transition", [Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED])
+def test_an_event_triggers_an_incident(transition: Transition) -> None:
+    record = sample_record(transition=transition)
+    url, body = message(transition=transition)
+    assert (url, body["event_action"]) == (DEFAULT_URL, "trigger")
+    assert body["dedup_key"] == "azure-scheduled-event/C7061BAC-AFDC-4513-B24B-AA5F13A16123"
+    assert body["payload"]["severity"] == "info"
+    assert body["payload"]["source"] == VM.resource_id
+    assert body["payload"]["timestamp"] == record.observed_at
+    assert body["payload"]["custom_details"] == msgspec.json.decode(encode(record))
+    assert body["payload"]["summary"].startswith("Freeze of WestNO_0, WestNO_1")
+
+
+@pytest.mark.parametrize("transition", [Transition.COMPLETED, Transition.CANCELED, Transition.ENDED])
+def test_its_end_resolves_the_same_incident(transition: Transition) -> None:
+    url, body = message(transition=transition)
+    assert (url, body["event_action"]) == (DEFAULT_URL, "resolve")
+    assert body["dedup_key"] == message()[1]["dedup_key"]
+
+
+@pytest.mark.parametrize(
+    ("event_type", "severity"),
+    [("Freeze", "info"), ("Reboot", "warning"), ("Redeploy", "warning"), (None, "warning"), ("Terminate", "critical")],
+)
+def test_severity_follows_the_type(event_type: str | None, severity: str) -> None:
+    assert message("alert", event=sample_event(event_type=event_type))[1]["payload"]["severity"] == severity
+
+
+def test_every_vm_has_the_same_key_for_an_event() -> None:
+    here, there = (sample_record(vm=VmIdentity(name=name)) for name in ("WestNO_0", "WestNO_1"))
+    assert dedup_key(here) == dedup_key(there)
+
+
+def test_a_key_is_never_too_long() -> None:
+    names = tuple(f"a-very-long-name-of-a-vm-{number}" for number in range(50))
+    first, second = (
+        dedup_key(sample_record(event=sample_event(event_id=None, resources=names[:most]))) for most in (49, 50)
+    )
+    assert max(len(first), len(second)) <= 255
+    assert first != second
+
+
+@pytest.mark.parametrize("event_type", ["Preempt", "Terminate"])
+@pytest.mark.parametrize("transition", [Transition.SCHEDULED, Transition.STARTED, Transition.COMPLETED])
+def test_what_nobody_can_act_on_is_a_change_unless_told_otherwise(event_type: str, transition: Transition) -> None:
+    event = sample_event(event_type=event_type)
+    url, body = message(event=event, transition=transition)
+    assert url == CHANGE_URL
+    assert set(body) == {"routing_key", "payload"}
+    url, body = message("alert", event=event, transition=transition)
+    assert (url, "event_action" in body) == (DEFAULT_URL, True)
+
+
+def test_an_incident_whose_event_turns_into_a_change_is_resolved() -> None:
+    url, body = message(
+        transition=Transition.UPDATED,
+        event=sample_event(event_type="Terminate"),
+        previous={"event_type": "Redeploy"},
+        changed=("event_type",),
+    )
+    assert (url, body["event_action"]) == (DEFAULT_URL, "resolve")
+
+
+def test_a_test_wakes_nobody() -> None:
+    assert message("alert", transition=Transition.TEST)[0] == CHANGE_URL
+
+
+@pytest.mark.parametrize(
+    "transition",
+    [Transition.HEARTBEAT, Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED],
+)
+def test_what_is_no_part_of_an_events_life_makes_no_request(transition: Transition) -> None:
+    made = PagerDutyFormat(Secret(key="routing_key", env="K", environ={"K": ROUTING_KEY}), urgent_as="change")
+    for event in (None, sample_event()):
+        record = sample_record(transition=transition, event=event)
+        assert made.message(DEFAULT_URL, record, NOW) is None
+
+
+def test_a_summary_is_never_too_long() -> None:
+    event = sample_event(resources=("x" * 2000,))
+    assert len(message(event=event)[1]["payload"]["summary"]) <= 1024
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "error"),
+    [
+        (202, b'{"status":"success"}', None),
+        (400, b'{"status":"invalid event","errors":["summary is missing"]}', DeliveryRejected),
+        (400, b'{"status":"invalid event","errors":["Length of \'routing_key\' is incorrect"]}', DeliveryFailed),
+        (400, b'{"status":"Invalid routing key"}', DeliveryFailed),
+        (429, b"", DeliveryFailed),
+        (500, b"", DeliveryFailed),
+    ],
+)
+def test_answers_mean_what_pagerduty_says(
+    monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, error: type[Exception] | None
+) -> None:
+    monkeypatch.setenv("ROUTING_KEY", ROUTING_KEY)
+    with HttpPeer() as peer:
+        url = f"http://{peer.address.authority}/v2/enqueue"
+        sink = WebhookSink(WebhookConfig(url=url, format="pagerduty", routing_key_env="ROUTING_KEY"))
+        peer.say(status, body=body)
+        if error is None:
+            sink.send([sample_record()])
+        else:
+            with pytest.raises(error) as raised:
+                sink.send([sample_record()])
+            assert getattr(raised.value, "needs_attention", False) == (b"outing" in body)
+            assert ROUTING_KEY not in str(raised.value)
+        sink.send([sample_record(transition=Transition.HEARTBEAT, event=None)])
+        sink.close()
+        assert [request.path for request in peer.requests] == ["/v2/enqueue"]

@@ -1,0 +1,290 @@
+"""The webhook sink: what it sends, with which headers, and what its settings say when they are wrong."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from bridge.config.loader import read
+from bridge.errors import ConfigurationError
+from bridge.sink import DeliveryFailed, Secret, Transition, VmIdentity, encode
+from bridge.testing.http_contract import Answer, HttpPeer
+from bridge.testing.records import VM, sample_event, sample_record
+from sinks.cloudevent import cloud_event, cloud_event_bytes
+from sinks.http.signature import Signer
+from sinks.webhook.config import WebhookConfig
+from sinks.webhook.sink import WebhookSink
+
+KEY = base64.b64encode(b"0123456789abcdefghijklmn").decode()
+OTHER_KEY = base64.b64encode(b"x" * 64).decode()
+NOW = datetime(2026, 11, 20, 11, 0, 2, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def peer() -> Iterator[HttpPeer]:
+    with HttpPeer() as each:
+        yield each
+
+
+@pytest.fixture
+def sink(peer: HttpPeer) -> Iterator[Any]:
+    made: list[WebhookSink] = []
+
+    def make(path: str = "/hook", **keys: Any) -> WebhookSink:
+        if not {"url", "url_file", "url_env"} & set(keys):
+            keys["url"] = f"http://{peer.address.authority}{path}"
+        made.append(WebhookSink(WebhookConfig(**keys), now=lambda: NOW))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+# The CloudEvent.
+
+
+def test_a_record_goes_out_as_a_cloudevent(peer: HttpPeer, sink: Any) -> None:
+    record = sample_record(17)
+    sink().send([record])
+    (request,) = peer.requests
+    assert request.method == "POST"
+    assert request.path == "/hook"
+    assert request.headers["content-type"] == "application/cloudevents+json"
+    assert json.loads(request.body) == {
+        "specversion": "1.0",
+        "id": record.id,
+        "source": VM.resource_id,
+        "type": "io.scheduled-events-bridge.transition.scheduled.v1",
+        "subject": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
+        "time": "2026-11-20T11:00:01.123Z",
+        "datacontenttype": "application/json",
+        "sequence": "00000000000000000017",
+        "data": msgspec.json.decode(encode(record)),
+    }
+
+
+def test_bytes_and_values_of_a_cloudevent_say_the_same() -> None:
+    for transition in Transition:
+        record = sample_record(
+            3, transition=transition, event=None if transition is Transition.HEARTBEAT else sample_event()
+        )
+        assert json.loads(cloud_event_bytes(record)) == cloud_event(record)
+
+
+def test_sequence_sorts_as_text() -> None:
+    texts = [cloud_event(sample_record(number))["sequence"] for number in (9, 10, 99, 100, 2**63)]
+    assert texts == sorted(texts)
+
+
+@pytest.mark.parametrize(
+    ("vm", "source"),
+    [
+        (VM, VM.resource_id),
+        (VmIdentity(name="WestNO_0"), "/vm/WestNO_0"),
+        (VmIdentity(name="vm 1/\u00e4"), "/vm/vm%201%2F%C3%A4"),
+        (VmIdentity(vm_id="f2a1c5d0"), "/vm/f2a1c5d0"),
+        (VmIdentity(), "/vm/unknown"),
+    ],
+)
+def test_source_is_the_resource_id_or_the_name(vm: VmIdentity, source: str) -> None:
+    assert cloud_event(sample_record(vm=vm))["source"] == source
+
+
+def test_an_attribute_without_a_value_is_left_out() -> None:
+    assert "subject" not in cloud_event(sample_record(event=None, transition=Transition.HEARTBEAT))
+    assert "subject" not in cloud_event(sample_record(event=sample_event(event_id=None)))
+
+
+# Signatures.
+
+
+def signature(key: str, request: Any) -> str:
+    signed = f"{request.headers['webhook-id']}.{request.headers['webhook-timestamp']}.".encode() + request.body
+    return "v1," + base64.b64encode(hmac.new(base64.b64decode(key), signed, hashlib.sha256).digest()).decode()
+
+
+def test_every_secret_of_the_file_signs_and_a_new_one_counts_at_once(peer: HttpPeer, sink: Any, tmp_path: Path) -> None:
+    secrets = tmp_path / "secrets"
+    secrets.write_text(f"# new\nwhsec_{KEY}\n# old\nwhsec_{OTHER_KEY}\n")
+    each = sink(secret_file=str(secrets))
+    each.send([sample_record()])
+    request = peer.requests[-1]
+    assert request.headers["webhook-id"] == sample_record().id
+    assert request.headers["webhook-timestamp"] == str(int(NOW.timestamp()))
+    assert request.headers["webhook-signature"] == f"{signature(KEY, request)} {signature(OTHER_KEY, request)}"
+    secrets.write_text(f"whsec_{OTHER_KEY}\n")
+    each.send([sample_record()])
+    assert peer.requests[-1].headers["webhook-signature"] == signature(OTHER_KEY, peer.requests[-1])
+
+
+def test_without_a_secret_the_id_is_there_and_no_signature(peer: HttpPeer, sink: Any) -> None:
+    sink().send([sample_record()])
+    assert peer.requests[0].headers["webhook-id"] == sample_record().id
+    assert "webhook-signature" not in peer.requests[0].headers
+
+
+@pytest.mark.parametrize(
+    "text", [KEY, "whsec_", "whsec_c2hvcnQ=", f"whsec_{KEY}!", "whsec_" + base64.b64encode(b"x" * 65).decode()]
+)
+def test_a_wrong_secret_needs_a_person_and_is_not_shown(sink: Any, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("HOOK_SECRET", text)
+    each = sink(secret_env="HOOK_SECRET")
+    for call in (lambda: each.send([sample_record()]), each.check):
+        with pytest.raises(DeliveryFailed, match="base64 of 24 to 64 bytes") as failed:
+            call()
+        assert failed.value.needs_attention
+        assert text == "whsec_" or text not in str(failed.value)
+
+
+def test_the_vector_of_the_standard_webhooks_reference_libraries() -> None:
+    # github.com/standard-webhooks, the test of its reference libraries.
+    secret = Secret(key="secret", env="S", environ={"S": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"})
+    body = b'{"test": 2432232314}'
+    headers = Signer(secret).headers("msg_p5jXN8AQM9LWM0D4loKWxJek", body, timestamp=1614265330)
+    assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+# Where it goes.
+
+
+def test_the_url_of_a_file_is_read_again(peer: HttpPeer, sink: Any, tmp_path: Path) -> None:
+    url = tmp_path / "url"
+    url.write_text(f"http://{peer.address.authority}/one\n")
+    each = sink(url_file=str(url))
+    each.send([sample_record()])
+    url.write_text(f"http://{peer.address.authority}/another?x=1\n")
+    each.send([sample_record()])
+    assert [request.path for request in peer.requests] == ["/one", "/another"]
+    url.write_text("not-a-url-but-SECRET\n")
+    with pytest.raises(DeliveryFailed, match="url_file or url_env cannot be used") as failed:
+        each.send([sample_record()])
+    assert failed.value.needs_attention
+    assert "SECRET" not in str(failed.value)
+
+
+def test_user_and_password_of_a_url_authenticate_and_are_not_shown(
+    peer: HttpPeer, sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOOK_URL", f"http://me:pass-SECRET@{peer.address.authority}/hook")
+    peer.say(403)
+    with pytest.raises(DeliveryFailed) as failed:
+        sink(url_env="HOOK_URL").send([sample_record()])
+    assert peer.requests[0].headers["authorization"].startswith("Basic ")
+    assert "pass-SECRET" not in str(failed.value)
+
+
+# What a check says.
+
+
+@pytest.mark.parametrize("status", [200, 204, 400, 405, 415, 429, 501])
+def test_check_takes_any_answer_that_shows_somebody_is_there(peer: HttpPeer, sink: Any, status: int) -> None:
+    peer.say(status)
+    sink().check()
+    (request,) = peer.requests
+    assert request.method == "OPTIONS"
+    assert request.body == b""
+
+
+@pytest.mark.parametrize("status", [301, 307, 401, 403, 404, 407, 410, 500, 502, 503])
+def test_check_says_what_is_wrong(peer: HttpPeer, sink: Any, status: int) -> None:
+    peer.say(status)
+    with pytest.raises(DeliveryFailed, match=f"answered {status} .*`send-test`") as failed:
+        sink().check()
+    assert failed.value.needs_attention
+
+
+def test_check_of_pagerduty_asks_only_whether_it_is_there(
+    peer: HttpPeer, sink: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pagerduty = sink("/v2/enqueue", format="pagerduty", routing_key_env="KEY")
+    with pytest.raises(DeliveryFailed, match="variable KEY of routing_key_env is empty"):
+        pagerduty.check()
+    monkeypatch.setenv("KEY", "R" * 32)
+    peer.say(404)
+    pagerduty.check()
+    peer.say(503)
+    with pytest.raises(DeliveryFailed):
+        pagerduty.check()
+
+
+# Settings.
+
+
+def mistakes(**keys: Any) -> str:
+    try:
+        read({"sinks": [{"type": "webhook", **keys}]})
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+URL = {"url": "https://example.net/hook"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({}, "url is missing"),
+        ({"url": ""}, "url must be a URL"),
+        ({"url": "example.net/SECRET"}, "url must be a URL"),
+        ({"url": "https://example.net:SECRET/"}, "url must be a URL"),
+        ({"url": "https://example.net/a SECRET"}, "url must be a URL"),
+        ({"url": "https://me:SECRET@example.net/"}, "Put the whole URL into url_file or url_env"),
+        ({**URL, "url_env": "HOOK"}, "url and url_env are both set"),
+        ({**URL, "secret_env": "A", "secret_file": "b"}, "secret_file and secret_env are both set"),
+        ({**URL, "secret": "whsec_SECRET"}, "secret_file or secret_env"),
+        ({**URL, "max_batch": 2}, "max_batch is 2, but a webhook carries one record"),
+        ({**URL, "format": "pagerdutty"}, "pagerduty"),
+        ({**URL, "routing_key_env": "KEY"}, "routing_key_env is for format = 'pagerduty'"),
+        ({**URL, "template": "{}"}, "template is for format = 'template'"),
+        ({"format": "pagerduty"}, "routing_key_file or routing_key_env is missing"),
+        ({**URL, "format": "pagerduty", "routing_key_env": "KEY"}, "url must end in /v2/enqueue"),
+        ({**URL, "headers": {"Host ": "x"}}, "name has a character"),
+    ],
+)
+def test_a_wrong_setting_is_said_in_a_sentence(keys: dict[str, Any], sentence: str) -> None:
+    said = mistakes(**keys)
+    assert sentence in said
+    assert "SECRET" not in said
+
+
+def test_settings_are_shown_without_what_may_be_secret() -> None:
+    config = WebhookConfig(url="https://hooks.example.net/services/T0/SECRET", headers={"X-Key": "SECRET"})
+    assert "SECRET" not in repr(config)
+    assert "https://hooks.example.net" in repr(config)
+
+
+def test_only_what_pages_people_skips_what_is_over() -> None:
+    skipping = {
+        name: WebhookSink.skips_what_is_over(msgspec.structs.replace(WebhookConfig(**URL), format=name))
+        for name in ("cloudevents", "alertmanager")
+    }
+    assert skipping == {"cloudevents": False, "alertmanager": True}
+    assert WebhookSink.skips_what_is_over(WebhookConfig(format="pagerduty", routing_key_env="KEY"))
+
+
+def test_an_answer_other_than_expected_is_no_success(peer: HttpPeer, sink: Any) -> None:
+    peer.reply(lambda _: Answer(status=302, headers={"Location": "/login"}))
+    with pytest.raises(DeliveryFailed, match="Redirects are not followed"):
+        sink().send([sample_record()])
+
+
+def test_the_module_imports_no_template_engine_and_no_cryptography() -> None:
+    code = "import sys, sinks.webhook; print([each for each in ('jinja2', 'cryptography') if each in sys.modules])"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert re.fullmatch(r"\[\]\s*", done.stdout)

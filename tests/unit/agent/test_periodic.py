@@ -1,0 +1,87 @@
+"""What is done now and then: each at its own pace, and nothing while its pace is 0."""
+
+import os
+
+from bridge.agent.periodic import FileWatch, PeriodicTasks
+
+
+class Clock:
+    def __init__(self):
+        self.seconds = 0.0
+
+    def __call__(self):
+        return self.seconds
+
+
+def done_at(seconds, *, until, now=False):
+    """Return at which of the ticks, one a second, a chore of that pace was done."""
+    clock, moments = Clock(), []
+    chores = PeriodicTasks(clock)
+    chores.every(seconds, lambda: moments.append(clock.seconds), now=now)
+    for tick in range(until + 1):
+        clock.seconds = float(tick)
+        chores.tick()
+    return moments
+
+
+def test_chore_is_done_at_its_own_pace():
+    assert done_at(5.0, until=12) == [5, 10]
+    assert done_at(5.0, until=12, now=True) == [0, 5, 10]
+    assert done_at(0.0, until=12, now=True) == []
+
+
+def test_pace_that_changes_counts_from_the_next_tick():
+    clock, moments, pace = Clock(), [], [0.0]
+    chores = PeriodicTasks(clock)
+    chores.every(lambda: pace[0], lambda: moments.append(clock.seconds), now=True)
+    for tick in range(10):
+        clock.seconds = float(tick)
+        pace[0] = 2.0 if tick >= 4 else 0.0
+        chores.tick()
+    assert moments == [4, 6, 8]
+
+
+def test_pace_that_is_quickened_is_in_force_at_once():
+    clock, moments, pace = Clock(), [], [86_400.0]
+    chores = PeriodicTasks(clock)
+    chores.every(lambda: pace[0], lambda: moments.append(clock.seconds))
+    for tick in range(200):
+        clock.seconds = float(tick)
+        pace[0] = 60.0 if tick >= 10 else 86_400.0
+        chores.tick()
+    assert moments == [70, 130, 190]
+
+
+def test_chore_that_fails_is_said_once_and_keeps_no_other_from_being_done(caplog):
+    clock, done, trouble = Clock(), [], [ValueError("no")]
+
+    def failing():
+        if trouble:
+            raise trouble[0]
+
+    chores = PeriodicTasks(clock)
+    chores.every(1.0, failing)
+    chores.every(1.0, lambda: done.append(clock.seconds))
+    caplog.set_level("INFO")
+    for tick in range(1, 5):
+        clock.seconds = float(tick)
+        if tick == 4:
+            trouble.clear()
+        chores.tick()
+    assert done == [1, 2, 3, 4]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
+    assert "ValueError" in caplog.text
+
+
+def test_file_that_is_touched_is_seen_once(tmp_path):
+    file, seen = tmp_path / "nudge", []
+    watch = FileWatch(file, lambda: seen.append(1))
+    watch.look()
+    assert seen == []
+    file.touch()
+    watch.look()
+    watch.look()
+    assert seen == [1]
+    os.utime(file, ns=(1, 1))
+    watch.look()
+    assert seen == [1, 1]

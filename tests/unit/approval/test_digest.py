@@ -1,0 +1,130 @@
+"""The digest: one for what Azure says of an event, another as soon as any of it changes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.approval.digest import canonical_json, digest
+from bridge.events.event import ScheduledEvent
+
+CASES = json.loads((Path(__file__).parents[1] / "vectors" / "digests.json").read_text(encoding="ascii"))["cases"]
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+maybe = st.none() | texts
+events = st.builds(
+    ScheduledEvent,
+    event_id=maybe,
+    event_type=maybe,
+    event_status=texts,
+    resources=st.none() | st.lists(texts, max_size=5).map(tuple),
+    not_before_raw=maybe,
+    description=maybe,
+    event_source=maybe,
+    duration_seconds=st.none() | st.integers(0, 2**63 - 1),
+    extra=st.dictionaries(texts, texts, max_size=2),
+)
+SIGNED = ("event_id", "event_type", "event_source", "duration_seconds", "resources", "not_before_raw")
+
+
+def _scheduled(**fields):
+    return ScheduledEvent(event_status="Scheduled", event_id="E", **fields)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_a_digest_is_what_the_vectors_say(case):
+    event = msgspec.convert({"event_status": "Scheduled", **case["event"]}, ScheduledEvent)
+
+    assert canonical_json(event).decode() == case["canonical_json"]
+    assert digest(event) == case["sha256"] == hashlib.sha256(case["canonical_json"].encode()).hexdigest()
+
+
+@given(events)
+def test_canonical_json_says_the_six_members_and_nothing_else(event):
+    assert json.loads(canonical_json(event), parse_int=float) == {
+        "DurationInSeconds": None if event.duration_seconds is None else float(event.duration_seconds),
+        "EventId": event.event_id,
+        "EventSource": event.event_source,
+        "EventType": event.event_type,
+        "NotBefore": event.not_before_raw,
+        "Resources": None
+        if event.resources is None
+        else sorted(set(event.resources), key=lambda name: name.encode("utf-16-be")),
+    }
+
+
+@given(events, events)
+def test_two_events_share_a_digest_only_when_they_say_the_same(one, other):
+    def said(event):
+        fields = [getattr(event, name) for name in SIGNED if name not in {"resources", "duration_seconds"}]
+        seconds = None if event.duration_seconds is None else float(event.duration_seconds)
+        return [*fields, seconds, None if event.resources is None else set(event.resources)]
+
+    assert (digest(one) == digest(other)) == (said(one) == said(other))
+
+
+@given(events, st.sampled_from(SIGNED))
+def test_a_change_of_any_signed_field_changes_the_digest(event, name):
+    value = {"duration_seconds": 77, "resources": ("another",)}.get(name, "another")
+    changed = msgspec.structs.replace(event, **{name: value})
+
+    assert (digest(changed) == digest(event)) == (getattr(event, name) == value)
+
+
+@given(events, st.data())
+def test_order_and_duplicates_of_resources_and_what_is_not_signed_change_nothing(event, data):
+    names = event.resources
+    if names:
+        names = tuple(data.draw(st.permutations([*names, data.draw(st.sampled_from(names))])))
+    other = msgspec.structs.replace(event, resources=names, event_status="Started", description="other", extra={"a": 1})
+
+    assert digest(other) == digest(event)
+
+
+@given(st.characters(exclude_categories=["Cs"]))
+def test_only_what_rfc_8785_names_is_escaped(character):
+    named = {"\b": r"\b", "\t": r"\t", "\n": r"\n", "\f": r"\f", "\r": r"\r", '"': r"\"", "\\": r"\\"}
+    code = ord(character)
+    expected = named.get(character, f"\\u{code:04x}" if code < 0x20 else character)
+
+    assert f'"EventType":"{expected}",' in canonical_json(_scheduled(event_type=character)).decode()
+
+
+def test_every_control_character_is_escaped_as_rfc_8785_says():
+    text = canonical_json(_scheduled(event_type="".join(map(chr, range(0x21))))).decode()
+
+    assert (
+        r'"\u0000\u0001\u0002\u0003\u0004\u0005\u0006\u0007\b\t\n\u000b\f\r\u000e\u000f'
+        r'\u0010\u0011\u0012\u0013\u0014\u0015\u0016\u0017\u0018\u0019\u001a\u001b\u001c\u001d\u001e\u001f "'
+    ) in text
+
+
+def _node() -> str | None:
+    try:
+        return subprocess.run(["node", "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+@pytest.mark.interop
+@pytest.mark.skipif(_node() is None, reason="needs node")
+def test_javascript_canonicalises_every_vector_to_the_same_bytes():
+    script = """
+    const cases = JSON.parse(require("fs").readFileSync(0, "utf8"));
+    console.log(JSON.stringify(cases.map(({event}) => JSON.stringify({
+      DurationInSeconds: event.duration_seconds, EventId: event.event_id, EventSource: event.event_source,
+      EventType: event.event_type, NotBefore: event.not_before_raw,
+      Resources: event.resources && [...new Set(event.resources)].sort()}))));
+    """
+    answer = subprocess.run(
+        ["node", "-e", script], input=json.dumps(CASES), capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert json.loads(answer.stdout) == [case["canonical_json"] for case in CASES]

@@ -1,0 +1,141 @@
+"""Rules: which one speaks for an event, whose drain counts, and who acts first."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.approval.rules import act_delay_seconds, first_match, may_run_command
+from bridge.config.approval import RuleSettings
+from bridge.testing.records import sample_event
+
+ME, OTHER = "WestNO_0", "WestNO_1"
+
+
+def rule(name="r", **fields):
+    return RuleSettings(name=name, **{"action": "approve"} | fields)
+
+
+def matches(one, vm_name=ME, **fields):
+    return first_match((one,), sample_event(**fields), vm_name=vm_name) is one
+
+
+@pytest.mark.parametrize(
+    ("filters", "event", "expected"),
+    [
+        ({"event_types": ("Freeze",)}, {"event_type": "Freeze"}, True),
+        ({"event_types": ("Freeze", "Reboot")}, {"event_type": "Reboot"}, True),
+        ({"event_types": ("Freeze",)}, {"event_type": "Reboot"}, False),
+        ({"event_types": ("Freeze",)}, {"event_type": "freeze"}, False),
+        ({"event_types": ("Freeze",)}, {"event_type": None}, False),
+        ({"event_sources": ("User",)}, {"event_source": "User"}, True),
+        ({"event_sources": ("User",)}, {"event_source": "Platform"}, False),
+        ({"event_sources": ("User",)}, {"event_source": None}, False),
+        ({"event_types": ("Freeze",), "event_sources": ("User",)}, {"event_type": "Freeze"}, False),
+        ({}, {"event_type": None, "event_source": None, "duration_seconds": None}, True),
+    ],
+)
+def test_filters_compare_exactly_and_what_is_unknown_matches_none_of_them(filters, event, expected):
+    assert matches(rule(**filters), **{"event_source": "Platform"} | event) is expected
+
+
+@pytest.mark.parametrize(
+    ("bounds", "duration", "expected"),
+    [
+        ({"max_duration_seconds": 8}, 0, True),
+        ({"max_duration_seconds": 8}, 8, True),
+        ({"max_duration_seconds": 8}, 9, False),
+        ({"max_duration_seconds": 8}, None, False),
+        ({"min_duration_seconds": 0}, None, False),
+        ({"min_duration_seconds": 5}, 5, True),
+        ({"min_duration_seconds": 5}, 4, False),
+        ({"min_duration_seconds": 5, "max_duration_seconds": 8}, 6, True),
+        ({"min_duration_seconds": 5, "max_duration_seconds": 8}, 9, False),
+        ({}, None, True),
+    ],
+)
+def test_bounds_include_their_ends_and_an_unknown_duration_matches_no_bound(bounds, duration, expected):
+    assert matches(rule(**bounds), duration_seconds=duration) is expected
+
+
+@pytest.mark.parametrize(
+    ("wanted", "resources", "expected"),
+    [
+        ("only_me", (ME,), True),
+        ("only_me", ("_westno_0", ME), True),
+        ("only_me", (ME, OTHER), False),
+        ("only_me", (OTHER,), False),
+        ("includes_me", (OTHER, ME), True),
+        ("includes_me", ("WESTNO_0",), True),
+        ("includes_me", ("WestNO_01",), False),
+        ("includes_me", (OTHER,), False),
+        ("any", (OTHER,), True),
+    ],
+)
+def test_resources_are_compared_by_whole_name(wanted, resources, expected):
+    assert matches(rule(resources=wanted), resources=resources) is expected
+
+
+@pytest.mark.parametrize("wanted", ["only_me", "includes_me", "any"])
+@pytest.mark.parametrize(("resources", "vm_name"), [((), ME), (None, ME), ((ME,), None), ((ME,), "")])
+def test_nobody_consents_while_it_is_unknown_for_whom(wanted, resources, vm_name):
+    approving = rule(resources=wanted, act="each")
+    event = sample_event(resources=resources)
+    assert first_match((approving,), event, vm_name=vm_name) is None
+    assert act_delay_seconds(approving, event, vm_name=vm_name, fallback_seconds=30) is None
+
+
+@pytest.mark.parametrize(("resources", "vm_name"), [((), ME), (None, ME), ((ME,), None)])
+def test_a_hold_for_any_vm_matches_also_while_it_is_unknown_for_whom(resources, vm_name):
+    assert matches(rule(action="hold", resources="any"), vm_name, resources=resources)
+    assert not matches(rule(action="hold"), vm_name, resources=resources)
+
+
+def test_first_rule_that_matches_wins():
+    rules = (
+        rule("other", event_types=("Reboot",)),
+        rule("hold", action="hold", event_types=("Freeze",)),
+        rule("all"),
+    )
+    found = {each: first_match(rules, sample_event(event_type=each), vm_name=ME) for each in ("Freeze", "Redeploy")}
+    assert {each: match.name for each, match in found.items()} == {"Freeze": "hold", "Redeploy": "all"}
+
+
+def test_no_rule_matches_nothing():
+    assert first_match((), sample_event(), vm_name=ME) is None
+    assert first_match((rule(event_types=("Reboot",)),), sample_event(event_type="Freeze"), vm_name=ME) is None
+
+
+@pytest.mark.parametrize(
+    ("covers_all", "resources", "expected"),
+    [(False, (ME,), True), (False, (ME, OTHER), False), (True, (ME, OTHER), True), (True, (), False)],
+)
+def test_a_command_speaks_for_this_vm_alone_unless_it_covers_all(covers_all, resources, expected):
+    draining = rule(command=("/bin/drain",), command_covers_all=covers_all)
+    event = sample_event(resources=resources)
+    assert may_run_command(draining, event, ME) is expected
+    assert (first_match((draining,), event, vm_name=ME) is draining) is expected
+
+
+def test_a_rule_without_a_command_runs_none_and_an_unknown_vm_runs_none():
+    assert not may_run_command(rule(), sample_event(resources=(ME,)), ME)
+    assert not may_run_command(
+        rule(command=("/bin/drain",), command_covers_all=True), sample_event(resources=(ME,)), None
+    )
+
+
+@pytest.mark.parametrize(
+    ("act", "vm_name", "expected"),
+    [
+        ("leader", "a", 0),
+        ("leader", "B", 30),
+        ("leader", "_c", 60),
+        ("leader", "d", None),
+        ("leader", None, None),
+        ("each", "c", 0),
+        ("each", "d", 0),
+    ],
+)
+def test_the_kth_vm_in_resources_waits_k_times_and_one_not_named_never_leads(act, vm_name, expected):
+    event = sample_event(resources=("a", "_A", "b", "c", "b"))
+    delay = act_delay_seconds(rule(act=act, resources="any"), event, vm_name=vm_name, fallback_seconds=30)
+    assert delay == expected

@@ -1,0 +1,385 @@
+"""Decisions under attack: what is not exactly right is refused, with the right word, and says nothing it should not."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import stat
+import subprocess
+import sys
+from base64 import b64encode
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.approval.digest import digest
+from bridge.approval.signing import generate_key, sign_decision
+from bridge.approval.token import Decision, DecisionRefused, RefusalReason, Verdict, verify
+from bridge.config.trusted_keys import TrustedKey, key_mistakes
+from bridge.errors import KeyUnusable, SigningFailed
+
+VECTORS = Path(__file__).parents[1] / "vectors"
+MAKE = runpy.run_path(str(VECTORS / "make.py"))
+EVENT, VM_ID, NOW, PORTAL = MAKE["EVENT"], MAKE["VM_ID"], MAKE["NOW"], MAKE["PORTAL"]
+token, claims, header, b64, unb64 = (MAKE[name] for name in ("token", "claims", "header", "b64", "unb64"))
+SAVED = json.loads((VECTORS / "decisions.json").read_text(encoding="ascii"))
+ACCEPTED = [case for case in SAVED["cases"] if case["refused"] is None]
+REFUSED = [case for case in SAVED["cases"] if case["refused"] is not None]
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+
+
+def moment(seconds):
+    return datetime.fromtimestamp(seconds, tz=timezone.utc)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("keys")
+    for key in SAVED["keys"]:
+        (directory / f"{key['kid']}.pub").write_text(key["public_key_pem"])
+    return tuple(
+        TrustedKey(kid=key["kid"], approver=key["approver"], public_key_file=directory / f"{key['kid']}.pub")
+        for key in SAVED["keys"]
+    )
+
+
+def checked(text, keys, *, audience=VM_ID, now=NOW, created_at=NOW - 7200):
+    return verify(text, keys=keys, audience=audience, now=moment(now), created_at=moment(created_at))
+
+
+def refusal(text, keys, **circumstances):
+    with pytest.raises(DecisionRefused) as caught:
+        checked(text, keys, **circumstances)
+    return caught.value
+
+
+@pytest.mark.parametrize("name", ["decisions.json", "digests.json"])
+def test_the_vectors_are_what_the_code_makes(name):
+    assert (VECTORS / name).read_text(encoding="ascii") == MAKE["rendered"]()[name], "run tests/unit/vectors/make.py"
+
+
+@pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case["name"])
+def test_a_good_decision_is_accepted(case, keys):
+    decision = checked(case["token"], keys)
+    said = json.loads(unb64(case["token"].split(".")[1]))
+
+    assert type(decision) is Decision
+    assert (decision.decision_id, decision.event_id) == (said["jti"], EVENT.event_id)
+    assert decision.approver == said["iss"]
+    assert decision.verdict.value == said["decision"]
+    assert decision.issued_at == moment(said["iat"])
+    assert decision.expires_at == moment(said["exp"])
+    assert decision.event_digest == digest(EVENT)
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{case['refused']}: {case['name']}")
+def test_anything_else_is_refused_for_the_right_reason(case, keys):
+    refused = refusal(case["token"], keys)
+
+    assert refused.reason == RefusalReason(case["refused"])
+    assert (refused.approver is not None) == refused.reason.is_verified
+    assert len(str(refused)) < 600
+
+
+def test_every_reason_that_a_token_can_cause_has_a_vector():
+    others = {"key_unusable", "replayed", "event_unknown", "event_changed", "event_not_scheduled", "superseded"}
+
+    assert {case["refused"] for case in REFUSED} == {one.value for one in RefusalReason} - others - {
+        "too_few_approvers"
+    }
+
+
+def _everything_said(error):
+    """Return all that a record, a log or a traceback could show of *error* and of what led to it."""
+    said = []
+    while error is not None:
+        said.append(repr((type(error), error.args, vars(error), getattr(error, "doc", None))))
+        error = error.__cause__ or error.__context__
+    return " ".join(said)
+
+
+def test_claims_of_a_token_that_did_not_verify_are_nowhere_in_the_refusal(keys):
+    marked = claims(iss="MARKED", sub="MARKED", jti="MARKED", reason="MARKED", decision="MARKED")
+    marked_header = header(kid="MARKED", extra="MARKED")
+    tokens = [
+        token(marked, header(), by=MAKE["STRANGER"]),
+        *(token(marked, {**marked_header, **part}) for part in ({}, {"alg": "MARKED"}, {"typ": "MARKED"})),
+        token(marked, {"alg": "EdDSA", "typ": "scheduled-events-decision+jwt", "kid": "MARKED"}),
+        token(marked, b'{"kid":"MARKED",'),
+        token(marked, b'{"kid":"MARKED","kid":"MARKED"}'),
+        "MARKED.MARKED.MARKED",
+        "MARKED",
+    ]
+    for text in tokens:
+        refused = refusal(text, keys)
+
+        assert not refused.reason.is_verified
+        assert (refused.claims, refused.approver) == (None, None)
+        assert "MARKED" not in _everything_said(refused)
+        assert b64(b"MARKED") not in _everything_said(refused)
+
+
+def test_claims_are_handed_on_once_the_signature_verified(keys):
+    refused = refusal(token(claims(aud="other")), keys)
+
+    assert refused.reason is RefusalReason.WRONG_AUDIENCE
+    assert refused.approver == "portal"
+    assert refused.claims.decision_id == claims()["jti"]
+    assert not isinstance(refused.claims, Decision)
+
+
+@given(st.data())
+def test_no_single_character_of_a_token_can_be_changed(keys, data):
+    good = token()
+    at = data.draw(st.integers(0, len(good) - 1))
+    other = data.draw(st.sampled_from([*(ALPHABET + ".=+/ \n"), "", "é", "\ud800", "\u0000"]))
+    changed = good[:at] + other + good[at + 1 :]
+    if changed != good:
+        assert not refusal(changed, keys).reason.is_verified
+
+
+@given(st.text(max_size=200) | st.text(ALPHABET + ".", max_size=200) | st.binary(max_size=50))
+def test_whatever_comes_ends_in_a_refusal(keys, text):
+    assert refusal(text, keys).reason is RefusalReason.MALFORMED
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*claims(), "nbf", "other"]),
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=2),
+    )
+)
+def test_whatever_an_approver_signs_is_accepted_or_refused_with_a_reason(keys, changes):
+    text = token(json.dumps(claims(**changes)).encode())
+    try:
+        decision = checked(text, keys)
+    except DecisionRefused as refused:
+        assert refused.reason.is_verified or refused.reason is RefusalReason.MALFORMED  # noqa: PT017
+    else:
+        assert decision.audience.lower() == VM_ID
+        assert decision.expires_at - decision.issued_at <= timedelta(hours=24)
+
+
+def test_no_audience_matches_when_the_vm_does_not_know_its_own(keys):
+    assert refusal(token(), keys, audience="").reason is RefusalReason.WRONG_AUDIENCE
+
+
+def test_a_reason_is_fit_for_a_line_of_log(keys):
+    assert checked(token(claims(reason="a\r\n\x1b[31mb\u202ec\x00")), keys).reason == "a   [31mb c "
+    assert checked(token(claims(reason="x" * 999)), keys).reason == "x" * 256
+    assert checked(token(claims(reason="\ud800")), keys).reason == " "
+
+
+def test_a_decision_holds_until_the_skew_is_over_and_no_longer(keys):
+    text = token(claims(iat=NOW, exp=NOW + 10))
+
+    assert checked(text, keys, now=NOW - 60)
+    assert checked(text, keys, now=NOW + 69.9)
+    assert refusal(text, keys, now=NOW - 60.1).reason is RefusalReason.NOT_YET_VALID
+    assert refusal(text, keys, now=NOW + 70).reason is RefusalReason.EXPIRED
+
+
+def test_a_decision_of_the_moment_the_database_was_made_counts(keys):
+    assert checked(token(claims(iat=NOW)), keys, created_at=NOW)
+    assert refusal(token(claims(iat=NOW)), keys, created_at=NOW + 0.001).reason is (
+        RefusalReason.ISSUED_BEFORE_THIS_OUTBOX
+    )
+
+
+def _pem(key):
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _small_order(y):
+    raw = y.to_bytes(32, "little")
+    prefix = bytes.fromhex("302a300506032b6570032100")
+    return b"-----BEGIN PUBLIC KEY-----\n%s\n-----END PUBLIC KEY-----\n" % b64encode(prefix + raw)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "one public key in PEM"),
+        (b"nonsense", "one public key in PEM"),
+        (b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "no public key in PEM"),
+        (PORTAL.public_pem.encode() * 2, "one public key in PEM"),
+        (PORTAL.public_pem.encode() + b" " * 20000, "one public key in PEM"),
+        (PORTAL.private_pem.encode(), "private key"),
+        (_pem(ed448.Ed448PrivateKey.generate().public_key()), "Ed448PublicKey"),
+        (_pem(rsa.generate_private_key(65537, 2048).public_key()), "RSAPublicKey"),
+        (_pem(ec.generate_private_key(ec.SECP256R1()).public_key()), "another kind"),
+        (_small_order(0), "small order"),
+        (_small_order(1), "small order"),
+        (_small_order(2**255), "small order"),
+        (_small_order(2**255 - 20), "small order"),
+    ],
+)
+def test_a_key_file_without_an_ed25519_key_is_refused_with_a_sentence(tmp_path, content, says):
+    path = tmp_path / "key.pub"
+    path.write_bytes(content)
+    key = TrustedKey(kid="ops", approver="portal", public_key_file=path)
+
+    with pytest.raises(KeyUnusable, match=says) as caught:
+        key.load()
+    assert str(path) in str(caught.value)
+    assert str(caught.value).endswith(".")
+
+
+def test_a_missing_key_file_refuses_and_is_picked_up_when_it_comes_and_dropped_when_it_goes(tmp_path):
+    path = tmp_path / "ops.pub"
+    keys = [TrustedKey(kid=PORTAL.kid, approver="portal", public_key_file=path)]
+
+    assert refusal(token(), keys).reason is RefusalReason.KEY_UNUSABLE
+    path.write_text(PORTAL.public_pem)
+    assert checked(token(), keys)
+    path.write_text(MAKE["ALICE"].public_pem)
+    os.utime(path, (1, 1))  # a file system with coarse times
+    assert refusal(token(), keys).reason is RefusalReason.FORGED
+    path.unlink()
+    refused = refusal(token(), keys)
+    assert refused.reason is RefusalReason.KEY_UNUSABLE
+    assert str(path) in str(refused)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a named pipe")
+def test_a_pipe_in_place_of_a_key_does_not_hang(tmp_path):
+    os.mkfifo(tmp_path / "key")
+
+    with pytest.raises(KeyUnusable, match="no regular file"):
+        TrustedKey(kid="ops", approver="portal", public_key_file=tmp_path / "key").load()
+
+
+def test_two_keys_of_one_name_are_no_key(keys):
+    assert refusal(token(), [*keys, keys[0]]).reason is RefusalReason.KEY_UNUSABLE
+
+
+def test_every_mistake_among_the_keys_is_said_at_once(tmp_path, keys):
+    path = keys[0].public_key_file
+    wrong = (
+        TrustedKey(kid="ops-2026", approver="x", public_key_file=path),
+        TrustedKey(kid="second", approver="bob", public_key_file=path),
+        TrustedKey(kid="gone", approver="bob", public_key_file=tmp_path / "gone"),
+        TrustedKey(kid="", approver="a\nb", public_key_file=keys[1].public_key_file),
+    )
+
+    assert key_mistakes(keys) == ()
+    said = "\n".join(key_mistakes([*keys, *wrong]))
+    for part in (
+        "'ops-2026' is there 2 times",
+        "'second' and kid 'ops-2026' are the same key",
+        "gone",
+        "kid ''",
+        r"'a\nb'",
+    ):
+        assert part in said
+
+
+def test_a_new_pair_is_private_and_signs_decisions_that_count(tmp_path):
+    pair = generate_key(tmp_path / "ops")
+    public = serialization.load_pem_public_key(pair.public_key_file.read_bytes())
+
+    assert pair.public_key_file == tmp_path / "ops.pub"
+    assert isinstance(public, Ed25519PublicKey)
+    if os.name == "posix":
+        assert stat.S_IMODE(pair.private_key_file.stat().st_mode) == 0o600
+        assert stat.S_IMODE(pair.public_key_file.stat().st_mode) & 0o600 == 0o600
+    keys = [TrustedKey(kid="ops", approver="portal", public_key_file=pair.public_key_file)]
+    decision = checked(signed(pair.private_key_file, reason="déjà vu"), keys)
+    assert decision.verdict is Verdict.APPROVE
+    assert decision.reason == "déjà vu"
+    assert decision.event_digest == digest(EVENT)
+    assert decision.expires_at - decision.issued_at == timedelta(hours=24)
+
+
+@pytest.mark.parametrize("existing", ["ops", "ops.pub"])
+def test_a_key_is_never_overwritten_and_no_half_is_left(tmp_path, existing):
+    (tmp_path / existing).write_text("precious")
+
+    with pytest.raises(SigningFailed, match="never overwritten"):
+        generate_key(tmp_path / "ops")
+    assert [path.name for path in tmp_path.iterdir()] == [existing]
+    assert (tmp_path / existing).read_text() == "precious"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs symbolic links")
+def test_a_key_is_not_written_through_a_link(tmp_path):
+    (tmp_path / "ops").symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(SigningFailed):
+        generate_key(tmp_path / "ops")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def signed(private_key_file, **changes):
+    values = {
+        "kid": "ops",
+        "approver": "portal",
+        "vm_id": VM_ID,
+        "event": EVENT,
+        "decision": "approve",
+        "now": moment(NOW + 0.1234),
+        "valid_seconds": 86400,
+        **changes,
+    }
+    return sign_decision(private_key_file, **values)
+
+
+def test_what_no_agent_would_accept_is_not_signed(tmp_path):
+    private = generate_key(tmp_path / "ops").private_key_file
+    (tmp_path / "rsa").write_bytes(
+        rsa.generate_private_key(65537, 2048).private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+    )
+    nameless = MAKE["_event"](event_id=None)
+    for wrong in (
+        {"valid_seconds": 86401},
+        {"valid_seconds": 0},
+        {"valid_seconds": float("nan")},
+        {"decision": "maybe"},
+        {"reason": "two\nlines"},
+        {"reason": "x" * 257},
+        {"jti": "a b"},
+        {"vm_id": ""},
+        {"event": nameless},
+        {"kid": "k" * 500},
+    ):
+        with pytest.raises(SigningFailed):
+            signed(private, **wrong)
+    for path in (tmp_path / "rsa", tmp_path / "ops.pub", tmp_path / "missing"):
+        with pytest.raises(SigningFailed, match=path.name):
+            signed(path)
+
+
+def test_two_decisions_never_share_an_id_by_accident(tmp_path):
+    private = generate_key(tmp_path / "ops").private_key_file
+    ids = {json.loads(unb64(signed(private).split(".")[1]))["jti"] for _ in range(20)}
+
+    assert len(ids) == 20
+
+
+def test_a_library_that_nobody_here_configured_reads_our_tokens(tmp_path):
+    pair = generate_key(tmp_path / "ops")
+    text = signed(pair.private_key_file, now=datetime.now(timezone.utc))
+    public = serialization.load_pem_public_key(pair.public_key_file.read_bytes())
+
+    read = jwt.decode(text, public, algorithms=["EdDSA"], audience=VM_ID, issuer="portal")
+
+    assert read["sub"] == EVENT.event_id
+
+
+def test_cryptography_is_imported_only_when_a_decision_comes(agent_env):
+    program = (
+        "import sys, bridge.approval.token, bridge.approval.signing\n"
+        "sys.exit(bool({'cryptography', 'jwt'} & sys.modules.keys()))"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], env=agent_env, check=False, timeout=60).returncode == 0

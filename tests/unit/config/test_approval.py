@@ -1,0 +1,241 @@
+"""The [approval] table: its defaults, and every mistake that would only show on the night it matters."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from bridge.approval.signing import generate_key
+from bridge.cli.decide import describe_approval
+from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
+from bridge.config.loader import read
+from bridge.config.trusted_keys import TrustedKey
+from bridge.errors import ConfigurationError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    return [generate_key(folder / name).public_key_file for name in ("a.key", "b.key")]
+
+
+def _approval(text):
+    return read(tomllib.loads(text)).approval
+
+
+def _mistakes(text):
+    with pytest.raises(ConfigurationError) as caught:
+        _approval(text)
+    return caught.value.mistakes
+
+
+def _rule(text="", name="r", action="approve"):
+    return f'[[approval.rules]]\nname = "{name}"\naction = "{action}"\n{text}\n'
+
+
+def _remote(text="", *, url="https://portal.example.net/api/v1", key_tables=""):
+    return f'[approval.remote]\nurl = "{url}"\n{text}\n{key_tables}'
+
+
+def _key(path, kid="ops-2026", approver="portal"):
+    return f'[[approval.remote.keys]]\nkid = "{kid}"\napprover = "{approver}"\npublic_key_file = \'{path}\'\n'
+
+
+def test_without_the_table_nothing_is_approved():
+    assert read({}).approval is None
+
+
+def test_a_table_with_neither_rules_nor_portal_is_right():
+    assert _approval("[approval]") == ApprovalSettings()
+
+
+def test_rule_has_the_documented_defaults():
+    (rule,) = _approval(_rule()).rules
+    assert rule == RuleSettings(name="r", action="approve")
+    assert (rule.resources, rule.act, rule.command, rule.command_timeout_seconds) == (
+        "includes_me",
+        "leader",
+        None,
+        600.0,
+    )
+
+
+def test_everything_of_a_rule_is_read():
+    (rule,) = _approval(
+        _rule(
+            'event_types = ["Freeze", "FutureType"]\nevent_sources = ["Platform"]\nmin_duration_seconds = 0\n'
+            'max_duration_seconds = 8\nresources = "only_me"\nact = "each"\ncommand = ["/bin/drain", "-n"]\n'
+            "command_timeout_seconds = 60\ncommand_covers_all = true"
+        )
+    ).rules
+    assert rule == RuleSettings(
+        name="r",
+        action="approve",
+        event_types=("Freeze", "FutureType"),
+        event_sources=("Platform",),
+        min_duration_seconds=0,
+        max_duration_seconds=8,
+        resources="only_me",
+        act="each",
+        command=("/bin/drain", "-n"),
+        command_timeout_seconds=60,
+        command_covers_all=True,
+    )
+
+
+def test_portal_is_read_with_its_keys(keys):
+    remote = _approval(_remote('token_file = "/run/credentials/portal"', key_tables=_key(keys[0]))).remote
+    assert remote == RemoteSettings(
+        url="https://portal.example.net/api/v1",
+        token_file="/run/credentials/portal",
+        keys=(KeySettings(kid="ops-2026", approver="portal", public_key_file=str(keys[0])),),
+    )
+    assert (remote.wait_seconds, remote.required_approvals) == (30, 1)
+    [trusted] = remote.trusted_keys()
+    assert isinstance(trusted, TrustedKey)
+    assert trusted.load().sha256
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("approval = 3", "approval is 3, but must be one table."),
+        ("[approval]\ndry_run = 1", "approval.dry_run is 1, but must be true or false."),
+        ("[approval]\ndryrun = true", "Did you mean 'dry_run'?"),
+        ("[approval]\nleader_fallback_seconds = 0", "must be a number above 0"),
+        ("[approval.rules]\nname = 'x'", "approval.rules is a table, but must be a list"),
+        (_rule(name=""), "approval.rules[0].name is '', but must be 1 to 64 characters"),
+        (_rule(name="a b"), "approval.rules[0].name is 'a b'"),
+        (_rule(action="aprove"), "Did you mean 'approve'?"),
+        ("[[approval.rules]]\nname = 'x'", "approval.rules[0].action is missing."),
+        (_rule() + _rule(name="s") + _rule(), "approval.rules[2]: approval.rules[0] is called 'r' too."),
+        (_rule("event_types = []"), "approval.rules[0].event_types is an empty list"),
+        (_rule('event_types = ["freeze"]'), "must be spelt 'Freeze', as Azure spells it."),
+        (_rule('event_sources = ["user"]'), "must be spelt 'User', as Azure spells it."),
+        (_rule("max_duration_seconds = -1"), "must be a number at least 0"),
+        (_rule("min_duration_seconds = 9\nmax_duration_seconds = 8"), "no event would match."),
+        (_rule('resources = "me"'), "must be 'any' or 'includes_me' or 'only_me'"),
+        (_rule('act = "all"'), "must be 'each' or 'leader'"),
+        (_rule("command = []"), "approval.rules[0].command is an empty list"),
+        (_rule('command = "drain"'), "approval.rules[0].command is 'drain', but must be a list"),
+        (_rule('command = ["a\\u0000"]'), "NUL"),
+        (_rule('command = ["bin/drain"]'), "write its whole path, or a bare name"),
+        (_rule('command = ["a"]', action="hold"), 'action = "hold" gives none'),
+        (_rule("command_covers_all = true"), "there is none. Take it out."),
+        (_rule("command_timeout_seconds = 0"), "must be a number above 0"),
+    ],
+)
+def test_mistake_in_a_rule_is_said(text, sentence):
+    [said] = _mistakes(text)
+    assert sentence in said
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('token_file = "a"\ntoken_env = "B"', "token_file and token_env are both set; keep the one"),
+        ('token_env = "a"\nentra_scope = "api://x"', "token_env and entra_scope are both set"),
+        ('entra_scope = "api://x"\nclient_cert_file = "CERT"', "entra_scope and client_cert_file are both set"),
+        ('client_key_file = "CERT"', "client_key_file needs client_cert_file beside it."),
+        ('ca_file = "/nowhere/ca.pem"', "approval.remote.ca_file: The file /nowhere/ca.pem does not exist."),
+        ('entra_scope = "two scopes"', "but must be one scope"),
+        ('token = "hunter2"', "write token_file or token_env instead."),
+        ("wait_seconds = 0", "approval.remote.wait_seconds is 0, but must be a whole number at least 1"),
+        ("wait_seconds = 601", "at most 600"),
+        ("required_approvals = 0", "must be a whole number at least 1"),
+        ("required_approvals = 2", "the keys are of 1 approver, so nothing would ever be approved."),
+    ],
+)
+def test_mistake_in_the_portal_is_said(text, sentence, keys):
+    [said] = _mistakes(_remote(text.replace("CERT", str(keys[0])), key_tables=_key(keys[0])))
+    assert sentence in said
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://portal.example.net",
+        "http://10.0.0.4/api",
+        "http://localhost.example.net",
+        "https://",
+        "portal.example.net",
+        "ftp://portal.example.net",
+        "https://user:hunter2@portal.example.net",
+        "https://portal.example.net/?token=hunter2",
+        "https://portal.example.net/#x",
+        "https://portal.example.net/a b",
+        "https://portal.example.net:0",
+        "https://[portal",
+    ],
+)
+def test_url_that_is_not_https_or_holds_more_than_a_place_is_refused(url, keys):
+    [said] = _mistakes(_remote(url=url, key_tables=_key(keys[0])))
+    assert said.startswith("approval.remote.url is ")
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize("host", ["localhost:8443", "127.0.0.1:1", "127.8.9.1", "[::1]:8080"])
+def test_plain_http_goes_to_loopback(host, keys):
+    assert _approval(_remote(url=f"http://{host}/api", key_tables=_key(keys[0]))).remote.url == f"http://{host}/api"
+
+
+def test_a_portal_without_keys_is_refused():
+    assert _mistakes(_remote()) == ("approval.remote.keys is missing. It must be a list that is not empty.",)
+    assert "is an empty list" in _mistakes(_remote("keys = []"))[0]
+
+
+def test_every_mistake_of_the_keys_is_said_at_once(keys, tmp_path):
+    tables = _key(keys[0]) + _key(keys[1]) + _key(keys[0], kid="again", approver="other") + _key(tmp_path / "no.pub")
+    said = "\n".join(_mistakes(_remote(key_tables=tables)))
+    assert "kid 'ops-2026' is there 3 times" in said
+    assert "kid 'again' and kid 'ops-2026' are the same key" in said
+    assert "no.pub of kid 'ops-2026' cannot be read" in said
+
+
+def test_a_private_key_among_the_trusted_ones_is_refused(keys):
+    [said] = _mistakes(_remote(key_tables=_key(keys[0].with_suffix(""))))
+    assert "holds a private key" in said
+
+
+def test_two_keys_of_one_approver_are_one_approver(keys):
+    of_one = _key(keys[0]) + _key(keys[1], kid="ops-2027")
+    of_two = _key(keys[0]) + _key(keys[1], kid="ops-2027", approver="night shift")
+    assert "of 1 approver," in _mistakes(_remote("required_approvals = 2", key_tables=of_one))[0]
+    assert _approval(_remote("required_approvals = 2", key_tables=of_two)).remote.required_approvals == 2
+
+
+def test_a_client_key_with_a_passphrase_is_refused(keys, tmp_path):
+    encrypted = tmp_path / "client.pem"
+    encrypted.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\n-----END ENCRYPTED PRIVATE KEY-----\n")
+    [said] = _mistakes(_remote(f"client_cert_file = '{encrypted}'", key_tables=_key(keys[0])))
+    assert "is encrypted, and nobody is there" in said
+
+
+def test_mistakes_of_other_tables_and_of_this_one_come_together():
+    said = _mistakes(f"stop_grace_seconds = -1\n{_rule(name='')}{_remote()}")
+    assert [sentence.split()[0] for sentence in said] == [
+        "stop_grace_seconds",
+        "approval.rules[0].name",
+        "approval.remote.keys",
+    ]
+
+
+def test_check_config_warns_of_a_rule_that_approves_everything():
+    described = describe_approval(
+        _approval(_rule() + _rule('event_sources = ["User"]', name="mine") + _rule(name="hold", action="hold"))
+    )
+    assert ["WARNING" in line for line in described] == [False, True, False, False]
+
+
+def test_check_config_says_who_must_approve(keys):
+    described = describe_approval(_approval("[approval]\ndry_run = true\n" + _remote(key_tables=_key(keys[0]))))
+    assert "dry_run: Azure is never told." in described[0]
+    assert described[1] == "Portal https://portal.example.net/api/v1: 1 of portal must approve."
+    assert describe_approval(None) == ["Approvals: none; the agent never tells Azure anything."]

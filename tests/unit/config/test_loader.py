@@ -1,0 +1,414 @@
+"""The configuration file: every mistake at once, no secret repeated, and the right paths."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bridge.config.loader import CONFIG_VARIABLE, Settings, documented, find_config, load, read, state_directory
+from bridge.config.settings import SinkSettings
+from bridge.errors import ConfigurationError
+from bridge.sink import SinkConfig
+
+Load = Callable[[str | bytes], Settings]
+Refuse = Callable[[str | bytes], tuple[str, ...]]
+
+SINK = '''
+from typing import Literal
+
+from bridge.sink import Sink, SinkConfig
+
+class Config(SinkConfig, frozen=True, kw_only=True):
+    url: str
+    """Where to."""
+    format: Literal["plain", "cloudevents"] = "plain"
+    secret_file: str | None = None
+    secret_env: str | None = None
+    headers: dict[str, str] = {}
+    max_batch: int = 100
+
+    def __post_init__(self):
+        if self.secret_file and self.secret_env:
+            raise ValueError("secret_file and secret_env exclude one another. Write one of them.")
+
+class Hook(Sink):
+    Config = Config
+
+    def send(self, batch):
+        pass
+'''
+
+
+@pytest.fixture(autouse=True)
+def acme(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path_factory.mktemp("acme")
+    (folder / "acme_config_test.py").write_text(SINK)
+    monkeypatch.syspath_prepend(str(folder))
+    sys.modules.pop("acme_config_test", None)
+
+
+HOOK = '[[sinks]]\ntype = "acme_config_test:Hook"\nname = "hook"\nurl = "https://example.net/"\n'
+
+
+@pytest.fixture
+def settings_of(tmp_path: Path) -> Load:
+    def settings_of(text: str | bytes) -> Settings:
+        path = tmp_path / "config.toml"
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return load(path)
+
+    return settings_of
+
+
+@pytest.fixture
+def mistakes_of(settings_of: Load) -> Refuse:
+    def mistakes_of(text: str | bytes) -> tuple[str, ...]:
+        with pytest.raises(ConfigurationError) as caught:
+            settings_of(text)
+        assert str(caught.value) == "\n".join(caught.value.mistakes)
+        return caught.value.mistakes
+
+    return mistakes_of
+
+
+def test_no_file_means_one_stdout_sink_and_the_documented_defaults() -> None:
+    settings = load(None)
+    assert [(sink.name, sink.type_name) for sink in settings.sinks] == [("stdout", "stdout")]
+    assert settings.stop_grace_seconds == 10
+    assert settings.imds.endpoint == "http://169.254.169.254"
+    assert settings.imds.api_version == "2020-07-01"
+    assert settings.imds.poll_interval_seconds == 1
+    assert (settings.imds.timeout_seconds, settings.imds.first_timeout_seconds) == (5, 150)
+    assert (settings.state.max_bytes, settings.state.keep_delivered_seconds) == (268435456, 604800)
+    assert settings.status.address == ("127.0.0.1", 9464)
+    assert settings.heartbeat.interval_seconds == 0
+
+
+def test_file_without_sinks_gets_the_default_one(settings_of: Load) -> None:
+    assert [sink.name for sink in settings_of("[labels]\nteam = 'payments'\n").sinks] == ["stdout"]
+
+
+def test_every_table_is_read(settings_of: Load) -> None:
+    settings = settings_of(
+        'stop_grace_seconds = 3\n[imds]\nendpoint = "auto"\npoll_interval_seconds = 2\n'
+        '[vm]\nname = "WestNO_0"\ntags = { env = "prod" }\n[labels]\n"my team" = "payments"\n'
+        '[state]\ndirectory = "/var/tmp/x"\nmax_bytes = 1048576\n[status]\nlisten = ""\n'
+        "[heartbeat]\ninterval_seconds = 60\n" + HOOK + 'headers = { X-Team = "a" }\nevent_types = ["Freeze", "New"]\n'
+    )
+    assert (settings.stop_grace_seconds, settings.imds.poll_interval_seconds) == (3.0, 2.0)
+    assert (settings.vm.name, settings.vm.tags) == ("WestNO_0", {"env": "prod"})
+    assert settings.labels == {"my team": "payments"}
+    assert settings.status.address is None
+    config = settings.sinks[0].config
+    assert (config.name, config.max_batch, config.event_types) == ("hook", 100, ("Freeze", "New"))
+    assert settings.sinks[0].build().config is config
+
+
+def test_same_file_gives_equal_settings_and_values_are_frozen(settings_of: Load) -> None:
+    settings = settings_of(HOOK)
+    assert settings == settings_of(HOOK)
+    with pytest.raises(AttributeError):
+        settings.stop_grace_seconds = 1  # type: ignore[misc]
+
+
+def test_all_mistakes_of_a_file_come_at_once(mistakes_of: Refuse) -> None:
+    said = mistakes_of(
+        'stop_grace_secnds = 5\n[imds]\ntimeout_seconds = "5"\n[state]\nmax_bytes = 1\n[approval]\ndry_run = 1\n'
+        '[[sinks]]\ntype = "stdot"\n[[sinks]]\ntype = "acme_config_test:Hook"\nmax_batch = 0\n'
+    )
+    assert sorted(sentence.split()[0] for sentence in said) == [
+        "approval.dry_run",
+        "imds.timeout_seconds",
+        "sinks[0].type",
+        "sinks[1].max_batch",
+        "sinks[1].url",
+        "state.max_bytes",
+        "stop_grace_secnds",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[imds]\ntimeout_seconds = true", "imds.timeout_seconds is true, but must be a number above 0"),
+        ("[imds]\ntimeout_seconds = 0", "imds.timeout_seconds is 0, but must be a number above 0"),
+        ("[imds]\ntimeout_seconds = inf", "imds.timeout_seconds is inf, but must be a finite number."),
+        ("[imds]\ntimeout_seconds = nan", "imds.timeout_seconds is nan, but must be a finite number."),
+        ("[imds]\ntimeout_seconds = 1e300", "at most 315360000"),
+        ("[imds]\ntimeout_seconds = 1e999", "must be a finite number"),
+        ("[imds]\npoll_interval_seconds = 0.1", "imds.poll_interval_seconds is 0.1, but must be a number at least 0.2"),
+        ("[imds]\napi_version = 2020-07-01", 'Write it in quotes: "2020-07-01".'),
+        ('[imds]\napi_version = "2020-7-1"', "imds.api_version is '2020-7-1', but must be one of 2017-03-01"),
+        ('[imds]\napi_version = "2020-13-01"', "or a later date as YYYY-MM-DD"),
+        ('[imds]\napi_version = "2016-01-01"', "or a later date as YYYY-MM-DD"),
+        ('[imds]\nendpoint = "169.254.169.254"', "imds.endpoint is '169.254.169.254', but must be"),
+        ('[imds]\nendpoint = "http://h:99999"', "imds.endpoint is 'http://h:99999', but must be"),
+        ('[imds]\nendpoint = "http://h/metadata/x"', "The agent adds the path itself."),
+        ("[state]\nmax_bytes = 1048575", "state.max_bytes is 1048575, but must be a whole number at least 1048576"),
+        ("[state]\nmax_bytes = 2097152.0", "must be a whole number"),
+        (f"[state]\nmax_bytes = {10**200}", "a number of more than 80 digits"),
+        ('[status]\nlisten = ":9464"', 'write "0.0.0.0:9464"'),
+        ('[status]\nlisten = "localhost"', 'must be "host:port"'),
+        ('[status]\nlisten = "::1:9464"', 'must be "host:port"'),
+        ('[status]\nlisten = "h:65536"', 'must be "host:port"'),
+        ('[status]\nlisten = "a..b:9464"', 'must be "host:port"'),
+        ("[heartbeat]\ninterval_seconds = 0.5", "must be 0 for none, or at least 1"),
+        ("stop_grace_seconds = -1", "stop_grace_seconds is -1, but must be a number at least 0"),
+        ("[labels]\nteam = 5", "labels.team is 5, but must be text in quotes."),
+        ('[labels]\n"my team" = []', "labels.'my team' is an empty list, but must be text in quotes."),
+        ('[vm]\nname = ""', "vm.name is '', but must be text that is not empty."),
+        ("[[imds]]\n", "Write it with one pair of brackets: [imds]"),
+        ("imds = 3", "imds is 3, but must be one table."),
+        ("dry_run = true", "dry_run belongs in [approval]."),
+        ('[sinks]\ntype = "stdout"', "Write each with two pairs of brackets: [[sinks]]"),
+        ('sinks = ["stdout"]', "sinks[0] is 'stdout', but must be a table."),
+        ('[[sink]]\ntype = "stdout"', "[[sinks]]"),
+        ("[[sinks]]\nname = 'x'", "sinks[0].type (sink 'x') is missing. Installed: "),
+        ("[[sinks]]\ntype = 5", "sinks[0].type is 5, but must be text"),
+        ('[[sinks]]\ntype = "stdot"', "sinks[0].type (sink 'stdot'): No sink type is called 'stdot'."),
+        ("[imds]\npoll_interval = 1", "Did you mean 'poll_interval_seconds'?"),
+        ("poll_interval_seconds = 1", "poll_interval_seconds belongs in [imds]."),
+        (HOOK + "stop_grace_seconds = 3", "belongs at the top of the file, before the first [table]."),
+        ("[status]\nlabels = {}", "[labels] is a table of its own."),
+    ],
+)
+def test_mistake_names_key_value_and_what_to_write(mistakes_of: Refuse, text: str, sentence: str) -> None:
+    (said,) = mistakes_of(text)
+    assert sentence in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("timeout_seconds = 0", "sinks[0].timeout_seconds (sink 'hook') is 0, but must be a number above 0"),
+        ("max_batch = 0", "sinks[0].max_batch (sink 'hook') is 0, but must be a whole number at least 1"),
+        ("max_batch = 1.5", "is 1.5, but must be a whole number"),
+        ("max_age_seconds = 0", "must be a number above 0"),
+        ('heartbeat = "yes"', "sinks[0].heartbeat (sink 'hook') is 'yes', but must be true or false."),
+        ('scope = "mien"', "Did you mean 'mine'?"),
+        ('format = "cloudevent"', "is 'cloudevent', but must be 'cloudevents' or 'plain'. Did you mean 'cloudevents'?"),
+        ('transitions = ["cancelled"]', "sinks[0].transitions[0] (sink 'hook') is 'cancelled', but must be one of"),
+        ('transitions = ["cancelled"]', "Did you mean 'canceled'?"),
+        ("transitions = []", "must be a list that is not empty"),
+        ('transitions = "started"', "must be a list"),
+        (
+            'event_types = ["Reboot", "freeze"]',
+            "sinks[0].event_types[1] (sink 'hook') is 'freeze', but must be spelt 'Freeze'",
+        ),
+        ('event_sources = ["user"]', "must be spelt 'User'"),
+        ("headers = { X-Team = 5 }", "sinks[0].headers.X-Team (sink 'hook') is 5, but must be text in quotes."),
+        ("tiemout_seconds = 5", "Did you mean 'timeout_seconds'?"),
+        ('secret = "x"', "A secret never stands in this file: write secret_file or secret_env instead."),
+        (
+            'secret_file = "a"\nsecret_env = "B"',
+            "sinks[0] (sink 'hook'): secret_file and secret_env exclude one another.",
+        ),
+    ],
+)
+def test_mistake_in_a_sink_names_the_sink(mistakes_of: Refuse, line: str, sentence: str) -> None:
+    (said,) = mistakes_of(HOOK + line + "\n")
+    assert sentence in said
+
+
+def test_event_types_that_nobody_knows_yet_are_let_through(settings_of: Load) -> None:
+    assert settings_of(HOOK + 'event_types = ["Freez", "Hibernate"]').sinks[0].config.event_types == (
+        "Freez",
+        "Hibernate",
+    )
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 65, "ä", "a/b", "a\\n"])
+def test_sink_names_are_plain(mistakes_of: Refuse, name: str) -> None:
+    (said,) = mistakes_of(f'[[sinks]]\ntype = "stdout"\nname = "{name}"\n')
+    assert "sinks[0].name" in said
+    assert "1 to 64 characters" in said
+
+
+def test_sink_without_a_name_is_called_by_its_type(settings_of: Load) -> None:
+    settings = settings_of('[[sinks]]\ntype = "stdout"\n[[sinks]]\ntype = "acme_config_test:Hook"\nurl = "u"\n')
+    assert [sink.name for sink in settings.sinks] == ["stdout", "acme_config_test.Hook"]
+
+
+def test_two_sinks_of_one_name_are_both_said(mistakes_of: Refuse) -> None:
+    (said,) = mistakes_of('[[sinks]]\ntype = "stdout"\n' * 2)
+    assert said.startswith("sinks[1] (sink 'stdout'): sinks[0] has the same name.")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'secret = "hunter2"',
+        'pasword = "hunter2"',
+        'bearer = "hunter2"',
+        'auth = "hunter2"',
+        'credential = "hunter2"',
+        'mycredentials = "hunter2"',
+        'sas = "hunter2"',
+        'github_pat = "hunter2"',
+        'githubPat = "hunter2"',
+        'passwd = "hunter2"',
+        'db_pwd = "hunter2"',
+        'passphrase = "hunter2"',
+        'command = "run --token hunter2"',
+        'command = "run hunter2"',
+        'url = 5\nextra = "run --token hunter2"',
+        'url = 5\nname = "http://h/hunter2"',
+        'url = 5\nname = "Bearer hunter2"',
+        'autorization = "hunter2"',
+        'api-key = "hunter2"',
+        "connection_string = 'hunter2'",
+        'ConnectionString = "hunter2"',
+        'url = "x"\nurls = "https://u:hunter2@example.net/a?sig=hunter2#hunter2"',
+        'url = "x"\nurls = "https://hooks.example.net/services/hunter2"',
+        'url = "x"\nurls = "slack://hunter2/b"',
+        'extra = "Endpoint=sb://ns/;SharedAccessKey=hunter2"',
+        'extra = "SharedAccessKey=hunter2"',
+        'extra = "whsec_hunter2"',
+        'extra = "Bearer hunter2"',
+        'extra = ["hunter2"]',
+        "extra = { a = 'hunter2' }",
+        "headers = { Authorization = 5, x = ['hunter2'] }",
+        "secret_file = ['hunter2']",
+        "[sinks.token]\nx = 'hunter2'",
+    ],
+)
+def test_secret_in_the_wrong_place_is_never_repeated(mistakes_of: Refuse, line: str) -> None:
+    said = "\n".join(mistakes_of('[[sinks]]\ntype = "acme_config_test:Hook"\n' + line))
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        'type = "http://h/hunter2"',
+        'type = "http://h/hunter2"\nname = "hook"',
+        'type = "stdout"\nname = "http://h/hunter2"',
+    ],
+)
+def test_url_as_the_name_or_the_type_of_a_sink_is_shown_with_its_host(mistakes_of: Refuse, keys: str) -> None:
+    said = "\n".join(mistakes_of(f"[[sinks]]\n{keys}\n"))
+    assert "hunter2" not in said
+    assert "http://h/..." in said
+
+
+def test_of_a_command_line_the_program_is_shown(mistakes_of: Refuse) -> None:
+    (said,) = mistakes_of('[[sinks]]\ntype = "command"\ncommand = "/opt/tell --token hunter2"\n')
+    assert "is '/opt/tell' and more, but must be a list" in said
+
+
+def test_harmless_words_are_no_secrets(mistakes_of: Refuse) -> None:
+    (said,) = mistakes_of(HOOK + 'path_pattern = "harmless"\n')
+    assert "'harmless'" in said
+
+
+def test_url_is_shown_with_its_host(mistakes_of: Refuse) -> None:
+    (said,) = mistakes_of('[imds]\nendpoint = "http://user:pw@example.net:81/x?token=1"')
+    assert "'http://example.net:81/...'" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ('a = "x', "line 1, column 7"),
+        ("[imds]\ntimeout_seconds = = 5\n", "line 2, column 19"),
+        ("[imds]\nx = \n", "line 2, column 5"),
+        ("x = 1\nx = 2\n", "line "),
+        ("x = [", "line 1, column 6, the end of the file"),
+    ],
+)
+def test_syntax_error_names_line_and_column(mistakes_of: Refuse, text: str, where: str) -> None:
+    (said,) = mistakes_of(text)
+    assert f"no valid TOML at {where}" in said
+    assert "config.toml" in said
+
+
+def test_files_that_are_no_text_get_a_sentence(mistakes_of: Refuse, settings_of: Load) -> None:
+    assert "Save it as UTF-8." in mistakes_of("[imds]\n".encode("utf-16"))[0]
+    assert "cannot be understood" in mistakes_of("x = " + "[" * 50_000)[0]
+    if sys.version_info >= (3, 11):
+        assert "cannot be understood" in mistakes_of("x = " + "9" * 5_000)[0]
+    assert settings_of(b"\xef\xbb\xbfstop_grace_seconds = 1").stop_grace_seconds == 1
+
+
+def test_file_that_cannot_be_read_gets_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read: Is a directory"):
+        load(tmp_path)
+
+
+def test_wrong_filter_does_not_hide_a_wrong_url() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        read({"sinks": [{"type": "webhook", "url": "ftp//x", "transitions": ["strted"]}]})
+    assert len(caught.value.mistakes) == 2
+
+
+def test_sink_that_is_not_configured_is_never_imported() -> None:
+    code = (
+        "import json, sys; from bridge.config.loader import load; load(None); "
+        "print(json.dumps(sorted(name for name in sys.modules if name.startswith('sinks.'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    assert set(json.loads(done.stdout)) <= {"sinks.stdout", "sinks.output", "sinks.sentence"}
+
+
+def test_explicit_path_wins_over_the_environment(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.toml", tmp_path / "two.toml"
+    one.touch()
+    two.touch()
+    assert find_config(one, {CONFIG_VARIABLE: str(two)}) == one
+    assert find_config(None, {CONFIG_VARIABLE: str(two)}) == two
+
+
+def test_path_that_was_asked_for_must_exist(tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere.toml"
+    with pytest.raises(ConfigurationError, match="named by --config, does not exist"):
+        find_config(nowhere, {})
+    with pytest.raises(ConfigurationError, match=rf"named by \${CONFIG_VARIABLE}, does not exist"):
+        find_config(None, {CONFIG_VARIABLE: str(nowhere)})
+
+
+def test_windows_looks_below_program_data(tmp_path: Path) -> None:
+    environ = {"PROGRAMDATA": str(tmp_path), CONFIG_VARIABLE: ""}
+    assert find_config(None, environ, windows=True) is None
+    ours = tmp_path / "scheduled-events-bridge"
+    ours.mkdir()
+    (ours / "config.toml").touch()
+    assert find_config(None, environ, windows=True) == ours / "config.toml"
+    assert state_directory(load(None), environ, windows=True) == ours / "state"
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_root", "directory"),
+    [
+        ({"STATE_DIRECTORY": "/var/lib/a:/var/lib/b"}, True, "/var/lib/a"),
+        ({"STATE_DIRECTORY": ""}, True, "/var/lib/scheduled-events-bridge"),
+        ({"HOME": "/home/u"}, False, "/home/u/.local/state/scheduled-events-bridge"),
+        ({"HOME": "/home/u", "XDG_STATE_HOME": "/s"}, False, "/s/scheduled-events-bridge"),
+        ({"HOME": "/home/u", "XDG_STATE_HOME": "s"}, False, "/home/u/.local/state/scheduled-events-bridge"),
+    ],
+)
+def test_state_directory_is_found(environ: dict[str, str], is_root: bool, directory: str) -> None:  # noqa: FBT001
+    assert state_directory(load(None), environ, windows=False, is_root=is_root) == Path(directory)
+
+
+def test_configured_state_directory_wins() -> None:
+    settings = read({"state": {"directory": "/x"}})
+    assert state_directory(settings, {"STATE_DIRECTORY": "/y"}, is_root=True) == Path("/x")
+
+
+def test_every_setting_is_documented() -> None:
+    structs: list[type[msgspec.Struct]] = [Settings, SinkConfig]
+    for struct in structs:
+        texts = documented(struct)
+        for field in msgspec.structs.fields(struct):
+            assert texts.get(field.name), f"{struct.__name__}.{field.name} has no text under it"
+            if isinstance(field.type, type) and issubclass(field.type, msgspec.Struct):
+                structs.append(field.type)
+    assert SinkSettings not in structs
+    assert "seconds" in documented(Settings)["stop_grace_seconds"].lower()

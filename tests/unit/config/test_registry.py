@@ -1,0 +1,124 @@
+"""Sink types: found by entry point or by module:Class, and never imported unasked."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridge.config import registry
+from bridge.errors import ConfigurationError, UnknownSinkType
+from bridge.sink import Sink
+
+SINK = """
+from bridge.sink import Sink
+
+class Good(Sink):
+    def send(self, batch):
+        pass
+
+class BadConfig(Good):
+    Config = dict
+
+class Plain:
+    pass
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """An importable module with a name of this test's own, and a distribution with entry points beside it."""
+    name = f"acme_{abs(hash(request.node.nodeid))}"
+    (tmp_path / f"{name}.py").write_text(SINK)
+    (tmp_path / f"{name}_needy.py").write_text("import apprise.nothing_like_it\n")
+    (tmp_path / f"{name}_lonely.py").write_text("import acme_sdk_that_is_nowhere\n")
+    (tmp_path / f"{name}_broken.py").write_text("1 / 0\n")
+    points = [f"acme-good = {name}:Good [extra]", f"acme-trap = {name}_broken:Good"]
+    distribution(tmp_path, "acme", points)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+def distribution(folder: Path, name: str, points: list[str]) -> None:
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("\n".join([f"[{registry.GROUP}]", *points]))
+
+
+def message(type_name: str, kind: type[ConfigurationError] = ConfigurationError) -> str:
+    with pytest.raises(kind) as caught:
+        registry.sink_class(type_name)
+    return str(caught.value)
+
+
+@pytest.mark.usefixtures("package")
+def test_own_and_foreign_sinks_come_by_the_same_road() -> None:
+    assert {"stdout", "acme-good", "acme-trap"} <= set(registry.installed())
+    assert list(registry.installed()) == sorted(registry.installed())
+    assert issubclass(registry.sink_class("acme-good"), Sink)
+
+
+def test_module_and_class_need_no_packaging(package: str) -> None:
+    assert registry.sink_class(f"{package}:Good").__name__ == "Good"
+
+
+@pytest.mark.usefixtures("package")
+def test_unknown_type_names_the_nearest_and_the_installed() -> None:
+    listed = ", ".join(registry.installed())
+    assert message("stdot", UnknownSinkType) == (
+        f"No sink type is called 'stdot'. Did you mean 'stdout'? Installed: {listed}."
+    )
+    assert message("zzzzzz", UnknownSinkType) == f"No sink type is called 'zzzzzz'. Installed: {listed}."
+
+
+def test_listing_and_choosing_import_no_other_sink(package: str) -> None:
+    registry.installed()
+    registry.sink_class("acme-good")
+    assert f"{package}_broken" not in sys.modules
+
+
+def test_listing_imports_no_sink_at_all() -> None:
+    code = "import sys; from bridge.config import registry; registry.installed(); assert 'sinks' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("odd", [":", "acme:", ":Good", "a:b:c", "a b:C", "", "../x:C"])
+def test_odd_type_names_get_a_sentence(odd: str) -> None:
+    assert "Installed:" in message(odd, UnknownSinkType) or "'module:Class'" in message(odd, UnknownSinkType)
+
+
+@pytest.mark.parametrize("wrong", ["http://h/hunter2", "Bearer hunter2", "stdout --token hunter2"])
+def test_type_that_may_hold_a_secret_is_not_repeated(wrong: str) -> None:
+    assert "hunter2" not in message(wrong, UnknownSinkType)
+
+
+def test_missing_module_class_and_misspelling_are_told_apart(package: str) -> None:
+    assert "there is no module 'nowhere_at_all'" in message("nowhere_at_all.sinks:Good", UnknownSinkType)
+    assert "Did you mean 'Good'?" in message(f"{package}:Goood", UnknownSinkType)
+
+
+def test_missing_package_is_named_with_its_extra(package: str) -> None:
+    text = message(f"{package}_needy:Good")
+    assert "needs the Python package 'apprise'" in text
+    assert "the extra [apprise]: in the checkout, pip install '.[apprise]'" in text
+    assert "acme_sdk_that_is_nowhere" in message(f"{package}_lonely:Good")
+
+
+@pytest.mark.usefixtures("package")
+def test_module_that_raises_is_quoted() -> None:
+    assert "ZeroDivisionError: division by zero" in message("acme-trap")
+
+
+def test_class_that_is_no_sink_and_config_that_is_no_struct_are_refused(package: str) -> None:
+    assert "no subclass of bridge.sink.Sink" in message(f"{package}:Plain")
+    assert "Make it a frozen subclass of bridge.sink.SinkConfig" in message(f"{package}:BadConfig")
+
+
+def test_two_packages_with_one_name_are_refused(package: str, tmp_path: Path) -> None:
+    distribution(tmp_path, "acme_other", ["acme-good = acme_other:Good"])
+    text = message("acme-good")
+    assert f"{package}:Good" in text
+    assert "acme_other:Good" in text

@@ -1,0 +1,278 @@
+"""When a sink is tried next, by example; test_schedule_model.py lets chance play."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.delivery.retry_schedule import FailedEvent, RetrySchedule, SendMode
+
+NEVER = float("inf")
+SOON = 0.1
+
+
+def make(chance=0.999999):
+    return RetrySchedule(lambda: chance)
+
+
+def fail(schedule, *keys, now=0.0, during=SendMode.ALL, ahead=None, owes_urgent=False, notice=None, **how):
+    events = [FailedEvent(event_key=key, urgent=key.startswith("urgent"), seconds_to_not_before=ahead) for key in keys]
+    owed = owes_urgent or any(event.urgent for event in events)
+    schedule.failed(events, now, during=during, owes_urgent=owed, seconds_to_notice=notice, **how)
+
+
+def pause(schedule, now=0.0):
+    fail(schedule, "a", now=now)
+    fail(schedule, "b", now=now)
+    assert schedule.is_paused
+
+
+def test_at_first_everything_may_go_and_nothing_is_awaited():
+    schedule = make()
+    assert schedule.turn(0.0) is SendMode.ALL
+    schedule.found_nothing(SendMode.ALL, 0.0)
+    assert schedule.next_at() == NEVER
+    assert not schedule.is_troubled
+
+
+def test_a_failure_delays_its_own_event_alone():
+    schedule = make()
+    fail(schedule, "a")
+    assert schedule.turn(0.0) is SendMode.ALL
+    assert list(schedule.blocked(0.5)) == ["a"]
+    assert list(schedule.blocked(1.0)) == []
+    assert schedule.next_at() == pytest.approx(1.0, abs=0.01)
+
+
+def test_gaps_of_one_event_double_from_a_second_to_five_minutes_and_never_pause():
+    schedule, now, gaps = make(), 0.0, []
+    for _ in range(11):
+        fail(schedule, "a", now=now)
+        gaps.append(round(schedule.next_at() - now))
+        now = schedule.next_at()
+        assert not schedule.is_paused
+    assert gaps == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+
+
+def test_two_failures_in_a_row_on_different_events_pause_the_sink():
+    schedule = make()
+    pause(schedule)
+    assert schedule.turn(0.0) is SendMode.WAIT
+    assert schedule.next_at() == pytest.approx(1.0, abs=0.01)
+    assert schedule.turn(schedule.next_at()) is SendMode.PROBE
+
+
+def test_one_failed_batch_of_several_events_is_one_failure():
+    schedule = make()
+    fail(schedule, "a", "b", "c")
+    assert not schedule.is_paused
+    assert set(schedule.suspects) == {"a", "b", "c"}
+    fail(schedule, "d")
+    assert schedule.is_paused
+
+
+def test_an_answer_between_two_failures_prevents_the_pause():
+    schedule = make()
+    fail(schedule, "a")
+    schedule.answered(["c"])
+    fail(schedule, "b")
+    assert not schedule.is_paused
+
+
+def test_after_a_failure_the_next_send_should_be_of_an_event_that_never_failed():
+    schedule = make()
+    fail(schedule, "a")
+    assert schedule.is_doubtful
+    assert set(schedule.suspects) == {"a"}
+    schedule.answered(["b"])
+    assert not schedule.is_doubtful
+
+
+def test_probes_of_a_paused_sink_come_ever_further_apart():
+    schedule, now, gaps = make(), 0.0, []
+    pause(schedule)
+    for _ in range(10):
+        gaps.append(round(schedule.next_at() - now))
+        now = schedule.next_at()
+        fail(schedule, "a", now=now, during=schedule.turn(now))
+    assert gaps == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
+
+
+def test_any_answer_ends_the_pause_and_makes_all_rows_due():
+    schedule = make()
+    fail(schedule, "a")
+    fail(schedule, "b", retry_after=60)
+    assert schedule.answered(["c"])
+    assert schedule.turn(0.0) is SendMode.ALL
+    assert not schedule.blocked(0.0)
+
+
+def test_an_answer_makes_an_event_due_that_failed_before_it_but_only_once():
+    schedule = make()
+    fail(schedule, "a")
+    assert schedule.answered(["b"])
+    assert not schedule.blocked(0.0)
+    fail(schedule, "a")
+    assert not schedule.answered(["b"])
+    assert list(schedule.blocked(0.0)) == ["a"]
+
+
+def test_an_answer_about_the_event_itself_clears_its_record():
+    schedule = make()
+    fail(schedule, "a")
+    schedule.answered(["a"])
+    assert not schedule.is_troubled
+
+
+@pytest.mark.parametrize(("wish", "seconds"), [(60, 60), (3_600, 3_600), (86_400, 3_600), (NEVER, 3_600)])
+def test_retry_after_binds_the_whole_sink_for_an_hour_at_most(wish, seconds):
+    schedule = make()
+    fail(schedule, "a", retry_after=wish)
+    assert schedule.turn(seconds - 0.001) is SendMode.WAIT
+    assert schedule.next_at() == seconds
+    assert schedule.turn(seconds) is SendMode.PROBE
+
+
+@pytest.mark.parametrize("wish", [0, -5, float("nan")])
+def test_a_retry_after_that_asks_for_nothing_binds_nothing(wish):
+    schedule = make()
+    fail(schedule, "a", retry_after=wish)
+    assert not schedule.is_paused
+
+
+def test_retry_after_wins_over_a_near_not_before():
+    schedule = make()
+    fail(schedule, "a", retry_after=60, ahead=8, notice=8)
+    assert schedule.next_at() == 60
+
+
+def test_a_shorter_retry_after_later_does_not_shorten_the_first():
+    schedule = make()
+    fail(schedule, "urgent", retry_after=100)
+    fail(schedule, "urgent", now=1.0, during=SendMode.URGENT, retry_after=1)
+    schedule.found_nothing(SendMode.URGENT, 50.0)
+    assert schedule.turn(99.0) is SendMode.WAIT
+
+
+@pytest.mark.parametrize(("ahead", "longest"), [(900, 225), (40, 10), (2, 1), (0.5, 1)])
+def test_while_not_before_is_ahead_an_event_waits_a_quarter_of_the_time_at_most(ahead, longest):
+    schedule = make()
+    for _ in range(20):
+        fail(schedule, "a", ahead=ahead)
+    assert schedule.next_at() == pytest.approx(longest, abs=0.01)
+
+
+def test_while_a_not_before_is_ahead_a_pause_lasts_a_quarter_of_the_time_at_most():
+    schedule, now = make(), 0.0
+    pause(schedule)
+    for _ in range(20):
+        now = schedule.next_at()
+        fail(schedule, "a", now=now, during=SendMode.PROBE, notice=40)
+    assert schedule.next_at() - now == pytest.approx(10, abs=0.01)
+
+
+def test_news_with_a_near_not_before_shortens_a_long_pause():
+    schedule, now = make(), 0.0
+    pause(schedule)
+    for _ in range(20):
+        now = schedule.next_at()
+        fail(schedule, "a", now=now, during=SendMode.PROBE)
+    schedule.arrived("c", now, urgent=False)
+    schedule.take_fresh()
+    fail(schedule, "c", now=now, during=SendMode.FRESH, notice=40)
+    assert schedule.next_at() - now == pytest.approx(10)
+
+
+def test_a_new_record_is_tried_once_at_once_in_a_pause_and_does_not_put_off_the_probe():
+    schedule = make()
+    pause(schedule)
+    probe_at = schedule.next_at()
+    schedule.arrived("c", 0.2, urgent=False)
+    assert schedule.turn(0.2) is SendMode.FRESH
+    assert schedule.take_fresh() == "c"
+    fail(schedule, "c", now=0.2, during=SendMode.FRESH)
+    assert schedule.turn(0.2) is SendMode.WAIT
+    assert schedule.next_at() == probe_at
+
+
+def test_a_new_record_makes_its_own_delayed_event_due():
+    schedule = make()
+    fail(schedule, "a")
+    schedule.arrived("a", 0.1, urgent=False)
+    assert not schedule.blocked(0.1)
+
+
+def test_a_new_record_waits_for_the_retry_after_and_is_then_no_exception():
+    schedule = make()
+    fail(schedule, "a", retry_after=60)
+    schedule.arrived("c", 1.0, urgent=False)
+    assert schedule.turn(1.0) is SendMode.WAIT
+    assert schedule.turn(60.0) is SendMode.PROBE
+
+
+def test_a_retry_after_on_news_ends_the_trying_of_news():
+    schedule = make()
+    pause(schedule)
+    schedule.arrived("c", 0.1, urgent=False)
+    schedule.arrived("d", 0.1, urgent=False)
+    fail(schedule, schedule.take_fresh(), now=0.1, during=SendMode.FRESH, retry_after=60)
+    assert schedule.turn(0.2) is SendMode.WAIT
+
+
+def test_a_new_urgent_record_goes_at_once_even_under_a_retry_after():
+    schedule = make()
+    fail(schedule, "a", retry_after=3_600)
+    schedule.arrived("urgent", 5.0, urgent=True)
+    assert schedule.turn(5.0) is SendMode.URGENT
+
+
+def test_an_urgent_record_that_was_pending_before_the_pause_is_tried_soon():
+    schedule = make()
+    fail(schedule, "a", retry_after=3_600, owes_urgent=True)
+    assert schedule.next_at() == pytest.approx(SOON)
+    assert schedule.turn(SOON) is SendMode.URGENT
+
+
+def test_urgent_and_other_probes_take_turns():
+    schedule = make()
+    pause(schedule)
+    schedule.arrived("urgent", 10.0, urgent=True)
+    assert schedule.turn(10.0) is SendMode.URGENT
+    fail(schedule, "urgent", now=10.0, during=SendMode.URGENT)
+    assert schedule.turn(20.0) is SendMode.PROBE
+    fail(schedule, "a", now=20.0, during=SendMode.PROBE, owes_urgent=True)
+    assert schedule.turn(20.1) is SendMode.URGENT
+
+
+def test_a_held_sink_is_left_alone_until_a_person_asks():
+    schedule = make()
+    fail(schedule, "urgent", held=True)
+    schedule.arrived("urgent", 1.0, urgent=True)
+    assert schedule.turn(1e9) is SendMode.WAIT
+    assert schedule.next_at() == NEVER
+    schedule.resume()
+    assert schedule.turn(1e9) is SendMode.ALL
+
+
+def test_a_probe_that_finds_nothing_owed_ends_the_pause():
+    schedule = make()
+    pause(schedule)
+    schedule.found_nothing(SendMode.PROBE, 5.0)
+    assert schedule.turn(5.0) is SendMode.ALL
+    schedule.found_nothing(SendMode.ALL, 5.0)
+    assert not schedule.is_troubled
+
+
+def test_an_urgent_look_in_vain_keeps_the_retry_after():
+    schedule = make()
+    fail(schedule, "a", retry_after=60, owes_urgent=True)
+    schedule.found_nothing(SendMode.URGENT, 1.0)
+    assert schedule.turn(59.0) is SendMode.WAIT
+    assert schedule.next_at() == 60
+
+
+@given(wish=st.floats(min_value=3_600, max_value=1e9), chance=st.floats(min_value=0, max_value=1, exclude_max=True))
+def test_a_retry_after_of_an_hour_or_more_binds_an_hour(wish, chance):
+    schedule = make(chance)
+    fail(schedule, "a", now=10.0, retry_after=wish)
+    assert schedule.turn(3_609.9) is SendMode.WAIT
+    assert schedule.turn(3_610.0) is SendMode.PROBE

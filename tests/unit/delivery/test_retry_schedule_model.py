@@ -1,0 +1,152 @@
+"""When a sink is tried next: a whole sink and an obedient worker as a model, under random failures."""
+
+import itertools
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from bridge.delivery.retry_schedule import FailedEvent, RetrySchedule, SendMode
+
+
+class Model:
+    """A sink, what it is owed, and a worker that obeys the schedule; sends take no time."""
+
+    def __init__(self, chances, outcomes):
+        chances, self.outcomes = itertools.cycle(chances), itertools.cycle(outcomes)
+        self.schedule = RetrySchedule(lambda: next(chances))
+        self.now = 0.0
+        self.owed = {}  # event key -> its records, of which the first goes next
+        self.attempts = {}
+        self.tried_at = {}
+        self.was_held = False
+
+    def arrive(self, key):
+        self.owed.setdefault(key, []).append(self.now)
+        if self.schedule.is_troubled:
+            self.schedule.arrived(key, self.now, urgent=is_urgent(key))
+        self.work()
+
+    def wait(self, seconds):
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(self.schedule.next_at(), end)
+            self.work()
+
+    def work(self):
+        for _ in range(200):
+            turn = self.schedule.turn(self.now)
+            key = self.pick(turn)
+            if key is not None:
+                self.send(key, turn)
+                continue
+            self.schedule.found_nothing(turn, self.now)
+            if turn in {SendMode.ALL, SendMode.WAIT}:
+                break
+        else:
+            pytest.fail("The worker spins.")
+        assert self.schedule.next_at() > self.now
+        self.check_urgent()
+
+    def pick(self, turn):
+        schedule, now, keys = self.schedule, self.now, sorted(self.owed, key=lambda key: self.owed[key][0])
+        if turn is SendMode.WAIT:
+            return None
+        if turn is SendMode.FRESH:
+            keys = [key for key in [schedule.take_fresh()] if key in self.owed]
+        elif turn is SendMode.URGENT:
+            keys = [key for key in keys if is_urgent(key) and key not in schedule.urgent_blocked(now)]
+        elif turn is SendMode.PROBE:
+            keys = [key for key in keys if key not in schedule.urgent_suspects]
+        else:
+            clean = [key for key in keys if schedule.is_doubtful and key not in schedule.suspects]
+            keys = clean or [key for key in keys if key not in schedule.blocked(now)]
+        attempts = {} if turn is SendMode.ALL else self.attempts
+        return min(keys, key=lambda key: (not is_urgent(key), attempts.get(key, 0)), default=None)
+
+    def send(self, key, turn):
+        assert not self.schedule.is_held
+        outcome = next(self.outcomes)
+        if outcome == "accept":
+            self.accept(key)
+            return
+        self.attempts[key] = self.attempts.get(key, 0) + 1
+        self.tried_at[key] = self.now
+        self.was_held = self.was_held or outcome == "hold"
+        event = FailedEvent(event_key=key, urgent=is_urgent(key), seconds_to_not_before=None)
+        self.schedule.failed(
+            [event],
+            self.now,
+            during=turn,
+            owes_urgent=any(map(is_urgent, self.owed)),
+            seconds_to_notice=None,
+            retry_after=outcome if isinstance(outcome, float) else None,
+            held=outcome == "hold",
+        )
+
+    def accept(self, key):
+        self.owed[key].pop(0)
+        if not self.owed[key]:
+            del self.owed[key]
+        self.tried_at.pop(key, None)
+        self.attempts.pop(key, None)
+        was_paused = self.schedule.is_paused
+        self.schedule.answered([key])
+        assert self.schedule.turn(self.now) is SendMode.ALL
+        assert not was_paused or not self.schedule.blocked(self.now)
+
+    def check_urgent(self):
+        if self.schedule.is_held:
+            return
+        for key, tried_at in self.tried_at.items():
+            if is_urgent(key):
+                assert self.now - tried_at <= 2.0 + 1e-6, f"{key} waits for {self.now - tried_at} s."
+
+
+def is_urgent(key):
+    return key.startswith("urgent")
+
+
+keys = st.sampled_from(["a", "b", "c", "urgent-1", "urgent-2", "urgent-3"])
+waits = st.floats(min_value=0.01, max_value=500)
+outcomes = st.sampled_from(["accept", "accept", "fail", "fail", "fail", 0.0, 30.0, 7_200.0])
+chances = st.lists(st.floats(min_value=0, max_value=1, exclude_max=True), min_size=1, max_size=7)
+
+
+@given(steps=st.lists(keys | waits, max_size=40), outcomes=st.lists(outcomes, min_size=1, max_size=20), chances=chances)
+@example(steps=["a", "b", "urgent-1", "urgent-2", 100.0], outcomes=["fail"], chances=[0.999])
+@example(steps=["a", "urgent-1", "urgent-2", "urgent-3", 100.0], outcomes=[7_200.0], chances=[0.999, 0.0])
+@example(steps=["urgent-2", 1.625, 284.75, "urgent-1", 1.0], outcomes=["fail"], chances=[0.5, 0.06640625, 0.28125])
+def test_no_interleaving_spins_or_lets_an_urgent_record_wait_beyond_two_seconds(steps, outcomes, chances):
+    model = Model(chances, outcomes)
+    for step in steps:
+        model.arrive(step) if isinstance(step, str) else model.wait(step)
+
+
+@given(steps=st.lists(keys | waits, min_size=1, max_size=30), chances=chances, fails=st.integers(0, 60))
+def test_once_the_sink_recovers_everything_owed_goes_within_the_longest_gap(steps, chances, fails):
+    model = Model(chances, ["accept"])
+    model.outcomes = itertools.chain(["fail"] * fails, itertools.repeat("accept"))
+    for step in steps:
+        model.arrive(step) if isinstance(step, str) else model.wait(step)
+    model.outcomes = itertools.repeat("accept")
+    model.wait(300.0)
+    assert not model.owed
+
+
+@given(poison=st.sets(keys, min_size=1, max_size=4), chances=chances)
+def test_events_that_always_fail_do_not_stop_the_others(poison, chances):
+    model = Model(chances, ["accept"])
+    send = model.send
+
+    def answer_by_event(key, turn):
+        model.outcomes = itertools.repeat("fail" if key in poison else "accept")
+        send(key, turn)
+
+    model.send = answer_by_event
+    for _ in range(20):
+        for key in ["urgent-1", "urgent-2", "urgent-3", "a", "b", "c"]:
+            model.owed.setdefault(key, []).append(0.0)
+    model.work()
+    model.wait(30.0)
+    assert set(model.owed) == poison

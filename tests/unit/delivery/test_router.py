@@ -1,0 +1,115 @@
+"""Which sinks are owed a record: the filters of a [[sinks]] table."""
+
+import pytest
+
+from bridge.delivery.router import Router, wants
+from bridge.events.event import ScheduledEvent, VmIdentity
+from bridge.events.record import Evidence, Transition, TransitionRecord
+from bridge.sink import SinkConfig
+
+ME = "vm_1"
+NO_EVENT = object()
+
+
+def record(*, resources=(ME,), event_type="Freeze", event_source="Platform", transition="scheduled", event=None):
+    if event is None:
+        event = ScheduledEvent(
+            event_id="E",
+            event_type=event_type,
+            event_status="Scheduled",
+            resources=resources,
+            event_source=event_source,
+        )
+    return TransitionRecord(
+        id="1",
+        transition_key="k",
+        stream_id="s",
+        sequence=1,
+        transition=Transition(transition),
+        evidence=Evidence.OBSERVED,
+        observed_at="2026-11-20T11:00:01.123Z",
+        incarnation=1,
+        previous_incarnation=None,
+        event=None if event is NO_EVENT else event,
+        previous=None,
+        changed=(),
+        notice_seconds=None,
+        affects_this_vm=None,
+        vm=VmIdentity(),
+        labels={},
+    )
+
+
+def is_wanted(each, vm_name=ME, **filters):
+    return wants(SinkConfig(name="s", **filters), each, vm_name)
+
+
+@pytest.mark.parametrize(
+    ("resources", "vm_name", "mine"),
+    [
+        ((ME,), ME, True),
+        (("other", ME), ME, True),
+        (("other",), ME, False),
+        (("vm_10", "vm_"), ME, False),
+        (("_VM_1",), ME, True),
+        ((ME,), "_Vm_1", True),
+        ((), ME, True),
+        (None, ME, True),
+        (("other",), None, True),
+        (("other",), "", True),
+    ],
+)
+def test_scope_mine_is_events_that_name_this_vm_or_nobody_and_all_while_its_name_is_unknown(resources, vm_name, mine):
+    assert is_wanted(record(resources=resources), vm_name) is mine
+    assert is_wanted(record(resources=resources), vm_name, scope="all")
+
+
+def test_a_filter_on_transitions_lets_only_those_through():
+    assert is_wanted(record(transition="started"), transitions=("started", "completed"))
+    assert not is_wanted(record(transition="scheduled"), transitions=("started", "completed"))
+
+
+def test_a_filter_on_event_types_and_sources_lets_only_those_through():
+    assert is_wanted(record(event_type="Preempt"), event_types=("Preempt",))
+    assert not is_wanted(record(event_type="Freeze"), event_types=("Preempt",))
+    assert is_wanted(record(event_source="User"), event_sources=("User",))
+    assert not is_wanted(record(event_source="Platform"), event_sources=("User",))
+
+
+def test_an_event_whose_type_or_source_is_unknown_passes_only_without_such_a_filter():
+    assert is_wanted(record(event_type=None, event_source=None))
+    assert not is_wanted(record(event_type=None), event_types=("Freeze",))
+    assert not is_wanted(record(event_source=None), event_sources=("Platform",))
+
+
+def test_every_filter_must_agree():
+    filters = {"transitions": ("scheduled",), "event_types": ("Freeze",), "event_sources": ("Platform",)}
+    assert is_wanted(record(), **filters)
+    assert not is_wanted(record(resources=("other",)), **filters)
+    assert not is_wanted(record(event_source="User"), **filters)
+
+
+def test_a_refused_approval_without_an_event_passes_filters_on_events_but_not_on_transitions():
+    refused = record(transition="approval_refused", event=NO_EVENT)
+    assert is_wanted(refused, event_types=("Preempt",), event_sources=("User",))
+    assert not is_wanted(refused, transitions=("started",))
+
+
+def test_heartbeats_go_to_sinks_that_ask_for_them_whatever_else_they_filter():
+    beat = record(transition="heartbeat", event=NO_EVENT)
+    assert not is_wanted(beat)
+    assert not is_wanted(beat, scope="all")
+    assert is_wanted(beat, heartbeat=True, transitions=("started",), event_types=("Freeze",))
+
+
+def test_routes_name_the_sinks_in_the_order_of_the_configuration():
+    routes = Router(
+        [
+            SinkConfig(name="z", scope="all"),
+            SinkConfig(name="mine"),
+            SinkConfig(name="a", scope="all", event_types=("Freeze",)),
+            SinkConfig(name="preempt", scope="all", event_types=("Preempt",)),
+        ]
+    )
+    assert routes(record(resources=("other",)), ME) == ["z", "a"]
+    assert Router([])(record(), ME) == []

@@ -1,0 +1,326 @@
+"""What the metadata service may answer, and what the agent makes of it."""
+
+import json
+from datetime import datetime, timezone
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.errors import DocumentInvalid
+from bridge.events.event import compact_json, decode_document, encode
+from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_document, parse_identity, parse_not_before
+from bridge.text import excerpt
+
+FULL = {
+    "EventId": "5E1C2A34-0000-4000-8000-000000000001",
+    "EventType": "Freeze",
+    "ResourceType": "VirtualMachine",
+    "Resources": ["web_0", "web_1"],
+    "EventStatus": "Scheduled",
+    "NotBefore": "Fri, 20 Nov 2026 11:15:00 GMT",
+    "Description": "Host maintenance",
+    "EventSource": "Platform",
+    "DurationInSeconds": 5,
+}
+ELEVEN_FIFTEEN = datetime(2026, 11, 20, 11, 15, tzinfo=timezone.utc)
+
+
+def document(*events, **top):
+    return json.dumps({"DocumentIncarnation": 1, "Events": list(events), **top}).encode()
+
+
+def event(**fields):
+    return parse_document(document({"EventStatus": "Scheduled", **fields})).events[0]
+
+
+def test_every_field_of_the_newest_version_is_read():
+    (read,) = parse_document(document(FULL)).events
+    assert read.event_id == FULL["EventId"]
+    assert (read.event_type, read.event_status, read.resource_type) == ("Freeze", "Scheduled", "VirtualMachine")
+    assert read.resources == ("web_0", "web_1")
+    assert (read.not_before, read.not_before_raw) == (ELEVEN_FIFTEEN, FULL["NotBefore"])
+    assert (read.description, read.event_source, read.duration_seconds) == ("Host maintenance", "Platform", 5)
+    assert read.extra == {}
+
+
+def test_fields_that_an_old_version_lacks_are_null():
+    read = event()
+    assert read.event_id is read.resources is read.not_before is read.not_before_raw is read.duration_seconds is None
+    assert read.extra == {}
+
+
+def test_unknown_fields_are_kept():
+    assert event(Impact={"Level": [1, 2.5, None]}).extra == {"Impact": {"Level": [1, 2.5, None]}}
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "attribute"),
+    [
+        ("EventId", 7, "event_id"),
+        ("EventId", "", "event_id"),
+        ("EventType", ["Freeze"], "event_type"),
+        ("ResourceType", False, "resource_type"),
+        ("Resources", "web_0", "resources"),
+        ("Resources", ["web_0", 1], "resources"),
+        ("ResourceName", 5, "resources"),
+        ("NotBefore", 1700000000, "not_before_raw"),
+        ("Description", {}, "description"),
+        ("EventSource", 0, "event_source"),
+        ("DurationInSeconds", "5", "duration_seconds"),
+        ("DurationInSeconds", True, "duration_seconds"),
+        ("DurationInSeconds", 5.0, "duration_seconds"),
+        ("DurationInSeconds", -2, "duration_seconds"),
+    ],
+)
+def test_a_known_field_of_the_wrong_type_is_null_and_kept_as_it_came(name, field, attribute):
+    read = event(**{name: field})
+    assert getattr(read, attribute) is None
+    assert read.extra == {name: field}
+    assert type(read.extra[name]) is type(field)
+
+
+@pytest.mark.parametrize("name", [name for name in FULL if name != "EventStatus"])
+def test_json_null_reads_as_absent(name):
+    assert event(**{name: None}) == event()
+
+
+def test_minus_one_is_how_azure_says_it_does_not_know_the_duration():
+    read = event(DurationInSeconds=-1)
+    assert read.duration_seconds is None
+    assert read.extra == {}
+
+
+@pytest.mark.parametrize(("name", "names"), [(["_web_0"], ("_web_0",)), ("web_0", ("web_0",)), ([], ())])
+def test_resource_name_of_2017_stands_in_for_resources(name, names):
+    assert event(ResourceName=name).resources == names
+    assert event(ResourceName=name, Resources=None).resources == names
+
+
+def test_resources_come_before_resource_name():
+    read = event(Resources=["a"], ResourceName=["b"])
+    assert read.resources == ("a",)
+    assert read.extra == {"ResourceName": ["b"]}
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "read"),
+    [(2, 2), ("abc123", "abc123"), (0, 0), (None, None), (True, None), (1.5, None), ([1], None), (2**63, str(2**63))],
+)
+def test_an_incarnation_is_a_number_or_a_text_as_it_came(incarnation, read):
+    assert parse_document(document(DocumentIncarnation=incarnation)).incarnation == read
+
+
+@pytest.mark.parametrize(
+    ("number", "read"),
+    [("5.0", 5), ("5e0", 5), ("-0.0", 0), ("-3.0", -3), ("9223372036854775808.0", str(2**63)), ("5.5", None)],
+)
+def test_an_incarnation_with_nothing_behind_the_point_is_an_integer(number, read):
+    answer = parse_document(f'{{"DocumentIncarnation": {number}, "Events": []}}'.encode())
+    assert (answer.incarnation, type(answer.incarnation)) == (read, type(read))
+    assert decode_document(encode(answer)) == answer
+
+
+def test_a_missing_incarnation_is_null():
+    assert parse_document(b'{"Events": []}').incarnation is None
+
+
+def test_a_byte_order_mark_is_tolerated():
+    assert parse_document(b"\xef\xbb\xbf" + document(FULL)) == parse_document(document(FULL))
+
+
+def test_several_events_keep_their_order():
+    read = parse_document(document(*({"EventStatus": "Scheduled", "EventId": str(n)} for n in range(6))))
+    assert [each.event_id for each in read.events] == list("012345")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b" \r\n",
+        b"\xef\xbb\xbf",
+        b"null",
+        b"[]",
+        b'"text"',
+        b"{",
+        b'{"DocumentIncarnation": 1}',
+        b'{"Events": null}',
+        b'{"Events": {}}',
+        b'{"Events": [1]}',
+        b'{"Events": [null]}',
+        b'{"Events": [{}]}',
+        b'{"Events": [{"EventStatus": null}]}',
+        b'{"Events": [{"EventStatus": 1}]}',
+        b'{"Events": [], "X": NaN}',
+        b'{"Events": [], "X": -Infinity}',
+        b'{"Events": [], "X": 1e999}',
+        b'{"Events": [], "X": ' + b"9" * 5000 + b"}",
+        b'{"Events": [], "X": ' + b"[" * 65 + b"]" * 65 + b"}",
+        b'{"Events": [], "X": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+        b'{"Events": []} trailing',
+        b'{"Events": [], "X": "\xff"}',
+        '{"Events": []}'.encode("utf-16"),
+        b'{"Events": []}' + b" " * MAX_DOCUMENT_BYTES,
+    ],
+    ids=lambda body: repr(body[:30]),
+)
+def test_what_is_no_document_is_refused(body):
+    with pytest.raises(DocumentInvalid) as caught:
+        parse_document(body)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_refusal_shows_the_beginning_of_the_body_on_one_line():
+    with pytest.raises(DocumentInvalid, match="<html>  busy") as caught:
+        parse_document(b"<html>\r\nbusy" + b"x" * 5000)
+    assert "x" * 244 in str(caught.value)
+    assert "x" * 245 not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_integers_beyond_64_bits_become_their_text():
+    assert event(X=2**63 - 1, Y=-(2**63), Z=[2**63]).extra == {"X": 2**63 - 1, "Y": -(2**63), "Z": [str(2**63)]}
+
+
+def test_lone_surrogates_are_replaced_and_pairs_are_kept():
+    body = rb'{"Events": [{"EventStatus": "Started", "Description": "a\ud800b \ud83d\ude00", "k\udfff": ["\udc00"]}]}'
+    read = parse_document(body)
+    assert read.events[0].description == "a\ufffdb \U0001f600"
+    assert read.events[0].extra == {"k\ufffd": ["\ufffd"]}
+    assert decode_document(encode(read)) == read
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Fri, 20 Nov 2026 11:15:00 GMT",
+        "Mon, 20 Nov 2026 11:15:00 GMT",
+        "20 Nov 2026 11:15:00 GMT",
+        " Fri, 20 Nov 2026 11:15:00 UTC ",
+        "Fri, 20 Nov 2026 11:15:00 -0000",
+        "Fri, 20 Nov 2026 12:15:00 +0100",
+        "Fri, 20 Nov 2026 05:45:00 -0530",
+        "Fri, 20 Nov 2026 11:15 GMT",
+        "2026-11-20T11:15:00Z",
+        "2026-11-20t11:15:00z",
+        "2026-11-20T11:15:00",
+        "2026-11-20 11:15:00",
+        "2026-11-20T11:15Z",
+        "2026-11-20T13:15:00+02:00",
+        "2026-11-20T13:15:00+0200",
+        "2026-11-20T13:15:00+02",
+        "2026-11-20T11:15:00.0000000Z",
+        "2026-11-20T11:15:00.000000+00:00",
+    ],
+)
+def test_not_before_is_read_in_every_form_seen(text):
+    assert parse_not_before(text) == ELEVEN_FIFTEEN
+    assert parse_not_before(text).tzinfo is timezone.utc
+
+
+@pytest.mark.parametrize(
+    ("fraction", "microsecond"),
+    [("1", 100_000), ("12", 120_000), ("123", 123_000), ("1234567", 123_456), ("123456789", 123_456)],
+)
+def test_fractions_of_one_to_nine_digits_are_read(fraction, microsecond):
+    assert parse_not_before(f"2026-11-20T11:15:00.{fraction}Z") == ELEVEN_FIFTEEN.replace(microsecond=microsecond)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "soon",
+        "Fri, 20 Nov 2026 11:15:00 CET",
+        "Fri, 20 Foo 2026 11:15:00 GMT",
+        "Fri, 32 Nov 2026 11:15:00 GMT",
+        "2026-02-30T00:00:00Z",
+        "2026-11-20T25:00:00Z",
+        "2026-11-20T11:15:00+99:00",
+        "2026-11-20T11:15:00+01:75",
+        "2026-11-20",
+        "0001-01-01T00:00:00",
+        "9999-12-31T23:59:59-01:00",
+        "1700000000",
+        "\u0662\u0660\u0662\u0666-11-20T11:15:00Z",
+    ],
+)
+def test_what_is_no_date_is_unknown_and_kept_as_text(text):
+    read = event(NotBefore=text)
+    assert read.not_before is None
+    assert read.not_before_raw == text
+
+
+COMPUTE = {
+    "name": "web_0",
+    "vmId": "5E1C2A34-0000-4000-8000-00000000000a",
+    "resourceId": "/subscriptions/s/resourceGroups/rg/providers/Microsoft.Compute/virtualMachines/web_0",
+    "subscriptionId": "s",
+    "resourceGroupName": "rg",
+    "location": "westeurope",
+    "vmScaleSetName": "web",
+    "zone": "",
+    "placementGroupId": "",
+    "tags": "team:payments;url:http://x",
+}
+
+
+def test_the_instance_document_says_who_this_vm_is():
+    identity = parse_identity(json.dumps(COMPUTE).encode())
+    assert (identity.name, identity.vm_id) == ("web_0", COMPUTE["vmId"])
+    assert (identity.resource_id, identity.subscription_id) == (COMPUTE["resourceId"], "s")
+    assert (identity.resource_group, identity.location, identity.scale_set) == ("rg", "westeurope", "web")
+    assert (identity.zone, identity.placement_group_id) == (None, None)
+    assert identity.tags == {"team": "payments", "url": "http://x"}
+
+
+def test_the_list_of_tags_comes_before_the_text():
+    tags = [{"name": "a", "value": "1;2"}, {"name": "b"}, 3, {"name": "c", "value": ""}]
+    assert parse_identity(json.dumps({**COMPUTE, "tagsList": tags}).encode()).tags == {"a": "1;2", "c": ""}
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"name": "", "vmId": null}', b'{"name": 5}', b"<html>"])
+def test_an_instance_document_that_names_nobody_is_refused(body):
+    with pytest.raises(DocumentInvalid):
+        parse_identity(body)
+
+
+def test_an_excerpt_of_any_body_is_short_and_printable():
+    assert excerpt(b"\xff\x00" + "é".encode() * 9999).isprintable()
+    assert len(excerpt("\U0001f600".encode() * 9999)) <= 256
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
+fields = st.dictionaries(st.sampled_from([*FULL, "ResourceName"]) | st.text(), values)
+documents = st.fixed_dictionaries(
+    {}, optional={"DocumentIncarnation": values, "Events": st.lists(fields | values) | values, "X": values}
+)
+statuses = fields.map(lambda each: {"EventStatus": "Scheduled", **each})
+
+
+def assert_document_or_refusal(body):
+    try:
+        read = parse_document(body)
+    except DocumentInvalid:
+        return
+    assert decode_document(encode(read)) == read
+    compact_json([each.extra for each in read.events])
+
+
+@settings(max_examples=200)
+@given(value=documents | values)
+def test_any_json_is_a_document_or_a_refusal(value):
+    assert_document_or_refusal(json.dumps(value).encode())
+
+
+@settings(max_examples=200)
+@given(events=st.lists(statuses))
+def test_any_event_with_a_status_is_read_unless_a_number_is_out_of_range(events):
+    assert_document_or_refusal(json.dumps({"Events": events}).encode())
+
+
+@given(body=st.binary() | st.text().map(lambda text: text.encode("utf-8", "surrogatepass")))
+def test_any_bytes_are_a_document_or_a_refusal(body):
+    assert_document_or_refusal(body)

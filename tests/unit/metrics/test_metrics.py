@@ -1,0 +1,234 @@
+"""Metrics: whole in every scrape, cheap on every poll, and never by event id."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from bridge.errors import OutboxError
+from bridge.events.event import Document, ScheduledEvent
+from bridge.events.record import Transition
+from bridge.metrics.metrics import PREFIX, Metrics, OutboxTotals, SinkTotals
+
+LABELS = {"sink", "reason", "transition", "event_type", "event_status", "result", "version", "python", "le"}
+
+
+def samples(metrics: Metrics) -> dict[str, float]:
+    """Return every sample of one scrape, as ``name{label="value"}`` without the prefix."""
+    found = {}
+    for family in text_string_to_metric_families(metrics.exposition().decode()):
+        for sample in family.samples:
+            labels = ",".join(f'{key}="{value}"' for key, value in sorted(sample.labels.items()))
+            found[sample.name.removeprefix(PREFIX) + (f"{{{labels}}}" if labels else "")] = sample.value
+    return found
+
+
+def event(event_type: str = "Freeze", event_status: str = "Scheduled", event_id: str | None = None) -> ScheduledEvent:
+    return ScheduledEvent(event_type=event_type, event_status=event_status, event_id=event_id)
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+def test_two_agents_in_one_process_do_not_share_metrics(metrics: Metrics) -> None:
+    metrics.polled("ok", duration_seconds=0.1)
+    assert samples(Metrics())['polls_total{result="ok"}'] == 0
+
+
+def test_polls_are_counted_by_result(metrics: Metrics) -> None:
+    for result in ("ok", "unreachable", "ok"):
+        metrics.polled(result, duration_seconds=0.5)
+    metrics.good_poll(1_800_000_000.5, Document(incarnation=7))
+    seen = samples(metrics)
+    assert (seen['polls_total{result="ok"}'], seen['polls_total{result="unreachable"}']) == (2, 1)
+    assert (seen["poll_duration_seconds_count"], seen["poll_duration_seconds_sum"]) == (3, 1.5)
+    assert (seen["last_good_poll_timestamp_seconds"], seen["document_incarnation"]) == (1_800_000_000.5, 7)
+
+
+def test_active_events_are_those_of_the_last_document(metrics: Metrics) -> None:
+    metrics.good_poll(1.0, Document(events=(event(), event(), event(event_type="Reboot", event_status="Started"))))
+    seen = samples(metrics)
+    assert seen['active_events{event_status="Scheduled",event_type="Freeze"}'] == 2
+    assert seen['active_events{event_status="Started",event_type="Reboot"}'] == 1
+    metrics.good_poll(2.0, Document())
+    assert not [name for name in samples(metrics) if name.startswith("active_events")]
+
+
+def test_strange_documents_leave_a_scrape_small_and_whole(metrics: Metrics) -> None:
+    events = tuple(event(event_type=f"{n}" * 100, event_status="\ud800") for n in range(1000))
+    metrics.good_poll(1.0, Document(incarnation="abc123", events=events))
+    seen = samples(metrics)
+    assert "document_incarnation" not in seen
+    active = {name: value for name, value in seen.items() if name.startswith("active_events")}
+    assert len(active) <= 33
+    assert sum(active.values()) == 1000
+    metrics.good_poll(1.0, Document(incarnation=10**400))
+    assert "document_incarnation" not in samples(metrics)
+    metrics.good_poll(1.0, Document(incarnation="12"))
+    assert samples(metrics)["document_incarnation"] == 12
+
+
+def test_every_transition_has_its_series_before_it_happens(metrics: Metrics) -> None:
+    metrics.recorded(Transition.CANCELED)
+    seen = samples(metrics)
+    assert [seen[f'records_total{{transition="{each.value}"}}'] for each in Transition].count(0) == len(Transition) - 1
+    assert seen['records_total{transition="canceled"}'] == 1
+
+
+def test_sink_is_measured_under_its_name(metrics: Metrics) -> None:
+    sink = metrics.sink("sre")
+    assert metrics.sink("sre") is sink
+    sink.sent(0.25)
+    sink.delivered(-3.0)
+    sink.retried("timeout")
+    sink.retried("timeout")
+    sink.set_needs_attention(needed=True)
+    seen = samples(metrics)
+    assert seen['sink_send_duration_seconds_sum{sink="sre"}'] == 0.25
+    assert seen['sink_delivery_latency_seconds_sum{sink="sre"}'] == 0
+    assert seen['sink_retries_total{reason="timeout",sink="sre"}'] == 2
+    assert seen['sink_needs_attention{sink="sre"}'] == 1
+    sink.set_needs_attention(needed=False)
+    assert samples(metrics)['sink_needs_attention{sink="sre"}'] == 0
+
+
+def test_words_of_a_strange_sink_are_bounded(metrics: Metrics) -> None:
+    for number in range(100):
+        metrics.sink("odd").retried(f"trouble {number}")
+    found = {name: value for name, value in samples(metrics).items() if name.startswith("sink_retries_total")}
+    assert len(found) <= 33
+    assert sum(found.values()) == 100
+
+
+def test_sink_that_is_forgotten_leaves_no_series(metrics: Metrics) -> None:
+    sink = metrics.sink("old")
+    sink.retried("timeout")
+    sink.set_needs_attention(needed=True)
+    metrics.forget_sink("old")
+    metrics.forget_sink("never known")
+    assert not [name for name in samples(metrics) if "old" in name]
+
+
+def test_portal_that_is_forgotten_leaves_no_series_and_may_come_back(metrics: Metrics) -> None:
+    metrics.forget_approval_channel()
+    metrics.approval_channel().failed()
+    assert samples(metrics)["approval_channel_up"] == 0
+    metrics.forget_approval_channel()
+    assert not [name for name in samples(metrics) if name.startswith("approval_channel")]
+    metrics.approval_channel().answered(5.0)
+    assert samples(metrics)["approval_channel_up"] == 1
+
+
+def test_totals_of_one_scrape_come_from_one_snapshot(metrics: Metrics) -> None:
+    calls = []
+
+    def read() -> OutboxTotals:
+        calls.append(1)
+        n = len(calls)
+        states = {"delivered": n, "pending": 2 * n, "parked": 3, "evicted": 4, "discarded": 5, "expired": 6}
+        held = SinkTotals(accepted=sum(states.values()), **states, oldest_pending_age_seconds=1.5)
+        return OutboxTotals(sinks={"a": held})
+
+    metrics.register_totals(read)
+    for scrape in (1, 2):
+        seen = samples(metrics)
+        assert len(calls) == scrape
+        states = (
+            "delivered_total",
+            "pending_records",
+            "parked_records",
+            "evicted_total",
+            "discarded_total",
+            "expired_total",
+        )
+        assert seen['sink_accepted_total{sink="a"}'] == sum(seen[f'sink_{state}{{sink="a"}}'] for state in states)
+        assert seen['sink_oldest_pending_age_seconds{sink="a"}'] == 1.5
+
+
+def test_outbox_that_cannot_be_read_leaves_the_other_metrics(
+    metrics: Metrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read() -> OutboxTotals:
+        raise OutboxError("database is locked")
+
+    metrics.register_totals(read)
+    samples(metrics)
+    seen = samples(metrics)
+    assert seen['polls_total{result="ok"}'] == 0
+    assert "outbox_bytes" not in seen
+    assert len(caplog.records) == 1
+    assert 'sink_accepted_total{sink="a"}' not in seen
+    assert "database is locked" in caplog.text
+
+
+def test_outbox_is_shown_with_its_room_and_its_misfortunes(metrics: Metrics) -> None:
+    held = OutboxTotals(
+        sinks={"old": SinkTotals(is_configured=False)}, used_bytes=5, max_bytes=9, in_memory=True, set_aside=2
+    )
+    metrics.register_totals(lambda: held)
+    seen = samples(metrics)
+    names = ("outbox_bytes", "outbox_max_bytes", "outbox_in_memory", "outbox_set_aside_total")
+    assert [seen[name] for name in names] == [5, 9, 1, 2]
+    assert seen['sink_configured{sink="old"}'] == 0
+
+
+def test_next_not_before_counts_down_to_the_soonest_event_of_this_vm() -> None:
+    now = 1_800_000_000.0
+    metrics = Metrics(clock=lambda: now)
+
+    def ahead(seconds: float, event_type: str, *resources: str, status: str = "Scheduled") -> ScheduledEvent:
+        moment = datetime.fromtimestamp(now + seconds, timezone.utc)
+        return ScheduledEvent(event_type=event_type, event_status=status, resources=resources, not_before=moment)
+
+    metrics.good_poll(
+        now,
+        Document(
+            events=(
+                ahead(90, "Reboot", "vm1"),
+                ahead(60, "Reboot", "vm1", "vm2"),
+                ahead(-5, "Freeze"),
+                ahead(10, "Preempt", "vm10"),
+                ahead(20, "Redeploy", "vm1", status="Started"),
+                ScheduledEvent(event_type="Terminate", event_status="Scheduled", resources=("vm1",)),
+            )
+        ),
+    )
+
+    def shown() -> dict[str, float]:
+        found = samples(metrics)
+        return {name.split('"')[1]: value for name, value in found.items() if name.startswith("next_not_before")}
+
+    assert shown() == {"Reboot": 60, "Freeze": -5, "Preempt": 10}
+    assert samples(metrics)["identity_known"] == 0
+    metrics.watch_vm(lambda: "vm1")
+    assert shown() == {"Reboot": 60, "Freeze": -5}
+    assert samples(metrics)["identity_known"] == 1
+
+
+def test_configuration_read_again_and_ephemeral_disk_are_shown(metrics: Metrics) -> None:
+    names = ("config_last_reload_successful", "state_on_ephemeral_disk")
+    assert [samples(metrics)[name] for name in names] == [1, 0]
+    metrics.reloaded(is_right=False)
+    metrics.state_is_ephemeral(is_ephemeral=True)
+    assert [samples(metrics)[name] for name in names] == [0, 1]
+
+
+def test_names_and_labels_keep_to_the_rules(metrics: Metrics) -> None:
+    metrics.good_poll(1.0, Document(events=(event(event_id="C7061BAC"),)))
+    metrics.sink("a").retried("timeout")
+    metrics.register_totals(lambda: OutboxTotals(sinks={"a": SinkTotals()}))
+    text = metrics.exposition().decode()
+    assert "C7061BAC" not in text
+    assert "_created" not in text
+    for family in metrics.registry.collect():
+        assert family.documentation
+        assert family.name.startswith((PREFIX, "process_"))
+        assert {label for sample in family.samples for label in sample.labels} <= LABELS
+        if family.type == "histogram":
+            assert family.name.endswith("_seconds")
+    assert re.search(rf'^{PREFIX}build_info{{python="3\.\d+\.\d+.*",version=".+"}} 1\.0$', text, re.MULTILINE)

@@ -1,0 +1,30 @@
+import pytest
+
+from bridge.system.boot import boot_id, has_booted
+
+
+def test_the_boot_id_is_the_kernels(tmp_path):
+    path = tmp_path / "boot_id"
+    path.write_text("5a2f2d2e-0000-4d7c-9f5d-2d1d8a4c9d11\n")
+    assert boot_id(path) == "5a2f2d2e-0000-4d7c-9f5d-2d1d8a4c9d11"
+
+
+def test_a_system_that_does_not_tell_its_boot_gives_none(tmp_path):
+    assert boot_id(tmp_path / "missing") == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "booted"),
+    [
+        ("a", "b", True),
+        ("a", "a", False),
+        (None, "a", False),
+        ("", "a", False),
+        ("a", "", False),
+        ("time:1000", "time:1119", False),
+        ("time:1000", "time:881", False),
+        ("time:1000", "time:1121", True),
+    ],
+)
+def test_another_boot_is_another_name_or_a_time_beyond_the_tolerance(before, now, booted):
+    assert has_booted(before, now) is booted
