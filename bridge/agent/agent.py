@@ -95,12 +95,12 @@ class Agent:
         self._poller: Poller | None = None
         self._stop_polling = threading.Event()
         self._poll_thread: threading.Thread | None = None
-        self._pulse = LoopWatch()
+        self._loop_watch = LoopWatch()
         self.overview = HealthReporter(
             outbox=self.outbox,
             metrics=self.metrics,
             directory=directory,
-            pulses=self._pulses,
+            loop_watches=self._loop_watches,
             sinks=lambda: [sink.name for sink in self._settings.sinks],
         )
         self.overview.vm_name = self.vm_name
@@ -162,7 +162,7 @@ class Agent:
 
     def tick(self) -> None:
         """Do what is due now and then; called about once a second."""
-        self._pulse.promise(_LOOK_SECONDS)
+        self._loop_watch.expect_within(_LOOK_SECONDS)
         self._chores.tick()
 
     def _open_to_others(self) -> None:
@@ -183,7 +183,7 @@ class Agent:
 
     def _feed_watchdog(self) -> None:
         # Fed from here, but only while the poll turns: its first turn may take longer than any sensible watchdog.
-        if self._poller is not None and not self._poller.pulse.late_seconds:
+        if self._poller is not None and not self._poller.loop_watch.late_seconds:
             self._notifier.alive()
 
     def _feeding(self, stop: Callable[[], bool]) -> Callable[[], bool]:
@@ -195,9 +195,9 @@ class Agent:
 
         return is_stopped
 
-    def _pulses(self) -> Mapping[str, LoopWatch]:
-        poll = {} if self._poller is None else {"poll": self._poller.pulse}
-        return {**poll, **self._workers.pulses, "main": self._pulse}
+    def _loop_watches(self) -> Mapping[str, LoopWatch]:
+        poll = {} if self._poller is None else {"poll": self._poller.loop_watch}
+        return {**poll, **self._workers.loop_watches, "main": self._loop_watch}
 
     def _new_listener(self) -> HealthServer | None:
         address = self._settings.status.address
@@ -220,7 +220,7 @@ class Agent:
         deadline = time.monotonic() + self._settings.stop_grace_seconds
         end = deadline + _END_SECONDS
         self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
-        self._pulse.rest()
+        self._loop_watch.idle()
         self._stop_polling.set()
         self._approving.stop()
         self._imds.close()
@@ -257,7 +257,7 @@ class Agent:
         """
         before, self._in_force = self._in_force, None
         stop = self._feeding(stop)
-        self._pulse.promise_call(max(self._settings.imds.timeout_seconds, settings.imds.timeout_seconds) * 2)
+        self._loop_watch.expect_call_within(max(self._settings.imds.timeout_seconds, settings.imds.timeout_seconds) * 2)
         self._settings = settings
         for key, in_force in (("state", self._started_with.state), ("status", self._started_with.status)):
             if in_force != getattr(settings, key):

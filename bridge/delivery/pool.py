@@ -25,7 +25,7 @@ _RELOAD_SECONDS = 2.0
 
 
 class WorkerPool:
-    """One worker for each sink that is configured; its methods are for one thread, but for `notify` and `pulses`."""
+    """One worker for each configured sink; for one thread, but for `notify` and `loop_watches`."""
 
     def __init__(self, outbox: Outbox, metrics: Metrics) -> None:
         self._outbox = outbox
@@ -33,9 +33,9 @@ class WorkerPool:
         self._workers: dict[str, tuple[SinkSettings, DeliveryWorker]] = {}
 
     @property
-    def pulses(self) -> Mapping[str, LoopWatch]:
-        """The pulse of each worker, as ``delivery:SINK``."""
-        return {f"delivery:{name}": worker.pulse for name, (_, worker) in list(self._workers.items())}
+    def loop_watches(self) -> Mapping[str, LoopWatch]:
+        """The watch over each worker's loop, as ``delivery:SINK``."""
+        return {f"delivery:{name}": worker.loop_watch for name, (_, worker) in list(self._workers.items())}
 
     def notify(self) -> None:
         """Tell every worker that there may be new rows."""

@@ -70,7 +70,7 @@ class DeliveryWorker:
         )
         self._skips = sink_class.skips_what_is_over(config)
         self._report = ThrottledLog(logger, clock=monotonic)
-        self.pulse = LoopWatch(monotonic)
+        self.loop_watch = LoopWatch(monotonic)
         self._news = threading.Event()
         self._was_nudged = False
         self._nudges = outbox.nudges(config.name).result()
@@ -109,7 +109,7 @@ class DeliveryWorker:
 
     def _run(self) -> None:
         while not self._is_time_to_stop():
-            self.pulse.promise_call(self.config.timeout_seconds)
+            self.loop_watch.expect_call_within(self.config.timeout_seconds)
             try:
                 wait_seconds = self._turn()
             except Exception as error:  # noqa: BLE001  # logged with its traceback, once
@@ -120,9 +120,9 @@ class DeliveryWorker:
             if wait_seconds > 0:
                 if self._stop_at is not None:
                     break
-                self.pulse.promise(wait_seconds)
+                self.loop_watch.expect_within(wait_seconds)
                 self._news.wait(wait_seconds)
-        self.pulse.rest()
+        self.loop_watch.idle()
         self._ledger.wait()
         self._sender.close()
 

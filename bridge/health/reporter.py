@@ -53,14 +53,14 @@ class HealthReporter:
         outbox: Outbox,
         metrics: Metrics,
         directory: Path,
-        pulses: Callable[[], Mapping[str, LoopWatch]],
+        loop_watches: Callable[[], Mapping[str, LoopWatch]],
         sinks: Callable[[], Collection[str]],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._outbox = outbox
         self._metrics = metrics
         self._directory = directory
-        self._pulses = pulses
+        self._loop_watches = loop_watches
         self._sinks = sinks
         self._clock = clock
         self.polled: Polled | None = None
@@ -74,7 +74,7 @@ class HealthReporter:
 
     def late(self) -> dict[str, float]:
         """Return how many seconds each loop is beyond its own deadline; empty when all turn."""
-        late = {name: pulse.late_seconds for name, pulse in self._pulses().items()}
+        late = {name: loop_watch.late_seconds for name, loop_watch in self._loop_watches().items()}
         return {name: round(seconds, 1) for name, seconds in late.items() if seconds > 0}
 
     def healthz(self) -> Answer:

@@ -97,7 +97,7 @@ class Poller:
         self._now = now
         self._monotonic = monotonic
         self._report = ThrottledLog(logger)
-        self.pulse = LoopWatch(monotonic)
+        self.loop_watch = LoopWatch(monotonic)
         self._answered_at: float | None = None
         self._stop = threading.Event()
         self._is_hurried = False
@@ -136,14 +136,14 @@ class Poller:
         self._stop = stop
         due = self._monotonic()
         while not stop.is_set():
-            self.pulse.promise_call(self._imds.fetch_seconds)
+            self.loop_watch.expect_call_within(self._imds.fetch_seconds)
             delay = self.poll_once()
             # The beat is kept: a poll that took a while is followed sooner, but never by a burst.
             due = max(due + delay, self._monotonic())
-            self.pulse.promise(due - self._monotonic())
+            self.loop_watch.expect_within(due - self._monotonic())
             if self._rest(stop, due):
                 due = self._monotonic()
-        self.pulse.rest()
+        self.loop_watch.idle()
         self._save_liveness(wait=True)
 
     def _rest(self, stop: threading.Event, due: float) -> bool:

@@ -1,7 +1,7 @@
-"""A loop's promise of when it will turn again, so that others can tell a loop that waits from one that is stuck.
+"""When a loop must turn again at the latest, so that others can tell a loop that waits from one that is stuck.
 
-A loop knows how long it means to wait, or how long what it is about to call may take at most; whoever asks knows only
-the time. The slack is for a machine under load and for one that Azure has just frozen: its clocks jump by up to half a
+A loop knows how long it means to wait, or how long what it is about to call may take at most; others know only the
+time. The slack is for a machine under load and for one that Azure has just frozen: its clocks jump by up to half a
 minute when it wakes, before any loop could turn.
 """
 
@@ -16,25 +16,25 @@ _DEADLINE_FACTOR = 1.1
 
 
 class LoopWatch:
-    """One loop's promise; written by the loop alone, read by anybody. *monotonic* returns seconds."""
+    """The deadline of one loop; written by the loop alone, read by anybody. *monotonic* returns seconds."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._due = math.inf
 
-    def promise(self, within_seconds: float) -> None:
-        """Say that the loop turns again within *within_seconds*, but for the slack."""
+    def expect_within(self, within_seconds: float) -> None:
+        """Set the deadline: the loop turns again within *within_seconds*, and the slack."""
         self._due = self._monotonic() + within_seconds + SLACK_SECONDS
 
-    def promise_call(self, deadline_seconds: float) -> None:
-        """Say that the loop is about to call something with that deadline, which all our calls hold within 1.1 x."""
-        self.promise(deadline_seconds * _DEADLINE_FACTOR)
+    def expect_call_within(self, deadline_seconds: float) -> None:
+        """Set the deadline to that of a call the loop is about to make, which all our calls hold within 1.1 x."""
+        self.expect_within(deadline_seconds * _DEADLINE_FACTOR)
 
-    def rest(self) -> None:
-        """Say that the loop has ended, or has not begun."""
+    def idle(self) -> None:
+        """Clear the deadline: the loop has ended, or has not begun."""
         self._due = math.inf
 
     @property
     def late_seconds(self) -> float:
-        """How far the loop is beyond what it promised, slack included; 0 when it is not."""
+        """How far the loop is beyond its deadline and the slack; 0 when it is not."""
         return max(self._monotonic() - self._due, 0.0)

@@ -146,7 +146,7 @@ def test_every_result_of_an_approval_is_documented():
 
 def test_every_path_of_the_listener_is_documented_and_no_other(tmp_path):
     outbox = Outbox(tmp_path, max_bytes=2**20, keep_delivered_seconds=60.0, now=lambda: datetime.now(timezone.utc))
-    pages = HealthReporter(outbox=outbox, metrics=Metrics(), directory=tmp_path, pulses=dict, sinks=list).pages
+    pages = HealthReporter(outbox=outbox, metrics=Metrics(), directory=tmp_path, loop_watches=dict, sinks=list).pages
     assert outbox.close(5)
     assert {_quoted(cell)[0] for cell, *_ in PAGES["table"](HEALTH, "path")} == set(pages)
 

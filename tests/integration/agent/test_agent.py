@@ -67,13 +67,13 @@ def test_worker_that_gets_no_thread_is_started_later_and_delays_no_stop(agent, m
     monkeypatch.setattr(DeliveryWorker, "start", start)
     with pytest.raises(RuntimeError):
         agent._workers.start_missing([sink])
-    assert "delivery:third" not in agent._pulses()
+    assert "delivery:third" not in agent._loop_watches()
     agent._workers.start_missing([sink])
-    assert "delivery:third" in agent._pulses()
+    assert "delivery:third" in agent._loop_watches()
 
 
 def test_every_loop_is_watched(agent):
-    assert set(agent._pulses()) == {"poll", "main", "delivery:stdout", "delivery:second"}
+    assert set(agent._loop_watches()) == {"poll", "main", "delivery:stdout", "delivery:second"}
 
 
 def test_watchdog_is_fed_only_while_the_poll_turns(agent, manager):
@@ -81,9 +81,9 @@ def test_watchdog_is_fed_only_while_the_poll_turns(agent, manager):
     assert ticked(agent, manager) == [b"WATCHDOG=1"]
     agent._stop_polling.set()  # so that the loop makes no new promise
     agent._poll_thread.join(10)
-    agent._poller.pulse.promise(-1e6)
+    agent._poller.loop_watch.expect_within(-1e6)
     assert ticked(agent, manager) == []
     assert agent.overview.healthz().status == 503
-    agent._poller.pulse.rest()
+    agent._poller.loop_watch.idle()
     assert ticked(agent, manager) == [b"WATCHDOG=1"]
     assert agent.overview.healthz().status == 200

@@ -174,7 +174,7 @@ config = SinkConfig(name="s", heartbeat=True, timeout_seconds=60.0)
 outbox = Outbox(Path(sys.argv[1]), max_bytes=2**26, keep_delivered_seconds=60.0)
 outbox.configure(Router([config]), ["s"], labels={})
 outbox.heartbeat(incarnation=1)
-worker = Worker(config=config, sink_class=Hanging, outbox=outbox, metrics=Metrics().sink("s"))
+worker = DeliveryWorker(config=config, sink_class=Hanging, outbox=outbox, metrics=Metrics().sink("s"))
 worker.start()
 assert sending.wait(20)
 worker.stop(grace_seconds=0.2)
@@ -209,14 +209,14 @@ def test_worker_that_is_stuck_beyond_its_deadline_is_late_and_one_that_waits_is_
     try:
         assert at_the_gate.wait(10)
         bench.clock.lead_seconds += 600 * 1.1 + 25
-        assert worker.pulse.late_seconds == 0
+        assert worker.loop_watch.late_seconds == 0
         bench.clock.lead_seconds += 10
-        assert 0 < worker.pulse.late_seconds < 11
+        assert 0 < worker.loop_watch.late_seconds < 11
     finally:
         gate.set()
-    bench.until(lambda: worker.pulse.late_seconds == 0)
+    bench.until(lambda: worker.loop_watch.late_seconds == 0)
     bench.clock.lead_seconds += 60  # as long as an idle worker waits, by itself
-    assert worker.pulse.late_seconds == 0
+    assert worker.loop_watch.late_seconds == 0
     bench.stop()
     bench.clock.lead_seconds += 1e6
-    assert worker.pulse.late_seconds == 0
+    assert worker.loop_watch.late_seconds == 0

@@ -40,7 +40,7 @@ def clock():
 
 
 @pytest.fixture
-def pulses(clock):
+def loop_watches(clock):
     return {"poll": LoopWatch(clock), "delivery:webhook": LoopWatch(clock)}
 
 
@@ -55,7 +55,7 @@ def now():
 
 
 @pytest.fixture
-def overview(tmp_path, metrics, pulses, now):
+def overview(tmp_path, metrics, loop_watches, now):
     now.seconds = 1_800_000_000.0
     outbox = Outbox(
         tmp_path,
@@ -68,7 +68,7 @@ def overview(tmp_path, metrics, pulses, now):
         outbox=outbox,
         metrics=metrics,
         directory=tmp_path,
-        pulses=lambda: pulses,
+        loop_watches=lambda: loop_watches,
         sinks=lambda: ["webhook"],
         clock=now,
     )
@@ -86,20 +86,20 @@ def ready(overview):
     return report
 
 
-def test_agent_is_healthy_while_its_loops_turn_in_time(overview, pulses, clock):
-    pulses["poll"].promise_call(150)
-    pulses["delivery:webhook"].promise(300)
+def test_agent_is_healthy_while_its_loops_turn_in_time(overview, loop_watches, clock):
+    loop_watches["poll"].expect_call_within(150)
+    loop_watches["delivery:webhook"].expect_within(300)
     clock.seconds = 190
     answer = overview.healthz()
     assert (answer.status, json.loads(answer.body)) == (200, {"status": "ok", "late": {}})
 
 
-def test_loop_that_is_stuck_makes_it_unhealthy_until_it_turns(overview, pulses, clock):
-    pulses["poll"].promise_call(5)
+def test_loop_that_is_stuck_makes_it_unhealthy_until_it_turns(overview, loop_watches, clock):
+    loop_watches["poll"].expect_call_within(5)
     clock.seconds = 100
     answer = overview.healthz()
     assert (answer.status, json.loads(answer.body)) == (503, {"status": "stuck", "late": {"poll": 64.5}})
-    pulses["poll"].promise(1)
+    loop_watches["poll"].expect_within(1)
     assert overview.healthz().status == 200
 
 

@@ -361,11 +361,11 @@ def test_poll_that_is_stuck_beyond_its_deadline_is_late_and_one_that_waits_is_no
     try:
         assert imds.asked.wait(10)
         clock.seconds += imds.fetch_seconds * 1.1 + 29
-        assert poller.pulse.late_seconds == 0
+        assert poller.loop_watch.late_seconds == 0
         clock.seconds += 2
-        assert 0 < poller.pulse.late_seconds < 2
+        assert 0 < poller.loop_watch.late_seconds < 2
         imds.release.set()
-        until(lambda: poller.pulse.late_seconds == 0)
+        until(lambda: poller.loop_watch.late_seconds == 0)
     finally:
         imds.release.set()
         stop.set()
@@ -373,4 +373,4 @@ def test_poll_that_is_stuck_beyond_its_deadline_is_late_and_one_that_waits_is_no
         thread.join()
         outbox.close()
     clock.seconds += 1e6
-    assert poller.pulse.late_seconds == 0
+    assert poller.loop_watch.late_seconds == 0

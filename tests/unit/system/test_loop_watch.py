@@ -13,31 +13,31 @@ class Clock:
 
 def test_loop_that_waits_as_long_as_it_said_is_not_late():
     clock = Clock()
-    pulse = LoopWatch(clock)
-    pulse.promise(60.0)
+    loop_watch = LoopWatch(clock)
+    loop_watch.expect_within(60.0)
     clock.seconds = 60.0 + SLACK_SECONDS
-    assert pulse.late_seconds == 0
+    assert loop_watch.late_seconds == 0
     clock.seconds += 5.0
-    assert pulse.late_seconds == 5.0
-    pulse.promise(1.0)
-    assert pulse.late_seconds == 0
+    assert loop_watch.late_seconds == 5.0
+    loop_watch.expect_within(1.0)
+    assert loop_watch.late_seconds == 0
 
 
 def test_call_may_take_a_tenth_more_than_its_deadline():
     clock = Clock()
-    pulse = LoopWatch(clock)
-    pulse.promise_call(150.0)
+    loop_watch = LoopWatch(clock)
+    loop_watch.expect_call_within(150.0)
     clock.seconds = 165.0 + SLACK_SECONDS
-    assert round(pulse.late_seconds, 6) == 0
+    assert round(loop_watch.late_seconds, 6) == 0
     clock.seconds += 1.0
-    assert round(pulse.late_seconds, 6) == 1
+    assert round(loop_watch.late_seconds, 6) == 1
 
 
 def test_loop_that_has_ended_is_never_late():
     clock = Clock()
-    pulse = LoopWatch(clock)
-    assert pulse.late_seconds == 0
-    pulse.promise(1.0)
-    pulse.rest()
+    loop_watch = LoopWatch(clock)
+    assert loop_watch.late_seconds == 0
+    loop_watch.expect_within(1.0)
+    loop_watch.idle()
     clock.seconds = 1e9
-    assert pulse.late_seconds == 0
+    assert loop_watch.late_seconds == 0
