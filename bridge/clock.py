@@ -1,7 +1,10 @@
-"""Times: the wall clock, one instant on both clocks, and how a time is written down."""
+"""Times: the clock that the agent reads, one instant on both clocks, and how a time is written down."""
 
 from __future__ import annotations
 
+import random
+import time
+from collections.abc import Callable
 from datetime import datetime, timezone
 
 import msgspec
@@ -32,3 +35,29 @@ class Instant(msgspec.Struct, frozen=True, kw_only=True):
         """Return the time since *earlier*, by whichever clock says longer: a suspended VM stops one of them."""
         by_wall = (self.wall - earlier.wall).total_seconds()
         return max(by_wall, self.monotonic - earlier.monotonic, 0.0)
+
+
+class Clock(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything in the agent that is not the same twice: the wall clock, the monotonic clock, and chance.
+
+    It is one value and one argument, so that a test which steps through a day replaces one thing.
+    """
+
+    now: Callable[[], datetime] = utc_now
+    """Return the time of the wall clock, aware, in UTC."""
+    monotonic: Callable[[], float] = time.monotonic
+    """Return seconds since some fixed moment; they never jump."""
+    random: Callable[[], float] = random.random
+    """Return a number in [0, 1)."""
+
+    def timestamp(self) -> float:
+        """Return the time of the wall clock in Unix seconds."""
+        return self.now().timestamp()
+
+    def instant(self) -> Instant:
+        """Return this instant on both clocks."""
+        return Instant(wall=self.now(), monotonic=self.monotonic())
+
+
+#: The machine's own clocks.
+REAL_CLOCK = Clock()

@@ -17,9 +17,10 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any, TextIO
 
+from bridge.clock import REAL_CLOCK, Clock
 from bridge.log_format import STANDARD_FIELDS, JsonFormatter, LineFormatter
 
 #: The messages of these libraries about their own retries are noise: the bridge says what failed, once.
@@ -188,10 +189,10 @@ class ThrottledLog:
 
     A *key* is what fails (a sink, the poll); a new *message* about it is logged at once, so put what changes from
     try to try (a delay, an attempt) into the fields. Times and ids that a peer puts into its own words make no message
-    new. *clock* is monotonic seconds.
+    new.
     """
 
-    def __init__(self, logger: logging.Logger, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, logger: logging.Logger, *, clock: Clock = REAL_CLOCK) -> None:
         self._logger = logger
         self._clock = clock
         self._lock = threading.Lock()
@@ -201,7 +202,7 @@ class ThrottledLog:
         self, key: Hashable, level: int, message: str, *, exc_info: BaseException | None = None, **fields: Any
     ) -> None:
         """Log *message* if it is new for *key*; otherwise count it."""
-        now = self._clock()
+        now = self._clock.monotonic()
         with self._lock:
             trouble = self._troubles.setdefault(key, _Trouble(now))
             trouble.count += 1
@@ -224,7 +225,7 @@ class ThrottledLog:
             trouble = self._troubles.pop(key, None)
         if trouble is None:
             return
-        lasted = round(self._clock() - trouble.since, 1)
+        lasted = round(self._clock.monotonic() - trouble.since, 1)
         counted = {"failures": trouble.count, "lasted_seconds": lasted}
         self._logger.info("%s", message, extra=_safe({**fields, **counted}))
 

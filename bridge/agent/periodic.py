@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from bridge.clock import REAL_CLOCK, Clock
 from bridge.logs import ThrottledLog
 
 logger = logging.getLogger(__name__)
@@ -21,21 +21,21 @@ class _Chore(msgspec.Struct, kw_only=True):
 
 
 class PeriodicTasks:
-    """A list of things to do; *monotonic* returns seconds."""
+    """A list of things to do."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
+    def __init__(self, clock: Clock = REAL_CLOCK) -> None:
+        self._clock = clock
         self._chores: list[_Chore] = []
         self._report = ThrottledLog(logger)
 
     def every(self, seconds: float | Callable[[], float], do: Callable[[], object], *, now: bool = False) -> None:
         """Call *do* each *seconds*, the first time at the next tick with *now*; never while *seconds* is 0."""
         pace = seconds if callable(seconds) else lambda: seconds
-        self._chores.append(_Chore(do=do, seconds=pace, due=self._monotonic() + (0.0 if now else pace())))
+        self._chores.append(_Chore(do=do, seconds=pace, due=self._clock.monotonic() + (0.0 if now else pace())))
 
     def tick(self) -> None:
         """Do what is due; called about once a second."""
-        now = self._monotonic()
+        now = self._clock.monotonic()
         for chore in self._chores:
             seconds = chore.seconds()
             if seconds:  # a pace that was quickened is in force at once

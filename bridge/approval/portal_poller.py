@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from bridge.approval.credentials import PortalCredential
 from bridge.approval.pacing import Pacing
 from bridge.approval.portal_client import GRACE_SECONDS, PortalClient
+from bridge.clock import Clock
 from bridge.config.approval import RemoteSettings
 from bridge.errors import PortalFailed
 from bridge.logs import ThrottledLog
@@ -60,7 +61,7 @@ class PortalPoller:
         self._vm_id = vm_id
         self._offer = offer
         self._metrics = metrics
-        self._report = report or ThrottledLog(logger, clock=monotonic)
+        self._report = report or ThrottledLog(logger, clock=Clock(monotonic=monotonic))
         self._clock = clock
         self._monotonic = monotonic
         self._wait = wait

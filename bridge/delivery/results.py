@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 
+from bridge.clock import Clock
 from bridge.errors import OutboxError
 from bridge.logs import ThrottledLog
 from bridge.outbox.deliveries import DELIVERED
@@ -31,19 +32,19 @@ _ERROR_CHARACTERS = 256
 
 
 class ResultWriter:
-    """Settles the rows of the sink called *sink*; for one thread. *monotonic* returns seconds."""
+    """Settles the rows of the sink called *sink*; for one thread."""
 
-    def __init__(self, outbox: Outbox, *, sink: str, monotonic: Callable[[], float]) -> None:
+    def __init__(self, outbox: Outbox, *, sink: str, clock: Clock) -> None:
         self._outbox = outbox
         self._sink = sink
-        self._monotonic = monotonic
+        self._clock = clock
         self._underway: deque[tuple[Future[None], list[Outcome]]] = deque()
         self._unwritten: dict[int, Outcome] = {}
         self._gathered: list[Outcome] = []
         self._gathered_since = 0.0
         self._failed: list[Outcome] = []
         self._retry_at = 0.0
-        self._report = ThrottledLog(logger, clock=monotonic)
+        self._report = ThrottledLog(logger, clock=clock)
 
     @property
     def unwritten(self) -> Collection[int]:
@@ -63,9 +64,9 @@ class ResultWriter:
         for outcome in outcomes:
             self._unwritten[outcome.sequence] = outcome
         if not self._gathered:
-            self._gathered_since = self._monotonic()
+            self._gathered_since = self._clock.monotonic()
         self._gathered.extend(outcomes)
-        is_late = self._monotonic() - self._gathered_since >= _GATHER_SECONDS
+        is_late = self._clock.monotonic() - self._gathered_since >= _GATHER_SECONDS
         if state != DELIVERED or is_late or len(self._gathered) >= _MOST_GATHERED:
             self.flush()
 
@@ -93,7 +94,7 @@ class ResultWriter:
         """Try once more, now and then, to write down what the outbox would not take."""
         self.flush()
         self.wait(most=_MOST_UNDERWAY)
-        if self._failed and self._monotonic() >= self._retry_at:
+        if self._failed and self._clock.monotonic() >= self._retry_at:
             again, self._failed = self._failed, []
             self._settle(again)
 
@@ -113,7 +114,7 @@ class ResultWriter:
     def _keep(self, outcomes: list[Outcome], error: OutboxError) -> None:
         """Remember what could not be written: at least this agent does not send those records over and over."""
         self._failed.extend(outcome for outcome in outcomes if outcome.state is not None)
-        self._retry_at = self._monotonic() + _RETRY_SECONDS
+        self._retry_at = self._clock.monotonic() + _RETRY_SECONDS
         self._report.problem(
             self._sink,
             logging.ERROR,

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Sequence
-from datetime import datetime
-from random import random
+from collections.abc import Sequence
 
 import msgspec
 
-from bridge.clock import parse_time, utc_now
+from bridge.clock import REAL_CLOCK, Clock, parse_time
 from bridge.delivery.batcher import Batcher
 from bridge.delivery.results import ResultWriter
 from bridge.delivery.retry_schedule import FailedEvent, RetrySchedule, SendMode
@@ -48,19 +45,16 @@ class DeliveryWorker:
         sink_class: type[Sink],
         outbox: Outbox,
         metrics: SinkMetrics,
-        now: Callable[[], datetime] = utc_now,
-        monotonic: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random,
+        clock: Clock = REAL_CLOCK,
     ) -> None:
         self.name = config.name
         self.config = config
         self._outbox = outbox
         self._metrics = metrics
-        self._now = now
-        self._monotonic = monotonic
+        self._clock = clock
         self._sender = Sender(lambda: sink_class(config), name=config.name, timeout_seconds=config.timeout_seconds)
-        self._schedule = RetrySchedule(chance)
-        self._ledger = ResultWriter(outbox, sink=config.name, monotonic=monotonic)
+        self._schedule = RetrySchedule(clock.random)
+        self._ledger = ResultWriter(outbox, sink=config.name, clock=clock)
         self._picker = Batcher(
             outbox=outbox,
             ledger=self._ledger,
@@ -69,8 +63,8 @@ class DeliveryWorker:
             batch_by_event=sink_class.batch_by_event,
         )
         self._skips = sink_class.skips_what_is_over(config)
-        self._report = ThrottledLog(logger, clock=monotonic)
-        self.loop_watch = LoopWatch(monotonic)
+        self._report = ThrottledLog(logger, clock=clock)
+        self.loop_watch = LoopWatch(clock)
         self._news = threading.Event()
         self._was_nudged = False
         self._nudges = outbox.nudges(config.name).result()
@@ -93,7 +87,7 @@ class DeliveryWorker:
 
     def stop(self, *, grace_seconds: float) -> None:
         """Let the worker send what is due for *grace_seconds* more; returns at once, see `join`."""
-        self._stop_at = self._monotonic() + grace_seconds
+        self._stop_at = self._clock.monotonic() + grace_seconds
         self._news.set()
 
     def cut(self) -> None:
@@ -127,14 +121,14 @@ class DeliveryWorker:
         self._sender.close()
 
     def _is_time_to_stop(self) -> bool:
-        return self._stop_at is not None and self._monotonic() >= self._stop_at
+        return self._stop_at is not None and self._clock.monotonic() >= self._stop_at
 
     def _turn(self) -> float:
         """Send one batch; return for how many seconds there is nothing to do."""
         if self._news.is_set():
             self._news.clear()
             self._take_news()
-        now = self._monotonic()
+        now = self._clock.monotonic()
         self._expire(now)
         turn, batch = self._picker.next(now)
         if batch:
@@ -142,7 +136,7 @@ class DeliveryWorker:
             return 0.0
         self._ledger.write_again()
         self._let_people_go()
-        return min(self._schedule.next_at() - self._monotonic(), self._look_seconds())
+        return min(self._schedule.next_at() - self._clock.monotonic(), self._look_seconds())
 
     def _let_people_go(self) -> None:
         """Call for nobody any more when what they were called for is given up; a sink on hold still wants one."""
@@ -161,7 +155,7 @@ class DeliveryWorker:
             before, self._nudges = self._nudges, self._outbox.nudges(self.name).result()
             if self._nudges != before:
                 self._schedule.resume()
-        self._picker.take_news(self._monotonic())
+        self._picker.take_news(self._clock.monotonic())
 
     def _expire(self, now: float) -> None:
         if self.config.max_age_seconds is None or now < self._expired_at + 1.0:
@@ -187,12 +181,12 @@ class DeliveryWorker:
             self._picker.look_again()
             return
         outcome: DeliveryError | None = None
-        started = self._monotonic()
+        started = self._clock.monotonic()
         try:
             self._sender.send([row.record for row in batch])
         except DeliveryError as error:
             outcome = error
-        self._metrics.sent(self._monotonic() - started)
+        self._metrics.sent(self._clock.monotonic() - started)
         if outcome is None:
             self._delivered(batch)
         elif isinstance(outcome, DeliveryRejected):
@@ -242,7 +236,7 @@ class DeliveryWorker:
     def _delivered(self, batch: list[PendingDelivery]) -> None:
         self._ledger.finished(batch, DELIVERED)
         self._report.recovered(f"{self.name}: refused", "The sink accepts records again.", sink=self.name)
-        now = self._now()
+        now = self._clock.now()
         for row in batch:
             self._metrics.delivered((now - parse_time(row.record.observed_at)).total_seconds())
         self._answered(batch)
@@ -283,7 +277,7 @@ class DeliveryWorker:
         self._reschedule(batch, error, turn)
 
     def _reschedule(self, batch: list[PendingDelivery], error: DeliveryFailed, turn: SendMode) -> None:
-        wall = self._now().timestamp()
+        wall = self._clock.timestamp()
         events = [_failed_event(rows, wall) for rows in _by_event(batch)]
         try:
             owes_urgent, soonest = self._outbox.urgency(self.name).result()
@@ -291,7 +285,7 @@ class DeliveryWorker:
             owes_urgent, soonest = any(event.urgent for event in events), None
         self._schedule.failed(
             events,
-            self._monotonic(),
+            self._clock.monotonic(),
             during=turn,
             owes_urgent=owes_urgent,
             seconds_to_notice=None if soonest is None else soonest - wall,

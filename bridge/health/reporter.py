@@ -8,7 +8,6 @@ wrong configuration should see that before it is everywhere.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import datetime
@@ -17,7 +16,7 @@ from typing import Protocol
 
 import msgspec
 
-from bridge.clock import format_time
+from bridge.clock import REAL_CLOCK, Clock, format_time
 from bridge.errors import BridgeError, OutboxError
 from bridge.health.report import STUCK_SECONDS, Readiness, SinkReadiness
 from bridge.health.server import Answer
@@ -55,7 +54,7 @@ class HealthReporter:
         directory: Path,
         loop_watches: Callable[[], Mapping[str, LoopWatch]],
         sinks: Callable[[], Collection[str]],
-        clock: Callable[[], float] = time.time,
+        clock: Clock = REAL_CLOCK,
     ) -> None:
         self._outbox = outbox
         self._metrics = metrics
@@ -128,7 +127,7 @@ class HealthReporter:
             account = self._outbox.account().result(_READ_SECONDS)
         except FutureTimeout:
             raise OutboxError(f"The outbox did not answer within {_READ_SECONDS:g} s.") from None
-        now, configured = self._clock(), set(self._sinks())
+        now, configured = self._clock.timestamp(), set(self._sinks())
         return OutboxTotals(
             sinks={
                 name: SinkTotals(

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import msgspec
 
+from bridge.clock import REAL_CLOCK, Clock
 from bridge.errors import BridgeError, DocumentInvalid, ImdsError, ImdsStatus
 from bridge.events.event import VmIdentity
 from bridge.logs import ThrottledLog
@@ -61,12 +62,12 @@ class IdentityResolver:
         outbox: Outbox,
         configured: VmIdentity,
         *,
-        monotonic: Callable[[], float] = time.monotonic,
+        clock: Clock = REAL_CLOCK,
     ) -> None:
         self._imds = imds
         self._outbox = outbox
         self._configured = configured
-        self._monotonic = monotonic
+        self._clock = clock
         self._report = ThrottledLog(logger)
         self._stop = threading.Event()
         self._hurry = threading.Event()
@@ -94,7 +95,7 @@ class IdentityResolver:
 
         Waits *timeout_seconds* for that try at most, and returns at once when *stop* returns True.
         """
-        started = self._monotonic()
+        started = self._clock.monotonic()
         self._thread.start()
         give_up_at = time.monotonic() + timeout_seconds
         while not (self._tried.wait(_LOOK_SECONDS) or stop() or time.monotonic() >= give_up_at):
@@ -121,7 +122,7 @@ class IdentityResolver:
     def hurry(self) -> None:
         """Wait no longer than 2 s more: a record is about an eviction or a deletion."""
         if self.is_waiting:
-            self._wait_until = min(self._wait_until, self._monotonic() + _WAIT_SECONDS_WHEN_URGENT)
+            self._wait_until = min(self._wait_until, self._clock.monotonic() + _WAIT_SECONDS_WHEN_URGENT)
             self.look()
 
     def look(self) -> None:
@@ -141,17 +142,17 @@ class IdentityResolver:
         self._try()
         self._tried.set()
         self._started.wait()
-        pause, next_try = 1.0, self._monotonic() + 1.0
+        pause, next_try = 1.0, self._clock.monotonic() + 1.0
         while not self._stop.is_set() and not self._is_found:
-            now = self._monotonic()
+            now = self._clock.monotonic()
             if self.is_waiting and now >= self._wait_until:
                 self._give_up_waiting()
             if now >= next_try:
                 self._try()
                 pause = min(pause * 2, _RETRY_SECONDS) if self.is_waiting else _RETRY_SECONDS
-                next_try = self._monotonic() + pause
+                next_try = self._clock.monotonic() + pause
             until = min(next_try, self._wait_until) if self.is_waiting else next_try
-            self._hurry.wait(max(until - self._monotonic(), 0.01))
+            self._hurry.wait(max(until - self._clock.monotonic(), 0.01))
             self._hurry.clear()
 
     def _try(self) -> None:
@@ -161,7 +162,7 @@ class IdentityResolver:
             refused = isinstance(error, DocumentInvalid)
             refused |= isinstance(error, ImdsStatus) and error.status in _PLAIN_REFUSALS
             if refused and (self.is_waiting or not self._tried.is_set()):
-                self._wait_until = min(self._wait_until, self._monotonic() + _WAIT_SECONDS_WHEN_REFUSED)
+                self._wait_until = min(self._wait_until, self._clock.monotonic() + _WAIT_SECONDS_WHEN_REFUSED)
             if not self._stop.is_set():
                 self._report.problem("identity", logging.WARNING, f"This VM's own name is not known yet: {error}")
             return

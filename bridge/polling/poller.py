@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from datetime import datetime
 from typing import Protocol
 
 from bridge.backoff import poll_delay
-from bridge.clock import Instant, utc_now
+from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.errors import BridgeError, DocumentInvalid, ImdsError, ImdsStatus, StreamChanged
 from bridge.events.event import Document, Incarnation
 from bridge.events.record import TransitionRecord
@@ -84,8 +83,7 @@ class Poller:
         boot_id: str,
         poll_interval_seconds: float,
         approvals: Approvals | None = None,
-        now: Callable[[], datetime] = utc_now,
-        monotonic: Callable[[], float] = time.monotonic,
+        clock: Clock = REAL_CLOCK,
     ) -> None:
         self._imds = imds
         self._outbox = outbox
@@ -94,10 +92,9 @@ class Poller:
         self._boot_id = boot_id
         self.approvals = approvals
         self._interval_seconds = poll_interval_seconds
-        self._now = now
-        self._monotonic = monotonic
+        self._clock = clock
         self._report = ThrottledLog(logger)
-        self.loop_watch = LoopWatch(monotonic)
+        self.loop_watch = LoopWatch(clock)
         self._answered_at: float | None = None
         self._stop = threading.Event()
         self._is_hurried = False
@@ -122,7 +119,7 @@ class Poller:
     @property
     def silent_seconds(self) -> float | None:
         """How long ago the last good answer came; null before the first."""
-        return None if self._answered_at is None else max(self._monotonic() - self._answered_at, 0.0)
+        return None if self._answered_at is None else max(self._clock.monotonic() - self._answered_at, 0.0)
 
     def use(self, imds: Imds, *, poll_interval_seconds: float) -> None:
         """Poll *imds* from now on."""
@@ -134,29 +131,29 @@ class Poller:
     def run(self, stop: threading.Event) -> None:
         """Poll until *stop* is set, then store when IMDS last answered."""
         self._stop = stop
-        due = self._monotonic()
+        due = self._clock.monotonic()
         while not stop.is_set():
             self.loop_watch.expect_call_within(self._imds.fetch_seconds)
             delay = self.poll_once()
             # The beat is kept: a poll that took a while is followed sooner, but never by a burst.
-            due = max(due + delay, self._monotonic())
-            self.loop_watch.expect_within(due - self._monotonic())
+            due = max(due + delay, self._clock.monotonic())
+            self.loop_watch.expect_within(due - self._clock.monotonic())
             if self._rest(stop, due):
-                due = self._monotonic()
+                due = self._clock.monotonic()
         self.loop_watch.idle()
         self._save_liveness(wait=True)
 
     def _rest(self, stop: threading.Event, due: float) -> bool:
         """Wait until *due*, or until *stop* is set; return whether `use` has cut that short."""
-        left = due - self._monotonic()
+        left = due - self._clock.monotonic()
         while left > 0 and not self._is_hurried and not stop.wait(min(left, _LOOK_SECONDS)):
-            left = due - self._monotonic()
+            left = due - self._clock.monotonic()
         was_hurried, self._is_hurried = self._is_hurried, False
         return was_hurried
 
     def poll_once(self) -> float:
         """Poll once; return the seconds until the next poll is due, from when this one was."""
-        started = self._monotonic()
+        started = self._clock.monotonic()
         result, delay = "ok", self._interval_seconds
         try:
             if self._is_void:
@@ -178,7 +175,7 @@ class Poller:
             result = "error"
             self._belief.doubt()
             self._report.problem("poll", logging.ERROR, f"The poll failed: {error!r}", exc_info=error)
-        self._metrics.polled(result, duration_seconds=self._monotonic() - started)
+        self._metrics.polled(result, duration_seconds=self._clock.monotonic() - started)
         return delay
 
     def _good(self) -> None:
@@ -197,7 +194,7 @@ class Poller:
         return poll_delay(self._interval_seconds, failures=self._failures, status=status, retry_after=retry_after)
 
     def _take(self, document: Document) -> None:
-        moment = Instant(wall=self._now(), monotonic=self._monotonic())
+        moment = self._clock.instant()
         approvals = self.approvals
         approved = frozenset[str]() if approvals is None else approvals.approved
         step = self._belief.answer(document, moment, vm_name=self._watched.vm_name(), approved=approved)
@@ -242,7 +239,7 @@ class Poller:
         """Store the time of the last good answer, unless an absence is in doubt: the doubt must outlive a restart."""
         if self.good_at is None or not self._is_settled:
             return
-        self._saved_at = self._monotonic()
+        self._saved_at = self._clock.monotonic()
         future = self._outbox.save_liveness(last_good_at=self.good_at, boot_id=self._boot_id)
         if wait:
             try:

@@ -8,23 +8,23 @@ minute when it wakes, before any loop could turn.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
+
+from bridge.clock import REAL_CLOCK, Clock
 
 SLACK_SECONDS = 30.0
 _DEADLINE_FACTOR = 1.1
 
 
 class LoopWatch:
-    """The deadline of one loop; written by the loop alone, read by anybody. *monotonic* returns seconds."""
+    """The deadline of one loop; written by the loop alone, read by anybody."""
 
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
+    def __init__(self, clock: Clock = REAL_CLOCK) -> None:
+        self._clock = clock
         self._due = math.inf
 
     def expect_within(self, within_seconds: float) -> None:
         """Set the deadline: the loop turns again within *within_seconds*, and the slack."""
-        self._due = self._monotonic() + within_seconds + SLACK_SECONDS
+        self._due = self._clock.monotonic() + within_seconds + SLACK_SECONDS
 
     def expect_call_within(self, deadline_seconds: float) -> None:
         """Set the deadline to that of a call the loop is about to make, which all our calls hold within 1.1 x."""
@@ -37,4 +37,4 @@ class LoopWatch:
     @property
     def late_seconds(self) -> float:
         """How far the loop is beyond its deadline and the slack; 0 when it is not."""
-        return max(self._monotonic() - self._due, 0.0)
+        return max(self._clock.monotonic() - self._due, 0.0)

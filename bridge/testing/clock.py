@@ -10,6 +10,8 @@ import time
 from datetime import datetime, timedelta, timezone
 from typing import Protocol
 
+from bridge.clock import Clock as AgentClock
+
 
 class Clock(Protocol):
     """Two clocks: one that never jumps, and one that the agent's own wall clock agrees with."""
@@ -39,6 +41,11 @@ class ManualClock:
     def __init__(self, now: datetime = datetime(2030, 1, 1, tzinfo=timezone.utc)) -> None:
         self._start = now
         self._seconds = 0.0
+
+    @property
+    def clock(self) -> AgentClock:
+        """Return this clock as the agent's parts take one; its chance is always 0.0."""
+        return AgentClock(now=self.now, monotonic=self.monotonic, random=lambda: 0.0)
 
     def advance(self, seconds: float) -> None:
         """Let *seconds* pass."""

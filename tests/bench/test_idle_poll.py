@@ -14,6 +14,7 @@ from statistics import median
 import pytest
 import requests
 
+from bridge.clock import Clock
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics
 from bridge.outbox.outbox import Outbox
@@ -64,7 +65,7 @@ def make_poller(serve, tmp_path):
     """Return what makes a poller over a real document server and a real outbox."""
     with ExitStack() as stack:
 
-        def make(**clocks):
+        def make(**options):
             imds = ImdsClient(
                 endpoint=serve().endpoints[0], api_version="2020-07-01", timeout_seconds=5, first_timeout_seconds=5
             )
@@ -78,7 +79,7 @@ def make_poller(serve, tmp_path):
                 watched=_Watched(),
                 boot_id="one boot",
                 poll_interval_seconds=1.0,
-                **clocks,
+                **options,
             )
 
         (tmp_path / "state").mkdir()
@@ -124,7 +125,7 @@ def test_idle_poll_costs_at_most_a_fifth_more_than_a_bare_loop(make_poller, serv
 
 def test_idle_polls_within_ten_minutes_write_nothing(make_poller, files, figure):
     clock = _Clock(step_seconds=_LIVENESS_SECONDS / (_POLLS + 1))
-    poller = make_poller(now=clock.now, monotonic=clock.monotonic)
+    poller = make_poller(clock=Clock(now=clock.now, monotonic=clock.monotonic))
     for number in range(_POLLS):
         if number == _POLLS_BEFORE:
             before, calls = files(), _write_calls()
@@ -138,7 +139,7 @@ def test_idle_polls_within_ten_minutes_write_nothing(make_poller, files, figure)
 
 def test_idle_polls_for_hours_write_once_in_ten_minutes(make_poller, files, figure):
     clock = _Clock(step_seconds=1.0)
-    poller = make_poller(now=clock.now, monotonic=clock.monotonic)
+    poller = make_poller(clock=Clock(now=clock.now, monotonic=clock.monotonic))
     poller.poll_once()
     writes = 0
     seen = files()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from bridge.clock import Clock
 from bridge.delivery.router import Router
 from bridge.delivery.worker import DeliveryWorker
 from bridge.events.event import ScheduledEvent
@@ -23,15 +24,15 @@ from bridge.testing.sinks import Box, MemorySink, ScriptedSink
 SOON_SECONDS = 10.0
 
 
-class Clock:
-    """The monotonic clock, with a lead that a test can lengthen, and a count of who looked."""
+class ShiftedTime:
+    """The monotonic clock, with a lead that a test can lengthen, and a count of its readings."""
 
     def __init__(self) -> None:
         self.lead_seconds = 0.0
-        self.looks = 0
+        self.readings = 0
 
-    def __call__(self) -> float:
-        self.looks += 1
+    def monotonic(self) -> float:
+        self.readings += 1
         return time.monotonic() + self.lead_seconds
 
 
@@ -42,7 +43,7 @@ class DeliveryKit:
         self.outbox_kit = outbox_kit
         self.outbox: Outbox = outbox_kit.open(sinks=())
         self.metrics = Metrics()
-        self.clock = Clock()
+        self.time = ShiftedTime()
         self._workers: dict[str, DeliveryWorker] = {}
         self._boxes: list[str] = []
         self._configs: dict[str, SinkConfig] = {}
@@ -68,9 +69,7 @@ class DeliveryKit:
             sink_class=self._classes[name],
             outbox=outbox or self.outbox,
             metrics=self.metrics.sink(name),
-            now=self.outbox_kit.now,
-            monotonic=self.clock,
-            chance=lambda: chance,
+            clock=Clock(now=self.outbox_kit.now, monotonic=self.time.monotonic, random=lambda: chance),
         )
         self._workers[name] = worker
         (outbox or self.outbox).on_records = self.notify
@@ -90,7 +89,7 @@ class DeliveryKit:
     def advance(self, seconds: float) -> None:
         """Let time pass at once."""
         self.outbox_kit.wait(seconds)
-        self.clock.lead_seconds += seconds
+        self.time.lead_seconds += seconds
         self.notify()
 
     def retry(self, name: str = "s") -> None:

@@ -16,29 +16,20 @@ import pytest
 
 from bridge.log_format import JsonFormatter, LineFormatter
 from bridge.logs import ThrottledLog
+from bridge.testing.clock import ManualClock
 
 LOGGER = logging.getLogger("tests.logs")
 
 
-class Clock:
-    """Seconds that pass only when told."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def report(clock: Clock, caplog: pytest.LogCaptureFixture) -> Iterator[ThrottledLog]:
+def report(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> Iterator[ThrottledLog]:
     with caplog.at_level(logging.DEBUG, logger="tests.logs"):
-        yield ThrottledLog(LOGGER, clock=clock)
+        yield ThrottledLog(LOGGER, clock=clock.clock)
 
 
 def run(code: str, env: dict[str, str], **options: object) -> subprocess.CompletedProcess[bytes]:
@@ -167,11 +158,11 @@ def test_remote_text_cannot_forge_a_line_or_paint_the_terminal() -> None:
 
 
 def test_same_error_is_logged_once_and_counted(
-    report: ThrottledLog, clock: Clock, caplog: pytest.LogCaptureFixture
+    report: ThrottledLog, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for attempt in range(5):
         report.problem("poll", logging.WARNING, "refused", attempt=attempt)
-        clock.now += 10
+        clock.advance(10)
     report.recovered("poll", "The metadata service answers again.", sink="x")
     report.recovered("poll", "The metadata service answers again.")
     assert [(entry.levelname, entry.getMessage()) for entry in caplog.records] == [
@@ -197,11 +188,11 @@ def test_another_error_another_key_and_a_new_outage_are_logged_at_once(
 
 
 def test_reminder_comes_once_an_hour_and_says_how_often(
-    report: ThrottledLog, clock: Clock, caplog: pytest.LogCaptureFixture
+    report: ThrottledLog, clock: ManualClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(7201):
         report.problem("a", logging.WARNING, "refused")
-        clock.now += 1
+        clock.advance(1)
     assert [entry.getMessage() for entry in caplog.records] == [
         "refused",
         *["refused (and 3599 times more since this was last said)"] * 2,

@@ -90,9 +90,9 @@ def test_an_idle_worker_does_not_wake_up(bench):
     box.wait_for(1, 10)
     bench.until_totals(delivered=1)
     looks = []
-    bench.until(lambda: looks.append(bench.clock.looks) or looks[-2:] == [bench.clock.looks] * 2)
+    bench.until(lambda: looks.append(bench.time.readings) or looks[-2:] == [bench.time.readings] * 2)
     threading.Event().wait(1.5)
-    assert bench.clock.looks == looks[-1]
+    assert bench.time.readings == looks[-1]
 
 
 class ForgetfulOutbox(Outbox):

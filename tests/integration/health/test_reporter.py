@@ -17,6 +17,7 @@ from bridge.metrics.metrics import Metrics
 from bridge.outbox.deliveries import PARKED
 from bridge.outbox.outbox import Outbox, Outcome
 from bridge.system.loop_watch import LoopWatch
+from bridge.testing.clock import ManualClock
 
 
 class Polled:
@@ -26,22 +27,14 @@ class Polled:
         self.good_at = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
 
 
-class Clock:
-    def __init__(self):
-        self.seconds = 0.0
-
-    def __call__(self):
-        return self.seconds
+@pytest.fixture
+def time():
+    return ManualClock()
 
 
 @pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def loop_watches(clock):
-    return {"poll": LoopWatch(clock), "delivery:webhook": LoopWatch(clock)}
+def loop_watches(time):
+    return {"poll": LoopWatch(time.clock), "delivery:webhook": LoopWatch(time.clock)}
 
 
 @pytest.fixture
@@ -50,18 +43,12 @@ def metrics():
 
 
 @pytest.fixture
-def now():
-    return Clock()
-
-
-@pytest.fixture
-def overview(tmp_path, metrics, loop_watches, now):
-    now.seconds = 1_800_000_000.0
+def overview(tmp_path, metrics, loop_watches, time):
     outbox = Outbox(
         tmp_path,
         max_bytes=2**22,
         keep_delivered_seconds=60,
-        now=lambda: datetime.fromtimestamp(now.seconds, timezone.utc),
+        now=time.now,
     )
     outbox.configure(lambda _record, _name: ["webhook", "old"], ["webhook", "old"], labels={}).result()
     seen = HealthReporter(
@@ -70,7 +57,7 @@ def overview(tmp_path, metrics, loop_watches, now):
         directory=tmp_path,
         loop_watches=lambda: loop_watches,
         sinks=lambda: ["webhook"],
-        clock=now,
+        clock=time.clock,
     )
     seen.polled = Polled()
     metrics.register_totals(seen.totals)
@@ -86,28 +73,28 @@ def ready(overview):
     return report
 
 
-def test_agent_is_healthy_while_its_loops_turn_in_time(overview, loop_watches, clock):
+def test_agent_is_healthy_while_its_loops_turn_in_time(overview, loop_watches, time):
     loop_watches["poll"].expect_call_within(150)
     loop_watches["delivery:webhook"].expect_within(300)
-    clock.seconds = 190
+    time.advance(190)
     answer = overview.healthz()
     assert (answer.status, json.loads(answer.body)) == (200, {"status": "ok", "late": {}})
 
 
-def test_loop_that_is_stuck_makes_it_unhealthy_until_it_turns(overview, loop_watches, clock):
+def test_loop_that_is_stuck_makes_it_unhealthy_until_it_turns(overview, loop_watches, time):
     loop_watches["poll"].expect_call_within(5)
-    clock.seconds = 100
+    time.advance(100)
     answer = overview.healthz()
     assert (answer.status, json.loads(answer.body)) == (503, {"status": "stuck", "late": {"poll": 64.5}})
     loop_watches["poll"].expect_within(1)
     assert overview.healthz().status == 200
 
 
-def test_no_peers_fault_makes_it_unhealthy(overview, metrics, now):
+def test_no_peers_fault_makes_it_unhealthy(overview, metrics, time):
     overview.polled.silent_seconds = 1e6
     metrics.sink("webhook").set_needs_attention(needed=True)
     overview._outbox.heartbeat(incarnation=1).result()
-    now.seconds += 1e6
+    time.advance(1e6)
     assert len(ready(overview)["reasons"]) == 3
     assert overview.healthz().status == 200
 
@@ -130,12 +117,12 @@ def test_agent_that_does_not_see_is_not_ready(overview, silent_seconds, reason):
     assert ready(overview)["reasons"] == [reason] * bool(reason)
 
 
-def test_record_that_waits_too_long_makes_it_not_ready_until_it_is_gone(overview, now):
+def test_record_that_waits_too_long_makes_it_not_ready_until_it_is_gone(overview, time):
     [record] = overview._outbox.heartbeat(incarnation=1).result()
-    now.seconds += 300
+    time.advance(300)
     assert ready(overview)["oldest_pending_seconds"] == 300
     assert ready(overview)["reasons"] == []
-    now.seconds += 1
+    time.advance(1)
     assert ready(overview)["reasons"] == ["Sink webhook is stuck: its oldest record has waited 301 s."]
     overview._outbox.settle("webhook", [Outcome(sequence=record.sequence, state=PARKED)]).result()
     report = ready(overview)

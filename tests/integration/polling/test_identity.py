@@ -2,6 +2,7 @@ import threading
 
 import pytest
 
+from bridge.clock import Clock
 from bridge.errors import ImdsStatus, ImdsUnreachable
 from bridge.events.event import VmIdentity
 from bridge.outbox.outbox import Outbox
@@ -65,7 +66,7 @@ def test_what_the_service_says_is_stored(keeper_of, outbox):
 def test_whether_the_os_disk_is_ephemeral_is_unknown_until_the_service_answers(keeper_of, outbox):
     outbox.identify(ME).result()  # the name is known; of the disk nothing was stored
     dial, service = Dial(), Service(ImdsUnreachable("silent"))
-    keeper = keeper_of(service, monotonic=dial)
+    keeper = keeper_of(service, clock=Clock(monotonic=dial))
     assert (keeper.vm, keeper.os_disk_is_ephemeral) == (ME, None)
     service.failure = None
 
@@ -124,7 +125,7 @@ class Dial:
 )
 def test_how_long_records_wait_depends_on_the_answer(keeper_of, failure, waits_seconds):
     dial, service = Dial(), Service(failure)
-    keeper = keeper_of(service, monotonic=dial)
+    keeper = keeper_of(service, clock=Clock(monotonic=dial))
     dial.seconds += waits_seconds - 1
     keeper.look()
     assert keeper.is_waiting
@@ -135,7 +136,7 @@ def test_how_long_records_wait_depends_on_the_answer(keeper_of, failure, waits_s
 
 def test_an_eviction_waits_two_seconds_at_most(keeper_of):
     dial = Dial()
-    keeper = keeper_of(Service(ImdsUnreachable("silent")), monotonic=dial)
+    keeper = keeper_of(Service(ImdsUnreachable("silent")), clock=Clock(monotonic=dial))
     keeper.hurry()
     dial.seconds += 1
     keeper.look()

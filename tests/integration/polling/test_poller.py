@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from bridge.clock import Clock
 from bridge.errors import DocumentInvalid, ImdsStatus, ImdsUnreachable, OutboxError, StreamChanged
 from bridge.events.event import Document, ScheduledEvent, VmIdentity, encode
 from bridge.events.record import decode_record
@@ -19,7 +20,7 @@ START = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
 VM = "spot-node_3"
 
 
-class Clock:
+class Dial:
     def __init__(self):
         self.seconds = 0.0
 
@@ -56,7 +57,7 @@ class Bench:
     """An agent's poll, restarted at will."""
 
     def __init__(self, directory):
-        self.directory, self.clock, self.imds, self.me = directory, Clock(), ListedImds(), Me()
+        self.directory, self.clock, self.imds, self.me = directory, Dial(), ListedImds(), Me()
         self.outbox = self.poller = None
         self.start()
 
@@ -71,8 +72,7 @@ class Bench:
             watched=self.me,
             boot_id=boot_id,
             poll_interval_seconds=1.0,
-            now=self.clock.now,
-            monotonic=self.clock.monotonic,
+            clock=Clock(now=self.clock.now, monotonic=self.clock.monotonic),
         )
 
     def restart(self, *, after_seconds=1.0, boot_id="boot-1", cleanly=True):
@@ -345,7 +345,7 @@ class Held(ListedImds):
 
 
 def test_poll_that_is_stuck_beyond_its_deadline_is_late_and_one_that_waits_is_not(tmp_path):
-    imds, stop, clock = Held(), threading.Event(), Clock()
+    imds, stop, clock = Held(), threading.Event(), Dial()
     outbox = Outbox(tmp_path, max_bytes=2**24, keep_delivered_seconds=3600)
     poller = Poller(
         imds,
@@ -354,7 +354,7 @@ def test_poll_that_is_stuck_beyond_its_deadline_is_late_and_one_that_waits_is_no
         watched=Me(),
         boot_id="b",
         poll_interval_seconds=1.0,
-        monotonic=clock.monotonic,
+        clock=Clock(monotonic=clock.monotonic),
     )
     thread = threading.Thread(target=poller.run, args=(stop,))
     thread.start()

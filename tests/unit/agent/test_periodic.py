@@ -3,24 +3,17 @@
 import os
 
 from bridge.agent.periodic import FileWatch, PeriodicTasks
-
-
-class Clock:
-    def __init__(self):
-        self.seconds = 0.0
-
-    def __call__(self):
-        return self.seconds
+from bridge.testing.clock import ManualClock
 
 
 def done_at(seconds, *, until, now=False):
     """Return at which of the ticks, one a second, a chore of that pace was done."""
-    clock, moments = Clock(), []
-    chores = PeriodicTasks(clock)
-    chores.every(seconds, lambda: moments.append(clock.seconds), now=now)
-    for tick in range(until + 1):
-        clock.seconds = float(tick)
+    time, moments = ManualClock(), []
+    chores = PeriodicTasks(time.clock)
+    chores.every(seconds, lambda: moments.append(time.monotonic()), now=now)
+    for _ in range(until + 1):
         chores.tick()
+        time.advance(1)
     return moments
 
 
@@ -31,43 +24,44 @@ def test_chore_is_done_at_its_own_pace():
 
 
 def test_pace_that_changes_counts_from_the_next_tick():
-    clock, moments, pace = Clock(), [], [0.0]
-    chores = PeriodicTasks(clock)
-    chores.every(lambda: pace[0], lambda: moments.append(clock.seconds), now=True)
+    time, moments, pace = ManualClock(), [], [0.0]
+    chores = PeriodicTasks(time.clock)
+    chores.every(lambda: pace[0], lambda: moments.append(time.monotonic()), now=True)
     for tick in range(10):
-        clock.seconds = float(tick)
         pace[0] = 2.0 if tick >= 4 else 0.0
         chores.tick()
+        time.advance(1)
     assert moments == [4, 6, 8]
 
 
 def test_pace_that_is_quickened_is_in_force_at_once():
-    clock, moments, pace = Clock(), [], [86_400.0]
-    chores = PeriodicTasks(clock)
-    chores.every(lambda: pace[0], lambda: moments.append(clock.seconds))
+    time, moments, pace = ManualClock(), [], [86_400.0]
+    chores = PeriodicTasks(time.clock)
+    chores.every(lambda: pace[0], lambda: moments.append(time.monotonic()))
     for tick in range(200):
-        clock.seconds = float(tick)
         pace[0] = 60.0 if tick >= 10 else 86_400.0
         chores.tick()
+        time.advance(1)
     assert moments == [70, 130, 190]
 
 
 def test_chore_that_fails_is_said_once_and_keeps_no_other_from_being_done(caplog):
-    clock, done, trouble = Clock(), [], [ValueError("no")]
+    time, done, trouble = ManualClock(), [], [ValueError("no")]
 
     def failing():
         if trouble:
             raise trouble[0]
 
-    chores = PeriodicTasks(clock)
+    chores = PeriodicTasks(time.clock)
     chores.every(1.0, failing)
-    chores.every(1.0, lambda: done.append(clock.seconds))
+    chores.every(1.0, lambda: done.append(time.monotonic()))
     caplog.set_level("INFO")
+    time.advance(1)
     for tick in range(1, 5):
-        clock.seconds = float(tick)
         if tick == 4:
             trouble.clear()
         chores.tick()
+        time.advance(1)
     assert done == [1, 2, 3, 4]
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
     assert "ValueError" in caplog.text
