@@ -18,22 +18,22 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from bridge.clock import format_time, parse_time
 from bridge.errors import BridgeError, DeadlineExceeded, DeliveryError, DeliveryFailed, DeliveryRejected
+from bridge.events.environment import ENVIRONMENT_PREFIX, environment_of
 from bridge.events.event import URGENT_EVENT_TYPES, ScheduledEvent, VmIdentity, encode
 from bridge.events.record import Evidence, Transition, TransitionRecord
 from bridge.http.session import DeadlineSession, ResponseTooLarge, retry_after_seconds
+from bridge.system.process import Ending, Finished, Runner, find_program
 from bridge.system.secrets import Secret, masked
 from bridge.text import excerpt
 
-if TYPE_CHECKING:
-    from bridge.system.process import Ending, Finished, Runner, find_program
-
 __all__ = [
+    "ENVIRONMENT_PREFIX",
     "URGENT_EVENT_TYPES",
     "BridgeError",
     "DeadlineExceeded",
@@ -54,6 +54,7 @@ __all__ = [
     "TransitionRecord",
     "VmIdentity",
     "encode",
+    "environment_of",
     "excerpt",
     "find_program",
     "format_time",
@@ -61,18 +62,6 @@ __all__ = [
     "parse_time",
     "retry_after_seconds",
 ]
-
-
-_OF_PROCESS = frozenset({"Ending", "Finished", "Runner", "find_program"})
-
-
-def __getattr__(name: str) -> Any:
-    """Return what only a sink that runs programs needs, imported when it is asked for."""
-    if name not in _OF_PROCESS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from bridge.system import process  # noqa: PLC0415
-
-    return getattr(process, name)
 
 
 class SinkConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 r"""A program that is run for each record: how a VM prepares for an event, and recovers from it.
 
 The program is started without a shell, with the record as JSON on standard input and its main fields in the environment
-(`sinks.environment` lists them). What it says with its exit code:
+(`bridge.events.environment` lists them). What it says with its exit code:
 
     0               delivered
     75              not now (EX_TEMPFAIL of sysexits.h): it is run again later, until `max_age_seconds`
@@ -63,6 +63,7 @@ from typing import ClassVar
 import msgspec
 
 from bridge.sink import (
+    ENVIRONMENT_PREFIX,
     DeliveryFailed,
     DeliveryRejected,
     Ending,
@@ -72,9 +73,9 @@ from bridge.sink import (
     SinkConfig,
     TransitionRecord,
     encode,
+    environment_of,
     find_program,
 )
-from sinks.environment import PREFIX, environment
 
 #: What the host keeps of a reason. The last line of standard error tells most, so that is what must fit.
 _MOST_MESSAGE_CHARACTERS = 256
@@ -113,8 +114,10 @@ class CommandConfig(SinkConfig, frozen=True, kw_only=True):
         if self.max_batch != 1:
             raise ValueError(f"max_batch is {self.max_batch}; a command runs for one record at a time, so leave it out")
         for name in self.environment:
-            if not name or "=" in name or name.startswith(PREFIX):
-                raise ValueError(f"environment sets {name!r}; a name has no '=' and does not begin with {PREFIX}")
+            if not name or "=" in name or name.startswith(ENVIRONMENT_PREFIX):
+                raise ValueError(
+                    f"environment sets {name!r}; a name has no '=' and does not begin with {ENVIRONMENT_PREFIX}"
+                )
 
 
 class CommandSink(Sink):
@@ -145,7 +148,7 @@ class CommandSink(Sink):
                 self.config.command,
                 deadline_seconds=self.config.timeout_seconds,
                 stdin=encode(record) + b"\n",
-                environment={**self.config.environment, **environment(record)},
+                environment={**self.config.environment, **environment_of(record)},
                 without=self.config.unset_environment,
                 directory=self.config.directory,
             )

@@ -5,9 +5,8 @@ as it is: what became of it is kept. The one exception is an agent that died or 
 how far the command came, and it runs again: skipping it would approve an event for a VM that may not be drained, or
 leave a drained one unapproved. So a command must bear being run twice.
 
-The command gets the last record of the event as JSON on standard input, and these variables, each always set, on one
-line, empty when unknown: SCHEDULED_EVENT_ID (the record's), _TRANSITION, _EVENT_ID, _EVENT_TYPE, _EVENT_STATUS,
-_EVENT_SOURCE, _RESOURCES (joined by commas), _NOT_BEFORE, _DURATION_SECONDS, _DESCRIPTION, _VM_NAME, _VM_ID and _RULE.
+The command gets the last record of the event as JSON on standard input, and the variables of
+`bridge.events.environment`, SCHEDULED_EVENT_RULE with the name of the rule among them.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ from collections.abc import Callable
 import msgspec
 
 from bridge.config.approval import RuleSettings
-from bridge.events.event import ScheduledEvent, encode, format_not_before
+from bridge.events.environment import environment_of
+from bridge.events.event import encode
 from bridge.events.record import TransitionRecord
 from bridge.system.process import Ending, Finished, Runner
 
 logger = logging.getLogger(__name__)
 
-PREFIX = "SCHEDULED_EVENT_"
-_MOST_CHARACTERS = 8_192
 _MOST_AT_ONCE = 8
 _JOIN_SECONDS = 1.0
 Key = tuple[str, str]
@@ -96,7 +94,7 @@ class RuleCommands:
                 rule.command or (),
                 deadline_seconds=rule.command_timeout_seconds,
                 stdin=encode(record) + b"\n",
-                environment=environment(record, rule.name),
+                environment=environment_of(record, rule=rule.name),
             )
             problem = _problem(rule, finished)
             was_closed = finished.ending is Ending.CLOSED
@@ -122,29 +120,3 @@ def _problem(rule: RuleSettings, finished: Finished) -> str | None:
     if finished.exit_code != 0:
         return f"The command of rule {rule.name} failed with exit code {finished.exit_code}{said}"
     return None
-
-
-def environment(record: TransitionRecord, rule: str) -> dict[str, str]:
-    """Return the variables that the module lists."""
-    event = record.event or ScheduledEvent(event_status="")
-    duration = event.duration_seconds
-    values = {
-        "ID": record.id,
-        "TRANSITION": record.transition.value,
-        "EVENT_ID": event.event_id,
-        "EVENT_TYPE": event.event_type,
-        "EVENT_STATUS": event.event_status,
-        "EVENT_SOURCE": event.event_source,
-        "RESOURCES": ",".join(event.resources or ()),
-        "NOT_BEFORE": format_not_before(event.not_before),
-        "DURATION_SECONDS": None if duration is None else str(duration),
-        "DESCRIPTION": event.description,
-        "VM_NAME": record.vm.name,
-        "VM_ID": record.vm.vm_id,
-        "RULE": rule,
-    }
-    return {PREFIX + name: _one_line(value or "") for name, value in values.items()}
-
-
-def _one_line(value: str) -> str:
-    return "".join(character if character.isprintable() else " " for character in value[:_MOST_CHARACTERS])

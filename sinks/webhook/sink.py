@@ -1,8 +1,8 @@
-"""Records to an HTTP endpoint: one POST a record, in the shape that the endpoint understands.
+"""The sink `webhook`: one POST a record to an HTTP endpoint, in the format that the endpoint understands.
 
 Four formats: CloudEvents for programs, Alertmanager and PagerDuty for people on call, a template for everything else.
-What an answer means is said in `sinks.http.endpoint`, what each format does with each transition in its own file. A record
-that a format has nothing to say of is delivered without a request.
+`sinks.http.endpoint` says what an answer means, the file of each format what it makes of each transition. A record for
+which a format makes no request counts as delivered.
 
 Whatever the format, a request carries `webhook-id`, the record's id and the same on every retry, and is signed as
 Standard Webhooks says when there is a secret.

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from bridge.config.loader import read
-from bridge.sink import Transition
+from bridge.sink import ENVIRONMENT_PREFIX, Transition, environment_of
 from bridge.testing.records import sample_record
-from sinks.environment import PREFIX, environment
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -109,5 +108,7 @@ def _write_program(path, text):
 
 
 def test_every_variable_of_the_command_sink_is_listed_and_no_other():
-    listed = KEYS.partition(f"`{PREFIX}` followed by")[2].partition("\n\nIt inherits")[0]
-    assert [PREFIX + name for name in re.findall(r"`(\w+)`", listed)] == list(environment(sample_record()))
+    listed = KEYS.partition(f"`{ENVIRONMENT_PREFIX}` followed by")[2].partition("\n\nIt inherits")[0]
+    assert [ENVIRONMENT_PREFIX + name for name in re.findall(r"`(\w+)`", listed)] == list(
+        environment_of(sample_record())
+    )

@@ -43,7 +43,9 @@ def test_wheel_holds_no_tests_and_no_caches(wheel_names):
     assert not [name for name in wheel_names if "/test_" in name or "conftest" in name or "__pycache__" in name]
 
 
-@pytest.mark.parametrize("name", ["bridge/py.typed", "sinks/py.typed", "bridge/outbox/queries.sql", "bridge/cli/commands.py"])
+@pytest.mark.parametrize(
+    "name", ["bridge/py.typed", "sinks/py.typed", "bridge/outbox/queries.sql", "bridge/cli/commands.py"]
+)
 def test_wheel_holds(name, wheel_names):
     assert name in wheel_names
 

@@ -15,15 +15,21 @@ from typing import Any
 import pytest
 
 import sinks.command
-import sinks.environment
 from bridge.config.loader import load
 from bridge.config.registry import sink_class
 from bridge.delivery.sender import Sender
 from bridge.errors import ConfigurationError
-from bridge.sink import DeliveryFailed, DeliveryRejected, Transition, TransitionRecord, encode
+from bridge.sink import (
+    ENVIRONMENT_PREFIX,
+    DeliveryFailed,
+    DeliveryRejected,
+    Transition,
+    TransitionRecord,
+    encode,
+    environment_of,
+)
 from bridge.testing.records import sample_event, sample_record
 from sinks.command import CommandConfig, CommandSink
-from sinks.environment import PREFIX, environment
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the programs are shell scripts")
 
@@ -187,47 +193,8 @@ def test_program_sees_the_record_and_the_environment_it_was_given(
     assert seen["CLUSTER"] == "west"
     assert seen["PATH"] == os.environ["PATH"]
     assert "WEBHOOK_SECRET" not in seen
-    assert {name: value for name, value in seen.items() if name.startswith(PREFIX)} == environment(sample_record())
-
-
-def test_variables_say_what_the_record_says() -> None:
-    said = environment(sample_record(7, notice_seconds=-0.5, changed=("not_before", "resources")))
-    assert {name.removeprefix(PREFIX): value for name, value in said.items()} == {
-        "ID": sample_record(7).id,
-        "TRANSITION": "scheduled",
-        "EVIDENCE": "observed",
-        "OBSERVED_AT": "2026-11-20T11:00:01.123Z",
-        "SEQUENCE": "7",
-        "EVENT_ID": "C7061BAC-AFDC-4513-B24B-AA5F13A16123",
-        "EVENT_TYPE": "Freeze",
-        "EVENT_STATUS": "Scheduled",
-        "EVENT_SOURCE": "Platform",
-        "RESOURCES": "WestNO_0,WestNO_1",
-        "RESOURCE_COUNT": "2",
-        "AFFECTS_THIS_VM": "true",
-        "NOT_BEFORE": "2026-11-20T11:15:00Z",
-        "NOTICE_SECONDS": "-0.5",
-        "DURATION_SECONDS": "5",
-        "DESCRIPTION": sample_event().description,
-        "CHANGED": "not_before,resources",
-        "VM_NAME": "WestNO_0",
-        "VM_ID": sample_record().vm.vm_id,
-        "VM_RESOURCE_ID": sample_record().vm.resource_id,
-        "APPROVAL_RESULT": "",
-    }
-
-
-def test_unknown_is_empty_and_never_absent() -> None:
-    said = environment(sample_record(event=None, notice_seconds=None, affects_this_vm=None))
-    assert set(said) == set(environment(sample_record()))
-    assert [said[PREFIX + name] for name in ("EVENT_ID", "NOT_BEFORE", "NOTICE_SECONDS", "AFFECTS_THIS_VM")] == [""] * 4
-    assert environment(sample_record(event=sample_event(event_id="a\ud800b")))[PREFIX + "EVENT_ID"] == "a b"
-    assert environment(sample_record(affects_this_vm=False))[PREFIX + "AFFECTS_THIS_VM"] == "false"
-
-
-def test_every_variable_is_documented() -> None:
-    text = sinks.environment.__doc__ or ""
-    assert {word for word in text.split() if word.startswith(PREFIX)} == set(environment(sample_record()))
+    ours = {name: value for name, value in seen.items() if name.startswith(ENVIRONMENT_PREFIX)}
+    assert ours == environment_of(sample_record())
 
 
 def test_variables_hold_any_event_azure_could_send(script: WriteScript, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
-"""A transition record as environment variables, for commands written in a shell.
+"""A transition record as environment variables, for the programs that the agent runs.
 
-Every variable is always set; what is null in the record is empty, so that ``set -u`` and ``[ -n "$X" ]`` both work.
+The sink `command` and the command of an approval rule get the same ones. Every variable is always set, and empty where
+the record has nothing, so that ``set -u`` and ``[ -n "$X" ]`` both work.
 Each value is one line: control characters become spaces, and NUL, which no environment can hold, with them. A value
 has at most 1,024 characters unless the list says otherwise, because an environment is bounded (execve(2): 128 KiB a
 variable on Linux; 32,767 characters in all on Windows); the record on standard input is whole.
@@ -26,24 +27,31 @@ variable on Linux; 32,767 characters in all on Windows); the record on standard 
     SCHEDULED_EVENT_VM_ID             its vmId
     SCHEDULED_EVENT_VM_RESOURCE_ID    its ARM resource id
     SCHEDULED_EVENT_APPROVAL_RESULT   of an approval's record: its result
+
+A rule's command gets one more:
+
+    SCHEDULED_EVENT_RULE              the name of the rule
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bridge.sink import ScheduledEvent, TransitionRecord, format_time
+from bridge.clock import format_time
+from bridge.events.event import ScheduledEvent
+from bridge.events.record import TransitionRecord
 
-PREFIX = "SCHEDULED_EVENT_"
+#: What the name of each variable begins with.
+ENVIRONMENT_PREFIX = "SCHEDULED_EVENT_"
 
 _MOST_CHARACTERS = 1_024
 _MOST_NAME_CHARACTERS = 8_192
-#: Of a heartbeat, and of an approval for an event that nobody knows.
+#: Of a heartbeat, and of an approval for an event that is not known.
 _NO_EVENT = ScheduledEvent(event_status="")
 
 
-def environment(record: TransitionRecord) -> dict[str, str]:
-    """Return the variables for *record*, names and values as the module says."""
+def environment_of(record: TransitionRecord, *, rule: str | None = None) -> dict[str, str]:
+    """Return the variables for *record*, names and values as the module says; *rule* is what runs the command."""
     vm, approval = record.vm, record.approval
     values: dict[str, str | None] = {
         "ID": record.id,
@@ -59,9 +67,13 @@ def environment(record: TransitionRecord) -> dict[str, str]:
         "VM_ID": vm.vm_id,
         "VM_RESOURCE_ID": vm.resource_id,
         "APPROVAL_RESULT": None if approval is None else approval.result,
+        **({} if rule is None else {"RULE": rule}),
     }
     limits = {"RESOURCES": _MOST_NAME_CHARACTERS}
-    return {PREFIX + name: _one_line(value or "", limits.get(name, _MOST_CHARACTERS)) for name, value in values.items()}
+    return {
+        ENVIRONMENT_PREFIX + name: _one_line(value or "", limits.get(name, _MOST_CHARACTERS))
+        for name, value in values.items()
+    }
 
 
 def _of_event(event: ScheduledEvent) -> dict[str, str | None]:
