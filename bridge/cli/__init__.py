@@ -1,13 +1,14 @@
-"""The command line: what a person types, what is printed, and the exit codes.
+"""The command line: the commands, what they print, and the exit codes. Nothing else in `bridge` prints or exits.
 
-Public: `main`, the entry point of the command `scheduled-events-bridge`.
+Public: `main`, the entry point of the command `scheduled-events-bridge`. `commands` has every command's options; what a
+command does stands in the module of its name.
 """
 
 from __future__ import annotations
 
 
 def main() -> None:
-    """Run the command; see `bridge.cli.commands`."""
+    """Run the command and exit; see `bridge.cli.commands`."""
     from bridge.cli import commands  # noqa: PLC0415  # a package imports nothing until it is used
 
     commands.main()

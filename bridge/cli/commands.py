@@ -1,21 +1,21 @@
-"""The command line: what is asked for goes to standard output, everything else to standard error.
+"""Every command with its options and help, and the exit codes of all of them.
 
-This is the only place that prints and exits. Exit codes: 0 fine; 1 failed; 2 wrong usage; 73 the state directory cannot
-be made, or another `run` holds it; 78 the configuration is wrong.
+What was asked for goes to standard output, everything else to standard error. Exit codes: 0 fine; 1 failed; 2 wrong
+usage; 73 the state directory cannot be made, or another `run` holds it; 78 the configuration is wrong.
 
-Imports that only one command needs stand inside it: `run` stays small in memory.
+What a command does stands in the module of its name beside this one, imported when it is called: `run` stays small in
+memory.
 """
 
 from __future__ import annotations
 
-import bridge.cli.lean  # isort: skip  # noqa: F401  # before anything imports requests
+import bridge.cli.lean_requests  # isort: skip  # noqa: F401  # before anything imports requests
 
-import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial, wraps
 from importlib.metadata import version
 from pathlib import Path
@@ -29,9 +29,6 @@ from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
 
 EXIT_FAILED, EXIT_STATE_DIRECTORY, EXIT_CONFIGURATION = 1, 73, 78
 _NAME = "scheduled-events-bridge"
-_TICK_SECONDS = 1.0
-#: SIGBREAK is what Ctrl-Break sends on a Windows console.
-_STOPS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -138,68 +135,11 @@ def commands() -> None:
 @_option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def run(settings: Settings, log_format: str, log_level: str) -> None:
     """Watch this VM's events and deliver them, until SIGTERM or SIGINT. SIGHUP reads the configuration again."""
-    from bridge.agent.agent import Agent  # noqa: PLC0415
+    from bridge.cli.run import run_agent  # noqa: PLC0415
 
     logs.configure(json=None if log_format == "auto" else log_format == "json", level=log_level.upper())
-    stop, reload_wanted = threading.Event(), threading.Event()
-    if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, lambda *_: reload_wanted.set())
-    for number in _STOPS:
-        # Opening the outbox may wait for a lock, and nothing is there yet that would have to be stopped.
-        signal.signal(number, lambda *_: sys.exit(0))
     # The file it was started with, so that one which is deleted does not read as "no configuration, so the defaults".
-    path = find_config(click.get_current_context().params.get("path"), os.environ)
-    agent = Agent(settings, state_directory(settings, os.environ))
-    for number in _STOPS:
-        signal.signal(number, lambda *_: stop.set())
-    try:
-        agent.start(stop.is_set)
-        while not stop.wait(_TICK_SECONDS):
-            agent.tick()
-            if reload_wanted.is_set():
-                reload_wanted.clear()
-                _reload(agent, path, stop.is_set)
-    finally:
-        agent.stop()
-        # The interpreter's own end takes a moment, in which a second signal would read as a crash.
-        for name in ("SIGHUP", *(number.name for number in _STOPS)):
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), signal.SIG_IGN)
-
-
-def _reload(agent: Any, path: Path | None, stop: Callable[[], bool]) -> None:
-    """Put the file as it is now in force; one that is wrong or cannot be read is said, and changes nothing."""
-    logger = logging.getLogger(__name__)
-    try:
-        settings = _read_again(path)
-    except (BridgeError, OSError) as error:
-        for mistake in error.mistakes if isinstance(error, ConfigurationError) else (str(error),):
-            logger.error("The new configuration is wrong; nothing was changed. %s", mistake)  # noqa: TRY400
-        agent.refused_configuration()
-        return
-    try:
-        agent.reload(settings, stop)
-    except (BridgeError, OSError) as error:
-        logger.error(  # noqa: TRY400  # the sentence says it all
-            "The new configuration is not in force as a whole: %s Mend that and send SIGHUP again, or restart.", error
-        )
-        agent.refused_configuration()
-
-
-def _read_again(path: Path | None) -> Settings:
-    """Return the settings of the file as it is now; raise ConfigurationError for one that is just being written."""
-    path = find_config(path, os.environ)
-    if path is None:
-        return load(path)
-    if not path.is_file():
-        return load(path)  # which says what is wrong with it
-    before = path.read_bytes()
-    settings = load(path)
-    if not before.strip():
-        raise ConfigurationError(f"The configuration {path} is empty. Restart the agent if it shall run on defaults.")
-    if path.read_bytes() != before:
-        raise ConfigurationError(f"The configuration {path} was written to while it was read. Send SIGHUP again.")
-    return settings
+    run_agent(settings, find_config(click.get_current_context().params.get("path"), os.environ))
 
 
 @commands.command(short_help="Show a live migration, on a simulated VM.")
@@ -250,7 +190,7 @@ def status(path: Path | None, state_directory: Path | None, *, as_json: bool) ->
 @_option("--json", "as_json", is_flag=True, help="One record a line.")
 def events(directory: Path, limit: int, *, follow: bool, as_json: bool) -> None:
     """List the transition records that this VM's agent wrote, oldest first."""
-    from bridge.cli.record_commands import list_events  # noqa: PLC0415
+    from bridge.cli.events import list_events  # noqa: PLC0415
 
     list_events(directory, limit=limit, follow=follow, as_json=as_json)
 
@@ -274,12 +214,9 @@ def approve(settings: Settings, event_id: str, *, yes: bool) -> int:
 @click.argument("names", metavar="[SINK]...", nargs=-1)
 def send_test(settings: Settings, names: tuple[str, ...]) -> int:
     """Send a record of transition `test` straight to each sink, or to those named."""
-    from bridge.cli.record_commands import send_test as send  # noqa: PLC0415
+    from bridge.cli.send_test import send_test as send  # noqa: PLC0415
 
-    results = send(settings, names)
-    for name, problem in results:
-        click.echo(f"{name}: {'delivered' if problem is None else problem}", err=True)
-    return EXIT_FAILED if any(problem is not None for _, problem in results) else 0
+    return 0 if send(settings, names) else EXIT_FAILED
 
 
 @commands.group(short_help="See and change what is owed to the sinks.")
@@ -304,7 +241,7 @@ _record = _option("--id", "record_id", help="Only the record with this id.")
 @_option("--json", "as_json", is_flag=True, help="One object a line.")
 def list_(directory: Path, sink: str | None, state: str, limit: int, *, as_json: bool) -> None:
     """List what each sink is owed, and why it has not got it."""
-    from bridge.cli.record_commands import list_deliveries  # noqa: PLC0415
+    from bridge.cli.outbox import list_deliveries  # noqa: PLC0415
 
     list_deliveries(directory, sink=sink, state=state, limit=limit, as_json=as_json)
 
@@ -315,15 +252,9 @@ def list_(directory: Path, sink: str | None, state: str, limit: int, *, as_json:
 @_record
 def retry(directory: Path, sink: str | None, record_id: str | None) -> None:
     """Have parked records tried again, and a paused sink at once."""
-    from bridge.outbox.reader import OutboxFile  # noqa: PLC0415
+    from bridge.cli.outbox import retry as retry_records  # noqa: PLC0415
 
-    with OutboxFile(directory) as beside:
-        _require_sink(beside.totals(), sink)
-        count = beside.retry(sink=sink, record_id=record_id)
-        owed = sum(total["pending"] for name, total in beside.totals().items() if sink in (None, name)) - count
-    click.echo(f"{count} parked {_records(count)} will be tried again.", err=True)
-    if owed:
-        click.echo(f"{owed} pending {_records(owed)} as well, at once: a sink that was paused goes on.", err=True)
+    retry_records(directory, sink=sink, record_id=record_id)
 
 
 @outbox.command()
@@ -334,24 +265,9 @@ def retry(directory: Path, sink: str | None, record_id: str | None) -> None:
 @_option("--yes", is_flag=True, help="Do not ask.")
 def discard(directory: Path, sink: str, record_id: str | None, state: str | None, *, yes: bool) -> None:
     """Give up on records that a sink is owed: they are never sent."""
-    from bridge.outbox.reader import OutboxFile  # noqa: PLC0415
+    from bridge.cli.outbox import discard as discard_records  # noqa: PLC0415
 
-    what = f"record {record_id}" if record_id else f"every {state or 'pending and parked'} record"
-    if not yes:
-        click.confirm(f"Discard {what} of {sink}? It is never sent.", abort=True, err=True)
-    with OutboxFile(directory) as beside:
-        _require_sink(beside.totals(), sink)
-        count = beside.discard(sink, state=state, record_id=record_id)
-    click.echo(f"{count} {_records(count)} discarded.", err=True)
-
-
-def _require_sink(known: Mapping[str, object], sink: str | None) -> None:
-    if sink is not None and sink not in known:
-        raise BridgeError(f"The outbox knows no sink called {sink!r}. It knows: {', '.join(known) or 'none'}.")
-
-
-def _records(count: int) -> str:
-    return "record" if count == 1 else "records"
+    discard_records(directory, sink=sink, record_id=record_id, state=state, yes=yes)
 
 
 @commands.command(short_help="Play a scenario as a simulated IMDS.")
@@ -369,6 +285,7 @@ def simulate(*, list_scenarios: bool, **options: Any) -> None:
 
     /control on its port adds, starts and cancels events; the README has its routes.
     """
+    from bridge.cli.run import STOP_SIGNALS  # noqa: PLC0415
     from bridge.testing.scenario import load_scenario, scenario_names  # noqa: PLC0415
     from bridge.testing.serving import ServeOptions, serve  # noqa: PLC0415
 
@@ -377,7 +294,7 @@ def simulate(*, list_scenarios: bool, **options: Any) -> None:
             click.echo(f"{name:<24} {load_scenario(name).description}")
         return
     stop = threading.Event()
-    for number in _STOPS:
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: stop.set())
     serve(ServeOptions(**options), stop=stop, say=partial(click.echo, err=True))
 

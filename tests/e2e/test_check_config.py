@@ -15,9 +15,7 @@ from pathlib import Path
 import pytest
 
 from bridge.approval.signing import generate_key
-from bridge.cli import commands
 from bridge.cli.check_warnings import Reader
-from bridge.errors import OutboxError
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.portal import PortalStub
 from bridge.testing.private_ca import PrivateCa
@@ -406,38 +404,3 @@ def test_a_file_that_is_not_there_is_78_and_a_directory_wrong_usage(agent):
     code, out, err = agent.call("check-config")
     assert (code, out) == (78, "")
     assert "Is a directory" in err
-
-
-class Refusing:
-    """An agent that cannot put a configuration in force."""
-
-    refused = 0
-
-    def __init__(self, error):
-        self.error = error
-
-    def reload(self, *_):
-        raise self.error
-
-    def refused_configuration(self):
-        self.refused += 1
-
-
-@pytest.mark.parametrize("error", [OutboxError("The outbox failed."), PermissionError(13, "Permission denied")])
-def test_a_reload_that_fails_on_the_way_is_said_and_does_not_end_the_agent(tmp_path, caplog, error):
-    config = tmp_path / "config.toml"
-    config.write_text("stop_grace_seconds = 1\n")
-    agent = Refusing(error)
-    commands._reload(agent, config, lambda: False)
-    assert agent.refused == 1
-    (said,) = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert "not in force as a whole" in said.message
-
-
-def test_a_file_that_was_emptied_is_not_taken_for_one_without_settings(tmp_path, caplog):
-    config = tmp_path / "config.toml"
-    config.write_text(" \n")
-    agent = Refusing(AssertionError("It was to change nothing."))
-    commands._reload(agent, config, lambda: False)
-    assert agent.refused == 1
-    assert "is empty" in caplog.text

@@ -12,7 +12,8 @@ def run(code):
 
 def test_command_line_is_imported_without_it_and_without_a_warning():
     done = run(
-        f"import sys, bridge.cli.commands; print({GUESSERS}); import requests; print(requests.Response().apparent_encoding)"
+        f"import sys, bridge.cli.commands; print({GUESSERS});"
+        "import requests; print(requests.Response().apparent_encoding)"
     )
     assert (done.stdout, done.stderr) == ("set()\nutf-8\n", "")
 
