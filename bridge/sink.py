@@ -27,10 +27,11 @@ from bridge.errors import BridgeError, DeadlineExceeded, DeliveryError, Delivery
 from bridge.events.environment import ENVIRONMENT_PREFIX, environment_of
 from bridge.events.event import URGENT_EVENT_TYPES, ScheduledEvent, VmIdentity, encode
 from bridge.events.record import Evidence, Transition, TransitionRecord
+from bridge.http.failures import causes, root_cause
 from bridge.http.session import DeadlineSession, ResponseTooLarge, retry_after_seconds
 from bridge.system.process import Ending, Finished, Runner, find_program
 from bridge.system.secrets import Secret, masked
-from bridge.text import excerpt
+from bridge.text import duration, excerpt, one_line
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -53,14 +54,18 @@ __all__ = [
     "Transition",
     "TransitionRecord",
     "VmIdentity",
+    "causes",
+    "duration",
     "encode",
     "environment_of",
     "excerpt",
     "find_program",
     "format_time",
     "masked",
+    "one_line",
     "parse_time",
     "retry_after_seconds",
+    "root_cause",
 ]
 
 

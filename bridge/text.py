@@ -1,12 +1,44 @@
-"""Text for people: one line, printable, of a bounded length."""
+"""Text for people: one printable line of bounded length, a duration in words, the nearest known word.
+
+What a peer, a file or a program has written goes through `one_line` before it is shown: a line break could forge a
+log line, and an escape sequence could move the cursor of a terminal.
+"""
 
 from __future__ import annotations
 
-_EXCERPT_CHARACTERS = 256
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+EXCERPT_CHARACTERS = 256
+_UNITS = (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1))
+
+
+def one_line(text: str, limit: int | None = None) -> str:
+    """Return the first *limit* characters of *text* with a space in place of each that is not printable."""
+    return "".join(character if character.isprintable() else " " for character in text[:limit])
 
 
 def excerpt(body: bytes) -> str:
     """Return at most 256 characters of *body* on one line, fit for a message."""
-    text = body[: 4 * _EXCERPT_CHARACTERS].decode("utf-8", "replace")
-    line = "".join(character if character.isprintable() else " " for character in text)
-    return line[:_EXCERPT_CHARACTERS]
+    return one_line(body[: 4 * EXCERPT_CHARACTERS].decode("utf-8", "replace"), EXCERPT_CHARACTERS)
+
+
+def duration(seconds: float) -> str:
+    """Return whole *seconds* in their two largest units: "45 s", "12 min 30 s", "3 h 5 min", "2 d 4 h"."""
+    whole = max(int(seconds), 0)
+    for unit, size, next_unit, next_size in _UNITS:
+        if whole >= size:
+            rest = whole % size // next_size
+            return f"{whole // size} {unit} {rest} {next_unit}" if rest else f"{whole // size} {unit}"
+    return f"{whole} s"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" for the known word most like *word*, or nothing when none is near."""
+    spelled = {_folded(each): each for each in known}
+    found = get_close_matches(_folded(word), sorted(spelled), n=1)
+    return f" Did you mean {spelled[found[0]]!r}?" if found else ""
+
+
+def _folded(word: str) -> str:
+    return word.lower().replace("-", "_")

@@ -7,13 +7,11 @@ Control characters are escaped: a description cannot forge a line or paint a ter
 from __future__ import annotations
 
 import re
-from itertools import pairwise
 
-from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord
+from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord, duration
 
 _MOST_NAMES = 5
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_UNITS = (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1))
 
 #: A Redeploy is announced ten minutes ahead; only a predicted failure comes earlier than this.
 _PREDICTED_SECONDS = 3_600
@@ -59,17 +57,8 @@ def _when(record: TransitionRecord, event: ScheduledEvent) -> str:
     left = record.notice_seconds
     if left is None:
         return f", not before {moment}"
-    return f", not before {moment}, " + (f"in {duration(left)}" if left > 0 else f"{duration(-left)} ago")
-
-
-def duration(seconds: float) -> str:
-    """Return *seconds* in its two largest units: ``14 min 55 s``, ``6 d 23 h``."""
-    left = round(seconds)
-    for (unit, size), (next_unit, next_size) in pairwise(_UNITS):
-        if left >= size:
-            rest = left % size // next_size
-            return f"{left // size} {unit}" + (f" {rest} {next_unit}" if rest else "")
-    return f"{left} s"
+    words = duration(abs(round(left)))
+    return f", not before {moment}, " + (f"in {words}" if left > 0 else f"{words} ago")
 
 
 def _change(record: TransitionRecord) -> str:

@@ -19,6 +19,8 @@ from typing import Any
 
 import msgspec
 
+from bridge.text import one_line
+
 MAX_REASON_CHARACTERS = 256
 MAX_EVENT_ID_CHARACTERS = 256
 #: The end of the year 9999, the last that a datetime can be.
@@ -178,4 +180,4 @@ def _reason(members: dict[str, Any]) -> str | None:
         return None
     if type(value) is not str:
         raise ClaimsMalformed("reason is not a text")
-    return "".join(character if character.isprintable() else " " for character in value[:MAX_REASON_CHARACTERS])
+    return one_line(value, MAX_REASON_CHARACTERS)

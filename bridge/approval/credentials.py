@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from bridge.config.approval import RemoteSettings
 from bridge.errors import CredentialFailed, DeliveryFailed
 from bridge.system.secrets import Secret
-from bridge.text import excerpt
+from bridge.text import EXCERPT_CHARACTERS, one_line
 
 ENTRA_DEADLINE_SECONDS = 10.0
 #: So long before it expires a token is replaced; or at half its life, when that is short.
@@ -188,7 +188,7 @@ def _unavailable(error: Exception) -> CredentialFailed:
     # What follows differs from try to try, and would make a log line of each.
     said = str(error).strip().partition("\n")[0].partition(" Trace ID:")[0]
     failed = CredentialFailed(
-        f"Entra ID gave no token for approval.remote.entra_scope: {excerpt(said.encode('utf-8', 'replace'))} "
+        f"Entra ID gave no token for approval.remote.entra_scope: {one_line(said, EXCERPT_CHARACTERS)} "
         "Check the scope, and that this VM has a managed identity.",
         needs_attention=True,
     )

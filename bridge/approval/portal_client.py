@@ -11,9 +11,7 @@ http, which is allowed there alone, would show it the token.
 from __future__ import annotations
 
 import http.client
-import ipaddress
 import ssl
-from collections.abc import Iterator
 from typing import Annotated, NoReturn
 from urllib.parse import quote, urlsplit
 
@@ -24,8 +22,9 @@ from msgspec import Meta
 from bridge.approval.credentials import PortalCredential, credential_of
 from bridge.config.approval import RemoteSettings
 from bridge.errors import ConfigurationError, CredentialFailed, DeadlineExceeded, PortalFailed
+from bridge.http.failures import is_loopback, root_cause
 from bridge.http.session import DeadlineSession, ResponseTooLarge, retry_after_seconds
-from bridge.text import excerpt
+from bridge.text import EXCERPT_CHARACTERS, one_line
 
 #: A request may last so much longer than the portal may hold it.
 GRACE_SECONDS = 10.0
@@ -67,8 +66,8 @@ class PortalClient:
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         parts = urlsplit(remote.url)
-        is_loopback = _is_loopback(parts.hostname or "")
-        if parts.scheme != "https" and not is_loopback:
+        is_local = is_loopback(parts.hostname or "")
+        if parts.scheme != "https" and not is_local:
             raise ConfigurationError(
                 f"approval.remote.url begins with {parts.scheme}:// and leads to another machine; use https."
             )
@@ -80,7 +79,7 @@ class PortalClient:
         self._is_closed = False
         self._session = DeadlineSession()
         self._session.headers.update({"User-Agent": "scheduled-events-bridge", "Accept-Encoding": "identity"})
-        self._proxies = {} if is_loopback else requests.utils.get_environ_proxies(self._url)
+        self._proxies = {} if is_local else requests.utils.get_environ_proxies(self._url)
 
     def ask(self, vm_id: str, *, index: int) -> PortalAnswer:
         """Return what there is for *vm_id* after *index*; a 204 reads as that index and nothing. Raise PortalFailed."""
@@ -166,7 +165,7 @@ class PortalClient:
             ) from error
 
     def _unreachable(self, error: Exception) -> PortalFailed:
-        cause = list(_chain(error))[-1]
+        cause = root_cause(error)
         is_tls = isinstance(error, requests.exceptions.SSLError) and not isinstance(cause, _BROKEN_OFF)
         # The file of a certificate is not there: requests says so itself, before there is a connection.
         is_ours = not isinstance(error, requests.RequestException) or isinstance(error, ValueError)
@@ -184,26 +183,9 @@ _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError, Timeout
 def _words(error: Exception, cause: BaseException) -> str:
     """Return what went wrong without anything that a peer has said or that stands in a header."""
     if isinstance(error, requests.exceptions.InvalidProxyURL):
-        return excerpt(str(error).encode())
+        return one_line(str(error), EXCERPT_CHARACTERS)
     if isinstance(cause, http.client.RemoteDisconnected):
         return "it closed the connection without an answer"
     if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException):
-        return excerpt((str(cause) or type(cause).__name__).encode("utf-8", "replace"))
+        return one_line(str(cause) or type(cause).__name__, EXCERPT_CHARACTERS)
     return type(cause).__name__
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield *error*, what caused it, and so on; urllib3 keeps a cause in ``reason`` as well."""
-    seen: list[BaseException] = []
-    following: object = error
-    while isinstance(following, BaseException) and not any(following is each for each in seen):
-        seen.append(following)
-        yield following
-        following = following.__cause__ or following.__context__ or getattr(following, "reason", None)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

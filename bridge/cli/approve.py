@@ -29,6 +29,7 @@ from bridge.events.event import ScheduledEvent
 from bridge.outbox.approvals import StoredDecision, cli_decision
 from bridge.outbox.locks import DirectoryLock
 from bridge.outbox.reader import OutboxFile
+from bridge.text import one_line
 
 if sys.platform != "win32":
     import pwd
@@ -82,7 +83,7 @@ def describe(event: ScheduledEvent) -> str:
         f"Approving it is consent for every VM it names ({len(names)}), and it may start at once:",
         *(f"  {name}" for name in names),
     ]
-    return "\n".join("".join(c if c.isprintable() else " " for c in line) for line in lines)
+    return "\n".join(map(one_line, lines))
 
 
 @contextmanager

@@ -13,9 +13,9 @@ import click
 from bridge.cli.check_files import local_problems, who
 from bridge.cli.check_warnings import Reader, agent_reader, unreadable_files, warnings
 from bridge.cli.decide import describe_approval
-from bridge.cli.terminal import plain
 from bridge.config.loader import Settings, SinkSettings
 from bridge.health.probe import is_held
+from bridge.text import one_line
 
 _EVERYTHING = "every transition, type and source"
 
@@ -35,9 +35,9 @@ def check_settings(settings: Settings, directory: Path, *, connect: bool, config
         click.echo(line)
     unreadable = [] if reader is None else unreadable_files(settings, reader, config)
     for warning in (*warnings(settings), *unreadable):
-        click.echo(f"Warning: {plain(warning)}")
+        click.echo(f"Warning: {one_line(warning)}")
     for problem in problems:
-        click.echo(f"Wrong: {problem.where}: {plain(problem.said)}")
+        click.echo(f"Wrong: {problem.where}: {one_line(problem.said)}")
     broken = {problem.sink for problem in problems if problem.sink is not None}
     is_reached = not connect or _try(settings, is_running=is_running, broken=broken)
     return not problems and is_reached
@@ -76,7 +76,7 @@ def _try(settings: Settings, *, is_running: bool, broken: set[str]) -> bool:
 
     is_reached = True
     for tried in try_destinations(settings, is_running=is_running, broken=broken):
-        said = plain(tried.said)
+        said = one_line(tried.said)
         click.echo(f"{tried.name}: {'FAILED: ' if tried.is_wrong else ''}{said}")
         is_reached = is_reached and not tried.is_wrong
     return is_reached

@@ -7,7 +7,6 @@ control list, such as systemd's credentials, is passed over, because there the m
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import stat
 import sys
@@ -19,6 +18,7 @@ import msgspec
 from bridge.config.loader import Settings, SinkSettings
 from bridge.config.quoting import sounds_secret
 from bridge.events.record import Transition
+from bridge.http.failures import is_loopback
 
 if sys.platform != "win32":
     import pwd
@@ -49,18 +49,11 @@ def _about_the_agent(settings: Settings) -> Iterator[str]:
             f"{Path(directory).absolute()}. Write the whole path."
         )
     address = settings.status.address
-    if address is not None and not _is_loopback(address[0]):
+    if address is not None and not is_loopback(address[0]):
         yield (
             f"status.listen is {settings.status.listen!r}: whoever reaches that address can read health and metrics. "
             "There is no password."
         )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _about_heartbeats(settings: Settings) -> Iterator[str]:

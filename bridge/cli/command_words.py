@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-_MINUTE, _HOUR, _DAY = 60, 3_600, 86_400
+from bridge.text import duration
+
+_MINUTE, _HOUR = 60, 3_600
 _KIB = 1_024
 
 
@@ -20,20 +22,6 @@ def ago(seconds: float) -> str:
     if _MINUTE <= seconds < _HOUR:
         return f"{int(seconds // _MINUTE)} min ago"
     return f"{seconds:.1f} s ago" if 0 <= seconds < 1 else f"{duration(seconds)} ago"
-
-
-def duration(seconds: float) -> str:
-    """Return *seconds* in the two largest units that count: "45 s", "12 min 30 s", "3 h 5 min", "2 d 4 h"."""
-    whole = max(int(seconds), 0)
-    for unit, name, smaller, smaller_name in (
-        (_DAY, "d", _HOUR, "h"),
-        (_HOUR, "h", _MINUTE, "min"),
-        (_MINUTE, "min", 1, "s"),
-    ):
-        if whole >= unit:
-            rest = whole % unit // smaller
-            return f"{whole // unit} {name} {rest} {smaller_name}" if rest else f"{whole // unit} {name}"
-    return f"{whole} s"
 
 
 def utc(moment: datetime) -> str:

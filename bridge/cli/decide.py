@@ -24,6 +24,7 @@ from bridge.errors import BridgeError
 from bridge.events.event import ScheduledEvent
 from bridge.events.record import Transition, TransitionRecord, decode_record
 from bridge.imds.document import parse_document
+from bridge.text import one_line
 
 DEFAULT_KEY_NAME = "decisions.key"
 _OVER = frozenset({Transition.COMPLETED, Transition.CANCELED, Transition.ENDED})
@@ -101,17 +102,17 @@ def decide(
         reason=reason,
     )
     until = format_time(now + timedelta(seconds=valid_seconds))
-    click.echo(_told(f"{decision} until {until}, for VM {addressee}: {_what(chosen.event)}"), err=True)
+    click.echo(one_line(f"{decision} until {until}, for VM {addressee}: {_what(chosen.event)}"), err=True)
     if chosen.is_over or chosen.event.event_status != "Scheduled":
         state = "over" if chosen.is_over else chosen.event.event_status
-        click.echo(_told(f"The event is {state} by this file: an agent that sees the same refuses."), err=True)
+        click.echo(one_line(f"The event is {state} by this file: an agent that sees the same refuses."), err=True)
     return token
 
 
 def find_event(content: bytes, event_id: str | None) -> Candidate:
     """Return the event called *event_id* in *content*, or the only one; raise EventNotFound when it is not clear."""
     found = _candidates(content.removeprefix(codecs.BOM_UTF8))
-    has = f"It has: {', '.join(map(_told, found)) or 'none with an EventId'}."
+    has = f"It has: {', '.join(map(one_line, found)) or 'none with an EventId'}."
     if event_id is not None and event_id not in found:
         raise EventNotFound(f"The file has no event {event_id!r}. {has}")
     if event_id is None and len(found) != 1:
@@ -165,11 +166,6 @@ def _records(content: bytes) -> list[TransitionRecord]:
 def _what(event: ScheduledEvent) -> str:
     when = f"not before {event.not_before_raw}" if event.not_before_raw else "no NotBefore"
     return f"{event.event_type or 'an event'} {event.event_id} of {', '.join(event.resources or ()) or 'no VM'}, {when}"
-
-
-def _told(text: str) -> str:
-    # names come from a file: they may not move the cursor
-    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def describe_approval(approval: ApprovalSettings | None) -> list[str]:

@@ -27,13 +27,14 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge import logs
-from bridge.cli.demo_words import in_words, meaning, on_call, this_command
+from bridge.cli.demo_words import meaning, on_call, this_command
 from bridge.clock import parse_time, utc_now
 from bridge.config.loader import SinkSettings
 from bridge.events.event import ScheduledEvent
 from bridge.events.record import Transition, TransitionRecord
 from bridge.sink import Sink, SinkConfig
 from bridge.testing import Change, Scenario, Simulator
+from bridge.text import duration
 
 _MOST_COLUMNS = 78
 _WIDE_COLUMNS = 60
@@ -213,7 +214,7 @@ class Screen:
         if event.not_before is None:
             return "It is under way; the document no longer says when it ends."
         left = (event.not_before - now).total_seconds()
-        real = in_words(left * self._simulator.world.speed)
+        real = duration(round(left * self._simulator.world.speed))
         return f"NotBefore in {left:.1f} s (in Azure: {real})" if left > 0 else "NotBefore is now."
 
     def _timeline(self, now: datetime) -> Text:

@@ -15,7 +15,6 @@ from pathlib import Path
 from bridge.events.record import Transition, TransitionRecord
 
 _NAME = "scheduled-events-bridge"
-_MINUTE_SECONDS = 60
 
 _ON_CALL = {
     Transition.SCHEDULED: "On call: nothing is down; drain what cannot bear a pause.",
@@ -47,12 +46,6 @@ def meaning(record: TransitionRecord) -> str:
 def on_call(record: TransitionRecord) -> str:
     """Return what somebody on call would do now; empty where nothing is to be done."""
     return _ON_CALL.get(record.transition, "")
-
-
-def in_words(seconds: float) -> str:
-    """Return a countdown for a reader: ``9 min 36 s``, ``6 s``."""
-    minutes, rest = divmod(round(max(seconds, 0.0)), _MINUTE_SECONDS)
-    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
 def this_command(program: str, arguments: Sequence[str]) -> str:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from bridge.cli.command_words import ago, countdown, counted, duration, size, utc
+from bridge.cli.command_words import ago, countdown, counted, size, utc
 from bridge.cli.status_report import ApprovalReport, DecisionReport, EventReport, SinkReport, StatusReport
-from bridge.cli.terminal import Table, plain, styled, wrapped
+from bridge.cli.terminal import Table, styled, wrapped
 from bridge.clock import parse_time
 from bridge.health.probe import EVENTS_UNKNOWN
+from bridge.text import duration, one_line
 
 _LABEL = "{:<7}"
 _INDENT = " " * 7
@@ -243,7 +244,7 @@ def _state_of(sink: SinkReport) -> str:
 
 def _sink_cells(sink: SinkReport) -> tuple[str, ...]:
     oldest = duration(sink.oldest_pending_seconds) if sink.pending else ""
-    return plain(sink.name), _state_of(sink), str(sink.pending), oldest, str(sink.parked), str(sink.delivered)
+    return one_line(sink.name), _state_of(sink), str(sink.pending), oldest, str(sink.parked), str(sink.delivered)
 
 
 def _moment(text: str, now: datetime, *, seconds_ago: float | None = None) -> str:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 
 import click
 
+from bridge.text import one_line
+
 
 class Table:
     """Prints rows under *header*, which comes with the first of them; *widths* are the least to begin with."""
@@ -30,7 +32,7 @@ class Table:
 
     def lines(self, rows: Iterable[Sequence[str]]) -> list[str]:
         """Return *rows* as lines, the header before the first of all."""
-        cells = [tuple(map(plain, row)) for row in rows]
+        cells = [tuple(map(one_line, row)) for row in rows]
         if not cells:
             return []
         self._widths = [max(map(len, column), default=0) for column in zip(*cells, self._least(), strict=True)]
@@ -43,11 +45,6 @@ class Table:
 
     def _line(self, cells: Sequence[str]) -> str:
         return "  ".join(cell.ljust(width) for cell, width in zip(cells, self._widths, strict=True)).rstrip()
-
-
-def plain(text: str) -> str:
-    """Return *text* without what could move the cursor: a description or an error comes from elsewhere."""
-    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def styled(text: str, *, bold: bool = False, colour: str | None = None) -> str:
@@ -64,7 +61,7 @@ def wrapped(text: str, *, indent: str = "", first: str | None = None) -> list[st
     """
     first = indent if first is None else first
     if not sys.stdout.isatty():
-        return [f"{first}{plain(text)}"]
+        return [f"{first}{one_line(text)}"]
     width = max(shutil.get_terminal_size().columns, 40)
-    lines = textwrap.wrap(plain(text), width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+    lines = textwrap.wrap(one_line(text), width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
     return lines or [first.rstrip()]

@@ -7,7 +7,6 @@ What needs no file is checked when a value is made; the files of the keys are lo
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from msgspec import Meta
 from bridge.config.toml import Check, Problems, convert
 from bridge.config.trusted_keys import TrustedKey, key_mistakes
 from bridge.events.event import check_event_source, check_event_type
+from bridge.http.failures import is_loopback
 
 _LONGEST_SECONDS = 315_360_000
 _LONGEST_COMMAND_SECONDS = 86_400
@@ -43,15 +43,8 @@ def _portal_url(value: str) -> None:
         raise ValueError(wanted)
     if not (value.isascii() and value.isprintable()) or any(map(str.isspace, value)):
         raise ValueError(wanted)
-    if parts.scheme == "http" and not _is_loopback(parts.hostname or ""):
+    if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise ValueError(wanted, " Plain http goes to a loopback address only: anybody on the way could withhold.")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _entra_scope(value: str) -> None:

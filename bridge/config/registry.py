@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
 from bridge.config.quoting import shown
 from bridge.errors import ConfigurationError, UnknownSinkType
 from bridge.sink import Sink, SinkConfig
+from bridge.text import nearest
 
 GROUP = "scheduled_events_bridge.sinks"
 
@@ -58,10 +58,8 @@ def _without_extras(entry: EntryPoint) -> str:
 
 def _unknown(type_name: str) -> str:
     names = installed()
-    near = get_close_matches(type_name.lower(), names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
     listed = ", ".join(names) or "none (is scheduled-events-bridge installed, or only copied?)"
-    return f"No sink type is called {shown('type', type_name)}.{hint} Installed: {listed}."
+    return f"No sink type is called {shown('type', type_name)}.{nearest(type_name, names)} Installed: {listed}."
 
 
 def _attribute(type_name: str, target: str) -> object:
@@ -74,8 +72,7 @@ def _attribute(type_name: str, target: str) -> object:
     found: object = _module(type_name, module_name)
     for part in path.split("."):
         if not hasattr(found, part):
-            near = get_close_matches(part, dir(found), n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = nearest(part, dir(found))
             raise UnknownSinkType(f"Sink type {type_name!r}: {module_name!r} has no class {path!r}.{hint}")
         found = getattr(found, part)
     return found

@@ -16,11 +16,12 @@ from msgspec import Meta
 from bridge.config import registry
 from bridge.config.quoting import shown
 from bridge.config.settings import LONGEST_SECONDS, SinkSettings
-from bridge.config.toml import Check, Problems, convert, join, nearest
+from bridge.config.toml import Check, Problems, convert, join
 from bridge.errors import ConfigurationError
 from bridge.events.event import check_event_source, check_event_type
 from bridge.events.record import Transition
 from bridge.sink import Sink, SinkConfig
+from bridge.text import nearest
 
 DEFAULT_SINKS: tuple[Mapping[str, Any], ...] = ({"type": "stdout"},)
 

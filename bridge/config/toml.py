@@ -12,8 +12,7 @@ import math
 import re
 import types as builtin_types
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +20,7 @@ from msgspec import inspect as types
 
 from bridge.config.quoting import MOST_SHOWN, shown, sounds_secret
 from bridge.errors import BridgeError
+from bridge.text import nearest
 
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -65,12 +65,6 @@ def join(path: str, key: str) -> str:
     """Return the path of *key* in the table at *path*, quoted where TOML would quote it."""
     quoted = key if _BARE_KEY.fullmatch(key) else repr(key[:MOST_SHOWN])
     return f"{path}.{quoted}" if path else quoted
-
-
-def nearest(word: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?", or nothing when no known word is near."""
-    near = get_close_matches(word.lower().replace("-", "_"), list(known), n=1)
-    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def convert(

@@ -40,6 +40,7 @@ from collections.abc import Iterable
 from bridge.clock import format_time
 from bridge.events.event import ScheduledEvent
 from bridge.events.record import TransitionRecord
+from bridge.text import one_line
 
 #: What the name of each variable begins with.
 ENVIRONMENT_PREFIX = "SCHEDULED_EVENT_"
@@ -71,7 +72,7 @@ def environment_of(record: TransitionRecord, *, rule: str | None = None) -> dict
     }
     limits = {"RESOURCES": _MOST_NAME_CHARACTERS}
     return {
-        ENVIRONMENT_PREFIX + name: _one_line(value or "", limits.get(name, _MOST_CHARACTERS))
+        ENVIRONMENT_PREFIX + name: one_line(value or "", limits.get(name, _MOST_CHARACTERS))
         for name, value in values.items()
     }
 
@@ -106,7 +107,3 @@ def _joined(names: Iterable[str]) -> str:
             break
         fitting.append(name)
     return ",".join(fitting)
-
-
-def _one_line(value: str, most_characters: int) -> str:
-    return "".join(character if character.isprintable() else " " for character in value[:most_characters])

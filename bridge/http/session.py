@@ -34,6 +34,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from bridge.errors import DeadlineExceeded
+from bridge.http.failures import causes
 
 #: What a call may answer with unless it says otherwise.
 MAX_BODY_BYTES = 1024 * 1024
@@ -42,6 +43,8 @@ _CHUNK_BYTES = 64 * 1024
 
 #: Sent again after a keep-alive connection turns out to be closed: RFC 9110 section 9.2.2, without those that write.
 _RESENT_METHODS = frozenset({"GET", "HEAD"})
+
+_DISCONNECTS = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 class ResponseTooLarge(requests.RequestException):
@@ -441,14 +444,7 @@ def _close_half_made(exc: BaseException) -> None:
 
 def _is_disconnect(exc: BaseException) -> bool:
     """Return whether the peer hung up: reset, or closed without a byte of answer (RemoteDisconnected is a reset)."""
-    seen: list[Any] = [exc]
-    while seen:
-        cause = seen.pop()
-        if isinstance(cause, (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError, ssl.SSLZeroReturnError)):
-            return True
-        seen.extend(part for part in getattr(cause, "args", ()) if isinstance(part, BaseException))
-        seen.extend(part for part in (getattr(cause, "reason", None),) if isinstance(part, BaseException))
-    return False
+    return any(isinstance(cause, _DISCONNECTS) for cause in causes(exc))
 
 
 def _raise_if_cut(call: _Call, request: requests.PreparedRequest, exc: Exception | None) -> None:

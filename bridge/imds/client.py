@@ -21,11 +21,12 @@ import requests
 from bridge.config.settings import ImdsSettings
 from bridge.errors import ConfigurationError, DeadlineExceeded, DocumentInvalid, ImdsStatus, ImdsUnreachable
 from bridge.events.event import Document, Incarnation, VmIdentity
+from bridge.http.failures import root_cause
 from bridge.http.session import DeadlineSession, ResponseTooLarge, retry_after_seconds
 from bridge.imds.discovery import find_endpoint
 from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_document, parse_identity
 from bridge.system.ephemeral_disk import parse_os_disk
-from bridge.text import excerpt
+from bridge.text import EXCERPT_CHARACTERS, excerpt, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -178,8 +179,8 @@ def client_of(settings: ImdsSettings, *, at_most_seconds: float | None = None) -
 
 def _reason(error: BaseException) -> str:
     """Return the innermost reason: requests and urllib3 wrap it in texts about their own objects."""
-    while not isinstance(error, DeadlineExceeded) and (inner := error.__cause__ or error.__context__) is not None:
-        error = inner
+    if not isinstance(error, DeadlineExceeded):
+        error = root_cause(error)
     return (str(error) or type(error).__name__).rstrip(".")
 
 
@@ -199,4 +200,4 @@ def _newest_versions(response: requests.Response) -> str:
         return ""
     versions = answer.get("newest-versions") if isinstance(answer, dict) else None
     named = [version for version in versions if isinstance(version, str)] if isinstance(versions, list) else []
-    return excerpt(", ".join(named[:10]).encode("utf-8", "replace"))
+    return one_line(", ".join(named[:10]), EXCERPT_CHARACTERS)

@@ -34,6 +34,7 @@ from typing import Any
 import msgspec
 
 from bridge.system.process_group import CAN_ASK, ask_to_end, environment_of, has_ended, kill, session, start
+from bridge.text import one_line
 
 _TAIL_BYTES = 4096
 _TAIL_CHARACTERS = 256
@@ -185,7 +186,9 @@ class _Run:
         finally:
             self._let_go()
         return Finished(
-            ending=self._ending or Ending.ITSELF, exit_code=self._process.returncode, error_output=_one_line(self._tail)
+            ending=self._ending or Ending.ITSELF,
+            exit_code=self._process.returncode,
+            error_output=_tail_line(self._tail),
         )
 
     def end(self, ending: Ending, *, notice_seconds: float) -> None:
@@ -278,7 +281,5 @@ class _Run:
         return all(found != self._stop_reading for found, _ in waiting.poll())
 
 
-def _one_line(output: bytes) -> str:
-    text = output.decode("utf-8", "replace")
-    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
-    return line[-_TAIL_CHARACTERS:]
+def _tail_line(output: bytes) -> str:
+    return " ".join(one_line(output.decode("utf-8", "replace")).split())[-_TAIL_CHARACTERS:]

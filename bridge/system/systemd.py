@@ -12,6 +12,8 @@ import socket
 import time
 from collections.abc import Callable, MutableMapping
 
+from bridge.text import one_line
+
 logger = logging.getLogger(__name__)
 
 _MICROSECONDS = 1_000_000
@@ -34,8 +36,7 @@ class SystemdNotifier:
     def ready(self, status: str) -> None:
         """Say that the agent has started, and in *status* what it does; one line."""
         # A line of its own would be an order of its own.
-        line = "".join(character if character.isprintable() else " " for character in status)
-        self._send(f"READY=1\nSTATUS={line}")
+        self._send(f"READY=1\nSTATUS={one_line(status)}")
 
     def stopping(self, within_seconds: float) -> None:
         """Say that the agent is about to end, and that it may take so long, whatever the unit file allows."""

@@ -32,8 +32,9 @@ from bridge.testing.faults import TARGETS, read_fault
 from bridge.testing.imds_api import Answer, Request
 from bridge.testing.scenario import load_scenario, scenario_names
 from bridge.testing.steps import placed
-from bridge.testing.table import Table, WrongRequest, nearest, one_of
+from bridge.testing.table import Table, WrongRequest, one_of
 from bridge.testing.world import World
+from bridge.text import nearest
 
 CONTROL_PATH = "/control"
 

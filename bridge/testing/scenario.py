@@ -16,8 +16,9 @@ from bridge.errors import ScenarioError
 from bridge.testing.clock import ManualClock
 from bridge.testing.scenario_file import parse_steps
 from bridge.testing.steps import Step
-from bridge.testing.table import nearest, one_of
+from bridge.testing.table import one_of
 from bridge.testing.world import World
+from bridge.text import nearest
 
 _SUFFIX = ".toml"
 _FOREVER_SECONDS = 3e9

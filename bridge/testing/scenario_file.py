@@ -38,7 +38,8 @@ from bridge.testing.steps import (
     Tell,
     Update,
 )
-from bridge.testing.table import Table, nearest, one_of, shown
+from bridge.testing.table import Table, one_of, shown
+from bridge.text import nearest
 
 if sys.version_info >= (3, 11):
     import tomllib

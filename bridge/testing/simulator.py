@@ -11,7 +11,6 @@ steers the simulator.
 
 from __future__ import annotations
 
-import ipaddress
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+from bridge.http.failures import is_loopback
 from bridge.testing.clock import Clock
 from bridge.testing.control import CONTROL_PATH, Control, RequestSeen
 from bridge.testing.faults import Fault
@@ -175,18 +175,9 @@ def parse_listen(listen: str, *, allow_remote: bool) -> tuple[str, int]:
     host = host.strip("[]")
     if not colon or not host or not port.isdecimal() or int(port) > _LARGEST_PORT:
         raise WrongRequest(f"listen = {listen!r} must be HOST:PORT, for example 127.0.0.1:8169 (port 0: any free one).")
-    if not allow_remote and not _is_loopback(host):
+    if not allow_remote and not is_loopback(host):
         raise WrongRequest(
             f"listen = {listen!r} is not a loopback address, and whoever reaches the port steers the simulator. "
             "Use 127.0.0.1, or allow remote clients explicitly."
         )
     return host, int(port)
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -6,12 +6,12 @@ It is the simulator's own: the agent's configuration parser stands on the other 
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 from bridge.errors import BridgeError
+from bridge.text import nearest
 
 _SHOWN_CHARACTERS = 80
 _MAX_NUMBER = 1e9
@@ -115,12 +115,6 @@ def shown(value: object) -> str:
     """Return *value* for a message, cut to a length that a person reads."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
-
-
-def nearest(name: str, options: Collection[str]) -> str:
-    """Return a sentence with the option most like *name*, or nothing."""
-    found = difflib.get_close_matches(name, sorted(options), n=1)
-    return f" Did you mean {found[0]!r}?" if found else ""
 
 
 def one_of(options: Collection[str]) -> str:

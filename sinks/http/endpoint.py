@@ -35,9 +35,10 @@ from bridge.sink import (
     excerpt,
     masked,
     retry_after_seconds,
+    root_cause,
 )
 from sinks.http.config import HttpConfig, check_header, http_url, origin
-from sinks.http.errors import bare, innermost, is_about_settings, is_about_tls, never_sent, tokens
+from sinks.http.errors import bare, is_about_settings, is_about_tls, never_sent, tokens
 
 __all__ = ["Endpoint", "HttpConfig", "http_url", "origin", "parse_json"]
 
@@ -202,7 +203,7 @@ class Endpoint:
         if isinstance(error, DeadlineExceeded):
             said = f"{self.shown} gave no answer within {limit:g} s."
             return DeliveryFailed(said, uncertain=is_uncertain, reason="timeout")
-        cause = innermost(error)
+        cause = root_cause(error)
         text = excerpt(self.mask(str(cause) or type(cause).__name__).encode())
         if "Tunnel connection failed: 407" in text:
             said = f"{self.shown}: the proxy refused. {_NEEDS_A_PERSON[407]}"

@@ -12,6 +12,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import requests
 
+from bridge.sink import causes, root_cause
+
 #: A shorter part of a URL is a word like "hook", which says nothing.
 _SHORTEST_TOKEN = 6
 #: The peer hung up under TLS: a broken connection, no quarrel about certificates.
@@ -20,26 +22,21 @@ _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError)
 _UNCONNECTED = frozenset({"NewConnectionError", "ConnectTimeoutError", "NameResolutionError", "ProxyError"})
 
 
-def innermost(error: BaseException) -> BaseException:
-    """Return the first cause of *error*."""
-    return list(_chain(error))[-1]
-
-
 def never_sent(error: BaseException) -> bool:
     """Return whether no byte of the request can have reached the peer: no name, no connection, no trust."""
-    names = {type(each).__name__ for each in _chain(error)}
-    return bool(names & _UNCONNECTED) or isinstance(innermost(error), ssl.SSLCertVerificationError)
+    names = {type(each).__name__ for each in causes(error)}
+    return bool(names & _UNCONNECTED) or isinstance(root_cause(error), ssl.SSLCertVerificationError)
 
 
 def is_about_settings(error: BaseException) -> bool:
     """Return whether the request could not even be made: a file that is gone, a host name that is none."""
     is_unmade = isinstance(error, ValueError) or not isinstance(error, requests.RequestException)
-    return is_unmade or any(type(each).__name__ == "LocationParseError" for each in _chain(error))
+    return is_unmade or any(type(each).__name__ == "LocationParseError" for each in causes(error))
 
 
 def is_about_tls(error: BaseException) -> bool:
     """Return whether the two could not agree on a certificate or a version, which a person must mend."""
-    return isinstance(error, requests.exceptions.SSLError) and not isinstance(innermost(error), _BROKEN_OFF)
+    return isinstance(error, requests.exceptions.SSLError) and not isinstance(root_cause(error), _BROKEN_OFF)
 
 
 def bare(error: BaseException) -> BaseException:
@@ -69,13 +66,3 @@ def _basic(user: str, password: str) -> Iterator[str]:
     yield pair
     for charset in ("latin-1", "utf-8"):  # requests writes the former
         yield base64.b64encode(pair.encode(charset, "replace")).decode("ascii")
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield *error*, what caused it, and so on; urllib3 keeps a cause in ``reason`` as well."""
-    seen: list[BaseException] = []
-    following: object = error
-    while isinstance(following, BaseException) and not any(following is each for each in seen):
-        seen.append(following)
-        yield following
-        following = following.__cause__ or following.__context__ or getattr(following, "reason", None)

@@ -17,9 +17,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from bridge.cli.command_words import ago, countdown, duration, size
+from bridge.cli.command_words import ago, countdown, size
 from bridge.outbox.reader import OutboxFile
 from bridge.testing import EventSpec, Simulator
+from bridge.text import duration
 
 resource = pytest.importorskip("resource", reason="Windows has neither flock nor limits to files")
 

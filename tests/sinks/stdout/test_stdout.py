@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bridge.sink import DeliveryFailed, Evidence, ScheduledEvent, Transition, TransitionRecord, VmIdentity
-from sinks.sentence import duration, sentence
+from sinks.sentence import sentence
 from sinks.stdout import StdoutConfig, StdoutSink
 
 NOT_BEFORE = datetime(2026, 11, 20, 11, 15, tzinfo=timezone.utc)
@@ -272,14 +272,15 @@ def test_record_without_an_event_has_a_line_too() -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0, "0 s"),
-        (0.4, "0 s"),
-        (59.6, "1 min"),
-        (895, "14 min 55 s"),
-        (3600, "1 h"),
-        (7260, "2 h 1 min"),
-        (600_000, "6 d 22 h"),
+        (0.4, "in 0 s"),
+        (59.6, "in 1 min"),
+        (895.0, "in 14 min 55 s"),
+        (3600.0, "in 1 h"),
+        (7260.0, "in 2 h 1 min"),
+        (600_000.0, "in 6 d 22 h"),
+        (0.0, "0 s ago"),
+        (-59.6, "1 min ago"),
     ],
 )
-def test_duration_has_its_two_largest_units(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+def test_time_left_has_its_two_largest_units(seconds: float, text: str) -> None:
+    assert f", {text}" in sentence(record(notice_seconds=seconds))

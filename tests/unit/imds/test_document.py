@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from bridge.errors import DocumentInvalid
 from bridge.events.event import compact_json, decode_document, encode
 from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_document, parse_identity, parse_not_before
-from bridge.text import excerpt
 
 FULL = {
     "EventId": "5E1C2A34-0000-4000-8000-000000000001",
@@ -284,11 +283,6 @@ def test_the_list_of_tags_comes_before_the_text():
 def test_an_instance_document_that_names_nobody_is_refused(body):
     with pytest.raises(DocumentInvalid):
         parse_identity(body)
-
-
-def test_an_excerpt_of_any_body_is_short_and_printable():
-    assert excerpt(b"\xff\x00" + "é".encode() * 9999).isprintable()
-    assert len(excerpt("\U0001f600".encode() * 9999)) <= 256
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()

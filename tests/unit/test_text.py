@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from bridge.text import duration, excerpt, nearest, one_line
+
+
+def test_one_line_shows_a_space_for_what_could_break_a_line_or_move_a_cursor():
+    assert one_line("a\nb\x1b[31mc\u2028d\ud800é") == "a b [31mc d é"
+
+
+def test_one_line_is_cut_at_its_limit():
+    assert one_line("abc\ndef", 4) == "abc "
+
+
+def test_excerpt_of_anything_is_short_and_printable():
+    assert excerpt(b"\xff\x00" + "é".encode() * 9999).isprintable()
+    assert len(excerpt("\U0001f600".encode() * 9999)) == 256
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-3, "0 s"),
+        (59.9, "59 s"),
+        (60, "1 min"),
+        (895, "14 min 55 s"),
+        (3_600, "1 h"),
+        (7_260, "2 h 1 min"),
+        (7_199, "1 h 59 min"),
+        (600_000, "6 d 22 h"),
+    ],
+)
+def test_duration_is_in_its_two_largest_units(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("word", ["Poll-Interval", "poll_intervall", "POLL_INTERVAL"])
+def test_nearest_known_word_is_found_whatever_its_case_and_hyphens(word):
+    assert nearest(word, ["timeout", "poll_interval"]) == " Did you mean 'poll_interval'?"
+
+
+def test_nearest_keeps_the_known_spelling():
+    assert nearest("pagersnk", ["PagerSink"]) == " Did you mean 'PagerSink'?"
+
+
+def test_nothing_is_near_a_strange_word():
+    assert nearest("zebra", ["timeout"]) == ""
