@@ -9,6 +9,9 @@ from datetime import datetime, timezone
 
 import msgspec
 
+#: How far the clock of whoever signs a decision may differ from this VM's. A security bound: it is defined only here.
+CLOCK_SKEW_SECONDS = 60
+
 
 def format_time(moment: datetime) -> str:
     """Return *moment* in UTC with milliseconds: ``2026-11-20T11:00:01.123Z``."""

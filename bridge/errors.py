@@ -13,7 +13,7 @@
     │   ├── OutboxReadOnly      a command wants to write while the disk refuses
     │   └── StreamChanged       the outbox was started over meanwhile; read its state again
     ├── ScenarioError           a simulator scenario file is wrong
-    ├── DecisionRefused         a decision about an event does not count      (bridge.approval.refusal)
+    ├── RefusedDecision         a decision about an event does not count; carries the RefusalReason
     ├── KeyUnusable             a trusted key cannot be used
     ├── SigningFailed           a decision cannot be signed
     ├── PortalFailed            the ops portal gave no usable answer
@@ -29,6 +29,8 @@ top of a thread catches Exception.
 """
 
 from __future__ import annotations
+
+from enum import Enum
 
 
 class BridgeError(Exception):
@@ -134,6 +136,82 @@ class DeliveryRejected(DeliveryError):
     def __init__(self, message: str, records: tuple[object, ...] | list[object] = ()) -> None:
         super().__init__(message)
         self.records = tuple(records)
+
+
+class RefusalReason(str, Enum):
+    """Why a decision was not followed: stable words, in the order in which the checks run.
+
+    They stand in records, metrics and alert rules, so a word is never renamed. The first group is found before a
+    signature verified; until then a token is a stranger's text, and nothing of it is kept. From the second group on
+    the signature is the approver's, and what the token claims may be recorded.
+    """
+
+    MALFORMED = "malformed"
+    BAD_ALGORITHM = "bad_algorithm"
+    BAD_TYPE = "bad_type"
+    BAD_HEADER = "bad_header"
+    UNKNOWN_KEY = "unknown_key"
+    KEY_UNUSABLE = "key_unusable"
+    FORGED = "forged"
+
+    MALFORMED_CLAIMS = "malformed_claims"
+    WRONG_ISSUER = "wrong_issuer"
+    WRONG_AUDIENCE = "wrong_audience"
+    LIFETIME_TOO_LONG = "lifetime_too_long"
+    ISSUED_BEFORE_THIS_OUTBOX = "issued_before_this_outbox"
+    NOT_YET_VALID = "not_yet_valid"
+    EXPIRED = "expired"
+
+    REPLAYED = "replayed"
+    EVENT_UNKNOWN = "event_unknown"
+    EVENT_NOT_SCHEDULED = "event_not_scheduled"
+    EVENT_CHANGED = "event_changed"
+    SUPERSEDED = "superseded"
+    TOO_FEW_APPROVERS = "too_few_approvers"
+
+    @property
+    def is_verified(self) -> bool:
+        """Return whether the signature had verified when this was found."""
+        return self not in _BEFORE_THE_SIGNATURE
+
+
+_BEFORE_THE_SIGNATURE = frozenset(
+    {
+        RefusalReason.MALFORMED,
+        RefusalReason.BAD_ALGORITHM,
+        RefusalReason.BAD_TYPE,
+        RefusalReason.BAD_HEADER,
+        RefusalReason.UNKNOWN_KEY,
+        RefusalReason.KEY_UNUSABLE,
+        RefusalReason.FORGED,
+    }
+)
+
+
+class RefusedDecision(BridgeError):
+    """A signed decision does not count, for *reason*.
+
+    *approver* is who signed it, None unless the signature verified. *decision_id*, *event_id* and *payload_sha256* are
+    what it claims; they are None also when the signed text could not be read. The message of a reason that is not
+    verified holds nothing of the token.
+    """
+
+    def __init__(
+        self,
+        reason: RefusalReason,
+        message: str,
+        *,
+        approver: str | None = None,
+        decision_id: str | None = None,
+        event_id: str | None = None,
+        payload_sha256: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.approver = approver
+        self.decision_id = decision_id
+        self.event_id = event_id
+        self.payload_sha256 = payload_sha256
 
 
 class KeyUnusable(BridgeError):

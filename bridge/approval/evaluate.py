@@ -16,7 +16,8 @@ from datetime import datetime
 import msgspec
 
 from bridge.approval.digest import digest
-from bridge.approval.refusal import RefusalReason
+from bridge.clock import CLOCK_SKEW_SECONDS
+from bridge.errors import RefusalReason
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Approval, Transition
 from bridge.outbox.approvals import (
@@ -38,7 +39,6 @@ from bridge.outbox.approvals import (
     StoredDecision,
 )
 
-CLOCK_SKEW_SECONDS = 60
 _OPEN = frozenset({DRAINING, WANTED})
 
 ACCEPTED, ALREADY_APPROVED, DRY_RUN_RESULT = "accepted", "already_approved", "dry_run"

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from bridge.approval.claims import Claims
 from bridge.approval.evaluate import Refusal
-from bridge.approval.token import DecisionRefused, RefusalReason, TrustedKey, verify
-from bridge.errors import KeyUnusable, OutboxError, OutboxReadOnly
+from bridge.approval.token import Claims, verify
+from bridge.config.trusted_keys import TrustedKey
+from bridge.errors import KeyUnusable, OutboxError, OutboxReadOnly, RefusalReason, RefusedDecision
 from bridge.outbox.approvals import StoredDecision
 from bridge.outbox.outbox import Outbox
 
@@ -88,7 +88,7 @@ class DecisionInbox:
             try:
                 decision = verify(token, keys=self._keys, audience=vm_id, now=self._now(), created_at=created_at)
                 verified.append(decision)
-            except DecisionRefused as refused:
+            except RefusedDecision as refused:
                 self._refused(refused)
         if not verified:
             return
@@ -100,24 +100,27 @@ class DecisionInbox:
                 why = "It was issued before the outbox was made."
                 self._say(decision_kept, RefusalReason.ISSUED_BEFORE_THIS_OUTBOX, why)
 
-    def _refused(self, refused: DecisionRefused) -> None:
-        claims = refused.claims
-        if claims is not None and self._is_known(claims):
+    def _refused(self, refused: RefusedDecision) -> None:
+        if self._is_known(refused):
             return  # it counted when it came; that it would not any more is no news
         self._refuse(
             Refusal(
                 reason=refused.reason.value,
                 said=str(refused),
                 source="portal",
-                decision_id=None if claims is None else claims.decision_id,
+                decision_id=refused.decision_id,
                 approvers=() if refused.approver is None else (refused.approver,),
-                event_id=None if claims is None else claims.event_id,
+                event_id=refused.event_id,
             )
         )
 
-    def _is_known(self, claims: Claims) -> bool:
+    def _is_known(self, refused: RefusedDecision) -> bool:
+        if refused.approver is None or refused.decision_id is None or refused.payload_sha256 is None:
+            return False
         try:
-            return self._outbox.knows(self._kept(claims)).result()
+            return self._outbox.is_known(
+                approver=refused.approver, decision_id=refused.decision_id, payload_sha256=refused.payload_sha256
+            ).result()
         except OutboxError:
             return False
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 import msgspec
 
 from bridge.approval.evaluate import DocumentIndex, Evaluation, Refusal, newest_hold
-from bridge.approval.refusal import RefusalReason
 from bridge.approval.rule_commands import RuleCommands
 from bridge.approval.rules import act_delay_seconds, first_match
 from bridge.config.approval import ApprovalSettings, RuleSettings
+from bridge.errors import RefusalReason
 from bridge.events.event import ScheduledEvent
 from bridge.outbox.approvals import DRAINING, DRY_RUN, WANTED, WITHDRAWN, ApprovalState, PendingApproval
 

@@ -1,4 +1,4 @@
-"""The other end of `bridge.approval.decision`: make a key pair, sign a decision.
+"""Making a key pair and signing a decision: the other end of `bridge.approval.token`.
 
 For `keygen` and `decide`, and for the stub of a portal. A real portal does the same in its own language, with its own
 keys, from PROTOCOL.md. A private key is written once, readable by its owner alone, and never over another.
@@ -13,11 +13,19 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from bridge.approval.claims import MAX_REASON_CHARACTERS, ClaimsMalformed, Verdict, read_claims
 from bridge.approval.digest import digest
-from bridge.approval.token import ALGORITHM, MAX_LIFETIME_SECONDS, TOKEN_TYPE, DecisionRefused, read_header
-from bridge.errors import SigningFailed
+from bridge.approval.token import (
+    ALGORITHM,
+    MAX_LIFETIME_SECONDS,
+    MAX_REASON_CHARACTERS,
+    TOKEN_TYPE,
+    ClaimsMalformed,
+    read_claims,
+    read_header,
+)
+from bridge.errors import RefusedDecision, SigningFailed
 from bridge.events.event import ScheduledEvent
+from bridge.events.record import Verdict
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -114,7 +122,7 @@ def _signed(payload: bytes, *, kid: str, key: Ed25519PrivateKey) -> str:
     token = PyJWS(algorithms=[ALGORITHM]).encode(payload, key, ALGORITHM, headers={"typ": TOKEN_TYPE, "kid": kid})
     try:
         read_header(token)
-    except DecisionRefused as error:
+    except RefusedDecision as error:
         raise SigningFailed(f"No agent would read this decision; its kid or a claim is too long. {error}") from error
     return token
 

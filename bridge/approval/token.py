@@ -1,59 +1,56 @@
-"""One token in, a decision that may be followed or the reason why not: written as if it will be attacked.
+"""Verification of a signed decision: a token goes in, its claims come out, or RefusedDecision with the reason.
 
-A token is a compact JWS (RFC 7515) of one exact form, and anything else is refused before any arithmetic: ten thousand
+A token is a compact JWS (RFC 7515) of one exact form. Anything else is refused before any arithmetic: ten thousand
 forgeries must cost little. The header chooses nothing. ``alg`` and ``typ`` must be the one word each; ``kid`` picks
 one of the keys that a person put on this VM, by comparison and never as a path; every other member (``crit``, ``jku``,
 ``jwk``, ``x5u``, ``b64``) is refused. One decision has one text: base64url that is not canonical, padding and white
 space are refused, so that a token cannot be made to look like another.
 
-Only then is the signature checked (PyJWT, EdDSA wired in, the key's type checked when it was read), and only after it
-verified is the payload looked at. The first reason found is the one that is said, in the order of `RefusalReason`.
+Only then is the signature checked (PyJWT, EdDSA wired in, the key's type checked when it was read), and the payload is
+read only after it verified. Two parsers that read one text differently are how signed texts get forged, so a member
+that occurs twice, a number that is not finite and text that is not Unicode are refused, in header and payload alike.
+Claims that this version does not know are passed over. The checks run in the order of `RefusalReason`.
 
-Whether the event is still what was decided on, and whether the decision was seen before, is for others to say.
+Whether the event still is what was decided on, and whether the decision was seen before, is checked elsewhere
+(`bridge.approval.evaluate`, `bridge.outbox.approvals`).
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
+import math
 import re
 from base64 import urlsafe_b64decode
 from collections.abc import Sequence
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
-from bridge.approval.claims import Claims, ClaimsMalformed, Decision, Verdict, read_claims, strict_object
-from bridge.approval.refusal import DecisionRefused, RefusalReason
+from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.config.trusted_keys import PublicKey, TrustedKey
-from bridge.errors import KeyUnusable
+from bridge.errors import KeyUnusable, RefusalReason, RefusedDecision
+from bridge.events.record import Verdict
+from bridge.text import EXCERPT_CHARACTERS, one_line
 
 if TYPE_CHECKING:
     from jwt import PyJWS
-
-__all__ = [
-    "ALGORITHM",
-    "CLOCK_SKEW_SECONDS",
-    "MAX_LIFETIME_SECONDS",
-    "MAX_TOKEN_CHARACTERS",
-    "TOKEN_TYPE",
-    "Claims",
-    "Decision",
-    "DecisionRefused",
-    "RefusalReason",
-    "TrustedKey",
-    "Verdict",
-    "read_header",
-    "verify",
-]
 
 ALGORITHM = "EdDSA"
 TOKEN_TYPE = "scheduled-events-decision+jwt"  # noqa: S105 - no secret: the ``typ`` of the header
 MAX_TOKEN_CHARACTERS = 8 * 1024
 MAX_HEADER_CHARACTERS = 512
 MAX_LIFETIME_SECONDS = 24 * 3600
-#: How far the clocks of portal and VM may differ.
-CLOCK_SKEW_SECONDS = 60
+MAX_REASON_CHARACTERS = 256
+MAX_EVENT_ID_CHARACTERS = 256
+
+_MAX_DIGITS = 20
+#: The end of the year 9999, the last that a datetime can be.
+_LAST_SECOND = 253402300799
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 # The last character of a segment that is no multiple of four holds bits that no byte uses; canonical is where they are
 # zero (RFC 4648 section 3.5). 64 bytes of signature are 86 characters.
@@ -62,9 +59,64 @@ _THREE_PARTS = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]*)\.([A-Za-z0-9_-]*)
 _CANONICAL = re.compile(_SEGMENT)
 _SIGNATURE = re.compile(r"[A-Za-z0-9_-]{85}[AQgw]")
 
+_Name = Annotated[str, Meta(min_length=1, max_length=128)]
+_CLAIM_NAMES = {
+    "issuer": "iss",
+    "audience": "aud",
+    "event_id": "sub",
+    "decision_id": "jti",
+    "issued_at": "iat",
+    "expires_at": "exp",
+    "not_valid_before": "nbf",
+    "verdict": "decision",
+}
 
-def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: datetime, created_at: datetime) -> Decision:
-    """Return the decision in *token*; raise DecisionRefused with the first reason that it does not count.
+
+class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
+    """What a token claims whose signature verified, and which key that was."""
+
+    kid: str
+    approver: str
+    """Who the key speaks for."""
+    key_sha256: str
+    """Of the public key's 32 bytes: two names for one key are still one key."""
+    payload_sha256: str
+    """Of the signed bytes: a ``jti`` that comes again with another one is not the same decision."""
+
+    issuer: _Name
+    """``iss``; a decision counts only when it is the approver."""
+    audience: _Name
+    """``aud``, as it came."""
+    event_id: Annotated[str, Meta(min_length=1, max_length=MAX_EVENT_ID_CHARACTERS)]
+    """``sub``"""
+    decision_id: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,128}\Z")]
+    """``jti``"""
+    issued_at: datetime
+    """``iat``, UTC, to the microsecond; the newest wins."""
+    expires_at: datetime
+    """``exp``; limits when a decision may be accepted, not when it is carried out."""
+    not_valid_before: datetime | None = None
+    """``nbf``"""
+    verdict: Verdict
+    reason: str | None = None
+    """Fit for one line of a log: at most 256 printable characters."""
+    event_digest: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for what no single field can be checked for."""
+        for name in ("issuer", "audience", "event_id"):
+            if not getattr(self, name).isprintable():
+                raise ValueError(f"{_CLAIM_NAMES[name]} has characters that cannot be printed")
+        if self.expires_at <= self.issued_at:
+            raise ValueError("exp is not after iat")
+
+
+class ClaimsMalformed(ValueError):
+    """The text is no JSON object, or a member of it is not what it must be."""
+
+
+def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: datetime, created_at: datetime) -> Claims:
+    """Return the claims of the decision in *token*; raise RefusedDecision with the first reason that it does not count.
 
     *audience* is this VM's vmId, *created_at* when this outbox's database was made, *now* the wall clock; both aware.
     """
@@ -72,32 +124,32 @@ def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: dateti
     try:
         public_key = key.load()
     except KeyUnusable as error:
-        raise DecisionRefused(RefusalReason.KEY_UNUSABLE, str(error)) from error
+        raise RefusedDecision(RefusalReason.KEY_UNUSABLE, str(error)) from error
     payload = _signed_payload(token, key, public_key)
     try:
         claims = read_claims(payload, kid=key.kid, approver=key.approver, key_sha256=public_key.sha256)
     except ClaimsMalformed as error:
-        raise DecisionRefused(
+        raise RefusedDecision(
             RefusalReason.MALFORMED_CLAIMS,
             f"A decision signed by {key.approver} cannot be read: {error}. PROTOCOL.md lists the claims.",
             approver=key.approver,
         ) from error
     _check_addressing(claims, audience)
     _check_times(claims, now=now, created_at=created_at)
-    return Decision(**msgspec.structs.asdict(claims))
+    return claims
 
 
 def read_header(token: str) -> dict[str, Any]:
     """Return the header of a token that has the one form a decision may have; nothing of it is verified.
 
-    Raises DecisionRefused for any other form, before any arithmetic.
+    Raises RefusedDecision for any other form, before any arithmetic.
     """
     if type(token) is not str or len(token) > MAX_TOKEN_CHARACTERS:
         raise _unread(RefusalReason.MALFORMED, f"is no text of at most {MAX_TOKEN_CHARACTERS} characters")
     parts = _THREE_PARTS.fullmatch(token)
     if parts is None or len(parts[1]) > MAX_HEADER_CHARACTERS or not _CANONICAL.fullmatch(parts[1]):
         raise _unread(RefusalReason.MALFORMED, "is no compact JWS: three parts of canonical base64url, nothing else")
-    header = _header_or_nothing(parts[1])
+    header = _header_or_none(parts[1])
     if header is None:
         raise _unread(RefusalReason.MALFORMED, "has a header that is no JSON object with each member once")
     if header.get("alg") != ALGORITHM:
@@ -113,10 +165,28 @@ def read_header(token: str) -> dict[str, Any]:
     return header
 
 
-def _header_or_nothing(segment: str) -> dict[str, Any] | None:
+def read_claims(payload: bytes, *, kid: str, approver: str, key_sha256: str) -> Claims:
+    """Return the claims in *payload*, which the key *kid* signed; raise ClaimsMalformed, naming what is wrong."""
+    members = _strict_object(payload)
+    members["reason"] = _printable(members.get("reason"))
+    for name in ("iat", "exp", "nbf"):
+        members[name] = _date(name, members.get(name))
+    # Last, so that no member of the payload can stand for one of them.
+    members |= {"kid": kid, "approver": approver, "key_sha256": key_sha256}
+    members["payload_sha256"] = hashlib.sha256(payload).hexdigest()
+    try:
+        return msgspec.convert(members, Claims)
+    except msgspec.ValidationError as error:
+        raise ClaimsMalformed(one_line(str(error), EXCERPT_CHARACTERS)) from None
+
+
+# The header and the key.
+
+
+def _header_or_none(segment: str) -> dict[str, Any] | None:
     # Raised from in here, a refusal would carry the parser's error as its context, and that carries the text.
     try:
-        return strict_object(urlsafe_b64decode(segment + "=" * (-len(segment) % 4)))
+        return _strict_object(urlsafe_b64decode(segment + "=" * (-len(segment) % 4)))
     except ValueError:
         return None
 
@@ -127,7 +197,7 @@ def _pinned_key(header: dict[str, Any], keys: Sequence[TrustedKey]) -> TrustedKe
     if not found:
         raise _unread(RefusalReason.UNKNOWN_KEY, "names no key that this VM trusts; approval.remote.keys lists them")
     if len(found) > 1:
-        raise DecisionRefused(
+        raise RefusedDecision(
             RefusalReason.KEY_UNUSABLE, f"Two keys are called '{found[0].kid}'. Give every key a name of its own."
         )
     return found[0]
@@ -147,13 +217,16 @@ def _signed_payload(token: str, key: TrustedKey, public_key: PublicKey) -> bytes
         return bytes(_jws().decode(token, public_key.key, algorithms=[ALGORITHM]))
     except PyJWTError:
         pass
-    raise DecisionRefused(
+    raise RefusedDecision(
         RefusalReason.FORGED, f"A decision has a signature that is not of kid '{key.kid}' ({key.public_key_file})."
     )
 
 
-def _unread(reason: RefusalReason, what: str) -> DecisionRefused:
-    return DecisionRefused(reason, f"A decision {what}.")
+def _unread(reason: RefusalReason, what: str) -> RefusedDecision:
+    return RefusedDecision(reason, f"A decision {what}.")
+
+
+# The claims.
 
 
 def _check_addressing(claims: Claims, audience: str) -> None:
@@ -171,7 +244,7 @@ def _check_times(claims: Claims, *, now: datetime, created_at: datetime) -> None
     starts = max(claims.issued_at, claims.not_valid_before or claims.issued_at)
     if claims.expires_at - claims.issued_at > timedelta(seconds=MAX_LIFETIME_SECONDS):
         raise _refused(RefusalReason.LIFETIME_TOO_LONG, claims, f"is valid for over {MAX_LIFETIME_SECONDS} s")
-    if claims.issued_at < created_at:  # no skew: what was seen before that, nobody remembers
+    if claims.issued_at < created_at:  # no skew: nothing remembers which decisions came before that
         raise _refused(
             RefusalReason.ISSUED_BEFORE_THIS_OUTBOX,
             claims,
@@ -183,6 +256,72 @@ def _check_times(claims: Claims, *, now: datetime, created_at: datetime) -> None
         raise _refused(RefusalReason.EXPIRED, claims, f"expired at {claims.expires_at.isoformat()}")
 
 
-def _refused(reason: RefusalReason, claims: Claims, what: str) -> DecisionRefused:
-    message = f"The decision {claims.decision_id} signed by {claims.approver} {what}."
-    return DecisionRefused(reason, message, approver=claims.approver, claims=claims)
+def _refused(reason: RefusalReason, claims: Claims, what: str) -> RefusedDecision:
+    return RefusedDecision(
+        reason,
+        f"The decision {claims.decision_id} signed by {claims.approver} {what}.",
+        approver=claims.approver,
+        decision_id=claims.decision_id,
+        event_id=claims.event_id,
+        payload_sha256=claims.payload_sha256,
+    )
+
+
+def _date(name: str, value: Any) -> datetime | None:
+    """Return a NumericDate (RFC 7519 section 2): seconds since 1970, fractions allowed; None for None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LAST_SECOND:
+        raise ClaimsMalformed(f"{name} is not a number of seconds since 1970")
+    return _EPOCH + timedelta(seconds=value)
+
+
+def _printable(reason: Any) -> Any:
+    """Return the text *reason* fit to be shown: a hold must not fail for the line break in its reason."""
+    return one_line(reason, MAX_REASON_CHARACTERS) if type(reason) is str else reason
+
+
+# JSON with one meaning for each byte, or none.
+
+
+def _strict_object(text: bytes) -> dict[str, Any]:
+    """Return the JSON object (RFC 8259) that *text* holds; raise ClaimsMalformed on any doubt."""
+    try:
+        value = json.loads(
+            text.decode("utf-8"),
+            object_pairs_hook=_without_duplicates,
+            parse_int=_integer,
+            parse_float=_finite,
+            parse_constant=_refuse_constant,
+        )
+    except ClaimsMalformed:
+        raise
+    except (ValueError, RecursionError):
+        raise ClaimsMalformed("it is not JSON in UTF-8") from None
+    if not isinstance(value, dict):
+        raise ClaimsMalformed("it is no JSON object")
+    return value
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ClaimsMalformed("a member occurs twice")
+    return members
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MAX_DIGITS:
+        raise ClaimsMalformed(f"an integer has more than {_MAX_DIGITS} digits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ClaimsMalformed("a number is out of range")
+    return number
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ClaimsMalformed(f"{name} is not JSON")

@@ -52,6 +52,13 @@ class Evidence(str, Enum):
     """The event vanished, and nothing says why."""
 
 
+class Verdict(str, Enum):
+    """What a decision says about an event."""
+
+    APPROVE = "approve"
+    HOLD = "hold"
+
+
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
     """What an approval record says of the decision behind it."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from bridge.clock import parse_time
+from bridge.clock import CLOCK_SKEW_SECONDS, parse_time
 from bridge.errors import OutboxReadOnly, StreamChanged
 from bridge.events.event import ScheduledEvent, encode
 from bridge.events.record import Approval, Transition
@@ -26,7 +26,7 @@ from bridge.outbox.meta import get
 from bridge.outbox.storage import Storage
 
 #: A jti is remembered so long after its expiry: the clocks' skew, and a day for a clock that is set back.
-REMEMBER_SECONDS = 60.0 + 86_400.0
+REMEMBER_SECONDS = CLOCK_SKEW_SECONDS + 86_400.0
 _KEEP_APPROVALS_SECONDS = 7 * 86_400.0
 
 DRAINING, WANTED, POSTED, DRY_RUN = "draining", "wanted", "posted", "dry_run"
@@ -139,21 +139,20 @@ def keep_decisions(store: Storage, decisions: Sequence[StoredDecision]) -> list[
 
 def keep_decision(connection: sqlite3.Connection, decision: StoredDecision) -> str:
     """Keep *decision* unless its jti is known; return new, known or replayed."""
-    found = _find(connection, decision)
+    found = _find(connection, decision.source, decision.approver, decision.decision_id)
     if found is None:
         connection.execute(SQL["add_decision"], msgspec.to_builtins(decision))
         return "new"
     return "known" if found == decision.payload_sha256 else "replayed"
 
 
-def knows(store: Storage, decision: StoredDecision) -> bool:
-    """Return whether exactly this decision was kept before."""
-    return _find(store.connection, decision) == decision.payload_sha256
+def is_known(store: Storage, *, approver: str, decision_id: str, payload_sha256: str) -> bool:
+    """Return whether exactly this decision of the portal was kept before."""
+    return _find(store.connection, "portal", approver, decision_id) == payload_sha256
 
 
-def _find(connection: sqlite3.Connection, decision: StoredDecision) -> str | None:
-    arguments = (decision.source, decision.approver, decision.decision_id)
-    row = connection.execute(SQL["find_decision"], arguments).fetchone()
+def _find(connection: sqlite3.Connection, source: str, approver: str, decision_id: str) -> str | None:
+    row = connection.execute(SQL["find_decision"], (source, approver, decision_id)).fetchone()
     return None if row is None else str(row[0])
 
 

@@ -176,9 +176,13 @@ class Outbox:
         """Keep decisions; return new, known, replayed or too_old for each. OutboxReadOnly while in memory."""
         return self._writer.write(lambda store: approvals.keep_decisions(store, decisions))
 
-    def knows(self, decision: StoredDecision) -> Future[bool]:
-        """Read whether exactly this decision was kept before."""
-        return self._writer.read(lambda store: approvals.knows(store, decision))
+    def is_known(self, *, approver: str, decision_id: str, payload_sha256: str) -> Future[bool]:
+        """Read whether exactly this decision of the portal was kept before."""
+        return self._writer.read(
+            lambda store: approvals.is_known(
+                store, approver=approver, decision_id=decision_id, payload_sha256=payload_sha256
+            )
+        )
 
     def approvals(self) -> Future[ApprovalState]:
         """Read what is open."""

@@ -11,8 +11,7 @@ import pytest
 from prometheus_client.core import Metric
 
 from bridge.approval import evaluate
-from bridge.approval.refusal import RefusalReason
-from bridge.errors import DeliveryFailed
+from bridge.errors import DeliveryFailed, RefusalReason
 from bridge.events.event import Document
 from bridge.events.record import Transition
 from bridge.health import report

@@ -14,11 +14,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bridge.approval import claims as claims_module
-from bridge.approval import token as decision_module
+from bridge.approval import token as token_module
 from bridge.approval.digest import canonical_json, digest
 from bridge.approval.signing import sign_decision
-from bridge.approval.token import RefusalReason, TrustedKey, verify
+from bridge.approval.token import verify
+from bridge.config.trusted_keys import TrustedKey
+from bridge.errors import RefusalReason
 from bridge.events.event import ScheduledEvent
 
 MAKE = runpy.run_path(str(Path(__file__).parents[1] / "unit" / "vectors" / "make.py"))
@@ -127,13 +128,13 @@ def test_every_claim_that_is_signed_is_in_the_table():
 def test_the_limits_are_those_of_the_code():
     text = _section(5)
 
-    assert f"{decision_module.MAX_HEADER_CHARACTERS} characters in base64url" in text
-    assert f"at most {decision_module.MAX_TOKEN_CHARACTERS:,}" in text
-    assert f"({decision_module.MAX_LIFETIME_SECONDS:,} s)" in text
-    assert f"`exp` + {decision_module.CLOCK_SKEW_SECONDS} s" in text
-    assert f"Cut at {claims_module.MAX_REASON_CHARACTERS} characters" in text
-    assert f"1 to {claims_module.MAX_EVENT_ID_CHARACTERS} characters" in text
-    assert f"`{decision_module.TOKEN_TYPE}`" in text
+    assert f"{token_module.MAX_HEADER_CHARACTERS} characters in base64url" in text
+    assert f"at most {token_module.MAX_TOKEN_CHARACTERS:,}" in text
+    assert f"({token_module.MAX_LIFETIME_SECONDS:,} s)" in text
+    assert f"`exp` + {token_module.CLOCK_SKEW_SECONDS} s" in text
+    assert f"Cut at {token_module.MAX_REASON_CHARACTERS} characters" in text
+    assert f"1 to {token_module.MAX_EVENT_ID_CHARACTERS} characters" in text
+    assert f"`{token_module.TOKEN_TYPE}`" in text
 
 
 def test_every_link_leads_somewhere():

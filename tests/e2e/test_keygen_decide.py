@@ -12,10 +12,11 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from bridge.approval.digest import digest
-from bridge.approval.token import TrustedKey, Verdict, verify
+from bridge.approval.token import verify
 from bridge.config.loader import read
+from bridge.config.trusted_keys import TrustedKey
 from bridge.events.event import encode
-from bridge.events.record import Transition
+from bridge.events.record import Transition, Verdict
 from bridge.testing.records import VM, sample_event, sample_record
 
 if sys.version_info >= (3, 11):

@@ -13,8 +13,9 @@ import pytest
 import requests
 
 from bridge.approval.digest import digest
-from bridge.approval.token import TrustedKey, verify
+from bridge.approval.token import verify
 from bridge.config.approval import RemoteSettings
+from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import DeadlineExceeded
 from bridge.events.event import ScheduledEvent
 from bridge.http.session import DeadlineSession
