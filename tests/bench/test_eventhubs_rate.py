@@ -13,7 +13,6 @@ import importlib.util
 import itertools
 import json
 import os
-import runpy
 import statistics
 import threading
 import time
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from eventhubs_emulator.process import NEEDS, started
 
 from bridge.delivery.worker import DeliveryWorker
 from bridge.events.diff import Change
@@ -39,7 +39,6 @@ from sinks.eventhubs.sink import EventHubsConfig, EventHubsSink
 
 pytestmark = [pytest.mark.bench, pytest.mark.interop, pytest.mark.timeout(600)]
 
-_EMULATOR = runpy.run_path(str(Path(__file__).parents[1] / "interop" / "eventhubs_emulator" / "process.py"))
 _EVENTS = 200 if os.environ.get("BENCH") == "short" else 1_000
 _RECORDS_EACH = 10
 _BLOCKS = 4
@@ -53,8 +52,8 @@ Backlog = list[list[TransitionRecord]]
 def emulator() -> Iterator[Any]:
     """Return a running emulator, over plain TCP."""
     if importlib.util.find_spec("proton") is None:
-        pytest.skip(_EMULATOR["NEEDS"])
-    with _EMULATOR["started"]() as emulator:
+        pytest.skip(NEEDS)
+    with started() as emulator:
         yield emulator
 
 

@@ -6,7 +6,6 @@ Another configuration is another row of _SETUPS: its sinks, what stands at the o
 from __future__ import annotations
 
 import importlib.util
-import runpy
 import sys
 import tempfile
 import threading
@@ -14,9 +13,9 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 import pytest
+from eventhubs_emulator.process import NEEDS, started
 
 pytestmark = [
     pytest.mark.bench,
@@ -26,7 +25,6 @@ pytestmark = [
 
 _CHANGES, _EVENTS = 150, 10
 _RECORDS = _CHANGES * _EVENTS
-_EMULATOR = runpy.run_path(str(Path(__file__).parents[1] / "interop" / "eventhubs_emulator" / "process.py"))
 _MIB = 1_048_576  # as ps and top count
 _POLLS_AFTER = 25
 
@@ -57,8 +55,8 @@ def _http_peer():
 def _event_hub():
     """Run the emulator; its value is a file with the connection string."""
     if importlib.util.find_spec("proton") is None:
-        pytest.skip(_EMULATOR["NEEDS"])
-    with _EMULATOR["started"]() as emulator, tempfile.NamedTemporaryFile("w") as file:
+        pytest.skip(NEEDS)
+    with started() as emulator, tempfile.NamedTemporaryFile("w") as file:
         file.write(emulator.connection_string())
         file.flush()
         yield file.name

@@ -8,19 +8,16 @@ linter itself could not be had.
 import json
 import os
 import re
-import runpy
 import subprocess
 from itertools import combinations
 from pathlib import Path
 
 import pytest
+from alert_stories.busy import busy_phase
+from alert_stories.timeline import Timeline
 
 pytestmark = pytest.mark.deploy
 
-# By path: the directories of tests are no packages.
-METRICS = Path(__file__).with_name("metrics")
-BUSY = runpy.run_path(str(METRICS / "busy.py"))
-TIMELINE = runpy.run_path(str(METRICS / "timeline.py"))
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "rules.yml"
 DASHBOARD = ROOT / "deploy" / "grafana" / "scheduled-events-bridge.json"
@@ -55,7 +52,7 @@ def queries(panels):
 def busy(tmp_path_factory):
     hidden = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "STATE_DIRECTORY", "SCHEDULED_EVENTS_BRIDGE_CONFIG")
     env = {name: value for name, value in os.environ.items() if name not in hidden}
-    return BUSY["busy_phase"](tmp_path_factory.mktemp("busy"), env, minutes=MINUTES)
+    return busy_phase(tmp_path_factory.mktemp("busy"), env, minutes=MINUTES)
 
 
 def filled(expression):
@@ -89,7 +86,7 @@ def test_every_query_is_promql(tool, tmp_path, queries):
 def test_every_query_finds_something_in_what_a_busy_agent_exported(tool, tmp_path, queries, busy):
     """promtool shows what a query gives only where it expected something else, so it is told to expect nothing."""
     names = {"up", *busy.scrapes[1].names}
-    lines = TIMELINE["Timeline"]("vm-0", [busy]).lines(names)
+    lines = Timeline("vm-0", [busy]).lines(names)
     checks = [{"expr": query, "eval_time": f"{MINUTES - 1}m", "exp_samples": []} for _, query in queries]
     lines = ["tests:", "- interval: 1m", "  input_series:", *(f"  {line}" for line in lines)]
     path = tmp_path / "panels.yml"

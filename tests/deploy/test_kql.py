@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import os
 import re
-import runpy
 import subprocess
 from pathlib import Path
 
 import pytest
+from kql.files import Kql, header_columns
 
 from bridge.events.record import json_schema
 
 pytestmark = pytest.mark.deploy
 
-# By path: the directories of tests are no packages.
-_FILES = runpy.run_path(str(Path(__file__).with_name("kql") / "files.py"))
 _CHECK = Path(__file__).with_name("kusto_check.cjs")
 _PACKAGE = "@kusto/language-service-next"
 _PLATFORMS = ("data-explorer", "log-analytics")
@@ -34,7 +32,7 @@ _KUSTO_TYPES = {
 
 @pytest.fixture(scope="module")
 def kql(deploy):
-    return _FILES["Kql"](deploy / "azure" / "kql")
+    return Kql(deploy / "azure" / "kql")
 
 
 #: What the language service must have something against, and a word of what it says.
@@ -89,7 +87,7 @@ def test_queries_are_right_and_give_the_columns_of_their_header(kql, judged, pla
     for name, each in blocks.items():
         # A blank line would end the query in the web interface: half of it would run.
         assert [block["kind"] for block in each] == ["Query"], name
-        assert [column for column, _ in each[0]["columns"]] == _FILES["header_columns"](kql.queries[name]), name
+        assert [column for column, _ in each[0]["columns"]] == header_columns(kql.queries[name]), name
 
 
 def test_function_gives_the_same_columns_on_both_platforms(judged):

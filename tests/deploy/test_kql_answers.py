@@ -1,7 +1,7 @@
 """The queries give the right answers on what two real agents sent, by both roads into a table.
 
 What is late, lost, doubled or refused is made from real records by changing that one thing. The queries run in
-duckdb-kql, which is not Kusto: see kql/engine.py.
+duckdb-kql, which is not Kusto: see tests/kits/kql/engine.py.
 """
 
 from __future__ import annotations
@@ -10,20 +10,15 @@ import copy
 import json
 import os
 import re
-import runpy
 from datetime import datetime, timedelta, timezone
-from pathlib import Path
 
 import pytest
+from kql.engine import Database
+from kql.files import Kql, header_columns
+from kql.fleet import FIRST, SECOND, run_fleet
 
 pytestmark = pytest.mark.deploy
 
-# By path: the directories of tests are no packages.
-_KQL = Path(__file__).with_name("kql")
-_FILES = runpy.run_path(str(_KQL / "files.py"))
-_ENGINE = runpy.run_path(str(_KQL / "engine.py"))
-_FLEET = runpy.run_path(str(_KQL / "fleet.py"))
-_FIRST, _SECOND = _FLEET["FIRST"], _FLEET["SECOND"]
 _NOT_FOR_AGENTS = ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "SCHEDULED_EVENTS_BRIDGE_CONFIG", "STATE_DIRECTORY")
 _ENDS = {"completed", "canceled", "ended"}
 _SECOND_OF_DELAY = timedelta(seconds=1)
@@ -33,19 +28,19 @@ _SECOND_OF_DELAY = timedelta(seconds=1)
 def sent(tmp_path_factory):
     """Return the CloudEvents of both agents."""
     env = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_AGENTS}
-    return _FLEET["run_fleet"](tmp_path_factory.mktemp("fleet"), env)
+    return run_fleet(tmp_path_factory.mktemp("fleet"), env)
 
 
 @pytest.fixture(params=["data-explorer", "log-analytics"])
 def ask(request, deploy, package):
     """Return a function: the name of a query, what arrived and the time in, rows out."""
     engine = package("duckdb_kql")
-    kql = _FILES["Kql"](deploy / "azure" / "kql")
+    kql = Kql(deploy / "azure" / "kql")
 
     def answer(name, arrivals, *, now, change=lambda query: query):
-        database = _ENGINE["Database"](engine, kql, request.param, arrivals, now=now)
+        database = Database(engine, kql, request.param, arrivals, now=now)
         rows = database.ask(change(kql.queries[name]))
-        assert all(list(row) == _FILES["header_columns"](kql.queries[name]) for row in rows)
+        assert all(list(row) == header_columns(kql.queries[name]) for row in rows)
         return rows
 
     answer.platform = request.param
@@ -116,13 +111,13 @@ def test_fleet_timeline_tells_each_event_of_each_vm_once(ask, sent):
     assert {
         key: (row["event_type"], row["event_source"], row["state"], row["evidence"]) for key, row in told.items()
     } == {
-        ("freeze", _FIRST): ("Freeze", "Platform", "completed", "observed"),
-        ("freeze", _SECOND): ("Freeze", "Platform", "completed", "observed"),
-        ("reboot", _FIRST): ("Reboot", "User", "completed", "observed"),
-        ("redeploy", _SECOND): ("Redeploy", "Platform", "canceled", "inferred"),
-        ("failure", _SECOND): ("Reboot", "Platform", "completed", "observed"),
-        ("open", _FIRST): ("Freeze", "Platform", "started", "observed"),
-        ("evicted", _SECOND): ("Preempt", "Platform", "started", "observed"),
+        ("freeze", FIRST): ("Freeze", "Platform", "completed", "observed"),
+        ("freeze", SECOND): ("Freeze", "Platform", "completed", "observed"),
+        ("reboot", FIRST): ("Reboot", "User", "completed", "observed"),
+        ("redeploy", SECOND): ("Redeploy", "Platform", "canceled", "inferred"),
+        ("failure", SECOND): ("Reboot", "Platform", "completed", "observed"),
+        ("open", FIRST): ("Freeze", "Platform", "started", "observed"),
+        ("evicted", SECOND): ("Preempt", "Platform", "started", "observed"),
     }
     for (event_id, vm), row in told.items():
         times = {each["data"]["transition"]: _naive(each) for each in _of(sent, vm, None, event_id)}
@@ -136,15 +131,15 @@ def test_fleet_timeline_tells_each_event_of_each_vm_once(ask, sent):
             assert row["lead_seconds"] is None
         is_measured = row["started_at"] and ended
         assert row["impact_seconds"] == (_near((ended - times["started"]).total_seconds()) if is_measured else None)
-    freeze = told["freeze", _FIRST]
-    assert freeze["notice_seconds"] == _only(sent, _FIRST, "scheduled", "freeze")["data"]["notice_seconds"]
+    freeze = told["freeze", FIRST]
+    assert freeze["notice_seconds"] == _only(sent, FIRST, "scheduled", "freeze")["data"]["notice_seconds"]
     assert freeze["expected_seconds"] == 5
-    assert told["failure", _SECOND]["notice_seconds"] is None
+    assert told["failure", SECOND]["notice_seconds"] is None
     assert [row["first_seen"] for row in rows] == sorted((row["first_seen"] for row in rows), reverse=True)
 
 
 def test_fleet_timeline_keeps_events_of_a_vm_that_does_not_know_its_name(ask, sent):
-    nameless = [_with(event, affects_this_vm=None) for event in _of(sent, _FIRST, None, "freeze")]
+    nameless = [_with(event, affects_this_vm=None) for event in _of(sent, FIRST, None, "freeze")]
     [row] = ask("fleet-timeline", _arrivals(nameless), now=_after(sent, hours=1))
     assert (row["event_id"], row["state"]) == ("freeze", "completed")
 
@@ -153,15 +148,15 @@ def test_open_events_are_those_that_should_be_over(ask, sent):
     now = _after(sent, hours=2)
     rows = ask("open-events", _arrivals(sent), now=now)
     assert {(row["event_id"], row["vm_name"], row["event_status"]) for row in rows} == {
-        ("open", _FIRST, "Started"),
-        ("evicted", _SECOND, "Started"),
+        ("open", FIRST, "Started"),
+        ("evicted", SECOND, "Started"),
     }
     row = next(row for row in rows if row["event_id"] == "open")
-    started = _naive(_only(sent, _FIRST, "started", "open"))
+    started = _naive(_only(sent, FIRST, "started", "open"))
     assert row["started_at"] == started
     assert row["expected_end"] == started + timedelta(minutes=30, seconds=9)
     assert row["overdue_seconds"] == _near((now.replace(tzinfo=None) - row["expected_end"]).total_seconds())
-    assert row["agent_last_heard"] == max(map(_naive, _of(sent, _FIRST)))
+    assert row["agent_last_heard"] == max(map(_naive, _of(sent, FIRST)))
 
 
 def test_no_event_is_overdue_before_its_grace_is_over(ask, sent):
@@ -169,7 +164,7 @@ def test_no_event_is_overdue_before_its_grace_is_over(ask, sent):
 
 
 def test_scheduled_event_is_overdue_after_not_before(ask, sent):
-    scheduled = _only(sent, _FIRST, "scheduled", "open")
+    scheduled = _only(sent, FIRST, "scheduled", "open")
     not_before = datetime.fromisoformat(scheduled["data"]["event"]["not_before"].replace("Z", "+00:00"))
     arrivals = _arrivals([scheduled])
     assert ask("open-events", arrivals, now=not_before + timedelta(minutes=29)) == []
@@ -179,13 +174,13 @@ def test_scheduled_event_is_overdue_after_not_before(ask, sent):
 
 def test_silent_agent_is_found_and_an_eviction_said(ask, sent):
     now = _after(sent, hours=1)
-    alive = _at(_of(sent, _FIRST, "heartbeat")[-1], now - timedelta(minutes=1))
+    alive = _at(_of(sent, FIRST, "heartbeat")[-1], now - timedelta(minutes=1))
     [row] = ask("silent-agents", _arrivals([*sent, alive]), now=now)
-    assert row["vm_name"] == _SECOND
+    assert row["vm_name"] == SECOND
     assert (row["last_event_type"], row["last_transition"], row["may_be_gone"]) == ("Preempt", "started", True)
-    beats = [_naive(event) for event in _of(sent, _SECOND, "heartbeat")]
+    beats = [_naive(event) for event in _of(sent, SECOND, "heartbeat")]
     assert row["last_heartbeat"] == max(beats)
-    assert row["last_heard"] == max(map(_naive, _of(sent, _SECOND)))
+    assert row["last_heard"] == max(map(_naive, _of(sent, SECOND)))
     mean = (max(beats) - min(beats)).total_seconds() / (len(beats) - 1)
     assert row["usual_seconds"] == _near(mean)
 
@@ -196,7 +191,7 @@ def test_agent_without_heartbeats_is_not_called_silent(ask, sent):
 
 
 def test_missing_agents_are_those_of_the_list_that_sent_nothing(ask, sent):
-    known = _of(sent, _FIRST)[0]["data"]["vm"]["resource_id"]
+    known = _of(sent, FIRST)[0]["data"]["vm"]["resource_id"]
     absent = f"{known}0"
 
     def listed(query):
@@ -228,7 +223,7 @@ def test_notice_counts_each_event_once(ask, sent):
 
 
 def test_approvals_tell_who_and_how_soon_it_started(ask, sent):
-    approved = _only(sent, _FIRST, "approved", "reboot")
+    approved = _only(sent, FIRST, "approved", "reboot")
     refusal = {
         "source": "portal",
         "decision_id": "d-1",
@@ -246,25 +241,25 @@ def test_approvals_tell_who_and_how_soon_it_started(ask, sent):
     ]
     assert _list(rows[0]["approvers"]) == ["ops"]
     assert (rows[0]["started_seconds"], rows[0]["http_status"]) == (None, None)
-    waited = _seen(_only(sent, _FIRST, "started", "reboot")) - _seen(approved)
+    waited = _seen(_only(sent, FIRST, "started", "reboot")) - _seen(approved)
     assert rows[1]["started_seconds"] == _near(waited.total_seconds())
     assert rows[1]["http_status"] == 200
-    assert _list(rows[1]["resources"]) == [_FIRST]
+    assert _list(rows[1]["resources"]) == [FIRST]
 
 
 def test_shared_transitions_say_who_told_and_who_did_not(ask, sent):
-    untold = _only(sent, _SECOND, "completed", "freeze")
+    untold = _only(sent, SECOND, "completed", "freeze")
     rows = ask(
         "shared-transitions", _arrivals([each for each in sent if each is not untold]), now=_after(sent, hours=1)
     )
     told = {(row["event_id"], row["transition"]): row for row in rows}
     both = told["freeze", "started"]
     assert (both["named"], both["told"], _list(both["silent"])) == (2, 2, [])
-    assert sorted(_list(both["told_by"])) == [_FIRST.lower(), _SECOND.lower()]
+    assert sorted(_list(both["told_by"])) == [FIRST.lower(), SECOND.lower()]
     times = [_seen(event) for event in _of(sent, None, "started", "freeze")]
     assert both["spread_seconds"] == _near((max(times) - min(times)).total_seconds())
     half = told["freeze", "completed"]
-    assert (half["named"], half["told"], _list(half["silent"])) == (2, 1, [_SECOND.lower()])
+    assert (half["named"], half["told"], _list(half["silent"])) == (2, 1, [SECOND.lower()])
     keys = {
         event["data"]["transition_key"]
         for event in sent
@@ -275,24 +270,24 @@ def test_shared_transitions_say_who_told_and_who_did_not(ask, sent):
 
 def test_late_records_are_those_that_arrived_late_at_first(ask, sent):
     """A second copy that comes late is no late record; where no event hub's time is known, the table's counts."""
-    late = _only(sent, _FIRST, "started", "open")
+    late = _only(sent, FIRST, "started", "open")
     arrivals = _arrivals([event for event in sent if event is not late])
     arrivals += _arrivals([late], timedelta(hours=1))
-    arrivals += _arrivals(_of(sent, _SECOND), timedelta(hours=2))
+    arrivals += _arrivals(_of(sent, SECOND), timedelta(hours=2))
     [row] = ask("late-records", arrivals, now=_after(sent, hours=3))
-    assert (row["vm_name"], row["records"], row["late"]) == (_FIRST, len(_of(sent, _FIRST)), 1)
+    assert (row["vm_name"], row["records"], row["late"]) == (FIRST, len(_of(sent, FIRST)), 1)
     assert (row["worst_seconds"], row["worst_id"]) == (_near(3600), late["data"]["id"])
     assert row["worst_at"] == row["last_late_at"] == _naive(late)
     assert row["median_seconds"] == _near(1)
 
 
 def test_lost_records_are_the_holes_in_a_stream(ask, sent):
-    mine = sorted(_of(sent, _FIRST), key=lambda event: event["data"]["sequence"])
+    mine = sorted(_of(sent, FIRST), key=lambda event: event["data"]["sequence"])
     lost = [mine[2], mine[3], mine[7]]
     came = [event for event in sent if event not in lost]
     doubled = [*_arrivals(came), *_arrivals(came, timedelta(minutes=5))]
     [row] = ask("lost-records", doubled, now=_after(sent, hours=2))
-    assert (row["vm_name"], row["lost"], row["holes"]) == (_FIRST, 3, 2)
+    assert (row["vm_name"], row["lost"], row["holes"]) == (FIRST, 3, 2)
     assert sorted(_list(row["resumes_at"])) == [mine[4]["data"]["sequence"], mine[8]["data"]["sequence"]]
     assert (row["first_sequence"], row["last_sequence"]) == (1, mine[-1]["data"]["sequence"])
 
@@ -303,7 +298,7 @@ def test_nothing_is_lost_when_everything_came_twice_and_out_of_order(ask, sent):
 
 
 def test_records_under_way_are_not_called_lost(ask, sent):
-    hole = max(_of(sent, _FIRST), key=lambda event: event["data"]["sequence"] if event in sent[:-5] else 0)
+    hole = max(_of(sent, FIRST), key=lambda event: event["data"]["sequence"] if event in sent[:-5] else 0)
     came = [event for event in sent if event is not hole]
     assert ask("lost-records", _arrivals(came), now=_after(sent, minutes=30)) == []
     assert len(ask("lost-records", _arrivals(came), now=_after(sent, hours=2))) == 1

@@ -6,24 +6,17 @@ deploy/prometheus/tests/ holds the same tests, made from one such run, for whoev
 
 import os
 import re
-import runpy
 import subprocess
 from pathlib import Path
 
 import pytest
+from alert_stories import agent, approvals, azure, delivery, state
+from alert_stories.stage import NotHere, Stage
+from alert_stories.unit_test import promtool_test
 
 pytestmark = pytest.mark.deploy
-pytest.importorskip("resource", reason="Windows sets no limits to files")
 
-# By path: the directories of tests are no packages.
-METRICS = Path(__file__).with_name("metrics")
-STAGE = runpy.run_path(str(METRICS / "stage.py"))
-UNIT_TEST = runpy.run_path(str(METRICS / "unit_test.py"))
-STORIES = {
-    name: story
-    for path in sorted(METRICS.glob("stories_*.py"))
-    for name, story in runpy.run_path(str(path))["STORIES"].items()
-}
+STORIES = agent.STORIES | approvals.STORIES | azure.STORIES | delivery.STORIES | state.STORIES
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROMETHEUS = DEPLOY / "prometheus"
 HEADER = """\
@@ -55,10 +48,10 @@ def play(tmp_path, agent_env, unable):
     """Return a function that plays a story with a real agent and returns its scenes."""
 
     def scenes(story):
-        with STAGE["Stage"](tmp_path, agent_env) as stage:
+        with Stage(tmp_path, agent_env) as stage:
             try:
                 return story.live(stage)
-            except STAGE["NotHere"] as reason:
+            except NotHere as reason:
                 said = (getattr(reason.__cause__, "stderr", None) or b"").decode()
                 return unable("this machine cannot have the fault", f"{reason} {said}")
 
@@ -78,7 +71,7 @@ def selected_by(rules):
 
 def written(story, scenes, rules_path, names):
     tests = [
-        UNIT_TEST["promtool_test"](
+        promtool_test(
             f"{story.title} ({agents} agent{'s' if agents > 1 else ''})",
             scenes,
             agents=agents,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shutil
 import subprocess
 from datetime import datetime, timezone
 from importlib import resources
-from pathlib import Path
 
 import msgspec
 import pytest
+from vectors import make
 
 from bridge.approval import token as token_module
 from bridge.approval.digest import canonical_json, digest
@@ -22,7 +21,6 @@ from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import RefusalReason
 from bridge.events.event import ScheduledEvent
 
-MAKE = runpy.run_path(str(Path(__file__).parents[1] / "unit" / "vectors" / "make.py"))
 PAGE = (resources.files("bridge.approval") / "PROTOCOL.md").read_text(encoding="utf-8")
 EXAMPLES = {
     name: text.removesuffix("\n")
@@ -71,8 +69,8 @@ def test_the_token_of_the_example_is_what_the_code_signs(tmp_path):
 
     assert token == EXAMPLES["token"]
     header, payload, _ = token.split(".")
-    assert MAKE["unb64"](header).decode() == EXAMPLES["header"]
-    assert MAKE["unb64"](payload).decode() == EXAMPLES["payload"]
+    assert make.unb64(header).decode() == EXAMPLES["header"]
+    assert make.unb64(payload).decode() == EXAMPLES["payload"]
 
 
 def test_a_vm_accepts_the_example_with_the_key_of_the_page(tmp_path):
@@ -92,8 +90,8 @@ def test_a_vm_accepts_the_example_with_the_key_of_the_page(tmp_path):
 
 
 def test_the_keys_of_the_example_are_those_of_the_rfc_that_it_names():
-    assert EXAMPLES["private"] + "\n" == MAKE["EXAMPLE"].private_pem
-    assert EXAMPLES["public"] + "\n" == MAKE["EXAMPLE"].public_pem
+    assert EXAMPLES["private"] + "\n" == make.EXAMPLE.private_pem
+    assert EXAMPLES["public"] + "\n" == make.EXAMPLE.public_pem
 
 
 @pytest.mark.skipif(

@@ -8,33 +8,30 @@ leaks with each document; the long form measures, and prints its figures:
 It begins with 30,000 documents as fast as they can, so that what fills once is full before the slope is taken.
 There every sink takes part, Event Hubs over AMQP too, so it wants the extra [apprise] and python-qpid-proton. In the
 short form apprise takes part where it is installed. How the agent is made to poll so often, and why it must be made to,
-is in soak_agent.py.
+is in tests/kits/soak/agent.py.
 """
 
 import importlib.util
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 import time
 from collections import Counter
 from contextlib import ExitStack, closing
-from pathlib import Path
 
 import pytest
+from eventhubs_emulator.process import started
+from soak import agent as soak_agent
+from soak.peers import Azure, HttpPeer, expected, ids_of_cloud_event, ids_of_otlp, lines_of, lives_of_apprise, name_of
+from soak.watch import Watch, lows, slope
 
 from bridge.outbox.reader import OutboxFile
 from bridge.testing.private_ca import PrivateCa
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-HERE = Path(__file__).parent
-# By path: the directories of tests are no packages.
-PEERS = runpy.run_path(str(HERE / "soak_peers.py"))
-WATCH = runpy.run_path(str(HERE / "soak_watch.py"))
-EMULATOR = runpy.run_path(str(HERE.parent / "interop" / "eventhubs_emulator" / "process.py"))
 
 MINUTES = float(os.environ.get("SOAK_MINUTES", "30"))
 A_SECOND = 20
@@ -46,7 +43,7 @@ BURN_IN = int(os.environ.get("SOAK_BURN_IN", "30000"))
 MOST_GROWTH_MB = 2.5
 MOST_MB_AN_HOUR = 1.0
 ALL_SINKS = {"stdout", "webhook", "eventhubs", "eventhubs-amqp", "otlp", "command", "apprise"}
-#: After the burn-in, until what has gathered at the slowest sink is gone.
+#: After the burn-in, until what has gathered at the sfloor sink is gone.
 SETTLE_SECONDS = 60.0
 #: Nobody is told of an event that was over before the sink's turn came; only the burn-in is so fast.
 SKIPPING = {"command", "apprise"}
@@ -105,25 +102,23 @@ class Soak:
         self.stack = ExitStack()
         self.arrivals = {
             "stdout": lambda: Counter(record["id"] for record in self.records()),
-            "command": lambda: PEERS["lines_of"](directory / "command.ids"),
+            "command": lambda: lines_of(directory / "command.ids"),
         }
 
     def __enter__(self):
-        self.azure = self.stack.enter_context(
-            closing(PEERS["Azure"](self.last, burn_in=self.burn_in, a_second=A_SECOND))
-        )
+        self.azure = self.stack.enter_context(closing(Azure(self.last, burn_in=self.burn_in, a_second=A_SECOND)))
         ca = PrivateCa(self.directory / "ca")
         self.env["SOAK_HUB"] = HUB
         self.config = CONFIG.format(
             imds=self.azure.endpoint,
             directory=self.directory,
             ca_file=ca.ca_file,
-            webhook=self.peer("webhook", PEERS["ids_of_cloud_event"]),
-            hub=self.peer("eventhubs", PEERS["ids_of_cloud_event"], tls=ca.server_context()),
-            otlp=self.peer("otlp", PEERS["ids_of_otlp"]),
+            webhook=self.peer("webhook", ids_of_cloud_event),
+            hub=self.peer("eventhubs", ids_of_cloud_event, tls=ca.server_context()),
+            otlp=self.peer("otlp", ids_of_otlp),
         )
         if importlib.util.find_spec("apprise"):
-            self.env["SOAK_APPRISE"] = f"json://{self.peer('apprise', PEERS['lives_of_apprise'])}/"
+            self.env["SOAK_APPRISE"] = f"json://{self.peer('apprise', lives_of_apprise)}/"
             self.config += APPRISE
         return self
 
@@ -132,7 +127,7 @@ class Soak:
 
     def peer(self, sink, names, **options):
         """Start a peer over HTTP for *sink*; return HOST:PORT."""
-        peer = self.stack.enter_context(closing(PEERS["HttpPeer"](names, **options)))
+        peer = self.stack.enter_context(closing(HttpPeer(names, **options)))
         self.arrivals[sink] = peer.seen
         return peer.authority
 
@@ -140,7 +135,7 @@ class Soak:
         """Let Event Hubs be reached over AMQP too, if the emulator can run."""
         if importlib.util.find_spec("proton") is None:
             return
-        emulator = self.stack.enter_context(EMULATOR["started"]())
+        emulator = self.stack.enter_context(started())
         self.env["SOAK_HUB_AMQP"] = emulator.connection_string()
         self.config += AMQP
         self.arrivals["eventhubs-amqp"] = lambda: Counter(
@@ -151,11 +146,11 @@ class Soak:
         """Run the agent until every document was seen and every record has arrived; stop it."""
         path = self.directory / "config.toml"
         path.write_text(self.config)
-        command = [sys.executable, HERE / "soak_agent.py", path, str(POLL_SECONDS)]
+        command = [sys.executable, soak_agent.__file__, path, str(POLL_SECONDS)]
         with self.out.open("wb") as stdout, self.err.open("wb") as stderr:
             agent = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=self.env, cwd=self.directory)
         try:
-            self.watch = WATCH["Watch"](agent.pid, self.listener(agent))
+            self.watch = Watch(agent.pid, self.listener(agent))
             self.watch.start()
             began_at, cpu = time.monotonic(), self.watch.cpu_seconds()
             assert self.azure.is_seen.wait(most_seconds), (self.azure.shown, agent.poll(), self.log()[-2000:])
@@ -200,7 +195,7 @@ class Soak:
 
     def judge(self):
         """Return, for each sink, how much was lost, invented and sent twice, by what its peer has."""
-        wanted = Counter(map(PEERS["name_of"], PEERS["expected"](self.last)))
+        wanted = Counter(map(name_of, expected(self.last)))
         lives = {record["id"]: self.life(record) for record in self.records()}
         counts = {}
         for sink, arrived in self.arrivals.items():
@@ -214,12 +209,12 @@ class Soak:
         return counts
 
     def life(self, record):
-        return PEERS["name_of"]((int(record["event"]["description"].split()[1]), record["transition"]))
+        return name_of((int(record["event"]["description"].split()[1]), record["transition"]))
 
     def assert_nothing_lost(self):
         """Every record arrived; or was skipped in a burn-in too fast for the sink, because its event was over."""
         judged = self.judge()
-        count = len(list(PEERS["expected"](self.last)))
+        count = len(list(expected(self.last)))
         with OutboxFile(self.directory / "state") as beside:
             totals = beside.totals()
         skipped = {sink: total["expired"] for sink, total in totals.items()}
@@ -276,15 +271,13 @@ def test_a_long_soak_loses_nothing_and_memory_stays(tmp_path, agent_env):
         samples = soak.watch.samples
         warm = [sample for sample in samples if sample.seconds > soak.burn_seconds + SETTLE_SECONDS]
         seconds = soak.seconds - soak.burn_seconds
-        lows = WATCH["lows"](warm, every_seconds=min(60.0, seconds / 15))
-        mb_an_hour = WATCH["slope"](lows) * 3600
+        floor = lows(warm, every_seconds=min(60.0, seconds / 15))
+        mb_an_hour = slope(floor) * 3600
         say(f"{BURN_IN} documents in {soak.burn_seconds:.0f} s, then {documents} in {seconds:.0f} s")
         say(f"CPU {soak.cpu_share:.0%} of a core; scrapes {soak.watch.scrapes}, amiss {soak.watch.amiss}")
-        say(f"RSS {samples[0].rss_mb:.1f} MB at first, {lows[0][1]:.1f} warm, {lows[-1][1]:.1f} at the end")
-        say(
-            f"RSS slope {mb_an_hour:+.2f} MB an hour over the lows of {len(lows)} windows after {warm[0].seconds:.0f} s"
-        )
-        say(f"lows {' '.join(f'{low:.2f}' for _, low in WATCH['lows'](samples, every_seconds=60.0))}")
+        say(f"RSS {samples[0].rss_mb:.1f} MB at first, {floor[0][1]:.1f} warm, {floor[-1][1]:.1f} at the end")
+        say(f"RSS slope {mb_an_hour:+.2f} MB an hour over {len(floor)} lows after {warm[0].seconds:.0f} s")
+        say(f"lows {' '.join(f'{low:.2f}' for _, low in lows(samples, every_seconds=60.0))}")
         for name in ("threads", "descriptors"):
             say(f"{name} {assert_steady(warm, name)}")
         count, judged = soak.assert_nothing_lost()

@@ -8,8 +8,6 @@ from delivery_kit import DeliveryKit
 from bridge.outbox.outbox import Outbox
 from bridge.testing.sinks import ScriptedSink
 
-# By path: the directories of tests are no packages.
-
 
 class OneEventABatch(ScriptedSink):
     batch_by_event = True

@@ -8,8 +8,6 @@ from delivery_kit import DeliveryKit
 
 from bridge.errors import DeliveryFailed
 
-# By path: the directories of tests are no packages.
-
 
 @pytest.fixture
 def bench(kit):

@@ -7,8 +7,6 @@ from bridge.errors import DeliveryFailed
 from bridge.events.event import Document
 from bridge.testing.sinks import Box, ScriptedSink
 
-# By path: the directories of tests are no packages.
-
 
 class Pager(ScriptedSink):
     """A sink that pages people."""

@@ -13,8 +13,6 @@ from delivery_kit import DeliveryKit
 
 from bridge.testing.sinks import ScriptedSink
 
-# By path: the directories of tests are no packages.
-
 
 @pytest.fixture
 def bench(kit):

@@ -11,8 +11,6 @@ from bridge.errors import DeliveryFailed, OutboxError
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.reader import OutboxFile
 
-# By path: the directories of tests are no packages.
-
 
 @pytest.fixture
 def bench(kit):

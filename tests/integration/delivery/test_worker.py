@@ -10,8 +10,6 @@ from bridge.errors import DeliveryFailed, DeliveryRejected
 from bridge.sink import Sink
 from bridge.testing.sinks import MemorySink, ScriptedSink
 
-# By path: the directories of tests are no packages.
-
 
 class OneEventABatch(ScriptedSink):
     batch_by_event = True

@@ -8,28 +8,22 @@ import datetime as dt
 import importlib.util
 import ipaddress
 import json
-import runpy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from azure.eventhub.aio import EventHubConsumerClient
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from eventhubs_emulator.process import NEEDS, Emulator, started
 
 from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord, VmIdentity
 from bridge.testing import Simulator
 from sinks.eventhubs.config import EventHubsConfig
 from sinks.eventhubs.sink import EventHubsSink
 
-if TYPE_CHECKING:
-    from tests.interop.eventhubs_emulator.process import Emulator
-
-# By path: the directories of tests are no packages.
-_PROCESS = runpy.run_path(str(Path(__file__).parents[1] / "eventhubs_emulator" / "process.py"))
 _READ_SECONDS = 20.0
 
 
@@ -101,8 +95,8 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 def emulator(authority: Authority) -> Iterator[Emulator]:
     """Return an emulator of its own, with nothing in it."""
     if importlib.util.find_spec("proton") is None:
-        pytest.skip(_PROCESS["NEEDS"])
-    with _PROCESS["started"](cert_file=authority.cert_file, key_file=authority.key_file) as emulator:
+        pytest.skip(NEEDS)
+    with started(cert_file=authority.cert_file, key_file=authority.key_file) as emulator:
         yield emulator
 
 

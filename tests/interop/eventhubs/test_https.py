@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import http.server
 import json
-import runpy
 import ssl
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from eventhubs_emulator.claims import jwt_refusal, sas_refusal
 
 from bridge.sink import DeliveryFailed, DeliveryRejected
-
-# By path: the directories of tests are no packages.
-CLAIMS = runpy.run_path(str(Path(__file__).parents[1] / "eventhubs_emulator" / "claims.py"))
 
 pytestmark = pytest.mark.interop
 
@@ -39,8 +35,8 @@ class Service(http.server.ThreadingHTTPServer):
 
     def refusal(self, authorization: str) -> str:
         if authorization.startswith("Bearer "):
-            return CLAIMS["jwt_refusal"](authorization.removeprefix("Bearer "))
-        return CLAIMS["sas_refusal"](authorization, f"https://{NAMESPACE}/{HUB}/messages", key_name="send", key=KEY)
+            return jwt_refusal(authorization.removeprefix("Bearer "))
+        return sas_refusal(authorization, f"https://{NAMESPACE}/{HUB}/messages", key_name="send", key=KEY)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

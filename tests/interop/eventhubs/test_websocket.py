@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import runpy
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from eventhubs_emulator.process import running
 
 from bridge.sink import DeliveryFailed
 
 pytestmark = pytest.mark.interop
-
-# By path: the directories of tests are no packages.
-PROCESS = runpy.run_path(str(Path(__file__).parents[1] / "eventhubs_emulator" / "process.py"))
 
 
 @pytest.fixture
 def front_port(emulator: Any, authority: Any) -> Iterator[int]:
     if importlib.util.find_spec("aiohttp") is None:
         pytest.skip("the websocket transport needs aiohttp")
-    with PROCESS["running"](
-        "websocket_front", str(emulator.ports["amqp"]), authority.cert_file, authority.key_file
-    ) as said:
+    with running("websocket_front", str(emulator.ports["amqp"]), authority.cert_file, authority.key_file) as said:
         yield int(said)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import stat
 import subprocess
 import sys
@@ -19,6 +18,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed448, rsa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
+from vectors import make
+from vectors.make import EVENT, NOW, PORTAL, VM_ID, b64, claims, header, token, unb64
 
 from bridge.approval.digest import digest
 from bridge.approval.signing import generate_key, sign_decision
@@ -28,9 +29,6 @@ from bridge.errors import KeyUnusable, RefusalReason, RefusedDecision, SigningFa
 from bridge.events.record import Verdict
 
 VECTORS = Path(__file__).parents[1] / "vectors"
-MAKE = runpy.run_path(str(VECTORS / "make.py"))
-EVENT, VM_ID, NOW, PORTAL = MAKE["EVENT"], MAKE["VM_ID"], MAKE["NOW"], MAKE["PORTAL"]
-token, claims, header, b64, unb64 = (MAKE[name] for name in ("token", "claims", "header", "b64", "unb64"))
 SAVED = json.loads((VECTORS / "decisions.json").read_text(encoding="ascii"))
 ACCEPTED = [case for case in SAVED["cases"] if case["refused"] is None]
 REFUSED = [case for case in SAVED["cases"] if case["refused"] is not None]
@@ -64,7 +62,7 @@ def refusal(text, keys, **circumstances):
 
 @pytest.mark.parametrize("name", ["decisions.json", "digests.json"])
 def test_the_vectors_are_what_the_code_makes(name):
-    assert (VECTORS / name).read_text(encoding="ascii") == MAKE["rendered"]()[name], "run tests/unit/vectors/make.py"
+    assert (VECTORS / name).read_text(encoding="ascii") == make.rendered()[name], "run tests/unit/vectors/make.py"
 
 
 @pytest.mark.parametrize("case", ACCEPTED, ids=lambda case: case["name"])
@@ -111,7 +109,7 @@ def test_claims_of_a_token_that_did_not_verify_are_nowhere_in_the_refusal(keys):
     marked = claims(iss="MARKED", sub="MARKED", jti="MARKED", reason="MARKED", decision="MARKED")
     marked_header = header(kid="MARKED", extra="MARKED")
     tokens = [
-        token(marked, header(), by=MAKE["STRANGER"]),
+        token(marked, header(), by=make.STRANGER),
         *(token(marked, {**marked_header, **part}) for part in ({}, {"alg": "MARKED"}, {"typ": "MARKED"})),
         token(marked, {"alg": "EdDSA", "typ": "scheduled-events-decision+jwt", "kid": "MARKED"}),
         token(marked, b'{"kid":"MARKED",'),
@@ -241,7 +239,7 @@ def test_a_missing_key_file_refuses_and_is_picked_up_when_it_comes_and_dropped_w
     assert refusal(token(), keys).reason is RefusalReason.KEY_UNUSABLE
     path.write_text(PORTAL.public_pem)
     assert checked(token(), keys)
-    path.write_text(MAKE["ALICE"].public_pem)
+    path.write_text(make.ALICE.public_pem)
     os.utime(path, (1, 1))  # a file system with coarse times
     assert refusal(token(), keys).reason is RefusalReason.FORGED
     path.unlink()
@@ -340,7 +338,7 @@ def test_what_no_agent_would_accept_is_not_signed(tmp_path):
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
     )
-    nameless = MAKE["_event"](event_id=None)
+    nameless = make._event(event_id=None)
     for wrong in (
         {"valid_seconds": 86401},
         {"valid_seconds": 0},

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import resource
-import runpy
 import shutil
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tests.deploy.metrics.stage import Stage
-    from tests.deploy.metrics.story import Stories
-    from tests.deploy.metrics.timeline import Phase
-    from tests.deploy.metrics.unit_test import Firing, Scene
+from alert_stories.stage import Stage
+from alert_stories.story import Stories, bridge
+from alert_stories.timeline import Phase
+from alert_stories.unit_test import Scene
 
-# By path: the directories of tests are no packages.
-_HERE = Path(__file__).parent
-_STORY = runpy.run_path(str(_HERE / "story.py"))
-STORIES: Stories = _STORY["Stories"]()
-_bridge: Callable[..., Firing] = _STORY["bridge"]
-_Scene: type[Scene] = _STORY["Scene"]
-_Phase: type[Phase] = _STORY["Phase"]
+STORIES = Stories()
 
 _DAY_SECONDS = 86_400.0
 
 
 @STORIES.tell("The disk refuses writes")
 def disk_refuses(stage: Stage) -> list[Scene]:
+    import resource  # noqa: PLC0415  # Windows has none
+
     agent = stage.watching()
     before = agent.phase(15)
     assert agent.process is not None
@@ -39,10 +29,10 @@ def disk_refuses(stage: Stage) -> list[Scene]:
     resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE, limits)
     agent.wait_for(lambda scrape: scrape.of("outbox_in_memory") == 0)
     return [
-        _Scene(before),
-        _Scene(_Phase(9, during.scrapes)),
-        _Scene(during, (_bridge("OutboxInMemory", each=True),)),
-        _Scene(agent.phase(15)),
+        Scene(before),
+        Scene(Phase(9, during.scrapes)),
+        Scene(during, (bridge("OutboxInMemory", each=True),)),
+        Scene(agent.phase(15)),
     ]
 
 
@@ -57,7 +47,7 @@ def database_damaged(stage: Stage) -> list[Scene]:
     agent.stop()
     agent.start()
     agent.wait_for(lambda scrape: scrape.of("polls_total", result="ok"))
-    return [_Scene(before), _Scene(during, (_bridge("OutboxSetAside", each=True),)), _Scene(agent.phase(15))]
+    return [Scene(before), Scene(during, (bridge("OutboxSetAside", each=True),)), Scene(agent.phase(15))]
 
 
 @STORIES.tell("The state directory came with another machine's image")
@@ -69,7 +59,7 @@ def state_of_another_machine(stage: Stage) -> list[Scene]:
     second.configure(stage.webhook())
     second.start()
     second.wait_for(lambda scrape: scrape.of("outbox_set_aside_total"))
-    return [_Scene(second.phase(15), (_bridge("OutboxSetAside", each=True),))]
+    return [Scene(second.phase(15), (bridge("OutboxSetAside", each=True),))]
 
 
 @STORIES.tell("The state directory is in memory", place_counts=True)
@@ -78,7 +68,7 @@ def state_in_memory(stage: Stage) -> list[Scene]:
     agent.configure(stage.webhook())
     agent.start()
     agent.wait_for(lambda scrape: scrape.of("state_on_ephemeral_disk"))
-    return [_Scene(agent.phase(30)), _Scene(agent.phase(60), (_bridge("StateOnEphemeralDisk"),))]
+    return [Scene(agent.phase(30)), Scene(agent.phase(60), (bridge("StateOnEphemeralDisk"),))]
 
 
 @STORIES.tell("The disk under the outbox hangs, and with it the poll that has news for it")
@@ -95,5 +85,5 @@ def disk_hangs(stage: Stage) -> list[Scene]:
     during = agent.phase(21)
     disk.go_on()
     agent.wait_for(lambda scrape: scrape.of("sink_delivered_total", sink="sre"))
-    firing = (_bridge("TotalsMissing", each=True), _bridge("NotWatching", each=True))
-    return [_Scene(before), _Scene(_Phase(9, during.scrapes)), _Scene(during, firing), _Scene(agent.phase(15))]
+    firing = (bridge("TotalsMissing", each=True), bridge("NotWatching", each=True))
+    return [Scene(before), Scene(Phase(9, during.scrapes)), Scene(during, firing), Scene(agent.phase(15))]

@@ -1,6 +1,6 @@
 """A TLS port that speaks websocket as Event Hubs does, and carries the bytes on to the emulator's AMQP port.
 
-    python -m tests.interop.eventhubs_emulator.websocket_front AMQP_PORT CERT_FILE KEY_FILE
+    python -m eventhubs_emulator.websocket_front AMQP_PORT CERT_FILE KEY_FILE
 
 Prints its port, and ends when its standard input does. Needs aiohttp, as the SDK's websocket transport does.
 """

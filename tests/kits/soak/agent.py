@@ -1,6 +1,6 @@
 """Runs the agent as `run` does, but polls faster than a configuration may ask for.
 
-    python soak_agent.py CONFIG POLL_INTERVAL_SECONDS
+    python tests/kits/soak/agent.py CONFIG POLL_INTERVAL_SECONDS
 
 Azure answers five requests a second, so the configuration refuses an interval under 0.2 s, and a soak at 20 documents a
 second cannot be configured. Everything else is `run` itself: this calls the very function under the command, with the

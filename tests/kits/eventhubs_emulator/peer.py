@@ -17,9 +17,9 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.interop.eventhubs_emulator.claims import refusal
-from tests.interop.eventhubs_emulator.frames import Padder
-from tests.interop.eventhubs_emulator.hub import Hub
+from eventhubs_emulator.claims import refusal
+from eventhubs_emulator.frames import Padder
+from eventhubs_emulator.hub import Hub
 
 proton: Any = importlib.import_module("proton")
 

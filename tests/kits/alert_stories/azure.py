@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING
+
+from alert_stories.live import LiveAgent
+from alert_stories.stage import Stage
+from alert_stories.story import Stories
+from alert_stories.timeline import Phase
+from alert_stories.unit_test import Firing, Scene
 
 from bridge.testing import Fault
 from bridge.testing.portal import PortalStub
 
-if TYPE_CHECKING:
-    from tests.deploy.metrics.live import LiveAgent
-    from tests.deploy.metrics.stage import Stage
-    from tests.deploy.metrics.story import Stories
-    from tests.deploy.metrics.timeline import Phase
-    from tests.deploy.metrics.unit_test import Firing, Scene
-
-# By path: the directories of tests are no packages.
-_HERE = Path(__file__).parent
-_STORY = runpy.run_path(str(_HERE / "story.py"))
-STORIES: Stories = _STORY["Stories"]()
-_Scene: type[Scene] = _STORY["Scene"]
-_Phase: type[Phase] = _STORY["Phase"]
-_Firing: type[Firing] = _STORY["Firing"]
+STORIES = Stories()
 
 
 @STORIES.tell("Azure announces an event, starts it late and ends it", severities="page|ticket|info")
@@ -39,12 +29,12 @@ def event_late(stage: Stage) -> list[Scene]:
     stage.azure.world.complete(event_id)
     agent.wait_for(lambda scrape: not scrape.sum("active_events"))
     return [
-        _Scene(before),
-        _Scene(ahead, (_ahead("Reboot"),)),
-        _Scene(_Phase(8, ahead.scrapes), (_ahead("Reboot"),)),  # NotBefore passes, and the event still stands
-        _Scene(_Phase(12, ahead.scrapes), (_azure("Overdue", "Reboot"),)),
-        _Scene(started, (_started("Reboot"),)),
-        _Scene(agent.phase(15)),
+        Scene(before),
+        Scene(ahead, (_ahead("Reboot"),)),
+        Scene(Phase(8, ahead.scrapes), (_ahead("Reboot"),)),  # NotBefore passes, and the event still stands
+        Scene(Phase(12, ahead.scrapes), (_azure("Overdue", "Reboot"),)),
+        Scene(started, (_started("Reboot"),)),
+        Scene(agent.phase(15)),
     ]
 
 
@@ -56,7 +46,7 @@ def day(stage: Stage) -> list[Scene]:
     agent = stage.watching(tables)
     agent.wait_for(lambda scrape: scrape.of("approval_channel_up"))
     scenes = [
-        _Scene(agent.phase(180)),
+        Scene(agent.phase(180)),
         *_moved_to_another_host(stage, agent),
         *_frozen_and_called_off(stage, agent),
         *_peers_away_for_minutes(stage, agent, portal),
@@ -69,17 +59,17 @@ def day(stage: Stage) -> list[Scene]:
 def _moved_to_another_host(stage: Stage, agent: LiveAgent) -> Iterator[Scene]:
     event_id = stage.announce("Redeploy", notice_seconds=600.0)
     _wait_for_delivered(agent, 1)
-    yield _Scene(agent.phase(9), (_ahead("Redeploy"),))
+    yield Scene(agent.phase(9), (_ahead("Redeploy"),))
     stage.azure.world.start(event_id)
     _wait_for_delivered(agent, 2)
     agent.stop()
-    yield _Scene(_Phase(12))
+    yield Scene(Phase(12))
     agent.start()
     agent.wait_for(lambda scrape: scrape.of("active_events", event_type="Redeploy", event_status="Started"))
-    yield _Scene(agent.phase(6), (_started("Redeploy"),))
+    yield Scene(agent.phase(6), (_started("Redeploy"),))
     stage.azure.world.complete(event_id)
     _wait_for_delivered(agent, 3)
-    yield _Scene(agent.phase(240))
+    yield Scene(agent.phase(240))
 
 
 def _frozen_and_called_off(stage: Stage, agent: LiveAgent) -> Iterator[Scene]:
@@ -87,28 +77,28 @@ def _frozen_and_called_off(stage: Stage, agent: LiveAgent) -> Iterator[Scene]:
     stage.announce("Freeze", duration_seconds=5, impact_seconds=2.0)
     agent.wait_for(lambda scrape: scrape.of("approvals_total", source="rule:freeze", result="accepted"))
     _wait_for_delivered(agent, 7)
-    yield _Scene(agent.phase(200))
+    yield Scene(agent.phase(200))
     stage.peer.refuse_for_now()
     event_id = stage.announce("Terminate")
     agent.wait_for(lambda scrape: scrape.sum("sink_retries_total"))
-    yield _Scene(agent.phase(4), (_ahead("Terminate"),))
+    yield Scene(agent.phase(4), (_ahead("Terminate"),))
     stage.azure.world.cancel(event_id)
     stage.peer.accept()
     _wait_for_delivered(agent, 9)
-    yield _Scene(agent.phase(150))
+    yield Scene(agent.phase(150))
 
 
 def _peers_away_for_minutes(stage: Stage, agent: LiveAgent, portal: PortalStub) -> Iterator[Scene]:
     stage.azure.world.set_fault(Fault(kind="status", status=500))
     agent.wait_for(lambda scrape: scrape.of("polls_total", result="status_500"))
-    yield _Scene(agent.phase(3))
+    yield Scene(agent.phase(3))
     stage.azure.world.clear_faults()
     portal.down()
     agent.wait_for(lambda scrape: scrape.of("approval_channel_up") == 0)
-    yield _Scene(agent.phase(5))
+    yield Scene(agent.phase(5))
     portal.up()
     agent.wait_for(lambda scrape: scrape.of("approval_channel_up"))
-    yield _Scene(agent.phase(100))
+    yield Scene(agent.phase(100))
 
 
 def _configured_and_upgraded(agent: LiveAgent, tables: str) -> Iterator[Scene]:
@@ -116,12 +106,12 @@ def _configured_and_upgraded(agent: LiveAgent, tables: str) -> Iterator[Scene]:
     agent.signal("SIGHUP")
     agent.wait(lambda: "The configuration was read again." in agent.log)
     agent.wait_for(lambda scrape: scrape.of("approval_channel_up"))
-    yield _Scene(agent.phase(180))
+    yield Scene(agent.phase(180))
     agent.stop()
     agent.start()
     agent.wait_for(lambda scrape: scrape.of("approval_channel_up"))
-    yield _Scene(_Phase(1))
-    yield _Scene(agent.phase(350))
+    yield Scene(Phase(1))
+    yield Scene(agent.phase(350))
 
 
 def _wait_for_delivered(agent: LiveAgent, count: int) -> None:
@@ -129,7 +119,7 @@ def _wait_for_delivered(agent: LiveAgent, count: int) -> None:
 
 
 def _azure(what: str, event_type: str, *more: tuple[str, str]) -> Firing:
-    return _Firing(f"AzureScheduledEvent{what}", "info", labels=(("event_type", event_type), *more), is_each=True)
+    return Firing(f"AzureScheduledEvent{what}", "info", labels=(("event_type", event_type), *more), is_each=True)
 
 
 def _ahead(event_type: str) -> Firing:

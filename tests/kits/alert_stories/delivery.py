@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tests.deploy.metrics.live import LiveAgent
-    from tests.deploy.metrics.stage import Stage
-    from tests.deploy.metrics.story import Stories
-    from tests.deploy.metrics.timeline import Phase, Scrape
-    from tests.deploy.metrics.unit_test import Firing, Scene
+from alert_stories.live import LiveAgent
+from alert_stories.stage import Stage
+from alert_stories.story import Stories, bridge
+from alert_stories.timeline import Phase, Scrape
+from alert_stories.unit_test import Scene
 
-# By path: the directories of tests are no packages.
-_HERE = Path(__file__).parent
-_STORY = runpy.run_path(str(_HERE / "story.py"))
-STORIES: Stories = _STORY["Stories"]()
-_bridge: Callable[..., Firing] = _STORY["bridge"]
-_Scene: type[Scene] = _STORY["Scene"]
-_Phase: type[Phase] = _STORY["Phase"]
+STORIES = Stories()
 
 _SRE = (("sink", "sre"),)
 _DAY_SECONDS = 86_400.0
@@ -35,12 +25,12 @@ def sink_unauthorized(stage: Stage) -> list[Scene]:
     agent.wait_for(lambda scrape: scrape.of("sink_needs_attention", sink="sre"))
     during = agent.phase(60)
     _mend(stage, agent)
-    firing = (_bridge("SinkNeedsAttention", labels=_SRE),)
+    firing = (bridge("SinkNeedsAttention", labels=_SRE),)
     return [
-        _Scene(before),
-        _Scene(_Phase(9, during.scrapes)),
-        _Scene(during, firing, (_bridge("SinkDown", severity="page", labels=_SRE),)),
-        _Scene(agent.phase(15)),
+        Scene(before),
+        Scene(Phase(9, during.scrapes)),
+        Scene(during, firing, (bridge("SinkDown", severity="page", labels=_SRE),)),
+        Scene(agent.phase(15)),
     ]
 
 
@@ -54,14 +44,14 @@ def sink_down(stage: Stage) -> list[Scene]:
     during = agent.phase(37)
     _mend(stage, agent)
     return [
-        _Scene(before),
-        _Scene(during),
-        _Scene(
-            _Phase(23, during.scrapes),
-            (_bridge("SinkNotDelivering", labels=_SRE),),
-            (_bridge("SinkDown", severity="page", labels=_SRE),),
+        Scene(before),
+        Scene(during),
+        Scene(
+            Phase(23, during.scrapes),
+            (bridge("SinkNotDelivering", labels=_SRE),),
+            (bridge("SinkDown", severity="page", labels=_SRE),),
         ),
-        _Scene(agent.phase(15)),
+        Scene(agent.phase(15)),
     ]
 
 
@@ -77,10 +67,10 @@ def record_refused(stage: Stage) -> list[Scene]:
     agent.call("outbox", "retry")
     agent.wait_for(lambda scrape: scrape.of("sink_delivered_total", sink="sre"))
     return [
-        _Scene(before),
-        _Scene(_Phase(14, during.scrapes)),
-        _Scene(during, (_bridge("RecordsParked", labels=_SRE),)),
-        _Scene(agent.phase(15)),
+        Scene(before),
+        Scene(Phase(14, during.scrapes)),
+        Scene(during, (bridge("RecordsParked", labels=_SRE),)),
+        Scene(agent.phase(15)),
     ]
 
 
@@ -95,15 +85,15 @@ def outbox_full(stage: Stage) -> list[Scene]:
     _announce_until(stage, agent, lambda scrape: scrape.of("sink_evicted_total", sink="sre"))
     losing = agent.phase(30)
     _mend(stage, agent)
-    waiting, full = _bridge("SinkNotDelivering", labels=_SRE), _bridge("OutboxNearlyFull", each=True)
-    lost = _bridge("RecordsEvicted", labels=_SRE)
+    waiting, full = bridge("SinkNotDelivering", labels=_SRE), bridge("OutboxNearlyFull", each=True)
+    lost = bridge("RecordsEvicted", labels=_SRE)
     return [
-        _Scene(before),
-        _Scene(_Phase(70, filling.scrapes), (waiting,)),
-        _Scene(filling, (waiting, full)),
-        _Scene(losing, (waiting, full, lost)),
-        _Scene(agent.phase(15), (lost,)),
-        _Scene(agent.phase(60)),
+        Scene(before),
+        Scene(Phase(70, filling.scrapes), (waiting,)),
+        Scene(filling, (waiting, full)),
+        Scene(losing, (waiting, full, lost)),
+        Scene(agent.phase(15), (lost,)),
+        Scene(agent.phase(60)),
     ]
 
 
@@ -115,7 +105,7 @@ def records_expired(stage: Stage) -> list[Scene]:
     stage.announce(notice_seconds=_DAY_SECONDS)
     agent.wait_for(lambda scrape: scrape.of("sink_expired_total", sink="sre"))
     during = agent.phase(30)
-    return [_Scene(before), _Scene(during, (_bridge("RecordsExpired", labels=_SRE),)), _Scene(agent.phase(60))]
+    return [Scene(before), Scene(during, (bridge("RecordsExpired", labels=_SRE),)), Scene(agent.phase(60))]
 
 
 @STORIES.tell("A sink that is owed records is taken out of the configuration")
@@ -134,10 +124,10 @@ def sink_renamed(stage: Stage) -> list[Scene]:
     agent.call("outbox", "discard", "--sink", "sre", "--yes")
     agent.wait_for(lambda scrape: not scrape.of("sink_pending_records", sink="sre"))
     return [
-        _Scene(before),
-        _Scene(_Phase(59, during.scrapes)),
-        _Scene(during, (_bridge("RecordsOwedToNobody", labels=_SRE),)),
-        _Scene(agent.phase(15)),
+        Scene(before),
+        Scene(Phase(59, during.scrapes)),
+        Scene(during, (bridge("RecordsOwedToNobody", labels=_SRE),)),
+        Scene(agent.phase(15)),
     ]
 
 

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import runpy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tests.deploy.metrics.timeline import Phase, Timeline
-
-# By path: the directories of tests are no packages.
-_TIMELINE = runpy.run_path(str(Path(__file__).with_name("timeline.py")))
-_Timeline: type[Timeline] = _TIMELINE["Timeline"]
-_labelled: Callable[[str, Mapping[str, str]], str] = _TIMELINE["labelled"]
-_JOB: str = _TIMELINE["JOB"]
+from alert_stories.timeline import JOB, Phase, Timeline, labelled
 
 
 @dataclass(frozen=True)
@@ -29,9 +19,9 @@ class Firing:
 
     def shown(self, instances: Sequence[str]) -> list[str]:
         """Return its samples as promtool writes them."""
-        known = {"alertname": self.alert, "alertstate": "firing", "job": _JOB, "severity": self.severity}
+        known = {"alertname": self.alert, "alertstate": "firing", "job": JOB, "severity": self.severity}
         every = [{"instance": name} for name in instances] if self.is_each else [{}]
-        return [_labelled("ALERTS", {**known, **dict(self.labels), **one}) for one in every]
+        return [labelled("ALERTS", {**known, **dict(self.labels), **one}) for one in every]
 
 
 @dataclass(frozen=True)
@@ -56,7 +46,7 @@ def promtool_test(
     """
     instances = [f"vm-{number}" for number in range(agents)]
     phases = [scene.phase for scene in scenes]
-    timelines = [_Timeline(instance, phases, place_counts=place_counts) for instance in instances]
+    timelines = [Timeline(instance, phases, place_counts=place_counts) for instance in instances]
     selector = f'ALERTS{{alertstate="firing", severity=~"{severities}"}}'
     lines = [f"- name: {title}", "  interval: 1m", "  input_series:"]
     lines += [f"  {line}" for timeline in timelines for line in timeline.lines(names)]
@@ -68,7 +58,7 @@ def promtool_test(
         ever |= {each.alert for each in firing}
         shown = sorted(text for each in firing for text in each.shown(instances))
         lines += _expected(selector, minute - 1, [(text, 1) for text in shown])
-    names_ever = [(_labelled("", {"alertname": alert}), 1) for alert in sorted(ever)]
+    names_ever = [(labelled("", {"alertname": alert}), 1) for alert in sorted(ever)]
     lines += _expected(f"max by (alertname) (max_over_time({selector}[{minute}m]))", minute - 1, names_ever)
     return "\n".join(lines) + "\n"
 

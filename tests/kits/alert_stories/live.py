@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import signal
 import subprocess
 import sys
@@ -11,13 +10,8 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tests.deploy.metrics.timeline import Phase, Scrape
-
-# By path: the directories of tests are no packages.
-_TIMELINE = runpy.run_path(str(Path(__file__).with_name("timeline.py")))
+from alert_stories.timeline import Phase, Scrape, parse
 
 POLL_SECONDS = 0.2
 _LONG_SECONDS = 30.0
@@ -100,8 +94,7 @@ class LiveAgent:
         asked_at = time.time()
         with urllib.request.urlopen(url, timeout=_SCRAPE_SECONDS) as answer:
             text = answer.read().decode()
-        found: Scrape = _TIMELINE["parse"](text, (asked_at + time.time()) / 2)
-        return found
+        return parse(text, (asked_at + time.time()) / 2)
 
     def wait(self, is_so: Callable[[], object]) -> None:
         """Wait until *is_so*."""
@@ -120,5 +113,4 @@ class LiveAgent:
         early = self.scrape()
         meanwhile()
         time.sleep(_STRETCH_SECONDS)
-        found: Phase = _TIMELINE["Phase"](minutes, (early, self.scrape()))
-        return found
+        return Phase(minutes, (early, self.scrape()))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_ROOT = Path(__file__).parents[3]
+_KITS = Path(__file__).parents[1]
 _HUB = "scheduled-events"
 _KEY_NAME = "send"
 _KEY = "c2VjcmV0LWtleS1vZi10aGUtdGVzdHM="
@@ -88,9 +88,9 @@ def started(*, cert_file: str = "", key_file: str = "") -> Iterator[Emulator]:
 def running(module: str, *argv: str) -> Iterator[str]:
     """Yield the first line that a module of this directory prints; its standard input ends it."""
     process = subprocess.Popen(
-        [sys.executable, "-m", f"tests.interop.eventhubs_emulator.{module}", *argv],
-        cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        [sys.executable, "-m", f"eventhubs_emulator.{module}", *argv],
+        cwd=_KITS,
+        env={**os.environ, "PYTHONPATH": str(_KITS)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

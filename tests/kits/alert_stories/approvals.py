@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import json
-import runpy
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+
+from alert_stories.stage import Stage
+from alert_stories.story import Stories, bridge
+from alert_stories.timeline import Phase
+from alert_stories.unit_test import Scene
 
 from bridge.events.record import decode_record
 from bridge.testing.portal import PortalStub
 
-if TYPE_CHECKING:
-    from tests.deploy.metrics.stage import Stage
-    from tests.deploy.metrics.story import Stories
-    from tests.deploy.metrics.timeline import Phase
-    from tests.deploy.metrics.unit_test import Firing, Scene
-
-# By path: the directories of tests are no packages.
-_HERE = Path(__file__).parent
-_STORY = runpy.run_path(str(_HERE / "story.py"))
-STORIES: Stories = _STORY["Stories"]()
-_bridge: Callable[..., Firing] = _STORY["bridge"]
-_Scene: type[Scene] = _STORY["Scene"]
-_Phase: type[Phase] = _STORY["Phase"]
+STORIES = Stories()
 
 _DAY_SECONDS = 86_400.0
 
@@ -39,13 +28,13 @@ def portal_down(stage: Stage) -> list[Scene]:
     during = agent.phase(16)
     portal.up()
     agent.wait_for(lambda scrape: scrape.of("approval_channel_up"))
-    all_of_them = (_bridge("PortalDown", severity="page"),)
+    all_of_them = (bridge("PortalDown", severity="page"),)
     return [
-        _Scene(before),
-        _Scene(_Phase(9, during.scrapes)),
-        _Scene(_Phase(5, during.scrapes), many=all_of_them),
-        _Scene(during, (_bridge("PortalUnreachable"),), all_of_them),
-        _Scene(agent.phase(15)),
+        Scene(before),
+        Scene(Phase(9, during.scrapes)),
+        Scene(Phase(5, during.scrapes), many=all_of_them),
+        Scene(during, (bridge("PortalUnreachable"),), all_of_them),
+        Scene(agent.phase(15)),
     ]
 
 
@@ -60,10 +49,10 @@ def approved_but_waiting(stage: Stage) -> list[Scene]:
     stage.azure.world.start(event_id)
     agent.wait_for(lambda scrape: scrape.of("approved_waiting_seconds") == 0)
     return [
-        _Scene(before),
-        _Scene(during),
-        _Scene(_Phase(30, during.scrapes), (_bridge("ApprovedButWaiting", each=True),)),
-        _Scene(agent.phase(15)),
+        Scene(before),
+        Scene(during),
+        Scene(Phase(30, during.scrapes), (bridge("ApprovedButWaiting", each=True),)),
+        Scene(agent.phase(15)),
     ]
 
 
@@ -78,8 +67,8 @@ def approval_failing(stage: Stage) -> list[Scene]:
     stage.announce(notice_seconds=_DAY_SECONDS)
     labels = (("source", "rule:drain"), ("result", "command_failed"))
     agent.wait_for(lambda scrape: scrape.of("approvals_total", **dict(labels)))
-    firing = (_bridge("ApprovalsFailing", labels=labels),)
-    return [_Scene(before), _Scene(agent.phase(15), firing), _Scene(agent.phase(60))]
+    firing = (bridge("ApprovalsFailing", labels=labels),)
+    return [Scene(before), Scene(agent.phase(15), firing), Scene(agent.phase(60))]
 
 
 @STORIES.tell("Decisions come that nobody may have signed")
@@ -95,8 +84,8 @@ def decision_forged(stage: Stage) -> list[Scene]:
     portal.put(stage.vm_id, stranger.decide(event, vm_id=stage.vm_id))
     labels = (("source", "portal"), ("result", "forged"))
     agent.wait_for(lambda scrape: scrape.of("approvals_total", **dict(labels)))
-    firing = (_bridge("ForgedDecision", labels=labels),)
-    return [_Scene(before), _Scene(agent.phase(15), firing), _Scene(agent.phase(60))]
+    firing = (bridge("ForgedDecision", labels=labels),)
+    return [Scene(before), Scene(agent.phase(15), firing), Scene(agent.phase(60))]
 
 
 def _portal(stage: Stage, name: str = "portal") -> PortalStub:

@@ -6,24 +6,11 @@ agents have the same story at once, more may fire: that somebody is woken is abo
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tests.deploy.metrics.stage import Stage
-    from tests.deploy.metrics.timeline import Phase as PhaseType
-    from tests.deploy.metrics.unit_test import Firing as FiringType
-    from tests.deploy.metrics.unit_test import Scene as SceneType
-
-# By path: the directories of tests are no packages.
-_HERE = Path(__file__).parent
-_UNIT_TEST = runpy.run_path(str(_HERE / "unit_test.py"))
-Firing: type[FiringType] = _UNIT_TEST["Firing"]
-Scene: type[SceneType] = _UNIT_TEST["Scene"]
-Phase: type[PhaseType] = runpy.run_path(str(_HERE / "timeline.py"))["Phase"]
+from alert_stories.stage import Stage
+from alert_stories.unit_test import Firing, Scene
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +18,7 @@ class Story:
     """One story; *live* makes it happen on a stage."""
 
     title: str
-    live: Callable[[Stage], list[SceneType]]
+    live: Callable[[Stage], list[Scene]]
     agents: tuple[int, ...]
     """How many agents have it, in one test each."""
     place_counts: bool
@@ -45,10 +32,10 @@ class Stories(dict[str, Story]):
 
     def tell(
         self, title: str, *, agents: tuple[int, ...] = (1,), place_counts: bool = False, severities: str = "page|ticket"
-    ) -> Callable[[Callable[[Stage], list[SceneType]]], Callable[[Stage], list[SceneType]]]:
+    ) -> Callable[[Callable[[Stage], list[Scene]]], Callable[[Stage], list[Scene]]]:
         """Return a decorator that keeps a function as a story."""
 
-        def keep(live: Callable[[Stage], list[SceneType]]) -> Callable[[Stage], list[SceneType]]:
+        def keep(live: Callable[[Stage], list[Scene]]) -> Callable[[Stage], list[Scene]]:
             self[live.__name__] = Story(
                 title=title, live=live, agents=agents, place_counts=place_counts, severities=severities
             )
@@ -59,6 +46,6 @@ class Stories(dict[str, Story]):
 
 def bridge(
     name: str, *, each: bool = False, severity: str = "ticket", labels: tuple[tuple[str, str], ...] = ()
-) -> FiringType:
+) -> Firing:
     """Return one of our alerts as it fires: of each agent, or once for all."""
     return Firing(f"ScheduledEventsBridge{name}", severity=severity, labels=labels, is_each=each)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from tests.deploy.kql.files import Kql, Platform
+from kql.files import Kql, Platform
 
 _TYPES = {
     "string": "VARCHAR",

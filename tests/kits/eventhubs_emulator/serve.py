@@ -1,6 +1,6 @@
 """An AMQP 1.0 emulator of Event Hubs as a process of its own: AMQP over TCP and TLS, and a control port over HTTP.
 
-    python -m tests.interop.eventhubs_emulator.serve --hub NAME --key-name NAME --key KEY [--cert FILE --cert-key FILE]
+    python -m eventhubs_emulator.serve --hub NAME --key-name NAME --key KEY [--cert FILE --cert-key FILE]
 
 Prints one line of JSON with its ports. The control port: GET /state; POST /faults with a list of
 ``{"kind": ..., "count": 1}`` (reject, release, modify, no_ack, late, late_ack, drop_before, drop_after, detach), which
@@ -17,8 +17,8 @@ import ssl
 import sys
 from typing import Any
 
-from tests.interop.eventhubs_emulator.hub import Hub, Settings
-from tests.interop.eventhubs_emulator.peer import Peer
+from eventhubs_emulator.hub import Hub, Settings
+from eventhubs_emulator.peer import Peer
 
 _HOST = "127.0.0.1"
 

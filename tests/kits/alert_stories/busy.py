@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import runpy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from alert_stories.live import LiveAgent
+from alert_stories.stage import Stage
+from alert_stories.timeline import Phase
 
 from bridge.testing.portal import PortalStub
-
-if TYPE_CHECKING:
-    from tests.deploy.metrics.live import LiveAgent
-    from tests.deploy.metrics.stage import Stage
-    from tests.deploy.metrics.timeline import Phase
-
-# By path: the directories of tests are no packages.
-_STAGE = runpy.run_path(str(Path(__file__).with_name("stage.py")))
 
 _DAY_SECONDS = 86_400.0
 _RULE = '[[approval.rules]]\nname = "freeze"\nevent_types = ["Freeze"]\naction = "approve"\n'
@@ -23,8 +17,7 @@ _RULE = '[[approval.rules]]\nname = "freeze"\nevent_types = ["Freeze"]\naction =
 
 def busy_phase(directory: Path, env: Mapping[str, str], *, minutes: int) -> Phase:
     """Return *minutes* of an agent that delivers, fails, is refused, approves, and owes to a sink that is gone."""
-    stage: Stage = _STAGE["Stage"](directory, env)
-    with stage, PortalStub(directory / "portal") as portal:
+    with Stage(directory, env) as stage, PortalStub(directory / "portal") as portal:
         agent = _owing_to_a_sink_that_is_gone(stage, stage.webhook() + _RULE + portal.toml(wait_seconds=1))
         agent.wait_for(lambda scrape: scrape.of("approval_channel_up"))
         _have_a_record_parked(stage, agent)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import runpy
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from alert_stories.live import LiveAgent
 
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.http_peer import HttpPeer
-
-if TYPE_CHECKING:
-    from tests.deploy.metrics.live import LiveAgent
-
-# By path: the directories of tests are no packages.
-_LiveAgent: type[LiveAgent] = runpy.run_path(str(Path(__file__).with_name("live.py")))["LiveAgent"]
 
 VM, ANOTHER_VM = "vm_0", "vm_1"
 _DISK_BYTES = 16 * 1024 * 1024
@@ -88,7 +83,7 @@ class Stage:
 
     def agent(self, name: str = "agent", *, vm: str = VM, state: Path | None = None) -> LiveAgent:
         """Return an agent on *vm* that is not started yet."""
-        found = _LiveAgent(self.directory / name, self._env, imds=self.azure.endpoints[vm])
+        found = LiveAgent(self.directory / name, self._env, imds=self.azure.endpoints[vm])
         found.state = state or found.state
         self._stack.callback(found.kill)
         return found

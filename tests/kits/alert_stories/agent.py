@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import runpy
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING
+from alert_stories.live import LiveAgent
+from alert_stories.stage import Stage
+from alert_stories.story import Stories, bridge
+from alert_stories.timeline import Phase
+from alert_stories.unit_test import Scene
 
 from bridge.testing import Fault
 
-if TYPE_CHECKING:
-    from tests.deploy.metrics.live import LiveAgent
-    from tests.deploy.metrics.stage import Stage
-    from tests.deploy.metrics.story import Stories
-    from tests.deploy.metrics.timeline import Phase
-    from tests.deploy.metrics.unit_test import Firing, Scene
-
-# By path: the directories of tests are no packages.
-_HERE = Path(__file__).parent
-_STORY = runpy.run_path(str(_HERE / "story.py"))
-STORIES: Stories = _STORY["Stories"]()
-_bridge: Callable[..., Firing] = _STORY["bridge"]
-_Scene: type[Scene] = _STORY["Scene"]
-_Phase: type[Phase] = _STORY["Phase"]
+STORIES = Stories()
 
 
 @STORIES.tell("The agent is killed, and started again", agents=(1, 3))
@@ -33,10 +21,10 @@ def agent_killed(stage: Stage) -> list[Scene]:
     assert not _answers(agent)
     agent.start()
     return [
-        _Scene(before),
-        _Scene(_Phase(9)),
-        _Scene(_Phase(10), (_bridge("Down", each=True),), (_bridge("FleetBlind", severity="page"),)),
-        _Scene(agent.phase(15)),
+        Scene(before),
+        Scene(Phase(9)),
+        Scene(Phase(10), (bridge("Down", each=True),), (bridge("FleetBlind", severity="page"),)),
+        Scene(agent.phase(15)),
     ]
 
 
@@ -48,30 +36,30 @@ def agent_frozen(stage: Stage) -> list[Scene]:
     assert not _answers(agent)
     agent.signal("SIGCONT")
     agent.wait(lambda: _answers(agent))
-    return [_Scene(before), _Scene(_Phase(20), (_bridge("Down", each=True),)), _Scene(agent.phase(15))]
+    return [Scene(before), Scene(Phase(20), (bridge("Down", each=True),)), Scene(agent.phase(15))]
 
 
 @STORIES.tell("Prometheus finds no agent at all")
 def no_agent_found(stage: Stage) -> list[Scene]:
     watched = stage.watching().phase(15)
     return [
-        _Scene(watched),
-        _Scene(_Phase(9, is_target=False)),
-        _Scene(_Phase(11, is_target=False), (_bridge("Absent", severity="page"),)),
-        _Scene(_Phase(15, watched.scrapes)),
+        Scene(watched),
+        Scene(Phase(9, is_target=False)),
+        Scene(Phase(11, is_target=False), (bridge("Absent", severity="page"),)),
+        Scene(Phase(15, watched.scrapes)),
     ]
 
 
 @STORIES.tell("The agent dies again and again")
 def agent_restarting(stage: Stage) -> list[Scene]:
     agent = stage.watching()
-    scenes = [_Scene(agent.phase(60))]
+    scenes = [Scene(agent.phase(60))]
     for restart in range(1, 6):
         agent.kill()
         agent.start()
-        firing = (_bridge("Restarting", each=True),) if restart > 3 else ()
-        scenes += [_Scene(_Phase(1), firing if restart > 4 else ()), _Scene(agent.phase(9), firing)]
-    return [*scenes, _Scene(agent.phase(60))]
+        firing = (bridge("Restarting", each=True),) if restart > 3 else ()
+        scenes += [Scene(Phase(1), firing if restart > 4 else ()), Scene(agent.phase(9), firing)]
+    return [*scenes, Scene(agent.phase(60))]
 
 
 @STORIES.tell("The metadata service does not answer", agents=(1, 3))
@@ -84,12 +72,12 @@ def imds_unreachable(stage: Stage) -> list[Scene]:
     stage.azure.world.clear_faults()
     good = during.scrapes[1].of("polls_total", result="ok") if during.scrapes else 0
     agent.wait_for(lambda scrape: scrape.of("polls_total", result="ok") != good)
-    firing = (_bridge("NotWatching", each=True),)
+    firing = (bridge("NotWatching", each=True),)
     return [
-        _Scene(before),
-        _Scene(_Phase(9, during.scrapes)),
-        _Scene(during, firing, (_bridge("FleetBlind", severity="page"),)),
-        _Scene(agent.phase(15)),
+        Scene(before),
+        Scene(Phase(9, during.scrapes)),
+        Scene(during, firing, (bridge("FleetBlind", severity="page"),)),
+        Scene(agent.phase(15)),
     ]
 
 
@@ -103,7 +91,7 @@ def first_answer_slow(stage: Stage) -> list[Scene]:
     assert waiting.scrapes is not None
     assert waiting.scrapes[1].of("last_good_poll_timestamp_seconds") == 0
     agent.wait_for(lambda scrape: scrape.of("polls_total", result="ok"))
-    return [_Scene(waiting), _Scene(agent.phase(30))]
+    return [Scene(waiting), Scene(agent.phase(30))]
 
 
 @STORIES.tell("The metadata service never answers from the start")
@@ -116,7 +104,7 @@ def imds_never(stage: Stage) -> list[Scene]:
     during = agent.phase(15)
     stage.azure.world.clear_faults()
     agent.wait_for(lambda scrape: scrape.of("polls_total", result="ok"))
-    return [_Scene(during, (_bridge("NotWatching", each=True),)), _Scene(agent.phase(15))]
+    return [Scene(during, (bridge("NotWatching", each=True),)), Scene(agent.phase(15))]
 
 
 @STORIES.tell("The metadata service tells events, but not who this VM is")
@@ -129,9 +117,9 @@ def identity_unknown(stage: Stage) -> list[Scene]:
     agent.start()
     agent.wait_for(lambda scrape: scrape.of("polls_total", result="ok"))
     return [
-        _Scene(_Phase(29, during.scrapes)),
-        _Scene(during, (_bridge("IdentityUnknown", each=True),)),
-        _Scene(agent.phase(15)),
+        Scene(Phase(29, during.scrapes)),
+        Scene(during, (bridge("IdentityUnknown", each=True),)),
+        Scene(agent.phase(15)),
     ]
 
 
@@ -148,10 +136,10 @@ def config_refused(stage: Stage) -> list[Scene]:
     agent.signal("SIGHUP")
     agent.wait_for(lambda scrape: scrape.of("config_last_reload_successful") == 1)
     return [
-        _Scene(before),
-        _Scene(_Phase(4, during.scrapes)),
-        _Scene(during, (_bridge("ConfigReloadFailed"),)),
-        _Scene(agent.phase(15)),
+        Scene(before),
+        Scene(Phase(4, during.scrapes)),
+        Scene(during, (bridge("ConfigReloadFailed"),)),
+        Scene(agent.phase(15)),
     ]
 
 
