@@ -1,4 +1,6 @@
-"""A transition record as a CloudEvent 1.0 in structured JSON: the body of the webhook and of Event Hubs.
+"""A transition record as a CloudEvent 1.0 in structured JSON.
+
+This stands beside the sinks because two of them send it: the webhook, and Event Hubs over AMQP and HTTPS.
 
 The envelope repeats what a router needs without opening `data`: who, what, about which event, when. The attributes
 are those of the CloudEvents specification 1.0.2; one that has no value is left out, because null is none of its types.
@@ -9,25 +11,19 @@ bare "10" sorts before "9". It has no `sequencetype`: "Integer" would promise 32
 
 from __future__ import annotations
 
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from bridge.sink import TransitionRecord, VmIdentity, encode
+from bridge.sink import TransitionRecord, VmIdentity
 
 CONTENT_TYPE = "application/cloudevents+json"
 
 _SEQUENCE_DIGITS = 20
 
 
-def cloud_event(record: TransitionRecord) -> dict[str, Any]:
-    """Return *record* as a CloudEvent of plain JSON values."""
-    return {**_attributes(record), "data": msgspec.json.decode(encode(record))}
-
-
 def cloud_event_bytes(record: TransitionRecord) -> bytes:
-    """Return `cloud_event` of *record* as compact JSON in UTF-8."""
+    """Return *record* as a CloudEvent: compact JSON in UTF-8."""
     return msgspec.json.encode({**_attributes(record), "data": record})
 
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from typing import Any
 from urllib.parse import unquote_plus
 
-from bridge.sink import DeliveryFailed, Secret, TransitionRecord
-from sinks.eventhubs.address import ConnectionString, parse, shared_access_signature
+from bridge.sink import DeliveryFailed, Secret
 from sinks.eventhubs.config import EventHubsConfig
+from sinks.eventhubs.connection_string import ConnectionString, parse, shared_access_signature
 from sinks.eventhubs.tokens import Token, Tokens, identity_tokens
 
-#: The longest partition key that Event Hubs takes, in characters.
-_LONGEST_KEY = 128
 _SIGNATURE_SECONDS = 3_600
 _RENEW_SECONDS = 600
 
@@ -101,21 +98,3 @@ class Access:
             text = shared_access_signature(uri, key_name=string.key_name, key=string.key, expires_on=expires_on)
             self._signature = Token(text, expires_on)
         return self._signature.token
-
-
-def partition_key(record: TransitionRecord) -> str:
-    """Return the record's event key; its hash where the service would refuse it, or take "" for no key at all."""
-    key = record.event_key
-    return key if 0 < len(key) <= _LONGEST_KEY else hashlib.sha256(key.encode()).hexdigest()
-
-
-def properties(record: TransitionRecord) -> dict[str, str]:
-    """Return the application properties: what a consumer filters by; what is unknown is left out."""
-    event = record.event
-    found = {
-        "transition": record.transition.value,
-        "event_type": None if event is None else event.event_type,
-        "event_status": None if event is None else event.event_status,
-        "vm_name": record.vm.name,
-    }
-    return {name: value for name, value in found.items() if value is not None}

@@ -20,10 +20,11 @@ from typing import Any
 
 from bridge.sink import DeliveryError, DeliveryFailed, DeliveryRejected, TransitionRecord
 from sinks.cloudevent import CONTENT_TYPE, cloud_event_bytes
-from sinks.eventhubs.access import Access, partition_key, properties
+from sinks.eventhubs.access import Access
 from sinks.eventhubs.config import EventHubsConfig
 from sinks.eventhubs.errors import TooLarge, is_about_access, is_answer, link_error, meaning
 from sinks.eventhubs.event_loop import Ended, LoopThread, Overdue
+from sinks.eventhubs.message import partition_key, properties
 
 #: Kept of the deadline for cutting and for telling.
 _MARGIN = 0.08

@@ -15,8 +15,9 @@ from urllib.parse import quote
 
 from bridge.sink import DeliveryFailed, DeliveryRejected, TransitionRecord
 from sinks.cloudevent import CONTENT_TYPE, cloud_event_bytes
-from sinks.eventhubs.access import Access, partition_key, properties
+from sinks.eventhubs.access import Access
 from sinks.eventhubs.config import EventHubsConfig
+from sinks.eventhubs.message import partition_key, properties
 from sinks.http.endpoint import Endpoint, HttpConfig
 
 _API_VERSION = "api-version=2014-01"

@@ -32,8 +32,8 @@ from bridge.sink import (
     format_time,
     parse_time,
 )
+from sinks.webhook.alerts import BEGINS, ENDS, details, severity, summary
 from sinks.webhook.format import Format, Message
-from sinks.webhook.message import BEGINS, ENDS, details, severity, summary
 
 _ALERTS_PATH = "/api/v2/alerts"
 _STATUS_PATH = "/api/v2/status"

@@ -27,8 +27,8 @@ from bridge.sink import (
     Transition,
     TransitionRecord,
 )
+from sinks.webhook.alerts import BEGINS, ENDS, severity, summary
 from sinks.webhook.format import Format, Message
-from sinks.webhook.message import BEGINS, ENDS, severity, summary
 
 #: PagerDuty: Events API v2, "Send an alert event" and "Send a change event".
 DEFAULT_URL = "https://events.pagerduty.com/v2/enqueue"

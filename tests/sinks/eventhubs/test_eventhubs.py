@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import gc
-import importlib
 import os
 import socket
 import subprocess
@@ -30,9 +27,6 @@ from bridge.sink import (
     VmIdentity,
 )
 from bridge.testing import Simulator
-from sinks.eventhubs.access import partition_key, properties
-from sinks.eventhubs.address import parse, shared_access_signature
-from sinks.eventhubs.event_loop import Ended, LoopThread, Overdue
 from sinks.eventhubs.sink import EventHubsConfig, EventHubsSink
 from sinks.eventhubs.tokens import Token, Tokens, identity_tokens
 
@@ -195,77 +189,6 @@ def test_nothing_of_azure_is_imported_before_the_first_send() -> None:
     assert subprocess.check_output([sys.executable, "-c", code], env=env, text=True).strip() == "set()"
 
 
-# The loop under it.
-
-
-def loop_thread(**keys: Any) -> LoopThread:
-    async def close() -> None:
-        pass
-
-    return LoopThread("eventhubs:test", **{"idle_seconds": 30.0, "close": close, **keys})
-
-
-def test_work_that_swallows_its_cancellation_is_cut_all_the_same(silent_port) -> None:
-    async def stubborn() -> None:
-        reader, _ = await asyncio.open_connection("127.0.0.1", silent_port)
-        while True:
-            with contextlib.suppress(asyncio.CancelledError, OSError):
-                await reader.read(1)
-                await asyncio.sleep(60)
-
-    before = held()
-    loop = loop_thread()
-    started = time.monotonic()
-    with pytest.raises(Overdue):
-        loop.call(stubborn, seconds=0.4)
-    assert time.monotonic() - started <= 1.1 * 0.4 + 0.05
-    loop.end(grace_seconds=0, wait_seconds=5)
-    assert held() == before
-
-
-def test_loop_that_does_not_turn_is_left_at_the_deadline_and_ends_by_itself() -> None:
-    release = threading.Event()
-
-    async def block() -> None:
-        release.wait(30)
-
-    loop = loop_thread()
-    before = threading.active_count()
-    started = time.monotonic()
-    with pytest.raises(Overdue):
-        loop.call(block, seconds=0.4)
-    assert time.monotonic() - started <= 1.1 * 0.4 + 0.05
-    assert loop.has_ended
-    release.set()
-    loop.end(grace_seconds=0, wait_seconds=5)
-    assert threading.active_count() == before - 1
-
-
-def test_call_after_the_end_says_so_and_an_idle_loop_ends() -> None:
-    async def answer() -> int:
-        return 7
-
-    loop = loop_thread(idle_seconds=0.05)
-    assert loop.call(answer, seconds=5) == 7
-    loop.end(grace_seconds=0, wait_seconds=5)
-    with pytest.raises(Ended):
-        loop.call(answer, seconds=5)
-
-
-def test_failing_close_still_ends_the_loop() -> None:
-    async def close() -> None:
-        raise RuntimeError("broken")
-
-    async def answer() -> int:
-        return 7
-
-    before = threading.active_count()
-    loop = loop_thread(close=close)
-    loop.call(answer, seconds=5)
-    loop.end(grace_seconds=1, wait_seconds=5)
-    assert threading.active_count() == before
-
-
 # The configuration.
 
 
@@ -323,43 +246,6 @@ def test_identity_with_its_defaults_is_enough() -> None:
     config = EventHubsConfig(**IDENTITY)
     assert (config.credential, config.transport, config.max_batch) == ("managed_identity", "amqp", 100)
     assert EventHubsConfig(transport="https", **IDENTITY).max_batch == 1
-
-
-def test_connection_string_that_is_none_names_what_is_missing_and_no_value() -> None:
-    for text, said in [
-        (f"SharedAccessKey={KEY}", "no Endpoint"),
-        (f"Endpoint=sb://ns/;SharedAccessKey={KEY}", "neither SharedAccessKeyName and SharedAccessKey nor"),
-        (f"Endpoint=sb://ns/;SharedAccessKeyName=a;SharedAccessKey={KEY}", "no EntityPath"),
-    ]:
-        with pytest.raises(DeliveryFailed, match=said) as caught:
-            parse(text, eventhub=None)
-        assert caught.value.needs_attention
-        assert KEY not in str(caught.value)
-        assert KEY not in repr(parse(f"Endpoint=sb://n;SharedAccessKeyName=a;SharedAccessKey={KEY}", eventhub="h"))
-
-
-def test_signature_is_the_one_of_the_sdk() -> None:
-    generate_sas_token: Any = importlib.import_module("azure.eventhub._pyamqp.utils").generate_sas_token
-    ours = shared_access_signature("https://ns/hub", key_name="a b", key=KEY, expires_on=1_800_000_000)
-    theirs = generate_sas_token("https://ns/hub", "a b", KEY, 1_800_000_000)
-    assert set(ours.split(" ")[1].split("&")) >= {each for each in theirs.split(" ")[1].split("&") if "skn" not in each}
-
-
-# What goes with a record.
-
-
-def test_partition_key_is_the_event_and_never_longer_than_event_hubs_takes() -> None:
-    assert partition_key(record("A-1")) == "A-1"
-    nameless = record(
-        None, event=ScheduledEvent(event_status="Scheduled", resources=tuple(f"vm-{n}" for n in range(99)))
-    )
-    assert len(partition_key(nameless)) == 64
-    assert len(partition_key(record(""))) == 64  # "" would be no key at all, and no order
-
-
-def test_unknown_properties_are_left_out() -> None:
-    heartbeat = record(event=None, transition=Transition.HEARTBEAT, vm=VmIdentity())
-    assert properties(heartbeat) == {"transition": "heartbeat"}
 
 
 # Tokens.

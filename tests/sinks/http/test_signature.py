@@ -1,0 +1,14 @@
+"""Standard Webhooks signatures against the vector of the specification's own libraries."""
+
+from __future__ import annotations
+
+from bridge.sink import Secret
+from sinks.http.signature import Signer
+
+
+def test_the_vector_of_the_standard_webhooks_reference_libraries() -> None:
+    # github.com/standard-webhooks, the test of its reference libraries.
+    secret = Secret(key="secret", env="S", environ={"S": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"})
+    body = b'{"test": 2432232314}'
+    headers = Signer(secret).headers("msg_p5jXN8AQM9LWM0D4loKWxJek", body, timestamp=1614265330)
+    assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="

@@ -1,0 +1,124 @@
+"""One record as one line that a person reads."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord, VmIdentity
+from sinks.sentence import sentence
+
+NOT_BEFORE = datetime(2026, 11, 20, 11, 15, tzinfo=timezone.utc)
+
+
+def record(**fields: Any) -> TransitionRecord:
+    event = ScheduledEvent(
+        event_id="A-1",
+        event_type="Freeze",
+        event_status="Scheduled",
+        resources=("WestNO_0",),
+        not_before=NOT_BEFORE,
+        description="Host server is undergoing maintenance.",
+        event_source="Platform",
+        duration_seconds=5,
+    )
+    values: dict[str, Any] = {
+        "id": "i",
+        "transition_key": "k",
+        "stream_id": "s",
+        "sequence": 1,
+        "transition": Transition.SCHEDULED,
+        "evidence": Evidence.OBSERVED,
+        "observed_at": "2026-11-20T11:00:05.000Z",
+        "incarnation": 1,
+        "previous_incarnation": None,
+        "event": event,
+        "previous": None,
+        "changed": (),
+        "notice_seconds": 895.0,
+        "affects_this_vm": True,
+        "vm": VmIdentity(name="WestNO_0"),
+        "labels": {},
+    }
+    return TransitionRecord(**{**values, **fields})
+
+
+def event(**fields: Any) -> ScheduledEvent:
+    return ScheduledEvent(**{"event_status": "Scheduled", "event_type": "Freeze", "not_before": NOT_BEFORE, **fields})
+
+
+def test_sentence_says_who_when_and_how_long() -> None:
+    assert sentence(record()) == (
+        "2026-11-20T11:00:05.000Z scheduled: Freeze of this VM (WestNO_0), not before 2026-11-20 11:15:00 UTC, "
+        "in 14 min 55 s. Host server is undergoing maintenance. Impact 5 s"
+    )
+
+
+def test_sentence_says_how_sure_an_ending_is() -> None:
+    said = sentence(record(transition=Transition.CANCELED, evidence=Evidence.INFERRED))
+    assert " canceled (inferred): Freeze of" in said
+
+
+def test_sentence_names_others_in_moderation() -> None:
+    names = tuple(f"vm_{n}" for n in range(8))
+    others = sentence(record(affects_this_vm=False, event=event(resources=names)))
+    assert "of vm_0, vm_1, vm_2, vm_3, vm_4 and 3 more, not before" in others
+    assert "of this VM (WestNO_0) and 7 more," in sentence(record(event=event(resources=names)))
+    assert "of no VM by name" in sentence(record(affects_this_vm=None, event=event(resources=())))
+
+
+def test_sentence_advises_to_redeploy_before_a_predicted_failure() -> None:
+    ahead = timedelta(days=6, hours=23).total_seconds()
+    fields = {"event_type": "Redeploy", "event_source": "Platform"}
+    assert "in 6 d 23 h. A hardware failure is predicted: Microsoft recommends" in sentence(
+        record(notice_seconds=ahead, event=event(**fields))
+    )
+    assert "predicted" not in sentence(record(notice_seconds=600.0, event=event(**fields)))
+    assert "predicted" not in sentence(
+        record(notice_seconds=ahead, event=event(**fields, resources=("a",)), transition=Transition.CANCELED)
+    )
+
+
+def test_sentence_says_that_a_users_event_waits_for_approval() -> None:
+    assert "approving the event lets it start now" in sentence(record(event=event(event_source="User")))
+    started = event(event_source="User", event_status="Started")
+    assert "approving" not in sentence(record(event=started, transition=Transition.STARTED))
+
+
+def test_sentence_never_takes_an_unreadable_time_for_now() -> None:
+    said = sentence(record(notice_seconds=None, event=event(not_before=None, not_before_raw="soon")))
+    assert "not before 'soon' (unreadable)" in said
+    assert "in 0 s" not in said
+    assert "not before" not in sentence(record(notice_seconds=None, event=event(not_before=None, not_before_raw="")))
+    assert "3 min 5 s ago" in sentence(record(notice_seconds=-185.0))
+
+
+def test_sentence_cannot_forge_a_line_or_paint_a_terminal() -> None:
+    said = sentence(record(event=event(description="a\n2026 canceled\x1b[31m\x9b\u2028\ud800")))
+    assert "\\n2026 canceled\\x1b[31m\\x9b\\u2028\\ud800" in said
+    assert said.isprintable()
+    said.encode()
+
+
+def test_record_without_an_event_has_a_line_too() -> None:
+    said = sentence(record(transition=Transition.HEARTBEAT, event=None, notice_seconds=None))
+    assert said == "2026-11-20T11:00:05.000Z heartbeat from WestNO_0"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "in 0 s"),
+        (59.6, "in 1 min"),
+        (895.0, "in 14 min 55 s"),
+        (3600.0, "in 1 h"),
+        (7260.0, "in 2 h 1 min"),
+        (600_000.0, "in 6 d 22 h"),
+        (0.0, "0 s ago"),
+        (-59.6, "1 min ago"),
+    ],
+)
+def test_time_left_has_its_two_largest_units(seconds: float, text: str) -> None:
+    assert f", {text}" in sentence(record(notice_seconds=seconds))
