@@ -1,7 +1,7 @@
 """`check-config`: what a configuration comes to, and everything that is wrong with it on this machine, at once.
 
-A configuration that `run` refuses never comes so far (exit 78). What is found here `run` puts up with, and tries again,
-so it is a failure of the check (1) and no error of the configuration.
+A configuration that `run` refuses is refused before this (exit 78). `run` starts with what is wrong here and tries
+again, so it fails the check (exit 1) and is no error of the configuration.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from pathlib import Path
 
 import click
 
-from bridge.cli.check_files import local_problems, who
-from bridge.cli.check_warnings import Reader, agent_reader, unreadable_files, warnings
+from bridge.cli.check_local import advice_for_root, local_problems, warnings, who
 from bridge.cli.decide import describe_approval
 from bridge.config.loader import Settings, SinkSettings
 from bridge.health.probe import is_held
@@ -20,24 +19,19 @@ from bridge.text import one_line
 _EVERYTHING = "every transition, type and source"
 
 
-def check_settings(settings: Settings, directory: Path, *, connect: bool, config: Path | None = None) -> bool:
-    """Print what *settings*, of the file *config*, come to and what is wrong; return whether nothing is.
-
-    Tries destinations on *connect*.
-    """
+def check_settings(settings: Settings, directory: Path, *, connect: bool) -> bool:
+    """Print what *settings* come to and what is wrong, with destinations on *connect*; return whether all is right."""
     problems = local_problems(settings, directory)
-    reader = agent_reader(directory)
     is_running = is_held(directory) is True
     click.echo(_headline(len(problems)))
     runs = "; an agent runs on it" if is_running else ""
-    click.echo(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. {_looked(reader)}")
+    click.echo(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. Looked at as {who()}.")
     for line in (*map(_described, settings.sinks), *describe_approval(settings.approval)):
         click.echo(line)
-    unreadable = [] if reader is None else unreadable_files(settings, reader, config)
-    for warning in (*warnings(settings), *unreadable):
+    for warning in (*warnings(settings), *advice_for_root(directory)):
         click.echo(f"Warning: {one_line(warning)}")
     for problem in problems:
-        click.echo(f"Wrong: {problem.where}: {one_line(problem.said)}")
+        click.echo(f"Wrong: {problem.where}: {one_line(problem.message)}")
     broken = {problem.sink for problem in problems if problem.sink is not None}
     is_reached = not connect or _try(settings, is_running=is_running, broken=broken)
     return not problems and is_reached
@@ -48,13 +42,6 @@ def _headline(count: int) -> str:
         return "The configuration is right."
     what = "one thing is" if count == 1 else f"{count} things are"
     return f"The configuration can be used, but {what} wrong here."
-
-
-def _looked(reader: Reader | None) -> str:
-    """Return as whom it was looked: root sees files that the agent's own user may not."""
-    if reader is None:
-        return f"Looked at as {who()}."
-    return f"Looked at as {who()}, and at the modes of files for {reader.name}, the owner of the state directory."
 
 
 def _described(sink: SinkSettings) -> str:
@@ -76,7 +63,6 @@ def _try(settings: Settings, *, is_running: bool, broken: set[str]) -> bool:
 
     is_reached = True
     for tried in try_destinations(settings, is_running=is_running, broken=broken):
-        said = one_line(tried.said)
-        click.echo(f"{tried.name}: {'FAILED: ' if tried.is_wrong else ''}{said}")
+        click.echo(f"{tried.name}: {'FAILED: ' if tried.is_wrong else ''}{one_line(tried.message)}")
         is_reached = is_reached and not tried.is_wrong
     return is_reached

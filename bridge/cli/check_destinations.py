@@ -1,4 +1,4 @@
-"""Trying IMDS, the ops portal and every sink's destination, all at once and without writing to any.
+"""`check-config --connect`: IMDS, the ops portal and every sink's destination, tried at once, without writing to any.
 
 The Scheduled Events document is asked for only where an agent runs already: the first request for it turns the feature
 on for the VM, and from then on a user's own reboot may wait for minutes. The portal is asked once as the agent asks it
@@ -37,7 +37,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True):
     """What came of trying one destination."""
 
     name: str
-    said: str
+    message: str
     is_wrong: bool
 
 
@@ -45,7 +45,7 @@ class _Trial(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     limit_seconds: float
     attempt: Callable[[], str]
-    """Returns what is to be said, and raises what is wrong."""
+    """Return the message of a success; raise what is wrong."""
 
 
 def try_destinations(settings: Settings, *, is_running: bool, broken: Collection[str]) -> Iterator[Tried]:
@@ -69,7 +69,7 @@ def _begin(trial: _Trial) -> Future[str]:
     def attempt() -> None:
         try:
             outcome.set_result(trial.attempt())
-        except Exception as error:  # noqa: BLE001  # the top of a thread; said to the person who asked
+        except Exception as error:  # noqa: BLE001  # the top of a thread; the person who asked sees it
             outcome.set_exception(error)
 
     threading.Thread(target=attempt, name=f"check:{trial.name}", daemon=True).start()
@@ -80,11 +80,11 @@ def _end(trial: _Trial, outcome: Future[str]) -> Tried:
     try:
         error = outcome.exception(trial.limit_seconds + _GRACE_SECONDS)
     except FutureTimeout:
-        said = f"No answer within {trial.limit_seconds + _GRACE_SECONDS:g} s. Can its name be looked up here?"
-        return Tried(name=trial.name, said=said, is_wrong=True)
+        message = f"No answer within {trial.limit_seconds + _GRACE_SECONDS:g} s. Can its name be looked up here?"
+        return Tried(name=trial.name, message=message, is_wrong=True)
     if error is not None:
-        return Tried(name=trial.name, said=str(error) or type(error).__name__, is_wrong=True)
-    return Tried(name=trial.name, said=outcome.result(), is_wrong=False)
+        return Tried(name=trial.name, message=str(error) or type(error).__name__, is_wrong=True)
+    return Tried(name=trial.name, message=outcome.result(), is_wrong=False)
 
 
 def _imds(settings: Settings, identity: Future[VmIdentity | None], is_running: bool) -> str:  # noqa: FBT001
@@ -92,10 +92,10 @@ def _imds(settings: Settings, identity: Future[VmIdentity | None], is_running: b
         with closing(client_of(settings.imds, at_most_seconds=settings.imds.timeout_seconds)) as imds:
             vm = imds.identity()
             identity.set_result(vm)
-            said = f"reached; this VM is {vm.name or vm.vm_id}"
+            reached = f"reached; this VM is {vm.name or vm.vm_id}"
             if not is_running:
-                return f"{said}. Scheduled Events were not asked for: the first request turns them on for this VM."
-            return f"{said}, with {counted(len(imds.fetch().events), 'scheduled event')}."
+                return f"{reached}. Scheduled Events were not asked for: the first request turns them on for this VM."
+            return f"{reached}, with {counted(len(imds.fetch().events), 'scheduled event')}."
     except BridgeError as error:
         advice = (
             " On Azure, it must be reachable from here without a proxy (a container may need the host's network); "
@@ -120,16 +120,16 @@ def _portal(settings: Settings, remote: RemoteSettings, identity: Future[VmIdent
 
 def _trial_of(sink: SinkSettings, *, is_broken: bool) -> _Trial:
     seconds = min(sink.config.timeout_seconds, _MOST_SECONDS)
-    said = _untried(sink, is_broken=is_broken)
+    reason = _untried(sink, is_broken=is_broken)
     return _Trial(
         name=sink.name,
         limit_seconds=seconds,
-        attempt=(lambda: _checked(sink, seconds)) if said is None else (lambda: said),
+        attempt=(lambda: _checked(sink, seconds)) if reason is None else (lambda: reason),
     )
 
 
 def _untried(sink: SinkSettings, *, is_broken: bool) -> str | None:
-    """Return why *sink* is not tried, null when it is."""
+    """Return why *sink* is not tried, None when it is."""
     if is_broken:
         return "not tried: see above what it lacks."
     if sink.sink_class.check is Sink.check:

@@ -164,8 +164,7 @@ def check_config(settings: Settings, *, connect: bool) -> int:
     """
     from bridge.cli.check import check_settings  # noqa: PLC0415
 
-    config = find_config(click.get_current_context().params.get("path"), os.environ)
-    is_right = check_settings(settings, state_directory(settings, os.environ), connect=connect, config=config)
+    is_right = check_settings(settings, state_directory(settings, os.environ), connect=connect)
     return 0 if is_right else EXIT_FAILED
 
 

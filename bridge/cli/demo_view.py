@@ -27,7 +27,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bridge import logs
-from bridge.cli.demo_words import meaning, on_call, this_command
+from bridge.cli.demo_words import meaning, on_call
+from bridge.cli.terminal import this_command
 from bridge.clock import parse_time, utc_now
 from bridge.config.loader import SinkSettings
 from bridge.events.event import ScheduledEvent
@@ -243,7 +244,7 @@ class Screen:
         text = Text()
         text.append(f"{len(self._changed_at)} changes, {len(self._told)} records, none lost. ", style="bold")
         text.append(f"Slowest: {longest:.2f} s, at one poll a second.\nNothing is left behind. Next:")
-        called = this_command(sys.argv[0], sys.orig_argv)
+        called = this_command()
         # Never wrapped: a line that was broken in two cannot be copied from the screen.
         commands = [
             (Text(f"  {called} {command}", style="cyan", no_wrap=True, overflow="ignore"), Text(what))

@@ -6,15 +6,7 @@ Written for a reader who has never heard of Scheduled Events. What is said of Az
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-from collections.abc import Sequence
-from pathlib import Path
-
 from bridge.events.record import Transition, TransitionRecord
-
-_NAME = "scheduled-events-bridge"
 
 _ON_CALL = {
     Transition.SCHEDULED: "On call: nothing is down; drain what cannot bear a pause.",
@@ -46,30 +38,3 @@ def meaning(record: TransitionRecord) -> str:
 def on_call(record: TransitionRecord) -> str:
     """Return what somebody on call would do now; empty where nothing is to be done."""
     return _ON_CALL.get(record.transition, "")
-
-
-def this_command(program: str, arguments: Sequence[str]) -> str:
-    """Return how to call this command again from where it was called, for a shell.
-
-    *program* is what ran (``sys.argv[0]``), *arguments* the whole command line as it was given (``sys.orig_argv``).
-    The name alone is enough only where the PATH leads to that very program, which a venv's is not without activation.
-    """
-    if Path(program).name == "__main__.py":
-        return f"{_quoted(arguments[0])} -m bridge"
-    found = shutil.which(_NAME)
-    if not os.path.dirname(program) or (found is not None and _is_same(found, program)):  # noqa: PTH120  # as typed
-        return _NAME
-    return _quoted(program)
-
-
-def _is_same(one: str, other: str) -> bool:
-    try:
-        return Path(one).samefile(other)
-    except OSError:  # on Windows the program is called without its .exe
-        return os.path.splitext(one)[0] == os.path.splitext(other)[0]  # noqa: PTH122
-
-
-def _quoted(path: str) -> str:
-    if os.name == "nt":
-        return f'"{path}"' if " " in path else path
-    return shlex.quote(path)

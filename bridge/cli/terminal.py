@@ -6,14 +6,18 @@ A table keeps its widths from one `add` to the next, so that what follows stays 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import click
 
 from bridge.text import one_line
+
+_NAME = "scheduled-events-bridge"
 
 
 class Table:
@@ -65,3 +69,31 @@ def wrapped(text: str, *, indent: str = "", first: str | None = None) -> list[st
     width = max(shutil.get_terminal_size().columns, 40)
     lines = textwrap.wrap(one_line(text), width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
     return lines or [first.rstrip()]
+
+
+def this_command(program: str | None = None, arguments: Sequence[str] | None = None) -> str:
+    """Return how to call this command again from where it was called, for a shell.
+
+    *program* is what ran (``sys.argv[0]``), *arguments* the whole command line as it was given (``sys.orig_argv``).
+    The name alone is enough only where the PATH leads to that very program, which a venv's is not without activation.
+    """
+    program, arguments = program or sys.argv[0], arguments or sys.orig_argv
+    if Path(program).name == "__main__.py":
+        return f"{_quoted(arguments[0])} -m bridge"
+    found = shutil.which(_NAME)
+    if not os.path.dirname(program) or (found is not None and _is_same(found, program)):  # noqa: PTH120  # as typed
+        return _NAME
+    return _quoted(program)
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return Path(one).samefile(other)
+    except OSError:  # on Windows the program is called without its .exe
+        return os.path.splitext(one)[0] == os.path.splitext(other)[0]  # noqa: PTH122
+
+
+def _quoted(path: str) -> str:
+    if os.name == "nt":
+        return f'"{path}"' if " " in path else path
+    return shlex.quote(path)

@@ -6,16 +6,11 @@ import contextlib
 import json
 import os
 import socket
-import stat
 import sys
-import tempfile
 import time
-from pathlib import Path
 
 import pytest
 
-from bridge.approval.signing import generate_key
-from bridge.cli.check_warnings import Reader
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.portal import PortalStub
 from bridge.testing.private_ca import PrivateCa
@@ -137,93 +132,23 @@ def test_a_key_that_is_not_there_is_a_mistake_of_the_file_and_a_secret_may_come_
     assert check(state(agent) + text)[0] == code
 
 
-@pytest.fixture
-def shared():
-    """A folder that everybody may enter, which pytest's own is not."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        folder.chmod(0o755)
-        yield folder
-
-
 @needs_root
-def test_root_is_warned_of_every_file_that_the_agents_own_user_could_not_read(agent, shared):
-    user = pwd.getpwnam("nobody")
-    agent.state.mkdir()
-    os.chown(agent.state, user.pw_uid, user.pw_gid)
-    (shared / "closed").mkdir(mode=0o700)
-    for name, mode, gid in (
-        ("of-root", 0o600, 0),
-        ("of-group", 0o640, user.pw_gid),
-        ("of-others-group", 0o640, 0),
-        ("closed/token", 0o644, 0),
-        ("config.toml", 0o600, 0),
-    ):
-        path = shared / name
-        path.write_text("secret-4711")
-        path.chmod(mode)
-        os.chown(path, 0, gid)
-    key = generate_key(shared / "ops.key").public_key_file
-    key.chmod(0o600)
-    (shared / "config.toml").write_text(
-        state(agent)
-        + webhook("a", f'bearer_token_file = "{shared / "of-root"}"', f'secret_file = "{shared / "of-group"}"')
-        + webhook("b", f'secret_file = "{shared / "of-others-group"}"')
-        + webhook("c", f'bearer_token_file = "{shared / "closed/token"}"')
-        + REMOTE
-        + f'token_file = "{shared / "of-root"}"\n[[approval.remote.keys]]\nkid = "k"\napprover = "p"\n'
-        + f'public_key_file = "{key}"\n'
-    )
-    code, out, _ = agent.call("check-config", "-c", shared / "config.toml")
-    lines = out.splitlines()
-    assert code == 0
-    assert lines[1].endswith("as root, and at the modes of files for nobody, the owner of the state directory.")
-    warned = starting(lines, "Warning")
-    for where, what in (
-        ("Configuration", f"{shared / 'config.toml'}."),
-        ("Sink a", f"{shared / 'of-root'} of bearer_token_file."),
-        ("Sink b", f"{shared / 'of-others-group'} of secret_file."),
-        (
-            "Sink c",
-            f"{shared / 'closed/token'} of bearer_token_file, because that user may not enter {shared / 'closed'}.",
-        ),
-        ("Portal", f"{shared / 'of-root'} of token_file."),
-        ("Portal", f"{key} of public_key_file (k)."),
-    ):
-        said = f"{where}: the owner of the state directory, nobody, could not read {what}"
-        assert [line for line in warned if line.startswith(said)], (said, warned)
-    assert len(warned) == 6
-    assert not [line for line in lines if "secret-4711" in line]
-
-
-@needs_root
-def test_nothing_is_said_of_readers_when_the_state_is_roots_own_or_not_made_yet(agent, check):
+def test_root_is_told_to_check_as_the_owner_of_the_state_directory(agent, check):
     (agent.directory / "token").write_text("secret-4711")
-    (agent.directory / "token").chmod(0o600)
     text = state(agent) + webhook("a", f'bearer_token_file = "{agent.directory / "token"}"')
-    for make in (lambda: None, agent.state.mkdir):
+    for make in (lambda: None, agent.state.mkdir):  # not made yet, and root's own
         make()
         code, lines = check(text)
         assert (code, starting(lines, "Warning")) == (0, [])
         assert lines[1].endswith("Looked at as root.")
-
-
-@pytest.mark.parametrize(
-    ("mode", "uid", "gid", "may"),
-    [
-        (0o400, 1000, 0, True),
-        (0o077, 1000, 1000, False),  # the owner's bits count, though the group and all others may
-        (0o040, 0, 1001, True),
-        (0o404, 0, 1001, False),
-        (0o404, 0, 0, True),
-        (0o440, 0, 0, False),
-    ],
-)
-def test_one_class_of_the_mode_counts_as_it_does_for_the_kernel(mode, uid, gid, may):
-    reader = Reader(name="agent", uid=1000, gids=frozenset({1000, 1001}))
-    status = os.stat_result((stat.S_IFREG | mode, 0, 0, 1, uid, gid, 0, 0, 0, 0))
-    assert reader.may(status, stat.S_IROTH) is may
-    assert Reader(name="root", uid=0, gids=frozenset()).may(status, stat.S_IROTH)
+    user = pwd.getpwnam("nobody")
+    os.chown(agent.state, user.pw_uid, user.pw_gid)
+    code, lines = check(text)
+    (warning,) = starting(lines, "Warning")
+    assert code == 0
+    assert "the state directory belongs to nobody" in warning
+    again = " ".join(agent.command("check-config", "--config", agent.config))
+    assert warning.endswith(f": runuser -u nobody -- {again}")
 
 
 def test_what_is_there_is_not_complained_of(agent, check):

@@ -15,7 +15,6 @@ import time
 import jsonschema
 import pytest
 
-from bridge.cli.demo_words import this_command
 from bridge.events.record import json_schema
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals and no SIGINT for one process")
@@ -241,24 +240,6 @@ def test_demo_says_what_is_wrong_when_there_is_no_temporary_directory(tmp_path):
     assert done.returncode == 73
     assert "Set TMPDIR" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_command_of_a_venv_is_shown_with_its_path_and_one_on_the_path_by_its_name(tmp_path, monkeypatch):
-    ours, other = tmp_path / "venv" / "scheduled-events-bridge", tmp_path / "bin" / "scheduled-events-bridge"
-    for program in (ours, other):
-        program.parent.mkdir()
-        program.touch(mode=0o755)
-    monkeypatch.chdir(tmp_path)
-    called = "venv/scheduled-events-bridge"
-    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
-    assert this_command(called, ["python", called, "demo"]) == called
-    assert this_command("scheduled-events-bridge", ["python"]) == "scheduled-events-bridge"
-    monkeypatch.setenv("PATH", str(other.parent))
-    assert this_command(called, ["python", called, "demo"]) == called
-    monkeypatch.setenv("PATH", str(ours.parent))
-    assert this_command(str(ours), ["python", str(ours), "demo"]) == "scheduled-events-bridge"
-    assert this_command("/a b/scheduled-events-bridge", ["python"]) == "'/a b/scheduled-events-bridge'"
-    assert this_command("/lib/bridge/__main__.py", ["python3.12", "-m", "bridge"]) == "python3.12 -m bridge"
 
 
 def test_rich_is_not_imported_unless_there_is_a_terminal():

@@ -1,14 +1,15 @@
-"""What a configuration needs on this machine: files, variables, programs, a state directory. Nothing is changed.
+"""The checks of a configuration on this machine: files, variables, programs, the state directory. Nothing is changed.
 
-`run` starts without most of it and tries again, because a token may come later than the agent; whoever writes a
-configuration wants to hear it now, and all of it. It is seen as the user who asks: the agent may be another, see
-`bridge.check_warnings`.
+What is wrong is a `Problem`: `run` starts without most of it and tries again, because a token may come later than the
+agent, but whoever writes a configuration wants to hear all of it now. What is allowed but seldom meant is a warning.
+Everything is seen as the user who asks, and the agent may run as another: root is told how to ask as that user.
 """
 
 from __future__ import annotations
 
 import getpass
 import os
+import shlex
 import ssl
 import sys
 from collections.abc import Iterator
@@ -17,10 +18,14 @@ from pathlib import Path
 import msgspec
 
 from bridge.approval.credentials import SecretCredential
+from bridge.cli.terminal import this_command
 from bridge.config.approval import RemoteSettings, RuleSettings
 from bridge.config.loader import Settings, SinkSettings
+from bridge.config.quoting import sounds_secret
 from bridge.delivery.sender import Sender
 from bridge.errors import CredentialFailed, DeliveryFailed
+from bridge.events.record import Transition
+from bridge.http.failures import is_loopback
 from bridge.outbox.database import DATABASE
 from bridge.system.process import find_program
 from bridge.system.secrets import Secret
@@ -32,13 +37,17 @@ _LOCAL_SECONDS = 30.0
 _AUTHORITIES, _CERTIFICATE, _KEY = "ca_file", "client_cert_file", "client_key_file"
 #: Files that are no secrets: only their first line counts for `Secret`, but they must be there and hold something.
 _PEM = frozenset({_AUTHORITIES, _CERTIFICATE, _KEY})
+_APPROVALS = frozenset({Transition.APPROVED.value, Transition.APPROVAL_REFUSED.value, Transition.APPROVAL_FAILED.value})
+_HEARTBEAT, _TEST = Transition.HEARTBEAT.value, Transition.TEST.value
+#: They sound like a secret and are none.
+_HARMLESS_HEADERS = frozenset({"idempotency-key", "content-key", "authority", "x-authority"})
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is wrong on this machine; *where* is a sink's name, or what else it is about."""
 
     where: str
-    said: str
+    message: str
     sink: str | None = None
 
 
@@ -54,14 +63,14 @@ def who() -> str:
 
 def local_problems(settings: Settings, directory: Path) -> list[Problem]:
     """Return everything that is wrong on this machine, without a word to any other."""
-    problems = [Problem(where="State", said=said) for said in _state(directory)]
+    problems = [Problem(where="State", message=message) for message in _state(directory)]
     for sink in settings.sinks:
-        problems += [Problem(where=f"Sink {sink.name}", said=said, sink=sink.name) for said in _sink(sink)]
+        problems += [Problem(where=f"Sink {sink.name}", message=message, sink=sink.name) for message in _sink(sink)]
     if settings.approval is not None:
         for rule in settings.approval.rules:
-            problems += [Problem(where=f"Rule {rule.name}", said=said) for said in _rule(rule)]
+            problems += [Problem(where=f"Rule {rule.name}", message=message) for message in _rule(rule)]
         if settings.approval.remote is not None:
-            problems += [Problem(where="Portal", said=said) for said in _portal(settings.approval.remote)]
+            problems += [Problem(where="Portal", message=message) for message in _portal(settings.approval.remote)]
     return problems
 
 
@@ -174,3 +183,83 @@ def _portal(remote: RemoteSettings) -> Iterator[str]:
         yield f"{error}{'' if remote.token_env is None else _OTHER_ENVIRONMENT}"
     named = {name: getattr(remote, name) for name in sorted(_PEM) if getattr(remote, name) is not None}
     yield from _certificates(named)
+
+
+# What is allowed, but seldom meant.
+
+
+def warnings(settings: Settings) -> list[str]:
+    """Return a sentence for each setting that does nothing or may surprise."""
+    found = [*_about_the_agent(settings), *_about_heartbeats(settings)]
+    for sink in settings.sinks:
+        found += [f"Sink {sink.name}: {message}" for message in _about_sink(sink, settings)]
+    return found
+
+
+def _about_the_agent(settings: Settings) -> Iterator[str]:
+    directory = settings.state.directory
+    if directory is not None and not Path(directory).is_absolute():
+        yield (
+            f"state.directory is {directory!r}, which depends on where the agent is started: here it is "
+            f"{Path(directory).absolute()}. Write the whole path."
+        )
+    address = settings.status.address
+    if address is not None and not is_loopback(address[0]):
+        yield (
+            f"status.listen is {settings.status.listen!r}: whoever reaches that address can read health and metrics. "
+            "There is no password."
+        )
+
+
+def _about_heartbeats(settings: Settings) -> Iterator[str]:
+    interval = settings.heartbeat.interval_seconds
+    wanting = [sink.name for sink in settings.sinks if sink.config.heartbeat]
+    if interval and not wanting:
+        yield f"heartbeat.interval_seconds is {interval:g}, but no sink has heartbeat = true: none is ever sent."
+    if wanting and not interval:
+        yield (
+            f"heartbeat = true of {', '.join(wanting)} does nothing: heartbeat.interval_seconds is 0. "
+            "Set it, for example to 300."
+        )
+
+
+def _about_sink(sink: SinkSettings, settings: Settings) -> Iterator[str]:
+    config = sink.config
+    if config.scope == "all":
+        yield 'scope = "all" sends events of other VMs too; those send them as well, each once.'
+    if config.transitions is not None:
+        yield from _about_transitions(set(config.transitions), sink, settings)
+    headers = getattr(config, "headers", None)
+    for name in headers if isinstance(headers, dict) else ():
+        if isinstance(name, str) and name.lower() not in _HARMLESS_HEADERS and sounds_secret(name):
+            yield f"headers has {name}, whose value sounds like a secret: it belongs into headers_file, not into here."
+    for name in config.__struct_fields__:
+        value = getattr(config, name)
+        if name.endswith("_file") and isinstance(value, str) and not Path(value).is_absolute():
+            yield f"{name} is {value!r}, which depends on where the agent is started. Write the whole path."
+
+
+def _about_transitions(chosen: set[str], sink: SinkSettings, settings: Settings) -> Iterator[str]:
+    beats = sink.config.heartbeat and settings.heartbeat.interval_seconds > 0
+    never = {_TEST, _HEARTBEAT} | (set() if settings.approval is not None else _APPROVALS)
+    if chosen <= never:
+        gets = "heartbeats and tests" if beats else "tests"
+        because = "" if settings.approval is not None or not chosen & _APPROVALS else "; there is no [approval] table"
+        yield f"transitions names only {', '.join(sorted(chosen))}: it gets {gets}, and never an event{because}."
+    elif _HEARTBEAT in chosen and not sink.config.heartbeat:
+        yield "transitions names heartbeat, which does nothing by itself: heartbeats come with heartbeat = true."
+
+
+def advice_for_root(directory: Path) -> Iterator[str]:
+    """Tell root, who can read every file, how to check as the owner of the state *directory*."""
+    if sys.platform == "win32" or os.geteuid() != 0:
+        return
+    try:
+        name = pwd.getpwuid(directory.stat().st_uid).pw_name
+    except (OSError, KeyError):  # no directory yet, or a user without a name, as in a container
+        return
+    if name != who():
+        yield (
+            f"You are root and can read every file, but the state directory belongs to {name}. If the agent runs as "
+            f"{name}, check as that user: runuser -u {name} -- {this_command()} {shlex.join(sys.argv[1:])}"
+        )
