@@ -31,6 +31,7 @@ from bridge.http.failures import causes, root_cause
 from bridge.http.session import DeadlineSession, ResponseTooLarge, retry_after_seconds
 from bridge.system.process import Ending, Finished, Runner, find_program
 from bridge.system.secrets import Secret, masked
+from bridge.system.threads import run_daemon
 from bridge.text import duration, excerpt, one_line
 
 __all__ = [
@@ -66,6 +67,7 @@ __all__ = [
     "parse_time",
     "retry_after_seconds",
     "root_cause",
+    "run_daemon",
 ]
 
 

@@ -45,8 +45,8 @@ from bridge.outbox.writer import result_or_stop
 from bridge.polling.identity import IdentityResolver
 from bridge.polling.poller import Poller
 from bridge.system.boot import boot_id
-from bridge.system.loop_watch import LoopWatch
 from bridge.system.systemd import SystemdNotifier
+from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ One approver ends before another may start on the same decisions. Half of the ag
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from bridge.events.event import VmIdentity
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics
 from bridge.outbox.outbox import Outbox
+from bridge.system.threads import run_daemon
 
 if TYPE_CHECKING:
     from bridge.approval.approver import Approver
@@ -102,7 +103,6 @@ class ApprovalService:
         if self.approver is None:
             return
         wait_seconds = post_seconds * 1.1 + _JOIN_SECONDS
-        waiter = threading.Thread(target=self.approver.join, args=(wait_seconds,), name="reload", daemon=True)
-        waiter.start()
-        while waiter.is_alive() and not stop():
-            waiter.join(_LOOK_SECONDS)
+        joined = run_daemon("reload", self.approver.join, wait_seconds)
+        while not stop() and not wait([joined], _LOOK_SECONDS).done:
+            pass

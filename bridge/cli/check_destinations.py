@@ -7,7 +7,6 @@ at its start, which changes nothing there (PROTOCOL.md, section 3: nothing is ac
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -24,6 +23,7 @@ from bridge.errors import BridgeError
 from bridge.events.event import VmIdentity
 from bridge.imds.client import client_of
 from bridge.sink import Sink
+from bridge.system.threads import run_daemon
 
 #: Beyond a trial's own deadline: for a name that nobody looks up in time, which no socket's deadline covers.
 _GRACE_SECONDS = 3.0
@@ -58,22 +58,9 @@ def try_destinations(settings: Settings, *, is_running: bool, broken: Collection
         limit = imds_seconds + _PORTAL_SECONDS + 1.0
         trials.append(_Trial(name="Portal", limit_seconds=limit, attempt=lambda: _portal(settings, remote, identity)))
     trials += [_trial_of(sink, is_broken=sink.name in broken) for sink in settings.sinks]
-    begun = [(trial, _begin(trial)) for trial in trials]
+    begun = [(trial, run_daemon(f"check:{trial.name}", trial.attempt)) for trial in trials]
     for trial, outcome in begun:
         yield _end(trial, outcome)
-
-
-def _begin(trial: _Trial) -> Future[str]:
-    outcome: Future[str] = Future()
-
-    def attempt() -> None:
-        try:
-            outcome.set_result(trial.attempt())
-        except Exception as error:  # noqa: BLE001  # the top of a thread; the person who asked sees it
-            outcome.set_exception(error)
-
-    threading.Thread(target=attempt, name=f"check:{trial.name}", daemon=True).start()
-    return outcome
 
 
 def _end(trial: _Trial, outcome: Future[str]) -> Tried:

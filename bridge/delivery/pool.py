@@ -14,7 +14,7 @@ from bridge.config.settings import SinkSettings
 from bridge.delivery.worker import DeliveryWorker
 from bridge.metrics.metrics import Metrics
 from bridge.outbox.outbox import Outbox
-from bridge.system.loop_watch import LoopWatch
+from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
 

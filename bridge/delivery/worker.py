@@ -25,7 +25,7 @@ from bridge.outbox.begun import ENDS
 from bridge.outbox.deliveries import DELIVERED, PARKED
 from bridge.outbox.outbox import Beginning, Outbox, PendingDelivery
 from bridge.sink import Sink, SinkConfig
-from bridge.system.loop_watch import LoopWatch
+from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
 

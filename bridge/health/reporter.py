@@ -22,7 +22,7 @@ from bridge.health.report import STUCK_SECONDS, Readiness, SinkReadiness
 from bridge.health.server import Answer
 from bridge.metrics.metrics import CONTENT_TYPE, Metrics, OutboxTotals, SinkTotals, own_version
 from bridge.outbox.outbox import Outbox
-from bridge.system.loop_watch import LoopWatch
+from bridge.system.threads import LoopWatch
 
 _READ_SECONDS = 2.0
 _UNAVAILABLE = 503

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
@@ -25,6 +24,7 @@ from typing import Any
 import msgspec
 
 from bridge.logs import ThrottledLog
+from bridge.system.threads import run_daemon
 
 logger = logging.getLogger(__name__)
 
@@ -194,17 +194,11 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
 
     It has no deadline of its own, so it is asked on a thread that may be left behind.
     """
-    found: Future[Any] = Future()
-
-    def resolve() -> None:
-        try:
-            found.set_result(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0])
-        except (OSError, ValueError) as error:
-            found.set_exception(error)
-
-    threading.Thread(target=resolve, name="status:resolve", daemon=True).start()
+    found = run_daemon(
+        "status:resolve", socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
     try:
-        family, _, _, _, address = found.result(_RESOLVE_SECONDS)
+        family, _, _, _, address = found.result(_RESOLVE_SECONDS)[0]
     except FutureTimeout:
         raise OSError(errno.ETIMEDOUT, f"the name was not found within {_RESOLVE_SECONDS:g} s") from None
     return family, address

@@ -23,7 +23,7 @@ from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
 from bridge.outbox.outbox import Observation, Outbox
 from bridge.system.boot import has_booted
-from bridge.system.loop_watch import LoopWatch
+from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
 

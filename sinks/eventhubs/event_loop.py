@@ -28,6 +28,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
+from bridge.sink import run_daemon
+
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
@@ -53,22 +55,16 @@ class Ended(Exception):
 async def in_thread(function: Callable[[], _T]) -> _T:
     """Return what *function* returns on a daemon thread: unlike an executor's, it never holds up the process's end."""
     loop = asyncio.get_running_loop()
-    future: asyncio.Future[_T] = loop.create_future()
+    has_ended = asyncio.Event()
 
-    def tell(method: Callable[[Any], None], value: object) -> None:
-        if not future.done():
-            method(value)
-
-    def run() -> None:
-        try:
-            outcome: tuple[Callable[[Any], None], object] = (future.set_result, function())
-        except BaseException as error:  # noqa: BLE001  # handed to whoever awaits
-            outcome = (future.set_exception, error)
+    def tell(_: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(tell, *outcome)
+            loop.call_soon_threadsafe(has_ended.set)
 
-    threading.Thread(target=run, name="eventhubs:aside", daemon=True).start()
-    return await future
+    running = run_daemon("eventhubs:aside", function)
+    running.add_done_callback(tell)
+    await has_ended.wait()
+    return running.result()
 
 
 class LoopThread:

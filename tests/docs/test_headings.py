@@ -16,7 +16,7 @@ import pytest
 from bridge.config.loader import read
 from bridge.health import reporter
 from bridge.outbox import storage
-from bridge.system import loop_watch
+from bridge.system import threads
 from sinks.eventhubs.sink import EventHubsConfig
 
 PAGES = runpy.run_path(str(Path(__file__).with_name("pages.py")))
@@ -125,7 +125,7 @@ def test_comparison_with_event_grid_says_how_notice_approval_and_durability_diff
         pytest.param(DEPLOY, r"it may take\s+(\d+) MiB more while", storage.MEMORY_BYTES / 2**20, id="memory"),
         pytest.param(README, r"memory \(at most (\d+) MiB", storage.MEMORY_BYTES / 2**20, id="memory, README"),
         pytest.param(README, r"oldest record has waited for (\d+) s", reporter.STUCK_SECONDS, id="readyz, a sink"),
-        pytest.param(README, r"after (\d+) s of slack", loop_watch.SLACK_SECONDS, id="healthz"),
+        pytest.param(README, r"after (\d+) s of slack", threads.SLACK_SECONDS, id="healthz"),
     ],
 )
 def test_figure_of_the_page_is_the_one_of_the_code(page, quoted, value):
@@ -152,6 +152,4 @@ def test_systemd_waits_longer_than_the_agent_takes_to_stop_and_less_than_a_perso
 def test_watchdog_leaves_the_agent_the_slack_that_healthz_does():
     """A poll that is late shows in /healthz before systemd ends the agent for it."""
     [seconds] = re.findall(r"^WatchdogSec=(\d+)$", UNIT, re.MULTILINE)
-    assert (
-        float(seconds) > loop_watch.SLACK_SECONDS + DEFAULTS.imds.timeout_seconds + DEFAULTS.imds.poll_interval_seconds
-    )
+    assert float(seconds) > threads.SLACK_SECONDS + DEFAULTS.imds.timeout_seconds + DEFAULTS.imds.poll_interval_seconds

@@ -16,7 +16,7 @@ from bridge.health.reporter import HealthReporter
 from bridge.metrics.metrics import Metrics
 from bridge.outbox.deliveries import PARKED
 from bridge.outbox.outbox import Outbox, Outcome
-from bridge.system.loop_watch import LoopWatch
+from bridge.system.threads import LoopWatch
 from bridge.testing.clock import ManualClock
 
 

@@ -1,6 +1,11 @@
-"""A loop's promise: late only beyond what was promised and the slack."""
+"""Work on a thread of its own, and a loop that is late only beyond its deadline and the slack."""
 
-from bridge.system.loop_watch import SLACK_SECONDS, LoopWatch
+import threading
+from concurrent.futures import wait
+
+import pytest
+
+from bridge.system.threads import SLACK_SECONDS, LoopWatch, run_daemon
 from bridge.testing.clock import ManualClock
 
 
@@ -34,3 +39,28 @@ def test_loop_that_has_ended_is_never_late():
     loop_watch.idle()
     time.advance(1e9)
     assert loop_watch.late_seconds == 0
+
+
+def test_work_runs_on_a_daemon_thread_of_its_name_and_its_result_comes_back():
+    def work(number, *, factor):
+        thread = threading.current_thread()
+        return thread.name, thread.daemon, number * factor
+
+    assert run_daemon("aside", work, 21, factor=2).result(5) == ("aside", True, 42)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
+def test_whatever_work_raises_comes_back(error):
+    def work():
+        raise error
+
+    assert run_daemon("aside", work).exception(5) is error
+
+
+def test_work_that_began_is_not_cancelled():
+    go_on = threading.Event()
+    running = run_daemon("aside", go_on.wait, 5)
+    assert not running.cancel()
+    assert not wait([running], 0.01).done
+    go_on.set()
+    assert running.result(5)
