@@ -22,12 +22,11 @@ from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.config.trusted_keys import MAX_NAME_CHARACTERS
 from bridge.errors import BridgeError
 from bridge.events.event import ScheduledEvent
-from bridge.events.record import Transition, TransitionRecord, decode_record
+from bridge.events.record import TransitionRecord, decode_record
 from bridge.imds.document import parse_document
 from bridge.text import one_line
 
 DEFAULT_KEY_NAME = "decisions.key"
-_OVER = frozenset({Transition.COMPLETED, Transition.CANCELED, Transition.ENDED})
 
 
 class EventNotFound(BridgeError):
@@ -131,7 +130,7 @@ def _candidates(content: bytes) -> dict[str, Candidate]:
     found = {}
     for record in sorted(_records(content), key=lambda each: each.sequence):  # the newest is what counts
         if record.event is not None and record.event.event_id is not None:
-            is_over = record.transition in _OVER
+            is_over = record.transition.is_ending
             found[record.event.event_id] = Candidate(event=record.event, vm_id=record.vm.vm_id, is_over=is_over)
     return found
 

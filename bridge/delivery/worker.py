@@ -21,7 +21,6 @@ from bridge.delivery.sender import Sender
 from bridge.errors import DeliveryError, DeliveryFailed, DeliveryRejected, OutboxError
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import SinkMetrics
-from bridge.outbox.begun import ENDS
 from bridge.outbox.deliveries import DELIVERED, PARKED
 from bridge.outbox.outbox import Beginning, Outbox, PendingDelivery
 from bridge.sink import Sink, SinkConfig
@@ -229,7 +228,7 @@ class DeliveryWorker:
         if not self._skips or row.record.event is None:
             return
         surely_not = beginning.is_new and isinstance(outcome, DeliveryFailed) and not outcome.uncertain
-        if surely_not or (outcome is None and row.record.transition in ENDS):
+        if surely_not or (outcome is None and row.record.transition.is_ending):
             self._ledger.flush()
             self._outbox.forget_beginning(self.name, row.event_key)
 

@@ -1,8 +1,8 @@
-"""Two documents in, the changes between them out: the transition table, as a pure function.
+"""The transition table: two documents in, the changes between them out, as a pure function.
 
-A consumer acts on what this module says, so it never says more than it knows. Azure's document shows only what is
-there: an event that ended, and one that was canceled, both just disappear. Which of the two it was is inferred here
-where the facts allow one reading, and is called ``ended`` with evidence ``unknown`` where they do not.
+A consumer acts on these changes, so they never claim more than is known. Azure's document shows only what is there: an
+event that ended, and one that was canceled, both just disappear. Which of the two it was is inferred here where the
+facts allow one reading, and is called ``ended`` with evidence ``unknown`` where they do not.
 
 The first row that fits wins:
 
@@ -13,11 +13,11 @@ The first row that fits wins:
     other status, absent  Completed/Canceled  completed/canceled     observed
     other status, absent  any other status    updated                observed
     same status           another field       updated                observed
-    Started               absent              completed              observed; inferred after a gap or a fall, and when
-                                                                     it may be another event now, see below
+    Started               absent              completed              observed; inferred after a gap, after a fall of the
+                                                                     incarnation, and when it may be renamed, see below
     Scheduled             absent              completed              boot_id: this VM booted, and it is not a Freeze
-    Scheduled             absent              canceled               inferred: too early for it to have happened, and
-                                                                     it cannot be another event now
+    Scheduled             absent              canceled               inferred: it cannot have started, and it cannot be
+                                                                     renamed
     any other             absent              ended                  unknown
 
 Two things look like an ending and are none. Events of one document may share a key: while one of them is left, the
@@ -25,7 +25,7 @@ event is there, and nothing ended. And an event without an EventId is known by i
 it looks as if one event vanished and another appeared, so such a pair proves neither that it was canceled nor,
 observed, that it completed.
 
-No clock is read and nothing is stored: time comes in with `Circumstances`.
+No clock is read and nothing is stored: time comes in with `DiffContext`.
 """
 
 from __future__ import annotations
@@ -38,18 +38,22 @@ from typing import Any
 
 import msgspec
 
-from bridge.events.event import Document, Incarnation, ScheduledEvent, format_not_before, names_vm
+from bridge.events.event import (
+    SERVICE_OFF_AFTER_SECONDS,
+    Document,
+    Incarnation,
+    ScheduledEvent,
+    format_not_before,
+    names_vm,
+)
 from bridge.events.record import Evidence, Transition
-
-#: Scheduled Events is turned off for a VM that has not asked for so long (Microsoft: Scheduled Events for Linux VMs).
-SERVICE_OFF_AFTER_SECONDS = 24 * 3600.0
 
 #: Longer than any counter; int() itself is quadratic in the digits.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 
 _SCHEDULED, _STARTED = "Scheduled", "Started"
-_SPOKEN_ENDINGS = {"Completed": Transition.COMPLETED, "Canceled": Transition.CANCELED}
-_BY_STATUS = {_SCHEDULED: Transition.SCHEDULED, _STARTED: Transition.STARTED, **_SPOKEN_ENDINGS}
+_ENDING_STATUSES = {"Completed": Transition.COMPLETED, "Canceled": Transition.CANCELED}
+_BY_STATUS = {_SCHEDULED: Transition.SCHEDULED, _STARTED: Transition.STARTED, **_ENDING_STATUSES}
 
 #: The fields whose change makes a record, in the order of the wire. NotBefore counts by what it says, see _value.
 _COMPARED = (
@@ -66,11 +70,11 @@ _COMPARED = (
 )
 
 
-class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
+class DiffContext(msgspec.Struct, frozen=True, kw_only=True):
     """What is known besides the two documents."""
 
     now: datetime
-    gap: bool = False
+    has_gap: bool = False
     """The agent did not watch all the time since the document before: it may have missed documents."""
     booted: bool = False
     """This VM has booted since the last good answer."""
@@ -91,62 +95,60 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     changed: tuple[str, ...] = ()
 
 
-def diff(before: Document | None, after: Document, circumstances: Circumstances) -> list[Change]:
-    """Return the changes from *before* (null: nothing was ever seen) to *after*.
+def diff(before: Document | None, after: Document, ctx: DiffContext) -> list[Change]:
+    """Return the changes from *before* (None: nothing was ever seen) to *after*.
 
     They come in the order of *after*, then the vanished events in the order of *before*. Two documents with the same
     content, Resources taken as a set, give none.
     """
     old = before or Document()
-    pairs, vanished = pair(old.events, after.events)
-    changes = [change for was, now in pairs if (change := _present(was, now)) is not None]
-    may_go_on = any(was is None and now.event_id is None for was, now in pairs)
-    ending = _Ending(circumstances, old.incarnation, after.incarnation, may_go_on_without_id=may_go_on)
-    changes.extend(ending.of(event) for event in vanished if not is_over(event))
+    pairs, vanished = match_events(old.events, after.events)
+    changes = [change for was, now in pairs if (change := _classify_shown(was, now)) is not None]
+    step = _Step(
+        incarnation=incarnation_step(old.incarnation, after.incarnation),
+        are_integers=isinstance(old.incarnation, int) and isinstance(after.incarnation, int),
+        has_new_event_without_id=any(was is None and now.event_id is None for was, now in pairs),
+    )
+    changes.extend(classify_ending(event, ctx, step) for event in vanished if not is_over(event))
     return changes
 
 
-def same_content(one: Document, other: Document) -> bool:
-    """Return whether both documents tell the same events, whatever their incarnation and order."""
-    pairs, _ = pair(one.events, other.events)
-    return len(one.events) == len(other.events) and all(
-        was is not None and not changed_fields(was, now) for was, now in pairs
-    )
-
-
 def is_over(event: ScheduledEvent) -> bool:
-    """Return whether the document itself said how *event* ended: its later absence is no news."""
-    return event.event_status in _SPOKEN_ENDINGS
+    """Return whether the document itself showed how *event* ended: its later absence makes no record."""
+    return event.event_status in _ENDING_STATUSES
 
 
-def pair(
+# Which event is which.
+
+
+def match_events(
     before: Sequence[ScheduledEvent], after: Sequence[ScheduledEvent]
 ) -> tuple[list[tuple[ScheduledEvent | None, ScheduledEvent]], list[ScheduledEvent]]:
-    """Return (old or null, new) for each event of *after*, and the events of *before* that are gone.
+    """Return (old or None, new) for each event of *after*, and the events of *before* that vanished.
 
     An event is known by its key. Events of one document that share a key are paired by content, then by type, Resources
     and status, then by type and Resources, then by position; Resources count as a set. One of *before* that is left
-    over while its key is still in *after* is not gone: the event is there, so it is in neither answer.
+    over while its key is still in *after* has not vanished: the event is there, so it is in neither answer.
 
     The time is linear in the number of events, also when all share one key.
     """
     old = {position: (event.key, event) for position, event in enumerate(before)}
     new = {position: (event.key, event) for position, event in enumerate(after)}
-    there = {key for key, _ in new.values()}
+    keys_after = {key for key, _ in new.values()}
     partners: dict[int, ScheduledEvent] = {}
-    for signature in (_content, _shape_and_status, _shape, _nothing):
-        for was, now in _matches(old, new, signature):
+    for signature in (_content, _shape_and_status, _shape, _position_only):
+        for was, now in _same_signature(old, new, signature):
             partners[now] = old.pop(was)[1]
             del new[now]
     pairs = [(partners.get(position), event) for position, event in enumerate(after)]
-    return pairs, [event for key, event in old.values() if key not in there]
+    return pairs, [event for key, event in old.values() if key not in keys_after]
 
 
 _Keyed = dict[int, tuple[str, ScheduledEvent]]
 """From the position of an event in its document to its key and itself."""
 
 
-def _matches(old: _Keyed, new: _Keyed, signature: Callable[[ScheduledEvent], Hashable]) -> list[tuple[int, int]]:
+def _same_signature(old: _Keyed, new: _Keyed, signature: Callable[[ScheduledEvent], Hashable]) -> list[tuple[int, int]]:
     """Return the positions of those that have both key and *signature* in common, the first with the first."""
     waiting: defaultdict[Hashable, deque[int]] = defaultdict(deque)
     for position, (key, event) in old.items():
@@ -171,7 +173,7 @@ def _shape(event: ScheduledEvent) -> Hashable:
     return event.event_type, frozenset(event.resources or ())
 
 
-def _nothing(_event: ScheduledEvent) -> Hashable:
+def _position_only(_event: ScheduledEvent) -> Hashable:
     return None
 
 
@@ -184,8 +186,11 @@ def _hashable(value: Any) -> Hashable:
     return value  # type: ignore[no-any-return]
 
 
+# An event that the document shows.
+
+
 def changed_fields(was: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]:
-    """Return the names of the fields that say something else now."""
+    """Return the names of the fields whose meaning differs."""
     return tuple(name for name in _COMPARED if _value(was, name) != _value(now, name))
 
 
@@ -198,7 +203,7 @@ def _value(event: ScheduledEvent, name: str) -> Any:
     return getattr(event, name)
 
 
-def _present(was: ScheduledEvent | None, now: ScheduledEvent) -> Change | None:
+def _classify_shown(was: ScheduledEvent | None, now: ScheduledEvent) -> Change | None:
     changed = () if was is None else changed_fields(was, now)
     if was is not None and not changed:
         return None
@@ -216,58 +221,65 @@ def _previous(was: ScheduledEvent, changed: Iterable[str] = ()) -> dict[str, Any
     return {name: plain[name] for name in dict.fromkeys(("event_status", "not_before", *changed))}
 
 
-class _Ending:
-    """How events that vanished in one step ended."""
+# An event that vanished.
 
-    def __init__(
-        self, circumstances: Circumstances, before: Incarnation, after: Incarnation, *, may_go_on_without_id: bool
-    ) -> None:
-        self._is = circumstances
-        self._may_go_on_without_id = may_go_on_without_id
-        self._step = incarnation_step(before, after)
-        self._are_integers = isinstance(before, int) and isinstance(after, int)
 
-    def of(self, event: ScheduledEvent) -> Change:
-        if event.event_status == _STARTED:
-            fell = self._step is not None and self._step < 0
-            sure = not self._is.gap and not fell and not self._may_go_on(event)
-            transition, evidence = (Transition.COMPLETED, Evidence.OBSERVED if sure else Evidence.INFERRED)
-        elif event.event_status == _SCHEDULED and self._booted_for(event):
-            transition, evidence = (Transition.COMPLETED, Evidence.BOOT_ID)
-        elif event.event_status == _SCHEDULED and self._cannot_have_happened(event):
-            transition, evidence = (Transition.CANCELED, Evidence.INFERRED)
-        else:
-            transition, evidence = (Transition.ENDED, Evidence.UNKNOWN)
-        return Change(transition=transition, evidence=evidence, event=event, previous=_previous(event))
+class _Step(msgspec.Struct, frozen=True, kw_only=True):
+    """What the step from one document to the next, as a whole, means for an event that vanished in it."""
 
-    def _may_go_on(self, event: ScheduledEvent) -> bool:
-        """Return whether *event* may be one of the new ones, with another type or other Resources."""
-        return event.event_id is None and self._may_go_on_without_id
+    incarnation: int | None
+    """How far the incarnation moved; None when the two cannot be compared."""
+    are_integers: bool
+    """Both incarnations came as integers, as Azure documents them."""
+    has_new_event_without_id: bool
 
-    def _booted_for(self, event: ScheduledEvent) -> bool:
-        # A freeze never boots a VM, so a boot explains nothing about it.
-        return self._is.booted and event.event_type != "Freeze" and names_vm(event, self._is.vm_name) is True
 
-    def _cannot_have_happened(self, event: ScheduledEvent) -> bool:
-        return (
-            not self._is.booted
-            and not self._may_go_on(event)
-            and event.not_before is not None
-            and self._is.now < event.not_before
-            and event.key not in self._is.approved
-            and self._is.seconds_since_good < SERVICE_OFF_AFTER_SECONDS
-            and self._nothing_between()
-        )
+def classify_ending(event: ScheduledEvent, ctx: DiffContext, step: _Step) -> Change:
+    """Return how *event*, which vanished, ended."""
+    if event.event_status == _STARTED:
+        fell = step.incarnation is not None and step.incarnation < 0
+        is_sure = not ctx.has_gap and not fell and not _may_be_renamed(event, step)
+        transition, evidence = Transition.COMPLETED, Evidence.OBSERVED if is_sure else Evidence.INFERRED
+    elif event.event_status == _SCHEDULED and _booted_for(event, ctx):
+        transition, evidence = Transition.COMPLETED, Evidence.BOOT_ID
+    elif event.event_status == _SCHEDULED and _cannot_have_started(event, ctx, step):
+        transition, evidence = Transition.CANCELED, Evidence.INFERRED
+    else:
+        transition, evidence = Transition.ENDED, Evidence.UNKNOWN
+    return Change(transition=transition, evidence=evidence, event=event, previous=_previous(event))
 
-    def _nothing_between(self) -> bool:
-        """Return whether no document was missed, in which the event may have started."""
-        if self._step is not None and self._step != 1:
-            return False
-        return self._are_integers or not self._is.gap
+
+def _may_be_renamed(event: ScheduledEvent, step: _Step) -> bool:
+    """Return whether *event* may be one of the new ones, with another type or other Resources."""
+    return event.event_id is None and step.has_new_event_without_id
+
+
+def _booted_for(event: ScheduledEvent, ctx: DiffContext) -> bool:
+    # A freeze never boots a VM, so a boot explains nothing about it.
+    return ctx.booted and event.event_type != "Freeze" and names_vm(event, ctx.vm_name) is True
+
+
+def _cannot_have_started(event: ScheduledEvent, ctx: DiffContext, step: _Step) -> bool:
+    return (
+        not ctx.booted
+        and not _may_be_renamed(event, step)
+        and event.not_before is not None
+        and ctx.now < event.not_before
+        and event.key not in ctx.approved
+        and ctx.seconds_since_good < SERVICE_OFF_AFTER_SECONDS
+        and _no_document_missed(ctx, step)
+    )
+
+
+def _no_document_missed(ctx: DiffContext, step: _Step) -> bool:
+    """Return whether there was no document between the two, in which the event may have started."""
+    if step.incarnation is not None and step.incarnation != 1:
+        return False
+    return step.are_integers or not ctx.has_gap
 
 
 def incarnation_step(before: Incarnation, after: Incarnation) -> int | None:
-    """Return how far the incarnation moved; null when the two cannot be compared.
+    """Return how far the incarnation moved; None when the two cannot be compared.
 
     Recorded documents have it as an int and as text; only two integers compare, also when one came as text: at most 40
     digits, with or without a sign.

@@ -1,4 +1,4 @@
-"""What Azure says about maintenance, as frozen values: an event, a document, and who this VM is.
+"""Azure's words about maintenance as frozen values: an event, a document, and the identity of this VM.
 
 The words for types and sources are Azure's own. Filters compare exactly, so a known word in another case would never
 match, and a sink or a rule would stay silent without an error: `check_event_type` and `check_event_source` refuse it.
@@ -16,8 +16,10 @@ import msgspec
 
 Incarnation: TypeAlias = int | str | None
 
+#: Scheduled Events is turned off for a VM that has not asked for so long (Microsoft: Scheduled Events for Linux VMs).
+SERVICE_OFF_AFTER_SECONDS = 24 * 3600.0
 
-#: The event types that leave nobody behind to tell: they go first, and their retries never wait longer than 2 s.
+#: The event types after which the VM is gone: their records go first, and their retries never wait longer than 2 s.
 URGENT_EVENT_TYPES = frozenset({"Preempt", "Terminate"})
 
 
@@ -32,22 +34,22 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True):
     """Scheduled or Started today; others are passed on as they come."""
     resource_type: str | None = None
     resources: tuple[str, ...] | None = None
-    """The names of every VM affected, in the document's order; [] and null name no VM."""
+    """The names of every VM affected, in the document's order; [] and None name no VM."""
     not_before: datetime | None = None
-    """UTC; the event does not start before this unless it is approved. Null: unknown or already started."""
+    """UTC; the event does not start before this unless it is approved. None: unknown or already started."""
     not_before_raw: str | None = None
     """NotBefore exactly as the document has it."""
     description: str | None = None
     event_source: str | None = None
     """Platform or User."""
     duration_seconds: int | None = None
-    """The expected impact in seconds; null when unknown (Azure says -1)."""
+    """The expected impact in seconds; None when unknown (Azure says -1)."""
     extra: dict[str, Any] = {}
     """Fields this version does not know, and known ones with a value of the wrong type, as they came."""
 
     @property
     def is_urgent(self) -> bool:
-        """True for a spot eviction or a deletion: whoever waits is too late."""
+        """True for a spot eviction or a deletion."""
         return self.event_type in URGENT_EVENT_TYPES
 
     @property
@@ -59,7 +61,7 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """A Scheduled Events document, or the state that the agent believes in."""
+    """A Scheduled Events document, or the state that the agent takes for true."""
 
     incarnation: Incarnation = None
     events: tuple[ScheduledEvent, ...] = ()
@@ -78,6 +80,11 @@ class VmIdentity(msgspec.Struct, frozen=True, kw_only=True):
     zone: str | None = None
     placement_group_id: str | None = None
     tags: dict[str, str] = {}
+
+    def with_overrides(self, configured: VmIdentity) -> VmIdentity:
+        """Return this identity with everything that *configured* sets."""
+        values = {name: getattr(configured, name) for name in self.__struct_fields__}
+        return msgspec.structs.replace(self, **{name: value for name, value in values.items() if value})
 
 
 _decode_document = msgspec.json.Decoder(Document).decode
@@ -99,7 +106,7 @@ def compact_json(value: object) -> str:
 
 
 def format_not_before(moment: datetime | None) -> str | None:
-    """Return NotBefore as the record carries it: ``2022-04-11T22:26:58Z``, null when it is unknown."""
+    """Return NotBefore as the record carries it: ``2022-04-11T22:26:58Z``, None when it is unknown."""
     return None if moment is None else str(msgspec.to_builtins(moment))
 
 
@@ -109,7 +116,7 @@ def normal_name(name: str) -> str:
 
 
 def names_vm(event: ScheduledEvent | None, vm_name: str | None) -> bool | None:
-    """Return whether *event* names this VM; null when it names nobody or the VM's name is unknown."""
+    """Return whether *event* names this VM; None when it names no VM, or when the VM's name is unknown."""
     if event is None or not event.resources or not vm_name:
         return None
     wanted = normal_name(vm_name)

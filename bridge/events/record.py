@@ -1,7 +1,7 @@
-"""The wire record and the parsed document: frozen values, and the only two ways to write them down.
+"""The transition record: its shape on the wire, its id and its JSON schema.
 
-A transition record is what consumers depend on, so its shape lives in one place and nowhere else: field order is the
-order on the wire, every field is always present, null means unknown or not applicable. Times are UTC. JSON is ASCII
+Consumers depend on this shape, so it lives in one place and nowhere else: field order is the order on the wire, every
+field is always present, null (None) means unknown or not applicable. Times are UTC. JSON is ASCII
 (a lone surrogate would break SQLite and UUIDs further down).
 """
 
@@ -37,6 +37,11 @@ class Transition(str, Enum):
     APPROVAL_FAILED = "approval_failed"
     HEARTBEAT = "heartbeat"
     TEST = "test"
+
+    @property
+    def is_ending(self) -> bool:
+        """True when the event is over after it."""
+        return self in {Transition.COMPLETED, Transition.CANCELED, Transition.ENDED}
 
 
 class Evidence(str, Enum):
@@ -90,15 +95,15 @@ class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: Incarnation
     previous_incarnation: Incarnation
     event: ScheduledEvent | None
-    """The event after the change; for a vanished event its last known form; null for a heartbeat."""
+    """The event after the change; for a vanished event its last known form; None for a heartbeat."""
     previous: dict[str, Any] | None
-    """event_status, not_before and the old value of everything in *changed*; null for a new event."""
+    """event_status, not_before and the old value of everything in *changed*; None for a new event."""
     changed: tuple[str, ...]
     """The names of the event's fields that changed; empty for new and vanished events."""
     notice_seconds: float | None
-    """NotBefore minus observed_at; negative when it has passed, null when it is unknown."""
+    """NotBefore minus observed_at; negative when it has passed, None when it is unknown."""
     affects_this_vm: bool | None
-    """Whether Resources name this VM; null when either is unknown."""
+    """Whether Resources name this VM; None when either is unknown."""
     vm: VmIdentity
     labels: dict[str, str]
     """From the configuration."""

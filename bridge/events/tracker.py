@@ -1,36 +1,38 @@
-"""When the absence of an event is believed: the state between the documents and the transition table.
+"""The document that the agent takes for true, and when it believes that an event which is absent has ended.
 
-Absence is believed at once, with two exceptions, because a false ending sends traffic to a machine about to freeze:
+It stands between the answers of the metadata service and the transition table of `bridge.events.diff`. Absence is
+believed at once, with two exceptions, because a false ending sends traffic to a machine that is about to freeze:
 
 - the last good answer is over 24 hours old: Azure had turned Scheduled Events off, turns it on again with the first
   request, and may take five minutes to show events. Absence ends nothing until 300 s of good answers have passed.
 - the incarnation fell: the service started over. Absence counts once three good answers in a row agree on it.
 
-Until then the event stays in the believed document, and so does the old incarnation: the agent can stop and start in
+Until then the event stays in the tracked document, and so does the old incarnation: the agent can stop and start in
 between, and the same reasons still hold. What is known of the gap before the first answer is kept as long.
 
-`DocumentTracker.answer` only says what an answer means; `DocumentTracker.accept` takes it over once it is stored, so
-that a failed commit is simply seen again with the next poll. No clock is read here and nothing is fetched.
+`DocumentTracker.observe` only returns what an answer means; `DocumentTracker.commit` takes it over once it is stored,
+so that what could not be stored is seen again with the next poll. No clock is read here and nothing is fetched.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
 
 from bridge.clock import Instant
-from bridge.events.diff import SERVICE_OFF_AFTER_SECONDS, Change, Circumstances, diff, incarnation_step, is_over, pair
-from bridge.events.event import Document, ScheduledEvent
+from bridge.events.diff import Change, DiffContext, diff, incarnation_step
+from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, ScheduledEvent
 
 #: How long Scheduled Events may take to show events after it was turned on (Microsoft: Scheduled Events for Linux VMs).
 TURNING_ON_SECONDS = 300.0
 AGREEING_ANSWERS = 3
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What one good answer means: the document to believe from now on, and the changes that led to it."""
+class Update(msgspec.Struct, frozen=True, kw_only=True):
+    """What one good answer means: the document to track from now on, and the changes that led to it."""
 
     document: Document
     changes: list[Change]
@@ -45,11 +47,15 @@ class _Gap(msgspec.Struct, kw_only=True):
     seconds_since_good: float
     seconds_of_good: float = 0.0
 
+    @property
+    def is_service_turning_on(self) -> bool:
+        return self.seconds_since_good >= SERVICE_OFF_AFTER_SECONDS and self.seconds_of_good < TURNING_ON_SECONDS
+
 
 class DocumentTracker:
-    """The document the agent believes in, and how far it trusts what it does not see.
+    """Tracks the document from answer to answer.
 
-    *document* and *last_good_at* are what the outbox holds, null when it never saw one. *booted*: this machine has
+    *document* and *last_good_at* are what the outbox holds, None when it never saw one. *booted*: this machine has
     booted since. More than *gap_seconds* without a good answer make a gap; so does every start of the agent.
     """
 
@@ -64,55 +70,54 @@ class DocumentTracker:
         self._was_good = False
         self._gap: _Gap | None = None
         self._absences: Counter[str] = Counter()
-        self._holds = False
-        self._seen: Document | None = None
+        self._withholds = False
+        self._observed: Document | None = None
 
-    def failed(self) -> None:
+    def poll_failed(self) -> None:
         """Note a poll without a good answer: answers before and after it are not in a row."""
         self._was_good = False
         self._absences.clear()
 
-    def answer(
+    def observe(
         self,
         document: Document,
         moment: Instant,
         *,
         vm_name: str | None = None,
         approved: frozenset[str] = frozenset(),
-    ) -> Step | None:
-        """Return what *document*, a good answer, means; null when it says nothing that was not known."""
+    ) -> Update | None:
+        """Return what *document*, a good answer, means; None when it holds nothing that was not known."""
         self._note(moment)
-        if document is self._seen and self._gap is None and not self._holds:
+        if document is self._observed and self._gap is None and not self._withholds:
             return None
         gap = self._gap
-        gone = self._gone(document)
-        held = self._held(document, gone)
-        self._holds = bool(held)
-        changes = diff(
-            self.document,
-            msgspec.structs.replace(document, events=document.events + held),
-            Circumstances(
-                now=moment.wall,
-                gap=gap is not None,
-                booted=gap is not None and gap.booted,
-                seconds_since_good=0.0 if gap is None else gap.seconds_since_good,
-                vm_name=vm_name,
-                approved=approved,
-            ),
+        ctx = DiffContext(
+            now=moment.wall,
+            has_gap=gap is not None,
+            booted=gap is not None and gap.booted,
+            seconds_since_good=0.0 if gap is None else gap.seconds_since_good,
+            vm_name=vm_name,
+            approved=approved,
         )
-        self._seen = document
-        return self._step(document, held, changes)
+        changes = diff(self.document, document, ctx)
+        withheld = self._withheld(document, changes)
+        self._withholds = bool(withheld)
+        self._observed = document
+        if withheld:
+            keys = {event.key for event in withheld}
+            changes = [change for change in changes if change.event.key not in keys]
+        return self._update(document, withheld, changes)
 
-    def accept(self, step: Step) -> None:
-        """Believe *step*, which is stored now."""
-        if step.is_news:
-            self.document = step.document
-        if step.is_settled:
+    def commit(self, update: Update) -> None:
+        """Go on from *update*, which is stored now."""
+        if update.is_news:
+            self.document = update.document
+        if update.is_settled:
             self._gap = None
 
-    def doubt(self) -> None:
-        """Look at the next answer as if it were new: the step before it could not be stored."""
-        self._seen = None
+    def invalidate(self) -> None:
+        """Compare the next answer as if it were new: the update before it could not be stored."""
+        self._observed = None
 
     def _note(self, moment: Instant) -> None:
         """Keep the time, and open a gap where there was one."""
@@ -134,48 +139,35 @@ class DocumentTracker:
             self._gap.seconds_since_good = max(self._gap.seconds_since_good, seconds)
             self._gap.seconds_of_good = 0.0
 
-    def _gone(self, document: Document) -> list[ScheduledEvent]:
-        # One of several that share a key is not gone while another is there: `pair` leaves it out, nobody holds it.
-        before = () if self.document is None else self.document.events
-        return pair(before, document.events)[1]
-
-    def _held(self, document: Document, gone: list[ScheduledEvent]) -> tuple[ScheduledEvent, ...]:
-        """Return the events that are gone from *document* but not from the world, for all we know."""
-        doubtful = [event for event in gone if not is_over(event)]
-        self._absences = Counter({event.key: self._absences[event.key] + 1 for event in doubtful})
-        if self._is_turning_on:
-            return tuple(doubtful)
-        if self._fell(document):
-            return tuple(event for event in doubtful if self._absences[event.key] < AGREEING_ANSWERS)
+    def _withheld(self, document: Document, changes: Sequence[Change]) -> tuple[ScheduledEvent, ...]:
+        """Return the events that *changes* would end for their absence, but whose absence is not believed yet."""
+        shown = {event.key for event in document.events}
+        absent = [change.event for change in changes if change.event.key not in shown]
+        self._absences = Counter({event.key: self._absences[event.key] + 1 for event in absent})
+        if self._gap is not None and self._gap.is_service_turning_on:
+            return tuple(absent)
+        if self._has_incarnation_fallen(document):
+            return tuple(event for event in absent if self._absences[event.key] < AGREEING_ANSWERS)
         return ()
 
-    @property
-    def _is_turning_on(self) -> bool:
-        gap = self._gap
-        return (
-            gap is not None
-            and gap.seconds_since_good >= SERVICE_OFF_AFTER_SECONDS
-            and gap.seconds_of_good < TURNING_ON_SECONDS
-        )
-
-    def _fell(self, document: Document) -> bool:
+    def _has_incarnation_fallen(self, document: Document) -> bool:
         if self.document is None:
             return False
         step = incarnation_step(self.document.incarnation, document.incarnation)
         return step is not None and step < 0
 
-    def _step(self, document: Document, held: tuple[ScheduledEvent, ...], changes: list[Change]) -> Step:
-        if held and self.document is not None:
-            # The old incarnation stays while something is held, so that the reason to hold it survives a restart.
-            document = Document(incarnation=self.document.incarnation, events=document.events + held)
+    def _update(self, document: Document, withheld: tuple[ScheduledEvent, ...], changes: list[Change]) -> Update:
         before = self.document
+        if withheld and before is not None:
+            # The old incarnation stays while an event is withheld, so that the reason for it survives a restart.
+            document = Document(incarnation=before.incarnation, events=document.events + withheld)
         is_news = (
             before is None
             or bool(changes)
             or before.incarnation != document.incarnation
             or len(before.events) != len(document.events)
         )
-        return Step(document=document, changes=changes, is_news=is_news, is_settled=not held)
+        return Update(document=document, changes=changes, is_news=is_news, is_settled=not withheld)
 
 
 def _age(good_at: datetime | None, now: datetime) -> float:

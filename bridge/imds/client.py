@@ -20,7 +20,7 @@ import requests
 
 from bridge.config.settings import ImdsSettings
 from bridge.errors import ConfigurationError, DeadlineExceeded, DocumentInvalid, ImdsStatus, ImdsUnreachable
-from bridge.events.event import Document, Incarnation, VmIdentity
+from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, Incarnation, VmIdentity
 from bridge.http.failures import root_cause
 from bridge.http.session import DeadlineSession, ResponseTooLarge, retry_after_seconds
 from bridge.imds.discovery import find_endpoint
@@ -29,9 +29,6 @@ from bridge.system.ephemeral_disk import parse_os_disk
 from bridge.text import EXCERPT_CHARACTERS, excerpt, one_line
 
 logger = logging.getLogger(__name__)
-
-#: The service turns Scheduled Events off when nobody asked for this long.
-OFF_AFTER_SECONDS = 24 * 3600.0
 
 _IDENTITY_PATH = "/metadata/instance/compute?api-version=2021-02-01&format=json"
 _OK = 200
@@ -75,7 +72,7 @@ class ImdsClient:
     @property
     def fetch_seconds(self) -> float:
         """How long the next `fetch` may take, in seconds."""
-        is_on = self._answered_at is not None and self._clock() - self._answered_at < OFF_AFTER_SECONDS
+        is_on = self._answered_at is not None and self._clock() - self._answered_at < SERVICE_OFF_AFTER_SECONDS
         return self._timeout_seconds if is_on else max(self._timeout_seconds, self._first_timeout_seconds)
 
     def fetch(self) -> Document:

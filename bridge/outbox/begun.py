@@ -14,11 +14,8 @@ from __future__ import annotations
 import msgspec
 
 from bridge.events.event import decode_document
-from bridge.events.record import Transition, decode_record
+from bridge.events.record import decode_record
 from bridge.outbox.storage import SQL, Storage
-
-#: The transitions after which an event is over.
-ENDS = frozenset({Transition.COMPLETED, Transition.CANCELED, Transition.ENDED})
 
 
 class Beginning(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +60,7 @@ def _end_of_what_never_began(store: Storage, sink: str, event_key: str) -> int |
         return None
     last_end, began = None, False
     for sequence, body in store.connection.execute(SQL["owed_bodies"], (event_key, sink)):
-        if decode_record(body).transition not in ENDS:
+        if not decode_record(body).transition.is_ending:
             began = True
         elif began:
             last_end = sequence

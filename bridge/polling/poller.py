@@ -18,7 +18,7 @@ from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.errors import BridgeError, DocumentInvalid, ImdsError, ImdsStatus, StreamChanged
 from bridge.events.event import Document, Incarnation
 from bridge.events.record import TransitionRecord
-from bridge.events.tracker import DocumentTracker, Step
+from bridge.events.tracker import DocumentTracker, Update
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
 from bridge.outbox.outbox import Observation, Outbox
@@ -104,12 +104,12 @@ class Poller:
         self.good_at: datetime | None = None
         """When the service last answered as it should, to this agent."""
         self._is_settled = False
-        self._stream_id, self._belief = self._remembered()
+        self._stream_id, self._tracker = self._remembered()
 
     @property
     def incarnation(self) -> Incarnation:
         """Return the incarnation of the document that is believed."""
-        return None if self._belief.document is None else self._belief.document.incarnation
+        return None if self._tracker.document is None else self._tracker.document.incarnation
 
     @property
     def gap_seconds(self) -> float:
@@ -125,7 +125,7 @@ class Poller:
         """Poll *imds* from now on."""
         self._imds = imds
         self._interval_seconds = poll_interval_seconds
-        self._belief.gap_seconds = self.gap_seconds
+        self._tracker.gap_seconds = self.gap_seconds
         self._is_hurried = True
 
     def run(self, stop: threading.Event) -> None:
@@ -157,7 +157,7 @@ class Poller:
         result, delay = "ok", self._interval_seconds
         try:
             if self._is_void:
-                self._stream_id, self._belief = self._remembered()
+                self._stream_id, self._tracker = self._remembered()
                 self._is_void = False
             self._take(self._imds.fetch())
             self._good()
@@ -169,11 +169,11 @@ class Poller:
             delay = 0.0
         except BridgeError as error:
             result = "not_stored"
-            self._belief.doubt()
+            self._tracker.invalidate()
             self._report.problem("store", logging.ERROR, f"A change could not be stored: {error}")
         except Exception as error:  # noqa: BLE001  # logged with its traceback; the poll outlives everything
             result = "error"
-            self._belief.doubt()
+            self._tracker.invalidate()
             self._report.problem("poll", logging.ERROR, f"The poll failed: {error!r}", exc_info=error)
         self._metrics.polled(result, duration_seconds=self._clock.monotonic() - started)
         return delay
@@ -187,7 +187,7 @@ class Poller:
         if self._stop.is_set():
             return 0.0  # the connection was closed under the poll, to end it
         self._failures += 1
-        self._belief.failed()
+        self._tracker.poll_failed()
         self._report.problem("imds", logging.WARNING, str(error))
         status = error.status if isinstance(error, ImdsStatus) else None
         retry_after = error.retry_after_seconds if isinstance(error, ImdsStatus) else None
@@ -197,38 +197,38 @@ class Poller:
         moment = self._clock.instant()
         approvals = self.approvals
         approved = frozenset[str]() if approvals is None else approvals.approved
-        step = self._belief.answer(document, moment, vm_name=self._watched.vm_name(), approved=approved)
-        if step is not None:
-            if approvals is not None and step.changes:
-                approvals.let_finish([change.event.key for change in step.changes])
-            self._accept(document, step, moment)
+        update = self._tracker.observe(document, moment, vm_name=self._watched.vm_name(), approved=approved)
+        if update is not None:
+            if approvals is not None and update.changes:
+                approvals.let_finish([change.event.key for change in update.changes])
+            self._accept(document, update, moment)
         if approvals is not None:
             approvals.saw(document, moment)
         self.good_at, self._answered_at = moment.wall, moment.monotonic
-        believed = self._belief.document or document
+        believed = self._tracker.document or document
         self._metrics.good_poll(moment.wall.timestamp(), believed)
         if moment.monotonic - self._saved_at >= _LIVENESS_SECONDS:
             self._save_liveness(wait=False)
 
-    def _accept(self, document: Document, step: Step, moment: Instant) -> None:
+    def _accept(self, document: Document, update: Update, moment: Instant) -> None:
         """Store first, believe second, tell third."""
         records: list[TransitionRecord] = []
-        if step.is_news:
-            before = self._belief.document
+        if update.is_news:
+            before = self._tracker.document
             observation = Observation(
                 stream_id=self._stream_id,
-                document=step.document,
-                changes=step.changes,
+                document=update.document,
+                changes=update.changes,
                 observed_at=moment.wall,
                 incarnation=document.incarnation,
                 previous_incarnation=None if before is None else before.incarnation,
-                is_settled=step.is_settled,
+                is_settled=update.is_settled,
                 boot_id=self._boot_id,
             )
             records = self._outbox.commit(observation).result()
             self._report.recovered("store", "Changes are stored again.")
-        self._belief.accept(step)
-        self._is_settled = step.is_settled
+        self._tracker.commit(update)
+        self._is_settled = update.is_settled
         for record in records:
             self._metrics.recorded(record.transition)
             _say(record)
@@ -249,13 +249,13 @@ class Poller:
 
     def _remembered(self) -> tuple[str, DocumentTracker]:
         stored = self._outbox.state().result()
-        belief = DocumentTracker(
+        tracker = DocumentTracker(
             stored.document,
             last_good_at=stored.last_good_at,
             booted=has_booted(stored.boot_id, self._boot_id),
             gap_seconds=self.gap_seconds,
         )
-        return stored.stream_id, belief
+        return stored.stream_id, tracker
 
 
 def _reason(error: ImdsError) -> str:

@@ -8,7 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from bridge.errors import ConfigurationError, DocumentInvalid, ImdsStatus, ImdsUnreachable
-from bridge.imds.client import OFF_AFTER_SECONDS, ImdsClient
+from bridge.events.event import SERVICE_OFF_AFTER_SECONDS
+from bridge.imds.client import ImdsClient
 from bridge.testing import Machine, Simulator
 
 EMPTY = b'{"DocumentIncarnation": 1, "Events": []}'
@@ -208,7 +209,7 @@ def test_the_first_timeout_holds_until_the_first_answer_and_again_after_a_day_wi
     client.fetch()
     with pytest.raises(ImdsUnreachable, match=r"0\.1 s"):
         client.fetch()
-    now[0] += OFF_AFTER_SECONDS
+    now[0] += SERVICE_OFF_AFTER_SECONDS
     with pytest.raises(ImdsUnreachable, match=r"0\.3 s"):
         client.fetch()
 

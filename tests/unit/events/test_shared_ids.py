@@ -5,11 +5,12 @@ import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from document_kit import same_content
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.clock import Instant
-from bridge.events.diff import Change, Circumstances, diff, pair, same_content
+from bridge.events.diff import Change, DiffContext, diff, match_events
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Evidence, Transition
 from bridge.events.tracker import DocumentTracker
@@ -35,14 +36,14 @@ E, S = event(not_before=NOW + timedelta(minutes=10)), event("Started")
 
 
 def told(*documents):
-    """Return what a belief that starts empty tells of *documents*, one a second, and the belief."""
-    belief, seen = DocumentTracker(None, last_good_at=NOW, booted=False, gap_seconds=10.0), []
+    """Return what a tracker that starts empty finds in *documents*, one a second, and the tracker."""
+    tracker, seen = DocumentTracker(None, last_good_at=NOW, booted=False, gap_seconds=10.0), []
     for second, shown in enumerate(documents):
-        step = belief.answer(shown, Instant(wall=NOW + timedelta(seconds=second), monotonic=float(second)))
-        if step is not None:
-            belief.accept(step)
-            seen.append([change.transition.value for change in step.changes])
-    return seen, belief
+        update = tracker.observe(shown, Instant(wall=NOW + timedelta(seconds=second), monotonic=float(second)))
+        if update is not None:
+            tracker.commit(update)
+            seen.append([change.transition.value for change in update.changes])
+    return seen, tracker
 
 
 def test_the_older_of_two_that_leaves_is_no_ending_and_no_second_start():
@@ -56,28 +57,28 @@ def test_one_of_two_that_are_alike_leaves_without_a_record():
 
 
 def test_another_order_is_no_change():
-    seen, belief = told(document(E, S), document(S, E))
+    seen, tracker = told(document(E, S), document(S, E))
     assert seen == [["scheduled", "started"], []]
-    assert same_content(belief.document, document(S, E))
+    assert same_content(tracker.document, document(S, E))
 
 
 def test_two_that_vanish_together_end_both():
-    changes = diff(document(E, S), document(incarnation=2), Circumstances(now=NOW))
+    changes = diff(document(E, S), document(incarnation=2), DiffContext(now=NOW))
     assert [change.transition.value for change in changes] == ["canceled", "completed"]
 
 
 def test_the_smaller_document_is_stored_though_nothing_is_told():
-    belief = told(document(E, E))[1]
-    step = belief.answer(document(E), Instant(wall=NOW + timedelta(seconds=1), monotonic=1.0))
-    assert (step.changes, step.is_news, step.document) == ([], True, document(E))
+    tracker = told(document(E, E))[1]
+    update = tracker.observe(document(E), Instant(wall=NOW + timedelta(seconds=1), monotonic=1.0))
+    assert (update.changes, update.is_news, update.document) == ([], True, document(E))
     assert not same_content(document(E, E), document(E))
     assert not same_content(document(E), document(E, E))
 
 
 def test_a_fall_of_the_incarnation_holds_no_event_of_which_one_is_there():
-    seen, belief = told(document(E, S, incarnation=9), document(S, incarnation=1))
+    seen, tracker = told(document(E, S, incarnation=9), document(S, incarnation=1))
     assert seen == [["scheduled", "started"], []]
-    assert belief.document == document(S, incarnation=1)
+    assert tracker.document == document(S, incarnation=1)
 
 
 def test_a_fall_of_the_incarnation_holds_all_of_an_event_that_is_gone():
@@ -96,7 +97,7 @@ def test_a_fall_of_the_incarnation_holds_all_of_an_event_that_is_gone():
     ids=["content before position", "status before position", "shape before position"],
 )
 def test_the_two_that_are_most_alike_are_paired_first(before, after):
-    assert [was for was, _ in pair(before, after)[0]] == before[::-1]
+    assert [was for was, _ in match_events(before, after)[0]] == before[::-1]
 
 
 shared = st.lists(
@@ -115,12 +116,12 @@ shared = st.lists(
 def test_any_order_of_any_events_tells_nothing(events, chance):
     mixed = list(events)
     chance.shuffle(mixed)
-    assert diff(document(*events), document(*mixed), Circumstances(now=NOW)) == []
+    assert diff(document(*events), document(*mixed), DiffContext(now=NOW)) == []
 
 
 @given(shared, shared)
 def test_an_event_ends_only_when_its_key_is_gone_and_each_is_paired_once(before, after):
-    pairs, vanished = pair(before, after)
+    pairs, vanished = match_events(before, after)
     assert [now for _, now in pairs] == after
     assert {one.key for one in vanished} == {one.key for one in before} - {one.key for one in after}
     used = [id(was) for was, _ in pairs if was is not None]
@@ -142,7 +143,7 @@ def seconds_to_pair(number):
     durations = []
     for _ in range(3):
         begun = time.perf_counter()
-        pairs, vanished = pair(before, after)
+        pairs, vanished = match_events(before, after)
         durations.append(time.perf_counter() - begun)
         assert (len(pairs), vanished) == (number, [])
     return min(durations)
@@ -164,13 +165,13 @@ def test_many_events_that_share_a_key_are_paired_in_time_that_grows_with_their_n
 
 def test_many_events_without_id_and_resources_are_paired_by_content():
     before = [event(event_id=None, resources=None, description=str(one)) for one in range(MANY)]
-    pairs, _ = pair(before, before[::-1])
+    pairs, _ = match_events(before, before[::-1])
     assert all(was is now for was, now in pairs)
 
 
 def test_many_events_that_share_a_key_and_come_in_reverse_are_paired_by_content():
     before = [event(resources=(f"vm_{one}",)) for one in range(MANY)]
-    pairs, _ = pair(before, before[::-1])
+    pairs, _ = match_events(before, before[::-1])
     assert all(was is now for was, now in pairs)
 
 
