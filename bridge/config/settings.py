@@ -6,6 +6,7 @@ The text under a field is the reference of that setting, with its unit; `documen
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from datetime import date
 from itertools import pairwise
@@ -57,19 +58,21 @@ def _api_version(value: str) -> None:
 
 def _listen(value: str) -> None:
     host, _, port = value.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    usable = bool(host) and (bracketed or ":" not in host) and not any(map(str.isspace, host)) and _is_a_name(host)
-    if value and not (usable and re.fullmatch("[0-9]{1,5}", port) and int(port) <= _HIGHEST_PORT):
-        hint = f' To listen on every address write "0.0.0.0{value}".' if value.startswith(":") else ""
+    is_port = re.fullmatch("[0-9]{1,5}", port) and int(port) <= _HIGHEST_PORT
+    if value and not (is_port and _is_address(host)):
+        hint = " The host is an address or localhost: a name would have to be looked up before the agent can listen."
+        if value.startswith(":"):
+            hint = f' To listen on every address write "0.0.0.0{value}".'
         raise ValueError('"host:port", such as "127.0.0.1:9464" or "[::1]:9464", or "" for none', hint)
 
 
-def _is_a_name(host: str) -> bool:
+def _is_address(host: str) -> bool:
+    """Return whether *host* is localhost, an IPv4 address, or an IPv6 address in brackets."""
+    is_bracketed = host.startswith("[") and host.endswith("]")
     try:
-        host.encode("idna")
-    except UnicodeError:
+        return host == "localhost" or is_bracketed == (ipaddress.ip_address(host.strip("[]")).version == 6)  # noqa: PLR2004
+    except ValueError:
         return False
-    return True
 
 
 def _heartbeat(value: float) -> None:
@@ -141,7 +144,7 @@ class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[status]``: /healthz, /readyz and /metrics."""
 
     listen: Annotated[str, Check(_listen)] = "127.0.0.1:9464"
-    """host:port to answer on; port 0 takes a free one, "" turns it off."""
+    """Address, or localhost, and port to answer on; port 0 takes a free one, "" turns it off."""
 
     @property
     def address(self) -> tuple[str, int] | None:

@@ -19,7 +19,7 @@ import msgspec
 from bridge.clock import REAL_CLOCK, Clock, format_time
 from bridge.errors import BridgeError, OutboxError
 from bridge.health.report import STUCK_SECONDS, Readiness, SinkReadiness
-from bridge.health.server import Answer
+from bridge.health.server import Response
 from bridge.metrics.metrics import CONTENT_TYPE, Metrics, OutboxTotals, SinkTotals, own_version
 from bridge.outbox.outbox import Outbox
 from bridge.system.threads import LoopWatch
@@ -67,7 +67,7 @@ class HealthReporter:
         self.imds: Callable[[], str] = lambda: ""
 
     @property
-    def pages(self) -> Mapping[str, Callable[[], Answer]]:
+    def pages(self) -> Mapping[str, Callable[[], Response]]:
         """What is served, by path."""
         return {"/healthz": self.healthz, "/readyz": self.readyz, "/metrics": self.scrape}
 
@@ -76,20 +76,20 @@ class HealthReporter:
         late = {name: loop_watch.late_seconds for name, loop_watch in self._loop_watches().items()}
         return {name: round(seconds, 1) for name, seconds in late.items() if seconds > 0}
 
-    def healthz(self) -> Answer:
+    def healthz(self) -> Response:
         """Answer 200 while every loop turns within its own deadlines."""
         late = self.late()
         body = msgspec.json.encode({"status": "stuck" if late else "ok", "late": late})
-        return Answer(status=_UNAVAILABLE if late else 200, body=body + b"\n")
+        return Response(status=_UNAVAILABLE if late else 200, body=body + b"\n")
 
-    def readyz(self) -> Answer:
+    def readyz(self) -> Response:
         """Answer 200 while the agent sees what happens and every sink takes it."""
         report = self.report()
-        return Answer(status=_UNAVAILABLE if report.reasons else 200, body=msgspec.json.encode(report) + b"\n")
+        return Response(status=_UNAVAILABLE if report.reasons else 200, body=msgspec.json.encode(report) + b"\n")
 
-    def scrape(self) -> Answer:
+    def scrape(self) -> Response:
         """Answer with every metric."""
-        return Answer(content_type=CONTENT_TYPE, body=self._metrics.exposition())
+        return Response(content_type=CONTENT_TYPE, body=self._metrics.exposition())
 
     def report(self) -> Readiness:
         """Return what /readyz says."""
