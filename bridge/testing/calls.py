@@ -20,6 +20,8 @@ class Host:
 
     def __init__(self, settings: SinkSettings) -> None:
         self._sender = Sender(settings.build, name=settings.name, timeout_seconds=settings.config.timeout_seconds)
+        self.thread_name = f"sink:{settings.name}"
+        """What the Sender calls the thread that the sink lives on."""
         self.seconds = 0.0
         """How long the last call took."""
 

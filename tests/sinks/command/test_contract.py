@@ -55,7 +55,8 @@ class TestCommandSinkContract(SinkContract):
     sink_type = "command"
     secrets = (SECRET,)
     after_silence = DeliveryRejected
-    deadline_seconds = 0.5
+    #: Killing a process group takes its time on a busy machine, and the host cuts at 1.04 of this.
+    deadline_seconds = 1.0
     no_network = "it runs a program of this machine"
     skips: ClassVar = {
         "test_retry_after_is_passed_on": "an exit code names no time",
