@@ -1,4 +1,4 @@
-"""Records to chat, mail and a hundred other services, through the Apprise library.
+"""The sink `apprise`: records to chat, mail and a hundred other services, through the Apprise library.
 
 Each service is one Apprise URL (see the Apprise wiki), and an Apprise URL is a secret: write them into a file, one a
 line, or into an environment variable, separated by white space.
@@ -8,16 +8,14 @@ line, or into an environment variable, separated by white space.
     urls_file = "/etc/scheduled-events-bridge/apprise-urls"
     transitions = ["scheduled", "started", "completed", "canceled", "ended"]
 
-The URLs are sent to side by side, and what each took is remembered: when one of three fails, only that one gets the
-record again. The memory ends with the agent and holds the last 1,000 records of each URL; after a restart the others
-may see a record twice. Several targets within one URL succeed or fail as one, so give targets that fail apart URLs of
-their own; and a service that must not wait while another is down gets a table of its own.
+The URLs of a table succeed or fail together, as Apprise has it: they are sent to one after the other, and when one of
+three fails, all three get the record again. So give each service a table of its own.
 
 Apprise says whether it worked and not why, so every failure is tried again; the reason shown is what Apprise logged,
-without the words of the URL. An event whose end is known before its start was delivered is skipped whole. Apprise reads
-the proxies of the environment, waits between two messages to one service as that service asks, and keeps the timeouts
-`cto` and `rto` of a URL as far as `timeout_seconds` allows; a service that hangs beyond that gets nothing more until it
-has let go. Apprise needs 24 MB, and is imported at the first record.
+without the words of the URLs. An event whose end is known before its start was delivered is skipped whole. Apprise
+reads the proxies of the environment, waits between two messages to one service as that service asks, and keeps the
+timeouts `cto` and `rto` of a URL as far as `timeout_seconds` allows; while a service hangs beyond that, nothing more is
+sent. Apprise needs 24 MB, and is imported at the first record.
 """
 
 from __future__ import annotations
@@ -27,11 +25,9 @@ import importlib
 import importlib.util
 import logging
 import re
-import threading
-import time
-from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, ClassVar
 from urllib.parse import unquote
 
 from bridge.sink import (
@@ -44,6 +40,7 @@ from bridge.sink import (
     Transition,
     TransitionRecord,
     masked,
+    run_daemon,
 )
 from sinks.sentence import sentence
 
@@ -52,9 +49,7 @@ _INSTALL = (
     "[apprise]: in the checkout, pip install '.[apprise]'."
 )
 _INVALID = "no URL that Apprise can use. Mend it, or take it out; see the Apprise wiki."
-_NONE_YET = ("", "")
-_MOST_REMEMBERED = 1_000
-_MOST_REASON_CHARACTERS = 120
+_MOST_REASON_CHARACTERS = 256
 _SHORTEST_SECRET = 4
 #: As most plugins log a refusal: nothing gets better before a person has changed something.
 _NEEDS_A_PERSON = re.compile(r"error=(401|403|404|407)\b")
@@ -78,13 +73,13 @@ class AppriseConfig(SinkConfig, frozen=True, kw_only=True):
             raise ValueError("set one of urls_file and urls_env: Apprise URLs hold secrets")
         if self.max_batch != 1:
             raise ValueError(f"max_batch is {self.max_batch}; Apprise sends one record at a time, so leave it out")
-        # Said at the start, and not when the first Preempt is due.
+        # Here, so that it is found at the start, and not when the first Preempt is due.
         if importlib.util.find_spec("apprise") is None:
             raise ValueError(_INSTALL)
 
 
 class AppriseSink(Sink):
-    """Sends each record to every Apprise URL that has not taken it yet."""
+    """Sends each record to every Apprise URL of its table, in one call of the library."""
 
     Config: ClassVar[type[SinkConfig]] = AppriseConfig
     config: AppriseConfig
@@ -98,143 +93,83 @@ class AppriseSink(Sink):
     def __init__(self, config: AppriseConfig) -> None:
         super().__init__(config)
         self._secret = Secret(key="urls", file=config.urls_file, env=config.urls_env)
-        self._services: dict[str, _Service] = {}
-        self._changed = threading.Condition()
-        self._is_closed = False
+        self._urls: tuple[str, ...] = ()
+        self._services: Any = None
+        self._sending: Future[str | None] | None = None
+        self._closed: Future[str | None] = Future()
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Send the one record of *batch*; raise DeliveryFailed unless every URL took it, now or before."""
+        """Send the one record of *batch*; raise DeliveryFailed unless every URL took it."""
         if len(batch) != 1:
             raise DeliveryRejected(f"Apprise sends one record at a time, and got {len(batch)}.")
-        record = batch[0]
-        deadline = time.monotonic() + self.config.timeout_seconds
-        services = self._current()
-        with self._changed:
-            for service in services:
-                service.begin(record)
-            self._changed.wait_for(
-                lambda: self._is_closed or not any(service.is_sending for service in services),
-                max(deadline - time.monotonic(), 0.0),
-            )
-            problems = [problem for service in services if (problem := service.problem(record.id)) is not None]
-        if problems:
+        if self._sending is not None and not self._sending.done():
+            raise DeliveryFailed("The message before it still hangs in Apprise. Does every service answer?")
+        sending = self._sending = run_daemon("apprise", _notify, self._current(), batch[0])
+        wait({sending, self._closed}, self.config.timeout_seconds, FIRST_COMPLETED)
+        problem = sending.result() if sending.done() else "no answer in time."
+        if problem is not None:
+            problem = masked(problem, _words(self._urls))[:_MOST_REASON_CHARACTERS]
             raise DeliveryFailed(
-                " ".join(problem.text for problem in problems),
-                needs_attention=any(problem.is_for_a_person for problem in problems),
-                uncertain=True,  # some service has it, or may have it all the same: Apprise cannot tell
+                f"Apprise: {problem}",
+                needs_attention=_NEEDS_A_PERSON.search(problem) is not None,
+                uncertain=True,  # a service has it, or may have it all the same: Apprise cannot tell
             )
 
     def check(self) -> None:
         """Raise DeliveryFailed when a URL is none that Apprise knows; nothing is sent."""
-        wrong = [str(service.number) for service in self._current() if not service.is_valid]
-        if wrong:
-            raise DeliveryFailed(f"URL {', '.join(wrong)}: {_INVALID}", needs_attention=True)
+        self._current()
 
     def close(self) -> None:
-        """Wait for no service any more; what is on its way ends by the timeouts of its URL."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        """Wait for no answer any more; what is on its way ends by the timeouts of its URL."""
+        if not self._closed.done():
+            self._closed.set_result(None)
 
-    def _current(self) -> list[_Service]:
-        """Return the services of the URLs as they stand now, in order; those that stayed keep their memory."""
-        urls = list(dict.fromkeys(url for line in self._secret.values() for url in line.split()))
-        apprise = _apprise()
-        before, self._services = self._services, {}
-        for number, url in enumerate(urls, 1):
-            service = before.get(url)
-            if service is None:
-                target = _target(apprise, url, timeout_seconds=self.config.timeout_seconds / 2)
-                service = _Service(target, url, changed=self._changed)
-            service.number = number
-            self._services[url] = service
-        return list(self._services.values())
+    def _current(self) -> Any:
+        """Return the Apprise object for the URLs as they stand now; raise DeliveryFailed for one that is none."""
+        urls = tuple(dict.fromkeys(url for line in self._secret.values() for url in line.split()))
+        if self._services is None or urls != self._urls:
+            self._services = _services(urls, timeout_seconds=self.config.timeout_seconds / 2)
+            self._urls = urls
+        return self._services
 
 
-class _Problem(NamedTuple):
-    text: str
-    is_for_a_person: bool
+def _services(urls: Sequence[str], *, timeout_seconds: float) -> Any:
+    """Return an Apprise object for *urls*, each with timeouts of *timeout_seconds* at most."""
+    apprise = _apprise()
+    # One after the other, on the thread of the call: a thread of Apprise's own would hold up the agent's end.
+    services = apprise.Apprise(asset=apprise.AppriseAsset(async_mode=False))
+    plugins = [apprise.Apprise.instantiate(url, asset=services.asset) for url in urls]
+    wrong = [str(number) for number, plugin in enumerate(plugins, 1) if plugin is None]
+    if wrong:
+        raise DeliveryFailed(f"URL {', '.join(wrong)}: {_INVALID}", needs_attention=True)
+    for plugin in plugins:
+        plugin.socket_connect_timeout = min(plugin.socket_connect_timeout, timeout_seconds)
+        plugin.socket_read_timeout = min(plugin.socket_read_timeout, timeout_seconds)
+        services.add(plugin)
+    return services
 
 
-class _Service:
-    """One URL, what it took already, and the thread that is sending to it; used while holding *changed*."""
-
-    def __init__(self, target: Any, url: str, *, changed: threading.Condition) -> None:
-        self.number = 0
-        self.is_valid = target is not None
-        self.is_sending = False
-        self._target = target
-        self._schema = url.partition("://")[0]
-        self._secrets = _words(url)
-        self._changed = changed
-        self._taken: OrderedDict[str, None] = OrderedDict()
-        self._last = _NONE_YET
-
-    def begin(self, record: TransitionRecord) -> None:
-        """Start to send *record*, unless it was taken, or a message before it still hangs."""
-        if not self.is_valid or self.is_sending or record.id in self._taken:
-            return
-        self._last = (record.id, "no answer in time.")
-        thread = threading.Thread(target=self._send, args=(record,), name=f"apprise:{self._schema}", daemon=True)
-        thread.start()
-        self.is_sending = True
-
-    def problem(self, record_id: str) -> _Problem | None:
-        """Return what keeps that record from being delivered; null when it was taken."""
-        if record_id in self._taken:
-            return None
-        if not self.is_valid:
-            return _Problem(f"URL {self.number}: {_INVALID}", is_for_a_person=True)
-        last_id, reason = self._last
-        said = reason if last_id == record_id else "the message before it still hangs."
-        text = f"URL {self.number} ({self._schema}): {said}"
-        return _Problem(text, is_for_a_person=_NEEDS_A_PERSON.search(said) is not None)
-
-    def _send(self, record: TransitionRecord) -> None:
-        lines: list[str] = []
-        _logged.set(lines)
-        is_taken = False
-        try:
-            is_taken = bool(
-                self._target.notify(
-                    body=sentence(record), title=_title(record), notify_type=_notify_type(record), body_format="text"
-                )
-            )
-        except Exception as error:  # noqa: BLE001 - the top of a thread, and a hundred plugins under it
-            lines.append(f"{type(error).__name__}: {error}")
-        with self._changed:
-            self.is_sending = False
-            if is_taken:  # also when it comes after the deadline: the next try is told
-                self._taken[record.id] = None
-                while len(self._taken) > _MOST_REMEMBERED:
-                    self._taken.popitem(last=False)
-            else:
-                self._last = (record.id, self._reason(lines))
-            self._changed.notify_all()
-
-    def _reason(self, lines: Sequence[str]) -> str:
-        text = " ".join(lines[-1].split()) if lines else "Apprise says that it failed, and not why."
-        return masked(text, self._secrets)[:_MOST_REASON_CHARACTERS]
+def _notify(services: Any, record: TransitionRecord) -> str | None:
+    """Send *record* to *services*; return why it failed in Apprise's words, None when every one took it."""
+    lines: list[str] = []
+    _logged.set(lines)
+    try:
+        is_taken = services.notify(
+            body=sentence(record), title=_title(record), notify_type=_notify_type(record), body_format="text"
+        )
+    except Exception as error:  # noqa: BLE001  # a hundred plugins under it
+        return f"{type(error).__name__}: {error}"
+    return None if is_taken else " ".join(" ".join(lines).split()) or "it failed, and does not say why."
 
 
-def _target(apprise: Any, url: str, *, timeout_seconds: float) -> Any:
-    """Return an Apprise object with *url* alone, its timeouts at most *timeout_seconds*; null when it is invalid."""
-    plugin = apprise.Apprise.instantiate(url)
-    if plugin is None:
-        return None
-    plugin.socket_connect_timeout = min(plugin.socket_connect_timeout, timeout_seconds)
-    plugin.socket_read_timeout = min(plugin.socket_read_timeout, timeout_seconds)
-    target = apprise.Apprise()
-    target.add(plugin)
-    return target
-
-
-def _words(url: str) -> tuple[str, ...]:
-    """Return every part of *url* that may be a secret, as it stands and unquoted: in Apprise, a host may be a token."""
-    rest = url.partition("://")[2] or url
-    texts = {rest, unquote(rest), rest.lower(), unquote(rest).lower()}
+def _words(urls: Sequence[str]) -> set[str]:
+    """Return what of *urls* may be a secret, as it stands and unquoted; in Apprise, a host may be a token."""
+    texts = set()
+    for url in urls:
+        rest = url.partition("://")[2] or url
+        texts |= {url, rest, unquote(rest), rest.lower(), unquote(rest).lower()}
     words = {word for text in texts for word in re.split(r"[/:@?&=#,;]+", text)}
-    return (url, *texts, *(word for word in words if len(word) >= _SHORTEST_SECRET))
+    return texts | {word for word in words if len(word) >= _SHORTEST_SECRET}
 
 
 def _title(record: TransitionRecord) -> str:
