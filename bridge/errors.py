@@ -17,7 +17,7 @@
     ├── KeyUnusable             a trusted key cannot be used
     ├── SigningFailed           a decision cannot be signed
     ├── PortalFailed            the ops portal gave no usable answer
-    ├── CredentialFailed        what the portal is asked with cannot be had
+    ├── CredentialFailed        a token to show cannot be had
     └── DeliveryError           what a sink says of a send
         ├── DeliveryFailed      nothing accepted for now: it is tried again
         └── DeliveryRejected    refused for good: the record is parked

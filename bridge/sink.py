@@ -23,12 +23,20 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from bridge.clock import format_time, parse_time
-from bridge.errors import BridgeError, DeadlineExceeded, DeliveryError, DeliveryFailed, DeliveryRejected
+from bridge.errors import (
+    BridgeError,
+    CredentialFailed,
+    DeadlineExceeded,
+    DeliveryError,
+    DeliveryFailed,
+    DeliveryRejected,
+)
 from bridge.events.environment import ENVIRONMENT_PREFIX, environment_of
 from bridge.events.event import URGENT_EVENT_TYPES, ScheduledEvent, VmIdentity, encode
 from bridge.events.record import Evidence, Transition, TransitionRecord
 from bridge.http.failures import causes, root_cause
 from bridge.http.session import DeadlineSession, ResponseTooLarge, retry_after_seconds
+from bridge.system.entra import AccessToken, EntraToken, fetch_token
 from bridge.system.process import Ending, Finished, Runner, find_program
 from bridge.system.secrets import Secret, masked
 from bridge.system.threads import run_daemon
@@ -37,13 +45,16 @@ from bridge.text import duration, excerpt, one_line
 __all__ = [
     "ENVIRONMENT_PREFIX",
     "URGENT_EVENT_TYPES",
+    "AccessToken",
     "BridgeError",
+    "CredentialFailed",
     "DeadlineExceeded",
     "DeadlineSession",
     "DeliveryError",
     "DeliveryFailed",
     "DeliveryRejected",
     "Ending",
+    "EntraToken",
     "Evidence",
     "Finished",
     "ResponseTooLarge",
@@ -60,6 +71,7 @@ __all__ = [
     "encode",
     "environment_of",
     "excerpt",
+    "fetch_token",
     "find_program",
     "format_time",
     "masked",

@@ -1,5 +1,5 @@
-"""The operating system: programs, secrets, threads, systemd, boot identity, and disks that do not last.
+"""The operating system: programs, secrets, tokens, threads, systemd, boot identity, and disks that do not last.
 
-Public: `process` (Runner), `secrets` (Secret), `systemd` (SystemdNotifier), `boot` (boot_id), `threads`
-(run_daemon, LoopWatch), `ephemeral_disk` (why_ephemeral).
+Public: `process` (Runner), `secrets` (Secret), `entra` (EntraToken), `threads` (run_daemon, LoopWatch), `systemd`
+(SystemdNotifier), `boot` (boot_id), `ephemeral_disk` (why_ephemeral).
 """

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 from urllib.parse import unquote_plus
 
-from bridge.sink import DeliveryFailed, Secret
+from bridge.sink import AccessToken, CredentialFailed, DeliveryFailed, EntraToken, Secret, fetch_token
 from sinks.eventhubs.config import EventHubsConfig
 from sinks.eventhubs.connection_string import ConnectionString, parse, shared_access_signature
-from sinks.eventhubs.tokens import Token, Tokens, identity_tokens
 
+_SCOPE = "https://eventhubs.azure.net/.default"
 _SIGNATURE_SECONDS = 3_600
 _RENEW_SECONDS = 600
+
+
+def identity_token(config: EventHubsConfig) -> EntraToken:
+    """Return the token of the managed identity, or of the first credential that azure-identity finds."""
+    is_default = config.credential == "default"
+    return EntraToken(
+        partial(fetch_token, _SCOPE, client_id=config.client_id, is_default=is_default),
+        source="The credential",
+        advice="Assign the identity, or set client_id to one that is assigned.",
+    )
 
 
 class Access:
@@ -23,16 +34,19 @@ class Access:
         self._secret = Secret(
             key="connection_string", file=config.connection_string_file, env=config.connection_string_env
         )
-        self._tokens: Tokens | None = None
+        self._token: EntraToken | None = None
         if config.credential != "connection_string":
-            self._tokens = identity_tokens(is_default=config.credential == "default", client_id=config.client_id)
-        self._signature: Token | None = None
+            self._token = identity_token(config)
+        self._signature: AccessToken | None = None
         self.string: ConnectionString | None = None
 
     def prepare(self, *, wait_seconds: float) -> None:
         """Read the connection string, or get a token; raise DeliveryFailed when there is none in time."""
-        if self._tokens is not None:
-            self._tokens.current(wait_seconds=wait_seconds)
+        if self._token is not None:
+            try:
+                self._token.current(wait_seconds=wait_seconds)
+            except CredentialFailed as error:
+                raise DeliveryFailed(str(error), needs_attention=error.needs_attention) from error
             return
         text = self._secret.value() or ""
         if self.string is None or self.string.text != text:
@@ -57,32 +71,32 @@ class Access:
     @property
     def secrets(self) -> tuple[str, ...]:
         """Return what must stand in no message, after `prepare`."""
-        if self._tokens is not None:
-            token = self._tokens.good()
+        if self._token is not None:
+            token = self._token.good()
             return () if token is None else (token.token,)
         signed = self._signed()
         signature = signed.partition("sig=")[2].partition("&")[0]
         return (*(self.string.secrets if self.string is not None else ()), signed, signature, unquote_plus(signature))
 
-    async def get_token(self, *scopes: str, **options: Any) -> Token:
+    async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
         """Return the token that `prepare` got: what the SDK calls a credential has this method."""
         del scopes, options
-        token = self._tokens.good() if self._tokens is not None else None
+        token = self._token.good() if self._token is not None else None
         if token is None:
             raise DeliveryFailed("The token has expired during the send.")
         return token
 
     def authorization(self) -> str:
         """Return the value of an Authorization header, after `prepare`."""
-        if self._tokens is not None:
-            token = self._tokens.good()
+        if self._token is not None:
+            token = self._token.good()
             return f"Bearer {token.token if token is not None else ''}"
         return self._signed()
 
     def forget(self) -> None:
         """Drop what the service has refused."""
-        if self._tokens is not None:
-            self._tokens.forget()
+        if self._token is not None:
+            self._token.forget()
         self._signature = None
 
     def _signed(self) -> str:
@@ -96,5 +110,5 @@ class Access:
             expires_on = now + _SIGNATURE_SECONDS
             uri = f"https://{string.namespace}/{string.eventhub}"
             text = shared_access_signature(uri, key_name=string.key_name, key=string.key, expires_on=expires_on)
-            self._signature = Token(text, expires_on)
+            self._signature = AccessToken(text, expires_on)
         return self._signature.token

@@ -4,7 +4,7 @@
 - The SDK tries nothing again by itself, so one send is one transfer. Even with `retry_total=0` its `send_batch` would
   send a failed batch once more, behind a management request on a second connection; `_start_producer`, where it turns
   to that, is overridden below. Should a later SDK not come by there, it is what it was: a duplicate.
-- The token is at hand before the SDK asks for it (see `_eventhubs_tokens`), and a connection that its peer closed in
+- The token is at hand before the SDK asks for it (see `Access.prepare`), and a connection that its peer closed in
   the meantime is noticed before a record is given to it.
 - After any failure but an answer to the transfer the connection is thrown away: what the SDK does with a broken one
   is not to be relied on.

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bridge.approval.credentials import EntraCredential, fetch_entra_token
+from bridge.approval.credentials import EntraCredential, fetch_portal_token
 from bridge.approval.portal_client import GRACE_SECONDS, MAX_ANSWER_BYTES, MAX_DECISIONS, PortalClient
 from bridge.approval.portal_poller import PortalPoller
 from bridge.config.approval import KeySettings, RemoteSettings
@@ -592,7 +592,7 @@ def test_the_channel_stops_at_once_while_entra_hangs(portal, start):
     let_go = threading.Event()
     asked = threading.Event()
 
-    def fetch(_):
+    def fetch():
         asked.set()
         let_go.wait(PATIENCE_SECONDS)
         raise RuntimeError("too late")
@@ -623,8 +623,8 @@ def test_a_token_of_the_managed_identity_is_shown_to_the_portal(portal, desk, st
     start(portal, remote={"entra_scope": scope})
     assert desk.has("a")
     assert re.fullmatch(r"Bearer [\w-]+\.[\w-]+\.[\w-]+", portal.requests[0].authorization)
-    token = fetch_entra_token(scope)
-    assert 0 < token.expires_at - time.time() <= 86_400
+    token = fetch_portal_token(scope)
+    assert 0 < token.expires_on - time.time() <= 86_400
 
 
 @pytest.mark.usefixtures("imds")
@@ -632,9 +632,9 @@ def test_a_refused_token_is_asked_for_anew(portal, desk, start):
     portal.bearer = "none that there is"
     asked = []
 
-    def fetch(scope):
-        asked.append(scope)
-        return fetch_entra_token(scope)
+    def fetch():
+        asked.append(1)
+        return fetch_portal_token("api://portal")
 
     start(portal, credential=EntraCredential("api://portal", fetch=fetch), wait=lambda stop, _: stop.wait(0.3))
     until(lambda: len(asked) >= 3)

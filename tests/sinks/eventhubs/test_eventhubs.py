@@ -27,8 +27,9 @@ from bridge.sink import (
     VmIdentity,
 )
 from bridge.testing import Simulator
+from bridge.testing.faults import Fault
+from sinks.eventhubs.access import Access
 from sinks.eventhubs.sink import EventHubsConfig, EventHubsSink
-from sinks.eventhubs.tokens import Token, Tokens, identity_tokens
 
 LIMIT_SECONDS = 0.5
 KEY = "c2VjcmV0LWtleQ=="
@@ -251,40 +252,6 @@ def test_identity_with_its_defaults_is_enough() -> None:
 # Tokens.
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_token_is_renewed_aside_from_half_of_its_life_on() -> None:
-    clock, fetched, go_on = Clock(), threading.Event(), threading.Event()
-    fetches = []
-
-    def fetch() -> Token:
-        fetches.append(clock.now)
-        if len(fetches) > 1:
-            fetched.set()
-            go_on.wait(10)
-        return Token(f"token {len(fetches)}", int(clock.now) + 3600)
-
-    tokens = Tokens(fetch, clock=clock)
-    assert tokens.current(wait_seconds=10).token == "token 1"
-    clock.now += 1700
-    assert tokens.current(wait_seconds=0).token == "token 1"
-    assert len(fetches) == 1
-    clock.now += 200
-    assert tokens.current(wait_seconds=0).token == "token 1"
-    assert fetched.wait(10)
-    go_on.set()
-    deadline = time.monotonic() + 10
-    while tokens.current(wait_seconds=0).token != "token 2" and time.monotonic() < deadline:
-        threading.Event().wait(0.01)
-    assert len(fetches) == 2
-
-
 def test_managed_identity_is_never_asked_for_through_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
@@ -292,43 +259,18 @@ def test_managed_identity_is_never_asked_for_through_a_proxy(monkeypatch: pytest
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody is there; who is would ask as another machine
     with Simulator("live-migration", listen="127.0.0.1:0") as simulator:
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", simulator.endpoint)
-        token = identity_tokens(is_default=False, client_id=None).current(wait_seconds=30)
-    assert token.expires_on > time.time()
+        access = Access(EventHubsConfig(credential="managed_identity", **IDENTITY))
+        access.prepare(wait_seconds=30)
+    assert len(access.authorization()) > len("Bearer ")
 
 
-def test_identity_that_never_answers_costs_one_thread_and_no_more_than_the_wait() -> None:
-    release = threading.Event()
-
-    def fetch() -> Token:
-        release.wait(30)
-        return Token("late", int(time.time()) + 3600)
-
-    tokens = Tokens(fetch)
-    before = threading.active_count()
-    for _ in range(5):
-        started = time.monotonic()
-        with pytest.raises(DeliveryFailed, match="gave no token within"):
-            tokens.current(wait_seconds=0.05)
-        assert time.monotonic() - started < 1
-    assert threading.active_count() == before + 1
-    release.set()
-    assert tokens.current(wait_seconds=10).token == "late"
-
-
-def test_identity_that_is_not_assigned_needs_a_person() -> None:
-    def fetch() -> Token:
-        raise RuntimeError("No identity has been assigned to this resource.")
-
-    with pytest.raises(DeliveryFailed, match="No identity has been assigned") as caught:
-        Tokens(fetch).current(wait_seconds=10)
+def test_identity_that_gets_no_token_needs_a_person(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID"):
+        monkeypatch.delenv(name, raising=False)
+    with Simulator("live-migration", listen="127.0.0.1:0") as simulator:
+        simulator.world.set_fault(Fault(kind="status", status=400, target="token"))
+        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", simulator.endpoint)
+        access = Access(EventHubsConfig(credential="managed_identity", **IDENTITY))
+        with pytest.raises(DeliveryFailed, match=r"The credential gave no token: .* Assign the identity") as caught:
+            access.prepare(wait_seconds=30)
     assert caught.value.needs_attention
-
-
-def test_token_about_to_expire_is_not_used() -> None:
-    clock = Clock()
-    lifetimes = iter([90, 3600])
-    tokens = Tokens(lambda: Token("t", int(clock.now) + next(lifetimes)), clock=clock)
-    tokens.current(wait_seconds=10)
-    clock.now += 40
-    assert tokens.good() is None
-    assert tokens.current(wait_seconds=10).expires_on == int(clock.now) + 3600

@@ -1,0 +1,144 @@
+"""EntraToken: the Microsoft Entra ID access token of this machine's identity, fetched aside and before it expires.
+
+Nobody waits for a token while an older one is still good: from half of its life on the next is fetched on a thread of
+its own. When there is none the caller waits within its own deadline; a fetch that outlives that goes on, and what it
+brings late is used. One fetch at a time: azure-identity waits for an endpoint without an end that could be relied on,
+and one that stays silent shall cost one thread, not one a try.
+
+A token never stands in a message.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, NamedTuple
+
+from bridge.clock import REAL_CLOCK, Clock
+from bridge.errors import CredentialFailed
+from bridge.system.threads import run_daemon
+from bridge.text import EXCERPT_CHARACTERS, one_line
+
+#: A token with less than this left is used only when no newer can be had: the service's clock may be ahead of ours.
+_LEAST_SECONDS = 60.0
+#: azure-core waits 300 s for an answer unless told otherwise.
+_READ_SECONDS = 10.0
+_RETRY_SECONDS = 5.0
+
+
+class AccessToken(NamedTuple):
+    """A token and when it expires, in seconds since 1970; named as azure-core's AccessToken is."""
+
+    token: str
+    expires_on: int
+
+
+class EntraToken:
+    """The token that *fetch* gets, which may hang or raise anything.
+
+    *source* is what messages call it, *advice* what a person can do about an identity that gets none.
+    """
+
+    def __init__(
+        self, fetch: Callable[[], AccessToken], *, source: str, advice: str, clock: Clock = REAL_CLOCK
+    ) -> None:
+        self._fetch = fetch
+        self._source = source
+        self._advice = advice
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._token: AccessToken | None = None
+        self._renew_at = 0.0
+        self._fetching: Future[AccessToken] | None = None
+        self._closed: Future[Any] = Future()
+
+    def current(self, *, wait_seconds: float) -> AccessToken:
+        """Return a token that is good for now; raise CredentialFailed when there is none within *wait_seconds*."""
+        token = self.good()
+        if token is not None and self._clock.timestamp() < self._renew_at:
+            return token
+        fetching = self._begin()
+        if token is not None:
+            return token
+        wait([fetching, self._closed], wait_seconds, return_when=FIRST_COMPLETED)
+        try:
+            return self._result(fetching, wait_seconds)
+        except CredentialFailed:
+            last = self._token
+            if last is None or self._clock.timestamp() >= last.expires_on:
+                raise
+            return last
+
+    def good(self) -> AccessToken | None:
+        """Return the token at hand unless it is about to expire."""
+        token = self._token
+        return token if token is not None and token.expires_on - self._clock.timestamp() > _LEAST_SECONDS else None
+
+    def forget(self) -> None:
+        """Drop the token: the service has refused it."""
+        self._token = None
+
+    def close(self) -> None:
+        """Break off the wait of another thread; the one that fetches ends when its own time is over."""
+        with self._lock:
+            if not self._closed.done():
+                self._closed.set_result(None)
+
+    def _begin(self) -> Future[AccessToken]:
+        """Return the fetch under way; begin one if there is none."""
+        with self._lock:
+            if self._fetching is None or self._fetching.done():
+                self._renew_at = self._clock.timestamp() + _RETRY_SECONDS  # should this fetch fail
+                self._fetching = run_daemon("entra-token", self._fetched)
+            return self._fetching
+
+    def _fetched(self) -> AccessToken:
+        token = self._fetch()
+        now = self._clock.timestamp()
+        self._renew_at = now + max(_RETRY_SECONDS, (token.expires_on - now) / 2)
+        self._token = token
+        return token
+
+    def _result(self, fetching: Future[AccessToken], waited_seconds: float) -> AccessToken:
+        if not fetching.done():
+            raise CredentialFailed(
+                f"{self._source} gave no token within {waited_seconds:.2g} s. Does the identity endpoint answer?",
+                needs_attention=False,
+            )
+        error = fetching.exception()
+        if error is None:
+            return fetching.result()
+        # What follows the first line differs from try to try, and would make a log line of each.
+        reason = str(error).strip().partition("\n")[0].partition(" Trace ID:")[0]
+        raise CredentialFailed(
+            f"{self._source} gave no token: {one_line(reason, EXCERPT_CHARACTERS)} {self._advice}",
+            needs_attention=True,
+        ) from error
+
+
+def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = False, **options: Any) -> AccessToken:
+    """Return a new token for *scope* from this machine's managed identity, or its workload identity in Kubernetes.
+
+    *client_id* names one of several user-assigned identities. *is_default* asks the first credential that
+    azure-identity finds instead. *options* go to azure-identity, whatever it raises is raised here, and nothing is
+    cached: a token that the service refused must not come again.
+    """
+    with _credential(client_id=client_id, is_default=is_default, options=options) as credential:
+        answer = credential.get_token(scope if scope.endswith("/.default") else f"{scope}/.default")
+    return AccessToken(answer.token, int(answer.expires_on))
+
+
+def _credential(*, client_id: str | None, is_default: bool, options: dict[str, Any]) -> Any:
+    if is_default:
+        from azure.identity import DefaultAzureCredential  # noqa: PLC0415  # 11 to 20 MB and a second, where it is used
+
+        return DefaultAzureCredential(managed_identity_client_id=client_id, read_timeout=_READ_SECONDS, **options)
+    from azure.identity import ManagedIdentityCredential  # noqa: PLC0415  # likewise
+
+    # A proxy would ask with its own VM's identity; only workload identity goes out to a public address.
+    uses_proxies = bool(os.environ.get("AZURE_FEDERATED_TOKEN_FILE"))
+    return ManagedIdentityCredential(
+        client_id=client_id, read_timeout=_READ_SECONDS, use_env_settings=uses_proxies, **options
+    )

@@ -1,0 +1,145 @@
+"""An Entra token is renewed aside, kept while it counts, and never waited for without an end."""
+
+import threading
+import time
+
+import pytest
+
+from bridge.clock import REAL_CLOCK
+from bridge.errors import CredentialFailed
+from bridge.system.entra import AccessToken, EntraToken
+from bridge.testing.clock import ManualClock
+
+PATIENCE_SECONDS = 15.0
+
+
+def token_of(fetch, clock=REAL_CLOCK):
+    return EntraToken(fetch, source="Entra ID", advice="Assign an identity.", clock=clock)
+
+
+@pytest.fixture
+def manual():
+    return ManualClock()
+
+
+def counted(manual, lifetime):
+    """Return a fetch of token 1, token 2 and so on, and what it was called."""
+    fetched = []
+
+    def fetch():
+        fetched.append(1)
+        return AccessToken(f"token {len(fetched)}", int(manual.now().timestamp()) + lifetime)
+
+    return fetch, fetched
+
+
+def until(is_so):
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not is_so():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.01)
+
+
+@pytest.mark.parametrize("lifetime", [3_600, 200])
+def test_token_is_renewed_aside_from_half_of_its_life_on(manual, lifetime):
+    go_on = threading.Event()
+    fetch, fetched = counted(manual, lifetime)
+
+    def slowly():
+        if fetched:
+            go_on.wait(PATIENCE_SECONDS)
+        return fetch()
+
+    token = token_of(slowly, manual.clock)
+    assert token.current(wait_seconds=PATIENCE_SECONDS).token == "token 1"
+    manual.advance(lifetime / 2 - 1)
+    assert token.current(wait_seconds=0).token == "token 1"
+    manual.advance(2)
+    assert token.current(wait_seconds=0).token == "token 1"
+    go_on.set()
+    until(lambda: token.current(wait_seconds=0).token == "token 2")
+    assert len(fetched) == 2
+
+
+def test_token_that_the_service_refused_is_fetched_anew(manual):
+    fetch, _ = counted(manual, 3_600)
+    token = token_of(fetch, manual.clock)
+    assert token.current(wait_seconds=PATIENCE_SECONDS).token == "token 1"
+    token.forget()
+    assert token.current(wait_seconds=PATIENCE_SECONDS).token == "token 2"
+
+
+def test_token_about_to_expire_is_used_only_while_no_newer_can_be_had(manual):
+    answers = iter([90, None, 3_600])
+
+    def fetch():
+        lifetime = next(answers)
+        if lifetime is None:
+            raise RuntimeError("down")
+        return AccessToken(f"for {lifetime} s", int(manual.now().timestamp()) + lifetime)
+
+    token = token_of(fetch, manual.clock)
+    token.current(wait_seconds=PATIENCE_SECONDS)
+    manual.advance(40)
+    assert token.good() is None
+    assert token.current(wait_seconds=PATIENCE_SECONDS).token == "for 90 s"
+    assert token.current(wait_seconds=PATIENCE_SECONDS).token == "for 3600 s"
+
+
+def test_expired_token_is_never_used(manual):
+    tokens = iter([AccessToken("old", int(manual.now().timestamp()) + 1_000)])
+    token = token_of(lambda: next(tokens), manual.clock)
+    assert token.current(wait_seconds=PATIENCE_SECONDS).token == "old"
+    manual.advance(1_000)
+    with pytest.raises(CredentialFailed, match="Entra ID gave no token"):
+        token.current(wait_seconds=PATIENCE_SECONDS)
+
+
+def test_endpoint_that_hangs_costs_one_thread_and_what_it_brings_late_is_used():
+    let_go = threading.Event()
+    asked = []
+
+    def fetch():
+        asked.append(1)
+        let_go.wait(PATIENCE_SECONDS)
+        return AccessToken("late", int(time.time()) + 3_600)
+
+    token = token_of(fetch)
+    before = threading.active_count()
+    for _ in range(3):
+        began = time.monotonic()
+        with pytest.raises(CredentialFailed, match=r"gave no token within 0\.05 s") as caught:
+            token.current(wait_seconds=0.05)
+        assert time.monotonic() - began < 0.5
+        assert not caught.value.needs_attention
+    assert threading.active_count() == before + 1
+    assert len(asked) == 1
+    let_go.set()
+    assert token.current(wait_seconds=PATIENCE_SECONDS).token == "late"
+
+
+def test_close_ends_a_wait_at_once():
+    let_go = threading.Event()
+
+    def fetch():
+        let_go.wait(PATIENCE_SECONDS)
+        raise RuntimeError("too late")
+
+    token = token_of(fetch)
+    threading.Timer(0.05, token.close).start()
+    began = time.monotonic()
+    with pytest.raises(CredentialFailed):
+        token.current(wait_seconds=PATIENCE_SECONDS)
+    assert time.monotonic() - began < PATIENCE_SECONDS / 2
+    token.close()
+    let_go.set()
+
+
+def test_identity_that_is_not_assigned_needs_a_person_and_says_the_same_each_time():
+    def fetch():
+        raise RuntimeError("No identity has been assigned. Trace ID: 4711\nTimestamp: 12:00")
+
+    with pytest.raises(CredentialFailed) as caught:
+        token_of(fetch).current(wait_seconds=PATIENCE_SECONDS)
+    assert str(caught.value) == "Entra ID gave no token: No identity has been assigned. Assign an identity."
+    assert caught.value.needs_attention
