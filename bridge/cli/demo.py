@@ -1,11 +1,11 @@
-"""The demo: a simulated Azure and the real agent in one process, which ends by itself and leaves nothing behind.
+"""`demo`: a simulated Azure and the real agent in one process, which ends by itself and leaves nothing behind.
 
-The agent is the one of `run`: it polls, writes its outbox and delivers. Only three things differ, each so that nobody
-has to set anything up and nothing stays: IMDS is the simulator, the state lives in a temporary directory, and the
-status listener is off. No file and no variable that `run` would read is looked at.
+The agent is the one of `run`: it polls, writes its outbox and delivers. Only three things differ, so that nobody has to
+set anything up and nothing stays: IMDS is the simulator, the state lives in a temporary directory, and the status
+listener is off. No file and no variable that `run` would read is read.
 
-Piped, the records go to standard output through the stdout sink, as JSON lines. On a terminal `bridge.demo_screen`
-tells a person what they mean; rich is imported only then.
+Piped, the records go to standard output through the stdout sink, as JSON lines. On a terminal `bridge.cli.demo_view`
+shows them with their meaning; rich is imported only then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -29,28 +29,14 @@ from bridge.config.loader import Settings, SinkSettings, read
 from bridge.errors import BridgeError, DeliveryFailed, StateDirectoryError
 from bridge.testing import Change, Scenario, Simulator, load_scenario
 
+if TYPE_CHECKING:
+    from bridge.cli.demo_view import Screen
+
 _SCENARIO = "live-migration"
-_LOOK_SECONDS = 0.1
+_TICK_SECONDS = 0.1
 _POLLS_AFTER_THE_END = 2
 _STOP_GRACE_SECONDS = 1.0
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
-
-
-class View(Protocol):
-    """Where the demo is seen."""
-
-    @property
-    def sinks(self) -> tuple[SinkSettings, ...]:
-        """Return the sinks that the agent delivers to."""
-
-    def begin(self, simulator: Simulator) -> None:
-        """Get ready: *simulator* is about to start."""
-
-    def look(self) -> None:
-        """Show what is new; called ten times a second. Raise BrokenPipeError when nobody watches any more."""
-
-    def end(self, *, is_whole: bool) -> None:
-        """Say what came of it; *is_whole* when every change was delivered. Called whatever happened."""
 
 
 def run_demo() -> None:
@@ -67,15 +53,15 @@ def run_demo() -> None:
         raise KeyboardInterrupt
 
 
-def _view(scenario: Scenario) -> View:
-    if sys.stdout is not None and sys.stdout.isatty():
-        from bridge.cli.demo_view import Screen  # noqa: PLC0415  # rich is for a terminal only
+def _view(scenario: Scenario) -> JsonLines | Screen:
+    if not sys.stdout.isatty():
+        return JsonLines()
+    from bridge.cli.demo_view import Screen  # noqa: PLC0415  # rich is for a terminal only
 
-        return Screen(scenario)
-    return _Piped()
+    return Screen(scenario)
 
 
-class _Piped:
+class JsonLines:
     """JSON lines on standard output, and nothing else there; warnings go to standard error."""
 
     def __init__(self) -> None:
@@ -84,9 +70,9 @@ class _Piped:
         self._probes = [sink.build() for sink in self.sinks]
 
     def begin(self, simulator: Simulator) -> None:
-        """Do nothing: there is nobody to tell."""
+        """Do nothing: only records are printed."""
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Raise BrokenPipeError when the reader has gone: `demo | head -n 1` should end at once."""
         for probe in self._probes:
             try:
@@ -95,11 +81,11 @@ class _Piped:
                 raise BrokenPipeError from failed
 
     def end(self, *, is_whole: bool) -> None:
-        """Do nothing: the exit code says it."""
+        """Do nothing: the exit code is the answer."""
 
 
-def _play(scenario: Scenario, view: View, directory: Path, stop: threading.Event) -> None:
-    """Run both sides until the scenario is over or *stop* is set, and let go of everything."""
+def _play(scenario: Scenario, view: JsonLines | Screen, directory: Path, stop: threading.Event) -> None:
+    """Run both sides until the scenario is over or *stop* is set, and close everything."""
     changes: list[Change] = []
     simulator = Simulator(scenario, speed=scenario.demo_speed)
     simulator.world.listen(changes.append)
@@ -135,7 +121,7 @@ def _settings(endpoint: str, sinks: tuple[SinkSettings, ...]) -> Settings:
 def _watch(
     simulator: Simulator,
     agent: Agent,
-    view: View,
+    view: JsonLines | Screen,
     changes: list[Change],
     *,
     stop: threading.Event,
@@ -143,13 +129,13 @@ def _watch(
 ) -> bool:
     """Return whether every change was delivered, *patience_seconds* after the last one at the latest."""
     give_up_at: float | None = None
-    while not stop.wait(_LOOK_SECONDS):
+    while not stop.wait(_TICK_SECONDS):
         agent.tick()
-        view.look()
+        view.refresh()
         if not simulator.world.is_finished:
             continue
         if _delivered(agent) >= len(changes):
-            view.look()
+            view.refresh()
             return True
         give_up_at = give_up_at or time.monotonic() + patience_seconds
         if time.monotonic() >= give_up_at:
