@@ -36,6 +36,7 @@ from bridge.events.event import URGENT_EVENT_TYPES, ScheduledEvent, VmIdentity, 
 from bridge.events.record import Evidence, Transition, TransitionRecord
 from bridge.http.failures import causes, root_cause
 from bridge.http.session import DeadlineSession, ResponseTooLarge, retry_after_seconds
+from bridge.http.tls_files import tls_file_problems
 from bridge.system.entra import AccessToken, EntraToken, fetch_token
 from bridge.system.process import Ending, Finished, Runner, find_program
 from bridge.system.secrets import Secret, masked
@@ -80,6 +81,7 @@ __all__ = [
     "retry_after_seconds",
     "root_cause",
     "run_daemon",
+    "tls_file_problems",
 ]
 
 

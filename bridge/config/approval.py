@@ -8,28 +8,21 @@ What needs no file is checked when a value is made; the files of the keys are lo
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
-from bridge.config.toml import Check, Problems, convert
+from bridge.config.toml import Check, Problems, check_name, convert
 from bridge.config.trusted_keys import TrustedKey, key_mistakes
 from bridge.events.event import check_event_source, check_event_type
 from bridge.http.failures import is_loopback
+from bridge.http.tls_files import tls_file_problems
 
 _LONGEST_SECONDS = 315_360_000
 _LONGEST_COMMAND_SECONDS = 86_400
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-
-def _name(value: str) -> None:
-    if not _NAME.fullmatch(value):
-        raise ValueError("1 to 64 characters of A-Z, a-z, 0-9, dot, underscore and hyphen")
 
 
 def _portal_url(value: str) -> None:
@@ -60,7 +53,7 @@ _NotEmpty = Meta(min_length=1)
 class RuleSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One ``[[approval.rules]]`` table: which events, and what is done about them."""
 
-    name: Annotated[str, Check(_name)]
+    name: Annotated[str, Check(check_name)]
     """What logs and records call it (`rule:NAME`); every rule needs a name of its own."""
     event_types: Annotated[tuple[Annotated[str, Check(check_event_type)], ...], _NotEmpty] | None = None
     """Only events of these types, spelt as Azure does. Default: any."""
@@ -197,23 +190,11 @@ def read_approval(table: object, mistakes: Problems, elsewhere: Mapping[str, str
 
 
 def _files(remote: RemoteSettings, mistakes: Problems) -> None:
-    for key in ("ca_file", "client_cert_file", "client_key_file"):
-        value = getattr(remote, key)
-        if value is not None and not Path(value).is_file():
-            mistakes.quote(f"approval.remote.{key}", f"The file {value} does not exist. Put a PEM file there.")
-        elif value is not None and key != "ca_file" and _is_encrypted(Path(value)):
-            # OpenSSL would ask a terminal for the passphrase, and hang.
-            mistakes.quote(
-                f"approval.remote.{key}",
-                f"The key in {value} is encrypted, and nobody is there to type its passphrase. Take it away.",
-            )
-
-
-def _is_encrypted(path: Path) -> bool:
-    try:
-        return b"ENCRYPTED" in path.read_bytes()
-    except OSError:  # not readable for whoever checks the file; the agent may be somebody else
-        return False
+    found = tls_file_problems(
+        ca_file=remote.ca_file, client_cert_file=remote.client_cert_file, client_key_file=remote.client_key_file
+    )
+    for key, sentence in found:
+        mistakes.quote(f"approval.remote.{key}", sentence)
 
 
 def _names(rules: Any, mistakes: Problems) -> None:

@@ -6,7 +6,6 @@ that every table has stand here, once. A filter that could never match is refuse
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -16,7 +15,7 @@ from msgspec import Meta
 from bridge.config import registry
 from bridge.config.quoting import shown
 from bridge.config.settings import LONGEST_SECONDS, SinkSettings
-from bridge.config.toml import Check, Problems, convert, join
+from bridge.config.toml import Check, Problems, check_name, convert, join
 from bridge.errors import ConfigurationError
 from bridge.events.event import check_event_source, check_event_type
 from bridge.events.record import Transition
@@ -24,13 +23,6 @@ from bridge.sink import Sink, SinkConfig
 from bridge.text import nearest
 
 DEFAULT_SINKS: tuple[Mapping[str, Any], ...] = ({"type": "stdout"},)
-
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-
-
-def _name(value: str) -> None:
-    if not _NAME.fullmatch(value):
-        raise ValueError("1 to 64 characters of A-Z, a-z, 0-9, dot, underscore and hyphen")
 
 
 def _transition(value: str) -> None:
@@ -41,7 +33,7 @@ def _transition(value: str) -> None:
 
 _NotEmpty = Meta(min_length=1)
 _RULES: dict[str, Any] = {
-    "name": Annotated[str, Check(_name)],
+    "name": Annotated[str, Check(check_name)],
     "transitions": Annotated[tuple[Annotated[str, Check(_transition)], ...], _NotEmpty] | None,
     "event_types": Annotated[tuple[Annotated[str, Check(check_event_type)], ...], _NotEmpty] | None,
     "event_sources": Annotated[tuple[Annotated[str, Check(check_event_source)], ...], _NotEmpty] | None,

@@ -23,6 +23,7 @@ from bridge.errors import BridgeError
 from bridge.text import nearest
 
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _NONE: Mapping[str, Any] = {}
 
@@ -34,6 +35,12 @@ class Check(msgspec.Struct, frozen=True):
     """
 
     rule: Callable[[Any], None]
+
+
+def check_name(value: str) -> None:
+    """Raise ValueError unless *value* may be the name of a sink or a rule: it stands in logs, metrics and records."""
+    if not _NAME.fullmatch(value):
+        raise ValueError("1 to 64 characters of A-Z, a-z, 0-9, dot, underscore and hyphen")
 
 
 class Problems:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
 
-from bridge.sink import SinkConfig
+from bridge.sink import SinkConfig, tls_file_problems
 
 _LONGEST_IDLE_SECONDS = 3_600
 _HOST = re.compile(r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)(:[0-9]{1,5})?")
@@ -43,8 +42,8 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self._check_credential()
-        if self.ca_file is not None and not Path(self.ca_file).is_file():
-            raise ValueError(f"the file {self.ca_file} does not exist")
+        for key, problem in tls_file_problems(ca_file=self.ca_file):
+            raise ValueError(f"{key}: {problem}")
         if self.transport == "amqp_websocket" and importlib.util.find_spec("aiohttp") is None:
             raise ValueError(
                 "transport amqp_websocket needs aiohttp, which is not installed. It comes with the extra [websocket]: "

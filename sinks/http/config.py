@@ -6,12 +6,11 @@ Nothing here quotes a value that may be a secret: the path of a webhook's URL, a
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from bridge.sink import SinkConfig
+from bridge.sink import SinkConfig, tls_file_problems
 
 #: A field name is a token (RFC 9110 section 5.1).
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -78,14 +77,11 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
     def _check_files(self) -> None:
         if self.client_key_file is not None and self.client_cert_file is None:
             raise ValueError("client_key_file needs client_cert_file beside it.")
-        for key in ("ca_file", "client_cert_file", "client_key_file"):
-            path = getattr(self, key)
-            if path is not None and not Path(path).is_file():
-                raise ValueError(f"{key}: the file {path} does not exist.")
-        for path in (self.client_key_file, self.client_cert_file):
-            if path is not None and _is_encrypted(Path(path)):
-                # OpenSSL would ask a terminal for the passphrase, and hang.
-                raise ValueError(f"The key in {path} is encrypted, and nobody is there to type its passphrase.")
+        found = tls_file_problems(
+            ca_file=self.ca_file, client_cert_file=self.client_cert_file, client_key_file=self.client_key_file
+        )
+        for key, problem in found:
+            raise ValueError(f"{key}: {problem}")
 
 
 def one_of(**keys: str | None) -> None:
@@ -134,13 +130,6 @@ def origin(url: str) -> str:
         return "<a URL>"
     shown = f"[{host}]" if ":" in host else host
     return f"{parts.scheme}://{shown}" + (f":{port}" if port else "")
-
-
-def _is_encrypted(path: Path) -> bool:
-    try:
-        return "ENCRYPTED" in path.read_text(encoding="ascii", errors="replace")
-    except OSError:  # not readable for whoever checks the file; the agent may be somebody else
-        return False
 
 
 def _harmless(name: str, value: object) -> object:

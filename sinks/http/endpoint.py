@@ -1,16 +1,16 @@
-"""What the HTTP sinks share: one request, and what each answer means for the record.
+"""One URL that records are sent to over HTTP, and what each answer means for the record.
 
 An answer about the endpoint (moved, unauthorized, throttled, broken) is tried again, because a token that expired on
 Saturday must not park five thousand VMs' records. An answer about the record (malformed, too large) parks it, because
 it would be refused for ever. A 410 holds the sink. `retry_statuses` and `park_statuses` override the table.
 
-Only the status line of a 2xx counts: whoever answers with a page of a megabyte has accepted the record all the same.
+Only the status line of a 2xx counts: a peer that answers with a megabyte of text has accepted the record all the same.
 
 Messages show scheme and host only: the path of a webhook is often a secret, and a peer may echo what it was sent. The
-exceptions of requests and urllib3 hold the whole URL, so a cause is kept without its text and without its own cause.
+exceptions of requests and urllib3 hold the whole URL, so what is raised here names the reason and has no cause.
 
 A connection that was idle for a minute is not used again. Events are rare, and a NAT or a load balancer drops an idle
-flow without a word (Azure's outbound SNAT after four minutes); the next record, perhaps a Preempt, would wait for its
+connection silently (Azure's outbound SNAT after four minutes); the next record, perhaps a Preempt, would wait for its
 whole deadline.
 """
 
@@ -38,7 +38,7 @@ from bridge.sink import (
     root_cause,
 )
 from sinks.http.config import HttpConfig, check_header, http_url, origin
-from sinks.http.errors import bare, is_about_settings, is_about_tls, never_sent, tokens
+from sinks.http.errors import is_about_settings, is_about_tls, never_sent, tokens
 
 __all__ = ["Endpoint", "HttpConfig", "http_url", "origin", "parse_json"]
 
@@ -126,9 +126,11 @@ class Endpoint:
         except ResponseTooLarge as error:
             return _without_body(error)
         except (DeadlineExceeded, requests.RequestException, OSError, ValueError) as error:
-            raise self._unanswered(error, limit) from bare(error)
+            failure = self._unanswered(error, limit)
         finally:
             self._used_at = self._monotonic()
+        # Out here, so that it has neither a cause nor a context: a traceback would show the whole URL.
+        raise failure
 
     def check(self, method: str = "OPTIONS", *, bad_news: frozenset[int] = _BAD_NEWS) -> requests.Response:
         """Ask with *method*, which writes nothing, and return the answer.

@@ -1,6 +1,7 @@
-"""What a failed request's exception tells, and how nothing else of it gets into a message.
+"""What a failed request means, and which parts of its URL are secrets.
 
-requests and urllib3 wrap the reason in texts that hold the whole URL, several layers deep.
+requests and urllib3 wrap the reason in texts that hold the whole URL, several layers deep; what counts is which
+exceptions are among the causes.
 """
 
 from __future__ import annotations
@@ -37,15 +38,6 @@ def is_about_settings(error: BaseException) -> bool:
 def is_about_tls(error: BaseException) -> bool:
     """Return whether the two could not agree on a certificate or a version, which a person must mend."""
     return isinstance(error, requests.exceptions.SSLError) and not isinstance(root_cause(error), _BROKEN_OFF)
-
-
-def bare(error: BaseException) -> BaseException:
-    """Return *error* without its text and its causes: a traceback would show the whole URL."""
-    error.args = ()
-    error.__cause__ = error.__context__ = None
-    if isinstance(error, requests.RequestException):
-        error.request = error.response = None
-    return error
 
 
 def tokens(url: str) -> Iterator[str]:

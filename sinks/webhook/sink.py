@@ -63,7 +63,7 @@ class WebhookSink(Sink):
         try:
             response = self._post(message, headers)
         except DeliveryRejected as error:
-            raise self._format.refused(error) from error.__cause__
+            raise self._format.refused(error) from None
         self._format.accepted(record, response.headers, self._now())
 
     def check(self) -> None:

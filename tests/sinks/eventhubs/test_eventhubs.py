@@ -215,7 +215,7 @@ def mistakes(**keys: Any) -> str:
             ({**IDENTITY, "fully_qualified_namespace": name}, "It has the form NAME.servicebus.windows.net")
             for name in ("fleet", "sb://fleet.servicebus.windows.net/", "fleet.", ".net", "a b.net", "a.net:port")
         ),
-        ({**IDENTITY, "ca_file": "/nowhere/ca.pem"}, "the file /nowhere/ca.pem does not exist"),
+        ({**IDENTITY, "ca_file": "/nowhere/ca.pem"}, "ca_file: The file /nowhere/ca.pem does not exist."),
         ({**IDENTITY, "transport": "kafka"}, "transport"),
         ({**IDENTITY, "idle_close_seconds": -1}, "idle_close_seconds"),
     ],
