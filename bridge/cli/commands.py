@@ -1,10 +1,7 @@
 """Every command with its options and help, and the exit codes of all of them.
 
-What was asked for goes to standard output, everything else to standard error. Exit codes: 0 fine; 1 failed; 2 wrong
-usage; 73 the state directory cannot be made, or another `run` holds it; 78 the configuration is wrong.
-
-What a command does stands in the module of its name beside this one, imported when it is called: `run` stays small in
-memory.
+What was asked for goes to standard output, everything else to standard error. What a command does stands in the module
+of its name beside this one, imported when it is called: `run` stays small in memory.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from enum import IntEnum
 from functools import partial, wraps
 from importlib.metadata import version
 from pathlib import Path
@@ -27,19 +25,33 @@ from bridge import logs
 from bridge.config.loader import Settings, find_config, load, state_directory
 from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
 
-EXIT_FAILED, EXIT_STATE_DIRECTORY, EXIT_CONFIGURATION = 1, 73, 78
 _NAME = "scheduled-events-bridge"
+
+
+class ExitCode(IntEnum):
+    """What every command ends with; 73 and 78 are those of `sysexits.h`."""
+
+    OK = 0
+    FAILED = 1
+    WRONG_USAGE = 2
+    """click's own."""
+    STATE_DIRECTORY = 73
+    """It cannot be made, or another `run` holds it."""
+    CONFIGURATION = 78
+    """It is wrong."""
+    INTERRUPTED = 130
+
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _FILE = click.Path(dir_okay=False, path_type=Path)
-# readable=False: whether it can be read is said when it is read, in our own words.
+# readable=False: the message of our own, when it is read, says more.
 _DIRECTORY = click.Path(file_okay=False, readable=False, path_type=Path)
 _option = partial(click.option, show_default=True)
 
 
 def _no_directory(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse a directory, which is wrong usage; what else is wrong with a file is said when it is read."""
-    if path is not None and os.path.isdir(path):  # noqa: PTH112  # False, too, where we may not look
+    """Refuse a directory, which is wrong usage; any other fault of a file is found when it is read."""
+    if path is not None and os.path.isdir(path):  # noqa: PTH112  # False, too, where it may not be seen
         raise click.BadParameter(f"{path} is a directory; name the file itself, such as {path / 'config.toml'}.")
     return path
 
@@ -68,13 +80,13 @@ def main() -> None:
         error.show()
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        code = 130
+        code = ExitCode.INTERRUPTED
     except ConfigurationError as error:
-        code = _complain(*error.mistakes, code=EXIT_CONFIGURATION)
+        code = _complain(*error.mistakes, code=ExitCode.CONFIGURATION)
     except StateDirectoryError as error:
-        code = _complain(str(error), code=EXIT_STATE_DIRECTORY)
+        code = _complain(str(error), code=ExitCode.STATE_DIRECTORY)
     except BridgeError as error:
-        code = _complain(str(error), code=EXIT_FAILED)
+        code = _complain(str(error), code=ExitCode.FAILED)
     except OSError as error:
         code = _end_of_output(error)
     sys.exit(code if isinstance(code, int) else 0)
@@ -87,7 +99,7 @@ def _end_of_output(error: OSError) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return 0
-    return _complain(f"Failed: {error.strerror or error}.", code=EXIT_FAILED)
+    return _complain(f"Failed: {error.strerror or error}.", code=ExitCode.FAILED)
 
 
 def _complain(*sentences: str, code: int) -> int:
@@ -165,7 +177,7 @@ def check_config(settings: Settings, *, connect: bool) -> int:
     from bridge.cli.check import check_settings  # noqa: PLC0415
 
     is_right = check_settings(settings, state_directory(settings, os.environ), connect=connect)
-    return 0 if is_right else EXIT_FAILED
+    return 0 if is_right else ExitCode.FAILED
 
 
 @commands.command(short_help="Show what this VM's agent sees and owes.")
@@ -215,7 +227,7 @@ def send_test(settings: Settings, names: tuple[str, ...]) -> int:
     """Send a record of transition `test` straight to each sink, or to those named."""
     from bridge.cli.send_test import send_test as send  # noqa: PLC0415
 
-    return 0 if send(settings, names) else EXIT_FAILED
+    return 0 if send(settings, names) else ExitCode.FAILED
 
 
 @commands.group(short_help="See and change what is owed to the sinks.")

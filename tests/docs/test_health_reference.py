@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import runpy
 from datetime import datetime, timezone
 from pathlib import Path
 
+import doc_pages
 import pytest
 from prometheus_client.core import Metric
 
@@ -23,10 +23,9 @@ from bridge.testing.control import Control
 from bridge.testing.records import sample_event
 from bridge.testing.world import World
 
-PAGES = runpy.run_path(str(Path(__file__).with_name("pages.py")))
-ROOT = PAGES["ROOT"]
-README = PAGES["page"]("README.md")
-HEALTH = PAGES["section"](README, "Health and metrics")
+ROOT = doc_pages.ROOT
+README = doc_pages.page("README.md")
+HEALTH = doc_pages.section(README, "Health and metrics")
 #: The files in which something is named by its metric.
 USERS = sorted(
     path
@@ -42,7 +41,7 @@ def _quoted(cell):
 
 def _documented():
     """Return name -> its labels, as the table has them."""
-    rows = PAGES["table"](HEALTH, "metric")
+    rows = doc_pages.table(HEALTH, "metric")
     names = [name for cell, *_ in rows for name in _quoted(cell)]
     assert len(names) == len(set(names)), "a metric is documented twice"
     return {_quoted(cell)[0]: set(_quoted(labels)) for cell, labels, _ in rows}
@@ -88,7 +87,7 @@ def test_every_metric_is_documented_with_its_labels():
 
 
 def test_histograms_are_called_so_and_nothing_else_is():
-    rows = {_quoted(cell)[0]: meaning for cell, _, meaning in PAGES["table"](HEALTH, "metric")}
+    rows = {_quoted(cell)[0]: meaning for cell, _, meaning in doc_pages.table(HEALTH, "metric")}
     said = {name for name, meaning in rows.items() if meaning.startswith("histogram")}
     assert said == {_name(each).removeprefix(PREFIX) for each in _exported() if each.type == "histogram"}
 
@@ -102,7 +101,7 @@ def test_every_metric_that_a_file_names_exists(path):
 
 
 def test_every_result_of_a_poll_is_documented():
-    [row] = [row for row in PAGES["table"](HEALTH, "metric") if "polls_total" in row[0]]
+    [row] = [row for row in doc_pages.table(HEALTH, "metric") if "polls_total" in row[0]]
     source = Path(Poller.__init__.__code__.co_filename).read_text(encoding="utf-8")
     words = set(re.findall(r'result(?:, delay)? = "(\w+)"', source)) | set(
         re.findall(r'"(invalid|unreachable)"', source)
@@ -112,7 +111,7 @@ def test_every_result_of_a_poll_is_documented():
 
 
 def test_every_reason_of_a_retry_is_documented_and_no_other():
-    documented = {_quoted(cell)[0] for cell, _ in PAGES["table"](HEALTH, "reason")}
+    documented = {_quoted(cell)[0] for cell, _ in doc_pages.table(HEALTH, "reason")}
     sources = [path.read_text(encoding="utf-8") for name in ("bridge", "sinks") for path in (ROOT / name).rglob("*.py")]
     said = {word for source in sources for word in re.findall(r'\breason=f?"([^"]+)"', source)}
     said |= {
@@ -126,7 +125,7 @@ def test_every_reason_of_a_retry_is_documented_and_no_other():
 
 
 def test_every_result_of_an_approval_is_documented():
-    [row] = [row for row in PAGES["table"](HEALTH, "metric") if "approvals_total" in row[0]]
+    [row] = [row for row in doc_pages.table(HEALTH, "metric") if "approvals_total" in row[0]]
     ours = {
         evaluate.ACCEPTED,
         evaluate.ALREADY_APPROVED,
@@ -147,18 +146,18 @@ def test_every_path_of_the_listener_is_documented_and_no_other(tmp_path):
     outbox = Outbox(tmp_path, max_bytes=2**20, keep_delivered_seconds=60.0, now=lambda: datetime.now(timezone.utc))
     pages = HealthReporter(outbox=outbox, metrics=Metrics(), directory=tmp_path, loop_watches=dict, sinks=list).pages
     assert outbox.close(5)
-    assert {_quoted(cell)[0] for cell, *_ in PAGES["table"](HEALTH, "path")} == set(pages)
+    assert {_quoted(cell)[0] for cell, *_ in doc_pages.table(HEALTH, "path")} == set(pages)
 
 
 def test_bounds_of_readiness_are_those_of_the_code():
-    [row] = [row for row in PAGES["table"](HEALTH, "path") if "/readyz" in row[0]]
+    [row] = [row for row in doc_pages.table(HEALTH, "path") if "/readyz" in row[0]]
     assert f"waited for {report.STUCK_SECONDS:.0f} s" in row[2]
 
 
 def test_every_request_to_the_simulator_is_documented_and_no_other():
     control = Control(World(("vm",)), machines=list, requests=(), stop=lambda: None)
     known = {f"{method} /control/{path}".rstrip("/") for method, path in control._routes}
-    rows = PAGES["table"](PAGES["section"](README, "The simulator", 3), "request")
+    rows = doc_pages.table(doc_pages.section(README, "The simulator", 3), "request")
     documented = {_quoted(request)[0]: _quoted(meaning) for request, meaning in rows}
     assert set(documented) == known | {"POST /control/events/ID/start"}
     assert {"complete", "cancel", "approve", "update"} <= set(documented["POST /control/events/ID/start"])

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shutil
 import subprocess
 from pathlib import Path
 
+import doc_pages
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = runpy.run_path(str(Path(__file__).with_name("pages.py")))
 
 _TOP_LEVEL = {
     ".ci",
@@ -96,7 +95,7 @@ def test_top_level_holds_known_names_only():
 
 
 def test_no_link_inside_the_repository_is_dead():
-    names = {*PAGES["pages"](), *(name for name in _git_files() if name.endswith(".md"))}
+    names = {*doc_pages.pages(), *(name for name in _git_files() if name.endswith(".md"))}
     dead = {name: list(_dead_links(name)) for name in sorted(names)}
     assert {name: targets for name, targets in dead.items() if targets} == {}
 

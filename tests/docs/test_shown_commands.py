@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import click
+import doc_pages
 import msgspec
 import pytest
 
@@ -19,7 +20,6 @@ from bridge.cli import commands
 from bridge.sink import encode
 from bridge.testing.records import VM, sample_event, sample_record
 
-PAGES = runpy.run_path(str(Path(__file__).with_name("pages.py")))
 PROGRAM = "scheduled-events-bridge"
 #: The marks of blocks that a test runs, with its file. The drain script is run by test_configurations.
 RUN = {
@@ -50,14 +50,14 @@ NEEDED_BY_PAGE = {
 ELSEWHERE = {"sinks/README.md": "test_configurations.py, test_sink_readme.py"}
 #: An unpacked sdist has no .github.
 PAGES_WITH_BLOCKS = [
-    *PAGES["pages"](),
-    *(name for name in [".github/CONTRIBUTING.md"] if (PAGES["ROOT"] / name).exists()),
+    *doc_pages.pages(),
+    *(name for name in [".github/CONTRIBUTING.md"] if (doc_pages.ROOT / name).exists()),
 ]
 WRITTEN_IN = [*PAGES_WITH_BLOCKS, "deploy/prometheus/rules.yml"]
 
 
 def _shell_blocks():
-    return [(name, block) for name in PAGES_WITH_BLOCKS for block in PAGES["blocks"](PAGES["page"](name), "sh")]
+    return [(name, block) for name in PAGES_WITH_BLOCKS for block in doc_pages.blocks(doc_pages.page(name), "sh")]
 
 
 def _simple_commands(script):
@@ -116,7 +116,7 @@ def _commands_in_a_block():
 
 def _commands_in_a_sentence():
     for name in WRITTEN_IN:
-        for span in sorted(set(PAGES["spans"](PAGES["page"](name)))):
+        for span in sorted(set(doc_pages.spans(doc_pages.page(name)))):
             words = re.sub(r"\{\{.*?\}\}", "VALUE", span).split()
             if words and words[0] == PROGRAM and words[1:]:
                 yield pytest.param(words[1:], id=f"{name}: {span}")
@@ -133,7 +133,7 @@ def test_every_block_of_commands_is_run_or_says_what_it_needs(name, block):
 
 
 def test_every_shell_block_says_sh():
-    languages = {block.language for name in PAGES_WITH_BLOCKS for block in PAGES["blocks"](PAGES["page"](name))}
+    languages = {block.language for name in PAGES_WITH_BLOCKS for block in doc_pages.blocks(doc_pages.page(name))}
     assert not languages & {"", "bash", "shell", "console"}
 
 
@@ -168,7 +168,7 @@ def test_a_command_that_does_not_exist_is_found(words):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
 def test_a_decision_is_signed_as_the_page_shows(tmp_path, agent_env):
-    script = PAGES["marked"](PAGES["page"]("README.md"), "keys: make and use")
+    script = doc_pages.marked(doc_pages.page("README.md"), "keys: make and use")
     event_id = re.search(r"--event-id (\S+)", script)[1]
     here = [line for line in script.splitlines(keepends=True) if not line.rstrip().endswith("# on the VM")]
     record = sample_record(event=msgspec.structs.replace(sample_event(), event_id=event_id))
@@ -187,5 +187,5 @@ def test_a_decision_is_signed_as_the_page_shows(tmp_path, agent_env):
     assert done.returncode == 0, done.stderr
     header, payload, signature = done.stdout.splitlines()[-1].split(".")
     assert all((header, signature))
-    claims = json.loads(runpy.run_path(str(PAGES["ROOT"] / "tests/unit/vectors/make.py"))["unb64"](payload))
+    claims = json.loads(runpy.run_path(str(doc_pages.ROOT / "tests/unit/vectors/make.py"))["unb64"](payload))
     assert (claims["sub"], claims["aud"], claims["decision"]) == (event_id, VM.vm_id, "approve")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import runpy
 import shutil
 import signal
 import socket
@@ -16,10 +15,10 @@ import sys
 import time
 from pathlib import Path
 
+import doc_pages
 import pytest
 
-PAGES = runpy.run_path(str(Path(__file__).with_name("pages.py")))
-TRY = PAGES["section"](PAGES["page"]("README.md"), "Try it: ten minutes to a webhook")
+TRY = doc_pages.section(doc_pages.page("README.md"), "Try it: ten minutes to a webhook")
 #: "Within half a minute", and as much again for a machine that does other things too.
 SECONDS = 60
 
@@ -42,7 +41,7 @@ class Desk:
 
     def text(self, mark: str) -> str:
         """Return the block after *mark*, for this directory and these ports."""
-        text = PAGES["marked"](TRY, mark).replace("/tmp/bridge-try", str(self.work))
+        text = doc_pages.marked(TRY, mark).replace("/tmp/bridge-try", str(self.work))
         for port, mine in self.ports.items():
             text = re.sub(rf"\b127\.0\.0\.1(:|\", ){port}\b", rf"127.0.0.1\g<1>{mine}", text)
         # What the page leaves at its default has to be said here.

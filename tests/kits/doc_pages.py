@@ -1,7 +1,4 @@
-"""What the pages of this repository say, taken apart for the tests beside this file.
-
-The tests' directories are no packages, so a test gets this by `runpy.run_path`. Nothing here judges.
-"""
+"""The Markdown pages of this repository taken apart: sections, tables, fenced blocks, words in backticks."""
 
 from __future__ import annotations
 

@@ -1,0 +1,81 @@
+"""The figures on the two long pages and in the unit that are the code's own.
+
+A default that changes leaves an old figure behind, which breaks no link and no table.
+"""
+
+from __future__ import annotations
+
+import re
+
+import doc_pages
+import msgspec
+import pytest
+
+from bridge.config.loader import read
+from bridge.health import reporter
+from bridge.outbox import storage
+from bridge.system import threads
+from sinks.eventhubs.sink import EventHubsConfig
+
+README = doc_pages.page("README.md")
+DEPLOY = doc_pages.page("deploy/README.md")
+UNIT = doc_pages.page("deploy/systemd/scheduled-events-bridge.service")
+DEFAULTS = read({})
+
+
+def _default(struct, name):
+    return next(field.default for field in msgspec.structs.fields(struct) if field.name == name)
+
+
+def test_first_screens_say_what_turning_it_on_does_to_ones_own_reboots():
+    [paragraph] = re.findall(r"^\*\*Before you turn it on:\*\*.*?\n\n", README, re.MULTILINE | re.DOTALL)
+    for words in ("waits up to 15 minutes", "The agent approves nothing unless", "#your-own-reboots", "24 hours"):
+        assert words in " ".join(paragraph.split()), words
+    assert README.index(paragraph) < README.index("\n## ")
+    assert doc_pages.headings(DEPLOY, 2)[0] == "Before the first VM"
+
+
+@pytest.mark.parametrize(
+    ("page", "quoted", "value"),
+    [
+        pytest.param(DEPLOY, r"`stop_grace_seconds`\s+\((\d+)\)", DEFAULTS.stop_grace_seconds, id="stop_grace_seconds"),
+        pytest.param(UNIT, r"# stop_grace_seconds \((\d+)\)", DEFAULTS.stop_grace_seconds, id="the unit's"),
+        pytest.param(
+            DEPLOY, r"`idle_close_seconds` \((\d+)\)", _default(EventHubsConfig, "idle_close_seconds"), id="idle_close"
+        ),
+        pytest.param(DEPLOY, r"first poll may take (\d+) s", DEFAULTS.imds.first_timeout_seconds, id="first poll"),
+        pytest.param(
+            UNIT, r"first poll, which may take (\d+) s", DEFAULTS.imds.first_timeout_seconds, id="the unit's "
+        ),
+        pytest.param(DEPLOY, r"`state.max_bytes` at most, (\d+) MiB", DEFAULTS.state.max_bytes / 2**20, id="max_bytes"),
+        pytest.param(DEPLOY, r"it may take\s+(\d+) MiB more while", storage.MEMORY_BYTES / 2**20, id="memory"),
+        pytest.param(README, r"memory \(at most (\d+) MiB", storage.MEMORY_BYTES / 2**20, id="memory, README"),
+        pytest.param(README, r"oldest record has waited for (\d+) s", reporter.STUCK_SECONDS, id="readyz, a sink"),
+        pytest.param(README, r"after (\d+) s of slack", threads.SLACK_SECONDS, id="healthz"),
+    ],
+)
+def test_figure_of_the_page_is_the_one_of_the_code(page, quoted, value):
+    found = re.findall(quoted, page)
+    assert found
+    assert {float(figure) for figure in found} == {value}
+
+
+def test_delivered_records_go_after_the_days_that_the_pages_say():
+    assert "delivered ones go after seven days" in DEPLOY
+    assert DEFAULTS.state.keep_delivered_seconds == 7 * 86_400
+
+
+def test_restart_is_as_soon_as_the_page_says():
+    assert "five seconds later, without end" in " ".join(DEPLOY.split())
+    assert re.findall(r"^RestartSec=(\d+)$", UNIT, re.MULTILINE) == ["5"]
+
+
+def test_systemd_waits_longer_than_the_agent_takes_to_stop_and_less_than_a_person_would():
+    [seconds] = re.findall(r"^TimeoutStopSec=(\d+)$", UNIT, re.MULTILINE)
+    assert DEFAULTS.stop_grace_seconds + 1 < float(seconds) < 90  # systemd's own default
+
+
+def test_watchdog_leaves_the_agent_the_slack_that_healthz_does():
+    """A poll that is late shows in /healthz before systemd ends the agent for it."""
+    [seconds] = re.findall(r"^WatchdogSec=(\d+)$", UNIT, re.MULTILINE)
+    assert float(seconds) > threads.SLACK_SECONDS + DEFAULTS.imds.timeout_seconds + DEFAULTS.imds.poll_interval_seconds
