@@ -85,7 +85,7 @@ class Agent:
         self._imds = client_of(settings.imds)
         self._identity = IdentityResolver(self._imds, self.outbox, settings.vm)
         self._workers = WorkerPool(self.outbox, self.metrics)
-        self._approving = ApprovalService(
+        self._approvals = ApprovalService(
             self.outbox,
             self.metrics,
             vm=lambda: self._identity.vm,
@@ -132,7 +132,7 @@ class Agent:
         if stop():
             return
         self._workers.start_missing(self._settings.sinks)
-        self._approving.make(self._settings.approval, self._imds)
+        self._approvals.configure(self._settings.approval, self._imds)
         self._poller = Poller(
             self._imds,
             self.outbox,
@@ -140,9 +140,9 @@ class Agent:
             watched=self,
             boot_id=boot_id(),
             poll_interval_seconds=self._settings.imds.poll_interval_seconds,
-            approvals=self._approving.approver,
+            approvals=self._approvals.approver,
         )
-        self._approving.start()
+        self._approvals.start()
         self._poll_thread = threading.Thread(
             target=self._poller.run, args=(self._stop_polling,), name="poll", daemon=True
         )
@@ -213,7 +213,7 @@ class Agent:
     def nudge(self) -> None:
         """Look again at once: a command has written to the outbox."""
         self._workers.nudge()
-        self._approving.nudge()
+        self._approvals.wake()
 
     def stop(self) -> None:
         """Stop polling, let the sinks drain for `stop_grace_seconds`, commit, let go."""
@@ -222,12 +222,12 @@ class Agent:
         self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
         self._loop_watch.idle()
         self._stop_polling.set()
-        self._approving.stop()
+        self._approvals.stop()
         self._imds.close()
         self._identity.stop(timeout_seconds=_left(deadline))
         if self._poll_thread is not None:
             self._poll_thread.join(_left(deadline))
-        self._approving.join(_left(deadline))
+        self._approvals.join(_left(deadline))
         self._workers.drain(deadline)
         self._return_to_disk(deadline)
         self._say_what_is_left(_left(end))
@@ -293,14 +293,14 @@ class Agent:
 
     def _exchange_approver(self, stop: Callable[[], bool]) -> None:
         """End one approver before another may start on the same decisions."""
-        self._approving.stop()
-        self._approving.join_or_stop(self._settings.imds.timeout_seconds, stop)
+        self._approvals.stop()
+        self._approvals.drain(self._settings.imds.timeout_seconds, stop)
         if stop():
             return
-        self._approving.make(self._settings.approval, self._imds)
+        self._approvals.configure(self._settings.approval, self._imds)
         if self._poller is not None:
-            self._poller.approvals = self._approving.approver
-        self._approving.start()
+            self._poller.approvals = self._approvals.approver
+        self._approvals.start()
 
     def _route(self, stop: Callable[[], bool]) -> None:
         sinks = self._settings.sinks

@@ -1,8 +1,8 @@
-"""One request to the portal, and what its answer means: PROTOCOL.md, sections 2 to 4.
+"""Portal client: one request to the ops portal, and what its answer means (PROTOCOL.md, sections 2 to 4).
 
-Only an answer of exactly that shape is one; all else is PortalFailed, with nothing of it used. No message holds a word
-of the portal's: whoever answers there may repeat the token that it was shown, or a decision. What a message does hold
-stays the same from try to try, so that one trouble is one line in the log.
+Only an answer of exactly that shape is one; all else is PortalFailed, with nothing of it used. No message quotes
+the portal: who answers there may repeat the token that it was shown, or a decision. A message stays the same from try
+to try, so that one fault is one line in the log.
 
 No redirect is followed, and a proxy is one that the environment names. To a loopback address there is none: plain
 http, which is allowed there alone, would show it the token.
@@ -81,7 +81,7 @@ class PortalClient:
         self._session.headers.update({"User-Agent": "scheduled-events-bridge", "Accept-Encoding": "identity"})
         self._proxies = {} if is_local else requests.utils.get_environ_proxies(self._url)
 
-    def ask(self, vm_id: str, *, index: int) -> PortalAnswer:
+    def poll(self, vm_id: str, *, index: int) -> PortalAnswer:
         """Return what there is for *vm_id* after *index*; a 204 reads as that index and nothing. Raise PortalFailed."""
         try:
             response = self._get(vm_id, index)
@@ -103,7 +103,7 @@ class PortalClient:
             self._refuse(response)
         return self._read(response.content)
 
-    def start_afresh(self) -> None:
+    def drop_connections(self) -> None:
         """Close the idle connections: what failed may be the way that an old one takes, or a certificate it showed."""
         self._session.close()
 
@@ -147,9 +147,9 @@ class PortalClient:
         advice = _NEEDS_A_PERSON.get(status, "")
         if status in _REDIRECTS and status != _UNCHANGED:
             advice = "Redirects are not followed. Put the right address into approval.remote.url."
-        said = f"The portal at {self.origin} answered {status} {http.client.responses.get(status, '')}".rstrip()
+        message = f"The portal at {self.origin} answered {status} {http.client.responses.get(status, '')}".rstrip()
         raise PortalFailed(
-            f"{said}. {advice}".rstrip(),
+            f"{message}. {advice}".rstrip(),
             needs_attention=bool(advice),
             retry_after_seconds=retry_after_seconds(response.headers) if status in _SAYS_WHEN else None,
         )
@@ -181,7 +181,7 @@ _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError, Timeout
 
 
 def _words(error: Exception, cause: BaseException) -> str:
-    """Return what went wrong without anything that a peer has said or that stands in a header."""
+    """Return what went wrong without anything that a peer has sent or that stands in a header."""
     if isinstance(error, requests.exceptions.InvalidProxyURL):
         return one_line(str(error), EXCERPT_CHARACTERS)
     if isinstance(cause, http.client.RemoteDisconnected):

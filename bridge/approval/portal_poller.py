@@ -1,27 +1,25 @@
-"""The outbound long poll that brings signed decisions from the ops portal (PROTOCOL.md, sections 2 to 4).
+"""Portal poller: the outbound long poll that brings signed decisions from the portal (PROTOCOL.md, sections 2 to 4).
 
-A thread of its own, with nothing shared but `offer`: whatever happens here delays neither the poll nor a sink. The
-channel trusts nothing that it brings and judges none of it. It keeps the index in memory only; starting over brings
-decisions that are known already, which are passed over in silence, while an index that outlived a lost database would
-leave decisions out. For the same reason the index moves on only after `offer` has returned.
+It runs on a thread of its own and shares nothing but the function that takes the tokens: what happens here delays
+neither the poll of the metadata service nor a sink. It trusts nothing that it brings and judges none of it. The index
+is kept in memory only: starting over brings decisions that are known already, which are passed over in silence, while
+an index that outlived a lost database would leave decisions out. For the same reason the index moves on only after the
+tokens were taken.
 
 Each request ends by its deadline, and `stop` breaks it off. The one thing out of reach is a resolver that hangs
-(see `bridge.deadline`): then the thread is left behind, and what it still brings is not offered.
+(see `bridge.http.session`): then the thread is left behind, and what it still brings is not handed on.
 """
 
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable, Sequence
 
-from bridge.approval.credentials import PortalCredential
-from bridge.approval.pacing import Pacing
-from bridge.approval.portal_client import GRACE_SECONDS, PortalClient
-from bridge.clock import Clock
-from bridge.config.approval import RemoteSettings
+from bridge.approval.portal_client import PortalClient
+from bridge.backoff import RETRY_AFTER_CAP_SECONDS, full_jitter
+from bridge.clock import REAL_CLOCK, Clock
 from bridge.errors import PortalFailed
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import ChannelMetrics
@@ -30,42 +28,87 @@ logger = logging.getLogger(__name__)
 
 _IDENTITY_SECONDS = 1.0
 _STOP_SECONDS = 1.0
-_STOP_LOOK_SECONDS = 0.05
+_STOP_POLL_SECONDS = 0.05
+
+#: Between two requests that brought nothing new, from beginning to beginning.
+_INTERVAL_SECONDS = 1.0
+_BACKOFF_BASE_SECONDS = 1.0
+_BACKOFF_CAP_SECONDS = 60.0
+_MOST_AT_ONCE = 500.0
+_AT_ONCE_A_SECOND = 10.0
+
+
+class Pacing:
+    """The delays between requests to one portal; *clock* gives chance and monotonic seconds.
+
+    An answer that brought something is followed by the next request at once, because there may be more. A portal whose
+    index grew without end would turn that into a busy loop, so there is a bucket of such requests: it holds enough for
+    any backlog, and is filled again ten times a second.
+    """
+
+    def __init__(self, clock: Clock = REAL_CLOCK) -> None:
+        self._clock = clock
+        self._failures = 0
+        self._left_at_once = _MOST_AT_ONCE
+        self._counted_at: float | None = None
+
+    def after_news(self) -> float:
+        """Return the seconds until the next request after an answer with a greater index."""
+        self._failures = 0
+        now = self._clock.monotonic()
+        since = 0.0 if self._counted_at is None else now - self._counted_at
+        self._counted_at = now
+        self._left_at_once = min(_MOST_AT_ONCE, self._left_at_once + since * _AT_ONCE_A_SECOND)
+        self._left_at_once -= 1.0
+        return max(0.0, -self._left_at_once / _AT_ONCE_A_SECOND)
+
+    def after_nothing(self, *, began_at: float) -> float:
+        """Return the same after any other good answer to a request that began at *began_at*."""
+        self._failures = 0
+        return max(0.0, began_at + _INTERVAL_SECONDS - self._clock.monotonic())
+
+    def after_failure(self, retry_after_seconds: float | None) -> float:
+        """Return the same after one more failure; the portal's own wish wins, for up to an hour.
+
+        A wish of 0 is none: five thousand VMs would come back together, at once.
+        """
+        self._failures += 1
+        if retry_after_seconds:
+            return min(retry_after_seconds, RETRY_AFTER_CAP_SECONDS)
+        return full_jitter(
+            self._failures,
+            base_seconds=_BACKOFF_BASE_SECONDS,
+            cap_seconds=_BACKOFF_CAP_SECONDS,
+            random=self._clock.random,
+        )
 
 
 class PortalPoller:
-    """Holds a request open to the portal of *remote* and hands the tokens of every answer to *offer*.
+    """Keeps a request open by *client* and hands the tokens of every answer to *receive*.
 
-    *vm_id* returns who this VM is, null while that is unknown: then nobody is asked. *offer* is called from the
-    channel's thread, must not block, and may be given what it knows already; when it raises, the same tokens come
-    again. *wait* is how the thread rests: given an event and seconds, it returns whether the event is set. *clock*
-    gives Unix time. Raises ConfigurationError for plain http to another machine.
+    *vm_id* returns who this VM is, None while that is unknown: then the portal is not asked. *receive* is called from
+    the poller's thread, must not block, and may be given what it knows already; when it raises, the same tokens come
+    again. *wait* is how the thread waits: given an event and seconds, it returns whether the event is set.
     """
 
     def __init__(
         self,
-        remote: RemoteSettings,
+        client: PortalClient,
         *,
         vm_id: Callable[[], str | None],
-        offer: Callable[[Sequence[str]], None],
+        receive: Callable[[Sequence[str]], None],
         metrics: ChannelMetrics | None = None,
-        report: ThrottledLog | None = None,
-        credential: PortalCredential | None = None,
-        grace_seconds: float = GRACE_SECONDS,
-        clock: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-        chance: Callable[[], float] = random.random,
+        clock: Clock = REAL_CLOCK,
         wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
-        self._client = PortalClient(remote, credential=credential, grace_seconds=grace_seconds)
+        self._client = client
         self._vm_id = vm_id
-        self._offer = offer
+        self._receive = receive
         self._metrics = metrics
-        self._report = report or ThrottledLog(logger, clock=Clock(monotonic=monotonic))
         self._clock = clock
-        self._monotonic = monotonic
         self._wait = wait
-        self._pace = Pacing(chance)
+        self._log = ThrottledLog(logger, clock=clock)
+        self._pacing = Pacing(clock)
         self._asked_for: str | None = None
         self._index = 0
         self._was_asked = False
@@ -83,7 +126,7 @@ class PortalPoller:
         self._client.stop_waiting()
         while self._thread.is_alive() and time.monotonic() < deadline:
             # A moment first: a connection cut before its handshake begins is left to the garbage collector by `ssl`.
-            self._thread.join(_STOP_LOOK_SECONDS)
+            self._thread.join(_STOP_POLL_SECONDS)
             self._client.close()  # again and again: the thread may just have been about to ask
         self._client.close()
         if self._metrics is not None:
@@ -92,58 +135,58 @@ class PortalPoller:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                delay_seconds = self._turn()
+                delay_seconds = self._run_once()
                 if delay_seconds > 0:
                     self._wait(self._stop, delay_seconds)
         finally:
             self._client.close()
 
-    def _turn(self) -> float:
+    def _run_once(self) -> float:
         """Ask once, and return the seconds until the next time."""
         try:
             vm_id = self._vm_id()
             if not vm_id:
-                self._report.problem(
+                self._log.problem(
                     "vm_id", logging.INFO, "The portal is not asked before this VM's vmId is known; set vm.vm_id."
                 )
                 return _IDENTITY_SECONDS
-            self._report.recovered("vm_id", "This VM's vmId is known now, and the portal is asked.")
-            return self._asked(vm_id)
+            self._log.recovered("vm_id", "This VM's vmId is known now, and the portal is asked.")
+            return self._poll(vm_id)
         except PortalFailed as error:
             return self._failed(error)
         except Exception as error:  # noqa: BLE001 - the top of the thread, which must outlive whatever it is
-            what = "Decisions of the portal could not be handed on; they will come again."
+            message = "Decisions of the portal could not be handed on; they will come again."
             # Not the exception's own words: they may quote a decision.
             wordless = RuntimeError(type(error).__name__).with_traceback(error.__traceback__)
-            self._report.problem("offer", logging.ERROR, what, exc_info=wordless)
-            return self._pace.after_failure(None)
+            self._log.problem("offer", logging.ERROR, message, exc_info=wordless)
+            return self._pacing.after_failure(None)
 
-    def _asked(self, vm_id: str) -> float:
+    def _poll(self, vm_id: str) -> float:
         if vm_id != self._asked_for:
             self._asked_for, self._index = vm_id, 0
-        began_at = self._monotonic()
-        answer = self._client.ask(vm_id, index=self._index)
+        began_at = self._clock.monotonic()
+        answer = self._client.poll(vm_id, index=self._index)
         if self._stop.is_set():
             return 0.0
         self._answered()
         if answer.decisions:
-            self._offer(answer.decisions)
-            self._report.recovered("offer", "Decisions of the portal are handed on again.")
+            self._receive(answer.decisions)
+            self._log.recovered("offer", "Decisions of the portal are handed on again.")
         before, self._index = self._index, answer.index
         if answer.index > before:
-            return self._pace.after_news(self._monotonic())
+            return self._pacing.after_news()
         if answer.index < before:
-            self._report.problem("index", logging.INFO, "The portal started over, so it is asked from the beginning.")
+            self._log.problem("index", logging.INFO, "The portal started over, so it is asked from the beginning.")
             self._index = 0
-        return self._pace.after_nothing(self._monotonic(), began_at=began_at)
+        return self._pacing.after_nothing(began_at=began_at)
 
     def _answered(self) -> None:
         if self._metrics is not None:
-            self._metrics.answered(self._clock())
+            self._metrics.answered(self._clock.timestamp())
         if not self._was_asked:
             self._was_asked = True
             logger.info("The portal answers.", extra={"portal": self._client.origin})
-        self._report.recovered("portal", "The portal answers again.", portal=self._client.origin)
+        self._log.recovered("portal", "The portal answers again.", portal=self._client.origin)
 
     def _failed(self, error: PortalFailed) -> float:
         if self._stop.is_set():
@@ -151,7 +194,7 @@ class PortalPoller:
         self._was_asked = True
         if self._metrics is not None:
             self._metrics.failed()
-        self._client.start_afresh()
+        self._client.drop_connections()
         level = logging.ERROR if error.needs_attention else logging.WARNING
-        self._report.problem("portal", level, f"{error} It is asked again.")
-        return self._pace.after_failure(error.retry_after_seconds)
+        self._log.problem("portal", level, f"{error} It is asked again.")
+        return self._pacing.after_failure(error.retry_after_seconds)

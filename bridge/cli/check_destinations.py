@@ -101,7 +101,7 @@ def _portal(settings: Settings, remote: RemoteSettings, identity: Future[VmIdent
         raise BridgeError("It was not tried: IMDS does not say this VM's vmId, and vm.vm_id is not set.")
     quick = msgspec.structs.replace(remote, wait_seconds=1)
     with closing(PortalClient(quick, grace_seconds=_PORTAL_SECONDS)) as client:
-        answer = client.ask(vm_id, index=0)
+        answer = client.poll(vm_id, index=0)
     return f"reached; {counted(len(answer.decisions), 'decision')} for this VM."
 
 

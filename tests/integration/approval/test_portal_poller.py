@@ -9,6 +9,7 @@ import re
 import statistics
 import threading
 import time
+from datetime import datetime, timezone
 from importlib import resources
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 from bridge.approval.credentials import EntraCredential, fetch_portal_token
 from bridge.approval.portal_client import GRACE_SECONDS, MAX_ANSWER_BYTES, MAX_DECISIONS, PortalClient
 from bridge.approval.portal_poller import PortalPoller
+from bridge.clock import Clock
 from bridge.config.approval import KeySettings, RemoteSettings
 from bridge.errors import ConfigurationError, PortalFailed
 from bridge.events.event import ScheduledEvent
@@ -102,7 +104,9 @@ def start(desk):
             url = portal if isinstance(portal, str) else portal.url
             ca_file = None if isinstance(portal, str) or portal.ca_file is None else str(portal.ca_file)
             given = {"url": url, "ca_file": ca_file, "keys": KEYS, "wait_seconds": HELD_SECONDS, **(remote or {})}
-            channel = PortalPoller(RemoteSettings(**given), **{"vm_id": lambda: VM, "offer": desk, **options})
+            for_client = {name: options.pop(name) for name in ("credential", "grace_seconds") if name in options}
+            client = PortalClient(RemoteSettings(**given), **for_client)
+            channel = PortalPoller(client, **{"vm_id": lambda: VM, "receive": desk, **options})
             stack.callback(stop_in_time, channel)
             channel.start()
             return channel
@@ -191,9 +195,9 @@ def test_another_vm_id_begins_at_index_zero(portal, desk, start):
 
 
 @pytest.mark.parametrize("url", ["http://192.0.2.1/api", "http://portal.example/api"])
-def test_plain_http_to_another_machine_is_refused(desk, url):
+def test_plain_http_to_another_machine_is_refused(url):
     with pytest.raises(ConfigurationError, match=r"approval\.remote\.url"):
-        PortalPoller(RemoteSettings(url=url, keys=KEYS), vm_id=lambda: VM, offer=desk)
+        PortalClient(RemoteSettings(url=url, keys=KEYS))
 
 
 # The index.
@@ -392,8 +396,7 @@ def test_a_portal_that_is_down_for_an_hour_delivers_the_pending_decision_on_its_
     start(
         portal,
         wait=wait,
-        monotonic=clock.monotonic,
-        clock=lambda: clock.now().timestamp(),
+        clock=Clock(now=clock.now, monotonic=clock.monotonic),
         metrics=metrics.approval_channel(),
     )
     assert desk.has(token)
@@ -489,7 +492,7 @@ def test_the_metrics_say_whether_the_portal_answers_and_when_it_last_did(portal,
     start(
         portal,
         metrics=metrics.approval_channel(),
-        clock=lambda: 1_234_567.0,
+        clock=Clock(now=lambda: datetime.fromtimestamp(1_234_567, tz=timezone.utc)),
         wait=lambda stop, seconds: stop.wait(min(seconds, 0.01)),
     )
     until(lambda: b"\nscheduled_events_bridge_approval_channel_up 1.0" in metrics.exposition())
@@ -576,12 +579,12 @@ def test_a_proxy_of_the_environment_is_used_but_never_to_loopback(portal, monkey
         for name in ("NO_PROXY", "no_proxy"):
             monkeypatch.delenv(name, raising=False)
         client = client_of(portal)
-        assert client.ask(VM, index=0).index == 1
+        assert client.poll(VM, index=0).index == 1
         client.close()
         outside = PortalClient(RemoteSettings(url="https://portal.invalid/", keys=KEYS))
         # Refused by the proxy's address, not by the look-up of a name that does not exist.
         with pytest.raises(PortalFailed, match="refused"):
-            outside.ask(VM, index=0)
+            outside.poll(VM, index=0)
         outside.close()
 
 
@@ -673,7 +676,7 @@ def test_stopping_breaks_off_a_request_that_the_portal_holds(portal, desk, start
 
 
 def test_stopping_before_the_start_and_while_resting_is_fine(portal, desk, start):
-    PortalPoller(RemoteSettings(url=portal.url, keys=KEYS), vm_id=lambda: VM, offer=desk).stop()
+    PortalPoller(PortalClient(RemoteSettings(url=portal.url, keys=KEYS)), vm_id=lambda: VM, receive=desk).stop()
     portal.strike("status", status=429, retry_after_seconds=3_000)
     channel = start(portal)
     assert portal.wait_for_requests(1)
@@ -711,17 +714,11 @@ def test_twenty_silent_portals_hold_no_call_beyond_its_deadline_and_leave_nothin
         for _ in range(SILENT_PEERS):
             address, _listener = stack.enter_context(silent_listener())
             moments = _Moments(calls)
-            channels.append(
-                PortalPoller(
-                    RemoteSettings(
-                        url=f"{scheme}://{address.authority}", ca_file=ca_file, keys=KEYS, wait_seconds=wait_seconds
-                    ),
-                    vm_id=moments.begin,
-                    offer=desk,
-                    grace_seconds=grace_seconds,
-                    wait=moments.end,
-                )
+            remote = RemoteSettings(
+                url=f"{scheme}://{address.authority}", ca_file=ca_file, keys=KEYS, wait_seconds=wait_seconds
             )
+            client = PortalClient(remote, grace_seconds=grace_seconds)
+            channels.append(PortalPoller(client, vm_id=moments.begin, receive=desk, wait=moments.end))
         for channel in channels:
             stack.callback(stop_in_time, channel)
             channel.start()
@@ -769,7 +766,7 @@ def test_a_decision_is_offered_within_milliseconds(secure, desk, start):
 
 def test_the_settings_of_the_stub_lead_to_it(portal, desk):
     remote = msgspec.convert({"url": portal.url, "keys": portal.key_tables()}, RemoteSettings)
-    channel = PortalPoller(remote, vm_id=lambda: VM, offer=desk)
+    channel = PortalPoller(PortalClient(remote), vm_id=lambda: VM, receive=desk)
     channel.start()
     token = portal.decide(EVENT, vm_id=VM)
     assert desk.has(token)
