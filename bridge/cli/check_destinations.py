@@ -15,7 +15,7 @@ from contextlib import closing
 import msgspec
 
 from bridge.approval.portal_client import PortalClient
-from bridge.cli.command_words import counted
+from bridge.cli.terminal import counted
 from bridge.config.approval import RemoteSettings
 from bridge.config.loader import Settings, SinkSettings
 from bridge.delivery.sender import Sender

@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from bridge.approval.signing import generate_key, sign_decision
-from bridge.cli.command_words import counted
+from bridge.cli.terminal import counted
 from bridge.clock import format_time, utc_now
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.config.trusted_keys import MAX_NAME_CHARACTERS

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from bridge.cli.command_words import utc
-from bridge.cli.terminal import Table
+from bridge.cli.terminal import Table, utc
 from bridge.clock import parse_time
 from bridge.events.event import encode
 from bridge.events.record import TransitionRecord

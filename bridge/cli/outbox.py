@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from bridge.cli.command_words import utc
-from bridge.cli.terminal import Table
+from bridge.cli.terminal import Table, utc
 from bridge.clock import parse_time
 from bridge.errors import BridgeError
 from bridge.outbox.reader import DeliveryRow, OutboxFile

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from bridge.cli.command_words import ago, countdown, counted, size, utc
 from bridge.cli.status_report import ApprovalReport, DecisionReport, EventReport, SinkReport, StatusReport
-from bridge.cli.terminal import Table, styled, wrapped
+from bridge.cli.terminal import Table, ago, countdown, counted, size, styled, utc, wrapped
 from bridge.clock import parse_time
 from bridge.health.probe import EVENTS_UNKNOWN
 from bridge.text import duration, one_line

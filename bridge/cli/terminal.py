@@ -1,6 +1,8 @@
-"""What commands print for a person: aligned columns and wrapped lines, coloured on a terminal, plain when piped.
+"""What commands print for a person: aligned columns, wrapped lines, and times and sizes in words.
 
-A table keeps its widths from one `add` to the next, so that what follows stays under what came before.
+Coloured on a terminal, plain when piped. Columns are aligned here and not by rich, which cuts or breaks an EventId to
+fit a narrow terminal: a whole line that the terminal wraps can be copied. A table keeps its widths from one `add` to
+the next, so that what `--follow` adds stays under what came before.
 """
 
 from __future__ import annotations
@@ -11,23 +13,27 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from itertools import zip_longest
 from pathlib import Path
 
 import click
 
-from bridge.text import one_line
+from bridge.text import duration, one_line
 
 _NAME = "scheduled-events-bridge"
+_MINUTE, _HOUR = 60, 3_600
+_KIB = 1_024
 
 
 class Table:
-    """Prints rows under *header*, which comes with the first of them; *widths* are the least to begin with."""
+    """Rows in aligned columns under a header, which comes with the first of them."""
 
     def __init__(self, header: Sequence[str], *, widths: Sequence[int] = ()) -> None:
+        """Start with columns of at least *widths*, and of the header's."""
         self._header = tuple(header)
         self._is_headed = False
-        least = (*widths, *(0 for _ in range(len(self._header) - len(widths))))
-        self._widths = [max(len(name), width) for name, width in zip(self._header, least, strict=True)]
+        self._widths = [max(width, least) for width, least in zip_longest(map(len, header), widths, fillvalue=0)]
 
     def add(self, rows: Iterable[Sequence[str]]) -> None:
         """Print *rows*; columns that they do not fit into grow."""
@@ -39,13 +45,11 @@ class Table:
         cells = [tuple(map(one_line, row)) for row in rows]
         if not cells:
             return []
-        self._widths = [max(map(len, column), default=0) for column in zip(*cells, self._least(), strict=True)]
+        for row in cells:
+            self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, row, strict=True)]
         head = [] if self._is_headed else [styled(self._line(self._header), bold=True)]
         self._is_headed = True
         return [*head, *map(self._line, cells)]
-
-    def _least(self) -> Sequence[str]:
-        return [" " * width for width in self._widths]
 
     def _line(self, cells: Sequence[str]) -> str:
         return "  ".join(cell.ljust(width) for cell, width in zip(cells, self._widths, strict=True)).rstrip()
@@ -69,6 +73,37 @@ def wrapped(text: str, *, indent: str = "", first: str | None = None) -> list[st
     width = max(shutil.get_terminal_size().columns, 40)
     lines = textwrap.wrap(one_line(text), width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
     return lines or [first.rstrip()]
+
+
+def countdown(seconds: float) -> str:
+    """Return "in 12 min 30 s", "4 min ago" or "now"; *seconds* are those until then."""
+    if abs(seconds) < 1:
+        return "now"
+    return f"in {duration(seconds)}" if seconds > 0 else ago(-seconds)
+
+
+def ago(seconds: float) -> str:
+    """Return "4 min ago": of the past, minutes are exact enough."""
+    if _MINUTE <= seconds < _HOUR:
+        return f"{int(seconds // _MINUTE)} min ago"
+    return f"{seconds:.1f} s ago" if 0 <= seconds < 1 else f"{duration(seconds)} ago"
+
+
+def utc(moment: datetime) -> str:
+    """Return "2026-11-20 11:00:03Z"."""
+    return f"{moment.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S}Z"
+
+
+def size(count: int) -> str:
+    """Return *count* bytes as "620 KiB" or "1.2 MiB"."""
+    if count < _KIB * _KIB:
+        return f"{count / _KIB:.0f} KiB"
+    return f"{count / _KIB / _KIB:.1f} MiB"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return "1 record", "2 records"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def this_command(program: str | None = None, arguments: Sequence[str] | None = None) -> str:

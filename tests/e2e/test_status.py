@@ -17,10 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from bridge.cli.command_words import ago, countdown, size
 from bridge.outbox.reader import OutboxFile
 from bridge.testing import EventSpec, Simulator
-from bridge.text import duration
 
 resource = pytest.importorskip("resource", reason="Windows has neither flock nor limits to files")
 
@@ -666,27 +664,3 @@ def test_the_glance_has_what_the_lists_have(agent, azure, peer):
         assert glance.stored == beside.state()
         (records,) = glance.last_records.values()
         assert list(records) == beside.records()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [
-        (750, "in 12 min 30 s"),
-        (60, "in 1 min"),
-        (3_600, "in 1 h"),
-        (3_660, "in 1 h 1 min"),
-        (90_000, "in 1 d 1 h"),
-        (0.4, "now"),
-        (-0.9, "now"),
-        (-12, "12 s ago"),
-        (-250, "4 min ago"),
-        (-3_700, "1 h 1 min ago"),
-    ],
-)
-def test_a_countdown_is_in_the_units_that_count(seconds, said):
-    assert countdown(seconds) == said
-
-
-def test_durations_and_sizes_are_in_words():
-    assert (duration(0), duration(59.9), duration(86_400), ago(0.42)) == ("0 s", "59 s", "1 d", "0.4 s ago")
-    assert (size(0), size(512 * 1024), size(268_435_456)) == ("0 KiB", "512 KiB", "256.0 MiB")

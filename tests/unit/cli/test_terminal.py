@@ -1,6 +1,9 @@
-"""What is printed for a person: how to call the command again."""
+"""What is printed for a person: times and sizes in words, and how to call the command again."""
 
-from bridge.cli.terminal import this_command
+import pytest
+
+from bridge.cli.terminal import ago, countdown, size, this_command
+from bridge.text import duration
 
 
 def test_command_of_a_venv_is_shown_with_its_path_and_one_on_the_path_by_its_name(tmp_path, monkeypatch):
@@ -19,3 +22,27 @@ def test_command_of_a_venv_is_shown_with_its_path_and_one_on_the_path_by_its_nam
     assert this_command(str(ours), ["python", str(ours), "demo"]) == "scheduled-events-bridge"
     assert this_command("/a b/scheduled-events-bridge", ["python"]) == "'/a b/scheduled-events-bridge'"
     assert this_command("/lib/bridge/__main__.py", ["python3.12", "-m", "bridge"]) == "python3.12 -m bridge"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        (750, "in 12 min 30 s"),
+        (60, "in 1 min"),
+        (3_600, "in 1 h"),
+        (3_660, "in 1 h 1 min"),
+        (90_000, "in 1 d 1 h"),
+        (0.4, "now"),
+        (-0.9, "now"),
+        (-12, "12 s ago"),
+        (-250, "4 min ago"),
+        (-3_700, "1 h 1 min ago"),
+    ],
+)
+def test_a_countdown_is_in_the_units_that_count(seconds, said):
+    assert countdown(seconds) == said
+
+
+def test_durations_and_sizes_are_in_words():
+    assert (duration(0), duration(59.9), duration(86_400), ago(0.42)) == ("0 s", "59 s", "1 d", "0.4 s ago")
+    assert (size(0), size(512 * 1024), size(268_435_456)) == ("0 KiB", "512 KiB", "256.0 MiB")
