@@ -38,10 +38,10 @@ from bridge.health.reporter import HealthReporter
 from bridge.health.server import HealthServer
 from bridge.imds.client import client_of
 from bridge.metrics.metrics import Metrics
+from bridge.outbox import deliveries
 from bridge.outbox.locks import DirectoryLock, prepare_directory
 from bridge.outbox.nudge import NUDGE_FILE
-from bridge.outbox.outbox import Outbox
-from bridge.outbox.writer import result_or_stop
+from bridge.outbox.outbox import Outbox, result_or_stop
 from bridge.polling.identity import IdentityResolver
 from bridge.polling.poller import Poller
 from bridge.system.boot import boot_id
@@ -125,7 +125,7 @@ class Agent:
     def start(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Start to watch and to deliver; give up, so that `stop` can follow, as soon as *stop* returns True."""
         self._identity.start(stop, timeout_seconds=self._settings.imds.timeout_seconds)
-        self.outbox.on_records = self._workers.notify
+        self.outbox.on_added = self._workers.notify
         self.metrics.register_totals(self.overview.totals)
         self.metrics.watch_vm(self.vm_name)
         self._route(stop)
@@ -208,7 +208,7 @@ class Agent:
     def beat(self) -> None:
         """Send a heartbeat to the sinks that want it: a dead agent must not look like calm."""
         if self._poller is not None:
-            self.outbox.heartbeat(incarnation=self._poller.incarnation)
+            self.outbox.write(self.outbox.records.append_heartbeat, incarnation=self._poller.incarnation)
 
     def nudge(self) -> None:
         """Look again at once: a command has written to the outbox."""
@@ -305,7 +305,9 @@ class Agent:
     def _route(self, stop: Callable[[], bool]) -> None:
         sinks = self._settings.sinks
         routes = Router([sink.config for sink in sinks])
-        configured = self.outbox.configure(routes, [sink.name for sink in sinks], labels=dict(self._settings.labels))
+        configured = self.outbox.write(
+            self.outbox.records.configure, routes, [sink.name for sink in sinks], labels=dict(self._settings.labels)
+        )
         result_or_stop(configured, stop)
 
     def _say_what_nobody_sends(self) -> None:
@@ -326,10 +328,10 @@ class Agent:
     def _pending(self, wait_seconds: float) -> Mapping[str, int] | None:
         """Return how many records each sink is owed; null when the outbox does not say so in time."""
         try:
-            totals = self.outbox.totals().result(wait_seconds)
+            accounts = self.outbox.read(deliveries.accounts).result(wait_seconds)
         except (BridgeError, FutureTimeout):
             return None
-        return {name: total["pending"] for name, total in totals.items()}
+        return {name: account.pending for name, account in accounts.items()}
 
 
 def _left(deadline: float, *, at_most: float = _JOIN_SECONDS) -> float:

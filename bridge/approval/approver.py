@@ -49,6 +49,7 @@ from bridge.events.event import Document, Incarnation, VmIdentity
 from bridge.events.record import Transition, TransitionRecord
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
+from bridge.outbox import approvals, deliveries
 from bridge.outbox.approvals import COMMAND_FAILED, DRAINING, POSTED, WANTED, ApprovalState
 from bridge.outbox.outbox import Outbox
 
@@ -129,7 +130,7 @@ class Approver:
         self._prune_at = monotonic() + _PRUNE_SECONDS
         self._waiting: list[tuple[str, float]] = []
         self._attempted: frozenset[str] = frozenset()
-        self._note(outbox.approvals().result())
+        self._note(outbox.read(approvals.read_approvals).result())
         metrics.watch_approved(self._waiting_seconds)
 
     # Called from other threads.
@@ -207,14 +208,18 @@ class Approver:
     def turn(self) -> float:
         """Do all that can be done now; return the seconds until something may be due."""
         if outcomes := self._refusals.take():
-            self._heard(self._outbox.tell_outcomes(outcomes, incarnation=self._incarnation).result())
+            self._heard(
+                self._outbox.write(
+                    self._outbox.records.append_outcomes, outcomes, incarnation=self._incarnation
+                ).result()
+            )
         wait_seconds = min(_LOOK_SECONDS, self._refusals.wait_seconds() or _LOOK_SECONDS)
         if self._outbox.in_memory:
             raise OutboxReadOnly("No approval is given while the outbox lives in memory. Free the disk under it.")
         if self._intake.has_waiting:
             self._intake.offer_waiting()
         wait_seconds = min(wait_seconds, _RETRY_SECONDS) if self._intake.has_waiting else wait_seconds
-        state = self._outbox.approvals().result()
+        state = self._outbox.read(approvals.read_approvals).result()
         self._note(state)
         answer = self._fresh_answer()
         if answer is None:
@@ -261,7 +266,7 @@ class Approver:
             if judgement.is_empty:
                 break
             self._write(judgement, state.stream_id)
-            state = self._outbox.approvals().result()
+            state = self._outbox.read(approvals.read_approvals).result()
         else:
             self._report.problem("judging", logging.ERROR, "What follows from the decisions does not come to an end.")
             return _RETRY_SECONDS
@@ -270,11 +275,11 @@ class Approver:
         self._note(state)
         if self._monotonic() >= self._prune_at:
             self._prune_at = self._monotonic() + _PRUNE_SECONDS
-            self._outbox.prune_approvals(list(seen.events))
+            self._outbox.write(approvals.prune, list(seen.events), self._now().timestamp())
         wait_seconds = min(
             self._teller.tell(state, answer.document, answer.moment.monotonic), self._ruling.wait_seconds()
         )
-        state = self._outbox.approvals().result()
+        state = self._outbox.read(approvals.read_approvals).result()
         self._note(state)
         self._has_work(state)
         if any(each.state == "waiting" for each in state.decisions):
@@ -285,7 +290,8 @@ class Approver:
         for refusal in judgement.refusals:
             self._refusals.add(refusal)
         self._heard(
-            self._outbox.write_approvals(
+            self._outbox.write(
+                self._outbox.records.write_approvals,
                 stream_id,
                 consents=judgement.consents,
                 settled=judgement.settled,
@@ -343,7 +349,7 @@ class Approver:
             if consent.state != DRAINING or self._drains.is_running(consent.key) or self._drains.is_full:
                 continue
             rule = self._ruling.rule_of(consent, seen)
-            record = self._outbox.last_record(consent.event.key).result()
+            record = self._outbox.read(deliveries.last_record, consent.event.key).result()
             if rule is not None and record is not None and newest_hold(state.decisions, consent.key) is None:
                 self._drains.start(consent.key, rule, record)
 

@@ -15,8 +15,10 @@ from datetime import datetime
 
 from bridge.approval.evaluate import Refusal
 from bridge.approval.token import Claims, verify
+from bridge.clock import parse_time
 from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import KeyUnusable, OutboxError, OutboxReadOnly, RefusalReason, RefusedDecision
+from bridge.outbox import approvals
 from bridge.outbox.approvals import StoredDecision
 from bridge.outbox.outbox import Outbox
 
@@ -82,7 +84,7 @@ class DecisionInbox:
         return False
 
     def _keep(self, tokens: Sequence[str], vm_id: str) -> None:
-        created_at = self._outbox.made_at().result()
+        created_at = parse_time(self._outbox.read(approvals.made_at).result())
         verified: list[Claims] = []
         for token in tokens:
             try:
@@ -93,7 +95,8 @@ class DecisionInbox:
         if not verified:
             return
         kept = [self._kept(claims) for claims in verified]
-        for decision_kept, result in zip(kept, self._outbox.keep_decisions(kept).result(), strict=True):
+        results = self._outbox.write(approvals.keep_decisions, kept).result()
+        for decision_kept, result in zip(kept, results, strict=True):
             if result == "replayed":
                 self._say(decision_kept, RefusalReason.REPLAYED, "Its jti was used before for something else.")
             elif result == "too_old":
@@ -118,8 +121,11 @@ class DecisionInbox:
         if refused.approver is None or refused.decision_id is None or refused.payload_sha256 is None:
             return False
         try:
-            return self._outbox.is_known(
-                approver=refused.approver, decision_id=refused.decision_id, payload_sha256=refused.payload_sha256
+            return self._outbox.read(
+                approvals.is_known,
+                approver=refused.approver,
+                decision_id=refused.decision_id,
+                payload_sha256=refused.payload_sha256,
             ).result()
         except OutboxError:
             return False

@@ -21,6 +21,7 @@ from bridge.approval.posting import Posted, Poster
 from bridge.events.event import Document, Incarnation
 from bridge.events.record import Transition, TransitionRecord
 from bridge.logs import ThrottledLog
+from bridge.outbox import approvals
 from bridge.outbox.approvals import (
     DRY_RUN,
     FOLLOWED,
@@ -112,7 +113,7 @@ class Teller:
         """Count the attempt, look once more, post and write down; return whether nothing came in between."""
         self._poster.takes_off(due)
         try:
-            ready = self._outbox.begin_posting(stream_id, due).result()
+            ready = self._outbox.write(approvals.begin_posting, stream_id, due, self._now().timestamp()).result()
             if not ready:
                 return False
             if not self._is_current(document) or self._outbox.in_memory or self._is_disabled():
@@ -157,7 +158,8 @@ class Teller:
                     )
                 )
                 settled += _settled([consent], WAITING, REJECTED, said)
-        return self._outbox.write_approvals(
+        return self._outbox.write(
+            self._outbox.records.write_approvals,
             stream_id,
             consents=[each.consent for each in posted],
             settled=settled,

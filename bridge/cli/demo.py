@@ -27,6 +27,7 @@ from bridge import logs
 from bridge.agent.agent import Agent
 from bridge.config.loader import Settings, SinkSettings, read
 from bridge.errors import BridgeError, DeliveryFailed, StateDirectoryError
+from bridge.outbox import deliveries
 from bridge.testing import Change, Scenario, Simulator, load_scenario
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _watch(
 
 
 def _delivered(agent: Agent) -> int:
-    return min((totals["delivered"] for totals in agent.outbox.totals().result().values()), default=0)
+    return min((account.delivered for account in agent.outbox.read(deliveries.accounts).result().values()), default=0)
 
 
 @contextmanager

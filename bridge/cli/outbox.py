@@ -66,9 +66,9 @@ def _delivery_cells(row: DeliveryRow) -> tuple[str, ...]:
 def retry(directory: Path, *, sink: str | None, record_id: str | None) -> None:
     """Have parked records tried again, and what is pending at once; say how many there are of each."""
     with OutboxFile(directory) as outbox:
-        _require_sink(outbox.totals(), sink)
+        _require_sink(outbox.accounts(), sink)
         count = outbox.retry(sink=sink, record_id=record_id)
-        pending = sum(total["pending"] for name, total in outbox.totals().items() if sink in (None, name)) - count
+        pending = sum(account.pending for name, account in outbox.accounts().items() if sink in (None, name)) - count
     click.echo(f"{count} parked {_records(count)} will be tried again.", err=True)
     if pending:
         click.echo(f"{pending} pending {_records(pending)} as well, at once: a sink that was paused goes on.", err=True)
@@ -80,7 +80,7 @@ def discard(directory: Path, *, sink: str, record_id: str | None, state: str | N
     if not yes:
         click.confirm(f"Discard {what} of {sink}? It is never sent.", abort=True, err=True)
     with OutboxFile(directory) as outbox:
-        _require_sink(outbox.totals(), sink)
+        _require_sink(outbox.accounts(), sink)
         count = outbox.discard(sink, state=state, record_id=record_id)
     click.echo(f"{count} {_records(count)} discarded.", err=True)
 

@@ -33,7 +33,8 @@ from bridge.health.probe import AgentAnswer
 from bridge.health.report import Readiness, SinkReadiness
 from bridge.outbox.approvals import PendingApproval, StoredDecision
 from bridge.outbox.database import DATABASE
-from bridge.outbox.snapshot import SinkBacklog, Snapshot
+from bridge.outbox.deliveries import SinkAccount
+from bridge.outbox.snapshot import LastError, Snapshot
 
 _OPEN_CONSENTS = frozenset({"draining", "wanted", "posted", "dry_run", "command_failed", "withdrawn"})
 _OPEN_DECISIONS = frozenset({"new", "waiting", "held"})
@@ -84,7 +85,7 @@ def _known_at(glance: Snapshot) -> str | None:
     moments = [
         glance.newest_record_at,
         None if good is None else good.timestamp(),
-        *(sink.last_error_at for sink in glance.sinks.values()),
+        *(error.at for error in glance.last_errors.values()),
     ]
     return _time_of(max((moment for moment in moments if moment is not None), default=None))
 
@@ -200,8 +201,9 @@ def _sinks(glance: Snapshot, live: Readiness | None, settings: Settings | None, 
     return [
         _sink(
             name,
-            glance.sinks.get(name),
+            glance.sinks.get(name, SinkAccount()),
             said.get(name),
+            glance.last_errors.get(name),
             configured=None if settings is None else name in configured,
             now=now,
         )
@@ -210,14 +212,19 @@ def _sinks(glance: Snapshot, live: Readiness | None, settings: Settings | None, 
 
 
 def _sink(
-    name: str, owing: SinkBacklog | None, live: SinkReadiness | None, *, configured: bool | None, now: datetime
+    name: str,
+    account: SinkAccount,
+    live: SinkReadiness | None,
+    error: LastError | None,
+    *,
+    configured: bool | None,
+    now: datetime,
 ) -> SinkReport:
-    held = {} if owing is None else owing.totals
-    oldest = None if owing is None else owing.oldest_pending_at
+    oldest = account.oldest_pending_at
     waited = 0.0 if oldest is None else max(now.timestamp() - oldest, 0.0)
 
     def count(state: str) -> int:
-        return int(getattr(live, state)) if live is not None else held.get(state, 0)
+        return int(getattr(account if live is None else live, state))
 
     return SinkReport(
         name=name,
@@ -230,8 +237,8 @@ def _sink(
         discarded=count("discarded"),
         expired=count("expired"),
         oldest_pending_seconds=round(waited if live is None else live.oldest_pending_seconds, 3),
-        last_error=None if owing is None else owing.last_error,
-        last_error_at=None if owing is None else _time_of(owing.last_error_at),
+        last_error=None if error is None else error.message,
+        last_error_at=None if error is None else _time_of(error.at),
         needs_attention=None if live is None else live.needs_attention,
     )
 

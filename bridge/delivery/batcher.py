@@ -14,7 +14,9 @@ from concurrent.futures import Future
 
 from bridge.delivery.results import ResultWriter
 from bridge.delivery.retry_schedule import RetrySchedule, SendMode
-from bridge.outbox.outbox import Outbox, PendingDelivery
+from bridge.outbox import deliveries
+from bridge.outbox.deliveries import PendingDelivery
+from bridge.outbox.outbox import Outbox
 from bridge.sink import SinkConfig
 
 _ROWS_AHEAD = 64
@@ -47,7 +49,7 @@ class Batcher:
         self._coming: Future[list[PendingDelivery]] | None = None
         self._coming_until = float("-inf")
         self._alone: set[int] = set()
-        self._news_after = self._newest = outbox.last_sequence
+        self._news_after = self._newest = outbox.records.last_sequence
 
     def next(self, now: float) -> tuple[SendMode, list[PendingDelivery]]:
         """Return the rows to send in one request, and in whose turn; WAIT and nothing when none are due."""
@@ -76,26 +78,29 @@ class Batcher:
         self.look_again()
         # One news behind: the newest sequence is known before its commit, and what is not committed cannot be read.
         after, self._news_after = self._news_after, self._newest
-        self._newest = self._outbox.last_sequence
+        self._newest = self._outbox.records.last_sequence
         if self._newest < after:
             after = self._news_after = 0  # the outbox was started over, for another machine
             self._ledger.forget()
         if not self._schedule.is_troubled:
             return
-        for row in self._outbox.due(self._sink, limit=_MOST_NEWS, skip=self._ledger.unwritten, after=after).result():
+        news = self._outbox.read(deliveries.due, self._sink, limit=_MOST_NEWS, skip=self._ledger.unwritten, after=after)
+        for row in news.result():
             if row.attempts == 0:
                 self._schedule.arrived(row.event_key, now, urgent=row.urgent)
 
     def _probe(self, turn: SendMode, now: float) -> list[PendingDelivery]:
-        only: Collection[str] | None = None
+        only: frozenset[str] | None = None
         blocked: Collection[str] = ()
         if turn is SendMode.FRESH:
-            only = [self._schedule.take_fresh()]
+            only = frozenset([self._schedule.take_fresh()])
         elif turn is SendMode.URGENT:
             blocked = self._schedule.urgent_blocked(now)
         else:
             blocked = self._schedule.urgent_suspects
-        rows = self._outbox.probe(self._sink, skip=self._ledger.unwritten, blocked=blocked, only=only).result()
+        rows = self._outbox.read(
+            deliveries.probe, self._sink, skip=self._ledger.unwritten, blocked=frozenset(blocked), only=only
+        ).result()
         return [] if turn is SendMode.URGENT and rows and not rows[0].urgent else rows
 
     def _next_batch(self, now: float) -> list[PendingDelivery]:
@@ -139,11 +144,12 @@ class Batcher:
             self._fill(self._ask(self._schedule.blocked(now)).result(), self._schedule.next_expiry(now))
 
     def _ask(self, blocked: Collection[str], at_hand: Collection[int] = ()) -> Future[list[PendingDelivery]]:
-        return self._outbox.due(
+        return self._outbox.read(
+            deliveries.due,
             self._sink,
             limit=self._limit,
-            skip={*self._ledger.unwritten, *at_hand},
-            blocked=blocked,
+            skip=self._ledger.unwritten.union(at_hand),
+            blocked=frozenset(blocked),
             per_event=self._max_batch if self._batch_by_event else None,
         )
 

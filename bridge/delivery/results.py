@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 from bridge.clock import Clock
 from bridge.errors import OutboxError
 from bridge.logs import ThrottledLog
-from bridge.outbox.deliveries import DELIVERED
-from bridge.outbox.outbox import Outbox, Outcome, PendingDelivery
+from bridge.outbox import deliveries
+from bridge.outbox.deliveries import DeliveryResult, DeliveryState, PendingDelivery
+from bridge.outbox.outbox import Outbox
 
 logger = logging.getLogger(__name__)
 
@@ -38,36 +39,37 @@ class ResultWriter:
         self._outbox = outbox
         self._sink = sink
         self._clock = clock
-        self._underway: deque[tuple[Future[None], list[Outcome]]] = deque()
-        self._unwritten: dict[int, Outcome] = {}
-        self._gathered: list[Outcome] = []
+        self._underway: deque[tuple[Future[None], list[DeliveryResult]]] = deque()
+        self._unwritten: dict[int, DeliveryResult] = {}
+        self._gathered: list[DeliveryResult] = []
         self._gathered_since = 0.0
-        self._failed: list[Outcome] = []
+        self._failed: list[DeliveryResult] = []
         self._retry_at = 0.0
         self._report = ThrottledLog(logger, clock=clock)
 
     @property
-    def unwritten(self) -> Collection[int]:
+    def unwritten(self) -> frozenset[int]:
         """The sequences of rows that are done with, but that the outbox may still list as owed."""
         self.wait(most=_MOST_UNDERWAY)
-        return self._unwritten.keys()
+        return frozenset(self._unwritten)
 
     def tried(self, rows: Sequence[PendingDelivery], error: str) -> None:
         """Write down that *rows* were tried in vain."""
         self.flush()
-        self._settle([Outcome(sequence=row.sequence, state=None, error=error[:_ERROR_CHARACTERS]) for row in rows])
+        reason = error[:_ERROR_CHARACTERS]
+        self._settle([DeliveryResult(sequence=row.sequence, state=None, error=reason) for row in rows])
 
-    def finished(self, rows: Sequence[PendingDelivery], state: str, error: str | None = None) -> None:
+    def finished(self, rows: Sequence[PendingDelivery], state: DeliveryState, error: str | None = None) -> None:
         """Write down that *rows* are done with, in *state*."""
         reason = None if error is None else error[:_ERROR_CHARACTERS]
-        outcomes = [Outcome(sequence=row.sequence, state=state, error=reason) for row in rows]
+        outcomes = [DeliveryResult(sequence=row.sequence, state=state, error=reason) for row in rows]
         for outcome in outcomes:
             self._unwritten[outcome.sequence] = outcome
         if not self._gathered:
             self._gathered_since = self._clock.monotonic()
         self._gathered.extend(outcomes)
         is_late = self._clock.monotonic() - self._gathered_since >= _GATHER_SECONDS
-        if state != DELIVERED or is_late or len(self._gathered) >= _MOST_GATHERED:
+        if state is not DeliveryState.DELIVERED or is_late or len(self._gathered) >= _MOST_GATHERED:
             self.flush()
 
     def flush(self) -> None:
@@ -104,14 +106,16 @@ class ResultWriter:
         self._gathered.clear()
         self._unwritten.clear()
 
-    def _settle(self, outcomes: list[Outcome]) -> None:
+    def _settle(self, outcomes: list[DeliveryResult]) -> None:
         try:
-            self._underway.append((self._outbox.settle(self._sink, outcomes), outcomes))
+            now = self._clock.timestamp()
+            written = self._outbox.write(deliveries.record_results, self._sink, outcomes, now=now)
+            self._underway.append((written, outcomes))
         except OutboxError as error:
             self._keep(outcomes, error)
         self.wait(most=_MOST_UNDERWAY)
 
-    def _keep(self, outcomes: list[Outcome], error: OutboxError) -> None:
+    def _keep(self, outcomes: list[DeliveryResult], error: OutboxError) -> None:
         """Remember what could not be written: at least this agent does not send those records over and over."""
         self._failed.extend(outcome for outcome in outcomes if outcome.state is not None)
         self._retry_at = self._clock.monotonic() + _RETRY_SECONDS

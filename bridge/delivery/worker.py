@@ -21,8 +21,9 @@ from bridge.delivery.sender import Sender
 from bridge.errors import DeliveryError, DeliveryFailed, DeliveryRejected, OutboxError
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import SinkMetrics
-from bridge.outbox.deliveries import DELIVERED, PARKED
-from bridge.outbox.outbox import Beginning, Outbox, PendingDelivery
+from bridge.outbox import deliveries
+from bridge.outbox.deliveries import DeliveryState, PendingDelivery, StartMark
+from bridge.outbox.outbox import Outbox
 from bridge.sink import Sink, SinkConfig
 from bridge.system.threads import LoopWatch
 
@@ -66,7 +67,7 @@ class DeliveryWorker:
         self.loop_watch = LoopWatch(clock)
         self._news = threading.Event()
         self._was_nudged = False
-        self._nudges = outbox.nudges(config.name).result()
+        self._nudges = outbox.read(deliveries.retry_requests, config.name).result()
         self._stop_at: float | None = None
         self._expired_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name=f"delivery:{config.name}", daemon=True)
@@ -139,7 +140,9 @@ class DeliveryWorker:
 
     def _let_people_go(self) -> None:
         """Call for nobody any more when what they were called for is given up; a sink on hold still wants one."""
-        if self._metrics.needs_attention and not self._schedule.is_held and not self._outbox.probe(self.name).result():
+        if not self._metrics.needs_attention or self._schedule.is_held:
+            return
+        if not self._outbox.read(deliveries.probe, self.name).result():
             self._metrics.set_needs_attention(needed=False)
 
     def _look_seconds(self) -> float:
@@ -151,7 +154,7 @@ class DeliveryWorker:
     def _take_news(self) -> None:
         if self._was_nudged:
             self._was_nudged = False
-            before, self._nudges = self._nudges, self._outbox.nudges(self.name).result()
+            before, self._nudges = self._nudges, self._outbox.read(deliveries.retry_requests, self.name).result()
             if self._nudges != before:
                 self._schedule.resume()
         self._picker.take_news(self._clock.monotonic())
@@ -161,7 +164,12 @@ class DeliveryWorker:
             return
         self._expired_at = now
         self._ledger.flush()  # what is delivered does not expire
-        expired = self._outbox.expire(self.name, max_age_seconds=self.config.max_age_seconds).result()
+        expired = self._outbox.write(
+            deliveries.expire,
+            self.name,
+            now=self._clock.timestamp(),
+            max_age_seconds=self.config.max_age_seconds,
+        ).result()
         if expired:
             self._picker.look_again()
             logger.warning(
@@ -207,15 +215,17 @@ class DeliveryWorker:
                     extra={"sink": self.name, "sequence": row.sequence, "error": str(error)},
                 )
         if bad:
-            self._ledger.finished(bad, PARKED, "It is no record.")
+            self._ledger.finished(bad, DeliveryState.PARKED, "It is no record.")
         return [row for row in batch if row not in bad] if bad else batch
 
-    def _begin(self, row: PendingDelivery) -> Beginning:
-        """Mark the event as begun at a sink that skips what is over, or skip it; see `bridge.begun`."""
+    def _begin(self, row: PendingDelivery) -> StartMark:
+        """Mark the event as begun at a sink that skips what is over, or skip it; see `bridge.outbox.deliveries`."""
         if not self._skips or row.record.event is None:
-            return Beginning()
+            return StartMark()
         self._ledger.flush()  # what is delivered counts as begun
-        beginning = self._outbox.begin(self.name, row.event_key).result()
+        beginning = self._outbox.write(
+            deliveries.mark_started, self.name, row.event_key, now=self._clock.timestamp()
+        ).result()
         if beginning.skipped:
             logger.log(
                 logging.WARNING if row.attempts else logging.INFO,
@@ -224,16 +234,16 @@ class DeliveryWorker:
             )
         return beginning
 
-    def _end(self, row: PendingDelivery, beginning: Beginning, outcome: DeliveryError | None) -> None:
+    def _end(self, row: PendingDelivery, beginning: StartMark, outcome: DeliveryError | None) -> None:
         if not self._skips or row.record.event is None:
             return
         surely_not = beginning.is_new and isinstance(outcome, DeliveryFailed) and not outcome.uncertain
         if surely_not or (outcome is None and row.record.transition.is_ending):
             self._ledger.flush()
-            self._outbox.forget_beginning(self.name, row.event_key)
+            self._outbox.write(deliveries.clear_started, self.name, row.event_key)
 
     def _delivered(self, batch: list[PendingDelivery]) -> None:
-        self._ledger.finished(batch, DELIVERED)
+        self._ledger.finished(batch, DeliveryState.DELIVERED)
         self._report.recovered(f"{self.name}: refused", "The sink accepts records again.", sink=self.name)
         now = self._clock.now()
         for row in batch:
@@ -251,7 +261,7 @@ class DeliveryWorker:
         named = [getattr(record, "id", record) for record in error.records]
         refused = batch if len(batch) == 1 else [row for row in batch if row.record.id in named]
         if refused:
-            self._ledger.finished(refused, PARKED, reason)
+            self._ledger.finished(refused, DeliveryState.PARKED, reason)
             self._report.problem(
                 f"{self.name}: refused",
                 logging.ERROR,
@@ -279,7 +289,7 @@ class DeliveryWorker:
         wall = self._clock.timestamp()
         events = [_failed_event(rows, wall) for rows in _by_event(batch)]
         try:
-            owes_urgent, soonest = self._outbox.urgency(self.name).result()
+            owes_urgent, soonest = self._outbox.read(deliveries.urgency, self.name, now=wall).result()
         except OutboxError:
             owes_urgent, soonest = any(event.urgent for event in events), None
         self._schedule.failed(

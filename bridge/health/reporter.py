@@ -21,11 +21,13 @@ from bridge.errors import BridgeError, OutboxError
 from bridge.health.report import STUCK_SECONDS, Readiness, SinkReadiness
 from bridge.health.server import Response
 from bridge.metrics.metrics import CONTENT_TYPE, Metrics, OutboxTotals, SinkTotals, own_version
+from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
 from bridge.system.threads import LoopWatch
 
 _READ_SECONDS = 2.0
 _UNAVAILABLE = 503
+_COUNTS = ("accepted", "delivered", "pending", "parked", "evicted", "discarded", "expired")
 
 
 class Polled(Protocol):
@@ -124,24 +126,24 @@ class HealthReporter:
     def totals(self) -> OutboxTotals:
         """Return what the outbox holds, from one commit; raise OutboxError when it does not answer in time."""
         try:
-            account = self._outbox.account().result(_READ_SECONDS)
+            held = self._outbox.read(deliveries.totals).result(_READ_SECONDS)
         except FutureTimeout:
             raise OutboxError(f"The outbox did not answer within {_READ_SECONDS:g} s.") from None
         now, configured = self._clock.timestamp(), set(self._sinks())
         return OutboxTotals(
             sinks={
                 name: SinkTotals(
-                    oldest_pending_age_seconds=_age(account.oldest_pending[name], now),
+                    oldest_pending_age_seconds=_age(account.oldest_pending_at, now),
                     is_configured=name in configured,
-                    **counts,
+                    **{state: getattr(account, state) for state in _COUNTS},
                 )
-                for name, counts in account.totals.items()
+                for name, account in held.sinks.items()
             },
-            used_bytes=account.used_bytes,
-            max_bytes=account.max_bytes,
-            in_memory=account.in_memory,
-            set_aside=account.set_aside,
-            stream_id=account.stream_id,
+            used_bytes=held.used_bytes,
+            max_bytes=self._outbox.max_bytes,
+            in_memory=self._outbox.in_memory,
+            set_aside=self._outbox.set_aside_count,
+            stream_id=held.stream_id,
         )
 
     def _reasons_of_polling(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What the outbox keeps of approvals: decisions, and approvals on their way. Functions over a store, on its thread.
+"""What the outbox keeps of approvals: decisions, and approvals on their way. Functions over a connection.
 
 A decision is kept before anybody looks at what it is about, and its jti long after it expired: a decision that comes
 again must be known again, whatever happened in between. An approval is kept for one event *as it was decided on*: when
@@ -21,9 +21,8 @@ from bridge.clock import CLOCK_SKEW_SECONDS, parse_time
 from bridge.errors import OutboxReadOnly, StreamChanged
 from bridge.events.event import ScheduledEvent, encode
 from bridge.events.record import Approval, Transition
-from bridge.outbox.database import SQL
+from bridge.outbox.database import SQL, is_in_memory
 from bridge.outbox.meta import get
-from bridge.outbox.storage import Storage
 
 #: A jti is remembered so long after its expiry: the clocks' skew, and a day for a clock that is set back.
 REMEMBER_SECONDS = CLOCK_SKEW_SECONDS + 86_400.0
@@ -122,18 +121,17 @@ class ApprovalState(msgspec.Struct, frozen=True, kw_only=True):
     consents: dict[tuple[str, str], PendingApproval]
 
 
-def made_at(store: Storage) -> str:
+def made_at(connection: sqlite3.Connection) -> str:
     """Return when this database was made: what was decided earlier may have been followed already."""
-    return get(store.connection, "created_at") or ""
+    return get(connection, "created_at") or ""
 
 
-def keep_decisions(store: Storage, decisions: Sequence[StoredDecision]) -> list[str]:
+def keep_decisions(connection: sqlite3.Connection, decisions: Sequence[StoredDecision]) -> list[str]:
     """Keep each decision that is new; return new, known, replayed or too_old for each."""
-    refuse_memory(store)
-    created_at = int(parse_time(made_at(store)).timestamp() * 1_000_000)
+    refuse_memory(connection)
+    created_at = int(parse_time(made_at(connection)).timestamp() * 1_000_000)
     return [
-        "too_old" if decision.issued_at < created_at else keep_decision(store.connection, decision)
-        for decision in decisions
+        "too_old" if decision.issued_at < created_at else keep_decision(connection, decision) for decision in decisions
     ]
 
 
@@ -146,9 +144,9 @@ def keep_decision(connection: sqlite3.Connection, decision: StoredDecision) -> s
     return "known" if found == decision.payload_sha256 else "replayed"
 
 
-def is_known(store: Storage, *, approver: str, decision_id: str, payload_sha256: str) -> bool:
+def is_known(connection: sqlite3.Connection, *, approver: str, decision_id: str, payload_sha256: str) -> bool:
     """Return whether exactly this decision of the portal was kept before."""
-    return _find(store.connection, "portal", approver, decision_id) == payload_sha256
+    return _find(connection, "portal", approver, decision_id) == payload_sha256
 
 
 def _find(connection: sqlite3.Connection, source: str, approver: str, decision_id: str) -> str | None:
@@ -156,12 +154,12 @@ def _find(connection: sqlite3.Connection, source: str, approver: str, decision_i
     return None if row is None else str(row[0])
 
 
-def read_approvals(store: Storage) -> ApprovalState:
+def read_approvals(connection: sqlite3.Connection) -> ApprovalState:
     """Return what is open: decisions nobody has finished with, holds, and every approval that is remembered."""
     return ApprovalState(
-        stream_id=get(store.connection, "stream_id") or "",
-        decisions=open_decisions(store.connection),
-        consents={consent.key: consent for consent in remembered_consents(store.connection)},
+        stream_id=get(connection, "stream_id") or "",
+        decisions=open_decisions(connection),
+        consents={consent.key: consent for consent in remembered_consents(connection)},
     )
 
 
@@ -194,50 +192,54 @@ def _consent(row: Sequence[Any]) -> PendingApproval:
 
 
 def write_approvals(
-    store: Storage, stream_id: str, *, consents: Iterable[PendingApproval] = (), settled: Iterable[DecisionUpdate] = ()
+    connection: sqlite3.Connection,
+    stream_id: str,
+    *,
+    consents: Iterable[PendingApproval] = (),
+    settled: Iterable[DecisionUpdate] = (),
 ) -> None:
     """Write down what became of approvals and decisions; raise StreamChanged when they are not this outbox's."""
-    refuse_memory(store)
-    if get(store.connection, "stream_id") != stream_id:
+    refuse_memory(connection)
+    if get(connection, "stream_id") != stream_id:
         raise StreamChanged("The outbox was started over; approvals are looked at anew.")
     for consent in consents:
         arguments = (*consent.key, consent.state, consent.changed_at, encode(consent).decode())
-        store.connection.execute(SQL["put_approval"], arguments)
+        connection.execute(SQL["put_approval"], arguments)
     for each in settled:
-        store.connection.execute(SQL["settle_decision"], (each.state, each.outcome, each.said, each.arrival))
+        connection.execute(SQL["settle_decision"], (each.state, each.outcome, each.said, each.arrival))
 
 
 def begin_posting(
-    store: Storage, stream_id: str, consents: Sequence[PendingApproval], now: float
+    connection: sqlite3.Connection, stream_id: str, consents: Sequence[PendingApproval], now: float
 ) -> list[PendingApproval]:
     """Count an attempt for each of *consents* that may still be posted, and return those, as they stand now.
 
     One with a decision beside it that nobody has looked at yet is left out: it may be a hold.
     """
-    state = read_approvals(store)
+    state = read_approvals(connection)
     ready = [
         msgspec.structs.replace(known, attempts=known.attempts + 1, http_status=None, changed_at=now)
         for consent in consents
         if (known := state.consents.get(consent.key)) is not None
         and known.state == WANTED
-        and store.connection.execute(SQL["has_new_decision"], (known.event_id,)).fetchone() is None
+        and connection.execute(SQL["has_new_decision"], (known.event_id,)).fetchone() is None
     ]
-    write_approvals(store, stream_id, consents=ready)
+    write_approvals(connection, stream_id, consents=ready)
     return ready
 
 
-def prune(store: Storage, active_event_ids: Collection[str], now: float) -> None:
+def prune(connection: sqlite3.Connection, active_event_ids: Collection[str], now: float) -> None:
     """Forget what nobody can use any more; nothing of an event that is still there."""
-    if store.in_memory:
+    if is_in_memory(connection):
         return
     active = json.dumps(sorted(active_event_ids))
-    store.connection.execute(SQL["prune_decisions"], (now - REMEMBER_SECONDS, active))
-    store.connection.execute(SQL["prune_approvals"], (now - _KEEP_APPROVALS_SECONDS, active))
+    connection.execute(SQL["prune_decisions"], (now - REMEMBER_SECONDS, active))
+    connection.execute(SQL["prune_approvals"], (now - _KEEP_APPROVALS_SECONDS, active))
 
 
-def refuse_memory(store: Storage) -> None:
+def refuse_memory(connection: sqlite3.Connection) -> None:
     """Raise OutboxReadOnly while the outbox lives in memory."""
-    if store.in_memory:
+    if is_in_memory(connection):
         raise OutboxReadOnly(
             "The outbox lives in memory only, because its disk refuses, so nothing is approved. Free the disk."
         )

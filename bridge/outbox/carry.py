@@ -15,6 +15,7 @@ import msgspec
 from bridge.events.diff import is_over
 from bridge.events.event import decode_document, encode
 from bridge.events.record import decode_record
+from bridge.outbox.database import used_bytes
 from bridge.outbox.recovery import (
     COUNTS,
     Row,
@@ -58,15 +59,6 @@ def carry_owed(source: sqlite3.Connection, target: sqlite3.Connection, limit_byt
         paste(target, sql["paste_record"], row)
     for name, *counts in rows_until_failure(source, sql["copy_sinks"]):
         set_totals(target, name, counts, sql)
-
-
-def used_bytes(connection: sqlite3.Connection) -> int:
-    """Return how much of the database is in use."""
-    pages, free, size = (
-        int(connection.execute(f"PRAGMA {name}").fetchone()[0])
-        for name in ("page_count", "freelist_count", "page_size")
-    )
-    return (pages - free) * size
 
 
 def bring_back(

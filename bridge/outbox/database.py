@@ -134,6 +134,20 @@ def open_memory() -> sqlite3.Connection:
     return connection
 
 
+def is_in_memory(connection: sqlite3.Connection) -> bool:
+    """Return whether *connection* has no file, because the disk refuses."""
+    return not any(file for _, name, file in connection.execute("PRAGMA database_list") if name == "main")
+
+
+def used_bytes(connection: sqlite3.Connection) -> int:
+    """Return how much of the database is in use."""
+    pages, free, size = (
+        int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    return (pages - free) * size
+
+
 def create_schema(connection: sqlite3.Connection) -> None:
     """Create the tables where there are none; raise OutboxError for a file of a newer version."""
     (version,) = connection.execute("PRAGMA user_version").fetchone()

@@ -1,27 +1,52 @@
-"""What a delivery worker reads from the outbox, and writes back: functions over a store, on its thread."""
+"""What the delivery engine reads from the outbox and writes back: functions over a connection, on its thread.
+
+A delivery is one record for one sink. It is pending until the sink has accepted it (delivered), has refused it for good
+(parked), or it was given up (expired, evicted, discarded). What each sink has accepted, delivered and still has to get
+is its `SinkAccount`.
+
+Start marks say which events a sink that disturbs people or workloads may have heard of: it must also be told their end.
+Such a sink (`Sink.skips_what_is_over`) is not sent an event of which nothing has reached it when the end is already
+known: nobody is paged, and nothing drained, for what is over. Skipping is only safe while surely nothing arrived, so
+before each send the event is marked, in a commit of its own, and the mark is taken away only when the peer surely did
+not take the record. A crash or a timeout leaves the mark: the end is sent then, of an event that perhaps never began.
+Only what is over is skipped: what came back after its end is sent, and so is an end alone, for sinks that want nothing
+but ends. From memory nothing is skipped: there not all marks are known.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Sequence
+from enum import Enum
 from functools import cached_property
 from itertools import groupby, islice
 from typing import Any
 
 import msgspec
 
+from bridge.events.event import decode_document
 from bridge.events.record import TransitionRecord, decode_record
-from bridge.outbox.storage import SQL, Storage
+from bridge.outbox import meta
+from bridge.outbox.database import SQL, is_in_memory, used_bytes
 
-DELIVERED, PARKED = "delivered", "parked"
 Row = tuple[Any, ...]
 #: How far a probe looks for the event tried least.
 _MOST_PROBED = 2_000
-STATES = ("accepted", "delivered", "pending", "parked", "expired", "evicted", "discarded")
+
+
+class DeliveryState(str, Enum):
+    """What became of one record at one sink; the words are stored."""
+
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    PARKED = "parked"
+    EXPIRED = "expired"
+    EVICTED = "evicted"
+    DISCARDED = "discarded"
 
 
 class PendingDelivery(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A record that one sink is owed."""
+    """A record that one sink still has to get."""
 
     sequence: int
     event_key: str
@@ -34,35 +59,71 @@ class PendingDelivery(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def record(self) -> TransitionRecord:
-        """Return the record; read where it is used, because the outbox's thread has others to serve."""
+        """Return the record; decoded where it is used, because the outbox's thread has others to serve."""
         return decode_record(self.body)
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one record at one sink: ``delivered``, ``parked``, or null when it was tried in vain."""
+class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one record at one sink: delivered, parked, or None when it was tried in vain."""
 
     sequence: int
-    state: str | None
+    state: DeliveryState | None
     error: str | None = None
 
 
+class StartMark(msgspec.Struct, frozen=True, kw_only=True):
+    """What `mark_started` found."""
+
+    skipped: int = 0
+    """How many rows were given up, because the event is over and never began; nothing is to be sent then."""
+    is_new: bool = False
+    """True when nothing of the event had been tried before: a sure failure of this try takes the mark away."""
+
+
+class SinkAccount(msgspec.Struct, frozen=True, kw_only=True):
+    """What one sink has accepted, and what became of it: accepted is the sum of the other six counts."""
+
+    accepted: int = 0
+    delivered: int = 0
+    pending: int = 0
+    parked: int = 0
+    expired: int = 0
+    evicted: int = 0
+    discarded: int = 0
+    oldest_pending_at: float | None = None
+    """When its oldest pending record was observed, in seconds since 1970."""
+
+    def count(self, state: DeliveryState) -> int:
+        """Return how many records are in *state*."""
+        return int(getattr(self, state.value))
+
+
+class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
+    """Every sink's account, and how full the outbox is, all from one commit."""
+
+    sinks: dict[str, SinkAccount]
+    used_bytes: int
+    stream_id: str | None
+
+
 def due(
-    store: Storage,
+    connection: sqlite3.Connection,
     sink: str,
-    limit: int,
-    skip: frozenset[int],
-    blocked: frozenset[str],
     *,
+    limit: int,
+    skip: frozenset[int] = frozenset(),
+    blocked: frozenset[str] = frozenset(),
     after: int = 0,
     per_event: int | None = None,
 ) -> list[PendingDelivery]:
-    """Return up to *limit* rows with a sequence above *after*, urgent events first, each event's in sequence.
+    """Return up to *limit* rows pending for *sink*, urgent events first, each event's in sequence.
 
+    Rows in *skip* (sequences), rows up to *after* (a sequence) and events in *blocked* (event keys) are left out.
     *per_event* is for sinks whose batches hold one event each: up to *limit* events, up to so many rows of each.
     """
     chosen: list[Row] = []
     events: set[str] = set()
-    for row in store.connection.execute(SQL["due"], (sink, after)):
+    for row in connection.execute(SQL["due"], (sink, after)):
         if row[0] in skip or row[1] in blocked or (per_event is not None and row[1] in events):
             continue
         events.add(row[1])
@@ -70,17 +131,22 @@ def due(
         if len(chosen) == limit:
             break
     if per_event is not None:
-        chosen = [row for head in chosen for row in islice(_rows_of(store, sink, head[1], skip), per_event)]
-    return [_owed(store, row) for row in chosen]
+        chosen = [row for head in chosen for row in islice(_rows_of(connection, sink, head[1], skip), per_event)]
+    return [_pending(connection, row) for row in chosen]
 
 
-def _rows_of(store: Storage, sink: str, event_key: str, skip: frozenset[int]) -> Iterator[Row]:
-    rows = store.connection.execute(SQL["due_of_event"], (event_key, sink))
+def _rows_of(connection: sqlite3.Connection, sink: str, event_key: str, skip: frozenset[int]) -> Iterator[Row]:
+    rows = connection.execute(SQL["due_of_event"], (event_key, sink))
     return (row for row in rows if row[0] not in skip)
 
 
 def probe(
-    store: Storage, sink: str, skip: frozenset[int], blocked: frozenset[str], *, only: frozenset[str] | None = None
+    connection: sqlite3.Connection,
+    sink: str,
+    *,
+    skip: frozenset[int] = frozenset(),
+    blocked: frozenset[str] = frozenset(),
+    only: frozenset[str] | None = None,
 ) -> list[PendingDelivery]:
     """Return the first record of the event to try next: urgent, then least often tried, then oldest; or nothing.
 
@@ -93,26 +159,24 @@ def probe(
     """
     if only is None:
         rows: Iterator[Row] = (
-            row
-            for row in store.connection.execute(SQL["due"], (sink, 0))
-            if row[0] not in skip and row[1] not in blocked
+            row for row in connection.execute(SQL["due"], (sink, 0)) if row[0] not in skip and row[1] not in blocked
         )
     else:
-        rows = (row for key in only - blocked for row in islice(_rows_of(store, sink, key, skip), 1))
+        rows = (row for key in only - blocked for row in islice(_rows_of(connection, sink, key, skip), 1))
     heads: dict[str, Row] = {}
     for row in islice(rows, _MOST_PROBED):
         heads.setdefault(row[1], row)
     if not heads:
         return []
     best = min(heads.values(), key=lambda row: (-row[4], row[2], row[0]))
-    return [_owed(store, best)]
+    return [_pending(connection, best)]
 
 
-def _owed(store: Storage, row: Row) -> PendingDelivery:
+def _pending(connection: sqlite3.Connection, row: Row) -> PendingDelivery:
     """Return *row* with its record; raise sqlite3.DatabaseError when that cannot be read: the file is damaged."""
     sequence, event_key, attempts, not_before, urgent, *body = row
     if not body:
-        body = store.connection.execute(SQL["body"], (sequence,)).fetchone()
+        body = connection.execute(SQL["body"], (sequence,)).fetchone()
     text = body[0] if body else None
     if not text:
         raise sqlite3.DatabaseError(f"The outbox is malformed: record {sequence} cannot be read.")
@@ -126,78 +190,96 @@ def _owed(store: Storage, row: Row) -> PendingDelivery:
     )
 
 
-def settle(store: Storage, sink: str, outcomes: Sequence[Outcome], now: float) -> None:
-    """Write *outcomes* down; a row that a person has discarded meanwhile stays as it is."""
-    for (state, error), group in groupby(outcomes, key=lambda outcome: (outcome.state, outcome.error)):
-        sequences = [outcome.sequence for outcome in group]
+def record_results(connection: sqlite3.Connection, sink: str, results: Sequence[DeliveryResult], *, now: float) -> None:
+    """Write *results* down; a row that a person has discarded meanwhile stays as it is."""
+    for (state, error), group in groupby(results, key=lambda result: (result.state, result.error)):
+        sequences = [result.sequence for result in group]
         if state is None:
             failures = [(error, now, sink, sequence) for sequence in sequences]
-            store.connection.executemany(SQL["note_failure"], failures)
+            connection.executemany(SQL["note_failure"], failures)
         else:
-            # One statement, so that the interpreter's lock is free meanwhile for who is sending.
+            # One statement, so that the interpreter's lock is free meanwhile for the thread that sends.
             numbers = msgspec.json.encode(sequences).decode()
-            store.connection.execute(SQL["finish"], (state, error, 1, now, sink, numbers))
+            connection.execute(SQL["finish"], (state.value, error, 1, now, sink, numbers))
 
 
-def expire(store: Storage, sink: str, now: float, max_age_seconds: float) -> int:
+def expire(connection: sqlite3.Connection, sink: str, *, now: float, max_age_seconds: float) -> int:
     """Give up on what is older than *max_age_seconds*; return how many rows."""
-    return store.connection.execute(SQL["expire"], (now, sink, now - max_age_seconds)).rowcount
+    return connection.execute(SQL["expire"], (now, sink, now - max_age_seconds)).rowcount
 
 
-def urgency(store: Storage, sink: str, now: float) -> tuple[bool, float | None]:
-    """Return whether an urgent row waits, and the soonest NotBefore still ahead."""
-    urgent = store.connection.execute(SQL["has_urgent"], (sink,)).fetchone()
-    (soonest,) = store.connection.execute(SQL["soonest_notice"], (sink, now)).fetchone()
+def urgency(connection: sqlite3.Connection, sink: str, *, now: float) -> tuple[bool, float | None]:
+    """Return whether an urgent row is pending, and the soonest NotBefore still ahead (seconds since 1970)."""
+    urgent = connection.execute(SQL["has_urgent"], (sink,)).fetchone()
+    (soonest,) = connection.execute(SQL["soonest_notice"], (sink, now)).fetchone()
     return bool(urgent and urgent[0]), soonest
 
 
-def nudges(store: Storage, sink: str) -> int:
+def retry_requests(connection: sqlite3.Connection, sink: str) -> int:
     """Return how often a person asked to try *sink* again."""
-    row = store.connection.execute(SQL["nudges"], (sink,)).fetchone()
+    row = connection.execute(SQL["nudges"], (sink,)).fetchone()
     return 0 if row is None else int(row[0])
 
 
-def last_record(store: Storage, event_key: str) -> TransitionRecord | None:
-    """Return the last record of an event that has its sinks, null when there is none."""
-    row = store.connection.execute(SQL["last_of_event"], (event_key,)).fetchone()
+def last_record(connection: sqlite3.Connection, event_key: str) -> TransitionRecord | None:
+    """Return the last record of an event that has its sinks, None when there is none."""
+    row = connection.execute(SQL["last_of_event"], (event_key,)).fetchone()
     return None if row is None else decode_record(row[0])
 
 
-def totals(store: Storage) -> dict[str, dict[str, int]]:
-    """Return sink -> total by state, accepted included."""
-    return {name: dict(zip(STATES, counts, strict=True)) for name, *counts in store.connection.execute(SQL["totals"])}
+def accounts(connection: sqlite3.Connection) -> dict[str, SinkAccount]:
+    """Return sink -> its account, sinks that are no longer configured included."""
+    found: dict[str, SinkAccount] = {}
+    for name, *counts in connection.execute(SQL["totals"]).fetchall():
+        (oldest,) = connection.execute(SQL["oldest_pending"], (name,)).fetchone()
+        found[name] = SinkAccount(
+            **dict(zip(SinkAccount.__struct_fields__, counts, strict=False)), oldest_pending_at=oldest
+        )
+    return found
 
 
-class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the outbox holds, all from one commit."""
-
-    totals: dict[str, dict[str, int]]
-    """Sink -> total by state, accepted included."""
-    oldest_pending: dict[str, float | None]
-    """Sink -> when its oldest pending row was observed, in seconds since 1970."""
-    used_bytes: int
-    max_bytes: int
-    in_memory: bool
-    set_aside: int
-    """How many databases were set aside since the start."""
-    stream_id: str | None
-
-
-def account(store: Storage) -> OutboxTotals:
-    """Return what *store* holds."""
-    held = totals(store)
+def totals(connection: sqlite3.Connection) -> OutboxTotals:
+    """Return every sink's account, and how full the outbox is."""
     return OutboxTotals(
-        totals=held,
-        oldest_pending={name: oldest_pending(store, name) for name in held},
-        used_bytes=store.used_bytes,
-        max_bytes=store.max_bytes,
-        in_memory=store.in_memory,
-        set_aside=store.set_aside_count,
-        stream_id=store.meta.get("stream_id"),
+        sinks=accounts(connection), used_bytes=used_bytes(connection), stream_id=meta.get(connection, "stream_id")
     )
 
 
-def oldest_pending(store: Storage, sink: str) -> float | None:
-    """Return when the oldest row that *sink* is owed was observed, in seconds since 1970."""
-    (moment,) = store.connection.execute(SQL["oldest_pending"], (sink,)).fetchone()
-    return None if moment is None else float(moment)
+def mark_started(connection: sqlite3.Connection, sink: str, event_key: str, *, now: float) -> StartMark:
+    """Mark that *sink* is about to be sent something of the event, or give the event up because it is over."""
+    end = None if is_in_memory(connection) else _end_of_what_never_began(connection, sink, event_key)
+    if end is not None:
+        skipped = connection.execute(SQL["expire_event"], (now, event_key, sink, end)).rowcount
+        return StartMark(skipped=skipped)
+    marked = connection.execute(SQL["add_begun"], (sink, event_key)).rowcount
+    return StartMark(is_new=marked == 1)
+
+
+def clear_started(connection: sqlite3.Connection, sink: str, event_key: str) -> None:
+    """Take the mark away: nothing of the event reached *sink*, or it knows the end."""
+    connection.execute(SQL["drop_begun"], (sink, event_key))
+
+
+def clean_start_marks(connection: sqlite3.Connection) -> None:
+    """Take away the marks of events that are neither active nor pending."""
+    text = meta.get(connection, "document")
+    active = {event.key for event in decode_document(text).events} if text is not None else set()
+    for sink, event_key in connection.execute(SQL["idle_begun"]).fetchall():
+        if event_key not in active:
+            clear_started(connection, sink, event_key)
+
+
+def _end_of_what_never_began(connection: sqlite3.Connection, sink: str, event_key: str) -> int | None:
+    """Return the sequence up to which the event is over, its end included; None when it began or is not over.
+
+    An event may come back after an end that was inferred: what follows its last end is news.
+    """
+    if connection.execute(SQL["is_begun"], (sink, event_key, sink, event_key)).fetchone():
+        return None
+    last_end, began = None, False
+    for sequence, body in connection.execute(SQL["owed_bodies"], (event_key, sink)):
+        if not decode_record(body).transition.is_ending:
+            began = True
+        elif began:
+            last_end = sequence
+    return last_end

@@ -18,7 +18,7 @@ from bridge.events.event import Document, VmIdentity, decode_document, encode
 from bridge.outbox.database import SQL, transaction
 
 
-class Stored(msgspec.Struct, frozen=True, kw_only=True):
+class SavedState(msgspec.Struct, frozen=True, kw_only=True):
     """What the outbox remembers from before."""
 
     stream_id: str
@@ -28,11 +28,11 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     vm: VmIdentity | None
 
 
-def read_state(connection: sqlite3.Connection) -> Stored:
+def load(connection: sqlite3.Connection) -> SavedState:
     """Return all of it; raise sqlite3.DatabaseError for a value that makes no sense."""
     meta = read_meta(connection)
     try:
-        return Stored(
+        return SavedState(
             stream_id=meta["stream_id"],
             document=document_of(meta),
             last_good_at=parse_time(meta["last_good_at"]) if "last_good_at" in meta else None,
@@ -51,13 +51,13 @@ def begin_stream(connection: sqlite3.Connection, moment: datetime) -> None:
             put(connection, "stream_id", str(uuid.uuid4()))
 
 
-def remember_liveness(connection: sqlite3.Connection, last_good_at: datetime, boot_id: str) -> None:
+def save_liveness(connection: sqlite3.Connection, *, last_good_at: datetime, boot_id: str) -> None:
     """Store when IMDS last answered, and under which boot."""
     put(connection, "last_good_at", format_time(last_good_at))
     put(connection, "boot_id", boot_id)
 
 
-def remember_vm(connection: sqlite3.Connection, vm: VmIdentity) -> None:
+def save_vm(connection: sqlite3.Connection, vm: VmIdentity) -> None:
     """Store who this VM is."""
     if get(connection, "vm") != (text := encode(vm).decode()):
         put(connection, "vm", text)
@@ -69,7 +69,7 @@ def read_meta(connection: sqlite3.Connection) -> dict[str, str]:
 
 
 def get(connection: sqlite3.Connection, key: str) -> str | None:
-    """Return one value, null when there is none."""
+    """Return one value, None when there is none."""
     row = connection.execute(SQL["get_one_meta"], (key,)).fetchone()
     return None if row is None else str(row[0])
 

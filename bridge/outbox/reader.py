@@ -23,11 +23,11 @@ from bridge.clock import format_time
 from bridge.config.loader import read, state_directory
 from bridge.errors import OutboxError, OutboxReadOnly
 from bridge.events.record import TransitionRecord, decode_record
-from bridge.outbox import database
+from bridge.outbox import database, deliveries, meta
 from bridge.outbox.approvals import StoredDecision, keep_decision, one_decision
 from bridge.outbox.database import DATABASE, SQL, is_damage, is_lock, transaction
-from bridge.outbox.deliveries import STATES
-from bridge.outbox.meta import Stored, read_state
+from bridge.outbox.deliveries import SinkAccount
+from bridge.outbox.meta import SavedState
 from bridge.outbox.nudge import is_marked, touch_nudge
 from bridge.outbox.snapshot import Snapshot, read_snapshot
 
@@ -96,16 +96,15 @@ class OutboxFile(AbstractContextManager["OutboxFile"]):
             if body
         ]
 
-    def totals(self) -> dict[str, dict[str, int]]:
-        """Read sink -> total by state, sinks that are no longer configured included."""
+    def accounts(self) -> dict[str, SinkAccount]:
+        """Read sink -> its account, sinks that are no longer configured included."""
         with self._reading() as connection:
-            rows = connection.execute(SQL["totals"]).fetchall()
-        return {name: dict(zip(STATES, counts, strict=True)) for name, *counts in rows}
+            return deliveries.accounts(connection)
 
-    def state(self) -> Stored:
+    def state(self) -> SavedState:
         """Read what the agent believes and who it is."""
         with self._reading() as connection:
-            return read_state(connection)
+            return meta.load(connection)
 
     def glance(self) -> Snapshot:
         """Read everything that a person asks at once, all of it from one commit."""

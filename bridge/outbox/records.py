@@ -1,14 +1,19 @@
-"""Turning changes into records, inside the transaction that stores them.
+"""Writing records: from changes, heartbeats and approvals to transition records and a delivery for each sink.
 
-Sequence, repeat and id are only known here: they depend on what the outbox already holds. While `is_waiting`, a record
-is stored without sinks and without the VM it is about; when the identity comes it is completed, before any sink saw
-it, as if the identity had been known all along.
+One document is handled whole, in one transaction: the document, its records, one pending delivery for each (record,
+sink that wants it). So a crash leaves either all of it or none, and with none the next poll sees it again, under the
+same ids. Sequence, repeat and id are only known here: they depend on what the outbox already holds.
+
+While this VM's identity was never known, a record is stored without sinks and without the VM it is about, since its
+very id depends on it. When the identity comes, the record is completed, before any sink saw it, as if the identity had
+been known all along.
 """
 
 from __future__ import annotations
 
+import sqlite3
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -28,10 +33,11 @@ from bridge.events.record import (
     transition_key,
     vm_key,
 )
-from bridge.outbox.approvals import Outcome
-from bridge.outbox.meta import document_of, get, put, read_meta, remember_liveness, remember_vm, vm_id_of, vm_of
+from bridge.outbox import approvals, meta
+from bridge.outbox.approvals import DecisionUpdate, Outcome, PendingApproval
+from bridge.outbox.database import SQL
 from bridge.outbox.retention import enforce_size
-from bridge.outbox.storage import SQL, Storage
+from bridge.outbox.storage import Storage
 
 Router = Callable[[TransitionRecord, str | None], Iterable[str]]
 """From a record and this VM's name to the names of the sinks that want it."""
@@ -58,7 +64,7 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str
 
 
-class _Draft(msgspec.Struct, frozen=True, kw_only=True):
+class _NewRecord(msgspec.Struct, frozen=True, kw_only=True):
     transition: Transition
     evidence: Evidence = Evidence.OBSERVED
     event: ScheduledEvent | None = None
@@ -71,7 +77,7 @@ class _Draft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecordWriter:
-    """Writes records for one VM; only ever called on the outbox's thread, but for `is_waiting`."""
+    """Writes records for one VM; only ever called on the outbox's thread, but for `await_identity`."""
 
     def __init__(self, *, now: Callable[[], datetime]) -> None:
         self._now = now
@@ -80,197 +86,242 @@ class RecordWriter:
         self._sinks: tuple[str, ...] = ()
         self._labels: dict[str, str] = {}
         self._is_decided = False
-        self.is_waiting = False
+        self._is_waiting = False
+        self._has_added = False
+        self._storage: Storage
         self.last_sequence = 0
         """The sequence of the newest record; a hint, it may be ahead of the commit."""
 
-    def open(self, store: Storage) -> None:
-        """Look where the stream stands."""
-        self.last_sequence = int(store.meta.get("next_sequence", "1")) - 1
+    def open(self, storage: Storage) -> None:
+        """Write to *storage*, from where its stream stands."""
+        self._storage = storage
+        self.last_sequence = int(storage.meta.get("next_sequence", "1")) - 1
 
-    def commit(self, store: Storage, observation: Observation) -> list[TransitionRecord]:
+    def take_added(self) -> bool:
+        """Return whether deliveries may have been added since this was asked last."""
+        had_added, self._has_added = self._has_added, False
+        return had_added
+
+    # Records.
+
+    def append_observation(self, connection: sqlite3.Connection, observation: Observation) -> list[TransitionRecord]:
         """Store the document and its records; raise StreamChanged when they follow from another stream."""
-        if get(store.connection, "stream_id") != observation.stream_id:
+        if meta.get(connection, "stream_id") != observation.stream_id:
             raise StreamChanged("The outbox was started over; the document is compared anew.")
-        put(store.connection, "document", encode(observation.document).decode())
+        meta.put(connection, "document", encode(observation.document).decode())
         if observation.is_settled:
-            remember_liveness(store.connection, observation.observed_at, observation.boot_id)
-        repeats: _Repeats = {}
-        records = [self._add(store, _draft(observation, change), repeats) for change in observation.changes]
-        if records:
-            enforce_size(store, now=self._now().timestamp(), newest=records[0].sequence)
-        return records
+            meta.save_liveness(connection, last_good_at=observation.observed_at, boot_id=observation.boot_id)
+        return self._append(connection, [_new_record(observation, change) for change in observation.changes])
 
-    def heartbeat(self, store: Storage, incarnation: Incarnation) -> list[TransitionRecord]:
-        """Add a heartbeat."""
-        moment = self._now()
-        draft = _Draft(
+    def append_heartbeat(self, connection: sqlite3.Connection, *, incarnation: Incarnation) -> list[TransitionRecord]:
+        """Add a heartbeat for the sinks that want it."""
+        new = _NewRecord(
             transition=Transition.HEARTBEAT,
-            observed_at=moment,
+            observed_at=self._now(),
             incarnation=incarnation,
             previous_incarnation=incarnation,
         )
-        records = [self._add(store, draft, {})]
-        enforce_size(store, now=moment.timestamp(), newest=records[0].sequence)
-        return records
+        return self._append(connection, [new])
 
-    def outcomes(self, store: Storage, outcomes: Iterable[Outcome], incarnation: Incarnation) -> list[TransitionRecord]:
-        """Add a record for each outcome of an approval."""
+    def append_outcomes(
+        self, connection: sqlite3.Connection, outcomes: Iterable[Outcome], *, incarnation: Incarnation
+    ) -> list[TransitionRecord]:
+        """Add a record for each outcome of an approval, also while in memory."""
         moment = self._now()
-        repeats: _Repeats = {}
-        records = [
-            self._add(
-                store,
-                _Draft(
-                    transition=outcome.transition,
-                    event=outcome.event,
-                    observed_at=moment,
-                    incarnation=incarnation,
-                    previous_incarnation=incarnation,
-                    approval=outcome.approval,
-                ),
-                repeats,
+        new_records = [
+            _NewRecord(
+                transition=outcome.transition,
+                event=outcome.event,
+                observed_at=moment,
+                incarnation=incarnation,
+                previous_incarnation=incarnation,
+                approval=outcome.approval,
             )
             for outcome in outcomes
         ]
-        if records:
-            enforce_size(store, now=moment.timestamp(), newest=records[0].sequence)
-        return records
+        return self._append(connection, new_records)
 
-    def configure(self, store: Storage, router: Router, sinks: Collection[str], labels: dict[str, str]) -> None:
-        """Route by *router*; give sinks seen for the first time the last record of each active event."""
+    def write_approvals(
+        self,
+        connection: sqlite3.Connection,
+        stream_id: str,
+        *,
+        consents: Sequence[PendingApproval] = (),
+        settled: Sequence[DecisionUpdate] = (),
+        outcomes: Sequence[Outcome] = (),
+        incarnation: Incarnation,
+    ) -> list[TransitionRecord]:
+        """Write what became of approvals, and its records, in one transaction. OutboxReadOnly while in memory."""
+        approvals.write_approvals(connection, stream_id, consents=consents, settled=settled)
+        return self.append_outcomes(connection, outcomes, incarnation=incarnation)
+
+    # Which sinks get them.
+
+    def configure(
+        self, connection: sqlite3.Connection, router: Router, sinks: Collection[str], *, labels: dict[str, str]
+    ) -> None:
+        """Route by *router* from now on; give sinks seen for the first time the last record of each active event."""
         self._router, self._sinks, self._labels = router, tuple(sinks), labels
-        known = {name for (name,) in store.connection.execute(SQL["known_sinks"])}
+        known = {name for (name,) in connection.execute(SQL["known_sinks"])}
         new = [name for name in sinks if name not in known]
-        self._name_sinks(store)
-        self._route_waiting(store)
-        vm = vm_of(read_meta(store.connection)) if self._vm.name is None else None
+        self._add_sinks(connection)
+        self._route_waiting(connection)
+        saved = meta.read_meta(connection)
+        vm = meta.vm_of(saved) if self._vm.name is None else None
         vm_name = self._vm.name if vm is None else vm.name
-        for record in self._last_of_active(store) if new else ():
+        for record in _last_of_active(connection, saved) if new else ():
             for name in router(record, vm_name):
                 if name in new:
-                    self._owe(store, name, record)
+                    self._add_delivery(connection, name, record)
 
-    def leave_foreign(self, store: Storage, vm: VmIdentity) -> bool:
+    def await_identity(self) -> None:
+        """Let records wait for `identify`: this VM's name was never known."""
+        self._is_waiting = True
+
+    def reset_if_foreign(self, storage: Storage, vm: VmIdentity) -> bool:
         """Start over when the outbox belongs to another machine: it came with an image; return whether it did."""
-        before = vm_id_of(store.meta)
+        before = meta.vm_id_of(storage.meta)
         if not vm.vm_id or before is None or before == vm.vm_id.lower():
             return False
         why = f"it belongs to vmId {before}, this machine is {vm.vm_id}"
-        store.start_over("other-vm", carry=False, why=why)
+        storage.replace_database("other-vm", carry=False, why=why)
         return True
 
-    def identify(self, store: Storage, vm: VmIdentity) -> None:
-        """Take *vm* as this machine, for good, and send off what waited for it."""
+    def identify(self, connection: sqlite3.Connection, vm: VmIdentity) -> None:
+        """Take *vm* as this machine, for good, and route the records that waited for it."""
         self._vm = vm
-        remember_vm(store.connection, vm)
-        self._name_sinks(store)
-        self.stop_waiting(store)
+        meta.save_vm(connection, vm)
+        self._add_sinks(connection)
+        self.stop_waiting(connection)
 
-    def stop_waiting(self, store: Storage) -> None:
+    def stop_waiting(self, connection: sqlite3.Connection) -> None:
         """Go on with the identity as it is known, if at all."""
-        self.is_waiting, self._is_decided = False, True
-        self._route_waiting(store)
+        self._is_waiting, self._is_decided = False, True
+        self._route_waiting(connection)
 
-    def catch_up(self, store: Storage) -> None:
-        """Look at what came back with the disk: sinks it had not seen, records that waited there."""
-        self._name_sinks(store)
-        self._route_waiting(store)
+    def catch_up(self, connection: sqlite3.Connection) -> None:
+        """Look at what another database holds: sinks it had not seen, records that waited there, deliveries."""
+        self._add_sinks(connection)
+        self._route_waiting(connection)
+        self._has_added = True
 
-    def _name_sinks(self, store: Storage) -> None:
+    def _add_sinks(self, connection: sqlite3.Connection) -> None:
         for name in self._sinks:
-            store.connection.execute(SQL["add_sink"], (name,))
+            connection.execute(SQL["add_sink"], (name,))
 
-    def _route_waiting(self, store: Storage) -> None:
-        """Choose the sinks of what waits, once it is known both who this VM is and which sinks there are."""
+    def _route_waiting(self, connection: sqlite3.Connection) -> None:
+        """Choose the sinks of records that wait, once both this VM's identity and the sinks are known."""
         if self._router is None or not self._is_decided:
             return
         repeats: _Repeats = {}
-        for sequence, body in store.connection.execute(SQL["unrouted"]).fetchall():
-            record = self._addressed(store, decode_record(body), repeats)
-            first_id = _id(record, repeat=0)
+        for sequence, body in connection.execute(SQL["unrouted"]).fetchall():
+            record, first_id = self._with_identity(connection, decode_record(body), repeats)
             text = encode(record).decode()
-            store.connection.execute(SQL["route_record"], (record.id, first_id, text, sequence))
-            self._route(store, record)
+            connection.execute(SQL["route_record"], (record.id, first_id, text, sequence))
+            self._route(connection, record)
 
-    def _addressed(self, store: Storage, record: TransitionRecord, repeats: _Repeats) -> TransitionRecord:
-        """Return *record* with this VM and the id that follows from it."""
-        vm = self._vm
-        named = msgspec.structs.replace(record, vm=vm, affects_this_vm=names_vm(record.event, vm.name))
-        if named.event is None:
-            return named
-        repeat = _repeat(store, named, repeats)
-        return msgspec.structs.replace(named, id=_id(named, repeat=repeat), transition_key=_key(named, repeat=repeat))
+    def _with_identity(
+        self, connection: sqlite3.Connection, record: TransitionRecord, repeats: _Repeats
+    ) -> tuple[TransitionRecord, str]:
+        """Return *record* with this VM and the ids that follow from it, and its id without repeat."""
+        vm, event = self._vm, record.event
+        named = msgspec.structs.replace(record, vm=vm, affects_this_vm=names_vm(event, vm.name))
+        if event is None:
+            return named, named.id
+        first_id = _id(named, repeat=0)
+        own_id, repeat = _first_free(connection, named, first_id, repeats)
+        key = transition_key(event.key, named.transition, event, repeat=repeat)
+        return msgspec.structs.replace(named, id=own_id, transition_key=key), first_id
 
-    def _add(self, store: Storage, draft: _Draft, repeats: _Repeats) -> TransitionRecord:
-        sequence = int(get(store.connection, "next_sequence") or 1)
-        put(store.connection, "next_sequence", str(sequence + 1))
-        self.last_sequence = sequence
-        stream_id = get(store.connection, "stream_id") or ""
-        record = self._addressed(store, self._record(draft, stream_id=stream_id, sequence=sequence), repeats)
+    def _append(self, connection: sqlite3.Connection, new_records: Sequence[_NewRecord]) -> list[TransitionRecord]:
+        """Store *new_records* at the end of the stream, with their deliveries, within the outbox's bounds."""
+        if not new_records:
+            return []
+        stream_id = meta.get(connection, "stream_id") or ""
+        first = int(meta.get(connection, "next_sequence") or 1)
+        repeats: _Repeats = {}
+        records = [
+            self._add(connection, self._record(new, stream_id=stream_id, sequence=sequence), repeats)
+            for sequence, new in enumerate(new_records, first)
+        ]
+        self.last_sequence = records[-1].sequence
+        meta.put(connection, "next_sequence", str(self.last_sequence + 1))
+        enforce_size(
+            connection,
+            max_bytes=self._storage.max_bytes,
+            disk_sequence=self._storage.disk_sequence,
+            now=self._now().timestamp(),
+            newest=first,
+        )
+        return records
+
+    def _add(self, connection: sqlite3.Connection, unnamed: TransitionRecord, repeats: _Repeats) -> TransitionRecord:
+        record, first_id = self._with_identity(connection, unnamed, repeats)
         arguments = (
-            sequence,
+            record.sequence,
             record.id,
-            _id(record, repeat=0),
+            first_id,
             record.event_key,
-            draft.observed_at.timestamp(),
-            not self.is_waiting,
+            parse_time(record.observed_at).timestamp(),
+            not self._is_waiting,
             encode(record).decode(),
         )
-        store.connection.execute(SQL["add_record"], arguments)
-        if not self.is_waiting:
-            self._route(store, record)
+        connection.execute(SQL["add_record"], arguments)
+        if not self._is_waiting:
+            self._route(connection, record)
         return record
 
-    def _record(self, draft: _Draft, *, stream_id: str, sequence: int) -> TransitionRecord:
-        # A record without an event is like no other: its place in the stream names it.
+    def _record(self, new: _NewRecord, *, stream_id: str, sequence: int) -> TransitionRecord:
+        """Return *new* as a record. Without an event its place in the stream names it; else it has no ids yet."""
         own_name = f"{stream_id}/{sequence}"
-        event = draft.event
-        notice = None if event is None or event.not_before is None else event.not_before - draft.observed_at
+        event = new.event
+        notice = None if event is None or event.not_before is None else event.not_before - new.observed_at
         return TransitionRecord(
-            id=str(uuid.uuid5(uuid.UUID(stream_id), own_name)),
-            transition_key=transition_key(own_name, draft.transition, None),
+            id=str(uuid.uuid5(uuid.UUID(stream_id), own_name)) if event is None else "",
+            transition_key=transition_key(own_name, new.transition, None) if event is None else "",
             stream_id=stream_id,
             sequence=sequence,
-            transition=draft.transition,
-            evidence=draft.evidence,
-            observed_at=format_time(draft.observed_at),
-            incarnation=draft.incarnation,
-            previous_incarnation=draft.previous_incarnation,
+            transition=new.transition,
+            evidence=new.evidence,
+            observed_at=format_time(new.observed_at),
+            incarnation=new.incarnation,
+            previous_incarnation=new.previous_incarnation,
             event=event,
-            previous=draft.previous,
-            changed=draft.changed,
+            previous=new.previous,
+            changed=new.changed,
             notice_seconds=None if notice is None else round(notice.total_seconds(), 3),
             affects_this_vm=None,
             vm=self._vm,
             labels=self._labels,
-            approval=draft.approval,
+            approval=new.approval,
         )
 
-    def _route(self, store: Storage, record: TransitionRecord) -> None:
+    def _route(self, connection: sqlite3.Connection, record: TransitionRecord) -> None:
         for name in () if self._router is None else self._router(record, self._vm.name):
-            self._owe(store, name, record)
+            self._add_delivery(connection, name, record)
         if record.is_urgent:
             # Its older records go before it, so they are as urgent.
-            store.connection.execute(SQL["make_event_urgent"], (record.event_key,))
+            connection.execute(SQL["make_event_urgent"], (record.event_key,))
 
-    def _owe(self, store: Storage, sink: str, record: TransitionRecord) -> None:
+    def _add_delivery(self, connection: sqlite3.Connection, sink: str, record: TransitionRecord) -> None:
         event = record.event
         not_before = None if event is None or event.not_before is None else event.not_before.timestamp()
         observed_at = parse_time(record.observed_at).timestamp()
         arguments = (sink, record.sequence, record.event_key, record.is_urgent, not_before, observed_at, observed_at)
-        store.connection.execute(SQL["add_delivery"], arguments)
-
-    def _last_of_active(self, store: Storage) -> list[TransitionRecord]:
-        document = document_of(read_meta(store.connection))
-        events = () if document is None else document.events
-        keys = dict.fromkeys(event.key for event in events if not is_over(event))
-        bodies = (store.connection.execute(SQL["last_of_event"], (key,)).fetchone() for key in keys)
-        return [decode_record(body[0]) for body in bodies if body is not None]
+        connection.execute(SQL["add_delivery"], arguments)
+        self._has_added = True
 
 
-def _draft(observation: Observation, change: Change) -> _Draft:
-    return _Draft(
+def _last_of_active(connection: sqlite3.Connection, saved: Mapping[str, str]) -> list[TransitionRecord]:
+    document = meta.document_of(saved)
+    events = () if document is None else document.events
+    keys = dict.fromkeys(event.key for event in events if not is_over(event))
+    bodies = (connection.execute(SQL["last_of_event"], (key,)).fetchone() for key in keys)
+    return [decode_record(body[0]) for body in bodies if body is not None]
+
+
+def _new_record(observation: Observation, change: Change) -> _NewRecord:
+    return _NewRecord(
         transition=change.transition,
         evidence=change.evidence,
         event=change.event,
@@ -282,25 +333,27 @@ def _draft(observation: Observation, change: Change) -> _Draft:
     )
 
 
-def _repeat(store: Storage, record: TransitionRecord, repeats: _Repeats) -> int:
-    """Return how often the outbox holds *record*'s id already.
+def _first_free(
+    connection: sqlite3.Connection, record: TransitionRecord, first_id: str, repeats: _Repeats
+) -> tuple[str, int]:
+    """Return an id for *record* that no other record has, and the repeat in it.
 
-    It is counted once for each id in a job, in *repeats* from then on: counting for every record is quadratic when
-    thousands are alike.
+    What the outbox has of *first_id* is counted once in a job, in *repeats* from then on: counting for every record is
+    quadratic when thousands are alike.
     """
-    first_id = _id(record, repeat=0)
     repeat = repeats.get(first_id)
     if repeat is None:
-        (repeat,) = store.connection.execute(SQL["repeats"], (first_id, record.sequence)).fetchone()
-    while store.connection.execute(SQL["has_id"], (_id(record, repeat=repeat), record.sequence)).fetchone():
+        (repeat,) = connection.execute(SQL["repeats"], (first_id, record.sequence)).fetchone()
+    while True:
+        candidate = first_id if repeat == 0 else _id(record, repeat=repeat)
+        if connection.execute(SQL["has_id"], (candidate, record.sequence)).fetchone() is None:
+            break
         repeat += 1
-    repeats[first_id] = int(repeat) + 1
-    return int(repeat)
+    repeats[first_id] = repeat + 1
+    return candidate, repeat
 
 
 def _id(record: TransitionRecord, *, repeat: int) -> str:
-    if record.event is None:
-        return record.id
     return record_id(
         vm_key=vm_key(record.vm),
         event_key=record.event_key,
@@ -310,7 +363,3 @@ def _id(record: TransitionRecord, *, repeat: int) -> str:
         repeat=repeat,
         outcome=None if record.approval is None else (record.approval.decision_id or "", record.approval.result),
     )
-
-
-def _key(record: TransitionRecord, *, repeat: int) -> str:
-    return transition_key(record.event_key, record.transition, record.event, repeat=repeat)

@@ -24,7 +24,7 @@ from pathlib import Path
 from bridge.clock import format_time, utc_now
 from bridge.errors import OutboxError
 from bridge.outbox import database
-from bridge.outbox.carry import bring_back, carry_owed, used_bytes
+from bridge.outbox.carry import bring_back, carry_owed
 from bridge.outbox.database import DATABASE, SQL, is_damage, is_lock, is_refusal, transaction
 from bridge.outbox.file_guard import FileGuard
 from bridge.outbox.meta import begin_stream, put, read_meta, vm_id_of
@@ -66,7 +66,7 @@ class Storage:
         self._is_blind = False
         self.set_aside_count = 0
         """How many databases were set aside since the start: damaged ones, and those of another machine."""
-        self.floor = 0
+        self.disk_sequence = 0
         """In memory: the last sequence that the disk has too; up to it nothing may be deleted. Else 0."""
         self.in_memory = False
         self.meta: dict[str, str] = {}
@@ -79,11 +79,6 @@ class Storage:
         """How much the outbox may hold where it lives now."""
         return MEMORY_BYTES if self.in_memory else self._max_bytes
 
-    @property
-    def used_bytes(self) -> int:
-        """How much of that is used."""
-        return used_bytes(self.connection)
-
     def refresh(self) -> None:
         """Read meta again after a commit."""
         self.meta = read_meta(self.connection)
@@ -93,9 +88,9 @@ class Storage:
         if self.in_memory or not (is_damage(error) or is_refusal(error) or is_lock(error)):
             raise OutboxError(f"The outbox failed: {error}.") from error
         if is_damage(error):
-            self.start_over("damaged", carry=True, why=str(error))
+            self.replace_database("damaged", carry=True, why=str(error))
         else:
-            self._leave_disk(str(error))
+            self._switch_to_memory(str(error))
 
     def check_file(self) -> None:
         """Look whether the file is still the one that is open, and start over if it is not."""
@@ -103,13 +98,13 @@ class Storage:
             return
         trouble = self._watch.trouble() or self._watch.look_through()
         if trouble is not None:
-            self.start_over("damaged", carry=True, why=trouble)
+            self.replace_database("damaged", carry=True, why=trouble)
 
-    def start_over(self, reason: str, *, carry: bool, why: str) -> None:
+    def replace_database(self, reason: str, *, carry: bool, why: str) -> None:
         """Set the file aside as *reason* and go on with a new one, with all that can be read when *carry*."""
         is_another = self._watch is not None and self._watch.is_replaced
         if sys.platform == "win32" and not self.in_memory:
-            self._leave_disk(why)  # a file that is open cannot be renamed there
+            self._switch_to_memory(why)  # a file that is open cannot be renamed there
         self._mark.release()
         wreck = Wreck(connection=self.connection, watch=self._watch)
         aside = self._set_aside(reason)
@@ -121,7 +116,7 @@ class Storage:
             extra={"why": why, "set_aside_as": str(aside), "directory": str(self.directory)},
         )
         meta = self.meta if carry else {}
-        self._watch, self.in_memory, self.floor = None, False, 0
+        self._watch, self.in_memory, self.disk_sequence = None, False, 0
         try:
             self.connection = self._rebuilt([wreck] if carry else [], meta)
         except (sqlite3.Error, OSError) as error:
@@ -145,7 +140,7 @@ class Storage:
         self.connection.close()
         self._close_wrecks()
         self.connection = disk
-        self.in_memory, self.floor, self._is_blind = False, 0, False
+        self.in_memory, self.disk_sequence, self._is_blind = False, 0, False
         self.refresh()
         logger.warning("The outbox is back on disk.", extra={"directory": str(self.directory)})
         return True
@@ -156,7 +151,7 @@ class Storage:
             logger.error("What is in memory is lost: the disk under the outbox still refuses.")
         trouble = None if self._watch is None else self._watch.look_through(at_once=True)
         if trouble is not None:
-            self.start_over("damaged", carry=True, why=trouble)
+            self.replace_database("damaged", carry=True, why=trouble)
         self.connection.close()
         if self._watch is not None:
             self._watch.close()
@@ -263,11 +258,11 @@ class Storage:
         self._is_blind = "stream_id" not in read_meta(memory)
         begin_stream(memory, self._now())
         self.in_memory = True
-        self.floor = int(read_meta(memory).get("next_sequence", "1")) - 1
+        self.disk_sequence = int(read_meta(memory).get("next_sequence", "1")) - 1
         self._mark.set()
         return memory
 
-    def _leave_disk(self, why: str) -> None:
+    def _switch_to_memory(self, why: str) -> None:
         old, watch = self.connection, self._watch
         self.connection, self._watch = self._open_memory(why, old, self.meta), None
         old.close()

@@ -22,8 +22,8 @@ from bridge.clock import REAL_CLOCK, Clock
 from bridge.errors import BridgeError, DocumentInvalid, ImdsError, ImdsStatus
 from bridge.events.event import VmIdentity
 from bridge.logs import ThrottledLog
-from bridge.outbox.outbox import Outbox
-from bridge.outbox.writer import result_or_stop
+from bridge.outbox import meta
+from bridge.outbox.outbox import Outbox, result_or_stop
 
 logger = logging.getLogger(__name__)
 
@@ -105,14 +105,14 @@ class IdentityResolver:
         self._started.set()
 
     def _fall_back(self, started: float, stop: Callable[[], bool]) -> None:
-        state = result_or_stop(self._outbox.state(), stop)
+        state = result_or_stop(self._outbox.read(meta.load), stop)
         if state is None:
             return
         with self._gate:
             if self._is_taken:  # the first try came to an answer after all
                 return
             if state.vm is None and not self._configured.name:
-                self._outbox.await_identity()
+                self._outbox.records.await_identity()
                 self.is_waiting = True
                 self._wait_until = min(self._wait_until, started + _WAIT_SECONDS)
                 return
@@ -188,7 +188,7 @@ class IdentityResolver:
     def _give_up_waiting(self) -> None:
         if self.is_waiting:
             self.is_waiting = False
-            self._outbox.stop_waiting()
+            self._outbox.write(self._outbox.records.stop_waiting)
             if not self._stop.is_set():
                 logger.warning(
                     "The name of this VM is not known: sinks of scope 'mine' get every event. Set vm.name to be sure."

@@ -21,7 +21,9 @@ from bridge.events.record import TransitionRecord
 from bridge.events.tracker import DocumentTracker, Update
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
-from bridge.outbox.outbox import Observation, Outbox
+from bridge.outbox import meta
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.records import Observation
 from bridge.system.boot import has_booted
 from bridge.system.threads import LoopWatch
 
@@ -225,7 +227,7 @@ class Poller:
                 is_settled=update.is_settled,
                 boot_id=self._boot_id,
             )
-            records = self._outbox.commit(observation).result()
+            records = self._outbox.write(self._outbox.records.append_observation, observation).result()
             self._report.recovered("store", "Changes are stored again.")
         self._tracker.commit(update)
         self._is_settled = update.is_settled
@@ -240,7 +242,7 @@ class Poller:
         if self.good_at is None or not self._is_settled:
             return
         self._saved_at = self._clock.monotonic()
-        future = self._outbox.save_liveness(last_good_at=self.good_at, boot_id=self._boot_id)
+        future = self._outbox.write(meta.save_liveness, last_good_at=self.good_at, boot_id=self._boot_id)
         if wait:
             try:
                 future.result()
@@ -248,7 +250,7 @@ class Poller:
                 logger.warning("The time of the last good answer could not be stored: %s", error)
 
     def _remembered(self) -> tuple[str, DocumentTracker]:
-        stored = self._outbox.state().result()
+        stored = self._outbox.read(meta.load).result()
         tracker = DocumentTracker(
             stored.document,
             last_good_at=stored.last_good_at,

@@ -30,7 +30,9 @@ from bridge.events.diff import Change
 from bridge.events.event import Document
 from bridge.events.record import Evidence, Transition
 from bridge.metrics.metrics import Metrics
-from bridge.outbox.outbox import Observation, Outbox
+from bridge.outbox import deliveries, meta
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.records import Observation
 from bridge.sink import TransitionRecord
 from bridge.testing.records import sample_event, sample_record
 from sinks.cloudevent import CONTENT_TYPE, cloud_event_bytes
@@ -113,13 +115,14 @@ def _rate_of_worker(directory: Path) -> float:
     """Fill an outbox, then let a worker drain it; return its records a second."""
     config = EventHubsConfig(credential="connection_string", connection_string_env="EVENT_HUBS", name="bench")
     outbox = Outbox(directory, max_bytes=2**28, keep_delivered_seconds=3600)
-    outbox.configure(lambda _record, _name: ["bench"], ["bench"], labels={}).result()
-    stream_id = outbox.state().result().stream_id
+    outbox.write(outbox.records.configure, lambda _record, _name: ["bench"], ["bench"], labels={}).result()
+    stream_id = outbox.read(meta.load).result().stream_id
     moment = datetime.now(timezone.utc)
     for step in range(_RECORDS_EACH):
         events = [sample_event(event_id=f"WORK-{event:04}", duration_seconds=step) for event in range(_EVENTS)]
         changes = [Change(transition=Transition.UPDATED, evidence=Evidence.OBSERVED, event=event) for event in events]
-        outbox.commit(
+        outbox.write(
+            outbox.records.append_observation,
             Observation(
                 stream_id=stream_id,
                 document=Document(incarnation=step),
@@ -129,15 +132,15 @@ def _rate_of_worker(directory: Path) -> float:
                 previous_incarnation=None,
                 is_settled=True,
                 boot_id="bench",
-            )
+            ),
         ).result()
     worker = DeliveryWorker(config=config, sink_class=EventHubsSink, outbox=outbox, metrics=Metrics().sink("bench"))
     never = threading.Event()
     worker.start()
-    while outbox.totals().result()["bench"]["delivered"] == 0:  # connects, before the clock starts
+    while outbox.read(deliveries.accounts).result()["bench"].delivered == 0:  # connects, before the clock starts
         never.wait(0.005)
-    before, started = outbox.totals().result()["bench"]["delivered"], time.perf_counter()
-    while outbox.totals().result()["bench"]["pending"]:
+    before, started = outbox.read(deliveries.accounts).result()["bench"].delivered, time.perf_counter()
+    while outbox.read(deliveries.accounts).result()["bench"].pending:
         never.wait(0.05)
     seconds = time.perf_counter() - started
     worker.stop(grace_seconds=5)

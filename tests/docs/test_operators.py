@@ -17,6 +17,7 @@ from outbox_kit import OutboxKit
 from bridge.cli import commands
 from bridge.config.loader import Settings, read
 from bridge.metrics.metrics import PREFIX, Metrics, OutboxTotals, SinkTotals
+from bridge.outbox import deliveries
 from bridge.testing.records import VM, sample_event, sample_record
 from sinks.cloudevent import cloud_event_bytes
 
@@ -144,13 +145,13 @@ def test_size_of_a_record_in_the_outbox_is_what_the_page_computes_with(tmp_path)
     def used_by(sinks, vms):
         kit = OutboxKit(tmp_path / f"{len(sinks)}-{vms}")
         outbox = kit.open(sinks=sinks)
-        before = outbox.account().result().used_bytes
+        before = outbox.read(deliveries.totals).result().used_bytes
         names = tuple(f"payments-vmss_{number}" for number in range(vms))
         for document in range(50):  # few events at a time: the last document is in the outbox too
             ids = range(document * 10, document * 10 + 10)
             events = [kit.event(f"{number:036d}", resources=names, description="x" * 300) for number in ids]
             kit.commit(outbox, *events, incarnation=document)
-        used = outbox.account().result().used_bytes - before
+        used = outbox.read(deliveries.totals).result().used_bytes - before
         assert outbox.close(5)
         return used / 500
 

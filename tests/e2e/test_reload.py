@@ -344,5 +344,5 @@ def test_fifty_hang_ups_in_a_row_lose_nothing_and_leave_no_thread_and_no_descrip
     assert count(agent, "read again") >= 5
     assert {name for name, _ in told(one)} == {"E-0", *(each["EventId"] for each in events)}
     with OutboxFile(agent.state) as beside:
-        assert {sink: total["pending"] for sink, total in beside.totals().items()} == {"out": 0, "hook": 0}
+        assert {sink: account.pending for sink, account in beside.accounts().items()} == {"out": 0, "hook": 0}
     assert len(agent.records) == 302, "nothing is exchanged under a sink whose settings stayed, so nothing comes twice"

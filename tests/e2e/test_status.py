@@ -659,8 +659,8 @@ def test_the_glance_has_what_the_lists_have(agent, azure, peer):
     with OutboxFile(agent.state) as beside:
         glance = beside.glance()
         (row,) = beside.deliveries("alerts")
-        assert glance.sinks["alerts"].totals == beside.totals()["alerts"]
-        assert glance.sinks["alerts"].last_error == row.error
+        assert glance.sinks == beside.accounts()
+        assert glance.last_errors["alerts"].message == row.error
         assert glance.stored == beside.state()
         (records,) = glance.last_records.values()
         assert list(records) == beside.records()

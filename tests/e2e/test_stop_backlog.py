@@ -111,7 +111,7 @@ def assert_all_there(agent, sinks, *, count):
     """Nothing is missing: each record is delivered or pending at each sink, and the accounts say the same."""
     with OutboxFile(agent.state) as beside:
         made = {record.id for record in beside.records()}
-        totals = beside.totals()
+        accounts = beside.accounts()
     assert len(made) == count
     for sink in sinks:
         by_state = rows(agent, sink)
@@ -119,7 +119,7 @@ def assert_all_there(agent, sinks, *, count):
         assert not by_state
         assert delivered | pending == made
         assert len(delivered) + len(pending) == count
-        assert (totals[sink]["accepted"], totals[sink]["delivered"], totals[sink]["pending"]) == (
+        assert (accounts[sink].accepted, accounts[sink].delivered, accounts[sink].pending) == (
             count,
             len(delivered),
             len(pending),

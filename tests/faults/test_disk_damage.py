@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from bridge.events.event import Document, VmIdentity
+from bridge.outbox import deliveries, meta
 
 resource = pytest.importorskip("resource", reason="Windows sets no limits to files")
 
@@ -70,7 +71,7 @@ def assert_totals_hold(outbox, kit):
     finally:
         connection.close()
     counted = {(sink, state): count for sink, state, count in rows}
-    for sink, totals in outbox.totals().result().items():
+    for sink, totals in kit.totals(outbox).items():
         assert totals["accepted"] == sum(totals[state] for state in ENDS), totals
         assert totals["pending"] == counted.get((sink, "pending"), 0)
         assert totals["parked"] == counted.get((sink, "parked"), 0)
@@ -84,7 +85,7 @@ def checkpoint(outbox, *, forget=False):
         if forget:
             store.connection.execute("PRAGMA shrink_memory")
 
-    outbox._writer.alone(work).result()
+    outbox.exclusive(work).result()
 
 
 def prepared(kit):
@@ -100,8 +101,8 @@ def keep_working(kit, outbox):
     """Do what an agent does all day; return the sequences of the new records."""
     new = [record.sequence for record in kit.commit(outbox, kit.event("N-1"), kit.event("N-2"), document=Document())]
     kit.due(outbox, "a", limit=64)
-    outbox.probe("b").result()
-    outbox.urgency("b").result()
+    outbox.read(deliveries.probe, "b").result()
+    outbox.read(deliveries.urgency, "b", now=kit.time.timestamp()).result()
     outbox.tend().result()
     kit.settle(outbox, "b", new[0], state=None)
     outbox.clean().result()
@@ -125,7 +126,7 @@ def whole_due(outbox, kit, new):
 @pytest.mark.parametrize("is_in_file", [False, True], ids=["in the wal", "in the file"])
 def test_a_file_damaged_under_a_working_agent_costs_nothing(kit, caplog, how, is_in_file):
     outbox = prepared(kit)
-    stream_id = outbox.state().result().stream_id
+    stream_id = outbox.read(meta.load).result().stream_id
     if is_in_file:
         checkpoint(outbox)
     damage(kit, DAMAGES[how])
@@ -139,8 +140,8 @@ def test_a_file_damaged_under_a_working_agent_costs_nothing(kit, caplog, how, is
     outbox = kit.open()
     assert whole_due(outbox, kit, new) == old
     assert kit.due(outbox, "a") == list(range(DELIVERED + 2, COUNT + 4))
-    assert outbox.totals().result()["a"]["delivered"] == DELIVERED
-    assert (outbox.state().result().stream_id, outbox.state().result().vm.vm_id) == (stream_id, "1")
+    assert kit.totals(outbox)["a"]["delivered"] == DELIVERED
+    assert (outbox.read(meta.load).result().stream_id, outbox.read(meta.load).result().vm.vm_id) == (stream_id, "1")
     assert_totals_hold(outbox, kit)
     if not how.startswith("deleted") and is_in_file:
         assert len(set_aside(kit)) == 1
@@ -160,7 +161,7 @@ def test_damage_that_the_agent_had_not_read_costs_only_what_was_there(kit, how):
     outbox.close()
     outbox = kit.open()
     whole_due(outbox, kit, new)
-    totals = outbox.totals().result()["b"]
+    totals = kit.totals(outbox)["b"]
     assert totals["accepted"] == COUNT + 3
     assert totals["pending"] + totals["evicted"] == COUNT + 3
     assert_totals_hold(outbox, kit)
@@ -188,7 +189,7 @@ def test_a_record_whose_text_is_garbage_costs_only_itself(kit):
     new = keep_working(kit, outbox)
     old = whole_due(outbox, kit, new)
     assert set(range(1, COUNT + 1)) - set(old) == {COUNT // 2 + 1}
-    assert outbox.totals().result()["b"]["evicted"] == 1
+    assert kit.totals(outbox)["b"]["evicted"] == 1
     assert_totals_hold(outbox, kit)
 
 
@@ -255,10 +256,10 @@ def test_damage_again_and_again_is_mended_again_and_again(kit):
 def test_a_commit_that_no_mend_helps_fails_without_filling_the_directory(kit):
     outbox = kit.open()
 
-    def broken(store):
-        store.connection.execute("SELECT * FROM no_such_table")
+    def broken(connection):
+        connection.execute("SELECT * FROM no_such_table")
 
-    future = outbox._writer.write(broken)
+    future = outbox.write(broken)
     with pytest.raises(Exception, match="no such table"):
         future.result(60)
     assert len(set_aside(kit)) <= 3
@@ -347,8 +348,8 @@ def test_damage_on_a_disk_that_refuses_is_mended_when_the_disk_takes_writes_agai
     assert not outbox.in_memory
     new = keep_working(kit, outbox)
     assert whole_due(outbox, kit, new) == due
-    assert outbox.totals().result()["a"]["delivered"] == DELIVERED
-    assert outbox.totals().result()["a"]["parked"] == 1
+    assert kit.totals(outbox)["a"]["delivered"] == DELIVERED
+    assert kit.totals(outbox)["a"]["parked"] == 1
     assert_totals_hold(outbox, kit)
     outbox.close()
     assert whole_due(kit.open(), kit, new) == due
@@ -386,7 +387,7 @@ def test_records_that_are_found_without_the_state_they_belong_to_are_joined_by_t
             kit.commit(outbox, kit.event("N-0"), document=Document())
         outbox.tend().result()
         assert not outbox.in_memory
-        rows = outbox.due("b", limit=9999).result()
+        rows = outbox.read(deliveries.due, "b", limit=9999).result()
         expected = COUNT if page == pages["meta"] else 0
         assert [row.record.event.event_id for row in rows] == [*(f"F-{n}" for n in range(expected)), "N-0"]
         assert len({row.sequence for row in rows}) == len(rows)

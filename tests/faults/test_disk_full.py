@@ -7,7 +7,7 @@ import pytest
 
 from bridge.errors import OutboxReadOnly
 from bridge.events.event import Document, VmIdentity
-from bridge.outbox.outbox import Outcome
+from bridge.outbox import deliveries, meta
 from bridge.outbox.reader import OutboxFile
 from bridge.outbox.storage import MEMORY_BYTES
 
@@ -68,8 +68,8 @@ def no_file_may_grow():
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def assert_totals_hold(outbox, **expected):
-    for totals in outbox.totals().result().values():
+def assert_totals_hold(kit, outbox, **expected):
+    for totals in kit.totals(outbox).values():
         assert totals["accepted"] == sum(totals[state] for state in ENDS), totals
         assert {name: totals[name] for name in expected} == expected
 
@@ -89,7 +89,7 @@ def disk_counts(kit, sink="a"):
 def fill_until_memory(kit, outbox, disk):
     """Fill the disk under a working outbox; return the number of the last record."""
     disk.fill()
-    last = outbox.last_sequence
+    last = outbox.records.last_sequence
     while not outbox.in_memory:
         last = kit.commit(outbox, kit.event(f"M-{last}", description="x" * 4000), document=Document())[-1].sequence
     return last
@@ -116,8 +116,8 @@ def test_a_full_disk_loses_nothing_and_doubles_nothing(kit, disk, caplog):
     assert not outbox.in_memory
     assert "back on disk" in caplog.text
     assert kit.due(outbox, "a") == list(range(7, last))
-    assert_totals_hold(outbox, accepted=last)
-    assert outbox.totals().result()["a"]["delivered"] == 6
+    assert_totals_hold(kit, outbox, accepted=last)
+    assert kit.totals(outbox)["a"]["delivered"] == 6
     outbox.close()
 
     outbox = kit.open()
@@ -133,18 +133,18 @@ def test_an_agent_that_starts_on_a_full_disk_sends_what_it_owed(kit, disk):
     outbox = kit.open()
     kit.fill(outbox, 20)
     outbox.identify(VmIdentity(name="vm_0", vm_id="1")).result()
-    stream_id = outbox.state().result().stream_id
+    stream_id = outbox.read(meta.load).result().stream_id
     outbox.close()
     disk.fill()
     outbox = kit.open()
-    assert outbox.state().result().stream_id == stream_id
+    assert outbox.read(meta.load).result().stream_id == stream_id
     kit.settle(outbox, "a", *kit.due(outbox, "a"))
     last = fill_until_memory(kit, outbox, disk)
-    assert outbox.state().result().vm.vm_id == "1"
+    assert outbox.read(meta.load).result().vm.vm_id == "1"
     disk.free()
     outbox.tend().result()
     assert kit.due(outbox, "a") == list(range(21, last + 1))
-    assert_totals_hold(outbox, accepted=last)
+    assert_totals_hold(kit, outbox, accepted=last)
 
 
 def test_an_agent_that_never_had_room_works_from_memory_and_moves_to_disk_later(kit, disk):
@@ -160,7 +160,7 @@ def test_an_agent_that_never_had_room_works_from_memory_and_moves_to_disk_later(
     outbox.close()
     outbox = kit.open()
     assert (kit.due(outbox, "a"), kit.due(outbox, "b")) == ([2], [1, 2])
-    assert_totals_hold(outbox, accepted=2)
+    assert_totals_hold(kit, outbox, accepted=2)
     assert kit.commit(outbox, kit.event("E-3"))[0].sequence == 3
 
 
@@ -225,18 +225,18 @@ def test_a_sink_that_is_new_while_in_memory_gets_the_last_record_of_each_active_
     disk.fill()
     while not outbox.in_memory:
         kit.commit(outbox, kit.event("M", description="x" * 4000), document=active)
-    outbox.configure(lambda _record, _name: ["a", "new"], ["a", "new"], labels={}).result()
+    outbox.write(outbox.records.configure, lambda _record, _name: ["a", "new"], ["a", "new"], labels={}).result()
     assert kit.due(outbox, "new") == [1]
     disk.free()
     outbox.tend().result()
-    outbox.configure(lambda _record, _name: ["a", "new"], ["a", "new"], labels={}).result()
+    outbox.write(outbox.records.configure, lambda _record, _name: ["a", "new"], ["a", "new"], labels={}).result()
     assert kit.due(outbox, "new") == [1]
-    assert_totals_hold(outbox)
+    assert_totals_hold(kit, outbox)
 
 
 def test_records_that_wait_for_the_identity_wait_in_memory_too(kit, disk):
     outbox = kit.open()
-    outbox.await_identity()
+    outbox.records.await_identity()
     kit.commit(outbox, kit.event("E-1"))
     last = fill_until_memory(kit, outbox, disk)
     assert kit.due(outbox) == []
@@ -244,7 +244,7 @@ def test_records_that_wait_for_the_identity_wait_in_memory_too(kit, disk):
     assert kit.due(outbox) == list(range(1, last + 1))
     disk.free()
     outbox.tend().result()
-    rows = outbox.due("a", limit=1000).result()
+    rows = outbox.read(deliveries.due, "a", limit=1000).result()
     assert {row.record.vm.vm_id for row in rows} == {"1"}
     assert [row.sequence for row in rows] == list(range(1, last + 1))
 
@@ -256,19 +256,19 @@ def test_memory_is_bounded_and_what_does_not_fit_is_counted(kit, disk):
     fill_until_memory(kit, outbox, disk)
     for _ in range(8):
         kit.fill(outbox, 500, size=5000)
-        assert outbox._store.used_bytes <= MEMORY_BYTES
+        assert outbox.read(deliveries.totals).result().used_bytes <= MEMORY_BYTES
     due = kit.due(outbox)
-    newest = outbox.last_sequence
+    newest = outbox.records.last_sequence
     assert due[0] == 1
     assert due[-1000:] == list(range(newest - 999, newest + 1))
-    totals = outbox.totals().result()["a"]
+    totals = kit.totals(outbox)["a"]
     assert totals["evicted"] > 500
-    assert_totals_hold(outbox, accepted=newest)
+    assert_totals_hold(kit, outbox, accepted=newest)
     disk.free()
     outbox.tend().result()
     assert not outbox.in_memory
     assert kit.due(outbox) == due
-    assert outbox.totals().result()["a"] == totals
+    assert kit.totals(outbox)["a"] == totals
     assert disk_counts(kit) == {"pending": len(due)}
 
 
@@ -278,7 +278,7 @@ def test_a_backlog_that_memory_cannot_hold_waits_on_disk_in_order(kit, disk):
     backlog = [record.sequence for record in kit.fill(outbox, 4000, events=4000, size=5000)]
     late, early = kit.event("F-3999", "Started"), kit.event("F-0", "Started")
     fill_until_memory(kit, outbox, disk)
-    assert outbox._store.used_bytes < MEMORY_BYTES
+    assert outbox.read(deliveries.totals).result().used_bytes < MEMORY_BYTES
     second_late, second_early, fresh = (
         record.sequence for record in kit.commit(outbox, late, early, kit.event("new"), document=Document())
     )
@@ -294,7 +294,7 @@ def test_a_backlog_that_memory_cannot_hold_waits_on_disk_in_order(kit, disk):
     due = kit.due(outbox)
     assert due[: 4000 - 100] == backlog[100:]
     assert due[-3:] == [second_late, second_early, fresh]
-    assert_totals_hold(outbox, delivered=100, evicted=0, accepted=fresh)
+    assert_totals_hold(kit, outbox, delivered=100, evicted=0, accepted=fresh)
     assert disk_counts(kit) == {"delivered": 100, "pending": fresh - 100}
 
 
@@ -311,7 +311,7 @@ def test_a_disk_that_fills_again_and_again_loses_nothing(kit, disk):
         disk.free()
         outbox.tend().result()
         assert not outbox.in_memory
-        assert_totals_hold(outbox, delivered=delivered, accepted=last)
+        assert_totals_hold(kit, outbox, delivered=delivered, accepted=last)
     outbox.close()
     assert kit.due(kit.open(sinks=("a",))) == list(range(delivered + 1, last + 1))
 
@@ -321,7 +321,7 @@ def test_an_outcome_that_could_not_be_written_to_disk_is_not_forgotten(kit, disk
     kit.fill(outbox, 20)
     disk.fill()
     while not outbox.in_memory:
-        outbox.settle("a", [Outcome(sequence=20, state=None, error="x" * 4000)]).result()
+        kit.settle(outbox, "a", 20, state=None, error="x" * 4000)
     kit.settle(outbox, "a", *range(1, 20))
     disk.free()
     outbox.tend().result()
@@ -338,7 +338,10 @@ def test_a_file_size_limit_loses_nothing_and_doubles_nothing(kit):
     kit.fill(outbox, 20)
     observations = [kit.observation(outbox, kit.event(f"E-{number}")) for number in range(10)]
     with no_file_may_grow():
-        sequences = [outbox.commit(observation).result(60)[0].sequence for observation in observations]
+        sequences = [
+            outbox.write(outbox.records.append_observation, observation).result(60)[0].sequence
+            for observation in observations
+        ]
         in_memory = outbox.in_memory
         kit.settle(outbox, "a", 1, sequences[-1])
         outbox.tend().result()
@@ -351,7 +354,7 @@ def test_a_file_size_limit_loses_nothing_and_doubles_nothing(kit):
     outbox = kit.open()
     assert kit.due(outbox, "a") == list(range(2, 30))
     assert kit.due(outbox, "b") == list(range(1, 31))
-    assert_totals_hold(outbox, accepted=30)
+    assert_totals_hold(kit, outbox, accepted=30)
 
 
 def test_an_agent_that_starts_under_a_file_size_limit_works_from_memory(kit):

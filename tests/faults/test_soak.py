@@ -178,7 +178,7 @@ class Soak:
     def wait_until_delivered(self):
         deadline = time.monotonic() + 60
         with OutboxFile(self.directory / "state") as beside:
-            while any(total["pending"] for total in beside.totals().values()) and time.monotonic() < deadline:
+            while any(each.pending for each in beside.accounts().values()) and time.monotonic() < deadline:
                 time.sleep(0.2)
 
     def samples(self, *, after):
@@ -216,14 +216,14 @@ class Soak:
         judged = self.judge()
         count = len(list(expected(self.last)))
         with OutboxFile(self.directory / "state") as beside:
-            totals = beside.totals()
-        skipped = {sink: total["expired"] for sink, total in totals.items()}
+            accounts = beside.accounts()
+        skipped = {sink: account.expired for sink, account in accounts.items()}
         assert all(sink in SKIPPING and self.burn_in for sink, number in skipped.items() if number), skipped
         assert {
             sink: (each["lost"] - skipped[sink], each["invented"]) for sink, each in judged.items()
         } == dict.fromkeys(self.arrivals, (0, 0))
         assert {
-            sink: (total["accepted"], total["delivered"] + total["expired"]) for sink, total in totals.items()
+            sink: (each.accepted, each.delivered + each.expired) for sink, each in accounts.items()
         } == dict.fromkeys(self.arrivals, (count, count))
         return count, judged
 

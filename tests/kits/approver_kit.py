@@ -15,6 +15,7 @@ from bridge.errors import ImdsStatus
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity
 from bridge.events.record import TransitionRecord
 from bridge.metrics.metrics import Metrics
+from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
 
 VM_ID = "542afd79-4f70-5562-aa13-70d60565ec97"
@@ -92,7 +93,7 @@ class ApproverKit:
 
     def start(self, **options: Any) -> None:
         self.outbox = Outbox(self.state, max_bytes=2**24, keep_delivered_seconds=3600, now=self.now, **options)
-        self.outbox.configure(lambda _record, _name: ["sink"], ["sink"], labels={}).result()
+        self.outbox.write(self.outbox.records.configure, lambda _record, _name: ["sink"], ["sink"], labels={}).result()
         self.outbox.identify(self.vm).result()
         self.approver = self._made()
 
@@ -183,7 +184,7 @@ class ApproverKit:
     @property
     def records(self) -> list[TransitionRecord]:
         assert self.outbox is not None
-        return [row.record for row in self.outbox.due("sink", limit=10_000).result()]
+        return [row.record for row in self.outbox.read(deliveries.due, "sink", limit=10_000).result()]
 
     @property
     def outcomes(self) -> list[tuple[str, str]]:

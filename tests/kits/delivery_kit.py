@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from outbox_kit import counts_of
+
 from bridge.clock import Clock
 from bridge.delivery.router import Router
 from bridge.delivery.worker import DeliveryWorker
 from bridge.events.event import ScheduledEvent
 from bridge.events.record import TransitionRecord
 from bridge.metrics.metrics import Metrics
+from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.reader import OutboxFile
 from bridge.sink import Sink, SinkConfig
@@ -59,7 +62,9 @@ class DeliveryKit:
         self._boxes.append(box)
         self._configs[name] = sink_class.Config(name=name, **keys)
         self._classes[name] = sink_class
-        self.outbox.configure(Router(list(self._configs.values())), list(self._configs), labels={}).result()
+        self.outbox.write(
+            self.outbox.records.configure, Router(list(self._configs.values())), list(self._configs), labels={}
+        ).result()
         return Box.named(box)
 
     def start(self, name: str = "s", *, chance: float = 0.0, outbox: Outbox | None = None) -> DeliveryWorker:
@@ -72,7 +77,7 @@ class DeliveryKit:
             clock=Clock(now=self.outbox_kit.now, monotonic=self.time.monotonic, random=lambda: chance),
         )
         self._workers[name] = worker
-        (outbox or self.outbox).on_records = self.notify
+        (outbox or self.outbox).on_added = self.notify
         worker.start()
         return worker
 
@@ -107,11 +112,11 @@ class DeliveryKit:
     def add(self, *event_ids: str, urgent: bool = False, **fields: Any) -> list[TransitionRecord]:
         """Commit one record of each event, in one document; return them once the workers know."""
         told = threading.Event()
-        before, self.outbox.on_records = self.outbox.on_records, told.set
+        before, self.outbox.on_added = self.outbox.on_added, told.set
         events = [self.event(event_id, urgent=urgent, **fields) for event_id in event_ids]
         records: list[TransitionRecord] = self.outbox_kit.commit(self.outbox, *events)
         assert told.wait(SOON_SECONDS)
-        self.outbox.on_records = before
+        self.outbox.on_added = before
         before()
         return records
 
@@ -124,7 +129,7 @@ class DeliveryKit:
 
     def totals(self, name: str = "s") -> dict[str, int]:
         """Return the totals that are not zero, after checking that they add up."""
-        totals = dict(self.outbox.totals().result()[name])
+        totals = counts_of(self.outbox.read(deliveries.accounts).result()[name])
         accepted = totals.pop("accepted")
         assert sum(totals.values()) == accepted
         return {state: count for state, count in totals.items() if count}

@@ -10,9 +10,17 @@ from typing import Any
 from bridge.events.diff import Change
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Evidence, Transition, TransitionRecord
-from bridge.outbox.outbox import Observation, Outbox, Outcome
+from bridge.outbox import deliveries, meta
+from bridge.outbox.deliveries import DeliveryResult, DeliveryState, SinkAccount
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.records import Observation
 
 _MIB = 1024 * 1024
+
+
+def counts_of(account: SinkAccount) -> dict[str, int]:
+    """Return the counts of *account* by state, `accepted` included."""
+    return {state: getattr(account, state) for state in ("accepted", *(each.value for each in DeliveryState))}
 
 
 class OutboxKit:
@@ -43,7 +51,9 @@ class OutboxKit:
         )
         self._opened.append(outbox)
         if sinks:
-            outbox.configure(route or (lambda _record, _name: list(sinks)), sinks, labels={}).result()
+            outbox.write(
+                outbox.records.configure, route or (lambda _record, _name: list(sinks)), sinks, labels={}
+            ).result()
         return outbox
 
     def event(self, event_id: str = "E-1", status: str = "Scheduled", **fields: Any) -> ScheduledEvent:
@@ -62,7 +72,7 @@ class OutboxKit:
             Change(transition=Transition(transition), evidence=Evidence.OBSERVED, event=event) for event in events
         ]
         values: dict[str, Any] = {
-            "stream_id": fields.get("stream_id") or outbox.state().result().stream_id,
+            "stream_id": fields.get("stream_id") or outbox.read(meta.load).result().stream_id,
             "document": Document(incarnation=incarnation, events=events),
             "changes": changes,
             "observed_at": self.time,
@@ -74,7 +84,7 @@ class OutboxKit:
         return Observation(**{**values, **fields})
 
     def commit(self, outbox: Outbox, *events: ScheduledEvent, **fields: Any) -> list[TransitionRecord]:
-        return outbox.commit(self.observation(outbox, *events, **fields)).result(60)
+        return outbox.write(outbox.records.append_observation, self.observation(outbox, *events, **fields)).result(60)
 
     def fill(self, outbox: Outbox, count: int, *, events: int | None = None, size: int = 0) -> list[TransitionRecord]:
         """Commit *count* records, spread over *events* events (default: one each), with *size* bytes to carry."""
@@ -88,12 +98,28 @@ class OutboxKit:
             records += self.commit(outbox, *batch, document=Document())
         return records
 
-    def settle(self, outbox: Outbox, sink: str, *sequences: int, state: str | None = "delivered") -> None:
-        outbox.settle(sink, [Outcome(sequence=number, state=state) for number in sequences]).result(60)
+    def settle(
+        self,
+        outbox: Outbox,
+        sink: str,
+        *sequences: int,
+        state: str | None = "delivered",
+        error: str | None = None,
+    ) -> None:
+        """Write down what became of these records; a state of None: tried in vain."""
+        became = None if state is None else DeliveryState(state)
+        results = [DeliveryResult(sequence=number, state=became, error=error) for number in sequences]
+        now = self.time.timestamp()
+        outbox.write(deliveries.record_results, sink, results, now=now).result(60)
 
     def due(self, outbox: Outbox, sink: str = "a", **options: Any) -> list[int]:
         """Return the sequences of what is due, all of it unless limited."""
-        return [row.sequence for row in outbox.due(sink, **{"limit": 100_000, **options}).result(60)]
+        return [row.sequence for row in outbox.read(deliveries.due, sink, **{"limit": 100_000, **options}).result(60)]
+
+    def totals(self, outbox: Outbox) -> dict[str, dict[str, int]]:
+        """Return sink -> count by state, `accepted` included."""
+        accounts = outbox.read(deliveries.accounts).result(60)
+        return {sink: counts_of(account) for sink, account in accounts.items()}
 
     def close(self) -> None:
         for outbox in self._opened:

@@ -11,6 +11,7 @@ from approver_kit import ApproverKit
 from bridge.approval.digest import digest
 from bridge.config.approval import ApprovalSettings
 from bridge.errors import ImdsStatus, ImdsUnreachable, OutboxReadOnly
+from bridge.outbox import approvals
 from bridge.outbox.approvals import cli_decision
 from bridge.outbox.reader import OutboxFile
 
@@ -33,12 +34,12 @@ def configure(kit, **options):
 
 
 def consents(kit):
-    return list(kit.outbox.approvals().result().consents.values())
+    return list(kit.outbox.read(approvals.read_approvals).result().consents.values())
 
 
 def test_a_decision_is_kept_before_anything_else_happens(kit):
     kit.approver.offer([kit.token(kit.event())])
-    assert [each.state for each in kit.outbox.approvals().result().decisions] == ["new"]
+    assert [each.state for each in kit.outbox.read(approvals.read_approvals).result().decisions] == ["new"]
     assert kit.imds.posts == []
 
 
@@ -171,8 +172,9 @@ def test_a_hold_that_comes_while_the_post_is_being_counted_is_in_time(kit):
     kit.see(kit.event())
     # kept, and not yet looked at: no request may go out beside it
     kit.approver.offer([kit.token(kit.event(), "hold", kid="k2", approver=BORIS)])
-    state = kit.outbox.approvals().result()
-    ready = kit.outbox.begin_posting(state.stream_id, list(state.consents.values())).result()
+    state = kit.outbox.read(approvals.read_approvals).result()
+    consents = list(state.consents.values())
+    ready = kit.outbox.write(approvals.begin_posting, state.stream_id, consents, kit.now().timestamp()).result()
     assert ready == []
 
 
@@ -319,7 +321,7 @@ def test_the_poll_waits_for_a_post_about_its_event_and_no_longer_than_a_second(k
     kit.approver.let_finish(["E-1"])
     assert time.monotonic() - started < 0.9
     # whoever writes now comes after the outcome
-    assert kit.outbox.heartbeat(incarnation=1).result()[0].sequence == 2
+    assert kit.outbox.write(kit.outbox.records.append_heartbeat, incarnation=1).result()[0].sequence == 2
     turn.join()
 
 
@@ -341,7 +343,7 @@ def test_a_failure_in_the_approver_is_said_and_does_not_end_it(kit, caplog):
 
 def leave_disk(kit):
     """Have the outbox go on in memory, as it does when its disk refuses."""
-    kit.outbox._writer.alone(lambda store: store._leave_disk("a test")).result()
+    kit.outbox.exclusive(lambda store: store._switch_to_memory("a test")).result()
 
 
 def test_nothing_is_approved_while_the_outbox_lives_in_memory_and_all_of_it_after(kit):

@@ -12,6 +12,8 @@ import pytest
 from approver_kit import ApproverKit
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
+from bridge.outbox import approvals, deliveries
+
 ANNE, BORIS = "anne", "boris"
 
 
@@ -180,17 +182,19 @@ def test_a_jti_is_remembered_when_everything_else_is_cleaned_away(kit):
     token = kit.token(kit.event())
     kit.offer(token)
     kit.wait(3600 + 60 + 3600)
-    kit.outbox.prune_approvals([]).result()
+    kit.outbox.write(approvals.prune, [], kit.now().timestamp()).result()
     assert _is_known(kit, token)
     kit.wait(2 * 86_400)
-    kit.outbox.prune_approvals([]).result()
+    kit.outbox.write(approvals.prune, [], kit.now().timestamp()).result()
     assert not _is_known(kit, token)
 
 
 def _is_known(kit, token):
     payload = parts(token)[1]
     digest = hashlib.sha256(payload).hexdigest()
-    known = kit.outbox.is_known(approver=ANNE, decision_id=json.loads(payload)["jti"], payload_sha256=digest)
+    known = kit.outbox.read(
+        approvals.is_known, approver=ANNE, decision_id=json.loads(payload)["jti"], payload_sha256=digest
+    )
     return known.result()
 
 
@@ -294,7 +298,7 @@ def test_ten_thousand_forgeries_make_one_record_a_minute_and_evict_nothing(kit):
     kit.turn()
     assert Counter(result for _, result in kit.outcomes) == {"accepted": 1, "forged": 2}
     assert "9980 decisions" in kit.records[-1].approval.reason
-    assert kit.outbox.totals().result()["sink"]["evicted"] == 0
+    assert kit.outbox.read(deliveries.accounts).result()["sink"].evicted == 0
 
 
 def test_nothing_of_an_unverified_token_is_recorded(kit):

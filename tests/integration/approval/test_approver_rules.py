@@ -11,7 +11,8 @@ from bridge.clock import Instant
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.events.diff import Change
 from bridge.events.record import Evidence, Transition
-from bridge.outbox.outbox import Observation
+from bridge.outbox import meta
+from bridge.outbox.records import Observation
 
 ANNE = "anne"
 FREEZE = RuleSettings(name="freeze", event_types=("Freeze",), action="approve")
@@ -32,9 +33,10 @@ def begin(kit, *rules, **options):
 
 def record(kit, *events):
     """Store *events* as the poll does before the approver hears of them."""
-    kit.outbox.commit(
+    kit.outbox.write(
+        kit.outbox.records.append_observation,
         Observation(
-            stream_id=kit.outbox.state().result().stream_id,
+            stream_id=kit.outbox.read(meta.load).result().stream_id,
             document=kit.document,
             changes=[
                 Change(transition=Transition.SCHEDULED, evidence=Evidence.OBSERVED, event=event) for event in events
@@ -44,7 +46,7 @@ def record(kit, *events):
             previous_incarnation=None,
             is_settled=True,
             boot_id="b",
-        )
+        ),
     ).result()
 
 

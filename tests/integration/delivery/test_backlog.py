@@ -5,6 +5,7 @@ import threading
 import pytest
 from delivery_kit import DeliveryKit
 
+from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
 from bridge.testing.sinks import ScriptedSink
 
@@ -21,13 +22,15 @@ class WatchedOutbox(Outbox):
         self.reads = 0
         super().__init__(*args, **kwargs)
 
-    def settle(self, sink, outcomes):
-        self.settled.append(len(outcomes))
-        return super().settle(sink, outcomes)
+    def write(self, work, /, *args, **kwargs):
+        if work is deliveries.record_results:
+            _sink, results = args
+            self.settled.append(len(results))
+        return super().write(work, *args, **kwargs)
 
-    def due(self, sink, **options):
-        self.reads += 1
-        return super().due(sink, **options)
+    def read(self, work, /, *args, **kwargs):
+        self.reads += work is deliveries.due
+        return super().read(work, *args, **kwargs)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 from delivery_kit import DeliveryKit
 
 from bridge.errors import DeliveryFailed, OutboxError
+from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.reader import OutboxFile
 
@@ -99,9 +100,9 @@ class ForgetfulOutbox(Outbox):
     is_broken = True
     settled = 0
 
-    def settle(self, sink, outcomes):
-        if not self.is_broken:
-            return super().settle(sink, outcomes)
+    def write(self, work, /, *args, **kwargs):
+        if work is not deliveries.record_results or not self.is_broken:
+            return super().write(work, *args, **kwargs)
         self.settled += 1
         if self.settled % 2:
             raise OutboxError("The outbox is closed.")
@@ -146,10 +147,10 @@ def forgetful(bench):
 
 def test_a_worker_survives_an_outbox_that_cannot_be_read_for_a_while(bench, caplog):
     class Unreadable(ForgetfulOutbox):
-        def due(self, *arguments, **options):
-            if self.is_broken:
+        def read(self, work, /, *args, **kwargs):
+            if work is deliveries.due and self.is_broken:
                 raise OutboxError("The outbox failed: disk on fire.")
-            return super().due(*arguments, **options)
+            return super().read(work, *args, **kwargs)
 
     bench.outbox.close()
     bench.outbox = Unreadable(bench.directory, max_bytes=2**26, keep_delivered_seconds=3_600)

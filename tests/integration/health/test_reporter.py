@@ -7,15 +7,14 @@ import threading
 from concurrent.futures import Future
 from datetime import datetime, timezone
 from pathlib import Path
-from types import SimpleNamespace
 
-import msgspec
 import pytest
 
 from bridge.health.reporter import HealthReporter
 from bridge.metrics.metrics import Metrics
-from bridge.outbox.deliveries import PARKED
-from bridge.outbox.outbox import Outbox, Outcome
+from bridge.outbox import deliveries, meta
+from bridge.outbox.deliveries import DeliveryResult, DeliveryState
+from bridge.outbox.outbox import Outbox
 from bridge.system.threads import LoopWatch
 from bridge.testing.clock import ManualClock
 
@@ -50,7 +49,9 @@ def overview(tmp_path, metrics, loop_watches, time):
         keep_delivered_seconds=60,
         now=time.now,
     )
-    outbox.configure(lambda _record, _name: ["webhook", "old"], ["webhook", "old"], labels={}).result()
+    outbox.write(
+        outbox.records.configure, lambda _record, _name: ["webhook", "old"], ["webhook", "old"], labels={}
+    ).result()
     seen = HealthReporter(
         outbox=outbox,
         metrics=metrics,
@@ -93,7 +94,7 @@ def test_loop_that_is_stuck_makes_it_unhealthy_until_it_turns(overview, loop_wat
 def test_no_peers_fault_makes_it_unhealthy(overview, metrics, time):
     overview.polled.silent_seconds = 1e6
     metrics.sink("webhook").set_needs_attention(needed=True)
-    overview._outbox.heartbeat(incarnation=1).result()
+    overview._outbox.write(overview._outbox.records.append_heartbeat, incarnation=1).result()
     time.advance(1e6)
     assert len(ready(overview)["reasons"]) == 3
     assert overview.healthz().status == 200
@@ -105,7 +106,7 @@ def test_agent_is_ready_when_it_sees_and_every_sink_takes(overview):
     assert report["reasons"] == []
     assert (report["last_good_poll_at"], report["last_good_poll_seconds_ago"]) == ("2026-11-20T11:00:00.000Z", 0.4)
     assert (report["vm"], report["state_in_memory"]) == ("vm1", False)
-    assert report["stream_id"] == overview._outbox.state().result().stream_id
+    assert report["stream_id"] == overview._outbox.read(meta.load).result().stream_id
 
 
 @pytest.mark.parametrize(
@@ -118,13 +119,14 @@ def test_agent_that_does_not_see_is_not_ready(overview, silent_seconds, reason):
 
 
 def test_record_that_waits_too_long_makes_it_not_ready_until_it_is_gone(overview, time):
-    [record] = overview._outbox.heartbeat(incarnation=1).result()
+    [record] = overview._outbox.write(overview._outbox.records.append_heartbeat, incarnation=1).result()
     time.advance(300)
     assert ready(overview)["oldest_pending_seconds"] == 300
     assert ready(overview)["reasons"] == []
     time.advance(1)
     assert ready(overview)["reasons"] == ["Sink webhook is stuck: its oldest record has waited 301 s."]
-    overview._outbox.settle("webhook", [Outcome(sequence=record.sequence, state=PARKED)]).result()
+    results = [DeliveryResult(sequence=record.sequence, state=DeliveryState.PARKED)]
+    overview._outbox.write(deliveries.record_results, "webhook", results, now=time.now().timestamp()).result()
     report = ready(overview)
     assert report["reasons"] == []
     assert report["sinks"]["webhook"]["parked"] == 1
@@ -133,10 +135,7 @@ def test_record_that_waits_too_long_makes_it_not_ready_until_it_is_gone(overview
 
 
 def test_outbox_in_memory_is_not_ready(overview, monkeypatch):
-    account = overview._outbox.account().result()
-    in_memory: Future[object] = Future()
-    in_memory.set_result(msgspec.structs.replace(account, in_memory=True))
-    monkeypatch.setattr(overview, "_outbox", SimpleNamespace(account=lambda: in_memory))
+    monkeypatch.setattr(Outbox, "in_memory", property(lambda _outbox: True))
     report = ready(overview)
     assert (report["state_in_memory"], report["reasons"]) == (True, ["The disk refuses, so the outbox is in memory."])
 
@@ -157,7 +156,7 @@ def test_sink_that_needs_a_person_makes_it_not_ready_until_it_answers(overview, 
 
 def test_outbox_that_does_not_answer_is_said_in_time(overview):
     released = threading.Event()
-    held: Future[None] = overview._outbox._writer.read(lambda _store: released.wait(30))
+    held: Future[None] = overview._outbox.read(lambda _connection: released.wait(30))
     try:
         assert ready(overview)["reasons"] == ["The outbox did not answer within 2 s."]
         assert overview.healthz().status == 200

@@ -1,14 +1,13 @@
 import re
 import sqlite3
 import time
-from types import SimpleNamespace
 
 import pytest
 
 from bridge.events.event import Document
+from bridge.outbox import deliveries
 from bridge.outbox.database import SQL
-from bridge.outbox.deliveries import probe as probe_rows
-from bridge.outbox.outbox import Outcome
+from bridge.outbox.deliveries import DeliveryResult, DeliveryState
 
 #: What a delivery worker runs, again and again, and the tables' sizes must not matter to.
 WORKER_STATEMENTS = {
@@ -42,7 +41,7 @@ def test_urgent_events_come_first_and_each_event_in_sequence(kit):
     outbox = kit.open()
     kit.commit(outbox, kit.event("E-1"), kit.event("E-2"), urgent(kit, "P-1"), kit.event("E-1", "Started"))
     assert kit.due(outbox) == [3, 1, 2, 4]
-    assert [row.urgent for row in outbox.due("a", limit=9).result()] == [True, False, False, False]
+    assert [row.urgent for row in outbox.read(deliveries.due, "a", limit=9).result()] == [True, False, False, False]
 
 
 def test_an_event_that_became_urgent_takes_its_older_records_along(kit):
@@ -74,14 +73,14 @@ def test_what_is_settled_is_due_no_more(kit):
     outbox = kit.open()
     kit.commit(outbox, kit.event("E-1"), kit.event("E-2"), kit.event("E-3"))
     outcomes = [
-        Outcome(sequence=1, state="delivered"),
-        Outcome(sequence=2, state="parked", error="too large"),
-        Outcome(sequence=3, state=None, error="down"),
+        DeliveryResult(sequence=1, state=DeliveryState.DELIVERED),
+        DeliveryResult(sequence=2, state=DeliveryState.PARKED, error="too large"),
+        DeliveryResult(sequence=3, state=None, error="down"),
     ]
-    outbox.settle("a", outcomes).result()
-    (row,) = outbox.due("a", limit=9).result()
+    outbox.write(deliveries.record_results, "a", outcomes, now=kit.time.timestamp()).result()
+    (row,) = outbox.read(deliveries.due, "a", limit=9).result()
     assert (row.sequence, row.attempts) == (3, 1)
-    totals = outbox.totals().result()
+    totals = kit.totals(outbox)
     assert (totals["a"]["delivered"], totals["a"]["parked"], totals["a"]["pending"]) == (1, 1, 1)
     assert totals["b"]["pending"] == 3
 
@@ -93,7 +92,7 @@ def test_an_outcome_that_comes_twice_or_late_counts_once(kit):
     kit.settle(outbox, "a", 1)
     kit.settle(outbox, "a", 1, state="parked")
     kit.settle(outbox, "a", 99)
-    totals = outbox.totals().result()["a"]
+    totals = kit.totals(outbox)["a"]
     assert (totals["accepted"], totals["delivered"], totals["parked"]) == (1, 1, 0)
 
 
@@ -101,21 +100,21 @@ def test_what_is_owed_carries_the_record_and_its_notice(kit):
     outbox = kit.open()
     soon, later = kit.time.replace(hour=12), kit.time.replace(hour=13)
     (record, _) = kit.commit(outbox, kit.event("E-1", not_before=later), kit.event("E-2", not_before=soon))
-    row = outbox.due("a", limit=1).result()[0]
+    row = outbox.read(deliveries.due, "a", limit=1).result()[0]
     assert (row.record, row.not_before) == (record, later.timestamp())
-    assert outbox.urgency("a").result() == (False, soon.timestamp())
+    assert outbox.read(deliveries.urgency, "a", now=kit.time.timestamp()).result() == (False, soon.timestamp())
     kit.wait(3600)
-    assert outbox.urgency("a").result() == (False, later.timestamp())
+    assert outbox.read(deliveries.urgency, "a", now=kit.time.timestamp()).result() == (False, later.timestamp())
     kit.commit(outbox, urgent(kit, "P-1"))
-    assert outbox.urgency("a").result() == (True, later.timestamp())
-    assert outbox.urgency("nobody").result() == (False, None)
+    assert outbox.read(deliveries.urgency, "a", now=kit.time.timestamp()).result() == (True, later.timestamp())
+    assert outbox.read(deliveries.urgency, "nobody", now=kit.time.timestamp()).result() == (False, None)
 
 
 # Trying a paused sink.
 
 
 def probe(outbox, **options):
-    rows = outbox.probe("a", **options).result()
+    rows = outbox.read(deliveries.probe, "a", **options).result()
     return rows[0].sequence if rows else None
 
 
@@ -136,8 +135,8 @@ def test_a_probe_takes_the_urgent_first_and_the_head_of_an_event_only(kit):
     kit.settle(outbox, "a", 2, 2, 2, state=None)
     assert probe(outbox) == 2
     assert probe(outbox, blocked=["P-1"]) == 1
-    assert probe(outbox, only=["E-1"]) == 1
-    assert probe(outbox, only=["gone"]) is None
+    assert probe(outbox, only=frozenset({"E-1"})) == 1
+    assert probe(outbox, only=frozenset({"gone"})) is None
     assert probe(outbox, skip=[1, 2, 3]) is None
 
 
@@ -150,7 +149,7 @@ def test_a_probe_of_a_long_backlog_costs_no_more_than_one_of_a_short(kit, option
         connection = sqlite3.connect(kit.directory / "outbox.db")
         try:
             connection.set_progress_handler(lambda: steps.append(count), 100)  # noqa: B023  # used within the turn
-            probe_rows(SimpleNamespace(connection=connection), "a", frozenset(), frozenset(), **options)
+            deliveries.probe(connection, "a", **options)
         finally:
             connection.close()
     assert steps.count(20_000) <= 1.5 * steps.count(4_000)
@@ -165,12 +164,12 @@ def test_records_expire_by_their_age_and_are_counted(kit):
     kit.wait(60)
     kit.commit(outbox, kit.event("E-2"))
     kit.wait(30)
-    assert outbox.expire("a", max_age_seconds=90).result() == 0
+    assert outbox.write(deliveries.expire, "a", now=kit.time.timestamp(), max_age_seconds=90).result() == 0
     kit.wait(1)
-    assert outbox.expire("a", max_age_seconds=90).result() == 1
+    assert outbox.write(deliveries.expire, "a", now=kit.time.timestamp(), max_age_seconds=90).result() == 1
     assert (kit.due(outbox, "a"), kit.due(outbox, "b")) == ([2], [1, 2])
-    assert outbox.totals().result()["a"]["expired"] == 1
-    assert outbox.account().result().oldest_pending["b"] == pytest.approx(kit.time.timestamp() - 91)
+    assert kit.totals(outbox)["a"]["expired"] == 1
+    assert outbox.read(deliveries.accounts).result()["b"].oldest_pending_at == pytest.approx(kit.time.timestamp() - 91)
 
 
 # In far less time than it takes to look at everything.
@@ -235,4 +234,4 @@ def test_the_clean_up_of_old_records_goes_on_bit_by_bit(kit, backlog):
     kit.wait(3601)
     assert backlog.clean().result() == 500
     assert backlog.clean().result() == 500
-    assert backlog.totals().result()["a"]["pending"] == 10_000
+    assert kit.totals(backlog)["a"]["pending"] == 10_000

@@ -8,6 +8,7 @@ from bridge.delivery.router import Router
 from bridge.errors import OutboxError, StreamChanged
 from bridge.events.event import Document, VmIdentity
 from bridge.events.record import Transition, record_id, transition_key
+from bridge.outbox import deliveries, meta
 from bridge.sink import SinkConfig
 
 ENDS = ("delivered", "pending", "parked", "evicted", "discarded", "expired")
@@ -23,7 +24,7 @@ def rows(kit, sql="SELECT sink, sequence, state FROM deliveries ORDER BY sink, s
 
 def assert_totals_hold(outbox, kit):
     counted = Counter((sink, state) for sink, _, state in rows(kit))
-    for sink, totals in outbox.totals().result().items():
+    for sink, totals in kit.totals(outbox).items():
         assert totals["accepted"] == sum(totals[state] for state in ENDS), (sink, totals)
         assert (totals["pending"], totals["parked"]) == (counted[sink, "pending"], counted[sink, "parked"])
 
@@ -35,8 +36,8 @@ def test_a_document_is_stored_with_its_records_and_a_row_for_each_sink(kit):
     outbox = kit.open()
     first, second = kit.commit(outbox, kit.event("E-1"), kit.event("E-2"), incarnation=7)
     assert (first.sequence, second.sequence) == (1, 2)
-    assert outbox.state().result().document.events == (kit.event("E-1"), kit.event("E-2"))
-    assert outbox.state().result().last_good_at == kit.time
+    assert outbox.read(meta.load).result().document.events == (kit.event("E-1"), kit.event("E-2"))
+    assert outbox.read(meta.load).result().last_good_at == kit.time
     assert kit.due(outbox, "a") == kit.due(outbox, "b") == [1, 2]
 
 
@@ -49,7 +50,7 @@ def test_a_document_that_fails_half_way_leaves_nothing_behind(kit):
     outbox = kit.open(route=refuse_second)
     with pytest.raises(LookupError, match="no route"):
         kit.commit(outbox, kit.event("E-1"), kit.event("E-2"))
-    assert outbox.state().result().document is None
+    assert outbox.read(meta.load).result().document is None
     assert rows(kit) == []
     assert [record.sequence for record in kit.commit(outbox, kit.event("E-3"))] == [1]
 
@@ -57,9 +58,12 @@ def test_a_document_that_fails_half_way_leaves_nothing_behind(kit):
 def test_an_answer_in_doubt_is_not_stored_as_the_last_good_one(kit):
     outbox = kit.open()
     kit.commit(outbox, kit.event(), is_settled=False)
-    assert outbox.state().result().last_good_at is None
-    outbox.save_liveness(last_good_at=kit.time, boot_id="boot-2").result()
-    assert (outbox.state().result().last_good_at, outbox.state().result().boot_id) == (kit.time, "boot-2")
+    assert outbox.read(meta.load).result().last_good_at is None
+    outbox.write(meta.save_liveness, last_good_at=kit.time, boot_id="boot-2").result()
+    assert (outbox.read(meta.load).result().last_good_at, outbox.read(meta.load).result().boot_id) == (
+        kit.time,
+        "boot-2",
+    )
 
 
 def test_a_restart_gives_back_everything(kit):
@@ -67,10 +71,18 @@ def test_a_restart_gives_back_everything(kit):
     outbox.identify(VmIdentity(name="vm_0", vm_id="ID-0")).result()
     kit.commit(outbox, kit.event("E-1"), kit.event("E-2"))
     kit.settle(outbox, "a", 1)
-    before = outbox.state().result(), outbox.totals().result(), outbox.due("b", limit=9).result()
+    before = (
+        outbox.read(meta.load).result(),
+        kit.totals(outbox),
+        outbox.read(deliveries.due, "b", limit=9).result(),
+    )
     outbox.close()
     outbox = kit.open()
-    assert (outbox.state().result(), outbox.totals().result(), outbox.due("b", limit=9).result()) == before
+    assert (
+        outbox.read(meta.load).result(),
+        kit.totals(outbox),
+        outbox.read(deliveries.due, "b", limit=9).result(),
+    ) == before
     assert kit.due(outbox, "a") == [2]
 
 
@@ -87,7 +99,7 @@ def test_a_sequence_is_never_used_twice_whatever_was_deleted(kit):
     assert outbox.clean().result() == 2
     outbox.close()
     outbox = kit.open()
-    assert outbox.last_sequence == 2
+    assert outbox.records.last_sequence == 2
     assert [record.sequence for record in kit.commit(outbox, kit.event("E-3"))] == [3]
 
 
@@ -133,7 +145,7 @@ def test_a_repeat_never_takes_an_id_that_is_still_held(kit):
 
 def test_heartbeats_are_like_no_other_record(kit):
     outbox = kit.open()
-    beats = [outbox.heartbeat(incarnation=4).result()[0] for _ in range(2)]
+    beats = [outbox.write(outbox.records.append_heartbeat, incarnation=4).result()[0] for _ in range(2)]
     assert [beat.transition for beat in beats] == [Transition.HEARTBEAT] * 2
     assert [beat.event for beat in beats] == [None, None]
     assert len({beat.id for beat in beats}) == len({beat.event_key for beat in beats}) == 2
@@ -151,10 +163,10 @@ def test_a_sink_seen_for_the_first_time_gets_the_last_record_of_each_active_even
         transition="started",
         document=Document(events=(kit.event("E-1", status="Started"), kit.event("E-2"), kit.event("E-3", "Completed"))),
     )
-    outbox.configure(lambda _record, _name: ["a", "new"], ["a", "new"], labels={}).result()
+    outbox.write(outbox.records.configure, lambda _record, _name: ["a", "new"], ["a", "new"], labels={}).result()
     assert kit.due(outbox, "new") == [2, 4]
     assert kit.due(outbox, "a") == [1, 2, 3, 4]
-    outbox.configure(lambda _record, _name: ["a", "new"], ["a", "new"], labels={}).result()
+    outbox.write(outbox.records.configure, lambda _record, _name: ["a", "new"], ["a", "new"], labels={}).result()
     assert kit.due(outbox, "new") == [2, 4]
 
 
@@ -164,7 +176,7 @@ def test_a_new_sink_gets_only_what_it_wants_by_the_name_that_is_stored(kit):
     kit.commit(outbox, kit.event("E-1", resources=("vm_0",)), kit.event("E-2", resources=("vm_9",)))
     outbox.close()
     outbox = kit.open(sinks=())
-    outbox.configure(Router([SinkConfig(name="mine")]), ["mine"], labels={}).result()
+    outbox.write(outbox.records.configure, Router([SinkConfig(name="mine")]), ["mine"], labels={}).result()
     assert kit.due(outbox, "mine") == [1]
 
 
@@ -174,12 +186,12 @@ def test_rows_of_a_sink_that_is_no_longer_configured_stay(kit):
     outbox = kit.open(sinks=("a",))
     kit.commit(outbox, kit.event("E-2"))
     assert (kit.due(outbox, "a"), kit.due(outbox, "b")) == ([1, 2], [1])
-    assert outbox.totals().result()["b"]["pending"] == 1
+    assert kit.totals(outbox)["b"]["pending"] == 1
 
 
 def test_labels_of_the_configuration_are_in_later_records(kit):
     outbox = kit.open()
-    outbox.configure(lambda _record, _name: ["a"], ["a"], labels={"team": "payments"}).result()
+    outbox.write(outbox.records.configure, lambda _record, _name: ["a"], ["a"], labels={"team": "payments"}).result()
     assert kit.commit(outbox, kit.event())[0].labels == {"team": "payments"}
 
 
@@ -188,14 +200,14 @@ def test_labels_of_the_configuration_are_in_later_records(kit):
 
 def test_records_wait_without_sinks_until_the_identity_is_known(kit):
     outbox = kit.open(sinks=())
-    outbox.configure(Router([SinkConfig(name="mine")]), ["mine"], labels={}).result()
-    outbox.await_identity()
+    outbox.write(outbox.records.configure, Router([SinkConfig(name="mine")]), ["mine"], labels={}).result()
+    outbox.records.await_identity()
     mine, other = kit.event("E-1", resources=("vm_0",)), kit.event("E-2", resources=("vm_9",))
     kit.commit(outbox, mine, other, mine)
     assert kit.due(outbox, "mine") == []
     vm = VmIdentity(name="vm_0", vm_id="AB")
     assert outbox.identify(vm).result() is False
-    owed = outbox.due("mine", limit=9).result()
+    owed = outbox.read(deliveries.due, "mine", limit=9).result()
     assert [(row.record.sequence, row.record.affects_this_vm, row.record.vm) for row in owed] == [
         (1, True, vm),
         (3, True, vm),
@@ -211,10 +223,10 @@ def test_records_wait_without_sinks_until_the_identity_is_known(kit):
 
 def test_records_are_sent_without_the_identity_when_it_does_not_come(kit):
     outbox = kit.open()
-    outbox.await_identity()
+    outbox.records.await_identity()
     (record,) = kit.commit(outbox, kit.event())
-    outbox.stop_waiting().result()
-    (owed,) = outbox.due("a", limit=9).result()
+    outbox.write(outbox.records.stop_waiting).result()
+    (owed,) = outbox.read(deliveries.due, "a", limit=9).result()
     assert owed.record == record
     assert kit.commit(outbox, kit.event("E-2"))[0].vm == VmIdentity()
     assert kit.due(outbox) == [1, 2]
@@ -224,7 +236,7 @@ def test_records_are_sent_without_the_identity_when_it_does_not_come(kit):
 @pytest.mark.parametrize("is_configured_first", [True, False])
 def test_records_that_waited_when_the_agent_died_are_sent_by_the_next_one(kit, ending, is_configured_first):
     outbox = kit.open()
-    outbox.await_identity()
+    outbox.records.await_identity()
     kit.commit(outbox, kit.event())
     outbox.close()
     outbox = kit.open(sinks=("a", "b") if is_configured_first else ())
@@ -232,21 +244,21 @@ def test_records_that_waited_when_the_agent_died_are_sent_by_the_next_one(kit, e
     if ending == "identify":
         outbox.identify(VmIdentity(name="vm_0", vm_id="AB")).result()
     else:
-        outbox.stop_waiting().result()
+        outbox.write(outbox.records.stop_waiting).result()
     if not is_configured_first:
-        outbox.configure(lambda _record, _name: ["a"], ["a"], labels={}).result()
-    (owed,) = outbox.due("a", limit=9).result()
+        outbox.write(outbox.records.configure, lambda _record, _name: ["a"], ["a"], labels={}).result()
+    (owed,) = outbox.read(deliveries.due, "a", limit=9).result()
     assert owed.record.vm.name == ("vm_0" if ending == "identify" else None)
 
 
 def test_a_sink_added_meanwhile_gets_what_waits_once_and_complete(kit):
     outbox = kit.open(sinks=("a",))
-    outbox.await_identity()
+    outbox.records.await_identity()
     kit.commit(outbox, kit.event())
     outbox.close()
     outbox = kit.open(sinks=("a", "new"))
     outbox.identify(VmIdentity(name="vm_0", vm_id="AB")).result()
-    (owed,) = outbox.due("new", limit=9).result()
+    (owed,) = outbox.read(deliveries.due, "new", limit=9).result()
     assert owed.record.vm.vm_id == "AB"
 
 
@@ -257,7 +269,7 @@ def test_an_outbox_that_came_with_an_image_is_set_aside_and_said(kit, caplog):
     outbox = kit.open()
     outbox.identify(VmIdentity(name="golden", vm_id="GOLDEN")).result()
     kit.commit(outbox, kit.event())
-    old_stream = outbox.state().result().stream_id
+    old_stream = outbox.read(meta.load).result().stream_id
     outbox.close()
 
     outbox = kit.open()
@@ -266,12 +278,12 @@ def test_an_outbox_that_came_with_an_image_is_set_aside_and_said(kit, caplog):
     (aside,) = (path for path in kit.directory.iterdir() if re.fullmatch(r"outbox\.db\.other-vm-[^-]+Z", path.name))
     assert aside.stat().st_size > 0
     assert "vmId golden" in caplog.records[-1].why
-    state = outbox.state().result()
+    state = outbox.read(meta.load).result()
     assert (state.document, state.vm.vm_id) == (None, "clone")
     assert state.stream_id != old_stream
-    assert outbox.totals().result().keys() == {"a", "b"}
+    assert kit.totals(outbox).keys() == {"a", "b"}
     with pytest.raises(StreamChanged):
-        outbox.commit(stale).result()
+        outbox.write(outbox.records.append_observation, stale).result()
     (record,) = kit.commit(outbox, kit.event("E-2"))
     assert (record.sequence, record.stream_id) == (1, state.stream_id)
     assert kit.due(outbox) == [1]
@@ -310,7 +322,7 @@ def test_delivered_records_go_when_their_time_is_over_but_for_the_last_of_an_act
     kit.wait(2)
     assert outbox.clean().result() == 2
     assert [row[1] for row in rows(kit)] == [2, 4]
-    assert outbox.totals().result()["a"]["delivered"] == 3
+    assert kit.totals(outbox)["a"]["delivered"] == 3
     assert_totals_hold(outbox, kit)
 
 
@@ -329,7 +341,7 @@ def test_when_full_delivered_goes_before_parked_and_parked_before_the_oldest_pen
         assert parked == 50 or delivered == 0
         assert pending == 200 or parked == delivered == 0
     assert order[-1][0] == order[-1][1] == 0
-    totals = outbox.totals().result()["a"]
+    totals = kit.totals(outbox)["a"]
     assert totals["evicted"] > 50
     assert_totals_hold(outbox, kit)
     assert "evicted undelivered" in caplog.text

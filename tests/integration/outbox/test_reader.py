@@ -6,8 +6,9 @@ import pytest
 from bridge.clock import format_time
 from bridge.errors import OutboxError, OutboxReadOnly
 from bridge.events.event import VmIdentity
-from bridge.outbox.outbox import Outcome
+from bridge.outbox import deliveries, meta
 from bridge.outbox.reader import OutboxFile
+from bridge.outbox.snapshot import LastError
 
 
 def nudged_at(kit):
@@ -36,7 +37,7 @@ def test_deliveries_are_listed_with_what_was_said_of_them(kit):
         assert (row.sequence, row.attempts, row.record.event.event_id) == (2, 1, "E-2")
         assert row.changed_at == format_time(kit.time)
         assert len(beside.deliveries(limit=3)) == 3
-        assert beside.totals() == outbox.totals().result()
+        assert beside.accounts() == outbox.read(deliveries.accounts).result()
 
 
 def test_the_state_is_read_beside_the_agent_and_after_it(kit):
@@ -44,7 +45,7 @@ def test_the_state_is_read_beside_the_agent_and_after_it(kit):
     outbox.identify(VmIdentity(name="vm_0", vm_id="1")).result()
     kit.commit(outbox, kit.event())
     with OutboxFile(kit.directory) as beside:
-        state = outbox.state().result()
+        state = outbox.read(meta.load).result()
         assert beside.state() == state
         outbox.close()
         assert beside.state() == state
@@ -61,8 +62,8 @@ def test_a_parked_record_that_is_retried_is_due_again_and_late(kit):
         assert kit.due(outbox) == [1]
         assert beside.retry("a") == 1
     assert kit.due(outbox) == [1, 2]
-    assert outbox.due("a", limit=1).result()[0].attempts == 0
-    assert outbox.totals().result()["a"]["parked"] == 0
+    assert outbox.read(deliveries.due, "a", limit=1).result()[0].attempts == 0
+    assert kit.totals(outbox)["a"]["parked"] == 0
     assert nudged_at(kit) > before
 
 
@@ -74,7 +75,7 @@ def test_a_retry_makes_a_record_young_again(kit):
     with OutboxFile(kit.directory) as beside:
         beside.retry("a")
     kit.wait(10 * 365 * 86400)
-    outbox.expire("a", max_age_seconds=0).result()
+    outbox.write(deliveries.expire, "a", now=kit.time.timestamp(), max_age_seconds=0).result()
     assert kit.due(outbox) in ([], [1])
 
 
@@ -93,11 +94,20 @@ def test_a_retry_nudges_a_sink_that_has_nothing_parked(kit):
     kit.commit(outbox, kit.event())
     with OutboxFile(kit.directory) as beside:
         assert beside.retry("a") == 0
-        assert (outbox.nudges("a").result(), outbox.nudges("b").result()) == (1, 0)
+        assert (
+            outbox.read(deliveries.retry_requests, "a").result(),
+            outbox.read(deliveries.retry_requests, "b").result(),
+        ) == (1, 0)
         assert beside.retry() == 0
-        assert (outbox.nudges("a").result(), outbox.nudges("b").result()) == (2, 1)
+        assert (
+            outbox.read(deliveries.retry_requests, "a").result(),
+            outbox.read(deliveries.retry_requests, "b").result(),
+        ) == (2, 1)
         assert beside.retry(record_id="unknown") == 0
-        assert (outbox.nudges("a").result(), outbox.nudges("b").result()) == (2, 1)
+        assert (
+            outbox.read(deliveries.retry_requests, "a").result(),
+            outbox.read(deliveries.retry_requests, "b").result(),
+        ) == (2, 1)
 
 
 def test_what_is_discarded_is_counted_and_never_due_again(kit):
@@ -113,7 +123,7 @@ def test_what_is_discarded_is_counted_and_never_due_again(kit):
         assert beside.discard("a") == 1
         assert beside.discard("a") == 0
     kit.settle(outbox, "a", 3)  # it was on its way meanwhile
-    totals = outbox.totals().result()
+    totals = kit.totals(outbox)
     assert (totals["a"]["discarded"], totals["a"]["delivered"], totals["a"]["pending"]) == (3, 1, 0)
     assert totals["b"]["pending"] == 4
 
@@ -125,7 +135,7 @@ def test_a_sink_that_is_no_longer_configured_can_be_listed_and_discarded(kit):
     with OutboxFile(kit.directory) as beside:
         assert [row.sequence for row in beside.deliveries("b")] == [1]
         assert beside.discard("b") == 1
-        assert beside.totals()["b"]["discarded"] == 1
+        assert beside.accounts()["b"].discarded == 1
 
 
 def test_many_commands_and_the_agent_write_at_once_and_nothing_is_lost(kit):
@@ -143,11 +153,14 @@ def test_many_commands_and_the_agent_write_at_once_and_nothing_is_lost(kit):
     threads = [threading.Thread(target=command) for _ in range(3)]
     for thread in threads:
         thread.start()
-    sequences = [outbox.commit(observation).result(60)[0].sequence for observation in observations]
+    sequences = [
+        outbox.write(outbox.records.append_observation, observation).result(60)[0].sequence
+        for observation in observations
+    ]
     for thread in threads:
         thread.join()
     assert (problems, sequences) == ([], list(range(1, 101)))
-    assert outbox.nudges("a").result() == 30
+    assert outbox.read(deliveries.retry_requests, "a").result() == 30
 
 
 def test_commands_leave_the_agents_files_alone(kit):
@@ -183,7 +196,7 @@ def test_commands_that_write_are_refused_while_the_agent_works_from_memory(kit):
     outbox = kit.open()
     kit.commit(outbox, kit.event())
     refusal = sqlite3.OperationalError("database or disk is full")
-    outbox._writer.alone(lambda store: store.recover(refusal)).result()
+    outbox.exclusive(lambda store: store.recover(refusal)).result()
     with OutboxFile(kit.directory) as beside:
         assert beside.is_stale
         with pytest.raises(OutboxReadOnly, match="works from memory because its disk refuses writes"):
@@ -213,19 +226,19 @@ def test_a_glance_has_the_totals_the_errors_and_the_last_records_of_active_event
     kit.commit(outbox, kit.event("E-1"), kit.event("E-2"))
     kit.commit(outbox, kit.event("E-2", "Started"), transition="started", incarnation=2)
     kit.wait(10)
-    outbox.settle("a", [Outcome(sequence=1, state=None, error="too late")]).result()
+    kit.settle(outbox, "a", 1, state=None, error="too late")
     kit.wait(10)
-    outbox.settle("a", [Outcome(sequence=2, state="parked", error="refused")]).result()
+    kit.settle(outbox, "a", 2, state="parked", error="refused")
     kit.settle(outbox, "b", 1, 2, 3)
     glance = OutboxFile(kit.directory).glance()
-    assert {name: owing.totals for name, owing in glance.sinks.items()} == outbox.totals().result()
-    assert (glance.sinks["a"].last_error, glance.sinks["a"].last_error_at) == ("refused", kit.time.timestamp())
+    assert glance.sinks == outbox.read(deliveries.accounts).result()
+    assert glance.last_errors == {"a": LastError(message="refused", at=kit.time.timestamp())}
     assert glance.sinks["a"].oldest_pending_at == kit.time.timestamp() - 20
-    assert (glance.sinks["b"].last_error, glance.sinks["b"].oldest_pending_at) == (None, None)
+    assert glance.sinks["b"].oldest_pending_at is None
     assert [record.sequence for record in glance.last_records["E-2"]] == [3, 2]
     assert list(glance.last_records) == ["E-2"]
     assert glance.newest_record_at == kit.time.timestamp() - 20
-    assert glance.stored == outbox.state().result()
+    assert glance.stored == outbox.read(meta.load).result()
 
 
 def test_a_glance_is_of_one_commit_while_the_agent_writes(kit):
@@ -245,7 +258,7 @@ def test_a_glance_is_of_one_commit_while_the_agent_writes(kit):
         glance = OutboxFile(kit.directory).glance()
         (key,) = (event.key for event in glance.stored.document.events)
         (record, *_) = glance.last_records[key]
-        assert glance.sinks["a"].totals["accepted"] == record.sequence
+        assert glance.sinks["a"].accepted == record.sequence
         looks += 1
     writer.join()
 

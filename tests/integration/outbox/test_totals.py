@@ -12,6 +12,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from bridge.outbox import deliveries
 from bridge.outbox.reader import OutboxFile
 
 ENDS = ("delivered", "pending", "parked", "evicted", "discarded", "expired")
@@ -47,7 +48,7 @@ class Totals(RuleBasedStateMachine):
 
     @rule(sink=st.sampled_from("ab"))
     def expire(self, sink):
-        self.outbox.expire(sink, max_age_seconds=60).result()
+        self.outbox.write(deliveries.expire, sink, now=self.kit.time.timestamp(), max_age_seconds=60).result()
 
     @rule()
     def clean(self):
@@ -55,7 +56,7 @@ class Totals(RuleBasedStateMachine):
 
     @rule()
     def beat(self):
-        self.outbox.heartbeat(incarnation=1).result()
+        self.outbox.write(self.outbox.records.append_heartbeat, incarnation=1).result()
         self.accepted += 1
 
     @precondition(lambda self: not self.outbox.in_memory)
@@ -78,7 +79,9 @@ class Totals(RuleBasedStateMachine):
     @precondition(lambda self: not self.outbox.in_memory)
     @rule()
     def salvage(self):
-        self.outbox._writer.alone(lambda store: store.start_over("damaged", carry=True, why="a test says so")).result()
+        self.outbox.exclusive(
+            lambda store: store.replace_database("damaged", carry=True, why="a test says so")
+        ).result()
         for path in self.kit.directory.glob("outbox.db.*"):
             path.unlink()
 
@@ -86,7 +89,7 @@ class Totals(RuleBasedStateMachine):
     @rule()
     def leave_the_disk(self):
         error = sqlite3.OperationalError("database or disk is full")
-        self.outbox._writer.alone(lambda store: store.recover(error)).result()
+        self.outbox.exclusive(lambda store: store.recover(error)).result()
 
     @precondition(lambda self: self.outbox.in_memory)
     @rule()
@@ -95,7 +98,7 @@ class Totals(RuleBasedStateMachine):
 
     @invariant()
     def totals_hold(self):
-        totals = self.outbox.totals().result()
+        totals = self.kit.totals(self.outbox)
         for counts in totals.values():
             assert counts["accepted"] == sum(counts[state] for state in ENDS) == self.accepted
             assert min(counts.values()) >= 0
@@ -103,7 +106,7 @@ class Totals(RuleBasedStateMachine):
             self.rows_agree_with(totals)
         for sink in "ab":
             by_event = {}
-            for row in self.outbox.due(sink, limit=10_000).result():
+            for row in self.outbox.read(deliveries.due, sink, limit=10_000).result():
                 by_event.setdefault(row.event_key, []).append(row.sequence)
             assert all(sequences == sorted(sequences) for sequences in by_event.values())
 
@@ -134,5 +137,5 @@ def test_a_huge_document_does_not_evict_the_records_that_came_with_it(kit):
     outbox = kit.open(max_bytes=2**20)
     events = [kit.event(f"BIG-{number}", description="x" * 30_000) for number in range(33)]
     kit.commit(outbox, *events, kit.event("NEWS"))
-    totals = outbox.totals().result()["a"]
+    totals = kit.totals(outbox)["a"]
     assert (totals["pending"], totals["evicted"]) == (34, 0)

@@ -6,20 +6,21 @@ from concurrent.futures import wait
 import pytest
 
 from bridge.errors import OutboxError
+from bridge.outbox import deliveries
 
 
 def test_what_is_handed_in_together_is_committed_together(kit):
     outbox = kit.open()
     observations = [kit.observation(outbox, kit.event(f"E-{number}")) for number in range(100)]
     statements = []
-    outbox._store.connection.set_trace_callback(statements.append)
+    outbox._storage.connection.set_trace_callback(statements.append)
     blocker = sqlite3.connect(kit.directory / "outbox.db", isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
-    futures = [outbox.commit(observation) for observation in observations]
+    futures = [outbox.write(outbox.records.append_observation, observation) for observation in observations]
     blocker.execute("COMMIT")
     blocker.close()
     sequences = [future.result(60)[0].sequence for future in futures]
-    outbox._store.connection.set_trace_callback(None)
+    outbox._storage.connection.set_trace_callback(None)
     assert sequences == list(range(1, 101))
     assert statements.count("COMMIT") <= 5
 
@@ -30,20 +31,20 @@ def test_work_that_fails_is_rolled_back_alone(kit):
     second, third = (kit.observation(outbox, kit.event(event_id)) for event_id in ("E-2", "E-3"))
     started, go = threading.Event(), threading.Event()
 
-    def hold(_store):
+    def hold(_connection):
         started.set()
         go.wait(10)
 
-    def spoil(store):
-        store.connection.execute("DELETE FROM meta")
+    def spoil(connection):
+        connection.execute("DELETE FROM meta")
         raise ZeroDivisionError
 
-    outbox._writer.read(hold)
+    outbox.read(hold)
     started.wait(10)
-    before = outbox.commit(second)
-    bad = outbox._writer.write(spoil)
-    wrong = outbox._writer.write(lambda store: store.connection.execute("DELETE FROM deliveries"))
-    after = outbox.commit(third)
+    before = outbox.write(outbox.records.append_observation, second)
+    bad = outbox.write(spoil)
+    wrong = outbox.write(lambda connection: connection.execute("DELETE FROM deliveries"))
+    after = outbox.write(outbox.records.append_observation, third)
     go.set()
     assert [before.result(10)[0].sequence, after.result(10)[0].sequence] == [2, 3]
     with pytest.raises(ZeroDivisionError):
@@ -56,12 +57,12 @@ def test_work_that_fails_is_rolled_back_alone(kit):
 def test_closing_finishes_what_was_handed_in_and_refuses_the_rest(kit):
     outbox = kit.open()
     observations = [kit.observation(outbox, kit.event(f"E-{number}")) for number in range(300)]
-    futures = [outbox.commit(observation) for observation in observations]
+    futures = [outbox.write(outbox.records.append_observation, observation) for observation in observations]
     outbox.close()
     assert all(future.done() for future in futures)
     assert kit.due(kit.open()) == list(range(1, 301))
     with pytest.raises(OutboxError, match="closed"):
-        outbox.totals()
+        outbox.read(deliveries.accounts)
     outbox.close()
 
 
@@ -70,7 +71,7 @@ def test_eight_threads_hand_in_at_once_and_every_record_is_kept_once(kit):
     observations = [[kit.observation(outbox, kit.event(f"E-{n}-{i}")) for i in range(50)] for n in range(8)]
 
     def commit(mine):
-        wait([outbox.commit(observation) for observation in mine], 60)
+        wait([outbox.write(outbox.records.append_observation, observation) for observation in mine], 60)
 
     threads = [threading.Thread(target=commit, args=(mine,)) for mine in observations]
     for thread in threads:
@@ -82,7 +83,7 @@ def test_eight_threads_hand_in_at_once_and_every_record_is_kept_once(kit):
 
 def test_a_caller_that_gave_up_does_not_stop_the_outbox(kit):
     outbox = kit.open()
-    assert outbox.commit(kit.observation(outbox, kit.event())).cancel() is False
+    assert outbox.write(outbox.records.append_observation, kit.observation(outbox, kit.event())).cancel() is False
     assert kit.due(outbox) == [1]
 
 
@@ -93,7 +94,7 @@ def test_a_commit_waits_for_a_command_that_holds_the_database_for_seven_seconds(
     blocker.execute("BEGIN IMMEDIATE")
     timer = threading.Timer(7.0, lambda: (blocker.execute("COMMIT"), blocker.close()))
     timer.start()
-    (record,) = outbox.commit(observation).result(60)
+    (record,) = outbox.write(outbox.records.append_observation, observation).result(60)
     timer.join()
     assert record.sequence == 1
     assert kit.due(outbox) == [1]
@@ -106,11 +107,11 @@ def test_a_lock_that_lasts_is_treated_as_a_disk_that_refuses_until_it_is_gone(ki
     second, third = (kit.observation(outbox, kit.event(event_id)) for event_id in ("E-2", "E-3"))
     blocker = sqlite3.connect(kit.directory / "outbox.db", isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
-    assert outbox.commit(second).result(20)[0].sequence == 2
+    assert outbox.write(outbox.records.append_observation, second).result(20)[0].sequence == 2
     assert outbox.in_memory
     began_at = time.monotonic()
     outbox.tend().result(20)
-    assert outbox.commit(third).result(20)[0].sequence == 3
+    assert outbox.write(outbox.records.append_observation, third).result(20)[0].sequence == 3
     assert outbox.in_memory
     assert time.monotonic() - began_at < 4, "in memory nobody waits for the lock"
     assert caplog.text.count("locked by another program") == 1
@@ -126,7 +127,7 @@ def test_a_lock_that_lasts_is_treated_as_a_disk_that_refuses_until_it_is_gone(ki
 def test_closing_does_not_wait_for_a_thread_that_hangs(kit):
     outbox = kit.open()
     go = threading.Event()
-    outbox._writer.read(lambda _store: go.wait(30))
+    outbox.read(lambda _connection: go.wait(30))
     assert outbox.close(0.1) is False
     go.set()
     assert outbox.close(30) is True
@@ -139,7 +140,10 @@ def test_an_outbox_that_is_locked_when_it_is_opened_works_from_memory(kit):
     blocker = sqlite3.connect(kit.directory / "outbox.db", isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     again = kit.open()
-    assert again.commit(kit.observation(again, kit.event("E-2"))).result(30)[0].sequence == 2
+    assert (
+        again.write(again.records.append_observation, kit.observation(again, kit.event("E-2"))).result(30)[0].sequence
+        == 2
+    )
     assert again.in_memory
     blocker.execute("COMMIT")
     blocker.close()

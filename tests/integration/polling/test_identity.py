@@ -5,6 +5,7 @@ import pytest
 from bridge.clock import Clock
 from bridge.errors import ImdsStatus, ImdsUnreachable
 from bridge.events.event import VmIdentity
+from bridge.outbox import meta
 from bridge.outbox.outbox import Outbox
 from bridge.polling.identity import IdentityResolver, merged
 
@@ -60,7 +61,7 @@ def wait_until(predicate):
 def test_what_the_service_says_is_stored(keeper_of, outbox):
     keeper = keeper_of(Service())
     assert (keeper.vm, keeper.is_waiting) == (ME, False)
-    assert outbox.state().result().vm == ME
+    assert outbox.read(meta.load).result().vm == ME
 
 
 def test_whether_the_os_disk_is_ephemeral_is_unknown_until_the_service_answers(keeper_of, outbox):
@@ -97,7 +98,7 @@ def test_a_vm_that_was_never_known_waits_and_is_told_when_it_is(keeper_of, outbo
     assert keeper.is_waiting
     service.failure = None
     wait_until(lambda: not keeper.is_waiting)
-    assert outbox.state().result().vm == ME
+    assert outbox.read(meta.load).result().vm == ME
 
 
 def test_a_configured_name_is_enough_to_go_on(keeper_of):
@@ -184,7 +185,7 @@ def test_an_answer_that_is_later_than_the_start_may_wait_is_taken_all_the_same(o
     service.released.set()
     wait_until(lambda: not keeper.is_waiting)
     assert keeper.vm == ME
-    assert outbox.state().result().vm == ME
+    assert outbox.read(meta.load).result().vm == ME
     keeper.stop()
 
 
@@ -196,4 +197,4 @@ def test_an_answer_after_the_stop_changes_nothing(outbox):
     service.released.set()
     keeper.stop()
     assert keeper.vm == VmIdentity()
-    assert outbox.state().result().vm is None
+    assert outbox.read(meta.load).result().vm is None

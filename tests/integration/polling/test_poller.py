@@ -13,6 +13,7 @@ from bridge.errors import DocumentInvalid, ImdsStatus, ImdsUnreachable, OutboxEr
 from bridge.events.event import Document, ScheduledEvent, VmIdentity, encode
 from bridge.events.record import decode_record
 from bridge.metrics.metrics import Metrics
+from bridge.outbox import deliveries, meta
 from bridge.outbox.outbox import Outbox
 from bridge.polling.poller import Poller
 
@@ -63,7 +64,7 @@ class Bench:
 
     def start(self, *, boot_id="boot-1"):
         self.outbox = Outbox(self.directory, max_bytes=2**24, keep_delivered_seconds=3600, now=self.clock.now)
-        self.outbox.configure(lambda _record, _name: ["here"], ["here"], labels={})
+        self.outbox.write(self.outbox.records.configure, lambda _record, _name: ["here"], ["here"], labels={})
         self.outbox.identify(VmIdentity(name=VM, vm_id="V"))
         self.poller = Poller(
             self.imds,
@@ -97,7 +98,7 @@ class Bench:
 
     @property
     def stored(self):
-        rows = self.outbox.due("here", limit=1000).result()
+        rows = self.outbox.read(deliveries.due, "here", limit=1000).result()
         return [row.record for row in rows]
 
 
@@ -235,7 +236,7 @@ def test_an_idle_poll_writes_nothing(bench):
     bench.poll(shown)
 
     def files():
-        bench.outbox.state().result()  # what was handed in before is committed now
+        bench.outbox.read(meta.load).result()  # what was handed in before is committed now
         return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in bench.directory.iterdir()}
 
     before = files()
@@ -302,19 +303,19 @@ def test_outbox_that_fails_just_after_it_was_started_over_does_not_end_the_poll(
         def __init__(self, outbox):
             self._outbox, self.failures = outbox, 1
 
-        def commit(self, _observation):
+        def write(self, _work, _observation):
             failed = Future()
             failed.set_exception(StreamChanged("started over"))
-            self.commit = self._outbox.commit
+            self.write = self._outbox.write
             return failed
 
-        def state(self):
+        def read(self, work):
             self.failures -= 1
             if self.failures >= 0:
                 failed = Future()
                 failed.set_exception(OutboxError("cannot be read"))
                 return failed
-            return self._outbox.state()
+            return self._outbox.read(work)
 
         def __getattr__(self, name):
             return getattr(self._outbox, name)

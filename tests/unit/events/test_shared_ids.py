@@ -196,28 +196,29 @@ def observation(store, *events):
     )
 
 
-def commit(scribe, store, *events, end="COMMIT"):
+def commit(writer, store, *events, end="COMMIT"):
     store.connection.execute("BEGIN IMMEDIATE")
-    records = scribe.commit(store, observation(store, *events))
+    writer.open(store)
+    records = writer.append_observation(store.connection, observation(store, *events))
     store.connection.execute(end)
     return [record.id for record in records]
 
 
 def test_repeats_are_counted_once_for_each_id_in_a_commit(store):
-    scribe, statements = RecordWriter(now=lambda: NOW), []
+    writer, statements = RecordWriter(now=lambda: NOW), []
     store.connection.set_trace_callback(statements.append)
-    ids = commit(scribe, store, *[E] * 50, *[S] * 50)
+    ids = commit(writer, store, *[E] * 50, *[S] * 50)
     store.connection.set_trace_callback(None)
     assert sum("COUNT(*) FROM records WHERE first_id" in statement for statement in statements) == 2
     assert len(set(ids)) == 100
 
 
 def test_repeats_are_the_same_in_one_commit_and_in_many_and_after_a_rollback(store, tmp_path):
-    scribe = RecordWriter(now=lambda: NOW)
-    undone = commit(scribe, store, E, E, E, end="ROLLBACK")
-    assert commit(scribe, store, E, E) + commit(scribe, store, E) == undone
+    writer = RecordWriter(now=lambda: NOW)
+    undone = commit(writer, store, E, E, E, end="ROLLBACK")
+    assert commit(writer, store, E, E) + commit(writer, store, E) == undone
     other = Storage(tmp_path / "other", max_bytes=64 * MIB, now=lambda: NOW)
     try:
-        assert [commit(scribe, other, E) for _ in range(3)] == [[one] for one in undone]
+        assert [commit(writer, other, E) for _ in range(3)] == [[one] for one in undone]
     finally:
         other.close()
