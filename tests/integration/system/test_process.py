@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -31,17 +30,6 @@ def is_alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in {b"Z", b"X"}
-
-
-def zombies() -> list[int]:
-    """Return the children of this process that ended and that nobody asked for."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, parent = stat.read_bytes().rpartition(b")")[2].split()[:2]
-            if state == b"Z" and int(parent) == os.getpid():
-                found.append(int(stat.parent.name))
-    return found
 
 
 def wait_for_pids(path: Path, count: int) -> list[int]:
@@ -120,14 +108,6 @@ while :; do wait; done
     wait_until_dead(wait_for_pids(pids, 3))
 
 
-@needs_proc
-def test_groups_that_job_control_made_end_too(pids: Path) -> None:
-    script = f"set -m; (trap '' TERM; sleep 300) & echo $! >>{pids}; (sleep 300 & echo $! >>{pids}); sleep 300"
-    finished = Runner().run(["bash", "-c", script], deadline_seconds=0.5)
-    assert finished.ending is Ending.DEADLINE
-    wait_until_dead(wait_for_pids(pids, 2))
-
-
 def test_program_is_asked_to_end_before_it_is_killed(tmp_path: Path) -> None:
     # Its standard error is a file, so that its end cannot be seen there.
     script = f"exec 2>{tmp_path}/log; trap 'sleep 0.05; echo tidy >{tmp_path}/said; exit 0' TERM; sleep 300 & wait"
@@ -192,21 +172,37 @@ while not (Path({str(pids)!r}).exists() and Path({str(pids)!r}).read_text()):
 
 
 @needs_proc
-def test_fifty_runs_leave_no_zombie_no_descriptor_and_no_thread() -> None:
-    def opened() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
+def test_fifty_runs_leave_no_zombie_no_descriptor_and_no_thread(agent_env: dict[str, str]) -> None:
+    # In a process of its own: elsewhere what earlier tests opened may be collected meanwhile.
+    code = """
+import os, sys, threading
+from pathlib import Path
+from bridge.system.process import Runner
 
-    sh("exit 0")
-    before = (opened(), threading.active_count())
-    scripts = ["exit 0", "exit 1", "cat >/dev/null", "kill -9 $$", "sleep 0.3 & exit 0"]
-    for number in range(50):
-        sh(scripts[number % len(scripts)], stdin=b"x" * 200_000)
-    for _ in range(3):
-        sh("sleep 300", deadline_seconds=0.1)
-    with pytest.raises(FileNotFoundError):
-        Runner().run(["/nowhere/at-all"], deadline_seconds=1)
-    assert (opened(), threading.active_count()) == before
-    assert not zombies()
+def sh(script, deadline_seconds=30.0, stdin=b""):
+    Runner().run(["/bin/sh", "-c", script], deadline_seconds=deadline_seconds, stdin=stdin)
+
+def left():
+    return sorted(os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists()), threading.enumerate()
+
+sh("exit 0")
+before = left()
+scripts = ["exit 0", "exit 1", "cat >/dev/null", "kill -9 $$", "sleep 0.3 & exit 0"]
+for number in range(50):
+    sh(scripts[number % len(scripts)], stdin=b"x" * 200_000)
+for _ in range(3):
+    sh("sleep 300", deadline_seconds=0.1)
+try:
+    Runner().run(["/nowhere/at-all"], deadline_seconds=1)
+except FileNotFoundError:
+    pass
+if left() != before:
+    sys.exit(f"{before} became {left()}")
+children = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+if children:
+    sys.exit(f"children are left: {children}")
+"""
+    subprocess.run([sys.executable, "-c", code], env=agent_env, check=True, timeout=120)
 
 
 def test_environment_is_inherited_changed_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
