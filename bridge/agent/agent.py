@@ -1,14 +1,14 @@
-"""The agent put together: built, started and stopped in an order that has reasons.
+"""The agent: the parts of `run`, started, reloaded and stopped in an order that has reasons.
 
 Start: the directory's lock first, so that nothing is touched that another agent uses; then the outbox; then one try to
-learn who this VM is, since ids and filters depend on it; then the workers, so that what was owed before goes out even
-while IMDS is silent; then the approver and the portal's channel, which wait for the first answer; then the poll; last
-what others look at: the status listener, and systemd, which is told that the agent is ready before a first answer of
-IMDS that may take two minutes.
+learn the identity of this VM, since ids and filters depend on it; then the workers, so that what was pending before
+goes out even while IMDS is silent; then the approver and the portal's poller, which wait for the first answer; then the
+poll; last what others read: the health server, and systemd, which learns that the agent is ready before a first answer
+of IMDS that may take two minutes.
 
-Stop: the poll, the portal's channel and the approver first, so that nothing new comes; then records that wait for the
+Stop: the poll, the portal's poller and the approver first, so that nothing new comes; then records that wait for the
 identity get their sinks; then the workers drain; then what is in memory goes back to the disk, if that takes it; then
-the outbox, which commits what they did; then the lock. The status listener last: it was there to be asked meanwhile.
+the outbox, which commits what they did; then the lock. The health server last: it answers meanwhile.
 
 A stop ends within `stop_grace_seconds` and one second more, whatever hangs: every wait is bounded, every thread is a
 daemon, and start and reload give up when a stop is asked for.
@@ -33,7 +33,6 @@ from bridge.config.loader import Settings
 from bridge.delivery.pool import CUT_SECONDS, WorkerPool
 from bridge.delivery.router import Router
 from bridge.errors import BridgeError
-from bridge.events.record import TransitionRecord
 from bridge.health.reporter import HealthReporter
 from bridge.health.server import HealthServer
 from bridge.imds.client import client_of
@@ -50,14 +49,14 @@ from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 1.0
+_TICK_SECONDS = 1.0
 _TEND_SECONDS = 5.0
 _CLEAN_SECONDS = 60.0
 _JOIN_SECONDS = 1.0
 #: After the grace, all in all; the interpreter and its last log lines need the rest of the second.
 _END_SECONDS = 0.55
-_LEAST_SECONDS = 0.05
-_RETURN_SECONDS = 0.5
+_LEAST_WAIT_SECONDS = 0.05
+_RETRY_DISK_SECONDS = 0.5
 #: What a stop may take beyond the grace is a second; systemd is told of a little more.
 _STOP_MARGIN_SECONDS = 5.0
 
@@ -71,7 +70,7 @@ class Agent:
     def __init__(self, settings: Settings, directory: Path, *, on_request_only: bool = False) -> None:
         self._settings = self._started_with = settings
         self._in_force: Settings | None = settings
-        """Null after a reload that failed halfway: then nothing counts as unchanged."""
+        """None after a reload that failed halfway: then nothing counts as unchanged."""
         self._on_request_only = on_request_only
         self._directory = directory
         prepare_directory(directory)
@@ -84,7 +83,7 @@ class Agent:
         )
         self._imds = client_of(settings.imds)
         self._identity = IdentityResolver(self._imds, self.outbox, settings.vm)
-        self._workers = WorkerPool(self.outbox, self.metrics)
+        self._pool = WorkerPool(self.outbox, self.metrics)
         self._approvals = ApprovalService(
             self.outbox,
             self.metrics,
@@ -96,48 +95,39 @@ class Agent:
         self._stop_polling = threading.Event()
         self._poll_thread: threading.Thread | None = None
         self._loop_watch = LoopWatch()
-        self.overview = HealthReporter(
+        self.health = HealthReporter(
             outbox=self.outbox,
             metrics=self.metrics,
             directory=directory,
             loop_watches=self._loop_watches,
             sinks=lambda: [sink.name for sink in self._settings.sinks],
         )
-        self.overview.vm_name = self.vm_name
-        self.overview.imds = lambda: self._imds.endpoint
+        self.health.vm_name = self.vm_name
+        self.health.imds = lambda: self._imds.endpoint
         self._notifier = SystemdNotifier({} if on_request_only else os.environ)
         self._listener = self._new_listener()
-        self._chores = PeriodicTasks()
-
-    # What the poller wants to know.
+        self._periodic = PeriodicTasks()
 
     def vm_name(self) -> str | None:
-        """Return this VM's name, null while it is unknown."""
+        """Return this VM's name, None while it is unknown."""
         return self._identity.vm.name
-
-    def recorded(self, records: list[TransitionRecord]) -> None:
-        """Hear of new records."""
-        if any(record.is_urgent for record in records):
-            self._identity.hurry()
-
-    # Life.
 
     def start(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Start to watch and to deliver; give up, so that `stop` can follow, as soon as *stop* returns True."""
         self._identity.start(stop, timeout_seconds=self._settings.imds.timeout_seconds)
-        self.outbox.on_added = self._workers.notify
-        self.metrics.register_totals(self.overview.totals)
+        self.outbox.on_added = self._pool.notify
+        self.metrics.register_totals(self.health.totals)
         self.metrics.watch_vm(self.vm_name)
         self._route(stop)
         if stop():
             return
-        self._workers.start_missing(self._settings.sinks)
+        self._pool.start_missing(self._settings.sinks)
         self._approvals.configure(self._settings.approval, self._imds)
         self._poller = Poller(
             self._imds,
             self.outbox,
+            self._identity,
             metrics=self.metrics,
-            watched=self,
             boot_id=boot_id(),
             poll_interval_seconds=self._settings.imds.poll_interval_seconds,
             approvals=self._approvals.approver,
@@ -147,9 +137,9 @@ class Agent:
             target=self._poller.run, args=(self._stop_polling,), name="poll", daemon=True
         )
         self._poll_thread.start()
-        self.overview.polled = self._poller
-        self._open_to_others()
-        self._say_what_nobody_sends()
+        self.health.polled = self._poller
+        self._begin_periodic_tasks()
+        self._warn_unconfigured_sinks()
         logger.info(
             "The agent is running.",
             extra={
@@ -160,25 +150,25 @@ class Agent:
             },
         )
 
-    def tick(self) -> None:
-        """Do what is due now and then; called about once a second."""
-        self._loop_watch.expect_within(_LOOK_SECONDS)
-        self._chores.tick()
+    def run_due(self) -> None:
+        """Run the periodic tasks that are due; called about once a second."""
+        self._loop_watch.expect_within(_TICK_SECONDS)
+        self._periodic.run_due()
 
-    def _open_to_others(self) -> None:
-        """Begin with what is done now and then, be there for probes, and tell systemd."""
-        self._chores.every(_LOOK_SECONDS, FileWatch(self._directory / NUDGE_FILE, self.nudge).look)
-        self._chores.every(_LOOK_SECONDS, self._feed_watchdog, now=True)
+    def _begin_periodic_tasks(self) -> None:
+        """Begin what is done now and then, serve the health pages, and tell systemd."""
+        self._periodic.every(_TICK_SECONDS, FileWatch(self._directory / NUDGE_FILE, self.wake).check)
+        self._periodic.every(_TICK_SECONDS, self._feed_watchdog, now=True)
         disk = EphemeralWatch(self._directory, self.metrics, lambda: self._identity.os_disk_is_ephemeral)
         disk.look()
-        self._chores.every(_TEND_SECONDS, disk.look)
-        self._chores.every(_TEND_SECONDS, self.outbox.tend)
-        self._chores.every(_TEND_SECONDS, lambda: self._workers.start_missing(self._settings.sinks))
-        self._chores.every(_CLEAN_SECONDS, self.outbox.clean)
-        self._chores.every(lambda: self._settings.heartbeat.interval_seconds, self.beat, now=True)
+        self._periodic.every(_TEND_SECONDS, disk.look)
+        self._periodic.every(_TEND_SECONDS, self.outbox.tend)
+        self._periodic.every(_TEND_SECONDS, lambda: self._pool.start_missing(self._settings.sinks))
+        self._periodic.every(_CLEAN_SECONDS, self.outbox.clean)
+        self._periodic.every(lambda: self._settings.heartbeat.interval_seconds, self.send_heartbeat, now=True)
         if self._listener is not None:
             self._listener.open()
-            self._chores.every(_LOOK_SECONDS, self._listener.open)
+            self._periodic.every(_TICK_SECONDS, self._listener.open)
         self._notifier.ready(f"Watching {self.vm_name() or 'this VM'} for {len(self._settings.sinks)} sinks")
 
     def _feed_watchdog(self) -> None:
@@ -197,26 +187,26 @@ class Agent:
 
     def _loop_watches(self) -> Mapping[str, LoopWatch]:
         poll = {} if self._poller is None else {"poll": self._poller.loop_watch}
-        return {**poll, **self._workers.loop_watches, "main": self._loop_watch}
+        return {**poll, **self._pool.loop_watches, "main": self._loop_watch}
 
     def _new_listener(self) -> HealthServer | None:
         address = self._settings.status.address
         if address is None or self._on_request_only:
             return None
-        return HealthServer(*address, self.overview.pages)
+        return HealthServer(*address, self.health.pages)
 
-    def beat(self) -> None:
-        """Send a heartbeat to the sinks that want it: a dead agent must not look like calm."""
+    def send_heartbeat(self) -> None:
+        """Send a heartbeat to the sinks that want it: silence alone cannot be told from a dead agent."""
         if self._poller is not None:
             self.outbox.write(self.outbox.records.append_heartbeat, incarnation=self._poller.incarnation)
 
-    def nudge(self) -> None:
-        """Look again at once: a command has written to the outbox."""
-        self._workers.nudge()
+    def wake(self) -> None:
+        """Let the workers and the approver read the outbox at once: a command has written to it."""
+        self._pool.nudge()
         self._approvals.wake()
 
     def stop(self) -> None:
-        """Stop polling, let the sinks drain for `stop_grace_seconds`, commit, let go."""
+        """Stop polling, let the sinks drain for `stop_grace_seconds`, commit, release the directory."""
         deadline = time.monotonic() + self._settings.stop_grace_seconds
         end = deadline + _END_SECONDS
         self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
@@ -228,9 +218,9 @@ class Agent:
         if self._poll_thread is not None:
             self._poll_thread.join(_left(deadline))
         self._approvals.join(_left(deadline))
-        self._workers.drain(deadline)
+        self._pool.drain(deadline)
         self._return_to_disk(deadline)
-        self._say_what_is_left(_left(end))
+        self._log_pending(_left(end))
         if self.outbox.close(_left(end, at_most=math.inf)):
             self._lock.release()
         else:  # the outbox's thread may still write: the lock goes with the process
@@ -241,17 +231,17 @@ class Agent:
 
     def _return_to_disk(self, deadline: float) -> None:
         """Spend what is left of the grace on a disk that refuses: what is owed would be lost with this process."""
-        while self.outbox.in_memory and time.monotonic() < deadline and self._owes_anything(_left(deadline)):
+        while self.outbox.in_memory and time.monotonic() < deadline and self._has_pending(_left(deadline)):
             with suppress(BridgeError, FutureTimeout):
                 self.outbox.tend().result(_left(deadline))
-            time.sleep(_left(deadline, at_most=_RETURN_SECONDS))
+            time.sleep(_left(deadline, at_most=_RETRY_DISK_SECONDS))
 
-    def _owes_anything(self, wait_seconds: float) -> bool:
+    def _has_pending(self, wait_seconds: float) -> bool:
         pending = self._pending(wait_seconds)
         return pending is None or any(pending.values())
 
     def reload(self, settings: Settings, stop: Callable[[], bool] = lambda: False) -> None:
-        """Go on with *settings*; what cannot change in a running agent is said and left.
+        """Go on with *settings*; what cannot change in a running agent is logged and stays as it was.
 
         Gives up, so that `stop` can follow, as soon as *stop* returns True.
         """
@@ -269,12 +259,12 @@ class Agent:
             self._exchange_approver(stop)
         # Before any worker ends: if the outbox refuses, those that are there go on.
         self._route(stop)
-        self._workers.end_all_but(settings.sinks, grace_seconds=settings.stop_grace_seconds, stop=stop)
+        self._pool.end_all_but(settings.sinks, grace_seconds=settings.stop_grace_seconds, stop=stop)
         if stop():
             return
-        self._workers.start_missing(settings.sinks)
+        self._pool.start_missing(settings.sinks)
         self._in_force = settings
-        self._say_what_nobody_sends()
+        self._warn_unconfigured_sinks()
         self.metrics.reloaded(is_right=True)
         logger.info("The configuration was read again.", extra={"sinks": [sink.name for sink in settings.sinks]})
 
@@ -288,7 +278,8 @@ class Agent:
         self._identity = IdentityResolver(self._imds, self.outbox, settings.vm)
         self._identity.start(stop, timeout_seconds=settings.imds.timeout_seconds)
         if self._poller is not None:
-            self._poller.use(self._imds, poll_interval_seconds=settings.imds.poll_interval_seconds)
+            interval_seconds = settings.imds.poll_interval_seconds
+            self._poller.reconfigure(self._imds, self._identity, poll_interval_seconds=interval_seconds)
         old.close()
 
     def _exchange_approver(self, stop: Callable[[], bool]) -> None:
@@ -310,8 +301,8 @@ class Agent:
         )
         result_or_stop(configured, stop)
 
-    def _say_what_nobody_sends(self) -> None:
-        """Warn of rows that are owed to sinks which the configuration does not name any more."""
+    def _warn_unconfigured_sinks(self) -> None:
+        """Warn of records that are pending for sinks which the configuration does not name any more."""
         configured = {sink.name for sink in self._settings.sinks}
         for name, pending in (self._pending(_JOIN_SECONDS) or {}).items():
             if name not in configured and pending:
@@ -322,11 +313,11 @@ class Agent:
                     extra={"sink": name, "pending": pending},
                 )
 
-    def _say_what_is_left(self, wait_seconds: float) -> None:
+    def _log_pending(self, wait_seconds: float) -> None:
         logger.info("The agent stopped.", extra={"pending": self._pending(wait_seconds) or {}})
 
     def _pending(self, wait_seconds: float) -> Mapping[str, int] | None:
-        """Return how many records each sink is owed; null when the outbox does not say so in time."""
+        """Return how many records each sink has pending; None when the outbox does not answer in time."""
         try:
             accounts = self.outbox.read(deliveries.accounts).result(wait_seconds)
         except (BridgeError, FutureTimeout):
@@ -336,4 +327,4 @@ class Agent:
 
 def _left(deadline: float, *, at_most: float = _JOIN_SECONDS) -> float:
     """Return the seconds until *deadline*, at most *at_most*, but never none."""
-    return min(max(deadline - time.monotonic(), _LEAST_SECONDS), at_most)
+    return min(max(deadline - time.monotonic(), _LEAST_WAIT_SECONDS), at_most)

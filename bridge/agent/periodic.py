@@ -1,4 +1,4 @@
-"""What a running agent does now and then, each thing at its own pace, on the one thread that calls `tick`."""
+"""Tasks that a running agent does now and then, each at its own interval, on the one thread that calls `run_due`."""
 
 from __future__ import annotations
 
@@ -14,59 +14,61 @@ from bridge.logs import ThrottledLog
 logger = logging.getLogger(__name__)
 
 
-class _Chore(msgspec.Struct, kw_only=True):
-    do: Callable[[], object]
+class _Task(msgspec.Struct, kw_only=True):
+    run: Callable[[], object]
     seconds: Callable[[], float]
     due: float
 
 
 class PeriodicTasks:
-    """A list of things to do."""
+    """The tasks of one agent."""
 
     def __init__(self, clock: Clock = REAL_CLOCK) -> None:
         self._clock = clock
-        self._chores: list[_Chore] = []
+        self._tasks: list[_Task] = []
         self._report = ThrottledLog(logger)
 
-    def every(self, seconds: float | Callable[[], float], do: Callable[[], object], *, now: bool = False) -> None:
-        """Call *do* each *seconds*, the first time at the next tick with *now*; never while *seconds* is 0."""
-        pace = seconds if callable(seconds) else lambda: seconds
-        self._chores.append(_Chore(do=do, seconds=pace, due=self._clock.monotonic() + (0.0 if now else pace())))
+    def every(self, seconds: float | Callable[[], float], run: Callable[[], object], *, now: bool = False) -> None:
+        """Call *run* each *seconds*, the first time at the next `run_due` with *now*; never while *seconds* is 0."""
+        interval = seconds if callable(seconds) else lambda: seconds
+        self._tasks.append(_Task(run=run, seconds=interval, due=self._clock.monotonic() + (0.0 if now else interval())))
 
-    def tick(self) -> None:
-        """Do what is due; called about once a second."""
+    def run_due(self) -> None:
+        """Run the tasks that are due; called about once a second."""
         now = self._clock.monotonic()
-        for chore in self._chores:
-            seconds = chore.seconds()
-            if seconds:  # a pace that was quickened is in force at once
-                chore.due = min(chore.due, now + seconds)
-            if seconds and now >= chore.due:
-                chore.due = now + seconds
-                self._do(chore)
+        for task in self._tasks:
+            seconds = task.seconds()
+            if seconds:  # an interval that was shortened is in force at once
+                task.due = min(task.due, now + seconds)
+            if seconds and now >= task.due:
+                task.due = now + seconds
+                self._run(task)
 
-    def _do(self, chore: _Chore) -> None:
+    def _run(self, task: _Task) -> None:
         try:
-            chore.do()
-        except Exception as error:  # noqa: BLE001  # logged with its traceback, once; the others must be done too
-            self._report.problem(id(chore), logging.ERROR, f"A chore failed; it is done again. {error}", exc_info=error)
+            task.run()
+        except Exception as error:  # noqa: BLE001  # logged with its traceback, once; the others must run too
+            self._report.problem(
+                id(task), logging.ERROR, f"A periodic task failed; it runs again. {error}", exc_info=error
+            )
         else:
-            self._report.recovered(id(chore), "The chore is done again.")
+            self._report.recovered(id(task), "The periodic task works again.")
 
 
 class FileWatch:
-    """Calls *do* when the time of *file* is another than before: a command beside the agent has touched it."""
+    """Calls *react* when *file* has another time than before: a command beside the agent has touched it."""
 
-    def __init__(self, file: Path, do: Callable[[], object]) -> None:
+    def __init__(self, file: Path, react: Callable[[], object]) -> None:
         self._file = file
-        self._do = do
+        self._react = react
         self._touched_at = self._read()
 
-    def look(self) -> None:
-        """Look once."""
+    def check(self) -> None:
+        """Compare the file's time once."""
         touched_at = self._read()
         if touched_at != self._touched_at:
             self._touched_at = touched_at
-            self._do()
+            self._react()
 
     def _read(self) -> int | None:
         try:

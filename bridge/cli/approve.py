@@ -98,7 +98,7 @@ def _agent(settings: Settings, directory: Path) -> Iterator[Callable[[], None] |
     agent = Agent(settings, directory, on_request_only=True)
     agent.start()
     try:
-        yield agent.tick
+        yield agent.run_due
     finally:
         agent.stop()
 

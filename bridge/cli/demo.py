@@ -131,7 +131,7 @@ def _watch(
     """Return whether every change was delivered, *patience_seconds* after the last one at the latest."""
     give_up_at: float | None = None
     while not stop.wait(_TICK_SECONDS):
-        agent.tick()
+        agent.run_due()
         view.refresh()
         if not simulator.world.is_finished:
             continue

@@ -38,7 +38,7 @@ def run_agent(settings: Settings, config: Path | None) -> None:
     try:
         agent.start(stop.is_set)
         while not stop.wait(_TICK_SECONDS):
-            agent.tick()
+            agent.run_due()
             if reload_wanted.is_set():
                 reload_wanted.clear()
                 reload_configuration(agent, config, stop.is_set)

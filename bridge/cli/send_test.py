@@ -15,7 +15,6 @@ from bridge.errors import BridgeError
 from bridge.events.event import ScheduledEvent, VmIdentity
 from bridge.events.record import Evidence, Transition, TransitionRecord, record_id, transition_key
 from bridge.imds.client import client_of
-from bridge.polling.identity import merged
 
 _IDENTITY_SECONDS = 2.0
 
@@ -65,7 +64,7 @@ def _found_identity(settings: Settings) -> VmIdentity:
 
 def _test_record(settings: Settings) -> TransitionRecord:
     now = utc_now()
-    vm = merged(_found_identity(settings), settings.vm)
+    vm = _found_identity(settings).with_overrides(settings.vm)
     name = vm.name or "this-vm"
     event = ScheduledEvent(
         event_id=f"TEST-{now:%Y%m%dT%H%M%S.%fZ}",

@@ -1,4 +1,4 @@
-"""Finding out who this VM is, without ever delaying a poll.
+"""The identity of this VM: asked of IMDS on a thread of its own, so that no poll is ever delayed.
 
 One try at the start, on a thread, so that a stop need not wait for it; then what was stored, then a try each minute.
 While this VM was never known, tries come faster, because records wait for the answer: a minute at most, 5 s where the
@@ -14,13 +14,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
-
-import msgspec
 
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.errors import BridgeError, DocumentInvalid, ImdsError, ImdsStatus
 from bridge.events.event import VmIdentity
+from bridge.imds.client import ImdsClient
 from bridge.logs import ThrottledLog
 from bridge.outbox import meta
 from bridge.outbox.outbox import Outbox, result_or_stop
@@ -28,7 +26,7 @@ from bridge.outbox.outbox import Outbox, result_or_stop
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 60.0
-_LOOK_SECONDS = 0.05
+_TICK_SECONDS = 0.05
 _WAIT_SECONDS = 60.0
 _WAIT_SECONDS_WHEN_REFUSED = 5.0
 _WAIT_SECONDS_WHEN_URGENT = 2.0
@@ -36,55 +34,31 @@ _WAIT_SECONDS_WHEN_URGENT = 2.0
 _PLAIN_REFUSALS = frozenset({400, 403, 404, 405, 501})
 
 
-class Imds(Protocol):
-    """What is needed of the metadata service."""
-
-    @property
-    def os_disk_is_ephemeral(self) -> bool | None:
-        """Return what the last answer said; null before one, or when it did not say."""
-
-    def identity(self) -> VmIdentity:
-        """Return who this VM is; raise ImdsError."""
-
-
-def merged(found: VmIdentity, configured: VmIdentity) -> VmIdentity:
-    """Return *found* with everything that *configured* sets."""
-    fields = ((name, getattr(configured, name)) for name in VmIdentity.__struct_fields__)
-    return msgspec.structs.replace(found, **{name: value for name, value in fields if value})
-
-
 class IdentityResolver:
     """Keeps the outbox informed of who this VM is; *configured* wins over what the service says."""
 
-    def __init__(
-        self,
-        imds: Imds,
-        outbox: Outbox,
-        configured: VmIdentity,
-        *,
-        clock: Clock = REAL_CLOCK,
-    ) -> None:
+    def __init__(self, imds: ImdsClient, outbox: Outbox, configured: VmIdentity, *, clock: Clock = REAL_CLOCK) -> None:
         self._imds = imds
         self._outbox = outbox
         self._configured = configured
         self._clock = clock
         self._report = ThrottledLog(logger)
         self._stop = threading.Event()
-        self._hurry = threading.Event()
-        self._gate = threading.Lock()
+        self._woken = threading.Event()
+        self._lock = threading.Lock()
         self._tried = threading.Event()
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="identity", daemon=True)
-        self._is_taken = False
+        self._is_identified = False
         self._is_found = False
         self._wait_until = float("inf")
         self.is_waiting = False
-        self.vm = merged(VmIdentity(), configured)
+        self.vm = VmIdentity().with_overrides(configured)
         """Who this VM is, as far as it is known."""
 
     @property
     def os_disk_is_ephemeral(self) -> bool | None:
-        """Return whether a redeploy makes the OS disk anew; null until the service says so.
+        """Return whether a redeploy makes the OS disk anew; None until the service says so.
 
         It is not stored: a VM whose name was stored, or is configured, still asks until it is answered.
         """
@@ -98,7 +72,7 @@ class IdentityResolver:
         started = self._clock.monotonic()
         self._thread.start()
         give_up_at = time.monotonic() + timeout_seconds
-        while not (self._tried.wait(_LOOK_SECONDS) or stop() or time.monotonic() >= give_up_at):
+        while not (self._tried.wait(_TICK_SECONDS) or stop() or time.monotonic() >= give_up_at):
             pass
         if not (self._is_found or stop()):
             self._fall_back(started, stop)
@@ -108,32 +82,32 @@ class IdentityResolver:
         state = result_or_stop(self._outbox.read(meta.load), stop)
         if state is None:
             return
-        with self._gate:
-            if self._is_taken:  # the first try came to an answer after all
+        with self._lock:
+            if self._is_identified:  # the first try came to an answer after all
                 return
             if state.vm is None and not self._configured.name:
                 self._outbox.records.await_identity()
                 self.is_waiting = True
                 self._wait_until = min(self._wait_until, started + _WAIT_SECONDS)
                 return
-            identified = self._take(state.vm or VmIdentity())
+            identified = self._identify(state.vm or VmIdentity())
         result_or_stop(identified, stop)
 
-    def hurry(self) -> None:
+    def expedite(self) -> None:
         """Wait no longer than 2 s more: a record is about an eviction or a deletion."""
         if self.is_waiting:
             self._wait_until = min(self._wait_until, self._clock.monotonic() + _WAIT_SECONDS_WHEN_URGENT)
-            self.look()
+            self.wake()
 
-    def look(self) -> None:
-        """Look at once whether the waiting is over."""
-        self._hurry.set()
+    def wake(self) -> None:
+        """Let the thread check at once whether the waiting is over."""
+        self._woken.set()
 
     def stop(self, *, timeout_seconds: float = 1.0) -> None:
         """Stop trying; records that still wait get their sinks now."""
         self._stop.set()
         self._started.set()
-        self.look()
+        self.wake()
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
         self._give_up_waiting()
@@ -152,8 +126,8 @@ class IdentityResolver:
                 pause = min(pause * 2, _RETRY_SECONDS) if self.is_waiting else _RETRY_SECONDS
                 next_try = self._clock.monotonic() + pause
             until = min(next_try, self._wait_until) if self.is_waiting else next_try
-            self._hurry.wait(max(until - self._clock.monotonic(), 0.01))
-            self._hurry.clear()
+            self._woken.wait(max(until - self._clock.monotonic(), 0.01))
+            self._woken.clear()
 
     def _try(self) -> None:
         try:
@@ -167,22 +141,22 @@ class IdentityResolver:
                 self._report.problem("identity", logging.WARNING, f"This VM's own name is not known yet: {error}")
             return
         if self._stop.is_set():
-            return  # another keeper may have taken over
+            return  # another resolver may have taken over
         try:
-            with self._gate:
-                identified = self._take(found)
+            with self._lock:
+                identified = self._identify(found)
             identified.result()
         except BridgeError as error:
-            self._is_taken = False
+            self._is_identified = False
             if not self._stop.is_set():
                 self._report.problem("identity", logging.ERROR, f"This VM's identity could not be stored: {error}")
             return
         self._is_found = True
         self._report.recovered("identity", "This VM's identity is known now.", vm=self.vm.name)
 
-    def _take(self, found: VmIdentity) -> Future[bool]:
-        self.vm = merged(found, self._configured)
-        self.is_waiting, self._is_taken = False, True
+    def _identify(self, found: VmIdentity) -> Future[bool]:
+        self.vm = found.with_overrides(self._configured)
+        self.is_waiting, self._is_identified = False, True
         return self._outbox.identify(self.vm)
 
     def _give_up_waiting(self) -> None:

@@ -1,8 +1,8 @@
-"""The poll: ask, compare, commit, once a second, whatever happens.
+"""The poll: the thread that asks IMDS for the document once a second, and stores what changed in the outbox.
 
-The outbox is written before anything else hears of a change. A poll that fails means that the world is unknown, never
-that it is empty: the state stays, the failure is counted, the next poll follows. The thread outlives every error,
-because an agent that stopped watching is worse than none: it looks like calm.
+The outbox is written before anything else learns of a change. A poll that fails means that the document is unknown,
+never that it is empty: the state stays, the failure is counted, the next poll follows. The thread outlives every error:
+an agent that stopped watching looks like one that has nothing to report.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from bridge.errors import BridgeError, DocumentInvalid, ImdsError, ImdsStatus, S
 from bridge.events.event import Document, Incarnation
 from bridge.events.record import TransitionRecord
 from bridge.events.tracker import DocumentTracker, Update
+from bridge.imds.client import ImdsClient
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import meta
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.records import Observation
+from bridge.polling.identity import IdentityResolver
 from bridge.system.boot import has_booted
 from bridge.system.threads import LoopWatch
 
@@ -34,32 +36,11 @@ _GAP_POLLS = 5
 #: The time of the last good answer is worth a write only now and then: an idle agent does not touch the disk.
 _LIVENESS_SECONDS = 600.0
 #: How soon a new interval is in force.
-_LOOK_SECONDS = 1.0
-
-
-class Imds(Protocol):
-    """What is needed of the metadata service."""
-
-    @property
-    def fetch_seconds(self) -> float:
-        """How long the next `fetch` may take, in seconds."""
-
-    def fetch(self) -> Document:
-        """Return the document, the same object while nothing changed; raise ImdsError."""
-
-
-class Watched(Protocol):
-    """What is known of this VM."""
-
-    def vm_name(self) -> str | None:
-        """Return this VM's name, null while it is unknown."""
-
-    def recorded(self, records: list[TransitionRecord]) -> None:
-        """Hear of records that were just stored."""
+_TICK_SECONDS = 1.0
 
 
 class Approvals(Protocol):
-    """Who approves events, and what the poll owes to it."""
+    """The approver as the poll sees it: engines do not import one another."""
 
     @property
     def approved(self) -> frozenset[str]:
@@ -73,15 +54,15 @@ class Approvals(Protocol):
 
 
 class Poller:
-    """Polls *imds* and stores what changed in *outbox*; *approvals* is null where nothing is ever approved."""
+    """Polls *imds* and stores what changed in *outbox*; *approvals* is None where nothing is ever approved."""
 
     def __init__(
         self,
-        imds: Imds,
+        imds: ImdsClient,
         outbox: Outbox,
+        identity: IdentityResolver,
         *,
         metrics: Metrics,
-        watched: Watched,
         boot_id: str,
         poll_interval_seconds: float,
         approvals: Approvals | None = None,
@@ -89,8 +70,8 @@ class Poller:
     ) -> None:
         self._imds = imds
         self._outbox = outbox
+        self._identity = identity
         self._metrics = metrics
-        self._watched = watched
         self._boot_id = boot_id
         self.approvals = approvals
         self._interval_seconds = poll_interval_seconds
@@ -99,18 +80,18 @@ class Poller:
         self.loop_watch = LoopWatch(clock)
         self._answered_at: float | None = None
         self._stop = threading.Event()
-        self._is_hurried = False
-        self._is_void = False
+        self._is_reconfigured = False
+        self._has_stream_changed = False
         self._failures = 0
         self._saved_at = float("-inf")
         self.good_at: datetime | None = None
         """When the service last answered as it should, to this agent."""
         self._is_settled = False
-        self._stream_id, self._tracker = self._remembered()
+        self._stream_id, self._tracker = self._load()
 
     @property
     def incarnation(self) -> Incarnation:
-        """Return the incarnation of the document that is believed."""
+        """Return the incarnation of the document that is tracked."""
         return None if self._tracker.document is None else self._tracker.document.incarnation
 
     @property
@@ -120,15 +101,16 @@ class Poller:
 
     @property
     def silent_seconds(self) -> float | None:
-        """How long ago the last good answer came; null before the first."""
+        """How long ago the last good answer came; None before the first."""
         return None if self._answered_at is None else max(self._clock.monotonic() - self._answered_at, 0.0)
 
-    def use(self, imds: Imds, *, poll_interval_seconds: float) -> None:
+    def reconfigure(self, imds: ImdsClient, identity: IdentityResolver, *, poll_interval_seconds: float) -> None:
         """Poll *imds* from now on."""
         self._imds = imds
+        self._identity = identity
         self._interval_seconds = poll_interval_seconds
         self._tracker.gap_seconds = self.gap_seconds
-        self._is_hurried = True
+        self._is_reconfigured = True
 
     def run(self, stop: threading.Event) -> None:
         """Poll until *stop* is set, then store when IMDS last answered."""
@@ -137,37 +119,37 @@ class Poller:
         while not stop.is_set():
             self.loop_watch.expect_call_within(self._imds.fetch_seconds)
             delay = self.poll_once()
-            # The beat is kept: a poll that took a while is followed sooner, but never by a burst.
+            # The pace is kept: a poll that took a while is followed sooner, but never by a burst.
             due = max(due + delay, self._clock.monotonic())
             self.loop_watch.expect_within(due - self._clock.monotonic())
-            if self._rest(stop, due):
+            if self._sleep_until(due):
                 due = self._clock.monotonic()
         self.loop_watch.idle()
         self._save_liveness(wait=True)
 
-    def _rest(self, stop: threading.Event, due: float) -> bool:
-        """Wait until *due*, or until *stop* is set; return whether `use` has cut that short."""
+    def _sleep_until(self, due: float) -> bool:
+        """Wait until *due*, or until the stop is asked for; return whether `reconfigure` has cut that short."""
         left = due - self._clock.monotonic()
-        while left > 0 and not self._is_hurried and not stop.wait(min(left, _LOOK_SECONDS)):
+        while left > 0 and not self._is_reconfigured and not self._stop.wait(min(left, _TICK_SECONDS)):
             left = due - self._clock.monotonic()
-        was_hurried, self._is_hurried = self._is_hurried, False
-        return was_hurried
+        was_reconfigured, self._is_reconfigured = self._is_reconfigured, False
+        return was_reconfigured
 
     def poll_once(self) -> float:
         """Poll once; return the seconds until the next poll is due, from when this one was."""
         started = self._clock.monotonic()
         result, delay = "ok", self._interval_seconds
         try:
-            if self._is_void:
-                self._stream_id, self._tracker = self._remembered()
-                self._is_void = False
-            self._take(self._imds.fetch())
-            self._good()
+            if self._has_stream_changed:
+                self._stream_id, self._tracker = self._load()
+                self._has_stream_changed = False
+            self._process(self._imds.fetch())
+            self._recovered()
         except ImdsError as error:
             result = _reason(error)
             delay = self._failed(error)
         except StreamChanged:
-            self._is_void = True  # what was believed is read again before the next answer
+            self._has_stream_changed = True  # the state is read again before the next answer
             delay = 0.0
         except BridgeError as error:
             result = "not_stored"
@@ -180,7 +162,7 @@ class Poller:
         self._metrics.polled(result, duration_seconds=self._clock.monotonic() - started)
         return delay
 
-    def _good(self) -> None:
+    def _recovered(self) -> None:
         if self._failures:
             self._failures = 0
             self._report.recovered("imds", "The metadata service answers again.")
@@ -195,35 +177,34 @@ class Poller:
         retry_after = error.retry_after_seconds if isinstance(error, ImdsStatus) else None
         return poll_delay(self._interval_seconds, failures=self._failures, status=status, retry_after=retry_after)
 
-    def _take(self, document: Document) -> None:
+    def _process(self, document: Document) -> None:
+        """Store what *document*, a good answer, changes, then let the others know."""
         moment = self._clock.instant()
         approvals = self.approvals
         approved = frozenset[str]() if approvals is None else approvals.approved
-        update = self._tracker.observe(document, moment, vm_name=self._watched.vm_name(), approved=approved)
+        update = self._tracker.observe(document, moment, vm_name=self._identity.vm.name, approved=approved)
         if update is not None:
             if approvals is not None and update.changes:
                 approvals.let_finish([change.event.key for change in update.changes])
-            self._accept(document, update, moment)
+            self._store(document, update, moment)
         if approvals is not None:
             approvals.saw(document, moment)
         self.good_at, self._answered_at = moment.wall, moment.monotonic
-        believed = self._tracker.document or document
-        self._metrics.good_poll(moment.wall.timestamp(), believed)
+        self._metrics.good_poll(moment.wall.timestamp(), self._tracker.document or document)
         if moment.monotonic - self._saved_at >= _LIVENESS_SECONDS:
             self._save_liveness(wait=False)
 
-    def _accept(self, document: Document, update: Update, moment: Instant) -> None:
-        """Store first, believe second, tell third."""
+    def _store(self, document: Document, update: Update, moment: Instant) -> None:
+        """Write *update* into the outbox, go on from it, and count and log its records."""
         records: list[TransitionRecord] = []
         if update.is_news:
-            before = self._tracker.document
             observation = Observation(
                 stream_id=self._stream_id,
                 document=update.document,
                 changes=update.changes,
                 observed_at=moment.wall,
                 incarnation=document.incarnation,
-                previous_incarnation=None if before is None else before.incarnation,
+                previous_incarnation=self.incarnation,
                 is_settled=update.is_settled,
                 boot_id=self._boot_id,
             )
@@ -233,9 +214,9 @@ class Poller:
         self._is_settled = update.is_settled
         for record in records:
             self._metrics.recorded(record.transition)
-            _say(record)
-        if records:
-            self._watched.recorded(records)
+            _log_record(record)
+        if any(record.is_urgent for record in records):
+            self._identity.expedite()
 
     def _save_liveness(self, *, wait: bool) -> None:
         """Store the time of the last good answer, unless an absence is in doubt: the doubt must outlive a restart."""
@@ -249,7 +230,8 @@ class Poller:
             except BridgeError as error:
                 logger.warning("The time of the last good answer could not be stored: %s", error)
 
-    def _remembered(self) -> tuple[str, DocumentTracker]:
+    def _load(self) -> tuple[str, DocumentTracker]:
+        """Return the id of the outbox's stream, and a tracker of the document that is stored there."""
         stored = self._outbox.read(meta.load).result()
         tracker = DocumentTracker(
             stored.document,
@@ -266,7 +248,7 @@ def _reason(error: ImdsError) -> str:
     return "invalid" if isinstance(error, DocumentInvalid) else "unreachable"
 
 
-def _say(record: TransitionRecord) -> None:
+def _log_record(record: TransitionRecord) -> None:
     event = record.event
     logger.info(
         "%s %s",

@@ -15,6 +15,7 @@ import pytest
 import requests
 
 from bridge.clock import Clock
+from bridge.events.event import VmIdentity
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics
 from bridge.outbox.outbox import Outbox
@@ -33,12 +34,8 @@ _POLLS_BEFORE = 100
 _LIVENESS_SECONDS = 600
 
 
-class _Watched:
-    def vm_name(self):
-        return "bench-vm"
-
-    def recorded(self, records):
-        raise AssertionError(f"Nothing was to happen, but {records} did.")
+class _Identity:
+    vm = VmIdentity(name="bench-vm")
 
 
 @dataclass
@@ -75,8 +72,8 @@ def make_poller(serve, tmp_path):
             return Poller(
                 imds,
                 outbox,
+                _Identity(),
                 metrics=Metrics(),
-                watched=_Watched(),
                 boot_id="one boot",
                 poll_interval_seconds=1.0,
                 **options,

@@ -51,7 +51,7 @@ def ticked(agent, manager):
     """Return what the manager hears of a tick that is a second after the one before."""
     heard(manager)
     time.sleep(1.01)
-    agent.tick()
+    agent.run_due()
     return heard(manager)
 
 
@@ -66,9 +66,9 @@ def test_worker_that_gets_no_thread_is_started_later_and_delays_no_stop(agent, m
 
     monkeypatch.setattr(DeliveryWorker, "start", start)
     with pytest.raises(RuntimeError):
-        agent._workers.start_missing([sink])
+        agent._pool.start_missing([sink])
     assert "delivery:third" not in agent._loop_watches()
-    agent._workers.start_missing([sink])
+    agent._pool.start_missing([sink])
     assert "delivery:third" in agent._loop_watches()
 
 
@@ -83,7 +83,7 @@ def test_watchdog_is_fed_only_while_the_poll_turns(agent, manager):
     agent._poll_thread.join(10)
     agent._poller.loop_watch.expect_within(-1e6)
     assert ticked(agent, manager) == []
-    assert agent.overview.healthz().status == 503
+    assert agent.health.healthz().status == 503
     agent._poller.loop_watch.idle()
     assert ticked(agent, manager) == [b"WATCHDOG=1"]
-    assert agent.overview.healthz().status == 200
+    assert agent.health.healthz().status == 200

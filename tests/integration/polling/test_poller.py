@@ -43,24 +43,48 @@ class ListedImds:
         return self.answer
 
 
-class Me:
+class Identity:
+    """Who this VM is, known from the start."""
+
+    vm = VmIdentity(name=VM)
+
     def __init__(self):
-        self.heard = []
+        self.expedited = 0
 
-    def vm_name(self):
-        return VM
+    def expedite(self):
+        self.expedited += 1
 
-    def recorded(self, records):
-        self.heard += records
+
+class Log(logging.Handler):
+    """Calls *note* with each line that the poll logs of a record."""
+
+    def __init__(self, note):
+        super().__init__()
+        self._note = note
+
+    def emit(self, line):
+        if hasattr(line, "transition"):
+            self._note(line)
 
 
 class Bench:
     """An agent's poll, restarted at will."""
 
     def __init__(self, directory):
-        self.directory, self.clock, self.imds, self.me = directory, Dial(), ListedImds(), Me()
+        self.directory, self.clock, self.imds, self.identity = directory, Dial(), ListedImds(), Identity()
+        self.told, self.stored_when_told = [], []
         self.outbox = self.poller = None
+        self._log = Log(self.note)
+        logging.getLogger("bridge.polling.poller").addHandler(self._log)
         self.start()
+
+    def note(self, line):
+        self.told.append((line.transition, line.evidence))
+        self.stored_when_told += [record for record in self.stored if record.sequence == line.sequence]
+
+    def close(self):
+        logging.getLogger("bridge.polling.poller").removeHandler(self._log)
+        self.outbox.close()
 
     def start(self, *, boot_id="boot-1"):
         self.outbox = Outbox(self.directory, max_bytes=2**24, keep_delivered_seconds=3600, now=self.clock.now)
@@ -69,8 +93,8 @@ class Bench:
         self.poller = Poller(
             self.imds,
             self.outbox,
+            self.identity,
             metrics=Metrics(),
-            watched=self.me,
             boot_id=boot_id,
             poll_interval_seconds=1.0,
             clock=Clock(now=self.clock.now, monotonic=self.clock.monotonic),
@@ -93,20 +117,17 @@ class Bench:
         return delay
 
     @property
-    def told(self):
-        return [(record.transition.value, record.evidence.value) for record in self.me.heard]
-
-    @property
     def stored(self):
         rows = self.outbox.read(deliveries.due, "here", limit=1000).result()
         return [row.record for row in rows]
 
 
 @pytest.fixture
-def bench(tmp_path):
+def bench(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
     made = Bench(tmp_path)
     yield made
-    made.outbox.close()
+    made.close()
 
 
 def document(incarnation, *events):
@@ -120,8 +141,15 @@ def event(status="Scheduled", **fields):
 
 def test_what_was_polled_is_stored_before_anybody_hears_of_it(bench):
     bench.poll(document(1, event()))
-    assert bench.stored == bench.me.heard
+    assert bench.stored == bench.stored_when_told
     assert bench.told == [("scheduled", "observed")]
+
+
+def test_only_an_eviction_or_a_deletion_expedites_the_identity(bench):
+    bench.poll(document(1, event(event_type="Freeze")))
+    assert bench.identity.expedited == 0
+    bench.poll(document(2, event()))
+    assert bench.identity.expedited == 1
 
 
 def test_an_eviction_that_is_gone_after_a_boot_happened(bench):
@@ -204,14 +232,14 @@ def test_a_crash_before_the_commit_is_seen_again_under_the_same_id(bench, tmp_pa
     bench.poll(document(1))
     seen = event()
     bench.poll(document(2, seen))
-    first = bench.me.heard[-1]
+    first = bench.stored[-1]
     other = Bench(tmp_path / "other")  # the same machine, had its outbox not taken the record
     other.poll(document(1))
     other.clock.seconds += 77
     other.poll(document(2, seen))
-    assert other.me.heard[-1].id == first.id
-    assert other.me.heard[-1].transition_key == first.transition_key
-    other.outbox.close()
+    assert other.stored[-1].id == first.id
+    assert other.stored[-1].transition_key == first.transition_key
+    other.close()
 
 
 def test_a_document_that_could_not_be_stored_is_seen_again(bench):
@@ -267,7 +295,7 @@ def test_a_record_survives_the_way_through_the_outbox_unchanged(bench):
 
 def test_interval_that_is_raised_raises_what_counts_as_a_gap(bench):
     bench.poll(document(1, event("Started")))
-    bench.poller.use(bench.imds, poll_interval_seconds=12.0)
+    bench.poller.reconfigure(bench.imds, bench.identity, poll_interval_seconds=12.0)
     bench.clock.seconds += 12
     bench.poll(document(2))
     assert bench.told[-1] == ("completed", "observed")
@@ -283,12 +311,12 @@ def test_interval_that_is_lowered_is_in_force_at_once(tmp_path):
 
     imds, stop = Counting(), threading.Event()
     outbox = Outbox(tmp_path, max_bytes=2**24, keep_delivered_seconds=3600)
-    poller = Poller(imds, outbox, metrics=Metrics(), watched=Me(), boot_id="b", poll_interval_seconds=3600.0)
+    poller = Poller(imds, outbox, Identity(), metrics=Metrics(), boot_id="b", poll_interval_seconds=3600.0)
     thread = threading.Thread(target=poller.run, args=(stop,))
     thread.start()
     try:
         until(lambda: imds.polls == 1)
-        poller.use(imds, poll_interval_seconds=0.2)
+        poller.reconfigure(imds, Identity(), poll_interval_seconds=0.2)
         until(lambda: imds.polls >= 4)
     finally:
         stop.set()
@@ -351,8 +379,8 @@ def test_poll_that_is_stuck_beyond_its_deadline_is_late_and_one_that_waits_is_no
     poller = Poller(
         imds,
         outbox,
+        Identity(),
         metrics=Metrics(),
-        watched=Me(),
         boot_id="b",
         poll_interval_seconds=1.0,
         clock=Clock(monotonic=clock.monotonic),

@@ -7,17 +7,17 @@ from bridge.testing.clock import ManualClock
 
 
 def done_at(seconds, *, until, now=False):
-    """Return at which of the ticks, one a second, a chore of that pace was done."""
+    """Return at which of the runs, one a second, a task of that interval was done."""
     time, moments = ManualClock(), []
-    chores = PeriodicTasks(time.clock)
-    chores.every(seconds, lambda: moments.append(time.monotonic()), now=now)
+    tasks = PeriodicTasks(time.clock)
+    tasks.every(seconds, lambda: moments.append(time.monotonic()), now=now)
     for _ in range(until + 1):
-        chores.tick()
+        tasks.run_due()
         time.advance(1)
     return moments
 
 
-def test_chore_is_done_at_its_own_pace():
+def test_task_is_done_at_its_own_pace():
     assert done_at(5.0, until=12) == [5, 10]
     assert done_at(5.0, until=12, now=True) == [0, 5, 10]
     assert done_at(0.0, until=12, now=True) == []
@@ -25,42 +25,42 @@ def test_chore_is_done_at_its_own_pace():
 
 def test_pace_that_changes_counts_from_the_next_tick():
     time, moments, pace = ManualClock(), [], [0.0]
-    chores = PeriodicTasks(time.clock)
-    chores.every(lambda: pace[0], lambda: moments.append(time.monotonic()), now=True)
+    tasks = PeriodicTasks(time.clock)
+    tasks.every(lambda: pace[0], lambda: moments.append(time.monotonic()), now=True)
     for tick in range(10):
         pace[0] = 2.0 if tick >= 4 else 0.0
-        chores.tick()
+        tasks.run_due()
         time.advance(1)
     assert moments == [4, 6, 8]
 
 
 def test_pace_that_is_quickened_is_in_force_at_once():
     time, moments, pace = ManualClock(), [], [86_400.0]
-    chores = PeriodicTasks(time.clock)
-    chores.every(lambda: pace[0], lambda: moments.append(time.monotonic()))
+    tasks = PeriodicTasks(time.clock)
+    tasks.every(lambda: pace[0], lambda: moments.append(time.monotonic()))
     for tick in range(200):
         pace[0] = 60.0 if tick >= 10 else 86_400.0
-        chores.tick()
+        tasks.run_due()
         time.advance(1)
     assert moments == [70, 130, 190]
 
 
-def test_chore_that_fails_is_said_once_and_keeps_no_other_from_being_done(caplog):
+def test_task_that_fails_is_said_once_and_keeps_no_other_from_being_done(caplog):
     time, done, trouble = ManualClock(), [], [ValueError("no")]
 
     def failing():
         if trouble:
             raise trouble[0]
 
-    chores = PeriodicTasks(time.clock)
-    chores.every(1.0, failing)
-    chores.every(1.0, lambda: done.append(time.monotonic()))
+    tasks = PeriodicTasks(time.clock)
+    tasks.every(1.0, failing)
+    tasks.every(1.0, lambda: done.append(time.monotonic()))
     caplog.set_level("INFO")
     time.advance(1)
     for tick in range(1, 5):
         if tick == 4:
             trouble.clear()
-        chores.tick()
+        tasks.run_due()
         time.advance(1)
     assert done == [1, 2, 3, 4]
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO"]
@@ -70,12 +70,12 @@ def test_chore_that_fails_is_said_once_and_keeps_no_other_from_being_done(caplog
 def test_file_that_is_touched_is_seen_once(tmp_path):
     file, seen = tmp_path / "nudge", []
     watch = FileWatch(file, lambda: seen.append(1))
-    watch.look()
+    watch.check()
     assert seen == []
     file.touch()
-    watch.look()
-    watch.look()
+    watch.check()
+    watch.check()
     assert seen == [1]
     os.utime(file, ns=(1, 1))
-    watch.look()
+    watch.check()
     assert seen == [1, 1]
