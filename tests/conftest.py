@@ -25,6 +25,7 @@ _NOT_FOR_AGENTS = (
     "STATE_DIRECTORY",
 )
 _LAST_THREADS_SECONDS = 2.0
+_WORKERS = 4
 
 # No deadline and no too_slow: a busy machine is no fault of the code. Random on a desk, where a new counter-example
 # is welcome and its blob is printed; the same every time in CI, where red must mean that this commit broke it.
@@ -44,6 +45,21 @@ def pytest_configure() -> None:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Run the normal suite side by side, as `-n 4 --dist worksteal` does; `-n` on the command line takes its place.
+
+    Most tests wait for a deadline or a process, so four share two cores well. Not for single files, whose workers would
+    take longer to start than they run, nor for the other tiers, which measure or share what they start.
+    """
+    is_chosen = config.option.markexpr not in config.getini("addopts") or any(".py" in argument for argument in config.args)
+    is_told = getattr(config.option, "numprocesses", 0) is not None or config.option.usepdb
+    if is_chosen or is_told or "PYTEST_XDIST_WORKER" in os.environ:  # a worker is not to have workers
+        return
+    config.option.numprocesses = _WORKERS
+    config.option.dist = "worksteal"
 
 
 @pytest.fixture
