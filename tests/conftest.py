@@ -54,7 +54,9 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     Most tests wait for a deadline or a process, so four share two cores well. Not for single files, whose workers would
     take longer to start than they run, nor for the other tiers, which measure or share what they start.
     """
-    is_chosen = config.option.markexpr not in config.getini("addopts") or any(".py" in argument for argument in config.args)
+    is_chosen = config.option.markexpr not in config.getini("addopts") or any(
+        ".py" in argument for argument in config.args
+    )
     is_told = getattr(config.option, "numprocesses", 0) is not None or config.option.usepdb
     if is_chosen or is_told or "PYTEST_XDIST_WORKER" in os.environ:  # a worker is not to have workers
         return

@@ -297,8 +297,8 @@ def simulate(*, list_scenarios: bool, **options: Any) -> None:
     /control on its port adds, starts and cancels events; the README has its routes.
     """
     from bridge.cli.run import STOP_SIGNALS  # noqa: PLC0415
-    from bridge.testing.scenario import load_scenario, scenario_names  # noqa: PLC0415
-    from bridge.testing.serving import ServeOptions, serve  # noqa: PLC0415
+    from bridge.testing.simulator.scenario import load_scenario, scenario_names  # noqa: PLC0415
+    from bridge.testing.simulator.serving import ServeOptions, serve  # noqa: PLC0415
 
     if list_scenarios:
         for name in scenario_names():

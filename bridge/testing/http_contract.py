@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from bridge.testing.contract import SinkContract
 from bridge.testing.http_peer import HttpPeer
-from bridge.testing.imds_api import Answer, Request
 from bridge.testing.records import sample_record
+from bridge.testing.simulator.imds_api import Answer, Request
 
 __all__ = ["Answer", "HttpPeer", "HttpSinkContract", "Request"]
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from bridge.testing.http_server import Connection, HttpServer
-from bridge.testing.imds_api import Answer, Request
 from bridge.testing.peers import Address, Peer
+from bridge.testing.simulator.http_server import Connection, HttpServer
+from bridge.testing.simulator.imds_api import Answer, Request
 
 _WRITES = frozenset({"POST", "PUT", "PATCH"})
 _DULL_HEADERS = frozenset(

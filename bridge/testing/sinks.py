@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from bridge.sink import DeliveryFailed, DeliveryRejected, Sink, SinkConfig, TransitionRecord
-from bridge.testing.table import WrongRequest
+from bridge.testing.simulator.errors import WrongRequest
 
 _HANG_LIMIT_SECONDS = 600.0
 

@@ -3,12 +3,12 @@
 import time
 
 import pytest
+from portal_stub import PortalStub
 
 from bridge.agent.agent import Agent
 from bridge.config import loader
 from bridge.imds.document import parse_document
 from bridge.testing import EventSpec, Simulator
-from bridge.testing.portal import PortalStub
 
 pytestmark = pytest.mark.bench
 DECISIONS = 200

@@ -39,14 +39,15 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
+from portal_stub import PortalStub
+
 import bridge
 from bridge.agent.agent import Agent
 from bridge.config import loader
 from bridge.imds.document import parse_document
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.http_peer import HttpPeer
-from bridge.testing.imds_api import Answer, Request
-from bridge.testing.portal import PortalStub
+from bridge.testing.simulator.imds_api import Answer, Request
 
 T = TypeVar("T")
 

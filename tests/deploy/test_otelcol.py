@@ -20,8 +20,8 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from bridge.sink import DeliveryFailed
 from bridge.testing.http_peer import HttpPeer
-from bridge.testing.imds_api import Answer
 from bridge.testing.records import sample_event, sample_record
+from bridge.testing.simulator.imds_api import Answer
 from sinks.otlp.encoding import encode_request
 from sinks.otlp.sink import OtlpConfig, OtlpSink
 

@@ -19,9 +19,9 @@ from bridge.health.reporter import HealthReporter
 from bridge.metrics.metrics import PREFIX, Metrics, OutboxTotals, SinkTotals
 from bridge.outbox.outbox import Outbox
 from bridge.polling.poller import Poller
-from bridge.testing.control import Control
 from bridge.testing.records import sample_event
-from bridge.testing.world import World
+from bridge.testing.simulator.control import Control
+from bridge.testing.simulator.world import World
 
 ROOT = doc_pages.ROOT
 README = doc_pages.page("README.md")

@@ -6,10 +6,10 @@ import time
 from contextlib import contextmanager
 
 import pytest
+from portal_stub import PortalStub
 
 from bridge.events.record import decode_record
 from bridge.testing import EventSpec, Simulator
-from bridge.testing.portal import PortalStub
 
 SECOND_SINK = '[[sinks]]\ntype = "stdout"\n[[sinks]]\ntype = "command"\nname = "second"\n'
 FREEZE_RULE = '[[approval.rules]]\nname = "freeze"\nevent_types = ["Freeze"]\naction = "approve"\n'

@@ -10,10 +10,10 @@ import sys
 import time
 
 import pytest
+from portal_stub import PortalStub
+from private_ca import PrivateCa
 
 from bridge.testing import EventSpec, Simulator
-from bridge.testing.portal import PortalStub
-from bridge.testing.private_ca import PrivateCa
 
 if sys.platform != "win32":
     import pwd

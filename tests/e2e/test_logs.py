@@ -16,10 +16,10 @@ from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 
 import pytest
+from private_ca import PrivateCa
 
 from bridge.testing.http_peer import HttpPeer
-from bridge.testing.imds_api import Answer
-from bridge.testing.private_ca import PrivateCa
+from bridge.testing.simulator.imds_api import Answer
 
 STDOUT = '[[sinks]]\nname = "out"\ntype = "stdout"\n'
 #: Whether the tests' own directory would survive a redeploy is the machine's business.

@@ -4,10 +4,10 @@ import time
 from itertools import pairwise
 
 import pytest
+from portal_stub import PortalStub
 
 from bridge.events.record import decode_record
 from bridge.testing import EventSpec, Simulator
-from bridge.testing.portal import PortalStub
 
 INTERVAL_SECONDS = 0.5
 FAULTS = {

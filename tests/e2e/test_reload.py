@@ -14,8 +14,8 @@ import pytest
 from bridge.outbox.reader import OutboxFile
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.http_peer import HttpPeer
-from bridge.testing.imds_api import Answer
 from bridge.testing.peers import nobody
+from bridge.testing.simulator.imds_api import Answer
 
 STDOUT = '[[sinks]]\nname = "out"\ntype = "stdout"\n'
 RULE = '[[approval.rules]]\nname = "freeze"\nevent_types = ["Freeze"]\naction = "approve"\n'

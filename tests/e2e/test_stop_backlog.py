@@ -15,8 +15,8 @@ import pytest
 
 from bridge.outbox.reader import OutboxFile
 from bridge.testing.http_peer import HttpPeer
-from bridge.testing.imds_api import Answer
 from bridge.testing.peers import nobody, silent_listener
+from bridge.testing.simulator.imds_api import Answer
 
 GRACE_SECONDS = 1.0
 #: What the agent promises after its grace, and what a busy machine takes on top.

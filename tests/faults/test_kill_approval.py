@@ -18,6 +18,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from portal_stub import PortalStub
 
 from bridge.approval.digest import digest
 from bridge.errors import OutboxError
@@ -25,7 +26,6 @@ from bridge.imds.document import parse_document
 from bridge.outbox.approvals import cli_decision
 from bridge.outbox.reader import OutboxFile
 from bridge.testing import EventSpec, Simulator
-from bridge.testing.portal import PortalStub
 
 KILLS = int(os.environ.get("KILLS", "12"))
 CHAINS = 4

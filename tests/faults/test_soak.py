@@ -23,12 +23,12 @@ from contextlib import ExitStack, closing
 
 import pytest
 from eventhubs_emulator.process import started
+from private_ca import PrivateCa
 from soak import agent as soak_agent
 from soak.peers import Azure, HttpPeer, expected, ids_of_cloud_event, ids_of_otlp, lines_of, lives_of_apprise, name_of
 from soak.watch import Watch, lows, slope
 
 from bridge.outbox.reader import OutboxFile
-from bridge.testing.private_ca import PrivateCa
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 

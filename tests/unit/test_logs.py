@@ -16,7 +16,7 @@ import pytest
 
 from bridge.log_format import JsonFormatter, LineFormatter
 from bridge.logs import ThrottledLog
-from bridge.testing.clock import ManualClock
+from bridge.testing.simulator.clock import ManualClock
 
 LOGGER = logging.getLogger("tests.logs")
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from portal_stub import PortalStub
+from private_ca import PrivateCa
 
 from bridge.approval.credentials import EntraCredential, fetch_portal_token
 from bridge.approval.portal_client import GRACE_SECONDS, MAX_ANSWER_BYTES, MAX_DECISIONS, PortalClient
@@ -26,8 +28,6 @@ from bridge.events.event import ScheduledEvent
 from bridge.metrics.metrics import Metrics
 from bridge.testing import Fault, ManualClock, Simulator
 from bridge.testing.peers import nobody, resetting_listener, silent_listener
-from bridge.testing.portal import PortalStub
-from bridge.testing.private_ca import PrivateCa
 
 VM = "7EF1D8A4-0C2B-4C7E-9A35-1F5F6D1F2B90"
 EVENT = ScheduledEvent(event_id="E1", event_type="Freeze", event_status="Scheduled", resources=("WestNO_0",))

@@ -16,7 +16,7 @@ from bridge.outbox import deliveries, meta
 from bridge.outbox.deliveries import DeliveryResult, DeliveryState
 from bridge.outbox.outbox import Outbox
 from bridge.system.threads import LoopWatch
-from bridge.testing.clock import ManualClock
+from bridge.testing.simulator.clock import ManualClock
 
 
 class Polled:

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 import requests
+from portal_stub import PortalStub
 
 from bridge.approval.digest import digest
 from bridge.approval.token import verify
@@ -19,7 +20,6 @@ from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import DeadlineExceeded
 from bridge.events.event import ScheduledEvent
 from bridge.http.session import DeadlineSession
-from bridge.testing.portal import PortalStub
 
 if sys.version_info >= (3, 11):
     import tomllib

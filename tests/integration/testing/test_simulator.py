@@ -22,7 +22,7 @@ from bridge.testing import (
     WrongRequest,
     serve,
 )
-from bridge.testing.faults import KINDS
+from bridge.testing.simulator.faults import KINDS
 from bridge.testing.sinks import Box, MemorySink, ScriptedSink
 
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"

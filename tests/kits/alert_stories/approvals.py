@@ -8,9 +8,9 @@ from alert_stories.stage import Stage
 from alert_stories.story import Stories, bridge
 from alert_stories.timeline import Phase
 from alert_stories.unit_test import Scene
+from portal_stub import PortalStub
 
 from bridge.events.record import decode_record
-from bridge.testing.portal import PortalStub
 
 STORIES = Stories()
 

@@ -9,9 +9,9 @@ from alert_stories.stage import Stage
 from alert_stories.story import Stories
 from alert_stories.timeline import Phase
 from alert_stories.unit_test import Firing, Scene
+from portal_stub import PortalStub
 
 from bridge.testing import Fault
-from bridge.testing.portal import PortalStub
 
 STORIES = Stories()
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from alert_stories.live import LiveAgent
 from alert_stories.stage import Stage
 from alert_stories.timeline import Phase
-
-from bridge.testing.portal import PortalStub
+from portal_stub import PortalStub
 
 _DAY_SECONDS = 86_400.0
 _RULE = '[[approval.rules]]\nname = "freeze"\nevent_types = ["Freeze"]\naction = "approve"\n'

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
-from bridge.testing.http_server import Connection, HttpServer
-from bridge.testing.imds_api import Answer, Request
+from bridge.testing.simulator.http_server import Connection, HttpServer
+from bridge.testing.simulator.imds_api import Answer, Request
 
 #: An event comes with each third document; later ones show it started or moved, and then gone: one change a document.
 _BIRTHS_APART = 3

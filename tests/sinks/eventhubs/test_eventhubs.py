@@ -27,7 +27,7 @@ from bridge.sink import (
     VmIdentity,
 )
 from bridge.testing import Simulator
-from bridge.testing.faults import Fault
+from bridge.testing.simulator.faults import Fault
 from sinks.eventhubs.access import Access
 from sinks.eventhubs.sink import EventHubsConfig, EventHubsSink
 

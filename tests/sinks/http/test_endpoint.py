@@ -29,8 +29,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from bridge.sink import DeliveryFailed, DeliveryRejected, Secret
-from bridge.testing.http_server import HttpServer
-from bridge.testing.imds_api import Answer, Request
+from bridge.testing.simulator.http_server import HttpServer
+from bridge.testing.simulator.imds_api import Answer, Request
 from sinks.http.endpoint import Endpoint, HttpConfig
 
 DEADLINE = 0.3

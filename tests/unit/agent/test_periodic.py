@@ -3,7 +3,7 @@
 import os
 
 from bridge.agent.periodic import FileWatch, PeriodicTasks
-from bridge.testing.clock import ManualClock
+from bridge.testing.simulator.clock import ManualClock
 
 
 def done_at(seconds, *, until, now=False):

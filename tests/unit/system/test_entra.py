@@ -8,7 +8,7 @@ import pytest
 from bridge.clock import REAL_CLOCK
 from bridge.errors import CredentialFailed
 from bridge.system.entra import AccessToken, EntraToken
-from bridge.testing.clock import ManualClock
+from bridge.testing.simulator.clock import ManualClock
 
 PATIENCE_SECONDS = 15.0
 

@@ -6,7 +6,7 @@ from concurrent.futures import wait
 import pytest
 
 from bridge.system.threads import SLACK_SECONDS, LoopWatch, run_daemon
-from bridge.testing.clock import ManualClock
+from bridge.testing.simulator.clock import ManualClock
 
 
 def test_loop_that_waits_as_long_as_it_said_is_not_late():

@@ -170,26 +170,59 @@ def test_every_mistake_of_a_file_is_told_at_once_with_its_step_and_the_nearest_n
         at = 5
         add = "d"
         event_type = "Freeze"
-        resources = ["{vmm}"]
         on_approval = "strat"
+        [[steps]]
+        at = 6
+        add = "e"
+        event_type = "Freeze"
+        resources = ["{vmm}"]
+        [[steps]]
+        at = 7
+        update = "e"
     """
     with pytest.raises(ScenarioError) as caught:
         parse_scenario(text, name="mine")
     lines = str(caught.value).splitlines()
     for wanted in (
-        "step 1: at = 'soon' must be a number",
-        "step 1: event_type is missing",
-        "step 1: no key is called 'event_tpye'. Did you mean 'event_type'?",
-        "step 2: a step has exactly one verb, this one has none. Did you mean 'cancel'?",
-        "step 3: a step has exactly one verb, this one has start, cancel",
-        "step 4: at is missing",
-        "step 4: fault = 'statsu' is not known. Did you mean 'status'?",
-        "no earlier step adds the event 'c'",
-        "step 6: resources: '{vmm}' is not understood",
-        "step 6: on_approval = 'strat' is not known. Did you mean 'start'?",
-        "scenario 'mine': no key is called 'descripton'. Did you mean 'description'?",
+        "steps[0].at (scenario 'mine') is 'soon', but must be a number",
+        "steps[0].event_type (scenario 'mine') is missing",
+        "steps[0].event_tpye (scenario 'mine') is no known key",
+        "Did you mean 'event_type'?",
+        "steps[1] (scenario 'mine'): a step has exactly one verb, this one has none. Did you mean 'cancel'?",
+        "steps[2] (scenario 'mine'): a step has exactly one verb, this one has start, cancel",
+        "steps[3].at (scenario 'mine') is missing",
+        "steps[3].fault (scenario 'mine') is 'statsu', but must be one of",
+        "Did you mean 'status'?",
+        "steps[6].resources (scenario 'mine'): '{vmm}' is not understood",
+        "steps[5].on_approval (scenario 'mine') is 'strat', but must be 'never' or 'start' or 'wait'",
+        "Did you mean 'start'?",
+        "steps[7] (scenario 'mine'): an update changes at least one field",
+        "descripton (scenario 'mine') is no known key",
+        "Did you mean 'description'?",
     ):
         assert [line for line in lines if wanted in line], wanted
+
+
+def test_names_of_events_are_added_first_and_once():
+    text = """
+        [[steps]]
+        at = 4
+        complete = "c"
+        [[steps]]
+        at = 1
+        add = "d"
+        event_type = "Freeze"
+        [[steps]]
+        at = 2
+        add = "d"
+        event_type = "Freeze"
+    """
+    with pytest.raises(ScenarioError) as caught:
+        parse_scenario(text, name="mine")
+    assert str(caught.value).splitlines() == [
+        "steps[2].add (scenario 'mine'): two events are called 'd'. Each needs a name of its own.",
+        "steps[0] (scenario 'mine'): no earlier step adds the event 'c'.",
+    ]
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_one():

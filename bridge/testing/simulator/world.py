@@ -18,17 +18,40 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from bridge.testing.changes import ApprovalReceived, Change, UnknownEvent, WrongState
-from bridge.testing.clock import Clock, RealClock
-from bridge.testing.events import API_VERSIONS, Event, EventSpec, new_event_id, shown_event
-from bridge.testing.faults import Fault, FaultQueue
-from bridge.testing.table import SimulatorError, WrongRequest
+import msgspec
+
+from bridge.testing.simulator.clock import Clock, RealClock
+from bridge.testing.simulator.errors import SimulatorError, UnknownEvent, WrongRequest, WrongState
+from bridge.testing.simulator.events import API_VERSIONS, Event, EventSpec, new_event_id, shown_event
+from bridge.testing.simulator.faults import Fault, FaultQueue
 
 _REMEMBERED = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Something that happened in the world."""
+
+    at_seconds: float
+    what: str
+    """scheduled, started, updated, completed, canceled, approved, or a sentence on anything else."""
+    incarnation: int
+    event: Event | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApprovalReceived:
+    """One EventId of one StartRequests body."""
+
+    at: datetime
+    vm: str
+    event_id: str
+    result: str
+    """approved, already_approved, already_started, or unknown_event (the whole body was then refused)."""
 
 
 class World:
@@ -123,7 +146,7 @@ class World:
         """Change fields of `EventSpec`; a new notice_seconds counts from now, as does a new impact_seconds."""
         with self._change() as at:
             event = self._known(event_id)
-            event.spec = replace(event.spec, **changes)
+            event.spec = msgspec.structs.replace(event.spec, **changes)
             if changes.get("resources") is not None:
                 event.resources = tuple(changes["resources"])
             if "notice_seconds" in changes and event.status == "Scheduled":

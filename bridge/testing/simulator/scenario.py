@@ -1,7 +1,7 @@
 """Scenarios: what happens in the simulated Azure, and when.
 
-The built-in ones are TOML files of the format that users write (`bridge.testing.scenario_file` reads it), shipped
-beside this module, so that each is an example for one's own.
+The built-in ones are TOML files of the format that users write (`scenario_file` reads it), shipped beside this module,
+so that each is an example for one's own.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from importlib import resources
 from pathlib import Path
 
 from bridge.errors import ScenarioError
-from bridge.testing.clock import ManualClock
-from bridge.testing.scenario_file import parse_steps
-from bridge.testing.steps import Step
-from bridge.testing.table import one_of
-from bridge.testing.world import World
+from bridge.testing.simulator.clock import ManualClock
+from bridge.testing.simulator.scenario_file import parse_steps
+from bridge.testing.simulator.steps import Step
+from bridge.testing.simulator.world import World
 from bridge.text import nearest
 
 _SUFFIX = ".toml"
@@ -55,7 +54,7 @@ class Scenario:
 
 def scenario_names() -> tuple[str, ...]:
     """Return the names of the built-in scenarios."""
-    files = resources.files("bridge.testing") / "scenarios"
+    files = resources.files("bridge.testing.simulator") / "scenarios"
     return tuple(sorted(file.name[: -len(_SUFFIX)] for file in files.iterdir() if file.name.endswith(_SUFFIX)))
 
 
@@ -67,11 +66,11 @@ def load_scenario(name_or_path: str | Path) -> Scenario:
     text = str(name_or_path)
     names = scenario_names()
     if text in names:
-        file = resources.files("bridge.testing") / "scenarios" / (text + _SUFFIX)
+        file = resources.files("bridge.testing.simulator") / "scenarios" / (text + _SUFFIX)
         return parse_scenario(file.read_text(encoding="utf-8"), name=text)
     path = Path(name_or_path)
     if not path.is_file():
-        raise ScenarioError(f"No scenario or file is called {text!r}.{nearest(text, names)} {one_of(names)}")
+        raise ScenarioError(f"No scenario or file is called {text!r}.{nearest(text, names)} Known: {', '.join(names)}.")
     try:
         content = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as exc:

@@ -19,16 +19,16 @@ from pathlib import Path
 from types import TracebackType
 
 from bridge.http.failures import is_loopback
-from bridge.testing.clock import Clock
-from bridge.testing.control import CONTROL_PATH, Control, RequestSeen
-from bridge.testing.faults import Fault
-from bridge.testing.faulty_answers import answer_with_fault, status_of
-from bridge.testing.http_server import Connection, HttpServer
-from bridge.testing.imds_api import ImdsApi, RateLimit, Request, target_of, too_many_requests
-from bridge.testing.machines import Machine
-from bridge.testing.scenario import Scenario, load_scenario
-from bridge.testing.table import SimulatorError, WrongRequest
-from bridge.testing.world import World
+from bridge.testing.simulator.clock import Clock
+from bridge.testing.simulator.control import CONTROL_PATH, Control, RequestSeen
+from bridge.testing.simulator.errors import SimulatorError, WrongRequest
+from bridge.testing.simulator.faults import Fault
+from bridge.testing.simulator.faulty_answers import answer_with_fault, status_of
+from bridge.testing.simulator.http_server import Connection, HttpServer
+from bridge.testing.simulator.imds_api import ImdsApi, RateLimit, Request, target_of, too_many_requests
+from bridge.testing.simulator.machines import Machine
+from bridge.testing.simulator.scenario import Scenario, load_scenario
+from bridge.testing.simulator.world import World
 
 DEFAULT_VM = "simulated-vm"
 _REMEMBERED = 10_000

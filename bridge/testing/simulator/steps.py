@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from bridge.testing.events import EventSpec
-from bridge.testing.faults import Fault
-from bridge.testing.table import SimulatorError
-from bridge.testing.world import World
+import msgspec
+
+from bridge.testing.simulator.errors import SimulatorError
+from bridge.testing.simulator.events import EventSpec
+from bridge.testing.simulator.faults import Fault
+from bridge.testing.simulator.world import World
 
 #: In resources and descriptions: the simulator's first VM.
 ONE_VM = "{vm}"
@@ -125,8 +127,8 @@ def placed(spec: EventSpec, vm_names: Sequence[str]) -> EventSpec:
     """Return *spec* with the placeholders filled in."""
     description = spec.description.replace(ONE_VM, vm_names[0])
     if spec.resources is None:
-        return replace(spec, description=description)
+        return msgspec.structs.replace(spec, description=description)
     names: list[str] = []
     for resource in spec.resources:
         names.extend(vm_names if resource == EVERY_VM else [resource.replace(ONE_VM, vm_names[0])])
-    return replace(spec, resources=tuple(names), description=description)
+    return msgspec.structs.replace(spec, resources=tuple(names), description=description)

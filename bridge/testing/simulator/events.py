@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from email.utils import format_datetime
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
-from bridge.testing.table import Table
+import msgspec
+
+from bridge.config.toml import Problems, convert
 
 API_VERSIONS = (
     "2017-03-01",
@@ -36,38 +38,42 @@ _NOTICE_SECONDS = {"Freeze": 900.0, "Reboot": 900.0, "Redeploy": 600.0, "Preempt
 #: Microsoft's rough guideline from Started until the event leaves the document.
 _IMPACT_SECONDS = 600.0
 
-STATUSES = ("Scheduled", "Started")
-ON_APPROVAL = ("start", "wait", "never")
-ON_NOT_BEFORE = ("start", "stay")
+_MOST_SECONDS = 1e9
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MOST_SECONDS)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class EventSpec:
-    """What an event is asked to be; times are seconds of scenario time."""
+class EventChanges(msgspec.Struct, frozen=True, kw_only=True):
+    """What of an event may change while it is in the document; times are seconds of scenario time."""
 
-    event_type: str
+    event_type: str = ""
     resources: tuple[str, ...] | None = None
-    """The names of the VMs affected. Null: every VM of the simulator."""
-    event_id: str | None = None
-    """Null: a random UUID in upper case."""
-    status: str = "Scheduled"
-    """Started at once is how Azure shows a hardware failure."""
-    notice_seconds: float | None = None
-    """From Scheduled to NotBefore. Null: Microsoft's minimum for the type."""
-    impact_seconds: float = _IMPACT_SECONDS
+    """The names of the VMs affected. None: every VM of the simulator."""
+    notice_seconds: Seconds | None = None
+    """From Scheduled to NotBefore. None: Microsoft's minimum for the type."""
+    impact_seconds: Seconds = _IMPACT_SECONDS
     """From Started until the event leaves the document; infinite: until told."""
-    duration_seconds: int = -1
+    duration_seconds: Annotated[int, msgspec.Meta(ge=-1)] = -1
     """DurationInSeconds: 0 no impact, -1 unknown."""
     description: str = ""
     event_source: str = "Platform"
-    resource_type: str = "VirtualMachine"
-    on_approval: str = "start"
-    """start: after *approval_delay_seconds*; wait: at NotBefore all the same (other tenants); never: not at all."""
-    approval_delay_seconds: float = 0.0
-    on_not_before: str = "start"
-    """stay: the event stays Scheduled past NotBefore until told."""
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = msgspec.field(default_factory=dict)
     """Further fields of the JSON; they replace fields of the same name."""
+
+
+class EventSpec(EventChanges, frozen=True, kw_only=True):
+    """What an event is asked to be."""
+
+    event_type: Annotated[str, msgspec.Meta(min_length=1)]
+    event_id: str | None = None
+    """None: a random UUID in upper case."""
+    status: Literal["Scheduled", "Started"] = "Scheduled"
+    """Started at once is how Azure shows a hardware failure."""
+    resource_type: str = "VirtualMachine"
+    on_approval: Literal["start", "wait", "never"] = "start"
+    """start: after *approval_delay_seconds*; wait: at NotBefore all the same (other tenants); never: not at all."""
+    approval_delay_seconds: Seconds = 0.0
+    on_not_before: Literal["start", "stay"] = "start"
+    """stay: the event stays Scheduled past NotBefore until told."""
 
     @property
     def notice(self) -> float:
@@ -75,6 +81,9 @@ class EventSpec:
         if self.notice_seconds is not None:
             return self.notice_seconds
         return _NOTICE_SECONDS.get(self.event_type, _NOTICE_SECONDS["Freeze"])
+
+
+_ChangesT = TypeVar("_ChangesT", bound=EventChanges)
 
 
 @dataclass(kw_only=True)
@@ -116,7 +125,7 @@ def shown_event(event: Event, api_version: str, not_before: datetime) -> dict[st
         value["EventSource"] = spec.event_source
     if api_version >= "2020-07-01":
         value["DurationInSeconds"] = spec.duration_seconds
-    return value | dict(spec.extra)
+    return value | spec.extra
 
 
 def _time_text(moment: datetime, api_version: str) -> str:
@@ -127,46 +136,17 @@ def _time_text(moment: datetime, api_version: str) -> str:
     return format_datetime(whole, usegmt=True)
 
 
-def read_event(table: Table) -> EventSpec:
-    """Return the event that *table* describes; its mistakes are noted in the table."""
-    event_type = table.text("event_type")
-    if not event_type:
-        table.say("event_type is missing: Freeze, Reboot, Redeploy, Preempt or Terminate.")
-    notice = table.number("notice_seconds", -1.0)
-    return EventSpec(
-        event_type=event_type,
-        resources=table.texts("resources"),
-        event_id=table.text("event_id") or None,
-        status=table.choice("status", "Scheduled", STATUSES),
-        notice_seconds=None if notice < 0 else notice,
-        impact_seconds=table.number("impact_seconds", _IMPACT_SECONDS, or_never=True),
-        duration_seconds=table.whole("duration_seconds", -1, minimum=-1),
-        description=table.text("description"),
-        event_source=table.text("event_source", "Platform"),
-        resource_type=table.text("resource_type", "VirtualMachine"),
-        on_approval=table.choice("on_approval", "start", ON_APPROVAL),
-        approval_delay_seconds=table.number("approval_delay_seconds", 0.0),
-        on_not_before=table.choice("on_not_before", "start", ON_NOT_BEFORE),
-        extra=table.mapping("extra"),
-    )
+def read_event(values: Mapping[str, Any], struct: type[_ChangesT], path: str, problems: Problems) -> _ChangesT | None:
+    """Return *values* as *struct*; None when they had mistakes, which are then in *problems*.
+
+    `impact_seconds` alone may be infinite.
+    """
+    is_endless = values.get("impact_seconds") == math.inf
+    finite = {key: value for key, value in values.items() if not (is_endless and key == "impact_seconds")}
+    made = convert(finite, struct, path, problems)
+    return msgspec.structs.replace(made, impact_seconds=math.inf) if made is not None and is_endless else made
 
 
-def read_changes(table: Table) -> dict[str, Any]:
-    """Return the fields of an event that *table* changes, by the names of `EventSpec`."""
-    changes: dict[str, Any] = {}
-    for key in ("event_type", "description", "event_source"):
-        if key in table:
-            changes[key] = table.text(key)
-    if "notice_seconds" in table:
-        changes["notice_seconds"] = table.number("notice_seconds", 0.0)
-    if "impact_seconds" in table:
-        changes["impact_seconds"] = table.number("impact_seconds", 0.0, or_never=True)
-    if "duration_seconds" in table:
-        changes["duration_seconds"] = table.whole("duration_seconds", -1, minimum=-1)
-    if "resources" in table:
-        changes["resources"] = table.texts("resources")
-    if "extra" in table:
-        changes["extra"] = table.mapping("extra")
-    if not changes:
-        table.say("an update changes at least one field, for example notice_seconds or duration_seconds.")
-    return changes
+def changes_in(read: EventChanges, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those fields of *read* that *values* gives."""
+    return {name: getattr(read, name) for name in EventChanges.__struct_fields__ if name in values}

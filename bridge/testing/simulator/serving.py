@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from bridge.testing.changes import Change
-from bridge.testing.control import CONTROL_PATH
-from bridge.testing.simulator import DEFAULT_VM, Simulator
+from bridge.testing.simulator.control import CONTROL_PATH
+from bridge.testing.simulator.server import DEFAULT_VM, Simulator
+from bridge.testing.simulator.world import Change
 
 _LOOK_SECONDS = 0.1
 #: An agent polls once a second.

@@ -20,13 +20,14 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from private_ca import PrivateCa
+
 from bridge.approval.signing import KeyPair, generate_key, sign_decision
 from bridge.events.event import ScheduledEvent
-from bridge.testing.faults import Fault, FaultQueue
-from bridge.testing.faulty_answers import answer_with_fault
-from bridge.testing.http_server import Connection, HttpServer
-from bridge.testing.imds_api import Answer, Request, error
-from bridge.testing.private_ca import PrivateCa
+from bridge.testing.simulator.faults import Fault, FaultQueue
+from bridge.testing.simulator.faulty_answers import answer_with_fault
+from bridge.testing.simulator.http_server import Connection, HttpServer
+from bridge.testing.simulator.imds_api import Answer, Request, error
 
 _PATH = re.compile(r"/api/v1/vms/([^/]+)/decisions")
 _MOST_DECISIONS = 1_000
@@ -188,7 +189,7 @@ class PortalStub:
     # What goes wrong.
 
     def strike(self, kind: str, *, vm_id: str | None = None, **details: Any) -> None:
-        """Queue a fault of *kind*, one of `bridge.testing.faults.KINDS`; *details* are further fields of `Fault`."""
+        """Queue a fault of *kind*, one of the simulator's `KINDS`; *details* are further fields of `Fault`."""
         with self._changed:
             self._faults.add(Fault(kind=kind, target="all", vm=vm_id, **details))
             self._changed.notify_all()

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.testing.changes import UnknownEvent
-from bridge.testing.events import API_VERSIONS, HEADER_SINCE, PLAIN_APPROVAL_SINCE
-from bridge.testing.machines import Machine
-from bridge.testing.world import World
+from bridge.testing.simulator.errors import UnknownEvent
+from bridge.testing.simulator.events import API_VERSIONS, HEADER_SINCE, PLAIN_APPROVAL_SINCE
+from bridge.testing.simulator.machines import Machine
+from bridge.testing.simulator.world import World
 
 EVENTS_PATH = "/metadata/scheduledevents"
 INSTANCE_PATH = "/metadata/instance"

@@ -12,9 +12,9 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 
-from bridge.testing.faults import Fault
-from bridge.testing.http_server import Connection
-from bridge.testing.imds_api import Answer, error
+from bridge.testing.simulator.faults import Fault
+from bridge.testing.simulator.http_server import Connection
+from bridge.testing.simulator.imds_api import Answer, error
 
 _OVERSIZE_BYTES = 2 << 20
 _GARBAGE = b"\x00\xff\xfe<html>this is no JSON"

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
 
-from bridge.testing.imds_api import Answer, Request
+from bridge.testing.simulator.imds_api import Answer, Request
 
 logger = logging.getLogger(__name__)
 

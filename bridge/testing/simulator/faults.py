@@ -8,9 +8,12 @@ the speed of the scenario, because the deadlines they try are real.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from typing import Annotated, Literal, get_args
 
-from bridge.testing.table import Table
+import msgspec
+
+from bridge.config.toml import Check
+from bridge.text import nearest
 
 #: Each kind of fault, with what a client sees.
 KINDS = {
@@ -29,32 +32,44 @@ KINDS = {
     "incarnation_reset": "the right document under the DocumentIncarnation given as incarnation",
 }
 #: What a fault strikes: the events document, the instance document, the managed identity's token, or all of them.
-TARGETS = ("scheduledevents", "identity", "token", "all")
-METHODS = ("GET", "POST", "any")
+Target = Literal["scheduledevents", "identity", "token", "all"]
+TARGETS = get_args(Target)
 
 _DEFAULT_DELAY_SECONDS = {"slow": 5.0, "drip": 0.2}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """One way to fail; see `KINDS`."""
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"one of {', '.join(sorted(KINDS))}", nearest(kind, KINDS))
 
-    kind: str
-    target: str = "scheduledevents"
-    method: str = "any"
+
+Kind = Annotated[str, Check(_check_kind)]
+
+
+class FaultDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom a fault strikes, and how."""
+
+    target: Target = "scheduledevents"
+    method: Literal["GET", "POST", "any"] = "any"
     vm: str | None = None
-    """Strike only the requests of this VM. Null: of every VM."""
-    count: int | None = None
-    """The number of requests to strike. Null: until cleared."""
-    status: int = 500
-    retry_after_seconds: int | None = None
-    delay_seconds: float | None = None
-    """Real seconds. Null: 5 for slow, 0.2 for drip."""
+    """Strike only the requests of this VM. None: of every VM."""
+    count: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """The number of requests to strike. None: until cleared."""
+    status: Annotated[int, msgspec.Meta(ge=200, le=599)] = 500
+    retry_after_seconds: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    delay_seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
+    """Real seconds. None: 5 for slow, 0.2 for drip."""
     location: str | None = None
-    """Where a redirect points. Null: /elsewhere on the same server."""
+    """Where a redirect points. None: /elsewhere on the same server."""
     body: str | None = None
     """The body to send in place of the kind's own."""
-    incarnation: int = 1
+    incarnation: Annotated[int, msgspec.Meta(ge=0)] = 1
+
+
+class Fault(FaultDetails, frozen=True, kw_only=True):
+    """One way to fail; see `KINDS`."""
+
+    kind: Kind
 
     @property
     def delay(self) -> float:
@@ -89,7 +104,7 @@ class FaultQueue:
             return tuple(self._faults)
 
     def take(self, target: str, method: str, vm: str) -> Fault | None:
-        """Return the fault that strikes this request, counted; null when none does."""
+        """Return the fault that strikes this request, counted; None when none does."""
         with self._lock:
             for index, fault in enumerate(self._faults):
                 if fault.strikes(target, method, vm):
@@ -101,28 +116,6 @@ class FaultQueue:
         if fault.count is None:
             return
         if fault.count > 1:
-            self._faults[index] = replace(fault, count=fault.count - 1)
+            self._faults[index] = msgspec.structs.replace(fault, count=fault.count - 1)
         else:
             del self._faults[index]
-
-
-def read_fault(table: Table, *, kind_key: str = "kind") -> Fault:
-    """Return the fault that *table* describes; its mistakes are noted in the table."""
-    if kind_key not in table:
-        table.say(f"{kind_key} is missing: one of {', '.join(sorted(KINDS))}.")
-    count = table.whole("count", 0, minimum=1)
-    retry_after = table.whole("retry_after_seconds", -1)
-    delay = table.number("delay_seconds", -1.0)
-    return Fault(
-        kind=table.choice(kind_key, "", KINDS),
-        target=table.choice("target", "scheduledevents", TARGETS),
-        method=table.choice("method", "any", METHODS),
-        vm=table.text("vm") or None,
-        count=count or None,
-        status=table.whole("status", 500, minimum=200, maximum=599),
-        retry_after_seconds=None if retry_after < 0 else retry_after,
-        delay_seconds=None if delay < 0 else delay,
-        location=table.text("location") or None,
-        body=table.get("body") if table.get("body") is None else table.text("body"),
-        incarnation=table.whole("incarnation", 1),
-    )

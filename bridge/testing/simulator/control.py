@@ -23,20 +23,31 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
+
+from bridge.config.toml import Problems, convert
 from bridge.errors import ScenarioError
-from bridge.testing.changes import UnknownEvent, WrongState
-from bridge.testing.events import Event, read_changes, read_event
-from bridge.testing.faults import TARGETS, read_fault
-from bridge.testing.imds_api import Answer, Request
-from bridge.testing.scenario import load_scenario, scenario_names
-from bridge.testing.steps import placed
-from bridge.testing.table import Table, WrongRequest, one_of
-from bridge.testing.world import World
+from bridge.testing.simulator.errors import UnknownEvent, WrongRequest, WrongState
+from bridge.testing.simulator.events import Event, EventChanges, EventSpec, changes_in, read_event
+from bridge.testing.simulator.faults import TARGETS, Fault
+from bridge.testing.simulator.imds_api import Answer, Request
+from bridge.testing.simulator.scenario import load_scenario, scenario_names
+from bridge.testing.simulator.steps import placed
+from bridge.testing.simulator.world import World
 from bridge.text import nearest
 
 CONTROL_PATH = "/control"
+_StructT = TypeVar("_StructT", bound=msgspec.Struct)
+
+
+class _Incarnation(msgspec.Struct, frozen=True):
+    to: Annotated[int, msgspec.Meta(ge=0)] = 1
+
+
+class _Play(msgspec.Struct, frozen=True):
+    name: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +84,7 @@ class Control:
             ("GET", ""): self._state,
             ("GET", "events"): lambda _: _json([self._event(event) for event in world.events()]),
             ("POST", "events"): self._add_event,
-            ("GET", "faults"): lambda _: _json([asdict(fault) for fault in world.faults.waiting()]),
+            ("GET", "faults"): lambda _: _json([msgspec.structs.asdict(fault) for fault in world.faults.waiting()]),
             ("POST", "faults"): self._add_fault,
             ("DELETE", "faults"): self._clear_faults,
             ("POST", "incarnation"): self._reset_incarnation,
@@ -111,7 +122,7 @@ class Control:
             message = f"{request.method} /control/{path} is not possible; {', '.join(methods)} is."
             return _json({"error": message}, status=405)
         known = {known for _, known in self._routes}
-        return _json({"error": f"Nothing is at /control/{path}.{nearest(path, known)} {one_of(known)}"}, status=404)
+        return _json({"error": f"Nothing is at /control/{path}.{nearest(path, known)} {_known(known)}"}, status=404)
 
     def _state(self, _request: Request) -> Answer:
         world = self._world
@@ -124,7 +135,7 @@ class Control:
                 "is_document_replaced": world.replaced_document is not None,
                 "vms": self._machines(),
                 "events": [self._event(event) for event in world.events()],
-                "faults": [asdict(fault) for fault in world.faults.waiting()],
+                "faults": [msgspec.structs.asdict(fault) for fault in world.faults.waiting()],
             }
         )
 
@@ -132,9 +143,8 @@ class Control:
         values = _body(request)
         if values.get("impact_seconds", 0) is None:
             values["impact_seconds"] = math.inf
-        table = _table(values, "event")
-        spec = read_event(table)
-        _finish(table)
+        problems = Problems()
+        spec = _right(read_event(values, EventSpec, "", problems), problems)
         event_id = self._world.add_event(placed(spec, self._world.vm_names))
         return _json({"event_id": event_id}, status=201)
 
@@ -155,29 +165,26 @@ class Control:
         return _json({"event_id": event_id, "done": verb, "incarnation": world.incarnation})
 
     def _update(self, event_id: str, request: Request) -> None:
-        table = _table(_body(request), "update")
-        changes = read_changes(table)
-        _finish(table)
+        values, problems = _body(request), Problems()
+        changes = changes_in(_right(read_event(values, EventChanges, "", problems), problems), values)
+        if not changes:
+            raise WrongRequest("An update changes at least one field, for example notice_seconds or duration_seconds.")
         self._world.update(event_id, **changes)
 
     def _add_fault(self, request: Request) -> Answer:
-        table = _table(_body(request), "fault")
-        fault = read_fault(table)
-        _finish(table)
+        fault = _read(request, Fault)
         self._world.set_fault(fault)
-        return _json(asdict(fault), status=201)
+        return _json(msgspec.structs.asdict(fault), status=201)
 
     def _clear_faults(self, request: Request) -> Answer:
         target = request.query.get("target", "all")
         if target not in TARGETS:
-            raise WrongRequest(f"target = {target!r} is not known.{nearest(target, TARGETS)} {one_of(TARGETS)}")
+            raise WrongRequest(f"target = {target!r} is not known.{nearest(target, TARGETS)} {_known(TARGETS)}")
         self._world.clear_faults(target)
         return _json({"cleared": target})
 
     def _reset_incarnation(self, request: Request) -> Answer:
-        table = _table(_body(request), "incarnation")
-        to = table.whole("to", 1)
-        _finish(table)
+        to = _read(request, _Incarnation).to
         self._world.reset_incarnation(to)
         return _json({"incarnation": to})
 
@@ -190,12 +197,9 @@ class Control:
         return _json({"incarnation": self._world.incarnation})
 
     def _play(self, request: Request) -> Answer:
-        table = _table(_body(request), "scenario")
-        name = table.text("name")
-        if name not in scenario_names():
-            names = scenario_names()
-            table.say(f"name = {name!r} is no built-in scenario.{nearest(name, names)} {one_of(names)}")
-        _finish(table)
+        name, names = _read(request, _Play).name, scenario_names()
+        if name not in names:  # never a file: whoever steers a simulator is not to read this machine's
+            raise WrongRequest(f"name = {name!r} is no built-in scenario.{nearest(name, names)} {_known(names)}")
         scenario = load_scenario(name)
         scenario.play(self._world)
         return _json({"playing": name, "length_seconds": scenario.length_seconds})
@@ -229,14 +233,19 @@ def _body(request: Request) -> dict[str, Any]:
     return value
 
 
-def _table(values: dict[str, Any], where: str) -> Table:
-    return Table(values, where=where, mistakes=[])
+def _read(request: Request, struct: type[_StructT]) -> _StructT:
+    problems = Problems()
+    return _right(convert(_body(request), struct, "", problems), problems)
 
 
-def _finish(table: Table) -> None:
-    table.refuse_unknown()
-    if table.mistakes:
-        raise WrongRequest("\n".join(table.mistakes))
+def _right(made: _StructT | None, problems: Problems) -> _StructT:
+    if made is None:
+        raise WrongRequest("\n".join(problems.sentences))
+    return made
+
+
+def _known(names: Iterable[str]) -> str:
+    return f"Known: {', '.join(sorted(names))}."
 
 
 def _json(value: object, *, status: int = 200) -> Answer:
