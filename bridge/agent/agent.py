@@ -38,8 +38,7 @@ from bridge.health.server import HealthServer
 from bridge.imds.client import client_of
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import deliveries
-from bridge.outbox.locks import DirectoryLock, prepare_directory
-from bridge.outbox.nudge import NUDGE_FILE
+from bridge.outbox.locks import NUDGE_FILE, DirectoryLock, prepare_directory
 from bridge.outbox.outbox import Outbox, result_or_stop
 from bridge.polling.identity import IdentityResolver
 from bridge.polling.poller import Poller

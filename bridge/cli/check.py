@@ -13,7 +13,7 @@ import click
 from bridge.cli.check_local import advice_for_root, local_problems, warnings, who
 from bridge.cli.decide import describe_approval
 from bridge.config.loader import Settings, SinkSettings
-from bridge.health.probe import is_held
+from bridge.outbox.locks import is_locked
 from bridge.text import one_line
 
 _EVERYTHING = "every transition, type and source"
@@ -22,7 +22,7 @@ _EVERYTHING = "every transition, type and source"
 def check_settings(settings: Settings, directory: Path, *, connect: bool) -> bool:
     """Print what *settings* come to and what is wrong, with destinations on *connect*; return whether all is right."""
     problems = local_problems(settings, directory)
-    is_running = is_held(directory) is True
+    is_running = is_locked(directory) is True
     click.echo(_headline(len(problems)))
     runs = "; an agent runs on it" if is_running else ""
     click.echo(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. Looked at as {who()}.")

@@ -26,7 +26,7 @@ def list_events(directory: Path, *, limit: int, follow: bool, as_json: bool) -> 
     table = Table(_HEADER, widths=_WIDTHS)
     with OutboxFile(directory) as beside:
         records = beside.records(limit=limit)
-        is_stale = beside.is_stale
+        is_stale = beside.is_agent_in_memory
         if is_stale:
             _warn_of_memory(records)
         elif not records and not as_json:
@@ -38,7 +38,7 @@ def list_events(directory: Path, *, limit: int, follow: bool, as_json: bool) -> 
             newer = beside.records(after=last)
             _print_records(newer, None if as_json else table)
             records = newer or records
-            was_stale, is_stale = is_stale, beside.is_stale
+            was_stale, is_stale = is_stale, beside.is_agent_in_memory
             if is_stale and not was_stale:
                 _warn_of_memory(records)
 

@@ -32,7 +32,7 @@ def list_deliveries(directory: Path, *, sink: str | None, state: str, limit: int
     states = {"owed": ("pending", "parked"), "all": (None,)}.get(state, (state,))
     with OutboxFile(directory) as beside:
         rows = [row for one in states for row in beside.deliveries(sink=sink, state=one, limit=limit)]
-        is_stale = beside.is_stale
+        is_stale = beside.is_agent_in_memory
     if is_stale:
         click.echo(
             "What happened since its disk refuses is not known here: the agent works from memory. `status` asks it.",

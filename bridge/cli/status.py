@@ -19,7 +19,8 @@ from bridge.clock import utc_now
 from bridge.config.loader import Settings, StatusSettings, find_config, load, state_directory
 from bridge.errors import ConfigurationError, OutboxError
 from bridge.events.event import encode
-from bridge.health.probe import AgentAnswer, ask, is_held
+from bridge.health.probe import AgentAnswer, ask
+from bridge.outbox.locks import is_locked
 from bridge.outbox.reader import OutboxFile
 
 
@@ -59,12 +60,12 @@ def _settings(config: Path | None, directory: Path | None) -> tuple[Settings | N
 
 
 def _report(directory: Path, settings: Settings | None, problem: str | None) -> StatusReport:
-    held = is_held(directory)
+    held = is_locked(directory)
     asked = ask(StatusSettings() if settings is None else settings.status)
     try:
         with OutboxFile(directory) as beside:
-            glance = beside.glance()
-            marked = beside.is_stale
+            glance = beside.snapshot()
+            marked = beside.is_agent_in_memory
     except OutboxError as error:
         raise OutboxError(_with_what_is_known(str(error), asked, directory, held=held)) from error
     return build_report(

@@ -34,7 +34,7 @@ from bridge.health.report import Readiness, SinkReadiness
 from bridge.outbox.approvals import PendingApproval, StoredDecision
 from bridge.outbox.database import DATABASE
 from bridge.outbox.deliveries import SinkAccount
-from bridge.outbox.snapshot import LastError, Snapshot
+from bridge.outbox.reader import LastError, Snapshot
 
 _OPEN_CONSENTS = frozenset({"draining", "wanted", "posted", "dry_run", "command_failed", "withdrawn"})
 _OPEN_DECISIONS = frozenset({"new", "waiting", "held"})

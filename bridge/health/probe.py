@@ -1,16 +1,9 @@
-"""Whether an agent runs on a state directory, and what it says of itself: looked at from outside, disturbing nothing.
+"""What a running agent says of itself at its /readyz, asked for by a command.
 
-An agent holds the lock on its directory for as long as it lives, however it dies. Here the lock is only asked for in
-the shared way and let go at once, so that two who look do not take each other for an agent. What the agent alone knows
-stands at its /readyz; whoever answers there is believed only if it speaks of the very same outbox.
+An answer is believed only if it speaks of the very same outbox: another agent may listen at that address.
 """
 
 from __future__ import annotations
-
-import os
-import sys
-from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 import requests
@@ -20,11 +13,6 @@ from bridge.config.settings import StatusSettings
 from bridge.errors import DeadlineExceeded
 from bridge.health.report import Readiness
 from bridge.http.session import DeadlineSession
-
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
 
 ANSWER_SECONDS = 1.0
 #: Said instead of "there is none" while the agent works from memory, and knows more than anybody can read.
@@ -52,41 +40,6 @@ class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):
             problem=f"{self.url} is answered by another agent, or for another outbox: that of "
             f"{self.readiness.state_directory}.",
         )
-
-
-def is_held(directory: Path) -> bool | None:
-    """Return whether an agent holds *directory*; null when that cannot be seen, because we may not open it."""
-    try:
-        descriptor = _opened(directory)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return None
-    try:
-        _try_lock(descriptor)
-    except BlockingIOError:
-        return True
-    except OSError:
-        # Windows says this for a range that somebody else has locked.
-        return True if sys.platform == "win32" else None
-    finally:
-        with suppress(OSError):
-            os.close(descriptor)
-    return False
-
-
-def _opened(directory: Path) -> int:
-    if sys.platform == "win32":
-        return os.open(directory / "lock", os.O_RDWR)
-    return os.open(directory, os.O_RDONLY)
-
-
-def _try_lock(descriptor: int) -> None:
-    if sys.platform == "win32":
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
-    else:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def ask(status: StatusSettings) -> AgentAnswer:

@@ -40,10 +40,14 @@ _LOCKED = ("locked", "busy")
 
 def load_statements() -> dict[str, str]:
     """Return queries.sql, name -> statement."""
-    text = files("bridge.outbox").joinpath("queries.sql").read_text(encoding="utf-8")
+    text = _read_sql("queries.sql")
     blocks = text.split("-- name: ")[1:]
     named = (block.partition("\n") for block in blocks)
     return {name.strip(): body.strip() for name, _, body in named}
+
+
+def _read_sql(name: str) -> str:
+    return files("bridge.outbox").joinpath(name).read_text(encoding="utf-8")
 
 
 SQL = load_statements()
@@ -157,7 +161,7 @@ def create_schema(connection: sqlite3.Connection) -> None:
             "Run that version, or move the state directory away to start empty."
         )
     if version == 0:
-        connection.executescript(f"BEGIN IMMEDIATE;\n{SQL['schema']}\nCOMMIT;")
+        connection.executescript(f"BEGIN IMMEDIATE;\n{_read_sql('schema.sql')}\nCOMMIT;")
 
 
 @contextmanager

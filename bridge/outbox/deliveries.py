@@ -221,6 +221,29 @@ def retry_requests(connection: sqlite3.Connection, sink: str) -> int:
     return 0 if row is None else int(row[0])
 
 
+def retry(connection: sqlite3.Connection, sink: str | None, *, record_id: str | None, now: float) -> int:
+    """Make parked rows pending again, and ask for a try at once; return how many rows. A *sink* of None: every sink.
+
+    With *record_id* only that record is tried again.
+    """
+    names = [sink] if sink is not None else [name for (name,) in connection.execute(SQL["known_sinks"])]
+    count = 0
+    for name in names:
+        moved = connection.execute(SQL["retry"], {"sink": name, "id": record_id, "now": now}).rowcount
+        count += moved
+        if moved or sink is not None or record_id is None:
+            connection.execute(SQL["nudge"], (name,))
+    # A record that comes back joins its event, which may have become urgent meanwhile.
+    connection.execute(SQL["align_urgency"])
+    return count
+
+
+def discard(connection: sqlite3.Connection, sink: str, *, state: str | None, record_id: str | None, now: float) -> int:
+    """Give up on what is pending and parked for *sink*, or in one *state*, or one record; return how many rows."""
+    arguments = {"sink": sink, "state": state, "id": record_id, "now": now}
+    return connection.execute(SQL["discard"], arguments).rowcount
+
+
 def last_record(connection: sqlite3.Connection, event_key: str) -> TransitionRecord | None:
     """Return the last record of an event that has its sinks, None when there is none."""
     row = connection.execute(SQL["last_of_event"], (event_key,)).fetchone()

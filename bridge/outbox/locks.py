@@ -1,7 +1,13 @@
-"""One agent a state directory: two would tell every record twice, in two orders.
+"""Locks on the state directory, and the file ``nudge`` in it: how agents and commands know of each other.
 
-The lock is on the directory's own descriptor, because a lock file cannot be made on a disk that is read-only. Windows
-has no such lock; there it is on a file.
+- `DirectoryLock`: one agent a directory, since two would tell every record twice, in two orders. The lock is on the
+  directory's own descriptor, because a lock file cannot be made on a disk that is read-only. Windows has no such lock;
+  there it is on a file. The system releases it when the process dies, however it dies.
+- `is_locked`: whether an agent runs there. It asks for the shared lock and releases it at once, so that two commands
+  that ask at the same time do not take each other for an agent.
+- `notify_agent`: a command touches the file ``nudge`` after a write; the agent checks its time once a second.
+- `InMemoryFlag`: a lock that the agent has on that file while it works from memory. What a command wrote to the disk
+  then would be lost, because the agent knows more. It is not on the database, whose locks are SQLite's own.
 """
 
 from __future__ import annotations
@@ -20,7 +26,8 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-#: `status` holds the directory for an instant, to see whether an agent does.
+NUDGE_FILE = "nudge"
+#: `is_locked` has the lock for an instant.
 _PATIENCE_SECONDS = 0.2
 
 
@@ -37,16 +44,13 @@ def prepare_directory(path: Path) -> None:
 
 
 class DirectoryLock:
-    """Holds *directory* until `release`; raise StateDirectoryError when another agent has it.
-
-    The system lets go of it when the process dies, however it dies.
-    """
+    """The lock on *directory*, until `release`; raise StateDirectoryError when another agent has it."""
 
     def __init__(self, directory: Path) -> None:
         give_up_at = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
-                self._descriptor: int | None = _locked(directory)
+                self._descriptor: int | None = _lock_directory(directory)
             except OSError as error:
                 if not _is_taken(error) or time.monotonic() >= give_up_at:
                     raise StateDirectoryError(_why(directory, error)) from error
@@ -55,27 +59,107 @@ class DirectoryLock:
                 return
 
     def release(self) -> None:
-        """Let the directory go; doing so twice is fine."""
+        """Release the lock; doing so twice is fine."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             with suppress(OSError):
                 os.close(descriptor)
 
 
-def _locked(directory: Path) -> int:
-    if sys.platform == "win32":
-        descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT)
-    else:
-        descriptor = os.open(directory, os.O_RDONLY)
+def is_locked(directory: Path) -> bool | None:
+    """Return whether an agent has the lock on *directory*; None when that cannot be seen, for want of rights."""
     try:
-        if sys.platform == "win32":
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        descriptor = _open_directory(directory)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return None
+    try:
+        _lock(descriptor, shared=True)
+    except OSError as error:
+        # Windows has no BlockingIOError for a range that somebody else has locked.
+        return True if isinstance(error, BlockingIOError) or sys.platform == "win32" else None
+    finally:
+        with suppress(OSError):
+            os.close(descriptor)
+    return False
+
+
+def prepare_nudge(directory: Path) -> None:
+    """Make the file ``nudge`` where it can be made."""
+    with suppress(OSError):
+        os.close(os.open(directory / NUDGE_FILE, os.O_CREAT | os.O_WRONLY, 0o600))
+
+
+def notify_agent(directory: Path) -> None:
+    """Have a running agent look into its outbox."""
+    with suppress(OSError):
+        (directory / NUDGE_FILE).touch(mode=0o600)
+
+
+class InMemoryFlag:
+    """Set while the agent in *directory* works from memory; on Windows it is never seen."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / NUDGE_FILE
+        self._descriptor: int | None = None
+
+    def set(self) -> None:
+        """Lock the file ``nudge`` if the disk allows it."""
+        if self._descriptor is None:
+            with suppress(OSError):
+                self._descriptor = _lock_nudge(self._path, shared=False)
+
+    def clear(self) -> None:
+        """Release the lock; doing so twice is fine."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+def is_in_memory(directory: Path) -> bool:
+    """Return whether an agent works from memory in *directory*, as far as can be seen."""
+    try:
+        os.close(_lock_nudge(directory / NUDGE_FILE, shared=True))
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def _open_directory(directory: Path, *, create: bool = False) -> int:
+    if sys.platform == "win32":
+        return os.open(directory / "lock", os.O_RDWR | (os.O_CREAT if create else 0))
+    return os.open(directory, os.O_RDONLY)
+
+
+def _lock_directory(directory: Path) -> int:
+    return _locked(_open_directory(directory, create=True), shared=False)
+
+
+def _lock_nudge(path: Path, *, shared: bool) -> int:
+    descriptor = os.open(path, os.O_RDONLY)
+    return descriptor if sys.platform == "win32" else _locked(descriptor, shared=shared)
+
+
+def _locked(descriptor: int, *, shared: bool) -> int:
+    """Return *descriptor* with the lock on it, or close it and raise."""
+    try:
+        _lock(descriptor, shared=shared)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _lock(descriptor: int, *, shared: bool) -> None:
+    if sys.platform != "win32":
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    else:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        if shared:  # there is none on Windows: it is released at once
+            msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
 
 
 def _is_taken(error: OSError) -> bool:

@@ -1,9 +1,8 @@
-"""What a command may do with the outbox while the agent runs beside it.
+"""The outbox as commands see it, while the agent runs beside them or not.
 
-Every call opens the database, does one thing and closes it again: a command that stays (`events --follow`) holds
-nothing that the agent needs. SQLite keeps the two apart; a write waits up to five seconds for the agent's.
-
-After a write the file ``nudge`` is touched, so that the agent looks at once.
+Every call opens the database, does one thing and closes it again: a command that stays (`events --follow`) keeps
+nothing open that the agent needs. SQLite keeps the two apart; a write waits up to five seconds for the agent's, and
+tells it by the file ``nudge``.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -23,17 +22,25 @@ from bridge.clock import format_time
 from bridge.config.loader import read, state_directory
 from bridge.errors import OutboxError, OutboxReadOnly
 from bridge.events.record import TransitionRecord, decode_record
-from bridge.outbox import database, deliveries, meta
-from bridge.outbox.approvals import StoredDecision, keep_decision, one_decision
+from bridge.outbox import database, deliveries, locks, meta
+from bridge.outbox.approvals import (
+    PendingApproval,
+    StoredDecision,
+    keep_decision,
+    one_decision,
+    open_decisions,
+    remembered_consents,
+)
 from bridge.outbox.database import DATABASE, SQL, is_damage, is_lock, transaction
 from bridge.outbox.deliveries import SinkAccount
 from bridge.outbox.meta import SavedState
-from bridge.outbox.nudge import is_marked, touch_nudge
-from bridge.outbox.snapshot import Snapshot, read_snapshot
+
+#: Behind the outcomes of approvals stands the last change that Azure made; so many of them an event has at most.
+_MOST_RECORDS = 50
 
 
 class DeliveryRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What one sink has, or has not, of one record."""
+    """One record for one sink, and what became of it."""
 
     sink: str
     sequence: int
@@ -43,6 +50,29 @@ class DeliveryRow(msgspec.Struct, frozen=True, kw_only=True):
     changed_at: str
     """When it was accepted, tried last, or finished with: UTC, milliseconds."""
     record: TransitionRecord
+
+
+class LastError(msgspec.Struct, frozen=True, kw_only=True):
+    """Why one sink has not got what is pending or parked, when it was tried last."""
+
+    message: str
+    at: float
+    """Seconds since 1970."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """An outbox, as of one commit."""
+
+    stored: SavedState
+    newest_record_at: float | None
+    sinks: dict[str, SinkAccount]
+    last_errors: dict[str, LastError]
+    """By sink; only of sinks that were tried in vain."""
+    last_records: dict[str, tuple[TransitionRecord, ...]]
+    """By event key, the newest first, for every event of the last document."""
+    consents: tuple[PendingApproval, ...]
+    decisions: tuple[StoredDecision, ...]
+    """Those that are not finished with, and holds."""
 
 
 class OutboxFile(AbstractContextManager["OutboxFile"]):
@@ -59,12 +89,12 @@ class OutboxFile(AbstractContextManager["OutboxFile"]):
             pass
 
     def __exit__(self, *_: object) -> None:
-        """Leave nothing behind: nothing is held between calls."""
+        """Do nothing: nothing stays open between calls."""
 
     @property
-    def is_stale(self) -> bool:
+    def is_agent_in_memory(self) -> bool:
         """Return whether the agent works from memory, because its disk refuses: it knows more than is read here."""
-        return is_marked(self._directory)
+        return locks.is_in_memory(self._directory)
 
     def records(self, limit: int | None = None, *, after: int = 0) -> list[TransitionRecord]:
         """Read the records with a sequence above *after*, oldest first; of many, the newest *limit*."""
@@ -78,7 +108,7 @@ class OutboxFile(AbstractContextManager["OutboxFile"]):
     def deliveries(
         self, sink: str | None = None, *, state: str | None = None, limit: int | None = None
     ) -> list[DeliveryRow]:
-        """Read rows by sink, oldest first; null asks for every sink, every state, all of them."""
+        """Read rows by sink, oldest first; None asks for every sink, every state, all of them."""
         arguments = {"sink": sink, "state": state, "limit": -1 if limit is None else limit}
         with self._reading() as connection:
             rows = connection.execute(SQL["list_deliveries"], arguments).fetchall()
@@ -102,15 +132,15 @@ class OutboxFile(AbstractContextManager["OutboxFile"]):
             return deliveries.accounts(connection)
 
     def state(self) -> SavedState:
-        """Read what the agent believes and who it is."""
+        """Read the last document and who this VM is."""
         with self._reading() as connection:
             return meta.load(connection)
 
-    def glance(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """Read everything that a person asks at once, all of it from one commit."""
         with self._reading() as connection:
             try:
-                return read_snapshot(connection)
+                return _snapshot(connection)
             except msgspec.MsgspecError as error:
                 raise _unreadable(error) from error
 
@@ -127,26 +157,15 @@ class OutboxFile(AbstractContextManager["OutboxFile"]):
     def retry(self, sink: str | None = None, *, record_id: str | None = None) -> int:
         """Have parked records tried again, and a paused sink at once, parked or not; return how many were parked.
 
-        Null asks for every sink. With *record_id* only that record is tried again.
+        None asks for every sink. With *record_id* only that record is tried again.
         """
         with self._writing() as connection:
-            names = [sink] if sink is not None else [name for (name,) in connection.execute(SQL["known_sinks"])]
-            count = 0
-            for name in names:
-                arguments = {"sink": name, "id": record_id, "now": time.time()}
-                moved = connection.execute(SQL["retry"], arguments).rowcount
-                count += moved
-                if moved or sink is not None or record_id is None:
-                    connection.execute(SQL["nudge"], (name,))
-            # A record that comes back joins its event, which may have become urgent meanwhile.
-            connection.execute(SQL["align_urgency"])
-        return count
+            return deliveries.retry(connection, sink, record_id=record_id, now=time.time())
 
     def discard(self, sink: str, *, state: str | None = None, record_id: str | None = None) -> int:
-        """Give up on what *sink* is owed, pending and parked or one of them; return how many records."""
-        arguments = {"sink": sink, "state": state, "id": record_id, "now": time.time()}
+        """Give up on records of *sink*, pending and parked or in one *state*; return how many."""
         with self._writing() as connection:
-            return connection.execute(SQL["discard"], arguments).rowcount
+            return deliveries.discard(connection, sink, state=state, record_id=record_id, now=time.time())
 
     def _is_there(self) -> bool:
         try:
@@ -156,13 +175,15 @@ class OutboxFile(AbstractContextManager["OutboxFile"]):
         return True
 
     def _nothing_here(self) -> str:
-        said = f"There is no outbox in {self._directory}. "
+        message = f"There is no outbox in {self._directory}. "
         usual = state_directory(read({}), {}, is_root=True)
-        # lexists: whoever asks may not look through the link that systemd makes
+        # lexists: the user may not be allowed to follow the link that systemd makes
         if usual != self._directory and os.path.lexists(usual):
-            said += f"This machine has {usual}, where the agent of the system keeps its own: ask as root for that one. "
-        return (
-            f"{said}Start the agent with `run` first, or name the right directory with --state-directory or --config."
+            message += (
+                f"This machine has {usual}, where the agent of the system keeps its own: ask as root for that one. "
+            )
+        return message + (
+            "Start the agent with `run` first, or name the right directory with --state-directory or --config."
         )
 
     @contextmanager
@@ -205,7 +226,7 @@ class OutboxFile(AbstractContextManager["OutboxFile"]):
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        if self.is_stale:
+        if self.is_agent_in_memory:
             raise OutboxReadOnly(
                 "The agent works from memory because its disk refuses writes, so nothing can be changed beside it. "
                 "Free the disk or make it writable, then try again."
@@ -222,7 +243,7 @@ class OutboxFile(AbstractContextManager["OutboxFile"]):
             self._raise(error, "written")
         finally:
             connection.close()
-        touch_nudge(self._directory)
+        locks.notify_agent(self._directory)
 
     def _raise(self, error: sqlite3.Error, what: str) -> NoReturn:
         where = f"The outbox {self._path} cannot be {what}: {str(error).rstrip('.')}."
@@ -244,3 +265,35 @@ def _record(body: str) -> TransitionRecord:
 
 def _unreadable(error: msgspec.MsgspecError) -> OutboxError:
     return OutboxError(f"A record in the outbox cannot be read: {error}. The file is damaged.")
+
+
+def _snapshot(connection: sqlite3.Connection) -> Snapshot:
+    """Return what *connection* has; raise sqlite3.Error or msgspec.MsgspecError when it cannot be read."""
+    connection.execute("BEGIN")
+    try:
+        stored = meta.load(connection)
+        (newest,) = connection.execute(SQL["newest_record_at"]).fetchone()
+        sinks = deliveries.accounts(connection)
+        keys = [] if stored.document is None else [event.key for event in stored.document.events]
+        return Snapshot(
+            stored=stored,
+            newest_record_at=newest,
+            sinks=sinks,
+            last_errors=_last_errors(connection, sinks),
+            last_records={key: _last_records(connection, key) for key in keys},
+            consents=remembered_consents(connection),
+            decisions=open_decisions(connection),
+        )
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _last_errors(connection: sqlite3.Connection, sinks: Iterable[str]) -> dict[str, LastError]:
+    found = {sink: connection.execute(SQL["last_error"], {"sink": sink}).fetchone() for sink in sinks}
+    return {sink: LastError(message=row[0], at=row[1]) for sink, row in found.items() if row is not None}
+
+
+def _last_records(connection: sqlite3.Connection, event_key: str) -> tuple[TransitionRecord, ...]:
+    rows = connection.execute(SQL["last_records_of_event"], (event_key, _MOST_RECORDS))
+    return tuple(decode_record(body) for (body,) in rows)

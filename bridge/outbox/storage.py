@@ -27,8 +27,8 @@ from bridge.outbox import database
 from bridge.outbox.carry import bring_back, carry_owed
 from bridge.outbox.database import DATABASE, SQL, is_damage, is_lock, is_refusal, transaction
 from bridge.outbox.file_guard import FileGuard
+from bridge.outbox.locks import InMemoryFlag, prepare_nudge
 from bridge.outbox.meta import begin_stream, put, read_meta, vm_id_of
-from bridge.outbox.nudge import MemoryMark, prepare_nudge
 from bridge.outbox.recovery import keep_sequence_ahead
 from bridge.outbox.wreck import Wreck, carry_wrecks
 
@@ -62,7 +62,7 @@ class Storage:
         self._now = now
         self._watch: FileGuard | None = None
         self._wrecks: list[Wreck] = []
-        self._mark = MemoryMark(directory)
+        self._flag = InMemoryFlag(directory)
         self._is_blind = False
         self.set_aside_count = 0
         """How many databases were set aside since the start: damaged ones, and those of another machine."""
@@ -105,7 +105,7 @@ class Storage:
         is_another = self._watch is not None and self._watch.is_replaced
         if sys.platform == "win32" and not self.in_memory:
             self._switch_to_memory(why)  # a file that is open cannot be renamed there
-        self._mark.release()
+        self._flag.clear()
         wreck = Wreck(connection=self.connection, watch=self._watch)
         aside = self._set_aside(reason)
         if not is_another:  # what somebody put in its place is not ours to read
@@ -132,10 +132,10 @@ class Storage:
             return True
         if self._is_locked():
             return False
-        self._mark.release()  # a command that hears of the return may write at once
+        self._flag.clear()  # a command that hears of the return may write at once
         disk = self._merged_or_none() or self._merged_or_none()  # the second time without what was damaged
         if disk is None:
-            self._mark.set()
+            self._flag.set()
             return False
         self.connection.close()
         self._close_wrecks()
@@ -156,7 +156,7 @@ class Storage:
         if self._watch is not None:
             self._watch.close()
         self._close_wrecks()
-        self._mark.release()
+        self._flag.clear()
 
     def _close_wrecks(self) -> None:
         for wreck in self._wrecks:
@@ -259,7 +259,7 @@ class Storage:
         begin_stream(memory, self._now())
         self.in_memory = True
         self.disk_sequence = int(read_meta(memory).get("next_sequence", "1")) - 1
-        self._mark.set()
+        self._flag.set()
         return memory
 
     def _switch_to_memory(self, why: str) -> None:

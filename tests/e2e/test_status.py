@@ -657,7 +657,7 @@ def test_the_glance_has_what_the_lists_have(agent, azure, peer):
     wait_for_status(agent, lambda report: sink_of(report, "alerts")["last_error"])
     assert agent.stop() == 0
     with OutboxFile(agent.state) as beside:
-        glance = beside.glance()
+        glance = beside.snapshot()
         (row,) = beside.deliveries("alerts")
         assert glance.sinks == beside.accounts()
         assert glance.last_errors["alerts"].message == row.error

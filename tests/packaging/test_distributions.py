@@ -44,7 +44,14 @@ def test_wheel_holds_no_tests_and_no_caches(wheel_names):
 
 
 @pytest.mark.parametrize(
-    "name", ["bridge/py.typed", "sinks/py.typed", "bridge/outbox/queries.sql", "bridge/cli/commands.py"]
+    "name",
+    [
+        "bridge/py.typed",
+        "sinks/py.typed",
+        "bridge/outbox/queries.sql",
+        "bridge/outbox/schema.sql",
+        "bridge/cli/commands.py",
+    ],
 )
 def test_wheel_holds(name, wheel_names):
     assert name in wheel_names

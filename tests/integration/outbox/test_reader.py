@@ -7,8 +7,7 @@ from bridge.clock import format_time
 from bridge.errors import OutboxError, OutboxReadOnly
 from bridge.events.event import VmIdentity
 from bridge.outbox import deliveries, meta
-from bridge.outbox.reader import OutboxFile
-from bridge.outbox.snapshot import LastError
+from bridge.outbox.reader import LastError, OutboxFile
 
 
 def nudged_at(kit):
@@ -198,14 +197,14 @@ def test_commands_that_write_are_refused_while_the_agent_works_from_memory(kit):
     refusal = sqlite3.OperationalError("database or disk is full")
     outbox.exclusive(lambda store: store.recover(refusal)).result()
     with OutboxFile(kit.directory) as beside:
-        assert beside.is_stale
+        assert beside.is_agent_in_memory
         with pytest.raises(OutboxReadOnly, match="works from memory because its disk refuses writes"):
             beside.retry()
         with pytest.raises(OutboxReadOnly):
             beside.discard("a")
         assert len(beside.records()) == 1
         outbox.tend().result()
-        assert not beside.is_stale
+        assert not beside.is_agent_in_memory
         assert beside.discard("a") == 1
     assert kit.due(outbox) == []
 
@@ -230,7 +229,7 @@ def test_a_glance_has_the_totals_the_errors_and_the_last_records_of_active_event
     kit.wait(10)
     kit.settle(outbox, "a", 2, state="parked", error="refused")
     kit.settle(outbox, "b", 1, 2, 3)
-    glance = OutboxFile(kit.directory).glance()
+    glance = OutboxFile(kit.directory).snapshot()
     assert glance.sinks == outbox.read(deliveries.accounts).result()
     assert glance.last_errors == {"a": LastError(message="refused", at=kit.time.timestamp())}
     assert glance.sinks["a"].oldest_pending_at == kit.time.timestamp() - 20
@@ -255,7 +254,7 @@ def test_a_glance_is_of_one_commit_while_the_agent_writes(kit):
     writer.start()
     looks = 0
     while not done.is_set() or not looks:
-        glance = OutboxFile(kit.directory).glance()
+        glance = OutboxFile(kit.directory).snapshot()
         (key,) = (event.key for event in glance.stored.document.events)
         (record, *_) = glance.last_records[key]
         assert glance.sinks["a"].accepted == record.sequence

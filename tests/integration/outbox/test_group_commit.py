@@ -6,7 +6,9 @@ from concurrent.futures import wait
 import pytest
 
 from bridge.errors import OutboxError
-from bridge.outbox import deliveries
+from bridge.events.record import Approval, Transition
+from bridge.outbox import approvals, deliveries, meta
+from bridge.outbox.approvals import Outcome
 
 
 def test_what_is_handed_in_together_is_committed_together(kit):
@@ -150,3 +152,39 @@ def test_an_outbox_that_is_locked_when_it_is_opened_works_from_memory(kit):
     again.tend().result(20)
     assert not again.in_memory
     assert kit.due(again) == [1, 2]
+
+
+# Who is told of a commit.
+
+
+def test_workers_are_woken_by_new_deliveries_and_by_nothing_else(kit):
+    outbox = kit.open(sinks=("a",), route=lambda record, _name: ["a"] * (record.event is not None))
+    woken = []
+    outbox.on_added = lambda: woken.append(True)
+
+    def until_done(future):
+        future.result(10)
+        outbox.read(lambda _connection: None).result(10)  # done after the worker was woken, if it was
+        return len(woken)
+
+    state = outbox.read(approvals.read_approvals).result()
+    approved = Outcome(transition=Transition.APPROVED, event=None, approval=Approval(source="cli", result="accepted"))
+    assert until_done(outbox.write(outbox.records.append_heartbeat, incarnation=1)) == 0
+    assert until_done(outbox.write(meta.save_liveness, last_good_at=kit.time, boot_id="boot-2")) == 0
+    bookkeeping = outbox.write(outbox.records.write_approvals, state.stream_id, outcomes=[approved], incarnation=1)
+    assert until_done(bookkeeping) == 0
+    assert until_done(outbox.write(deliveries.mark_started, "a", "E-1", now=0.0)) == 0
+    observation = kit.observation(outbox, kit.event())
+    assert until_done(outbox.write(outbox.records.append_observation, observation)) == 1
+    assert until_done(outbox.write(deliveries.record_results, "a", [], now=0.0)) == 1
+
+
+def test_workers_look_again_when_the_database_was_exchanged(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event())
+    woken = threading.Event()
+    outbox.on_added = woken.set
+    (kit.directory / "outbox.db").unlink()
+    outbox.tend().result(10)
+    assert woken.wait(10)
+    assert kit.due(outbox) == [1]
