@@ -2,12 +2,11 @@
 
 - Nothing is connected before the first send, and an idle connection is closed: a Standard namespace takes 5,000.
 - The SDK tries nothing again by itself, so one send is one transfer. Even with `retry_total=0` its `send_batch` would
-  send a failed batch once more, behind a management request on a second connection; `_start_producer`, where it turns
-  to that, is overridden below. Should a later SDK not come by there, it is what it was: a duplicate.
-- The token is at hand before the SDK asks for it (see `Access.prepare`), and a connection that its peer closed in
-  the meantime is noticed before a record is given to it.
-- After any failure but an answer to the transfer the connection is thrown away: what the SDK does with a broken one
-  is not to be relied on.
+  send a failed batch once more, behind a management request on a second connection; `_start_producer`, which it calls
+  for that, is overridden below. Should a later SDK not call it, the record arrives twice, as with any retry.
+- `Access.prepare` gets the token before the SDK asks for it, and a connection that its peer has closed is noticed
+  before a record is given to it.
+- After any failure but an answer to the transfer the connection is thrown away: the SDK does not reliably mend one.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from bridge.sink import DeliveryError, DeliveryFailed, DeliveryRejected, Transit
 from sinks.cloudevent import CONTENT_TYPE, cloud_event_bytes
 from sinks.eventhubs.access import Access
 from sinks.eventhubs.config import EventHubsConfig
-from sinks.eventhubs.errors import TooLarge, is_about_access, is_answer, link_error, meaning
+from sinks.eventhubs.errors import TooLarge, delivery_error, is_about_access, is_answer, link_error
 from sinks.eventhubs.event_loop import Ended, LoopThread, Overdue
 from sinks.eventhubs.message import partition_key, properties
 
-#: Kept of the deadline for cutting and for telling.
+#: The share of the deadline that is kept for cutting the call.
 _MARGIN = 0.08
 _MOST_MARGIN_SECONDS = 0.5
 #: What closing may take when the agent stops, and how long to wait for the thread's end after that.
@@ -35,7 +34,7 @@ _CLOSE_SECONDS = 0.5
 _END = 0.03
 
 
-class Stale(Exception):
+class ClosedByPeer(Exception):
     """The peer has closed the connection since the last send."""
 
 
@@ -46,47 +45,53 @@ class AmqpSender:
         self._config = config
         self._access = access
         self._is_closed = False
-        self._line: _Line | None = None
+        self._connection: _Connection | None = None
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Send *batch*, records of one event, as one transfer."""
-        self._run(lambda line: line.send(batch))
+        self._run(lambda connection: connection.send(batch))
 
     def check(self) -> None:
         """Open a link to the hub and read its properties; nothing is sent."""
-        self._run(lambda line: line.check())
+        self._run(lambda connection: connection.check())
 
     def close(self) -> None:
         """Close the connection; a call that hangs in another thread ends."""
         self._is_closed = True
         self._end(grace_seconds=_CLOSE_SECONDS, wait_seconds=2 * _CLOSE_SECONDS)
 
-    def _run(self, work: Callable[[_Line], Coroutine[Any, Any, None]]) -> None:
+    def _run(self, work: Callable[[_Connection], Coroutine[Any, Any, None]]) -> None:
         limit = self._config.timeout_seconds
         deadline = time.monotonic() + limit - min(_MOST_MARGIN_SECONDS, limit * _MARGIN)
         self._access.prepare(wait_seconds=deadline - time.monotonic())
         while True:
-            line = self._line
-            if line is None or line.loop.has_ended:
-                line = self._line = _Line(self._config, self._access)
-            if self._is_closed:  # after the line can be seen: `close` may have come before that
-                self._end()
-                raise DeliveryFailed("The sink is closed.")
+            connection = self._open()
             try:
-                line.loop.call(partial(work, line), seconds=max(0.001, deadline - time.monotonic()))
-            except (Ended, Stale):
-                if self._is_closed or line.is_sending:
-                    raise DeliveryFailed("The sink was closed during the send.", uncertain=line.is_sending) from None
+                connection.loop.call(partial(work, connection), seconds=max(0.001, deadline - time.monotonic()))
+            except (Ended, ClosedByPeer):
+                was_sending = connection.is_sending
+                if self._is_closed or was_sending:
+                    raise DeliveryFailed("The sink was closed during the send.", uncertain=was_sending) from None
                 self._end()
             except TooLarge as error:
                 raise DeliveryRejected(f"{self._access.peer}: {error}") from None
             except Exception as error:
-                raise self._meaning(error, line) from error
+                raise self._failure(error, connection) from error
             else:
                 return
 
-    def _meaning(self, error: Exception, line: _Line) -> DeliveryError:
-        was_sending = line.is_sending
+    def _open(self) -> _Connection:
+        """Return the connection of before, or a new one where that has ended; it connects with its first use."""
+        connection = self._connection
+        if connection is None or connection.loop.has_ended:
+            connection = self._connection = _Connection(self._config, self._access)
+        if self._is_closed:  # asked after the connection can be seen: `close` may have come before that
+            self._end()
+            raise DeliveryFailed("The sink is closed.")
+        return connection
+
+    def _failure(self, error: Exception, connection: _Connection) -> DeliveryError:
+        was_sending = connection.is_sending
         if not is_answer(error):
             self._end()
         if isinstance(error, DeliveryError):
@@ -95,19 +100,21 @@ class AmqpSender:
             doing = "send" if was_sending else "connection attempt"
             message = f"{self._access.peer}: no answer within {self._config.timeout_seconds:g} s; the {doing} was cut."
             return DeliveryFailed(message, uncertain=was_sending, reason="timeout")
-        means = meaning(error, peer=self._access.peer, is_sending=was_sending, secrets=self._access.secrets)
+        failure = delivery_error(error, peer=self._access.peer, is_sending=was_sending, secrets=self._access.secrets)
         if is_about_access(error):
             self._access.forget()
-        return means
+        return failure
 
     def _end(self, *, grace_seconds: float = 0.0, wait_seconds: float | None = None) -> None:
-        line, self._line = self._line, None
-        if line is not None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
             short = min(_CLOSE_SECONDS, self._config.timeout_seconds * _END)
-            line.loop.end(grace_seconds=grace_seconds, wait_seconds=short if wait_seconds is None else wait_seconds)
+            connection.loop.end(
+                grace_seconds=grace_seconds, wait_seconds=short if wait_seconds is None else wait_seconds
+            )
 
 
-class _Line:
+class _Connection:
     """One connection: a loop, and the SDK's client on it."""
 
     def __init__(self, config: EventHubsConfig, access: Access) -> None:
@@ -138,11 +145,11 @@ class _Line:
         await client.get_eventhub_properties()
 
     def _connected(self) -> Any:
-        """Return the client, not yet connected at first; raise Stale when the peer has closed it since."""
+        """Return the client, not yet connected at first; raise ClosedByPeer when the peer has closed it since."""
         if self._client is None:
             self._client = _client(self._config, self._access)
         elif not self.loop.is_connected():
-            raise Stale
+            raise ClosedByPeer
         self.is_sending = False
         return self._client
 

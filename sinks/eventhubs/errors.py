@@ -1,4 +1,4 @@
-"""What a failure of Event Hubs means for the records: again, again after a while, or never.
+"""What a failure of Event Hubs means for the records: try again, try again after a while, or park them.
 
 The conditions are those of Microsoft's pages "AMQP errors in Azure Service Bus and Event Hubs" and "Event Hubs
 messaging exceptions". About the record (too large, an argument that is refused): rejected. Anything else is tried
@@ -22,8 +22,8 @@ _BUSY = "server-busy"
 #: "Please wait 4 seconds and try again." is what the service says of a quota; the SDK itself waits as long.
 _BUSY_SECONDS = 4.0
 _WAIT = re.compile(r"wait (\d{1,4}) seconds")
-#: Conditions that the SDK makes up when it was told nothing: the record may have been stored.
-_SAYS_NOTHING = frozenset({"", "unknown-error", "client-error", "socket-error", "connection:forced"})
+#: Conditions that the SDK makes up when the service named none: the record may have been stored.
+_MADE_UP = frozenset({"", "unknown-error", "client-error", "socket-error", "connection:forced"})
 _CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 
 
@@ -31,19 +31,19 @@ class TooLarge(Exception):
     """A batch does not fit the link."""
 
 
-def meaning(error: BaseException, *, peer: str, is_sending: bool, secrets: tuple[str, ...]) -> DeliveryError:
+def delivery_error(error: BaseException, *, peer: str, is_sending: bool, secrets: tuple[str, ...]) -> DeliveryError:
     """Return what *error* of the SDK means; *is_sending*: a record may have been on its way."""
-    condition, said = _condition(error), _said(error)
-    shown = masked(excerpt(" ".join(said.split()).encode()), secrets)
+    condition, text = _condition(error), _description(error)
+    shown = masked(excerpt(" ".join(text.split()).encode()), secrets)
     message = f"{peer}: {shown or type(error).__name__}" + (f" ({condition})" if condition else "")
     if condition in _ABOUT_THE_RECORD:
         return DeliveryRejected(message)
     if condition == _BUSY:
-        found = _WAIT.search(said)
+        found = _WAIT.search(text)
         return DeliveryFailed(message, float(found[1]) if found else _BUSY_SECONDS, reason="busy")
-    if condition in _NEEDS_A_PERSON or is_about_access(error) or _CERTIFICATE in said:
+    if condition in _NEEDS_A_PERSON or is_about_access(error) or _CERTIFICATE in text:
         return DeliveryFailed(message, needs_attention=True, reason="refused")
-    return DeliveryFailed(message, uncertain=is_sending and condition in _SAYS_NOTHING, reason="connection")
+    return DeliveryFailed(message, uncertain=is_sending and condition in _MADE_UP, reason="connection")
 
 
 def _condition(error: Any) -> str:
@@ -55,8 +55,8 @@ def _condition(error: Any) -> str:
     return found
 
 
-def _said(error: Any) -> str:
-    """Return what the service said; the SDK repeats it three times in its own text."""
+def _description(error: Any) -> str:
+    """Return the words of the service; the SDK repeats them three times in its own text."""
     for each in (error, getattr(error, "details", None)):
         description = getattr(each, "description", None)
         if description:
@@ -68,7 +68,7 @@ def link_error(client: Any) -> BaseException | None:
     """Return why the service has detached the SDK's link, if it has.
 
     The SDK settles what is under way as "unknown error" when its link is detached, and keeps the reason in the link,
-    which it hands to nobody. Should a later SDK keep it elsewhere, the reason stays unknown and the record is tried
+    to which it gives no access. Should a later SDK keep it elsewhere, the reason stays unknown and the record is tried
     again.
     """
     for producer in getattr(client, "_producers", {}).values():
@@ -86,4 +86,4 @@ def is_about_access(error: Any) -> bool:
 def is_answer(error: Any) -> bool:
     """Return whether *error* is the service's answer to a transfer, so that the connection is good for more."""
     is_outcome = any(each.__name__ == "EventDataSendError" for each in type(error).__mro__)
-    return is_outcome and _condition(error) not in _SAYS_NOTHING
+    return is_outcome and _condition(error) not in _MADE_UP

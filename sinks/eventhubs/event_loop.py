@@ -2,11 +2,11 @@
 
 The Event Hubs SDK waits for ever in several places (a peer that accepts and stays silent, an outcome it does not know,
 a missing acknowledgement), and cancelling it is not always enough. So a call gets a loop that is good for one
-connection: at the deadline the loop is *wrecked*. Every socket is reset, every task cancelled, the thread ends, and
-only then the caller is told. The next call begins with a new loop.
+connection, and at the deadline the loop is cut: every socket is reset, every task cancelled, the thread ends, and only
+then the call raises. The next call begins with a new loop.
 
-Reset, not closed: a socket that is shut down still sends what the kernel holds, and a record would arrive that the
-caller was told had failed. With a linger time of 0 the kernel throws that away (socket(7), SO_LINGER).
+Reset, not closed: a socket that is shut down still sends what the kernel holds, and a record would arrive whose send
+had failed. With a linger time of 0 the kernel throws that away (socket(7), SO_LINGER).
 
 Sockets are found in the loop's selector, because one that is still connecting has no transport yet; transports are
 noted when they are made, because one that has stopped reading is in no selector.
@@ -35,13 +35,13 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _NO_LINGER = struct.pack("hh" if sys.platform == "win32" else "ii", 1, 0)
-#: What wrecking may take: some turns of the loop.
-_WRECK_SECONDS = 0.05
+#: What cutting may take: some turns of the loop.
+_CUT_SECONDS = 0.05
 _TURNS = 8
-#: How long the loop goes on after that, for those who waited to tell their callers.
-_TELL_SECONDS = 0.005
-#: How long a call waits for a loop that does not turn (a slow import holds it), as a multiple of its deadline.
-_STUCK = 1.1
+#: How long the loop goes on after that, so that every call that waited still gets its error.
+_LAST_SECONDS = 0.005
+#: How long a call waits for a loop that does not turn (a slow import blocks it), as a multiple of its deadline.
+_PATIENCE = 1.1
 
 
 class Overdue(Exception):
@@ -52,23 +52,8 @@ class Ended(Exception):
     """The loop has ended, or was ended under the call."""
 
 
-async def in_thread(function: Callable[[], _T]) -> _T:
-    """Return what *function* returns on a daemon thread: unlike an executor's, it never holds up the process's end."""
-    loop = asyncio.get_running_loop()
-    has_ended = asyncio.Event()
-
-    def tell(_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(has_ended.set)
-
-    running = run_daemon("eventhubs:aside", function)
-    running.add_done_callback(tell)
-    await has_ended.wait()
-    return running.result()
-
-
 class LoopThread:
-    """One loop, from its first call until it is idle, ended or wrecked."""
+    """One loop on its own thread, from its first call until it is idle, ended or cut."""
 
     def __init__(self, name: str, *, idle_seconds: float, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._idle_seconds = idle_seconds
@@ -79,9 +64,9 @@ class LoopThread:
         self._idle: asyncio.TimerHandle | None = None
         self._selector = selectors.DefaultSelector()
         self._loop = _Loop(self._selector)
-        self._own = set(self._selector.get_map())
-        self._wrecking: asyncio.Task[None] | None = None
-        self._keepers: set[asyncio.Task[Any]] = set()
+        self._own_descriptors = set(self._selector.get_map())
+        self._cutting: asyncio.Task[None] | None = None
+        self._own_tasks: set[asyncio.Task[Any]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -99,7 +84,7 @@ class LoopThread:
             self._calls += 1
             self._begin(lambda: self._serve(work, seconds, outcome))
         try:
-            return outcome.result(seconds * _STUCK)
+            return outcome.result(seconds * _PATIENCE)
         except FutureTimeoutError:
             if outcome.done():
                 raise  # the work's own TimeoutError, on Pythons where the two are one
@@ -120,10 +105,10 @@ class LoopThread:
 
         For the loop's own thread.
         """
-        return any(descriptor not in self._own for descriptor in self._selector.get_map())
+        return any(descriptor not in self._own_descriptors for descriptor in self._selector.get_map())
 
     def _begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._loop.call_soon_threadsafe(lambda: self._keep(work()))
+        self._loop.call_soon_threadsafe(lambda: self._start_task(work()))
 
     # On the loop's thread.
 
@@ -137,10 +122,10 @@ class LoopThread:
             asyncio.set_event_loop(None)
             self._loop.close()
 
-    def _keep(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(coroutine)
-        self._keepers.add(task)
-        task.add_done_callback(self._keepers.discard)
+        self._own_tasks.add(task)
+        task.add_done_callback(self._own_tasks.discard)
 
     async def _serve(self, work: Callable[[], Coroutine[Any, Any, _T]], seconds: float, outcome: Future[_T]) -> None:
         if self._idle is not None:
@@ -149,7 +134,7 @@ class LoopThread:
         await asyncio.wait({task}, timeout=seconds)
         is_overdue = not task.done()
         if is_overdue:
-            await self._wreck()
+            await self._cut()
         with self._lock:
             self._calls -= 1
         if is_overdue:
@@ -167,7 +152,7 @@ class LoopThread:
             if self._calls or self._has_ended:
                 return
             self._has_ended = True
-        self._keep(self._end(self._idle_seconds))
+        self._start_task(self._end(self._idle_seconds))
 
     async def _end(self, grace_seconds: float) -> None:
         if grace_seconds > 0:
@@ -175,34 +160,34 @@ class LoopThread:
             await asyncio.wait({task}, timeout=min(grace_seconds, 1.0))
             if task.done() and not task.cancelled() and (error := task.exception()) is not None:
                 logger.debug("Closing an idle connection failed.", extra={"error": type(error).__name__})
-        await self._wreck()
+        await self._cut()
 
-    async def _wreck(self) -> None:
-        """Reset every socket, cancel every task, and stop the loop; whoever asks second waits for the first."""
-        if self._wrecking is None:
-            self._wrecking = self._loop.create_task(self._wreck_once())
-            self._keepers.add(self._wrecking)
-        await asyncio.wait({self._wrecking})
+    async def _cut(self) -> None:
+        """Reset every socket, cancel every task, and stop the loop; a second call waits for the first."""
+        if self._cutting is None:
+            self._cutting = self._loop.create_task(self._cut_once())
+            self._own_tasks.add(self._cutting)
+        await asyncio.wait({self._cutting})
 
-    async def _wreck_once(self) -> None:
+    async def _cut_once(self) -> None:
         with self._lock:
             self._has_ended = True
         try:
             self._reset_sockets()
             for _ in range(_TURNS):  # a task may swallow a cancellation; a transport closes its socket a turn later
-                tasks = asyncio.all_tasks(self._loop) - self._keepers
+                tasks = asyncio.all_tasks(self._loop) - self._own_tasks
                 for task in tasks:
                     task.cancel()
                 if tasks:
-                    await asyncio.wait(tasks, timeout=_WRECK_SECONDS / _TURNS)
+                    await asyncio.wait(tasks, timeout=_CUT_SECONDS / _TURNS)
                 else:
                     await asyncio.sleep(0)
-                _reset(self._selector.get_map() or {}, self._own, shut_down=True)
+                _reset(self._selector.get_map() or {}, self._own_descriptors, shut_down=True)
         finally:
-            self._loop.call_later(_TELL_SECONDS, self._loop.stop)
+            self._loop.call_later(_LAST_SECONDS, self._loop.stop)
 
     def _reset_sockets(self) -> None:
-        _reset(self._selector.get_map() or {}, self._own, shut_down=False)
+        _reset(self._selector.get_map() or {}, self._own_descriptors, shut_down=False)
         for transport in list(self._loop.transports):
             # One that is closed already may raise anything: a TLS transport then has no socket any more.
             with contextlib.suppress(Exception):
@@ -217,9 +202,9 @@ class LoopThread:
         with self._lock:
             self._has_ended = True
         with contextlib.suppress(RuntimeError):  # it turns again, or is closed
-            _reset(dict(self._selector.get_map() or {}), self._own, shut_down=True)
+            _reset(dict(self._selector.get_map() or {}), self._own_descriptors, shut_down=True)
         with contextlib.suppress(RuntimeError):
-            self._begin(self._wreck)
+            self._begin(self._cut)
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -236,11 +221,11 @@ class _Loop(asyncio.SelectorEventLoop):
         return transport, protocol
 
     async def getaddrinfo(self, host: Any, port: Any, **kwargs: Any) -> Any:
-        return await in_thread(lambda: socket.getaddrinfo(host, port, **kwargs))
+        return await asyncio.wrap_future(run_daemon("eventhubs:resolver", socket.getaddrinfo, host, port, **kwargs))
 
 
 def _on_exception(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-    """Say in the debug log what asyncio would say as an error: after a reset there is always something."""
+    """Log at DEBUG what asyncio would log as an error: after a reset there is always something."""
     del loop
     error = context.get("exception")
     logger.debug("%s", context.get("message"), extra={"error": type(error).__name__ if error else None})
