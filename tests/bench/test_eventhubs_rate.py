@@ -36,7 +36,7 @@ from bridge.outbox.records import Observation
 from bridge.sink import TransitionRecord
 from bridge.testing.records import sample_event, sample_record
 from sinks.cloudevent import CONTENT_TYPE, cloud_event_bytes
-from sinks.eventhubs.access import properties
+from sinks.eventhubs.message import properties
 from sinks.eventhubs.sink import EventHubsConfig, EventHubsSink
 
 pytestmark = [pytest.mark.bench, pytest.mark.interop, pytest.mark.timeout(600)]

@@ -41,6 +41,8 @@ else:
 
 from portal_stub import PortalStub
 
+sys.path.append(str(Path(__file__).parents[1] / "kits"))  # where pytest finds what stands there, a script does not
+
 import bridge
 from bridge.agent.agent import Agent
 from bridge.config import loader
