@@ -39,9 +39,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
-from portal_stub import PortalStub
-
 sys.path.append(str(Path(__file__).parents[1] / "kits"))  # where pytest finds what stands there, a script does not
+
+from portal_stub import PortalStub
 
 import bridge
 from bridge.agent.agent import Agent
