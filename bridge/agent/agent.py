@@ -26,7 +26,6 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from pathlib import Path
 
-from bridge.agent.ephemeral_watch import EphemeralWatch
 from bridge.agent.periodic import FileWatch, PeriodicTasks
 from bridge.approval.service import ApprovalService
 from bridge.config.loader import Settings
@@ -43,6 +42,7 @@ from bridge.outbox.outbox import Outbox, result_or_stop
 from bridge.polling.identity import IdentityResolver
 from bridge.polling.poller import Poller
 from bridge.system.boot import boot_id
+from bridge.system.ephemeral_disk import EphemeralDiskWatch
 from bridge.system.systemd import SystemdNotifier
 from bridge.system.threads import LoopWatch
 
@@ -158,9 +158,13 @@ class Agent:
         """Begin what is done now and then, serve the health pages, and tell systemd."""
         self._periodic.every(_TICK_SECONDS, FileWatch(self._directory / NUDGE_FILE, self.wake).check)
         self._periodic.every(_TICK_SECONDS, self._feed_watchdog, now=True)
-        disk = EphemeralWatch(self._directory, self.metrics, lambda: self._identity.os_disk_is_ephemeral)
-        disk.look()
-        self._periodic.every(_TEND_SECONDS, disk.look)
+        disk = EphemeralDiskWatch(
+            self._directory,
+            os_disk_is_ephemeral=lambda: self._identity.os_disk_is_ephemeral,
+            show=lambda is_ephemeral: self.metrics.state_is_ephemeral(is_ephemeral=is_ephemeral),
+        )
+        disk.check()
+        self._periodic.every(_TEND_SECONDS, disk.check)
         self._periodic.every(_TEND_SECONDS, self.outbox.tend)
         self._periodic.every(_TEND_SECONDS, lambda: self._pool.start_missing(self._settings.sinks))
         self._periodic.every(_CLEAN_SECONDS, self.outbox.clean)

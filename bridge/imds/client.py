@@ -24,8 +24,7 @@ from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, Incarnation
 from bridge.http.failures import root_cause
 from bridge.http.session import DeadlineSession, ResponseTooLarge, retry_after_seconds
 from bridge.imds.discovery import find_endpoint
-from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_document, parse_identity
-from bridge.system.ephemeral_disk import parse_os_disk
+from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_document, parse_identity, parse_os_disk
 from bridge.text import EXCERPT_CHARACTERS, excerpt, one_line
 
 logger = logging.getLogger(__name__)

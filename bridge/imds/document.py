@@ -91,6 +91,20 @@ def parse_identity(body: bytes) -> VmIdentity:
     return identity
 
 
+def parse_os_disk(body: bytes) -> bool | None:
+    """Return whether the answer of ``/metadata/instance/compute`` names an ephemeral OS disk; None if it names none.
+
+    ``storageProfile.osDisk.diffDiskSettings.option`` is "Local" for an ephemeral one, and "" or left out for any other.
+    """
+    try:
+        disk = json.loads(body)["storageProfile"]["osDisk"]
+        settings = disk.get("diffDiskSettings")
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return None
+    option = settings.get("option") if isinstance(settings, dict) else None
+    return isinstance(option, str) and option.casefold() == "local"
+
+
 def parse_not_before(text: str) -> datetime | None:
     """Return *text* as an aware UTC datetime; null when it is empty or is no date.
 

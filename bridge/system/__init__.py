@@ -1,5 +1,6 @@
 """The operating system: programs, secrets, tokens, threads, systemd, boot identity, and disks that do not last.
 
 Public: `process` (Runner), `secrets` (Secret), `entra` (EntraToken), `threads` (run_daemon, LoopWatch), `systemd`
-(SystemdNotifier), `boot` (boot_id), `ephemeral_disk` (why_ephemeral).
+(SystemdNotifier), `boot` (boot_id), `ephemeral_disk`
+(EphemeralDiskWatch).
 """

@@ -1,41 +1,95 @@
-"""Why a directory would not survive, in one sentence: what the agent owes its sinks is only as safe as its disk.
+"""Why the state directory would not survive a redeploy of the VM, in one sentence, and the watch that warns of it.
 
 Azure, "Ephemeral OS disks" and "Azure managed disks overview", temporary disk: both are local to the host and come
 back empty after a redeploy. A redeploy is one of the very events that the agent announces, and what it saw of one is
-told afterwards, from this directory. It is advice: what cannot be found out is no reason, and nothing raises.
+told afterwards, from this directory. It is advice: what cannot be found out is no reason, and nothing raises. On the
+mount of a file server nothing is looked at, because one that is dead would hold the caller.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import os
+import re
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path, PureWindowsPath
+from typing import NamedTuple
 
-from bridge.system.azure_disks import AzureDisk, Devices, devices_of
-from bridge.system.mounts import LAYERS, MEMORY, Mount, Mounts, read_mounts
+logger = logging.getLogger(__name__)
 
+_MEMORY = frozenset({"tmpfs", "ramfs", "rootfs", "devtmpfs"})
+_LAYERS = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs", "squashfs"})
+_EMPTY_DIR = "/volumes/kubernetes.io~empty-dir/"
 #: The Azure agents for Linux and Windows, and Ubuntu's image, put it on the temporary disk.
 _MARK = "DATALOSS_WARNING_README.txt"
-_EMPTY_DIR = "/volumes/kubernetes.io~empty-dir/"
+#: What lies on the disk with the operating system: in a container a file that the node mounts there.
+_ON_THE_OS_DISK = ("/", "/etc/hosts")
 _DRIVE_LENGTH = len("D:")
 _TEMPORARY = "on Azure's temporary disk, which comes back empty after a redeploy, a resize or a deallocation"
 _EPHEMERAL_OS = "on an ephemeral OS disk, which a redeploy or a reimage makes anew"
+_LINE = re.compile(rb"\d+ \d+ (\d+:\d+) (\S+) (\S+) .*? - (\S+) ")
+_ESCAPE = re.compile(rb"\\([0-3][0-7]{2})")
+
+
+class _Mount(NamedTuple):
+    """One line of /proc/self/mountinfo (proc_pid_mountinfo(5))."""
+
+    number: str
+    """The device as major:minor; the major is 0 where no block device is behind it, or not one alone."""
+    top: str
+    """Which directory of the file system is mounted: "/" but for a bind mount, or a subvolume."""
+    point: str
+    kind: str
+
+    @property
+    def has_device(self) -> bool:
+        return not self.number.startswith("0:")
+
+
+class EphemeralDiskWatch:
+    """Warns once when *directory* would not survive, and tells *show* each time it was looked at.
+
+    What the mounts say is known at start; *os_disk_is_ephemeral* returns None until IMDS has answered.
+    """
+
+    def __init__(
+        self, directory: Path, *, os_disk_is_ephemeral: Callable[[], bool | None], show: Callable[[bool], object]
+    ) -> None:
+        self._directory = directory
+        self._os_disk_is_ephemeral = os_disk_is_ephemeral
+        self._show = show
+        self._is_first = True
+        self._known: bool | None = None
+        self._warned_of: str | None = None
+
+    def check(self) -> None:
+        """Look again if IMDS says anything new; cheap otherwise."""
+        answer = self._os_disk_is_ephemeral()
+        if not self._is_first and (answer is None or answer == self._known):
+            return
+        self._is_first, self._known = False, answer
+        why = why_ephemeral(self._directory, os_disk_is_ephemeral=answer)
+        self._show(why is not None)
+        if why is not None and why != self._warned_of:
+            logger.warning("%s", why)
+        self._warned_of = why
 
 
 def why_ephemeral(directory: Path, *, os_disk_is_ephemeral: bool | None, root: Path = Path("/")) -> str | None:
-    """Return a sentence that says why *directory* would not survive and what to do; null when nothing says so.
+    """Return a sentence that says why *directory* would not survive and what to do; None when nothing says so.
 
-    *os_disk_is_ephemeral* is what the instance document says (see `parse_os_disk`), null while it is unknown. Links
-    are followed. *root* takes the place of "/", below which /proc, /sys and /dev are read.
+    *os_disk_is_ephemeral* is what the instance document says, None while it is unknown. *root* takes the place of
+    "/", below which /proc and /sys are read.
     """
     try:
+        path = os.path.realpath(directory)
         if sys.platform == "win32":
-            drive = PureWindowsPath(os.path.realpath(directory)).drive
-            system_drive = os.environ.get("SYSTEMDRIVE", "C:")
-            reason = reason_on_windows(drive, is_on_ephemeral_os=_same(drive, system_drive) and os_disk_is_ephemeral)
+            drive = PureWindowsPath(path).drive
+            is_system = drive.casefold() == os.environ.get("SYSTEMDRIVE", "C:").casefold()
+            reason = reason_on_windows(drive, is_on_ephemeral_os=is_system and os_disk_is_ephemeral)
         else:
-            reason = _reason_on_linux(directory, os_disk_is_ephemeral=os_disk_is_ephemeral, root=root)
+            reason = _reason_on_linux(path, os_disk_is_ephemeral=os_disk_is_ephemeral, root=root)
     except (OSError, ValueError):  # not to be read, or a path that is none
         return None
     if reason is None:
@@ -43,20 +97,6 @@ def why_ephemeral(directory: Path, *, os_disk_is_ephemeral: bool | None, root: P
     sentence = f"{directory} lies {reason}. Set state.directory to a disk that survives a redeploy."
     # A path is bytes to Linux, and a log wants Unicode.
     return sentence.encode("utf-8", "replace").decode()
-
-
-def parse_os_disk(body: bytes) -> bool | None:
-    """Return whether the answer of ``/metadata/instance/compute`` names an ephemeral OS disk; null if it names none.
-
-    ``storageProfile.osDisk.diffDiskSettings.option`` is "Local" for an ephemeral one, and "" or left out for any other.
-    """
-    try:
-        disk = json.loads(body)["storageProfile"]["osDisk"]
-        settings = disk.get("diffDiskSettings")
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return None
-    option = settings.get("option") if isinstance(settings, dict) else None
-    return isinstance(option, str) and option.casefold() == "local"
 
 
 def reason_on_windows(drive: str, *, is_on_ephemeral_os: bool | None, root: Path = Path("/")) -> str | None:
@@ -68,47 +108,69 @@ def reason_on_windows(drive: str, *, is_on_ephemeral_os: bool | None, root: Path
     return f"{_EPHEMERAL_OS} ({drive})" if is_on_ephemeral_os else None
 
 
-def _same(drive: str, other: str) -> bool:
-    return drive.casefold() == other.casefold()
-
-
-def _reason_on_linux(directory: Path, *, os_disk_is_ephemeral: bool | None, root: Path) -> str | None:
-    mounts = read_mounts(root)
-    mount = mounts.place(os.path.join(os.getcwd(), directory), root=root)  # noqa: PTH109, PTH118  # a plain text
+def _reason_on_linux(path: str, *, os_disk_is_ephemeral: bool | None, root: Path) -> str | None:
+    mounts = list(_mounts((root / "proc/self/mountinfo").read_bytes()))
+    mount = _mount_of(path, mounts)
     if mount is None:
         return None
-    if mount.kind in MEMORY:
+    reason = _reason_of_kind(mount)
+    if reason is None and _is_marked(mount, mounts, root):
+        reason = f"{_TEMPORARY} ({mount.point})"
+    if reason is None and os_disk_is_ephemeral and _is_on_os_disk(mount, mounts, root):
+        reason = f"{_EPHEMERAL_OS} ({mount.point})"
+    return reason
+
+
+def _reason_of_kind(mount: _Mount) -> str | None:
+    if mount.kind in _MEMORY:
         return f"in memory ({mount.kind} at {mount.point}), which a reboot empties"
-    if mount.kind in LAYERS:
+    if mount.kind in _LAYERS:
         return (
             f"in the layer of a container or of a live image ({mount.kind} at {mount.point}), "
             "which is gone with it unless a volume is mounted there"
         )
-    if _EMPTY_DIR in mount.root:
+    if _EMPTY_DIR in mount.top:
         return f"in an emptyDir of its pod (at {mount.point}), which is gone with the pod"
-    return _reason_of_device(mount, mounts, os_disk_is_ephemeral=os_disk_is_ephemeral, root=root)
-
-
-def _reason_of_device(mount: Mount, mounts: Mounts, *, os_disk_is_ephemeral: bool | None, root: Path) -> str | None:
-    devices = devices_of(mount, root=root)
-    if AzureDisk.MEMORY in devices.kinds:
-        return f"in memory (a disk made of memory at {mount.point}), which a reboot empties"
-    if AzureDisk.TEMPORARY in devices.kinds or _is_marked(mount, mounts, root):
-        return f"{_TEMPORARY} ({mount.point})"
-    if os_disk_is_ephemeral and _is_os_disk(mount, devices, mounts, root):
-        return f"{_EPHEMERAL_OS} ({mount.point})"
     return None
 
 
-def _is_marked(mount: Mount, mounts: Mounts, root: Path) -> bool:
+def _mounts(text: bytes) -> Iterator[_Mount]:
+    for line in text.split(b"\n"):
+        found = _LINE.match(line)
+        if found is not None:
+            fields = (_ESCAPE.sub(lambda code: bytes([int(code[1], 8)]), field) for field in found.groups())
+            yield _Mount(*map(os.fsdecode, fields))
+
+
+def _mount_of(path: str, mounts: list[_Mount]) -> _Mount | None:
+    """Return the deepest mount above *path*; the later of two on one point covers the earlier."""
+    above = [mount for mount in mounts if f"{path}/".startswith(f"{mount.point.rstrip('/')}/")]
+    return max(reversed(above), key=lambda mount: len(mount.point), default=None)
+
+
+def _is_marked(mount: _Mount, mounts: list[_Mount], root: Path) -> bool:
     """Return whether the warning lies at the mount's root, or at the file system's own where that is mounted too."""
-    tops = [mount, *(other for other in mounts.all if other.number == mount.number and other.root == "/")]
-    return any((root / top.point[1:] / _MARK).is_file() for top in tops if mounts.holding(top.point) == top)
+    tops = [mount, *(other for other in mounts if other.number == mount.number and other.top == "/")]
+    return mount.has_device and any((root / top.point[1:] / _MARK).is_file() for top in tops)
 
 
-def _is_os_disk(mount: Mount, devices: Devices, mounts: Mounts, root: Path) -> bool:
-    top = mounts.holding("/")
-    if AzureDisk.OS in devices.kinds:
-        return True
-    # Where nothing marks the disk: the one that "/" is on. In a container "/" is on none.
-    return top is not None and (mount.number == top.number or bool(devices.names & devices_of(top, root=root).names))
+def _is_on_os_disk(mount: _Mount, mounts: list[_Mount], root: Path) -> bool:
+    found = [_mount_of(path, mounts) for path in _ON_THE_OS_DISK]
+    disks = {disk for other in found if other is not None for disk in _disks(other, root)}
+    return not disks.isdisjoint(_disks(mount, root))
+
+
+def _disks(mount: _Mount, root: Path) -> set[str]:
+    """Return the disks that *mount* is made of, as sysfs calls them, and its own number."""
+    if not mount.has_device:
+        return set() if mount.kind in _LAYERS | _MEMORY else {mount.number}
+    return {mount.number, *_disks_below(Path(os.path.realpath(root / "sys/dev/block" / mount.number)))}
+
+
+def _disks_below(device: Path) -> Iterator[str]:
+    """Yield the disks under *device*: a partition's disk, or what an array or a logical volume is made of."""
+    parts = sorted((device / "slaves").glob("*"))
+    for part in parts:
+        yield from _disks_below(Path(os.path.realpath(part)))
+    if not parts:
+        yield device.parent.name if (device / "partition").exists() else device.name

@@ -23,7 +23,7 @@ from bridge.testing.simulator.imds_api import Answer
 
 STDOUT = '[[sinks]]\nname = "out"\ntype = "stdout"\n'
 #: Whether the tests' own directory would survive a redeploy is the machine's business.
-NOT_OURS = "bridge.agent.ephemeral_watch"
+NOT_OURS = "bridge.system.ephemeral_disk"
 WORDS = re.compile(r"^\d\d:\d\d:\d\d (INFO|WARNING|ERROR) +\S")
 
 

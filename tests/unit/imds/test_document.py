@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from bridge.errors import DocumentInvalid
 from bridge.events.event import compact_json, decode_document, encode
-from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_document, parse_identity, parse_not_before
+from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_document, parse_identity, parse_not_before, parse_os_disk
+from bridge.testing import Machine
 
 FULL = {
     "EventId": "5E1C2A34-0000-4000-8000-000000000001",
@@ -283,6 +284,35 @@ def test_the_list_of_tags_comes_before_the_text():
 def test_an_instance_document_that_names_nobody_is_refused(body):
     with pytest.raises(DocumentInvalid):
         parse_identity(body)
+
+
+def instance(option):
+    return json.dumps({"storageProfile": {"osDisk": {"diffDiskSettings": option}}}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "is_ephemeral"),
+    [
+        (instance({"option": "Local"}), True),
+        (instance({"option": "local"}), True),
+        (instance({"option": ""}), False),
+        (instance({"option": None}), False),
+        (instance({}), False),
+        (instance(None), False),
+        (b'{"storageProfile": {"osDisk": {}}}', False),
+        (json.dumps(Machine(name="vm").compute()).encode(), False),
+        (json.dumps(Machine(name="vm", has_ephemeral_os_disk=True).compute()).encode(), True),
+        (b'{"name": "vm"}', None),
+        (b'{"storageProfile": null}', None),
+        (b'{"storageProfile": {"osDisk": []}}', None),
+        (b"[1]", None),
+        (b"", None),
+        (b"\xff", None),
+        (b"[" * 100_000, None),
+    ],
+)
+def test_the_instance_document_tells_whether_the_os_disk_is_ephemeral(body, is_ephemeral):
+    assert parse_os_disk(body) is is_ephemeral
 
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
