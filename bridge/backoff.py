@@ -57,7 +57,7 @@ def delivery_gap(
 def poll_delay(interval_seconds: float, *, failures: int, status: int | None, retry_after: float | None) -> float:
     """Return the seconds until the next poll, after *failures* polls in a row without a good answer.
 
-    *status* is what the last poll got instead of a 200, null when there was no answer. 429 and 410 double the interval
+    *status* is what the last poll got instead of a 200, None when there was no answer. 429 and 410 double the interval
     for each failure, and a *retry_after* is heeded, but never beyond 5 s (or the interval, if longer): a spot eviction
     gives 30 s of notice, so the poll is not starved. After anything else the next poll simply follows.
     """

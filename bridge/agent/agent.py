@@ -205,7 +205,7 @@ class Agent:
 
     def wake(self) -> None:
         """Let the workers and the approver read the outbox at once: a command has written to it."""
-        self._pool.nudge()
+        self._pool.notify(by_command=True)
         self._approvals.wake()
 
     def stop(self) -> None:

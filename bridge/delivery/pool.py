@@ -1,4 +1,4 @@
-"""The delivery workers of all sinks: started, exchanged and ended together.
+"""The pool of delivery workers: one for each sink, started, exchanged and ended together.
 
 A worker ends before another may start on the same rows. However many hang, all of them get the same wait, and then are
 cut: a stop and a reload have promised when they end.
@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 #: After the wait: what hangs is cut, a command and its children are killed, and the exit is still in time.
 CUT_SECONDS = 0.4
-_LEAST_SECONDS = 0.05
+_TICK_SECONDS = 0.05
 _RELOAD_SECONDS = 2.0
 
 
@@ -37,15 +37,10 @@ class WorkerPool:
         """The watch over each worker's loop, as ``delivery:SINK``."""
         return {f"delivery:{name}": worker.loop_watch for name, (_, worker) in list(self._workers.items())}
 
-    def notify(self) -> None:
-        """Tell every worker that there may be new rows."""
+    def notify(self, *, by_command: bool = False) -> None:
+        """Tell every worker that there may be new rows; *by_command*: that a command has written to the outbox."""
         for _, worker in list(self._workers.values()):
-            worker.notify()
-
-    def nudge(self) -> None:
-        """Tell every worker that a command has written to the outbox."""
-        for _, worker in self._workers.values():
-            worker.nudge()
+            worker.notify(by_command=by_command)
 
     def start_missing(self, sinks: Sequence[SinkSettings]) -> None:
         """Start a worker for each of *sinks* that has none; raise OutboxError when the outbox does not answer."""
@@ -55,13 +50,13 @@ class WorkerPool:
 
     def _start(self, sink: SinkSettings) -> None:
         metrics = self._metrics.sink(sink.name)
-        metrics.set_needs_attention(needed=False)  # what the worker before called for may be mended by its settings
+        metrics.set_needs_attention(needed=False)  # what the worker before needed a person for may be mended
         worker = DeliveryWorker(config=sink.config, sink_class=sink.sink_class, outbox=self._outbox, metrics=metrics)
         worker.start()  # first: where no thread is to be had, there is no worker, and it is tried again
         self._workers[sink.name] = (sink, worker)
 
     def end_all_but(self, sinks: Sequence[SinkSettings], *, grace_seconds: float, stop: Callable[[], bool]) -> None:
-        """End every worker whose sink is not among *sinks* as it is there, within two seconds, or when *stop* says."""
+        """End every worker whose sink is not among *sinks* unchanged, within two seconds, or when *stop* says so."""
         wanted = {sink.name: sink for sink in sinks}
         names = [name for name, (sink, _) in self._workers.items() if wanted.get(name) != sink]
         workers = [self._workers.pop(name)[1] for name in names]
@@ -79,20 +74,18 @@ class WorkerPool:
         workers = [worker for _, worker in self._workers.values()]
         for worker in workers:
             worker.stop(grace_seconds=max(deadline - time.monotonic(), 0.0))
-        _end(workers, max(deadline, time.monotonic() + _LEAST_SECONDS))
+        _end(workers, max(deadline, time.monotonic() + _TICK_SECONDS))
 
 
 def _end(
     workers: Sequence[DeliveryWorker], deadline: float, stop: Callable[[], bool] = lambda: False
 ) -> list[DeliveryWorker]:
     """Wait until *deadline*, or until *stop* returns True, then cut who is left; return who hangs even then."""
-    late = list(workers)
-    while late and time.monotonic() < deadline and not stop():
-        wait_seconds = max(min(deadline - time.monotonic(), _LEAST_SECONDS), 0.0)
-        late = [worker for worker in late[1:] if not worker.join(0.0)] + (
-            [] if late[0].join(wait_seconds) else [late[0]]
-        )
-    for worker in late:
+    running = list(workers)
+    while running and time.monotonic() < deadline and not stop():
+        running[0].join(max(min(deadline - time.monotonic(), _TICK_SECONDS), 0.0))
+        running = [worker for worker in running if not worker.join(0.0)]
+    for worker in running:
         worker.cut()
     cut_at = time.monotonic() + CUT_SECONDS
-    return [worker for worker in late if not worker.join(max(cut_at - time.monotonic(), 0.0))]
+    return [worker for worker in running if not worker.join(max(cut_at - time.monotonic(), 0.0))]

@@ -1,11 +1,11 @@
-"""What became of one sink's records, on its way into the outbox.
+"""What became of one sink's records, written into the outbox while the next ones are already being sent.
 
-It is written down while the next record is already being sent: a crash in between sends again with the same id, which
-is promised (at least once), and a slow disk does not slow a backlog down. Until it is written the outbox still lists
-those rows as owed, so whoever reads it leaves them out (`unwritten`).
+A crash in between sends again with the same id, which is promised (at least once), and a slow disk does not slow a
+backlog down. Until a result is written the outbox still lists its row as pending, so those who read pending rows leave
+it out (`unwritten`).
 
-What was delivered is gathered first, up to 100 records or 20 ms: a transaction for each batch of a few records costs
-more than sending them. A crash then repeats so many records more, also one during a send that hangs.
+Deliveries are gathered first, up to 100 records or 20 ms: a transaction for each batch of a few records costs more than
+sending them. A crash then repeats so many records more, also one during a send that hangs.
 """
 
 from __future__ import annotations
@@ -33,41 +33,37 @@ _ERROR_CHARACTERS = 256
 
 
 class ResultWriter:
-    """Settles the rows of the sink called *sink*; for one thread."""
+    """Writes the results of the sink called *sink*; for one thread."""
 
     def __init__(self, outbox: Outbox, *, sink: str, clock: Clock) -> None:
         self._outbox = outbox
         self._sink = sink
         self._clock = clock
         self._underway: deque[tuple[Future[None], list[DeliveryResult]]] = deque()
-        self._unwritten: dict[int, DeliveryResult] = {}
+        self._unwritten: set[int] = set()
         self._gathered: list[DeliveryResult] = []
         self._gathered_since = 0.0
-        self._failed: list[DeliveryResult] = []
+        self._refused: list[DeliveryResult] = []
         self._retry_at = 0.0
         self._report = ThrottledLog(logger, clock=clock)
 
     @property
     def unwritten(self) -> frozenset[int]:
-        """The sequences of rows that are done with, but that the outbox may still list as owed."""
+        """The sequences of rows that are done with, but that the outbox may still list as pending."""
         self.wait(most=_MOST_UNDERWAY)
         return frozenset(self._unwritten)
 
     def tried(self, rows: Sequence[PendingDelivery], error: str) -> None:
-        """Write down that *rows* were tried in vain."""
+        """Write that *rows* were tried in vain."""
         self.flush()
-        reason = error[:_ERROR_CHARACTERS]
-        self._settle([DeliveryResult(sequence=row.sequence, state=None, error=reason) for row in rows])
+        self._write(_results(rows, None, error))
 
     def finished(self, rows: Sequence[PendingDelivery], state: DeliveryState, error: str | None = None) -> None:
-        """Write down that *rows* are done with, in *state*."""
-        reason = None if error is None else error[:_ERROR_CHARACTERS]
-        outcomes = [DeliveryResult(sequence=row.sequence, state=state, error=reason) for row in rows]
-        for outcome in outcomes:
-            self._unwritten[outcome.sequence] = outcome
+        """Write that *rows* are done with, in *state*."""
+        self._unwritten.update(row.sequence for row in rows)
         if not self._gathered:
             self._gathered_since = self._clock.monotonic()
-        self._gathered.extend(outcomes)
+        self._gathered.extend(_results(rows, state, error))
         is_late = self._clock.monotonic() - self._gathered_since >= _GATHER_SECONDS
         if state is not DeliveryState.DELIVERED or is_late or len(self._gathered) >= _MOST_GATHERED:
             self.flush()
@@ -76,48 +72,47 @@ class ResultWriter:
         """Hand what was gathered to the outbox."""
         if self._gathered:
             gathered, self._gathered = self._gathered, []
-            self._settle(gathered)
+            self._write(gathered)
 
     def wait(self, *, most: int = 0) -> None:
         """Forget what is committed; wait until at most *most* commits are on their way, and with 0 nothing is left."""
         if most == 0:
             self.flush()
         while self._underway and (len(self._underway) > most or self._underway[0][0].done()):
-            future, outcomes = self._underway.popleft()
+            future, results = self._underway.popleft()
             try:
                 future.result()
             except OutboxError as error:
-                self._keep(outcomes, error)
+                self._keep(results, error)
             else:
-                for outcome in outcomes:
-                    self._unwritten.pop(outcome.sequence, None)
+                self._unwritten.difference_update(result.sequence for result in results)
 
-    def write_again(self) -> None:
-        """Try once more, now and then, to write down what the outbox would not take."""
+    def retry_unwritten(self) -> None:
+        """Try once more, now and then, to write what the outbox refused."""
         self.flush()
         self.wait(most=_MOST_UNDERWAY)
-        if self._failed and self._clock.monotonic() >= self._retry_at:
-            again, self._failed = self._failed, []
-            self._settle(again)
+        if self._refused and self._clock.monotonic() >= self._retry_at:
+            again, self._refused = self._refused, []
+            self._write(again)
 
     def forget(self) -> None:
-        """Let go of what could not be written: the rows it was about are gone."""
-        self._failed.clear()
+        """Drop what could not be written: its rows are gone."""
+        self._refused.clear()
         self._gathered.clear()
         self._unwritten.clear()
 
-    def _settle(self, outcomes: list[DeliveryResult]) -> None:
+    def _write(self, results: list[DeliveryResult]) -> None:
         try:
             now = self._clock.timestamp()
-            written = self._outbox.write(deliveries.record_results, self._sink, outcomes, now=now)
-            self._underway.append((written, outcomes))
+            written = self._outbox.write(deliveries.record_results, self._sink, results, now=now)
+            self._underway.append((written, results))
         except OutboxError as error:
-            self._keep(outcomes, error)
+            self._keep(results, error)
         self.wait(most=_MOST_UNDERWAY)
 
-    def _keep(self, outcomes: list[DeliveryResult], error: OutboxError) -> None:
+    def _keep(self, results: list[DeliveryResult], error: OutboxError) -> None:
         """Remember what could not be written: at least this agent does not send those records over and over."""
-        self._failed.extend(outcome for outcome in outcomes if outcome.state is not None)
+        self._refused.extend(result for result in results if result.state is not None)
         self._retry_at = self._clock.monotonic() + _RETRY_SECONDS
         self._report.problem(
             self._sink,
@@ -125,3 +120,8 @@ class ResultWriter:
             f"What became of records could not be written down; unless it is, they come again after a restart. {error}",
             sink=self._sink,
         )
+
+
+def _results(rows: Sequence[PendingDelivery], state: DeliveryState | None, error: str | None) -> list[DeliveryResult]:
+    reason = None if error is None else error[:_ERROR_CHARACTERS]
+    return [DeliveryResult(sequence=row.sequence, state=state, error=reason) for row in rows]

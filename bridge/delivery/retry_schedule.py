@@ -1,22 +1,22 @@
-"""When one sink is tried next: the memory between its failures, without a clock or a peer.
+"""The retry schedule of one sink: when it is tried next after a failure, and with what. Pure: times come in.
 
 Two kinds of trouble look alike at first. A record that its destination does not like delays only its own event. A
 destination that is down fails whatever comes: two failures in a row on different events mean that, and then the sink is
-paused and probed with one record at a time, so that a thousand records do not knock at a dead door. Any answer about
-a record ends the pause and makes all rows due.
+paused and probed with one record at a time: a thousand requests would not help it. Any answer about a record ends the
+pause and makes all rows due.
 
-So that a few events which always fail cannot keep the rest from going, whoever asks this schedule
+So that a few events which always fail cannot keep the rest from going, the batcher
 
-- sends something of another event after a failure, if there is anything (`is_doubtful`, `suspects`): two failures in a
-  row then mean the destination,
+- sends something of another event after a failure, if there is anything (`last_send_failed`, `failing_events`): two
+  failures in a row then mean the destination,
 - probes with the record tried least, not with the same one again, and
-- lets urgent records and all others take turns at the probe.
+- alternates between urgent records and all others when it probes.
 
 An answer also releases an event that failed before it, once: what failed may have been the destination. An event that
 fails again after such an answer fails on its own account, and only its own delay, or the end of a pause, makes it due.
 
-The agent's promise to a VM about to be evicted is kept here: a Preempt or Terminate has a timer of its own, of at most
-2 s, whatever the pause or the peer's Retry-After say.
+A Preempt or Terminate has a timer of its own, of at most 2 s, whatever the pause or the peer's Retry-After ask for: the
+VM will be gone.
 
 Times are seconds on one monotonic clock.
 """
@@ -46,7 +46,7 @@ class SendMode(Enum):
     ALL = "all"
     """Whatever is due."""
     FRESH = "fresh"
-    """Paused: the first record of an event that something new arrived for."""
+    """Paused: the first record of an event that has a new record."""
     PROBE = "probe"
     """Paused: one record, not of an urgent event that was tried (those have a timer of their own)."""
     URGENT = "urgent"
@@ -61,7 +61,7 @@ class FailedEvent(msgspec.Struct, frozen=True, kw_only=True):
     event_key: str
     urgent: bool
     seconds_to_not_before: float | None
-    """Null when it is unknown or has passed."""
+    """None when it is unknown or has passed."""
 
 
 class _Delay(msgspec.Struct, kw_only=True):
@@ -90,7 +90,7 @@ class RetrySchedule:
         self._urgent_at = _NEVER
         self._urgent_was_last = False
         self._fresh: dict[str, None] = {}
-        self.is_held = False
+        self.is_gone = False
         """The peer is gone (410): nothing is tried until a restart or a person's retry."""
 
     @property
@@ -104,12 +104,12 @@ class RetrySchedule:
         return self._probe_at is not None or bool(self._delays)
 
     @property
-    def is_doubtful(self) -> bool:
+    def last_send_failed(self) -> bool:
         """Return whether the last send failed: what is sent next should be of an event that never did."""
         return self._probe_at is None and bool(self._last_failed)
 
     @property
-    def suspects(self) -> Collection[str]:
+    def failing_events(self) -> Collection[str]:
         """The keys of the events that failed and were not answered since."""
         return self._delays.keys()
 
@@ -118,14 +118,14 @@ class RetrySchedule:
         return [key for key, delay in self._delays.items() if delay.until > now]
 
     @property
-    def urgent_suspects(self) -> Collection[str]:
-        """The keys of the suspects that are urgent."""
+    def urgent_failing(self) -> Collection[str]:
+        """The keys of the failing events that are urgent."""
         return [key for key, delay in self._delays.items() if delay.urgent]
 
     def urgent_blocked(self, now: float) -> Collection[str]:
-        """Return the keys of the urgent suspects but for the one that is due for longest."""
+        """Return the keys of the urgent failing events but for the one that is due for longest."""
         due = self._longest_due_urgent(now)
-        return [key for key in self.urgent_suspects if key != due]
+        return [key for key in self.urgent_failing if key != due]
 
     def _longest_due_urgent(self, now: float) -> str | None:
         due = [(delay.until, key) for key, delay in self._delays.items() if delay.urgent and delay.until <= now]
@@ -135,9 +135,9 @@ class RetrySchedule:
         """Return when the next delay of an event ends; infinity when none is to come."""
         return min((delay.until for delay in self._delays.values() if delay.until > now), default=_NEVER)
 
-    def turn(self, now: float) -> SendMode:
+    def mode(self, now: float) -> SendMode:
         """Return what may be sent at *now*."""
-        if self.is_held:
+        if self.is_gone:
             return SendMode.WAIT
         if self._probe_at is None:
             return SendMode.ALL
@@ -149,8 +149,8 @@ class RetrySchedule:
         return SendMode.WAIT
 
     def next_at(self) -> float:
-        """Return when `turn` or `blocked` may say something else; infinity when only news can change it."""
-        if self.is_held:
+        """Return when `mode` or `blocked` may change; infinity when only a new record can change them."""
+        if self.is_gone:
             return _NEVER
         if self._probe_at is None:
             return min((delay.until for delay in self._delays.values()), default=_NEVER)
@@ -162,7 +162,7 @@ class RetrySchedule:
 
     # What happened.
 
-    def arrived(self, event_key: str, now: float, *, urgent: bool) -> None:
+    def record_arrived(self, event_key: str, now: float, *, urgent: bool) -> None:
         """Note a new record: its event is tried once at once, unless a Retry-After binds the sink."""
         delay = self._delays.get(event_key)
         if delay is not None:
@@ -176,27 +176,27 @@ class RetrySchedule:
             self._fresh[event_key] = None
 
     def take_fresh(self) -> str:
-        """Return the event to try in a FRESH turn, and forget that something new arrived for it."""
+        """Return the event to try in FRESH mode, and forget that it has a new record."""
         event_key = next(iter(self._fresh))
         del self._fresh[event_key]
         return event_key
 
-    def found_nothing(self, turn: SendMode, now: float) -> None:
-        """Note that *turn* found no row that it may send."""
-        if turn is SendMode.ALL:
+    def nothing_pending(self, mode: SendMode, now: float) -> None:
+        """Note that there is no row which *mode* may send."""
+        if mode is SendMode.ALL:
             for event_key in [key for key, delay in self._delays.items() if delay.until <= now]:
                 del self._delays[event_key]
-        elif turn is SendMode.URGENT:
+        elif mode is SendMode.URGENT:
             due = self._longest_due_urgent(now)
             if due is not None:
                 del self._delays[due]
             self._urgent_at = min((each.until for each in self._delays.values() if each.urgent), default=_NEVER)
-        elif turn is SendMode.PROBE and not self.urgent_suspects:
+        elif mode is SendMode.PROBE and not self.urgent_failing:
             self.resume()
-        elif turn is SendMode.PROBE:
+        elif mode is SendMode.PROBE:
             self._probe_at = now + self._gap(self._probes, None)
 
-    def answered(self, event_keys: Iterable[str]) -> bool:
+    def succeeded(self, event_keys: Iterable[str]) -> bool:
         """Note that the destination took records, or refused them for good: it is there.
 
         Return whether that made anything else due.
@@ -222,7 +222,7 @@ class RetrySchedule:
         self._last_failed = frozenset()
         self._probes = 0
         self._fresh.clear()
-        self._has_unreleased = self.is_held = False
+        self._has_unreleased = self.is_gone = False
         for delay in self._delays.values():
             delay.until = _LONG_AGO
 
@@ -232,15 +232,15 @@ class RetrySchedule:
         now: float,
         *,
         during: SendMode,
-        owes_urgent: bool,
+        has_urgent: bool,
         seconds_to_notice: float | None,
         retry_after: float | None = None,
-        held: bool = False,
+        is_gone: bool = False,
     ) -> None:
-        """Note that a send failed that was made in the turn *during*.
+        """Note that a send failed that was made in the mode *during*.
 
-        *owes_urgent*: the sink is owed any urgent record. *seconds_to_notice*: the time to the soonest NotBefore ahead
-        of all that it is owed.
+        *has_urgent*: an urgent record is pending for the sink. *seconds_to_notice*: the time to the soonest NotBefore
+        ahead of all that are pending. *is_gone*: the peer answered 410.
         """
         for event in events:
             self._delay(event, now, retry_after)
@@ -248,14 +248,14 @@ class RetrySchedule:
         is_another = bool(self._last_failed) and not keys <= self._last_failed
         self._last_failed = keys
         self._has_unreleased = True
-        self.is_held = self.is_held or held
+        self.is_gone = self.is_gone or is_gone
         binds = retry_after is not None and retry_after > 0
         if binds and retry_after is not None:
             self._bound_until = max(self._bound_until, now + min(retry_after, RETRY_AFTER_CAP_SECONDS))
             self._fresh.clear()
-        if self._probe_at is not None or is_another or binds or held:
+        if self._probe_at is not None or is_another or binds or is_gone:
             self._pause(now, during, seconds_to_notice)
-            self._set_urgent(now, during, owes_urgent=owes_urgent)
+            self._set_urgent(now, during, has_urgent=has_urgent)
 
     def _pause(self, now: float, during: SendMode, seconds_to_notice: float | None) -> None:
         """Set the time of the next probe; a try out of turn does not put it off."""
@@ -266,11 +266,11 @@ class RetrySchedule:
             longest = max(1.0, seconds_to_notice / 4)
             self._probe_at = min(self._probe_at, now + min(longest, DELIVERY_CAP_SECONDS))
 
-    def _set_urgent(self, now: float, during: SendMode, *, owes_urgent: bool) -> None:
+    def _set_urgent(self, now: float, during: SendMode, *, has_urgent: bool) -> None:
         self._urgent_was_last = during is SendMode.URGENT
-        # The next one soon, it may not have been tried at all; but a hundred of them do not all knock at once.
+        # The next one soon, it may not have been tried at all; but not a hundred of them at once.
         soon = min(now + MINIMUM_DELAY_SECONDS, self._urgent_deadline())
-        if not owes_urgent:
+        if not has_urgent:
             self._urgent_at = _NEVER
         elif during in {SendMode.FRESH, SendMode.PROBE}:
             self._urgent_at = min(self._urgent_at, soon)
@@ -278,7 +278,7 @@ class RetrySchedule:
             self._urgent_at = soon
 
     def _urgent_deadline(self) -> float:
-        """Return when the first of the urgent suspects has waited as long as it may."""
+        """Return when the first of the urgent failing events has waited as long as it may."""
         tried = (delay.tried_at for delay in self._delays.values() if delay.urgent)
         return min(tried, default=_NEVER) + URGENT_CAP_SECONDS
 
@@ -294,7 +294,7 @@ class RetrySchedule:
         gap = self._gap(delay.attempts, event.seconds_to_not_before, retry_after=retry_after, urgent=event.urgent)
         if event.urgent:
             # The urgent ones wait for one another; that counts into the 2 s.
-            queue_seconds = MINIMUM_DELAY_SECONDS * len(self.urgent_suspects)
+            queue_seconds = MINIMUM_DELAY_SECONDS * len(self.urgent_failing)
             gap = max(min(gap, URGENT_CAP_SECONDS - queue_seconds), MINIMUM_DELAY_SECONDS)
         delay.tried_at, delay.until = now, now + gap
 

@@ -1,7 +1,7 @@
-"""Which sinks want a record: pure, from the settings every ``[[sinks]]`` table has.
+"""The router: which sinks want a record, by the settings that every ``[[sinks]]`` table has. Pure.
 
-A filter that names event types or sources says nothing of a record without an event: whoever asked for approvals to be
-refused must learn that they were.
+A filter that names event types or sources does not apply to a record without an event: a refused approval of an unknown
+event must reach every sink.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from bridge.sink import SinkConfig
 
 
 def wants(config: SinkConfig, record: TransitionRecord, vm_name: str | None) -> bool:
-    """Return whether the sink with *config* is owed *record*, on the VM called *vm_name* (null: unknown)."""
+    """Return whether the sink with *config* gets *record*, on the VM called *vm_name* (None: unknown)."""
     if record.transition is Transition.HEARTBEAT:
         return config.heartbeat
     if config.transitions is not None and record.transition.value not in config.transitions:

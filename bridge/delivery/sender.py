@@ -1,10 +1,10 @@
-"""One send with a deadline that holds, whatever the sink's SDK does.
+"""The sender: calls a sink with a deadline that holds, whatever the sink's SDK does.
 
 Some SDK calls hang for ever, also with a timeout of their own. So a sink lives on a thread of its own, and the worker
 waits for it no longer than `timeout_seconds` and a little: the little is there so that a sink that keeps the deadline
-itself can say what happened. A sink that does not is abandoned: it is closed on yet another thread, and the next try,
-which waits for that within its own deadline, builds a new instance. Threads that never come back are counted; with too
-many of them the sink is left alone until one ends, because a leak would take the healthy sinks down with it.
+itself can report what happened. A sink that does not is abandoned: it is closed on yet another thread, and the next
+try, which waits for that within its own deadline, builds a new instance. Threads that never come back are counted; with
+too many of them the sink is left alone until one ends, because a leak would take the healthy sinks down with it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Sender:
         self._build = build
         self._name = name
         self._timeout_seconds = timeout_seconds
-        self._lane: _Lane | None = None
-        self._abandoned: list[_Lane] = []
+        self._current: _SinkThread | None = None
+        self._abandoned: list[_SinkThread] = []
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Send *batch*; raise DeliveryFailed when the deadline passes."""
@@ -55,40 +55,40 @@ class Sender:
 
     def cut(self) -> None:
         """Close the sink under the send that is under way, which fails by that; from any thread."""
-        lane = self._lane
-        if lane is not None:
-            lane.abandon()
+        current = self._current
+        if current is not None:
+            current.abandon()
 
     def close(self) -> None:
         """Close the sink, waiting a second at most."""
-        lane, self._lane = self._lane, None
-        if lane is not None:
-            lane.end()
-            if not lane.is_gone(_CLOSE_SECONDS):
-                lane.abandon()
+        current, self._current = self._current, None
+        if current is not None:
+            current.end()
+            if not current.is_gone(_CLOSE_SECONDS):
+                current.abandon()
 
     def _call(self, call: _Call) -> None:
         deadline = time.monotonic() + self._timeout_seconds * GRACE
         if self._abandoned:
-            self._see_to_abandoned()
-        lane = self._lane
-        if lane is None:
-            lane = self._lane = _Lane(self._build, name=f"sink:{self._name}")
-        future = lane.call(call)
+            self._reap_abandoned()
+        current = self._current
+        if current is None:
+            current = self._current = _SinkThread(self._build, name=f"sink:{self._name}")
+        future = current.call(call)
         try:
             error = future.exception(max(deadline - time.monotonic(), 0.0))
         except FutureTimeoutError:
-            self._abandon(lane)
+            self._abandon(current)
             message = f"No answer within {self._timeout_seconds:g} s; the send was cut."
             raise DeliveryFailed(message, uncertain=True, reason="timeout") from None
         if error is not None:
             raise _as_delivery_error(error)
 
-    def _see_to_abandoned(self) -> None:
-        """Wait a little for what was cut to be closed; raise DeliveryFailed when too much of it stays."""
+    def _reap_abandoned(self) -> None:
+        """Wait a little until what was cut is closed; raise DeliveryFailed when too much of it stays."""
         until = time.monotonic() + min(_CLOSE_SECONDS, self._timeout_seconds * _CLOSE_SHARE)
         self._abandoned[-1].is_closed(until - time.monotonic())
-        self._abandoned = [lane for lane in self._abandoned if not lane.is_gone(0)]
+        self._abandoned = [each for each in self._abandoned if not each.is_gone(0)]
         if len(self._abandoned) >= _MOST_ABANDONED:
             raise DeliveryFailed(
                 f"{len(self._abandoned)} sends hang beyond their deadline and cannot be cut; "
@@ -97,14 +97,14 @@ class Sender:
                 reason="hanging",
             )
 
-    def _abandon(self, lane: _Lane) -> None:
-        self._lane = None
-        self._abandoned.append(lane)
-        lane.abandon()
+    def _abandon(self, current: _SinkThread) -> None:
+        self._current = None
+        self._abandoned.append(current)
+        current.abandon()
 
 
-class _Lane:
-    """One sink instance on one thread."""
+class _SinkThread:
+    """One sink instance on a thread of its own."""
 
     def __init__(self, build: Callable[[], Sink], *, name: str) -> None:
         self._build = build
@@ -148,11 +148,11 @@ class _Lane:
             call, future = item
             try:
                 self._serve(call)
-            except BaseException as error:  # noqa: BLE001  # handed to the worker, who tells what it means
+            except BaseException as error:  # noqa: BLE001  # handed to the worker, which decides what it means
                 future.set_exception(error)
             else:
                 future.set_result(None)
-            del item, call, future  # an idle lane keeps no batch in memory
+            del item, call, future  # an idle one keeps no batch in memory
         self._close()
 
     def _serve(self, call: _Call) -> None:
@@ -172,7 +172,7 @@ class _Lane:
 
 
 def _as_delivery_error(error: BaseException) -> DeliveryError:
-    """Return *error* as what the worker understands."""
+    """Return *error* as one of the two that the worker understands."""
     if isinstance(error, DeliveryRejected | DeliveryFailed) and _is_whole(error):
         return error
     failed = DeliveryFailed(_describe(error), uncertain=True, reason="exception")

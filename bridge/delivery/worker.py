@@ -1,8 +1,8 @@
-"""One worker a sink: it sends that sink's rows, and nothing another sink does can delay it.
+"""The delivery worker: the thread that sends the pending records of one sink.
 
-The parts, each with its own reason: the `RetrySchedule` knows what may be tried when, the `Batcher` which rows that
-are, the `Sender` holds the deadline, the sink only sends, the `ResultWriter` writes down what became of it. The worker
-joins them and tells people and metrics.
+One worker a sink, so that nothing another sink does can delay it. The parts, each with its own reason: the
+`RetrySchedule` decides what may be tried when, the `Batcher` finds the rows, the `Sender` keeps the deadline, the sink
+only sends, the `ResultWriter` stores what became of it. The worker joins them, and tells logs and metrics.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from bridge.system.threads import LoopWatch
 logger = logging.getLogger(__name__)
 
 _REASON_CHARACTERS = 256
-#: An idle worker looks by itself now and then, in case it was not told.
-_LOOK_SECONDS = 60.0
+#: An idle worker reads the outbox by itself now and then, in case it was not notified.
+_IDLE_WAIT_SECONDS = 60.0
 _FAULT_SECONDS = 1.0
 
 
@@ -54,20 +54,20 @@ class DeliveryWorker:
         self._clock = clock
         self._sender = Sender(lambda: sink_class(config), name=config.name, timeout_seconds=config.timeout_seconds)
         self._schedule = RetrySchedule(clock.random)
-        self._ledger = ResultWriter(outbox, sink=config.name, clock=clock)
-        self._picker = Batcher(
+        self._results = ResultWriter(outbox, sink=config.name, clock=clock)
+        self._batcher = Batcher(
             outbox=outbox,
-            ledger=self._ledger,
+            results=self._results,
             schedule=self._schedule,
             config=config,
             batch_by_event=sink_class.batch_by_event,
         )
-        self._skips = sink_class.skips_what_is_over(config)
+        self._skips_what_is_over = sink_class.skips_what_is_over(config)
         self._report = ThrottledLog(logger, clock=clock)
         self.loop_watch = LoopWatch(clock)
-        self._news = threading.Event()
-        self._was_nudged = False
-        self._nudges = outbox.read(deliveries.retry_requests, config.name).result()
+        self._woken = threading.Event()
+        self._was_woken_by_command = False
+        self._retry_requests = outbox.read(deliveries.retry_requests, config.name).result()
         self._stop_at: float | None = None
         self._expired_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name=f"delivery:{config.name}", daemon=True)
@@ -76,22 +76,19 @@ class DeliveryWorker:
         """Begin to deliver."""
         self._thread.start()
 
-    def notify(self) -> None:
-        """Tell the worker that there may be new rows."""
-        self._news.set()
-
-    def nudge(self) -> None:
-        """Tell the worker that a command has written to the outbox."""
-        self._was_nudged = True
-        self._news.set()
+    def notify(self, *, by_command: bool = False) -> None:
+        """Tell the worker that there may be new rows, or with *by_command* that a command has written to the outbox."""
+        if by_command:
+            self._was_woken_by_command = True
+        self._woken.set()
 
     def stop(self, *, grace_seconds: float) -> None:
         """Let the worker send what is due for *grace_seconds* more; returns at once, see `join`."""
         self._stop_at = self._clock.monotonic() + grace_seconds
-        self._news.set()
+        self._woken.set()
 
     def cut(self) -> None:
-        """End the send that is under way: there is no more time for it, its records stay owed."""
+        """End the send that is under way: there is no more time for it, its records stay pending."""
         self._sender.cut()
 
     def join(self, timeout_seconds: float) -> bool:
@@ -105,104 +102,103 @@ class DeliveryWorker:
         while not self._is_time_to_stop():
             self.loop_watch.expect_call_within(self.config.timeout_seconds)
             try:
-                wait_seconds = self._turn()
+                wait_seconds = self._run_once()
             except Exception as error:  # noqa: BLE001  # logged with its traceback, once
                 message = f"The delivery worker failed; it goes on. {type(error).__name__}: {error}"
                 self._report.problem("worker", logging.ERROR, message, exc_info=error, sink=self.name)
-                self._picker.look_again()
+                self._batcher.drop_prefetch()
                 wait_seconds = _FAULT_SECONDS
             if wait_seconds > 0:
                 if self._stop_at is not None:
                     break
                 self.loop_watch.expect_within(wait_seconds)
-                self._news.wait(wait_seconds)
+                self._woken.wait(wait_seconds)
         self.loop_watch.idle()
-        self._ledger.wait()
+        self._results.wait()
         self._sender.close()
 
     def _is_time_to_stop(self) -> bool:
         return self._stop_at is not None and self._clock.monotonic() >= self._stop_at
 
-    def _turn(self) -> float:
+    def _run_once(self) -> float:
         """Send one batch; return for how many seconds there is nothing to do."""
-        if self._news.is_set():
-            self._news.clear()
-            self._take_news()
+        if self._woken.is_set():
+            self._woken.clear()
+            self._note_new_rows()
         now = self._clock.monotonic()
         self._expire(now)
-        turn, batch = self._picker.next(now)
+        mode, batch = self._batcher.next(now)
         if batch:
-            self._send(batch, turn)
+            self._send(batch, mode)
             return 0.0
-        self._ledger.write_again()
-        self._let_people_go()
-        return min(self._schedule.next_at() - self._clock.monotonic(), self._look_seconds())
+        self._results.retry_unwritten()
+        self._clear_attention_if_idle()
+        return min(self._schedule.next_at() - self._clock.monotonic(), self._idle_seconds())
 
-    def _let_people_go(self) -> None:
-        """Call for nobody any more when what they were called for is given up; a sink on hold still wants one."""
-        if not self._metrics.needs_attention or self._schedule.is_held:
+    def _clear_attention_if_idle(self) -> None:
+        """Reset needs_attention once nothing is pending for the sink; one that is gone (410) still needs a person."""
+        if not self._metrics.needs_attention or self._schedule.is_gone:
             return
         if not self._outbox.read(deliveries.probe, self.name).result():
             self._metrics.set_needs_attention(needed=False)
 
-    def _look_seconds(self) -> float:
+    def _idle_seconds(self) -> float:
         max_age = self.config.max_age_seconds
         if max_age is None or not self._schedule.is_troubled:
-            return _LOOK_SECONDS
-        return min(_LOOK_SECONDS, max(1.0, max_age))
+            return _IDLE_WAIT_SECONDS
+        return min(_IDLE_WAIT_SECONDS, max(1.0, max_age))
 
-    def _take_news(self) -> None:
-        if self._was_nudged:
-            self._was_nudged = False
-            before, self._nudges = self._nudges, self._outbox.read(deliveries.retry_requests, self.name).result()
-            if self._nudges != before:
+    def _note_new_rows(self) -> None:
+        if self._was_woken_by_command:
+            self._was_woken_by_command = False
+            before = self._retry_requests
+            self._retry_requests = self._outbox.read(deliveries.retry_requests, self.name).result()
+            if self._retry_requests != before:
                 self._schedule.resume()
-        self._picker.take_news(self._clock.monotonic())
+        self._batcher.note_new_records(self._clock.monotonic())
 
     def _expire(self, now: float) -> None:
-        if self.config.max_age_seconds is None or now < self._expired_at + 1.0:
+        """Give up what is older than `max_age_seconds`, at most once a second."""
+        max_age = self.config.max_age_seconds
+        if max_age is None or now < self._expired_at + 1.0:
             return
         self._expired_at = now
-        self._ledger.flush()  # what is delivered does not expire
-        expired = self._outbox.write(
-            deliveries.expire,
-            self.name,
-            now=self._clock.timestamp(),
-            max_age_seconds=self.config.max_age_seconds,
-        ).result()
+        self._results.flush()  # what is delivered does not expire
+        wall = self._clock.timestamp()
+        expired = self._outbox.write(deliveries.expire, self.name, now=wall, max_age_seconds=max_age).result()
         if expired:
-            self._picker.look_again()
+            self._batcher.drop_prefetch()
             logger.warning(
                 "Records were given up: they are older than max_age_seconds.",
                 extra={"sink": self.name, "expired": expired},
             )
 
-    # Sending, and what became of it.
+    # Sending.
 
-    def _send(self, batch: list[PendingDelivery], turn: SendMode) -> None:
-        batch = self._legible(batch)
+    def _send(self, batch: list[PendingDelivery], mode: SendMode) -> None:
+        batch = self._park_unreadable(batch)
         if not batch:
             return
-        beginning = self._begin(batch[0])
-        if beginning.skipped:
-            self._picker.look_again()
+        mark = self._mark_started(batch[0])
+        if mark.skipped:
+            self._batcher.drop_prefetch()
             return
-        outcome: DeliveryError | None = None
+        error: DeliveryError | None = None
         started = self._clock.monotonic()
         try:
             self._sender.send([row.record for row in batch])
-        except DeliveryError as error:
-            outcome = error
+        except DeliveryError as raised:
+            error = raised
         self._metrics.sent(self._clock.monotonic() - started)
-        if outcome is None:
+        if error is None:
             self._delivered(batch)
-        elif isinstance(outcome, DeliveryRejected):
-            self._rejected(batch, outcome)
-        elif isinstance(outcome, DeliveryFailed):
-            self._failed(batch, outcome, turn)
-        self._end(batch[0], beginning, outcome)
+        elif isinstance(error, DeliveryRejected):
+            self._rejected(batch, error)
+        elif isinstance(error, DeliveryFailed):
+            self._failed(batch, error, mode)
+        self._clear_start_mark(batch[0], mark, error)
 
-    def _legible(self, batch: list[PendingDelivery]) -> list[PendingDelivery]:
+    def _park_unreadable(self, batch: list[PendingDelivery]) -> list[PendingDelivery]:
         """Return *batch* without what is no record; that is parked, for a person to see."""
         bad: list[PendingDelivery] = []
         for row in batch:
@@ -215,35 +211,37 @@ class DeliveryWorker:
                     extra={"sink": self.name, "sequence": row.sequence, "error": str(error)},
                 )
         if bad:
-            self._ledger.finished(bad, DeliveryState.PARKED, "It is no record.")
+            self._results.finished(bad, DeliveryState.PARKED, "It is no record.")
         return [row for row in batch if row not in bad] if bad else batch
 
-    def _begin(self, row: PendingDelivery) -> StartMark:
-        """Mark the event as begun at a sink that skips what is over, or skip it; see `bridge.outbox.deliveries`."""
-        if not self._skips or row.record.event is None:
+    def _mark_started(self, row: PendingDelivery) -> StartMark:
+        """Mark the event as started at a sink that skips what is over, or skip it; see `bridge.outbox.deliveries`."""
+        if not self._skips_what_is_over or row.record.event is None:
             return StartMark()
-        self._ledger.flush()  # what is delivered counts as begun
-        beginning = self._outbox.write(
-            deliveries.mark_started, self.name, row.event_key, now=self._clock.timestamp()
-        ).result()
-        if beginning.skipped:
+        self._results.flush()  # what is delivered counts as started
+        wall = self._clock.timestamp()
+        mark = self._outbox.write(deliveries.mark_started, self.name, row.event_key, now=wall).result()
+        if mark.skipped:
             logger.log(
                 logging.WARNING if row.attempts else logging.INFO,
                 "An event was skipped: it was over before anything of it could be sent.",
-                extra={"sink": self.name, "event_id": row.event_key, "expired": beginning.skipped},
+                extra={"sink": self.name, "event_id": row.event_key, "expired": mark.skipped},
             )
-        return beginning
+        return mark
 
-    def _end(self, row: PendingDelivery, beginning: StartMark, outcome: DeliveryError | None) -> None:
-        if not self._skips or row.record.event is None:
+    def _clear_start_mark(self, row: PendingDelivery, mark: StartMark, error: DeliveryError | None) -> None:
+        """Take the mark away when surely nothing of the event arrived, and when its end did."""
+        if not self._skips_what_is_over or row.record.event is None:
             return
-        surely_not = beginning.is_new and isinstance(outcome, DeliveryFailed) and not outcome.uncertain
-        if surely_not or (outcome is None and row.record.transition.is_ending):
-            self._ledger.flush()
+        surely_nothing_arrived = mark.is_new and isinstance(error, DeliveryFailed) and not error.uncertain
+        if surely_nothing_arrived or (error is None and row.record.transition.is_ending):
+            self._results.flush()
             self._outbox.write(deliveries.clear_started, self.name, row.event_key)
 
+    # What became of it.
+
     def _delivered(self, batch: list[PendingDelivery]) -> None:
-        self._ledger.finished(batch, DeliveryState.DELIVERED)
+        self._results.finished(batch, DeliveryState.DELIVERED)
         self._report.recovered(f"{self.name}: refused", "The sink accepts records again.", sink=self.name)
         now = self._clock.now()
         for row in batch:
@@ -251,8 +249,9 @@ class DeliveryWorker:
         self._answered(batch)
 
     def _answered(self, batch: list[PendingDelivery]) -> None:
-        if self._schedule.answered(row.event_key for row in batch):
-            self._picker.look_again()
+        """Note that the destination is there: it took records, or refused them for good."""
+        if self._schedule.succeeded(row.event_key for row in batch):
+            self._batcher.drop_prefetch()
         self._metrics.set_needs_attention(needed=False)
         self._report.recovered(self.name, "The sink answers again.", sink=self.name)
 
@@ -261,7 +260,7 @@ class DeliveryWorker:
         named = [getattr(record, "id", record) for record in error.records]
         refused = batch if len(batch) == 1 else [row for row in batch if row.record.id in named]
         if refused:
-            self._ledger.finished(refused, DeliveryState.PARKED, reason)
+            self._results.finished(refused, DeliveryState.PARKED, reason)
             self._report.problem(
                 f"{self.name}: refused",
                 logging.ERROR,
@@ -270,36 +269,36 @@ class DeliveryWorker:
                 records=[row.record.id for row in refused],
             )
         # Which of the others is to blame, if any, shows when each goes alone.
-        self._picker.send_alone({row.sequence for row in batch} - {row.sequence for row in refused})
+        self._batcher.send_alone({row.sequence for row in batch} - {row.sequence for row in refused})
         self._answered(batch)
 
-    def _failed(self, batch: list[PendingDelivery], error: DeliveryFailed, turn: SendMode) -> None:
+    def _failed(self, batch: list[PendingDelivery], error: DeliveryFailed, mode: SendMode) -> None:
         reason = str(error)[:_REASON_CHARACTERS]
-        self._ledger.tried(batch, reason)
-        self._picker.look_again()
+        self._results.tried(batch, reason)
+        self._batcher.drop_prefetch()
         self._metrics.retried(error.reason)
         if error.needs_attention:
             self._metrics.set_needs_attention(needed=True)  # until the sink answers
         level = logging.ERROR if error.needs_attention else logging.WARNING
         next_step = " Nothing is sent until `outbox retry` or a restart." if error.held else ""
         self._report.problem(self.name, level, f"Sending failed: {reason}{next_step}", sink=self.name)
-        self._reschedule(batch, error, turn)
+        self._reschedule(batch, error, mode)
 
-    def _reschedule(self, batch: list[PendingDelivery], error: DeliveryFailed, turn: SendMode) -> None:
+    def _reschedule(self, batch: list[PendingDelivery], error: DeliveryFailed, mode: SendMode) -> None:
         wall = self._clock.timestamp()
         events = [_failed_event(rows, wall) for rows in _by_event(batch)]
         try:
-            owes_urgent, soonest = self._outbox.read(deliveries.urgency, self.name, now=wall).result()
+            has_urgent, soonest = self._outbox.read(deliveries.urgency, self.name, now=wall).result()
         except OutboxError:
-            owes_urgent, soonest = any(event.urgent for event in events), None
+            has_urgent, soonest = any(event.urgent for event in events), None
         self._schedule.failed(
             events,
             self._clock.monotonic(),
-            during=turn,
-            owes_urgent=owes_urgent,
+            during=mode,
+            has_urgent=has_urgent,
             seconds_to_notice=None if soonest is None else soonest - wall,
             retry_after=error.retry_after,
-            held=error.held,
+            is_gone=error.held,
         )
 
 

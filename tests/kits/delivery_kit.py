@@ -100,7 +100,7 @@ class DeliveryKit:
     def retry(self, name: str = "s") -> None:
         """Do what `outbox retry` does, and what the agent does when it notices."""
         OutboxFile(self.directory).retry(name)
-        self._workers[name].nudge()
+        self._workers[name].notify(by_command=True)
 
     @property
     def directory(self) -> Path:

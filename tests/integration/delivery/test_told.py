@@ -172,6 +172,6 @@ def test_nobody_is_called_any_more_when_what_they_were_called_for_is_given_up(be
     bench.start(chance=1.0)
     bench.until(lambda: bench.sample("sink_needs_attention") == 1)
     OutboxFile(bench.directory).discard("s")
-    bench._workers["s"].nudge()
+    bench._workers["s"].notify(by_command=True)
     bench.until(lambda: bench.sample("sink_needs_attention") == 0)
     assert box.tries

@@ -14,10 +14,10 @@ def make(chance=0.999999):
     return RetrySchedule(lambda: chance)
 
 
-def fail(schedule, *keys, now=0.0, during=SendMode.ALL, ahead=None, owes_urgent=False, notice=None, **how):
+def fail(schedule, *keys, now=0.0, during=SendMode.ALL, ahead=None, has_urgent=False, notice=None, **how):
     events = [FailedEvent(event_key=key, urgent=key.startswith("urgent"), seconds_to_not_before=ahead) for key in keys]
-    owed = owes_urgent or any(event.urgent for event in events)
-    schedule.failed(events, now, during=during, owes_urgent=owed, seconds_to_notice=notice, **how)
+    owed = has_urgent or any(event.urgent for event in events)
+    schedule.failed(events, now, during=during, has_urgent=owed, seconds_to_notice=notice, **how)
 
 
 def pause(schedule, now=0.0):
@@ -28,8 +28,8 @@ def pause(schedule, now=0.0):
 
 def test_at_first_everything_may_go_and_nothing_is_awaited():
     schedule = make()
-    assert schedule.turn(0.0) is SendMode.ALL
-    schedule.found_nothing(SendMode.ALL, 0.0)
+    assert schedule.mode(0.0) is SendMode.ALL
+    schedule.nothing_pending(SendMode.ALL, 0.0)
     assert schedule.next_at() == NEVER
     assert not schedule.is_troubled
 
@@ -37,7 +37,7 @@ def test_at_first_everything_may_go_and_nothing_is_awaited():
 def test_a_failure_delays_its_own_event_alone():
     schedule = make()
     fail(schedule, "a")
-    assert schedule.turn(0.0) is SendMode.ALL
+    assert schedule.mode(0.0) is SendMode.ALL
     assert list(schedule.blocked(0.5)) == ["a"]
     assert list(schedule.blocked(1.0)) == []
     assert schedule.next_at() == pytest.approx(1.0, abs=0.01)
@@ -56,16 +56,16 @@ def test_gaps_of_one_event_double_from_a_second_to_five_minutes_and_never_pause(
 def test_two_failures_in_a_row_on_different_events_pause_the_sink():
     schedule = make()
     pause(schedule)
-    assert schedule.turn(0.0) is SendMode.WAIT
+    assert schedule.mode(0.0) is SendMode.WAIT
     assert schedule.next_at() == pytest.approx(1.0, abs=0.01)
-    assert schedule.turn(schedule.next_at()) is SendMode.PROBE
+    assert schedule.mode(schedule.next_at()) is SendMode.PROBE
 
 
 def test_one_failed_batch_of_several_events_is_one_failure():
     schedule = make()
     fail(schedule, "a", "b", "c")
     assert not schedule.is_paused
-    assert set(schedule.suspects) == {"a", "b", "c"}
+    assert set(schedule.failing_events) == {"a", "b", "c"}
     fail(schedule, "d")
     assert schedule.is_paused
 
@@ -73,7 +73,7 @@ def test_one_failed_batch_of_several_events_is_one_failure():
 def test_an_answer_between_two_failures_prevents_the_pause():
     schedule = make()
     fail(schedule, "a")
-    schedule.answered(["c"])
+    schedule.succeeded(["c"])
     fail(schedule, "b")
     assert not schedule.is_paused
 
@@ -81,10 +81,10 @@ def test_an_answer_between_two_failures_prevents_the_pause():
 def test_after_a_failure_the_next_send_should_be_of_an_event_that_never_failed():
     schedule = make()
     fail(schedule, "a")
-    assert schedule.is_doubtful
-    assert set(schedule.suspects) == {"a"}
-    schedule.answered(["b"])
-    assert not schedule.is_doubtful
+    assert schedule.last_send_failed
+    assert set(schedule.failing_events) == {"a"}
+    schedule.succeeded(["b"])
+    assert not schedule.last_send_failed
 
 
 def test_probes_of_a_paused_sink_come_ever_further_apart():
@@ -93,7 +93,7 @@ def test_probes_of_a_paused_sink_come_ever_further_apart():
     for _ in range(10):
         gaps.append(round(schedule.next_at() - now))
         now = schedule.next_at()
-        fail(schedule, "a", now=now, during=schedule.turn(now))
+        fail(schedule, "a", now=now, during=schedule.mode(now))
     assert gaps == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
 
 
@@ -101,25 +101,25 @@ def test_any_answer_ends_the_pause_and_makes_all_rows_due():
     schedule = make()
     fail(schedule, "a")
     fail(schedule, "b", retry_after=60)
-    assert schedule.answered(["c"])
-    assert schedule.turn(0.0) is SendMode.ALL
+    assert schedule.succeeded(["c"])
+    assert schedule.mode(0.0) is SendMode.ALL
     assert not schedule.blocked(0.0)
 
 
 def test_an_answer_makes_an_event_due_that_failed_before_it_but_only_once():
     schedule = make()
     fail(schedule, "a")
-    assert schedule.answered(["b"])
+    assert schedule.succeeded(["b"])
     assert not schedule.blocked(0.0)
     fail(schedule, "a")
-    assert not schedule.answered(["b"])
+    assert not schedule.succeeded(["b"])
     assert list(schedule.blocked(0.0)) == ["a"]
 
 
 def test_an_answer_about_the_event_itself_clears_its_record():
     schedule = make()
     fail(schedule, "a")
-    schedule.answered(["a"])
+    schedule.succeeded(["a"])
     assert not schedule.is_troubled
 
 
@@ -127,9 +127,9 @@ def test_an_answer_about_the_event_itself_clears_its_record():
 def test_retry_after_binds_the_whole_sink_for_an_hour_at_most(wish, seconds):
     schedule = make()
     fail(schedule, "a", retry_after=wish)
-    assert schedule.turn(seconds - 0.001) is SendMode.WAIT
+    assert schedule.mode(seconds - 0.001) is SendMode.WAIT
     assert schedule.next_at() == seconds
-    assert schedule.turn(seconds) is SendMode.PROBE
+    assert schedule.mode(seconds) is SendMode.PROBE
 
 
 @pytest.mark.parametrize("wish", [0, -5, float("nan")])
@@ -149,8 +149,8 @@ def test_a_shorter_retry_after_later_does_not_shorten_the_first():
     schedule = make()
     fail(schedule, "urgent", retry_after=100)
     fail(schedule, "urgent", now=1.0, during=SendMode.URGENT, retry_after=1)
-    schedule.found_nothing(SendMode.URGENT, 50.0)
-    assert schedule.turn(99.0) is SendMode.WAIT
+    schedule.nothing_pending(SendMode.URGENT, 50.0)
+    assert schedule.mode(99.0) is SendMode.WAIT
 
 
 @pytest.mark.parametrize(("ahead", "longest"), [(900, 225), (40, 10), (2, 1), (0.5, 1)])
@@ -176,7 +176,7 @@ def test_news_with_a_near_not_before_shortens_a_long_pause():
     for _ in range(20):
         now = schedule.next_at()
         fail(schedule, "a", now=now, during=SendMode.PROBE)
-    schedule.arrived("c", now, urgent=False)
+    schedule.record_arrived("c", now, urgent=False)
     schedule.take_fresh()
     fail(schedule, "c", now=now, during=SendMode.FRESH, notice=40)
     assert schedule.next_at() - now == pytest.approx(10)
@@ -186,87 +186,87 @@ def test_a_new_record_is_tried_once_at_once_in_a_pause_and_does_not_put_off_the_
     schedule = make()
     pause(schedule)
     probe_at = schedule.next_at()
-    schedule.arrived("c", 0.2, urgent=False)
-    assert schedule.turn(0.2) is SendMode.FRESH
+    schedule.record_arrived("c", 0.2, urgent=False)
+    assert schedule.mode(0.2) is SendMode.FRESH
     assert schedule.take_fresh() == "c"
     fail(schedule, "c", now=0.2, during=SendMode.FRESH)
-    assert schedule.turn(0.2) is SendMode.WAIT
+    assert schedule.mode(0.2) is SendMode.WAIT
     assert schedule.next_at() == probe_at
 
 
 def test_a_new_record_makes_its_own_delayed_event_due():
     schedule = make()
     fail(schedule, "a")
-    schedule.arrived("a", 0.1, urgent=False)
+    schedule.record_arrived("a", 0.1, urgent=False)
     assert not schedule.blocked(0.1)
 
 
 def test_a_new_record_waits_for_the_retry_after_and_is_then_no_exception():
     schedule = make()
     fail(schedule, "a", retry_after=60)
-    schedule.arrived("c", 1.0, urgent=False)
-    assert schedule.turn(1.0) is SendMode.WAIT
-    assert schedule.turn(60.0) is SendMode.PROBE
+    schedule.record_arrived("c", 1.0, urgent=False)
+    assert schedule.mode(1.0) is SendMode.WAIT
+    assert schedule.mode(60.0) is SendMode.PROBE
 
 
 def test_a_retry_after_on_news_ends_the_trying_of_news():
     schedule = make()
     pause(schedule)
-    schedule.arrived("c", 0.1, urgent=False)
-    schedule.arrived("d", 0.1, urgent=False)
+    schedule.record_arrived("c", 0.1, urgent=False)
+    schedule.record_arrived("d", 0.1, urgent=False)
     fail(schedule, schedule.take_fresh(), now=0.1, during=SendMode.FRESH, retry_after=60)
-    assert schedule.turn(0.2) is SendMode.WAIT
+    assert schedule.mode(0.2) is SendMode.WAIT
 
 
 def test_a_new_urgent_record_goes_at_once_even_under_a_retry_after():
     schedule = make()
     fail(schedule, "a", retry_after=3_600)
-    schedule.arrived("urgent", 5.0, urgent=True)
-    assert schedule.turn(5.0) is SendMode.URGENT
+    schedule.record_arrived("urgent", 5.0, urgent=True)
+    assert schedule.mode(5.0) is SendMode.URGENT
 
 
 def test_an_urgent_record_that_was_pending_before_the_pause_is_tried_soon():
     schedule = make()
-    fail(schedule, "a", retry_after=3_600, owes_urgent=True)
+    fail(schedule, "a", retry_after=3_600, has_urgent=True)
     assert schedule.next_at() == pytest.approx(SOON)
-    assert schedule.turn(SOON) is SendMode.URGENT
+    assert schedule.mode(SOON) is SendMode.URGENT
 
 
 def test_urgent_and_other_probes_take_turns():
     schedule = make()
     pause(schedule)
-    schedule.arrived("urgent", 10.0, urgent=True)
-    assert schedule.turn(10.0) is SendMode.URGENT
+    schedule.record_arrived("urgent", 10.0, urgent=True)
+    assert schedule.mode(10.0) is SendMode.URGENT
     fail(schedule, "urgent", now=10.0, during=SendMode.URGENT)
-    assert schedule.turn(20.0) is SendMode.PROBE
-    fail(schedule, "a", now=20.0, during=SendMode.PROBE, owes_urgent=True)
-    assert schedule.turn(20.1) is SendMode.URGENT
+    assert schedule.mode(20.0) is SendMode.PROBE
+    fail(schedule, "a", now=20.0, during=SendMode.PROBE, has_urgent=True)
+    assert schedule.mode(20.1) is SendMode.URGENT
 
 
-def test_a_held_sink_is_left_alone_until_a_person_asks():
+def test_a_sink_that_is_gone_is_left_alone_until_a_person_asks():
     schedule = make()
-    fail(schedule, "urgent", held=True)
-    schedule.arrived("urgent", 1.0, urgent=True)
-    assert schedule.turn(1e9) is SendMode.WAIT
+    fail(schedule, "urgent", is_gone=True)
+    schedule.record_arrived("urgent", 1.0, urgent=True)
+    assert schedule.mode(1e9) is SendMode.WAIT
     assert schedule.next_at() == NEVER
     schedule.resume()
-    assert schedule.turn(1e9) is SendMode.ALL
+    assert schedule.mode(1e9) is SendMode.ALL
 
 
 def test_a_probe_that_finds_nothing_owed_ends_the_pause():
     schedule = make()
     pause(schedule)
-    schedule.found_nothing(SendMode.PROBE, 5.0)
-    assert schedule.turn(5.0) is SendMode.ALL
-    schedule.found_nothing(SendMode.ALL, 5.0)
+    schedule.nothing_pending(SendMode.PROBE, 5.0)
+    assert schedule.mode(5.0) is SendMode.ALL
+    schedule.nothing_pending(SendMode.ALL, 5.0)
     assert not schedule.is_troubled
 
 
 def test_an_urgent_look_in_vain_keeps_the_retry_after():
     schedule = make()
-    fail(schedule, "a", retry_after=60, owes_urgent=True)
-    schedule.found_nothing(SendMode.URGENT, 1.0)
-    assert schedule.turn(59.0) is SendMode.WAIT
+    fail(schedule, "a", retry_after=60, has_urgent=True)
+    schedule.nothing_pending(SendMode.URGENT, 1.0)
+    assert schedule.mode(59.0) is SendMode.WAIT
     assert schedule.next_at() == 60
 
 
@@ -274,5 +274,5 @@ def test_an_urgent_look_in_vain_keeps_the_retry_after():
 def test_a_retry_after_of_an_hour_or_more_binds_an_hour(wish, chance):
     schedule = make(chance)
     fail(schedule, "a", now=10.0, retry_after=wish)
-    assert schedule.turn(3_609.9) is SendMode.WAIT
-    assert schedule.turn(3_610.0) is SendMode.PROBE
+    assert schedule.mode(3_609.9) is SendMode.WAIT
+    assert schedule.mode(3_610.0) is SendMode.PROBE

@@ -19,12 +19,11 @@ class Model:
         self.owed = {}  # event key -> its records, of which the first goes next
         self.attempts = {}
         self.tried_at = {}
-        self.was_held = False
 
     def arrive(self, key):
         self.owed.setdefault(key, []).append(self.now)
         if self.schedule.is_troubled:
-            self.schedule.arrived(key, self.now, urgent=is_urgent(key))
+            self.schedule.record_arrived(key, self.now, urgent=is_urgent(key))
         self.work()
 
     def wait(self, seconds):
@@ -35,53 +34,52 @@ class Model:
 
     def work(self):
         for _ in range(200):
-            turn = self.schedule.turn(self.now)
-            key = self.pick(turn)
+            mode = self.schedule.mode(self.now)
+            key = self.pick(mode)
             if key is not None:
-                self.send(key, turn)
+                self.send(key, mode)
                 continue
-            self.schedule.found_nothing(turn, self.now)
-            if turn in {SendMode.ALL, SendMode.WAIT}:
+            self.schedule.nothing_pending(mode, self.now)
+            if mode in {SendMode.ALL, SendMode.WAIT}:
                 break
         else:
             pytest.fail("The worker spins.")
         assert self.schedule.next_at() > self.now
         self.check_urgent()
 
-    def pick(self, turn):
+    def pick(self, mode):
         schedule, now, keys = self.schedule, self.now, sorted(self.owed, key=lambda key: self.owed[key][0])
-        if turn is SendMode.WAIT:
+        if mode is SendMode.WAIT:
             return None
-        if turn is SendMode.FRESH:
+        if mode is SendMode.FRESH:
             keys = [key for key in [schedule.take_fresh()] if key in self.owed]
-        elif turn is SendMode.URGENT:
+        elif mode is SendMode.URGENT:
             keys = [key for key in keys if is_urgent(key) and key not in schedule.urgent_blocked(now)]
-        elif turn is SendMode.PROBE:
-            keys = [key for key in keys if key not in schedule.urgent_suspects]
+        elif mode is SendMode.PROBE:
+            keys = [key for key in keys if key not in schedule.urgent_failing]
         else:
-            clean = [key for key in keys if schedule.is_doubtful and key not in schedule.suspects]
+            clean = [key for key in keys if schedule.last_send_failed and key not in schedule.failing_events]
             keys = clean or [key for key in keys if key not in schedule.blocked(now)]
-        attempts = {} if turn is SendMode.ALL else self.attempts
+        attempts = {} if mode is SendMode.ALL else self.attempts
         return min(keys, key=lambda key: (not is_urgent(key), attempts.get(key, 0)), default=None)
 
-    def send(self, key, turn):
-        assert not self.schedule.is_held
+    def send(self, key, mode):
+        assert not self.schedule.is_gone
         outcome = next(self.outcomes)
         if outcome == "accept":
             self.accept(key)
             return
         self.attempts[key] = self.attempts.get(key, 0) + 1
         self.tried_at[key] = self.now
-        self.was_held = self.was_held or outcome == "hold"
         event = FailedEvent(event_key=key, urgent=is_urgent(key), seconds_to_not_before=None)
         self.schedule.failed(
             [event],
             self.now,
-            during=turn,
-            owes_urgent=any(map(is_urgent, self.owed)),
+            during=mode,
+            has_urgent=any(map(is_urgent, self.owed)),
             seconds_to_notice=None,
             retry_after=outcome if isinstance(outcome, float) else None,
-            held=outcome == "hold",
+            is_gone=outcome == "gone",
         )
 
     def accept(self, key):
@@ -91,12 +89,12 @@ class Model:
         self.tried_at.pop(key, None)
         self.attempts.pop(key, None)
         was_paused = self.schedule.is_paused
-        self.schedule.answered([key])
-        assert self.schedule.turn(self.now) is SendMode.ALL
+        self.schedule.succeeded([key])
+        assert self.schedule.mode(self.now) is SendMode.ALL
         assert not was_paused or not self.schedule.blocked(self.now)
 
     def check_urgent(self):
-        if self.schedule.is_held:
+        if self.schedule.is_gone:
             return
         for key, tried_at in self.tried_at.items():
             if is_urgent(key):
@@ -139,9 +137,9 @@ def test_events_that_always_fail_do_not_stop_the_others(poison, chances):
     model = Model(chances, ["accept"])
     send = model.send
 
-    def answer_by_event(key, turn):
+    def answer_by_event(key, mode):
         model.outcomes = itertools.repeat("fail" if key in poison else "accept")
-        send(key, turn)
+        send(key, mode)
 
     model.send = answer_by_event
     for _ in range(20):
