@@ -1,4 +1,4 @@
-"""The sink contract: all that a sink author imports.
+"""The sink contract: `Sink`, `SinkConfig` and everything else that a sink author imports.
 
 The host calls a sink from one thread only, except `close`, which may come from another while a `send` is cut.
 
@@ -124,7 +124,7 @@ class Sink(ABC):
     def skips_what_is_over(cls, config: Any) -> bool:
         """Return whether an event is skipped whole when its end is known before its start was delivered.
 
-        True for what disturbs a person or a workload: nobody is paged for what is over. Counted as expired.
+        True for what pages a person or drains a workload. The records of such an event count as expired.
         """
         del config
         return False

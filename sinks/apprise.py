@@ -86,7 +86,7 @@ class AppriseSink(Sink):
 
     @classmethod
     def skips_what_is_over(cls, config: AppriseConfig) -> bool:
-        """Return True: nobody is told of what is over."""
+        """Return True: people are not told of what is over."""
         del config
         return True
 

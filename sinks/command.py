@@ -1,17 +1,17 @@
-r"""A program that is run for each record: how a VM prepares for an event, and recovers from it.
+r"""The sink `command`: a program that is run for each record, to prepare a VM for an event and to bring it back.
 
 The program is started without a shell, with the record as JSON on standard input and its main fields in the environment
-(`bridge.events.environment` lists them). What it says with its exit code:
+(`bridge.events.environment` lists them). What its exit code means:
 
     0               delivered
     75              not now (EX_TEMPFAIL of sysexits.h): it is run again later, until `max_age_seconds`
     anything else   parked: not run again unless a person says `outbox retry`
     too slow        killed with its whole process group, and parked: it may have done half of its work
 
-Parking is what makes it safe to drain: a command that failed half-way is never repeated behind a person's back. But
+Parking is what makes it safe to drain: a command that failed half-way is not repeated before a person has looked. But
 delivery is at least once. A record whose outcome could not be written down, because the agent was killed or was stopped
-while the command ran, comes again, and so does one whose command somebody else ended with SIGTERM, SIGINT or SIGHUP. So
-write commands that may run twice (`SCHEDULED_EVENT_ID` is the same then). An agent that stops kills the command it
+while the command ran, comes again, and so does one whose command was ended from outside by SIGTERM, SIGINT or SIGHUP.
+So write commands that may run twice (`SCHEDULED_EVENT_ID` is the same then). An agent that stops kills the command it
 runs; one that is killed outright leaves that to the service manager: systemd ends the whole cgroup.
 
 One program runs at a time, and the records behind it wait. So give an urgent event its own table:
@@ -77,12 +77,12 @@ from bridge.sink import (
     find_program,
 )
 
-#: What the host keeps of a reason. The last line of standard error tells most, so that is what must fit.
+#: What the host keeps of a reason. The last line of standard error tells most, so its end is what is kept.
 _MOST_MESSAGE_CHARACTERS = 256
 _TRY_AGAIN = 75
-#: For want of something that comes back by itself; ETXTBSY: somebody is just writing a new version of the program.
+#: For want of something that comes back by itself; ETXTBSY: a new version of the program is just being written.
 _PASSING = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR})
-#: Sent to everything at once when a service manager stops the agent: the program is not to blame.
+#: A service manager that stops the agent sends these to its programs too: the program did not fail.
 _STOPPED_FROM_OUTSIDE = frozenset({-signal.SIGTERM, -signal.SIGINT, -getattr(signal, "SIGHUP", signal.SIGTERM)})
 
 
@@ -154,7 +154,7 @@ class CommandSink(Sink):
             )
         except OSError as error:
             raise self._not_started(error) from error
-        self._judge(finished)
+        self._raise_unless_delivered(finished)
 
     def check(self) -> None:
         """Raise DeliveryFailed when the program or its directory is not there or may not be used; nothing is run."""
@@ -168,26 +168,27 @@ class CommandSink(Sink):
         """Kill the program that runs, with its whole process group; start no other."""
         self._runner.close()
 
-    def _judge(self, finished: Finished) -> None:
+    def _raise_unless_delivered(self, finished: Finished) -> None:
         code = finished.exit_code
         if finished.ending is Ending.CLOSED:
             raise DeliveryFailed(f"{self._name} was killed, because the agent let go of it.", uncertain=True)
         if finished.ending is Ending.DEADLINE:
             how = "was killed with its process group" if code is not None else "cannot be killed"
-            words = f"{self._name} did not end within {self.config.timeout_seconds:g} s and {how}"
-            raise DeliveryRejected(_message(words, finished))
+            text = f"{self._name} did not end within {self.config.timeout_seconds:g} s and {how}"
+            raise DeliveryRejected(_message(text, finished))
         if code == _TRY_AGAIN:
             # It may have begun: if the event ends meanwhile, its end must be told too.
             raise DeliveryFailed(_message(f"{self._name} asks to be run again (exit 75)", finished), uncertain=True)
         if code is not None and code in _STOPPED_FROM_OUTSIDE:
-            words = f"{self._name} was stopped from outside by {_signal_name(-code)}"
-            raise DeliveryFailed(_message(words, finished), uncertain=True)
+            text = f"{self._name} was stopped from outside by {_signal_name(-code)}"
+            raise DeliveryFailed(_message(text, finished), uncertain=True)
         if code is not None and code < 0:
             raise DeliveryRejected(_message(f"{self._name} was killed by {_signal_name(-code)}", finished))
         if code != 0:
             raise DeliveryRejected(_message(f"{self._name} failed with exit code {code}", finished))
 
     def _not_started(self, error: OSError) -> DeliveryFailed:
+        """Return what *error* means: for now, or until a person has mended the program."""
         if error.errno in _PASSING:
             return DeliveryFailed(f"{self._name} cannot be started for now: {error.strerror}.")
         if error.errno == errno.ENOENT and find_program(self.config.command[0], self.config.environment) is None:
@@ -199,8 +200,8 @@ class CommandSink(Sink):
             hint = " Does the interpreter of its first line exist, and `directory`?"
         elif error.errno == errno.ECHILD:
             hint = " Start the agent with SIGCHLD at its default."
-        said = f"{self.config.command[0]} cannot be started: {error.strerror or error}.{hint}"
-        return DeliveryFailed(said, needs_attention=True)
+        message = f"{self.config.command[0]} cannot be started: {error.strerror or error}.{hint}"
+        return DeliveryFailed(message, needs_attention=True)
 
     def _not_found(self) -> DeliveryFailed:
         program = self.config.command[0]
@@ -208,15 +209,15 @@ class CommandSink(Sink):
             there = Path(program).exists()
             what = "is not executable for the agent" if there else "does not exist"
             return DeliveryFailed(f"The program {program} {what}. Mend it, or `command`.", needs_attention=True)
-        said = f"No program called {program!r} is in the PATH of the agent. Install it, or write its whole path."
-        return DeliveryFailed(said, needs_attention=True)
+        message = f"No program called {program!r} is in the PATH of the agent. Install it, or write its whole path."
+        return DeliveryFailed(message, needs_attention=True)
 
 
-def _message(words: str, finished: Finished) -> str:
-    """Return *words* with as much of the end of standard error as a reason can hold."""
-    said = finished.error_output
-    room = _MOST_MESSAGE_CHARACTERS - len(words) - 2
-    return f"{words}: {said[-room:]}" if said and room > 0 else f"{words}."
+def _message(text: str, finished: Finished) -> str:
+    """Return *text* with as much of the end of standard error as a reason can hold."""
+    output = finished.error_output
+    room = _MOST_MESSAGE_CHARACTERS - len(text) - 2
+    return f"{text}: {output[-room:]}" if output and room > 0 else f"{text}."
 
 
 def _signal_name(number: int) -> str:

@@ -1,7 +1,8 @@
 """One transition record as one line that a person reads.
 
-What a text of fixed fields would hide is said: how sure the agent is, how long is left, and what Microsoft advises.
-Control characters are escaped: a description cannot forge a line or paint a terminal.
+This stands beside the sinks because four of them show it: stdout, webhook, otlp and apprise. It tells what a text of
+fixed fields would hide: how sure the agent is, how long is left, and what Microsoft advises. Control characters are
+escaped: a description cannot forge a line or paint a terminal.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ _ASKED_FOR = "A user asked for this: approving the event lets it start now inste
 
 def sentence(record: TransitionRecord) -> str:
     """Return *record* as one line, without a line break at its end."""
-    said = f"{record.observed_at} {_headline(record)}"
+    start = f"{record.observed_at} {_headline(record)}"
     notes = [note for note in (_change(record), _outcome(record), _description(record), _advice(record)) if note]
-    return _CONTROL.sub(_escaped, ". ".join([said, *(note.rstrip(".") for note in notes)]))
+    return _CONTROL.sub(_escaped, ". ".join([start, *(note.rstrip(".") for note in notes)]))
 
 
 def _headline(record: TransitionRecord) -> str:
     sure = "" if record.evidence is Evidence.OBSERVED else f" ({record.evidence.value})"
-    words = f"{record.transition.value}{sure}"
+    what = f"{record.transition.value}{sure}"
     event = record.event
     if event is None:
-        return f"{words} from {record.vm.name or 'this VM'}"
-    return f"{words}: {event.event_type or 'event of unknown type'} of {_who(record, event)}{_when(record, event)}"
+        return f"{what} from {record.vm.name or 'this VM'}"
+    return f"{what}: {event.event_type or 'event of unknown type'} of {_who(record, event)}{_when(record, event)}"
 
 
 def _who(record: TransitionRecord, event: ScheduledEvent) -> str:
@@ -57,8 +58,8 @@ def _when(record: TransitionRecord, event: ScheduledEvent) -> str:
     left = record.notice_seconds
     if left is None:
         return f", not before {moment}"
-    words = duration(abs(round(left)))
-    return f", not before {moment}, " + (f"in {words}" if left > 0 else f"{words} ago")
+    time = duration(abs(round(left)))
+    return f", not before {moment}, " + (f"in {time}" if left > 0 else f"{time} ago")
 
 
 def _change(record: TransitionRecord) -> str:

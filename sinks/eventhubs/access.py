@@ -1,4 +1,4 @@
-"""Which event hub a sink sends to, and by what right: what both transports need of the configuration."""
+"""The address and the credential of one event hub, as both transports need them."""
 
 from __future__ import annotations
 

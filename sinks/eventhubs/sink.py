@@ -1,8 +1,8 @@
-"""Records to Azure Event Hubs, one partition key an event, so that a fleet's events come together in order.
+"""The sink `eventhubs`: records to Azure Event Hubs, with the EventId as their partition key.
 
-Each record is a CloudEvent (content type application/cloudevents+json) with the EventId as its partition key: Event
-Hubs keeps order within a partition only, so whoever reads one event reads its whole life in order. A batch has one
-key, and one send is one transfer. Three ways there: AMQP, AMQP through a websocket (port 443), or plain HTTPS.
+Each record is a CloudEvent (content type application/cloudevents+json). Event Hubs keeps order within a partition only,
+so a reader of one event gets its whole life in order, from every VM that saw it. A batch has one key, and one send is
+one transfer. Three ways there: AMQP, AMQP through a websocket (port 443), or plain HTTPS.
 
 Nothing of Azure is imported before the first send: azure-eventhub and azure-identity cost some 40 MB.
 """

@@ -1,4 +1,4 @@
-"""The keys that every sink over HTTP has, and what is wrong with their values before anything is sent.
+"""The keys that every sink over HTTP has, and the checks of their values when a configuration is read.
 
 Nothing here quotes a value that may be a secret: the path of a webhook's URL, a header, a proxy's password.
 """
@@ -14,7 +14,7 @@ from bridge.sink import SinkConfig, tls_file_problems
 
 #: A field name is a token (RFC 9110 section 5.1).
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-#: What frames a message is not for a setting: two lengths are how requests get smuggled (RFC 9112 section 6.3).
+#: Headers that frame a message are not for a setting: two lengths are how requests get smuggled (RFC 9112 6.3).
 _OURS = frozenset({"content-length", "transfer-encoding", "connection", "expect", "upgrade", "te", "trailer"})
 _STATUSES = range(100, 600)
 #: Fields whose value `repr` shows as scheme and host alone.

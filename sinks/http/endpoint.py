@@ -42,7 +42,9 @@ from sinks.http.errors import is_about_settings, is_about_tls, never_sent, token
 
 __all__ = ["Endpoint", "HttpConfig", "http_url", "origin", "parse_json"]
 
+_SUCCESS, _REDIRECTION, _CLIENT_ERROR = range(200, 300), range(300, 400), range(400, 500)
 _GONE = 410
+_NOT_IMPLEMENTED = 501
 #: About the endpoint, not the record (RFC 9110; 421, 423, 425 likewise ask for another try).
 _RETRIED = frozenset({401, 403, 404, 407, 408, 421, 423, 425, 429})
 #: Nothing gets better before a person has changed something; and what.
@@ -54,11 +56,11 @@ _NEEDS_A_PERSON = {
 }
 #: 5xx that say the request was not carried out; any other may come from a gateway behind which it was.
 _NOT_CARRIED_OUT = frozenset({501, 503, 505, 507, 508, 511})
-#: Answers to a question that tell the URL, the credential or the road to it is wrong.
+#: What `check` takes for a wrong URL or credential.
 _BAD_NEWS = frozenset({401, 403, 404, 407, 410})
 _MOST_ANSWER_BYTES = 64 * 1024
 _MOST_IDLE_SECONDS = 60.0
-_CHATTERERS = ("urllib3.connection", "urllib3.connectionpool", "urllib3.util.retry")
+_NOISY_LOGGERS = ("urllib3.connection", "urllib3.connectionpool", "urllib3.util.retry")
 _SECRET_HEADER = re.compile(r"(?i)auth|token|key|secret|cookie|passw|signature")
 
 
@@ -89,19 +91,19 @@ class Endpoint:
         self._monotonic = monotonic
         self._used_at = monotonic()
         self._is_closed = False
-        for name in _CHATTERERS:
-            logging.getLogger(name).addFilter(_is_no_chatter)
+        for name in _NOISY_LOGGERS:
+            logging.getLogger(name).addFilter(_is_an_error)
 
     def post(
         self, body: bytes, headers: Mapping[str, str], *, deadline_seconds: float | None = None
     ) -> requests.Response:
         """POST *body* and return the answer when it is a 2xx; raise what any other means for the record."""
-        return self._judged(self.request("POST", body, headers, deadline_seconds=deadline_seconds))
+        return self._accepted(self.request("POST", body, headers, deadline_seconds=deadline_seconds))
 
     def request(
         self, method: str, body: bytes | None, headers: Mapping[str, str], *, deadline_seconds: float | None = None
     ) -> requests.Response:
-        """Return whatever the peer answers within the deadline; raise DeliveryFailed when it does not.
+        """Return the answer, whatever its status; raise DeliveryFailed when none comes within the deadline.
 
         A body of more than 64 KiB is left unread, and reads as empty.
         """
@@ -136,13 +138,13 @@ class Endpoint:
         """Ask with *method*, which writes nothing, and return the answer.
 
         Raises DeliveryFailed without an answer, and for a 3xx, a 5xx (but 501: the method is unknown there) and the
-        statuses of *bad_news*. Any other answer, a 400 or a 405 too, shows that there is somebody.
+        statuses of *bad_news*. Any other answer, a 400 or a 405 too, shows that a server is there.
         """
         response = self.request(method, None, {})
         status = response.status_code
-        if status in bad_news or not (200 <= status < 300 or 400 <= status < 500 or status == 501):  # noqa: PLR2004
+        if status in bad_news or not (status in _SUCCESS or status in _CLIENT_ERROR or status == _NOT_IMPLEMENTED):
             hint = " That was to OPTIONS; `send-test` shows what a POST gets." if method == "OPTIONS" else ""
-            raise DeliveryFailed(self._said(response) + hint, needs_attention=True)
+            raise DeliveryFailed(self._description(response) + hint, needs_attention=True)
         return response
 
     def close(self) -> None:
@@ -158,40 +160,39 @@ class Endpoint:
         if self._monotonic() - self._used_at > _MOST_IDLE_SECONDS:
             self._session.close()
 
-    # What an answer means.
-
-    def _judged(self, response: requests.Response) -> requests.Response:
+    def _accepted(self, response: requests.Response) -> requests.Response:
+        """Return *response* when it accepts the record; raise what it means otherwise."""
         status, config = response.status_code, self._config
         if status in config.park_statuses:
-            raise DeliveryRejected(self._said(response))
-        is_accepted = 200 <= status < 300  # noqa: PLR2004
+            raise DeliveryRejected(self._description(response))
+        is_accepted = status in _SUCCESS
         if is_accepted and status not in config.retry_statuses:
             return response
         if status == _GONE and status not in config.retry_statuses:
-            raise DeliveryFailed(self._said(response), held=True, reason=f"status_{status}")
-        is_about_record = 400 <= status < 500 and status not in _RETRIED  # noqa: PLR2004
+            raise DeliveryFailed(self._description(response), held=True, reason=f"status_{status}")
+        is_about_record = status in _CLIENT_ERROR and status not in _RETRIED
         if is_about_record and status not in config.retry_statuses:
-            raise DeliveryRejected(self._said(response))
+            raise DeliveryRejected(self._description(response))
         raise DeliveryFailed(
-            self._said(response),
+            self._description(response),
             retry_after_seconds(response.headers),
-            needs_attention=300 <= status < 400 or status in _NEEDS_A_PERSON,  # noqa: PLR2004
+            needs_attention=status in _REDIRECTION or status in _NEEDS_A_PERSON,
             uncertain=is_accepted or (status >= 500 and status not in _NOT_CARRIED_OUT),  # noqa: PLR2004
             reason=f"status_{status}",
         )
 
-    def _said(self, response: requests.Response) -> str:
-        """Return what the peer answered, masked before it is cut: half a secret is one too."""
+    def _description(self, response: requests.Response) -> str:
+        """Return the answer in words, masked before it is cut: half a secret is one too."""
         status = response.status_code
         reason = excerpt(self.mask(response.reason or "").encode())
         head = f"{self.shown} answered {status} {reason}".rstrip()
         body = response.content.decode("utf-8", "replace")
-        said = excerpt(self.mask(body).encode()).strip()
-        return f"{head}{f': {said}' if said else '.'} {self._advice(response)}".rstrip()
+        shown = excerpt(self.mask(body).encode()).strip()
+        return f"{head}{f': {shown}' if shown else '.'} {self._advice(response)}".rstrip()
 
     def _advice(self, response: requests.Response) -> str:
         status = response.status_code
-        if 300 <= status < 400:  # noqa: PLR2004
+        if status in _REDIRECTION:
             target = response.headers.get("Location", "")
             there = origin(target)
             shown = there if there == self.shown else self.mask(there)
@@ -200,19 +201,19 @@ class Endpoint:
         return _NEEDS_A_PERSON.get(status, "")
 
     def _unanswered(self, error: BaseException, limit: float) -> DeliveryFailed:
-        """Return what it means that no answer came."""
+        """Return the DeliveryFailed for a request that got no answer."""
         is_uncertain = not never_sent(error)
         if isinstance(error, DeadlineExceeded):
-            said = f"{self.shown} gave no answer within {limit:g} s."
-            return DeliveryFailed(said, uncertain=is_uncertain, reason="timeout")
+            message = f"{self.shown} gave no answer within {limit:g} s."
+            return DeliveryFailed(message, uncertain=is_uncertain, reason="timeout")
         cause = root_cause(error)
         text = excerpt(self.mask(str(cause) or type(cause).__name__).encode())
         if "Tunnel connection failed: 407" in text:
-            said = f"{self.shown}: the proxy refused. {_NEEDS_A_PERSON[407]}"
-            return DeliveryFailed(said, needs_attention=True, reason="proxy")
+            message = f"{self.shown}: the proxy refused. {_NEEDS_A_PERSON[407]}"
+            return DeliveryFailed(message, needs_attention=True, reason="proxy")
         if is_about_tls(error):
-            said = f"{self.shown}: TLS failed: {text}"
-            return DeliveryFailed(said, needs_attention=True, uncertain=is_uncertain, reason="tls")
+            message = f"{self.shown}: TLS failed: {text}"
+            return DeliveryFailed(message, needs_attention=True, uncertain=is_uncertain, reason="tls")
         is_ours = is_about_settings(error)
         return DeliveryFailed(
             f"{self.shown} cannot be reached: {text}",
@@ -220,8 +221,6 @@ class Endpoint:
             uncertain=is_uncertain and not is_ours,
             reason="settings" if is_ours else "connection",
         )
-
-    # Secrets.
 
     def _secret_headers(self) -> dict[str, str]:
         headers = {}
@@ -273,8 +272,8 @@ def _as_given(request: requests.PreparedRequest) -> requests.PreparedRequest:
     return request
 
 
-def _is_no_chatter(record: logging.LogRecord) -> bool:
-    """Return whether urllib3 means it: its debug lines and its warnings about headers show the path."""
+def _is_an_error(record: logging.LogRecord) -> bool:
+    """Return whether the line is an error: urllib3's debug lines and its warnings about headers show the path."""
     return record.levelno >= logging.ERROR
 
 
@@ -301,7 +300,7 @@ def _without_body(error: ResponseTooLarge) -> requests.Response:
 
 
 def parse_json(content: bytes) -> Any:
-    """Return *content* as JSON, null when it is none."""
+    """Return *content* as JSON, None when it is no JSON."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError):

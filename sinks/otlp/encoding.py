@@ -1,4 +1,4 @@
-"""One transition record as one OpenTelemetry log record, and what a receiver says of a request.
+"""Transition records as an OTLP request of log records, and how many of them its answer rejects.
 
 Built from opentelemetry-proto's messages alone: the SDK's own encoder writes the same bytes for twice the memory, and
 its exporter returns success for a redirect and for records that were rejected. This module imports them at its top,
@@ -59,10 +59,10 @@ def encode_request(batch: Sequence[TransitionRecord]) -> bytes:
 
 
 def rejection(content: bytes) -> tuple[int, str]:
-    """Return how many records a 2xx with this body refused, and the receiver's words on it.
+    """Return how many records a 2xx with this body rejects, and the reason that the receiver gives.
 
-    What is neither an ExportLogsServiceResponse nor its JSON refuses nothing: the status has said that the request
-    was accepted (OTLP Specification, "OTLP/HTTP Response"), receivers in use answer with "OK", with nothing or with
+    What is neither an ExportLogsServiceResponse nor its JSON rejects nothing: the status means that the request was
+    accepted (OTLP Specification, "OTLP/HTTP Response"), receivers in use answer with "OK", with nothing or with
     JSON of their own, and sending again would store the records twice there.
     """
     response = ExportLogsServiceResponse()

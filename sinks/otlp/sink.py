@@ -1,4 +1,4 @@
-"""OpenTelemetry logs over HTTP and protobuf, to a Collector or to any backend that takes OTLP.
+"""The sink `otlp`: OpenTelemetry logs over HTTP and protobuf, to a Collector or to any backend that takes OTLP.
 
 The answer is read here and not by the SDK's exporter, because a 200 may say that records were rejected. Those are
 parked with the whole request: OTLP forbids to send it again, and does not say which of its records were meant. So
@@ -51,13 +51,13 @@ class OtlpSink(Sink):
         if self.config.compression == "gzip":
             body = gzip.compress(body, mtime=0)
             headers = {**headers, "Content-Encoding": "gzip"}
-        count, words = rejection(self._endpoint.post(body, headers).content)
+        count, reason = rejection(self._endpoint.post(body, headers).content)
         if count > 0:
             # In this order: a secret of which only the beginning is left would not be known as one.
-            said = excerpt(self._endpoint.mask(words).encode())
+            shown = excerpt(self._endpoint.mask(reason).encode())
             raise DeliveryRejected(
                 f"The OTLP receiver accepted the request and rejected {count} of {len(batch)} log records: "
-                f"{said or 'it does not say why.'}",
+                f"{shown or 'it does not say why.'}",
                 records=list(batch),
             )
 

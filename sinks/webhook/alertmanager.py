@@ -4,11 +4,11 @@ Alertmanager knows an alert by its labels, so they hold only what stays the same
 no NotBefore. Where Azure changes the type or the source after all (a Reboot may turn out a Freeze), the alert under
 the old labels is resolved in the same request.
 
-`endsAt` is always set, because nobody may be left to resolve: max(now, NotBefore) + 24 h, and + 15 min for Preempt and
-Terminate, which take the agent with them. Alertmanager takes an end in its own future for a mere refresh and then
-keeps the later of the two (provider/mem, Alert.Merge), so a resolve from a clock that is ahead would be lost in
-silence: an end is sent as two seconds ago, and where the `Date` of the answer shows that this was still the future,
-the send has failed and the next one counts by Alertmanager's clock.
+`endsAt` is always set, because the agent may not live to resolve the alert: max(now, NotBefore) + 24 h, and + 15 min
+for Preempt and Terminate, which take the agent with them. Alertmanager takes an end in its own future for a mere
+refresh and then keeps the later of the two (provider/mem, Alert.Merge), so a resolve from a clock that is ahead would
+be lost without an error: an end is sent as two seconds ago, and where the `Date` of the answer shows that this was
+still the future, the send has failed and the next one counts by Alertmanager's clock.
 
 Alertmanager keeps alerts in memory and its members do not exchange them: configure one sink for each member of a
 cluster. While this VM's name is unknown its alerts have no `vm_name`; those end at their `endsAt` alone.
@@ -55,7 +55,7 @@ class AlertmanagerFormat(Format):
         self._doubted: str | None = None
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
-        """Return a list with the alert; null for what is no part of an event's life."""
+        """Return a list with the alert; None for what is no part of an event's life."""
         event = record.event
         if event is None or record.transition not in _SPEAKS_OF:
             return None
@@ -157,7 +157,7 @@ def _annotations(record: TransitionRecord) -> dict[str, str]:
 
 
 def _earlier(record: TransitionRecord, event: ScheduledEvent) -> ScheduledEvent | None:
-    """Return the event with the type and the source it had, when either changed; else null."""
+    """Return the event with the type and the source it had, when either changed; else None."""
     previous = record.previous or {}
     changed = {name: previous.get(name) for name in ("event_type", "event_source") if name in record.changed}
     if not changed or event.event_id is None:  # without an EventId it would be another event

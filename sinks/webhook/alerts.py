@@ -1,7 +1,7 @@
-"""What the alert formats share: which records they speak of, how bad it is, and a line for the pager.
+"""What the alert formats share: which transitions begin and end an alert, its severity, and its summary.
 
 An alert begins with `scheduled` or `started`, is refreshed by `updated` and ends with `completed`, `canceled` or
-`ended`. Heartbeats and the outcomes of approvals disturb nobody and make no request; send those to a log.
+`ended`. Heartbeats and the outcomes of approvals page nobody and make no request; send those to a log.
 """
 
 from __future__ import annotations

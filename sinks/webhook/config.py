@@ -1,4 +1,4 @@
-"""The keys of a webhook, what is wrong with them, and the format they choose."""
+"""The keys of the sink `webhook`, the checks of their values, and the format that they choose."""
 
 from __future__ import annotations
 

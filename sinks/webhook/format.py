@@ -1,4 +1,4 @@
-"""What a webhook's format decides: the body of a record, where it goes, and what an answer means beyond its status."""
+"""The interface of a webhook's format: the request for a record, and what an answer means beyond its status."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Format(ABC):
 
     @abstractmethod
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
-        """Return the request for *record* at the configured *url*; null when it makes none.
+        """Return the request for *record* at the configured *url*; None when it makes none.
 
         Raises DeliveryRejected for a record that cannot be put into this format, DeliveryFailed for a setting that a
         person must mend.

@@ -3,9 +3,9 @@
 One incident an event and fleet: the `dedup_key` is the event's own key, so a hundred VMs that see one event make one
 incident, and the first of them that sees the end resolves it.
 
-Preempt and Terminate are change events unless told otherwise. A spot eviction is business as usual, nobody can act
-within its thirty seconds, and the VM that should resolve the incident is gone. A test is a change event too: it proves
-the URL and the routing key, and wakes nobody.
+Preempt and Terminate are change events unless `urgent_as` says otherwise. A spot eviction is business as usual, no
+person can act within its thirty seconds, and the VM that should resolve the incident is gone. A test is a change event
+too: it proves the URL and the routing key, and pages nobody.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PagerDutyFormat(Format):
         self.secrets = (routing_key,)
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
-        """Return the event; null for what is no part of an event's life."""
+        """Return the event; None for what is no part of an event's life."""
         del now
         if record.event is None or record.transition not in BEGINS | ENDS | {Transition.TEST}:
             return None
