@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from bridge.clock import format_time, parse_time
+from bridge.clock import format_time, parse_time, utc_now
 from bridge.errors import (
     BridgeError,
     CredentialFailed,
@@ -82,6 +82,7 @@ __all__ = [
     "root_cause",
     "run_daemon",
     "tls_file_problems",
+    "utc_now",
 ]
 
 

@@ -1,1 +1,4 @@
-"""The sink `webhook`: records by HTTP POST, as CloudEvents, alerts or any JSON."""
+"""The sink `webhook`: records by HTTP POST, as CloudEvents, alerts for Alertmanager or PagerDuty, or by a template.
+
+Public: `sink` (WebhookSink), `config` (WebhookConfig). `format` is the interface that the four formats fill in.
+"""

@@ -17,7 +17,7 @@ cluster. While this VM's name is unknown its alerts have no `vm_name`; those end
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -32,6 +32,7 @@ from bridge.sink import (
     format_time,
     parse_time,
 )
+from sinks.http.endpoint import Endpoint, parse_json
 from sinks.webhook.alerts import BEGINS, ENDS, details, severity, summary
 from sinks.webhook.format import Format, Message
 
@@ -80,6 +81,15 @@ class AlertmanagerFormat(Format):
                 f"Alertmanager's clock is about {self._behind.total_seconds():.0f} s behind this VM's, so it took the "
                 "end of an event for a refresh. The end is sent again by its clock. Set the clocks right.",
                 uncertain=True,
+            )
+
+    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
+        """Ask Alertmanager for its status."""
+        endpoint = endpoint_of(status_url(url))
+        answer = parse_json(endpoint.check("GET").content)
+        if not isinstance(answer, dict) or "versionInfo" not in answer:
+            raise DeliveryFailed(
+                f"{endpoint.shown} does not answer as Alertmanager does. Check the URL.", needs_attention=True
             )
 
     def _ends_at(self, record: TransitionRecord, event: ScheduledEvent, now: datetime) -> datetime:

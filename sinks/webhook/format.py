@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
 from bridge.sink import DeliveryError, DeliveryRejected, Secret, TransitionRecord
 from sinks.cloudevent import CONTENT_TYPE, cloud_event_bytes
+from sinks.http.endpoint import Endpoint
 
 
 class Message(NamedTuple):
@@ -37,6 +38,10 @@ class Format(ABC):
         self, record: TransitionRecord, headers: Mapping[str, str], now: datetime
     ) -> None:
         """Raise DeliveryFailed when a 2xx with *headers*, which came at *now*, was no acceptance after all."""
+
+    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
+        """Try the endpoint at *url* without writing to it; raise DeliveryFailed when it is none of this format's."""
+        endpoint_of(url).check()
 
     def refused(self, error: DeliveryRejected) -> DeliveryError:
         """Return what *error*, made from the status alone, means in this format."""

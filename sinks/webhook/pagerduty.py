@@ -11,8 +11,9 @@ too: it proves the URL and the routing key, and pages nobody.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -27,6 +28,7 @@ from bridge.sink import (
     Transition,
     TransitionRecord,
 )
+from sinks.http.endpoint import Endpoint
 from sinks.webhook.alerts import BEGINS, ENDS, severity, summary
 from sinks.webhook.format import Format, Message
 
@@ -36,13 +38,15 @@ _ALERT_PATH = "/v2/enqueue"
 _CHANGE_PATH = "/v2/change/enqueue"
 _MOST_KEY_CHARACTERS = 255
 _MOST_SUMMARY_CHARACTERS = 1024
+#: PagerDuty tells nothing of a routing key without an event, and may answer a question with any other status.
+_BAD_NEWS = frozenset({407})
 _CLIENT = "scheduled-events-bridge"
 
 
 class PagerDutyFormat(Format):
     """Makes the events of one PagerDuty service."""
 
-    def __init__(self, routing_key: Secret, *, urgent_as: str) -> None:
+    def __init__(self, routing_key: Secret, *, urgent_as: Literal["change", "alert"]) -> None:
         self._routing_key = routing_key
         self._urgent_as_change = urgent_as == "change"
         self.secrets = (routing_key,)
@@ -57,6 +61,10 @@ class PagerDutyFormat(Format):
         else:
             body, target = _alert(record, record.event, is_over=self._is_over(record)), url
         return Message(target, msgspec.json.encode({"routing_key": self.routing_key(), **body}), "application/json")
+
+    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
+        """Ask whether PagerDuty answers."""
+        endpoint_of(url).check(bad_news=_BAD_NEWS)
 
     def refused(self, error: DeliveryRejected) -> DeliveryError:
         """Return DeliveryFailed when it was the routing key: that is no fault of the record."""

@@ -11,23 +11,15 @@ Standard Webhooks says when there is a secret.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, ClassVar
 
-from bridge.sink import DeliveryFailed, DeliveryRejected, Secret, Sink, SinkConfig, TransitionRecord
-from sinks.http.endpoint import Endpoint, http_url, parse_json
+from bridge.sink import DeliveryFailed, DeliveryRejected, Secret, Sink, SinkConfig, TransitionRecord, utc_now
+from sinks.http.endpoint import Endpoint, http_url
 from sinks.http.signature import Signer
-from sinks.webhook.alertmanager import status_url
 from sinks.webhook.config import WebhookConfig, format_of
 from sinks.webhook.format import Message
 from sinks.webhook.pagerduty import DEFAULT_URL, check_url
-
-#: PagerDuty tells nothing of a routing key without an event, and answers a question as it pleases.
-_PAGERDUTY_BAD_NEWS = frozenset({407})
-
-
-def _utc_now() -> datetime:
-    return datetime.now(timezone.utc)
 
 
 class WebhookSink(Sink):
@@ -40,7 +32,7 @@ class WebhookSink(Sink):
         """Return True for what pages people."""
         return config.format in {"alertmanager", "pagerduty"}
 
-    def __init__(self, config: WebhookConfig, *, now: Callable[[], datetime] = _utc_now) -> None:
+    def __init__(self, config: WebhookConfig, *, now: Callable[[], datetime] = utc_now) -> None:
         super().__init__(config)
         self._now = now
         self._format = format_of(config)
@@ -76,12 +68,7 @@ class WebhookSink(Sink):
         self._signer.keys()
         for secret in self._format.secrets:
             secret.value()
-        if self.config.format == "alertmanager":
-            self._check_alertmanager(base)
-        elif self.config.format == "pagerduty":
-            self._endpoint(base).check(bad_news=_PAGERDUTY_BAD_NEWS)
-        else:
-            self._endpoint(base).check()
+        self._format.check(base, self._endpoint)
 
     def close(self) -> None:
         """Close every connection; a send in flight ends with an error."""
@@ -95,14 +82,6 @@ class WebhookSink(Sink):
 
     def _post(self, message: Message, headers: dict[str, str]) -> Any:
         return self._endpoint(message.url).post(message.body, {**headers, "Content-Type": message.content_type})
-
-    def _check_alertmanager(self, base: str) -> None:
-        endpoint = self._endpoint(status_url(base))
-        answer = parse_json(endpoint.check("GET").content)
-        if not isinstance(answer, dict) or "versionInfo" not in answer:
-            raise DeliveryFailed(
-                f"{endpoint.shown} does not answer as Alertmanager does. Check the URL.", needs_attention=True
-            )
 
     def _base_url(self) -> str:
         """Return the URL of the configuration, as of now."""
