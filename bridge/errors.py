@@ -20,6 +20,7 @@
     ├── CredentialFailed        a token to show cannot be had
     └── DeliveryError           what a sink says of a send
         ├── DeliveryFailed      nothing accepted for now: it is tried again
+        │   └── SecretUnavailable   a file or a variable has no secret to send with
         └── DeliveryRejected    refused for good: the record is parked
 
 Those of the simulator stand in `bridge.testing`.
@@ -124,6 +125,13 @@ class DeliveryFailed(DeliveryError):
         self.uncertain = uncertain
         self.needs_attention = needs_attention or held
         self.held = held
+
+
+class SecretUnavailable(DeliveryFailed):
+    """A secret is not in the file or the variable that the configuration names; a person must put it there."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, needs_attention=True)
 
 
 class DeliveryRejected(DeliveryError):

@@ -30,6 +30,7 @@ from bridge.errors import (
     DeliveryError,
     DeliveryFailed,
     DeliveryRejected,
+    SecretUnavailable,
 )
 from bridge.events.environment import ENVIRONMENT_PREFIX, environment_of
 from bridge.events.event import URGENT_EVENT_TYPES, ScheduledEvent, VmIdentity, encode
@@ -62,6 +63,7 @@ __all__ = [
     "Runner",
     "ScheduledEvent",
     "Secret",
+    "SecretUnavailable",
     "Sink",
     "SinkConfig",
     "Transition",

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Protocol
 
 from bridge.config.approval import RemoteSettings
-from bridge.errors import CredentialFailed, DeliveryFailed
+from bridge.errors import CredentialFailed, SecretUnavailable
 from bridge.system.entra import AccessToken, EntraToken, fetch_token
 from bridge.system.secrets import Secret
 
@@ -53,7 +53,7 @@ class SecretCredential:
         """Return the token as it is now."""
         try:
             token = self._secret.value()
-        except DeliveryFailed as error:
+        except SecretUnavailable as error:
             raise CredentialFailed(str(error), needs_attention=True) from error
         if token is not None and not _is_sendable(token):
             raise CredentialFailed(

@@ -23,7 +23,7 @@ from bridge.config.approval import RemoteSettings, RuleSettings
 from bridge.config.loader import Settings, SinkSettings
 from bridge.config.quoting import sounds_secret
 from bridge.delivery.sender import Sender
-from bridge.errors import CredentialFailed, DeliveryFailed
+from bridge.errors import CredentialFailed, SecretUnavailable
 from bridge.events.record import Transition
 from bridge.http.failures import is_loopback
 from bridge.outbox.database import DATABASE
@@ -116,7 +116,7 @@ def _secrets(named: dict[str, str]) -> Iterator[str]:
         secret = Secret(key=key, file=value) if kind == "file" else Secret(key=key, env=value)
         try:
             secret.values()
-        except DeliveryFailed as error:
+        except SecretUnavailable as error:
             yield f"{error}{'' if kind == 'file' else _OTHER_ENVIRONMENT}"
 
 

@@ -8,13 +8,13 @@ one algorithm, nothing to choose, nothing to confuse.
 from __future__ import annotations
 
 import hashlib
-import stat
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.errors import KeyUnusable
+from bridge.system.secrets import ChangingFile
 
 if TYPE_CHECKING:  # cryptography costs 8 MB of memory, and most agents approve nothing
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -43,31 +43,23 @@ class TrustedKey:
         self.kid = kid
         self.approver = approver
         self.public_key_file = Path(public_key_file)
-        self._stamp: tuple[int, int, int] | None = None
-        self._loaded: PublicKey | None = None
+        self._file = ChangingFile(self.public_key_file, self._parsed)
 
     def __repr__(self) -> str:
         return f"TrustedKey(kid={self.kid!r}, approver={self.approver!r}, public_key_file='{self.public_key_file}')"
 
     def load(self) -> PublicKey:
         """Return the key as the file has it now; raise KeyUnusable when there is none to be had."""
-        path = self.public_key_file
         try:
-            status = path.stat()
-            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if self._loaded is None or stamp != self._stamp:
-                self._loaded = _read(path, status.st_mode)
-                self._stamp = stamp
+            return self._file.value()
         except OSError as error:
-            self._loaded = None
             raise KeyUnusable(
-                f"The public key file {path} of kid '{self.kid}' cannot be read: {error.strerror}. "
+                f"The public key file {self.public_key_file} of kid '{self.kid}' cannot be read: {error.strerror}. "
                 "Make it readable for the agent."
             ) from error
-        except KeyUnusable:
-            self._loaded = None
-            raise
-        return self._loaded
+
+    def _parsed(self, pem: bytes) -> PublicKey:
+        return _public_key(pem, self.public_key_file)
 
 
 def key_mistakes(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
@@ -102,15 +94,11 @@ def _name_mistakes(key: TrustedKey) -> list[str]:
     return mistakes
 
 
-def _read(path: Path, mode: int) -> PublicKey:
+def _public_key(pem: bytes, path: Path) -> PublicKey:
     from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415 - see the TYPE_CHECKING above
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415
     from cryptography.hazmat.primitives.serialization import load_pem_public_key  # noqa: PLC0415
 
-    if not stat.S_ISREG(mode):  # a pipe would hang the agent
-        raise KeyUnusable(f"{path} is no regular file. Put a public key in PEM there.")
-    with path.open("rb") as file:
-        pem = file.read(MAX_KEY_FILE_BYTES + 1)
     if b"PRIVATE KEY-----" in pem:
         raise KeyUnusable(f"{path} holds a private key, which has no business on a VM. Put the public key there.")
     if len(pem) > MAX_KEY_FILE_BYTES or pem.count(b"-----BEGIN ") != 1:

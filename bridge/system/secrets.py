@@ -1,4 +1,4 @@
-"""Secrets stand in files or in the environment, never in the configuration, and never in a message.
+"""Secret: a secret that stands in a file or in the environment, never in the configuration, and never in a message.
 
 A file is read again when it changes, so that a rotated token needs no restart. A file may hold several secrets, one a
 line, while an old and a new one are both in use; empty lines and lines that begin with # do not count.
@@ -9,10 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from bridge.errors import DeliveryFailed
+from bridge.errors import SecretUnavailable
+
+_T = TypeVar("_T")
 
 MASK = "<secret>"
 #: A shorter text would be masked in the middle of ordinary words.
@@ -20,8 +23,40 @@ _SHORTEST_MASKED = 4
 _MOST_BYTES = 65_536
 
 
+class ChangingFile(Generic[_T]):
+    """What *parse* makes of the bytes of the file at *path*, made again when the file has changed."""
+
+    def __init__(self, path: Path, parse: Callable[[bytes], _T]) -> None:
+        self.path = path
+        self._parse = parse
+        self._found: tuple[tuple[int, int, int], _T] | None = None
+
+    def value(self) -> _T:
+        """Return it as the file is now.
+
+        Raises what *parse* raises, and OSError when the file cannot be read, is no plain file or is too long; then the
+        file is read again the next time.
+        """
+        last, self._found = self._found, None
+        status = self.path.stat()
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        if last is None or last[0] != stamp:
+            last = stamp, self._parse(self._content(status))
+        self._found = last
+        return last[1]
+
+    def _content(self, status: os.stat_result) -> bytes:
+        if not stat.S_ISREG(status.st_mode):  # a pipe or a device might never end
+            raise OSError(errno.EINVAL, "it is no plain file")
+        with self.path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise OSError(errno.EFBIG, "it is longer than 64 KiB")
+        return content
+
+
 class Secret:
-    """The secret of the setting *key*, from *file* or from the environment variable *env*; both null: there is none."""
+    """The secret of the setting *key*, from *file* or from the environment variable *env*; both None: there is none."""
 
     def __init__(
         self, *, key: str, file: str | None = None, env: str | None = None, environ: Mapping[str, str] = os.environ
@@ -29,21 +64,19 @@ class Secret:
         if file is not None and env is not None:
             raise ValueError(f"{key}_file and {key}_env are both set; keep one")
         self._key = key
-        self._path = None if file is None else Path(file)
+        self._file = None if file is None else ChangingFile(Path(file), _lines_of)
         self._env = env
         self._environ = environ
-        self._stamp: tuple[int, int, int] | None = None
-        self._lines: tuple[str, ...] = ()
 
     @property
     def is_set(self) -> bool:
         """Return whether the configuration names a file or a variable."""
-        return self._path is not None or self._env is not None
+        return self._file is not None or self._env is not None
 
     def value(self) -> str | None:
-        """Return the secret, the first of several; null when none is configured.
+        """Return the secret, the first of several; None when none is configured.
 
-        Raises DeliveryFailed when the file or the variable is missing or empty: a person must act, and the record
+        Raises SecretUnavailable when the file or the variable is missing or empty: a person must act, and the record
         is sent once they have.
         """
         return self.values()[0] if self.is_set else None
@@ -52,45 +85,31 @@ class Secret:
         """Return every secret, the newest first by the file's order; empty when none is configured."""
         if not self.is_set:
             return ()
-        lines = self._from_file(self._path) if self._path is not None else self._from_environment()
-        if not lines:
+        if self._file is not None:
+            where, lines = f"The file {self._file.path} of {self._key}_file", self._from_file(self._file)
+        else:
             where = f"The environment variable {self._env} of {self._key}_env"
-            if self._path is not None:
-                where = f"The file {self._path} of {self._key}_file"
-            raise DeliveryFailed(f"{where} is empty. Put the secret there.", needs_attention=True)
+            lines = _meant(self._environ.get(self._env or "", ""))
+        if not lines:
+            raise SecretUnavailable(f"{where} is empty. Put the secret there.")
         return lines
 
-    def _from_environment(self) -> tuple[str, ...]:
-        return _meant(self._environ.get(self._env or "", "").splitlines())
-
-    def _from_file(self, path: Path) -> tuple[str, ...]:
+    def _from_file(self, file: ChangingFile[tuple[str, ...]]) -> tuple[str, ...]:
         try:
-            status = path.stat()
-            stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
-            if stamp != self._stamp:
-                self._lines = _meant(_text_of(path, status).splitlines())
-                self._stamp = stamp
+            return file.value()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
-            raise DeliveryFailed(
-                f"The file {path} of {self._key}_file cannot be read: {reason}. Make it readable for the agent.",
-                needs_attention=True,
+            raise SecretUnavailable(
+                f"The file {file.path} of {self._key}_file cannot be read: {reason}. Make it readable for the agent."
             ) from error
-        return self._lines
 
 
-def _text_of(path: Path, status: os.stat_result) -> str:
-    if not stat.S_ISREG(status.st_mode):  # a pipe or a device might never end
-        raise OSError(errno.EINVAL, "it is no plain file")
-    with path.open("rb") as file:
-        content = file.read(_MOST_BYTES + 1)
-    if len(content) > _MOST_BYTES:
-        raise OSError(errno.EFBIG, "it is longer than 64 KiB")
-    return content.decode("utf-8")
+def _lines_of(content: bytes) -> tuple[str, ...]:
+    return _meant(content.decode("utf-8"))
 
 
-def _meant(lines: Iterable[str]) -> tuple[str, ...]:
-    stripped = (line.strip() for line in lines)
+def _meant(text: str) -> tuple[str, ...]:
+    stripped = (line.strip() for line in text.splitlines())
     return tuple(line for line in stripped if line and not line.startswith("#"))
 
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from bridge.errors import DeliveryFailed
+from bridge.errors import SecretUnavailable
 from bridge.system.secrets import Secret
 
 
@@ -25,7 +25,7 @@ def test_pipe_and_device_are_refused_at_once(tmp_path):
 
     def read():
         for file in (tmp_path / "pipe", "/dev/zero"):
-            with pytest.raises(DeliveryFailed, match="it is no plain file") as caught:
+            with pytest.raises(SecretUnavailable, match="it is no plain file") as caught:
                 Secret(key="bearer_token", file=str(file)).value()
             said.append(caught.value.needs_attention)
 
@@ -40,5 +40,5 @@ def test_huge_file_is_refused_and_not_read_in_part(tmp_path):
     with file.open("wb") as writing:
         writing.write(b"token\n")
         writing.truncate(2**33)
-    with pytest.raises(DeliveryFailed, match="longer than 64 KiB"):
+    with pytest.raises(SecretUnavailable, match="longer than 64 KiB"):
         Secret(key="bearer_token", file=str(file)).value()
