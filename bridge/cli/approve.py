@@ -1,8 +1,8 @@
 """`approve EVENT_ID`: a person on this VM approves one event, with the same checks and the same records as a portal.
 
-With an agent running, the decision is written into the outbox beside it and the agent does the rest. With none, the
-command takes the directory's lock and is that agent for a moment, sinks included, but for its rules and its portal:
-nobody asked them. Either way the outcome is read from the decision itself.
+With an agent running, the decision is written into its outbox and the agent does the rest. With none, the command takes
+the directory's lock and runs an agent of its own for a moment, with the sinks but without rules and portal. Either way
+the outcome is read from the stored decision.
 
 What is approved is the event as it was shown: if Azure changes it between the question and the answer, nothing happens.
 """
@@ -34,10 +34,10 @@ from bridge.text import one_line
 if sys.platform != "win32":
     import pwd
 
-#: What an agent has not looked at by then is not approved later, behind the person's back.
+#: A decision that no agent has taken up by then is not approved later, without the person.
 _VALID_SECONDS = 120.0
 _ANSWER_SECONDS = 30.0
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _APPROVED = frozenset({"accepted", "already_approved"})
 
 
@@ -56,8 +56,8 @@ def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool) ->
             "Approvals are not configured: there is no [approval] table, so this agent never posts anything. "
             "Add an empty [approval] table to allow them."
         )
-    with _agent(settings, directory) as tick, OutboxFile(directory) as beside:
-        event = _event(beside, event_id, is_ready=tick)
+    with _agent(settings, directory) as tick, OutboxFile(directory) as outbox:
+        event = _event(outbox, event_id, wait_seconds=0.0 if tick is None else _ANSWER_SECONDS)
         click.echo(describe(event), err=True)
         if not yes:
             click.confirm("Approve it for all of these?", abort=True, err=True)
@@ -68,8 +68,8 @@ def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool) ->
             event_digest=digest(event),
             valid_seconds=_VALID_SECONDS,
         )
-        beside.decide(decision)
-        return _outcome(beside, decision, tick)
+        outbox.decide(decision)
+        return _outcome(outbox, decision, tick)
 
 
 def describe(event: ScheduledEvent) -> str:
@@ -88,7 +88,7 @@ def describe(event: ScheduledEvent) -> str:
 
 @contextmanager
 def _agent(settings: Settings, directory: Path) -> Iterator[Callable[[], None] | None]:
-    """Yield null beside a running agent; with none, be one, and yield what keeps it going."""
+    """Yield None when an agent runs; without one, run one, and yield the function that keeps it going."""
     try:
         if directory.exists():
             DirectoryLock(directory).release()
@@ -103,18 +103,18 @@ def _agent(settings: Settings, directory: Path) -> Iterator[Callable[[], None] |
         agent.stop()
 
 
-def _event(beside: OutboxFile, event_id: str, *, is_ready: Callable[[], None] | None) -> ScheduledEvent:
-    """Return the event as the agent knows it; an agent of our own may need a moment for its first answer."""
-    deadline = time.monotonic() + (_ANSWER_SECONDS if is_ready is not None else 0.0)
+def _event(outbox: OutboxFile, event_id: str, *, wait_seconds: float) -> ScheduledEvent:
+    """Return the event as the agent knows it; an agent just started needs a moment for its first answer."""
+    deadline = time.monotonic() + wait_seconds
     pause = threading.Event()
     while True:
-        document = beside.state().document
+        document = outbox.state().document
         events = [event for event in (document.events if document else ()) if event.event_id == event_id]
         if len(events) == 1 and events[0].event_status == "Scheduled":
             return events[0]
         if time.monotonic() >= deadline:
             break
-        pause.wait(_LOOK_SECONDS)
+        pause.wait(_POLL_SECONDS)
     if events:
         raise NoSuchEvent(f"The event {event_id} is {events[0].event_status}; only a Scheduled one can be approved.")
     there = ", ".join(event.event_id or "" for event in document.events) if document else ""
@@ -126,24 +126,24 @@ def _user() -> str:
     if sys.platform == "win32":
         return getpass.getuser()
     try:
-        name = pwd.getpwuid(os.getuid()).pw_name  # not getpass: that believes the environment
+        name = pwd.getpwuid(os.getuid()).pw_name  # not getpass, which trusts the environment
     except KeyError:
         name = f"uid {os.getuid()}"
     caller = os.environ.get("SUDO_USER")
     return f"{name} ({caller})" if caller and os.getuid() == 0 else name
 
 
-def _outcome(beside: OutboxFile, decision: StoredDecision, tick: Callable[[], None] | None) -> int:
+def _outcome(outbox: OutboxFile, decision: StoredDecision, tick: Callable[[], None] | None) -> int:
     """Wait for the outcome, print it, and return the exit code."""
     deadline = time.monotonic() + _ANSWER_SECONDS
     pause = threading.Event()
     while time.monotonic() < deadline:
         if tick is not None:
             tick()
-        found = beside.decision(decision)
+        found = outbox.decision(decision)
         if found is not None and found.outcome is not None:
             return _print(found)
-        pause.wait(_LOOK_SECONDS)
+        pause.wait(_POLL_SECONDS)
     click.echo(
         "Nothing has come of it yet. A running agent goes on trying until the event starts, changes or is held; "
         "`events` shows what becomes of it.",

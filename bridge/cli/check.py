@@ -6,12 +6,14 @@ again, so it fails the check (exit 1) and is no error of the configuration.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from bridge.cli.check_local import advice_for_root, local_problems, warnings, who
-from bridge.cli.decide import describe_approval
+from bridge.cli.terminal import counted
+from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.config.loader import Settings, SinkSettings
 from bridge.outbox.locks import is_locked
 from bridge.text import one_line
@@ -56,6 +58,39 @@ def _described(sink: SinkSettings) -> str:
         if chosen is not None
     ]
     return f"Sink {sink.name} ({sink.type_name}): scope {config.scope}; {'; '.join(filters) or _EVERYTHING}."
+
+
+def describe_approval(approval: ApprovalSettings | None) -> list[str]:
+    """Return what the configuration lets happen without a person at the VM, a line each."""
+    if approval is None:
+        return ["Approvals: none; the agent never tells Azure anything."]
+    dry = " dry_run: Azure is never told." if approval.dry_run else ""
+    lines = [f"Approvals: {counted(len(approval.rules), 'rule')}, {'a' if approval.remote else 'no'} portal.{dry}"]
+    lines.extend(_described(rule) for rule in approval.rules)
+    if approval.remote is not None:
+        approvers = ", ".join(sorted({key.approver for key in approval.remote.keys}))
+        needed = approval.remote.required_approvals
+        lines.append(f"Portal {approval.remote.url}: {needed} of {approvers} must approve.")
+    return lines
+
+
+def _described(rule: RuleSettings) -> str:
+    return f"Rule {rule.name}: {rule.action}; {_filters(rule)}; {rule.resources}, {rule.act}.{_warning(rule)}"
+
+
+def _filters(rule: RuleSettings) -> str:
+    chosen: list[tuple[str, Sequence[str] | None]] = [("types", rule.event_types), ("sources", rule.event_sources)]
+    filters = [f"{name} {', '.join(words)}" for name, words in chosen if words is not None]
+    for word, bound in (("at least", rule.min_duration_seconds), ("at most", rule.max_duration_seconds)):
+        filters += [] if bound is None else [f"{word} {bound:g} s"]
+    filters += [] if rule.command is None else [f"after {rule.command[0]}"]
+    return "; ".join(filters) or "every event"
+
+
+def _warning(rule: RuleSettings) -> str:
+    if rule.action == "approve" and not (rule.event_types or rule.event_sources) and rule.max_duration_seconds is None:
+        return " WARNING: this approves evictions and deletions too, as soon as they are announced."
+    return ""
 
 
 def _try(settings: Settings, *, is_running: bool, broken: set[str]) -> bool:

@@ -25,7 +25,7 @@ from bridge.imds.client import client_of
 from bridge.sink import Sink
 from bridge.system.threads import run_daemon
 
-#: Beyond a trial's own deadline: for a name that nobody looks up in time, which no socket's deadline covers.
+#: Beyond a trial's own deadline: for the lookup of a name, which no socket's deadline covers.
 _GRACE_SECONDS = 3.0
 _MOST_SECONDS = 30.0
 _PORTAL_SECONDS = 9

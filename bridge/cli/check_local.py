@@ -1,7 +1,7 @@
 """The checks of a configuration on this machine: files, variables, programs, the state directory. Nothing is changed.
 
 What is wrong is a `Problem`: `run` starts without most of it and tries again, because a token may come later than the
-agent, but whoever writes a configuration wants to hear all of it now. What is allowed but seldom meant is a warning.
+agent, but the author of a configuration wants to know all of it now. What is allowed but seldom meant is a warning.
 Everything is seen as the user who asks, and the agent may run as another: root is told how to ask as that user.
 """
 
@@ -52,7 +52,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def who() -> str:
-    """Return the name of the user who looks."""
+    """Return the name of the user who runs the check."""
     if sys.platform == "win32":
         return getpass.getuser()
     try:
@@ -85,7 +85,7 @@ def _state(directory: Path) -> Iterator[str]:
         yield f"The state directory {path} cannot be made: there is no {path.anchor}."
         return
     may_write = os.access(there, os.W_OK | os.X_OK)
-    if not os.path.isdir(there):  # noqa: PTH112  # False, too, where we may not look
+    if not os.path.isdir(there):  # noqa: PTH112  # False, too, where it may not be seen
         yield f"The state directory {path} cannot be made or read: {there} is no directory {who()} can see."
     elif there != path and not may_write:
         yield f"The state directory {path} cannot be made: {who()} may not write to {there}. `run` would end with 73."

@@ -1,14 +1,13 @@
-"""What `keygen` and `decide` do, and what `check-config` says of approvals.
+"""`keygen` and `decide`: keys to sign decisions with, and signed decisions.
 
-Both commands belong to whoever decides, not to a VM: they read no configuration and no outbox. Standard output gets
-what a program wants (lines for the configuration, a token); what a person should look at twice goes to standard error.
+Both commands are for those who decide, not for a VM: they read no configuration and no outbox. Standard output gets
+what a program wants (lines for the configuration, a token); what a person should check goes to standard error.
 """
 
 from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,9 +15,7 @@ import click
 import msgspec
 
 from bridge.approval.signing import generate_key, sign_decision
-from bridge.cli.terminal import counted
 from bridge.clock import format_time, utc_now
-from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.config.trusted_keys import MAX_NAME_CHARACTERS
 from bridge.errors import BridgeError
 from bridge.events.event import ScheduledEvent
@@ -165,36 +162,3 @@ def _records(content: bytes) -> list[TransitionRecord]:
 def _what(event: ScheduledEvent) -> str:
     when = f"not before {event.not_before_raw}" if event.not_before_raw else "no NotBefore"
     return f"{event.event_type or 'an event'} {event.event_id} of {', '.join(event.resources or ()) or 'no VM'}, {when}"
-
-
-def describe_approval(approval: ApprovalSettings | None) -> list[str]:
-    """Return what the configuration lets happen without a person at the VM, a line each."""
-    if approval is None:
-        return ["Approvals: none; the agent never tells Azure anything."]
-    dry = " dry_run: Azure is never told." if approval.dry_run else ""
-    lines = [f"Approvals: {counted(len(approval.rules), 'rule')}, {'a' if approval.remote else 'no'} portal.{dry}"]
-    lines.extend(_described(rule) for rule in approval.rules)
-    if approval.remote is not None:
-        approvers = ", ".join(sorted({key.approver for key in approval.remote.keys}))
-        needed = approval.remote.required_approvals
-        lines.append(f"Portal {approval.remote.url}: {needed} of {approvers} must approve.")
-    return lines
-
-
-def _described(rule: RuleSettings) -> str:
-    return f"Rule {rule.name}: {rule.action}; {_filters(rule)}; {rule.resources}, {rule.act}.{_warning(rule)}"
-
-
-def _filters(rule: RuleSettings) -> str:
-    chosen: list[tuple[str, Sequence[str] | None]] = [("types", rule.event_types), ("sources", rule.event_sources)]
-    said = [f"{name} {', '.join(words)}" for name, words in chosen if words is not None]
-    for word, bound in (("at least", rule.min_duration_seconds), ("at most", rule.max_duration_seconds)):
-        said += [] if bound is None else [f"{word} {bound:g} s"]
-    said += [] if rule.command is None else [f"after {rule.command[0]}"]
-    return "; ".join(said) or "every event"
-
-
-def _warning(rule: RuleSettings) -> str:
-    if rule.action == "approve" and not (rule.event_types or rule.event_sources) and rule.max_duration_seconds is None:
-        return " WARNING: this approves evictions and deletions too, as soon as they are announced."
-    return ""

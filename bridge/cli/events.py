@@ -24,9 +24,9 @@ _WIDTHS = (5, 20, 16, 8, 9, 20)
 def list_events(directory: Path, *, limit: int, follow: bool, as_json: bool) -> None:
     """Print the newest *limit* records, oldest first, then new ones as they come when *follow*."""
     table = Table(_HEADER, widths=_WIDTHS)
-    with OutboxFile(directory) as beside:
-        records = beside.records(limit=limit)
-        is_stale = beside.is_agent_in_memory
+    with OutboxFile(directory) as outbox:
+        records = outbox.records(limit=limit)
+        is_stale = outbox.is_agent_in_memory
         if is_stale:
             _warn_of_memory(records)
         elif not records and not as_json:
@@ -35,21 +35,21 @@ def list_events(directory: Path, *, limit: int, follow: bool, as_json: bool) -> 
         while follow:
             threading.Event().wait(_FOLLOW_SECONDS)
             last = records[-1].sequence if records else 0
-            newer = beside.records(after=last)
+            newer = outbox.records(after=last)
             _print_records(newer, None if as_json else table)
             records = newer or records
-            was_stale, is_stale = is_stale, beside.is_agent_in_memory
+            was_stale, is_stale = is_stale, outbox.is_agent_in_memory
             if is_stale and not was_stale:
                 _warn_of_memory(records)
 
 
 def _warn_of_memory(records: Sequence[TransitionRecord]) -> None:
-    """Say that the agent knows more than the *records* that can be read here."""
-    said = (
+    """Warn that the agent has newer records than those that can be read here."""
+    message = (
         "Newer records are in memory only: the agent works from memory because its disk refuses. They are written "
         "once it takes writes again; its /metrics has active_events."
     )
-    click.echo(said if records else EVENTS_UNKNOWN, err=True)
+    click.echo(message if records else EVENTS_UNKNOWN, err=True)
 
 
 def _print_records(records: Sequence[TransitionRecord], table: Table | None) -> None:

@@ -30,9 +30,9 @@ _DELIVERY_HEADER = (
 def list_deliveries(directory: Path, *, sink: str | None, state: str, limit: int, as_json: bool) -> None:
     """Print the rows in *state*: one state, ``owed`` (pending and parked) or ``all``."""
     states = {"owed": ("pending", "parked"), "all": (None,)}.get(state, (state,))
-    with OutboxFile(directory) as beside:
-        rows = [row for one in states for row in beside.deliveries(sink=sink, state=one, limit=limit)]
-        is_stale = beside.is_agent_in_memory
+    with OutboxFile(directory) as outbox:
+        rows = [row for one in states for row in outbox.deliveries(sink=sink, state=one, limit=limit)]
+        is_stale = outbox.is_agent_in_memory
     if is_stale:
         click.echo(
             "What happened since its disk refuses is not known here: the agent works from memory. `status` asks it.",

@@ -35,7 +35,7 @@ class Polled(Protocol):
 
     @property
     def silent_seconds(self) -> float | None:
-        """How long ago the last good answer came; null before the first."""
+        """How long ago the last good answer came; None before the first."""
 
     @property
     def gap_seconds(self) -> float:

@@ -127,7 +127,7 @@ class Metrics:
     """Every metric, and the registry that holds them. *clock* gives Unix time."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        # The time each counter was made doubles the series and tells nobody anything.
+        # The time each counter was made doubles the series and is of no use.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -267,7 +267,7 @@ class Metrics:
             return self._channel
 
     def watch_vm(self, name: Callable[[], str | None]) -> None:
-        """Take this VM's name from *name*, called for each scrape; null while it is unknown."""
+        """Take this VM's name from *name*, called for each scrape; None while it is unknown."""
         self._state.vm_name = name
 
     def state_is_ephemeral(self, *, is_ephemeral: bool) -> None:

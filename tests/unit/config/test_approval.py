@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from bridge.approval.signing import generate_key
-from bridge.cli.decide import describe_approval
+from bridge.cli.check import describe_approval
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 from bridge.config.loader import read
 from bridge.config.trusted_keys import TrustedKey
