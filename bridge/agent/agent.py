@@ -115,7 +115,7 @@ class Agent:
         """Start to watch and to deliver; give up, so that `stop` can follow, as soon as *stop* returns True."""
         self._identity.start(stop, timeout_seconds=self._settings.imds.timeout_seconds)
         self.outbox.on_added = self._pool.notify
-        self.metrics.register_totals(self.health.totals)
+        self.metrics.watch_outbox(self.health.outbox)
         self.metrics.watch_vm(self.vm_name)
         self._route(stop)
         if stop():

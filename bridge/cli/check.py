@@ -28,7 +28,7 @@ def check_settings(settings: Settings, directory: Path, *, connect: bool) -> boo
     click.echo(_headline(len(problems)))
     runs = "; an agent runs on it" if is_running else ""
     click.echo(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. Looked at as {who()}.")
-    for line in (*map(_described, settings.sinks), *describe_approval(settings.approval)):
+    for line in (*map(_sink, settings.sinks), *describe_approval(settings.approval)):
         click.echo(line)
     for warning in (*warnings(settings), *advice_for_root(directory)):
         click.echo(f"Warning: {one_line(warning)}")
@@ -46,7 +46,7 @@ def _headline(count: int) -> str:
     return f"The configuration can be used, but {what} wrong here."
 
 
-def _described(sink: SinkSettings) -> str:
+def _sink(sink: SinkSettings) -> str:
     config = sink.config
     filters = [
         f"{name} {', '.join(chosen)}"
@@ -66,7 +66,7 @@ def describe_approval(approval: ApprovalSettings | None) -> list[str]:
         return ["Approvals: none; the agent never tells Azure anything."]
     dry = " dry_run: Azure is never told." if approval.dry_run else ""
     lines = [f"Approvals: {counted(len(approval.rules), 'rule')}, {'a' if approval.remote else 'no'} portal.{dry}"]
-    lines.extend(_described(rule) for rule in approval.rules)
+    lines.extend(_rule(rule) for rule in approval.rules)
     if approval.remote is not None:
         approvers = ", ".join(sorted({key.approver for key in approval.remote.keys}))
         needed = approval.remote.required_approvals
@@ -74,7 +74,7 @@ def describe_approval(approval: ApprovalSettings | None) -> list[str]:
     return lines
 
 
-def _described(rule: RuleSettings) -> str:
+def _rule(rule: RuleSettings) -> str:
     return f"Rule {rule.name}: {rule.action}; {_filters(rule)}; {rule.resources}, {rule.act}.{_warning(rule)}"
 
 

@@ -12,15 +12,14 @@ from pathlib import Path
 
 import click
 
-from bridge.cli.status_building import build_report
-from bridge.cli.status_report import StatusReport
+from bridge.cli.status_report import StatusReport, build_report
 from bridge.cli.status_screen import screen
 from bridge.clock import utc_now
 from bridge.config.loader import Settings, StatusSettings, find_config, load, state_directory
 from bridge.errors import ConfigurationError, OutboxError
 from bridge.events.event import encode
-from bridge.health.probe import AgentAnswer, ask
-from bridge.outbox.locks import is_locked
+from bridge.health.probe import AgentAnswer, query_readyz
+from bridge.outbox import locks
 from bridge.outbox.reader import OutboxFile
 
 
@@ -42,7 +41,7 @@ def show_status(config: Path | None, directory: Path | None, *, as_json: bool) -
 
 
 def _settings(config: Path | None, directory: Path | None) -> tuple[Settings | None, str | None]:
-    """Return the settings that belong to *directory*, or null and why there are none."""
+    """Return the settings that belong to *directory*, or None and why there are none."""
     try:
         settings = load(find_config(config, os.environ))
         own = state_directory(settings, os.environ)
@@ -60,31 +59,31 @@ def _settings(config: Path | None, directory: Path | None) -> tuple[Settings | N
 
 
 def _report(directory: Path, settings: Settings | None, problem: str | None) -> StatusReport:
-    held = is_locked(directory)
-    asked = ask(StatusSettings() if settings is None else settings.status)
+    is_locked = locks.is_locked(directory)
+    answer = query_readyz(StatusSettings() if settings is None else settings.status)
     try:
-        with OutboxFile(directory) as beside:
-            glance = beside.snapshot()
-            marked = beside.is_agent_in_memory
+        with OutboxFile(directory) as outbox:
+            snapshot = outbox.snapshot()
+            in_memory = outbox.is_agent_in_memory
     except OutboxError as error:
-        raise OutboxError(_with_what_is_known(str(error), asked, directory, held=held)) from error
+        raise OutboxError(_with_what_is_known(str(error), answer, directory, is_locked=is_locked)) from error
     return build_report(
-        glance,
+        snapshot,
         directory=directory,
-        held=held,
-        marked=marked,
-        # Whoever answers for this outbox and does not hold its directory has another copy of it.
-        asked=asked.of_stream(None if held is False else glance.stored.stream_id),
+        is_locked=is_locked,
+        in_memory=in_memory,
+        # An agent that answers for this outbox without locking its directory has another copy of it.
+        answer=answer.of_stream(None if is_locked is False else snapshot.stored.stream_id),
         settings=settings,
         configuration_problem=problem,
         now=utc_now(),
     )
 
 
-def _with_what_is_known(said: str, asked: AgentAnswer, directory: Path, *, held: bool | None) -> str:
-    """Return *said* with what is known of the agent even so: it may work from memory, with nothing on the disk."""
-    live = asked.readiness
+def _with_what_is_known(message: str, answer: AgentAnswer, directory: Path, *, is_locked: bool | None) -> str:
+    """Return *message* with what is known of the agent: it may work from memory, with nothing on the disk."""
+    live = answer.readiness
     if live is not None and Path(live.state_directory) == directory.absolute():
         where = "memory, because the disk refuses" if live.state_in_memory else "it all the same"
-        return f"{said} An agent runs on it, and works from {where}; it answers at {asked.url}."
-    return f"{said} An agent runs on it." if held else said
+        return f"{message} An agent runs on it, and works from {where}; it answers at {answer.url}."
+    return f"{message} An agent runs on it." if is_locked else message

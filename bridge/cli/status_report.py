@@ -1,28 +1,48 @@
-"""What `status` reports: the JSON that `status --json` prints, with stable keys and units in their names.
+"""The report of `status`: its shape, which is the JSON of `status --json`, and how it is put together.
 
-A fact that only a running agent knows is null when none answers; nothing is guessed.
+Keys are stable, and units are in their names. It comes from the outbox, what its agent answers, and the configuration;
+a fact that only a running agent knows is None when none answers, and nothing is guessed. Pure but for the files beside
+the outbox: the caller asks the agent and says what time it is.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
 import msgspec
 
-from bridge.health.report import STUCK_SECONDS
+from bridge.approval.digest import digest
+from bridge.approval.disabled import DISABLED_FILE, is_disabled
+from bridge.clock import format_time, parse_time
+from bridge.config.loader import Settings
+from bridge.events.event import ScheduledEvent, names_vm
+from bridge.events.record import TransitionRecord
+from bridge.health.probe import AgentAnswer
+from bridge.health.report import STUCK_SECONDS, Readiness
+from bridge.outbox.approvals import PendingApproval, StoredDecision
+from bridge.outbox.database import DATABASE
+from bridge.outbox.deliveries import SinkAccount
+from bridge.outbox.reader import Snapshot
 
 SCHEMA_VERSION = 1
+_OPEN_APPROVALS = frozenset({"draining", "wanted", "posted", "dry_run", "command_failed", "withdrawn"})
+_OPEN_DECISIONS = frozenset({"new", "waiting", "held"})
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     """Whether an agent runs here, and how it is."""
 
     running: bool | None
-    """Null: it cannot be seen."""
+    """None: it cannot be seen."""
     ready: bool | None
     reasons: tuple[str, ...]
     """Why it is not ready."""
     version: str | None
     asked: str | None
-    """The URL; null when nobody was asked."""
+    """The URL; None when nobody was asked."""
     problem: str | None
     """Why there is no answer to be believed."""
 
@@ -97,42 +117,28 @@ class DecisionReport(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: str
 
 
-class EventReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An active event."""
+class EventReport(ScheduledEvent, frozen=True, kw_only=True):
+    """An active event as the document has it, and what the agent knows of it."""
 
-    event_id: str | None
-    event_type: str | None
-    event_status: str
-    event_source: str | None
-    not_before: str | None
     seconds_to_not_before: float | None
     """Negative once it has passed."""
-    duration_seconds: int | None
-    resources: tuple[str, ...] | None
     affects_this_vm: bool | None
     last_transition: TransitionReport | None
     approval: ApprovalReport | None
     decisions: tuple[DecisionReport, ...]
 
 
-class SinkReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One sink: its records by state, and why it has not got those it is owed."""
+class SinkReport(SinkAccount, frozen=True, kw_only=True):
+    """One sink: its account, and why it has not got what is pending or parked."""
 
     name: str
     configured: bool | None
-    """Null: the configuration is not known."""
-    accepted: int
-    delivered: int
-    pending: int
-    parked: int
-    evicted: int
-    discarded: int
-    expired: int
+    """None: the configuration is not known."""
     oldest_pending_seconds: float
     last_error: str | None
     last_error_at: str | None
     needs_attention: bool | None
-    """Null: only a running agent knows."""
+    """None: only a running agent knows."""
 
     @property
     def is_stuck(self) -> bool:
@@ -154,3 +160,181 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     configuration_problem: str | None
     events: tuple[EventReport, ...]
     sinks: tuple[SinkReport, ...]
+
+
+def build_report(
+    snapshot: Snapshot,
+    *,
+    directory: Path,
+    is_locked: bool | None,
+    in_memory: bool,
+    answer: AgentAnswer,
+    settings: Settings | None,
+    configuration_problem: str | None,
+    now: datetime,
+) -> StatusReport:
+    """Return the report. *is_locked*: an agent runs on the directory; *in_memory*: one has marked it as not current."""
+    live = answer.readiness
+    vm_name = _vm_name(snapshot, live, settings)
+    events = () if snapshot.stored.document is None else snapshot.stored.document.events
+    return StatusReport(
+        at=format_time(now),
+        known_at=_known_at(snapshot),
+        agent=AgentReport(
+            running=True if live is not None else is_locked,
+            ready=None if live is None else live.is_ready,
+            reasons=() if live is None else live.reasons,
+            version=None if live is None else live.version,
+            asked=answer.url,
+            problem=None if is_locked is False and answer.is_silent else answer.problem,
+        ),
+        vm=VmReport(name=vm_name, vm_id=snapshot.stored.vm.vm_id if snapshot.stored.vm is not None else None),
+        imds=_imds(snapshot, live, settings, now),
+        state=_state(snapshot, live, settings, directory=directory, in_memory=in_memory),
+        configuration_problem=configuration_problem,
+        events=tuple(_event(event, snapshot, vm_name, now) for event in sorted(events, key=_urgency)),
+        sinks=tuple(_sinks(snapshot, live, settings, now)),
+    )
+
+
+def _vm_name(snapshot: Snapshot, live: Readiness | None, settings: Settings | None) -> str | None:
+    stored = snapshot.stored.vm.name if snapshot.stored.vm is not None else None
+    return (live.vm if live is not None else None) or (settings.vm.name if settings is not None else None) or stored
+
+
+def _known_at(snapshot: Snapshot) -> str | None:
+    good = snapshot.stored.last_good_at
+    moments = [
+        snapshot.newest_record_at,
+        None if good is None else good.timestamp(),
+        *(error.at for error in snapshot.last_errors.values()),
+    ]
+    return _time_of(max((moment for moment in moments if moment is not None), default=None))
+
+
+def _imds(snapshot: Snapshot, live: Readiness | None, settings: Settings | None, now: datetime) -> ImdsReport:
+    if live is not None:
+        return ImdsReport(
+            endpoint=live.imds,
+            last_good_poll_at=live.last_good_poll_at,
+            last_good_poll_seconds_ago=live.last_good_poll_seconds_ago,
+            last_good_poll_is_live=True,
+        )
+    good = snapshot.stored.last_good_at
+    return ImdsReport(
+        endpoint=None if settings is None else settings.imds.endpoint,
+        last_good_poll_at=None if good is None else format_time(good),
+        last_good_poll_seconds_ago=None if good is None else _seconds(now - good),
+        last_good_poll_is_live=False,
+    )
+
+
+def _state(
+    snapshot: Snapshot, live: Readiness | None, settings: Settings | None, *, directory: Path, in_memory: bool
+) -> StateReport:
+    aside = sorted(
+        path
+        for path in directory.glob(f"{DATABASE}.*-*")
+        if not path.name.endswith(("-wal", "-shm")) and not path.name.startswith((f"{DATABASE}-wal", f"{DATABASE}-shm"))
+    )
+    return StateReport(
+        directory=os.fsencode(directory.absolute()).decode("utf-8", "replace"),
+        stream_id=snapshot.stored.stream_id,
+        in_memory=in_memory or (live is not None and live.state_in_memory),
+        approvals_disabled=is_disabled(directory / DISABLED_FILE),
+        outbox_bytes=sum(_bytes(directory / f"{DATABASE}{suffix}") for suffix in ("", "-wal")),
+        max_bytes=None if settings is None else settings.state.max_bytes,
+        set_aside=tuple(AsideReport(name=path.name, bytes=_bytes(path)) for path in aside),
+    )
+
+
+def _bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _urgency(event: ScheduledEvent) -> tuple[bool, float]:
+    """Return what sorts events: what has begun, then the soonest."""
+    is_ahead = event.event_status == "Scheduled"
+    return is_ahead, float("inf") if event.not_before is None else event.not_before.timestamp()
+
+
+def _event(event: ScheduledEvent, snapshot: Snapshot, vm_name: str | None, now: datetime) -> EventReport:
+    key = event.event_id and (event.event_id, digest(event))
+    approvals = [each for each in snapshot.consents if each.key == key and each.state in _OPEN_APPROVALS]
+    decisions = [each for each in snapshot.decisions if each.key == key and each.state in _OPEN_DECISIONS]
+    return EventReport(
+        **{name: getattr(event, name) for name in ScheduledEvent.__struct_fields__},
+        seconds_to_not_before=None if event.not_before is None else _seconds(event.not_before - now),
+        affects_this_vm=names_vm(event, vm_name),
+        last_transition=_last_transition(snapshot.last_records.get(event.key, ()), now),
+        approval=_approval(approvals[-1]) if approvals else None,
+        decisions=tuple(map(_decision, decisions)),
+    )
+
+
+def _last_transition(records: Sequence[TransitionRecord], now: datetime) -> TransitionReport | None:
+    for record in records:
+        if record.approval is None:
+            return TransitionReport(
+                transition=record.transition.value,
+                evidence=record.evidence.value,
+                observed_at=record.observed_at,
+                seconds_ago=_seconds(now - parse_time(record.observed_at)),
+            )
+    return None
+
+
+def _approval(consent: PendingApproval) -> ApprovalReport:
+    return ApprovalReport(
+        state=consent.state,
+        source=consent.source,
+        approvers=consent.approvers,
+        attempts=consent.attempts,
+        http_status=consent.http_status,
+        changed_at=_time_of(consent.changed_at) or "",
+    )
+
+
+def _decision(decision: StoredDecision) -> DecisionReport:
+    return DecisionReport(
+        state=decision.state,
+        source=decision.source,
+        approver=decision.approver,
+        verdict=decision.verdict,
+        reason=decision.reason,
+        expires_at=_time_of(decision.expires_at) or "",
+    )
+
+
+def _sinks(
+    snapshot: Snapshot, live: Readiness | None, settings: Settings | None, now: datetime
+) -> Iterator[SinkReport]:
+    """Yield the configured sinks in their order, then the others that the outbox or the agent knows."""
+    configured = [] if settings is None else [sink.name for sink in settings.sinks]
+    by_agent = {} if live is None else live.sinks
+    for name in dict.fromkeys([*configured, *snapshot.sinks, *by_agent]):
+        answer, error = by_agent.get(name), snapshot.last_errors.get(name)
+        account = answer or snapshot.sinks.get(name, SinkAccount())
+        waited_seconds = max(now.timestamp() - snapshot.oldest_pending_at.get(name, now.timestamp()), 0.0)
+        yield SinkReport(
+            **{field: getattr(account, field) for field in SinkAccount.__struct_fields__},
+            name=name,
+            configured=None if settings is None else name in configured,
+            oldest_pending_seconds=round(waited_seconds, 3) if answer is None else answer.oldest_pending_seconds,
+            last_error=None if error is None else error.message,
+            last_error_at=None if error is None else _time_of(error.at),
+            needs_attention=None if answer is None else answer.needs_attention,
+        )
+
+
+def _time_of(timestamp_seconds: float | None) -> str | None:
+    if timestamp_seconds is None:
+        return None
+    return format_time(datetime.fromtimestamp(timestamp_seconds, timezone.utc))
+
+
+def _seconds(span: timedelta) -> float:
+    return round(span.total_seconds(), 3)

@@ -144,7 +144,7 @@ def _event_cells(event: EventReport) -> tuple[str, ...]:
         event.event_type or "unknown",
         event.event_status,
         starts,
-        "" if event.not_before is None else utc(parse_time(event.not_before)),
+        "" if event.not_before is None else utc(event.not_before),
         _affected(event),
     )
 

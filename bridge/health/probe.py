@@ -23,7 +23,7 @@ _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # compared, not
 
 
 class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of asking; *readiness* and *problem* are both null when nobody was asked."""
+    """What /readyz answered; *readiness* and *problem* are both None when nothing was asked."""
 
     url: str | None = None
     readiness: Readiness | None = None
@@ -42,8 +42,8 @@ class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def ask(status: StatusSettings) -> AgentAnswer:
-    """Ask who listens where *status* says, within a second; nobody, when that is off or a port that is not known."""
+def query_readyz(status: StatusSettings) -> AgentAnswer:
+    """Ask what listens where *status* says, within a second; ask nothing when that is off or port 0."""
     address = status.address
     if address is None or address[1] == 0:
         return AgentAnswer()

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import msgspec
 
+from bridge.outbox.deliveries import SinkAccount
+
 #: A sink whose oldest record has waited for longer is stuck, whatever the reason.
 STUCK_SECONDS = 300.0
 
 
-class SinkReadiness(msgspec.Struct, frozen=True, kw_only=True):
-    """One sink: records by state across restarts, and what is wrong now."""
+class SinkReadiness(SinkAccount, frozen=True, kw_only=True):
+    """One sink: its account across restarts, and what is wrong now."""
 
-    accepted: int
-    delivered: int
-    pending: int
-    parked: int
-    evicted: int
-    discarded: int
-    expired: int
     oldest_pending_seconds: float
     needs_attention: bool
 

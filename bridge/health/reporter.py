@@ -20,14 +20,14 @@ from bridge.clock import REAL_CLOCK, Clock, format_time
 from bridge.errors import BridgeError, OutboxError
 from bridge.health.report import STUCK_SECONDS, Readiness, SinkReadiness
 from bridge.health.server import Response
-from bridge.metrics.metrics import CONTENT_TYPE, Metrics, OutboxTotals, SinkTotals, own_version
+from bridge.metrics.metrics import CONTENT_TYPE, Metrics, OutboxReading, own_version
 from bridge.outbox import deliveries
+from bridge.outbox.deliveries import OutboxTotals
 from bridge.outbox.outbox import Outbox
 from bridge.system.threads import LoopWatch
 
 _READ_SECONDS = 2.0
 _UNAVAILABLE = 503
-_COUNTS = ("accepted", "delivered", "pending", "parked", "evicted", "discarded", "expired")
 
 
 class Polled(Protocol):
@@ -97,13 +97,14 @@ class HealthReporter:
         """Return what /readyz says."""
         reasons = self._reasons_of_polling()
         try:
-            totals = self.totals()
+            reading = self.outbox()
         except BridgeError as error:
-            totals = OutboxTotals(sinks={}, in_memory=self._outbox.in_memory)
+            reading = OutboxReading(in_memory=self._outbox.in_memory)
             reasons.append(str(error))
-        if totals.in_memory:
+        totals = reading.totals
+        if reading.in_memory:
             reasons.append("The disk refuses, so the outbox is in memory.")
-        sinks = {name: self._sink(name, held) for name, held in totals.sinks.items()}
+        sinks = {name: self._sink(name, totals) for name in totals.sinks}
         reasons += [reason for name in self._sinks() if name in sinks for reason in _reasons_of(name, sinks[name])]
         polled = self.polled
         good_at = None if polled is None else polled.good_at
@@ -114,7 +115,7 @@ class HealthReporter:
             version=own_version(),
             stream_id=totals.stream_id,
             state_directory=os.fsencode(self._directory.absolute()).decode("utf-8", "replace"),
-            state_in_memory=totals.in_memory,
+            state_in_memory=reading.in_memory,
             vm=self.vm_name(),
             imds=self.imds(),
             last_good_poll_at=None if good_at is None else format_time(good_at),
@@ -123,27 +124,18 @@ class HealthReporter:
             sinks=sinks,
         )
 
-    def totals(self) -> OutboxTotals:
+    def outbox(self) -> OutboxReading:
         """Return what the outbox holds, from one commit; raise OutboxError when it does not answer in time."""
         try:
-            held = self._outbox.read(deliveries.totals).result(_READ_SECONDS)
+            totals = self._outbox.read(deliveries.totals).result(_READ_SECONDS)
         except FutureTimeout:
             raise OutboxError(f"The outbox did not answer within {_READ_SECONDS:g} s.") from None
-        now, configured = self._clock.timestamp(), set(self._sinks())
-        return OutboxTotals(
-            sinks={
-                name: SinkTotals(
-                    oldest_pending_age_seconds=_age(account.oldest_pending_at, now),
-                    is_configured=name in configured,
-                    **{state: getattr(account, state) for state in _COUNTS},
-                )
-                for name, account in held.sinks.items()
-            },
-            used_bytes=held.used_bytes,
+        return OutboxReading(
+            totals=totals,
+            configured=frozenset(self._sinks()),
             max_bytes=self._outbox.max_bytes,
             in_memory=self._outbox.in_memory,
             set_aside=self._outbox.set_aside_count,
-            stream_id=held.stream_id,
         )
 
     def _reasons_of_polling(self) -> list[str]:
@@ -155,16 +147,10 @@ class HealthReporter:
             return [f"IMDS answered last {silent:.0f} s ago."]
         return []
 
-    def _sink(self, name: str, held: SinkTotals) -> SinkReadiness:
+    def _sink(self, name: str, totals: OutboxTotals) -> SinkReadiness:
         return SinkReadiness(
-            accepted=held.accepted,
-            delivered=held.delivered,
-            pending=held.pending,
-            parked=held.parked,
-            evicted=held.evicted,
-            discarded=held.discarded,
-            expired=held.expired,
-            oldest_pending_seconds=round(held.oldest_pending_age_seconds, 3),
+            **msgspec.structs.asdict(totals.sinks[name]),
+            oldest_pending_seconds=round(totals.oldest_pending_seconds(name, self._clock.timestamp()), 3),
             needs_attention=self._metrics.needs_attention(name),
         )
 
@@ -176,7 +162,3 @@ def _reasons_of(name: str, sink: SinkReadiness) -> list[str]:
     if sink.oldest_pending_seconds > STUCK_SECONDS:
         reasons.append(f"Sink {name} is stuck: its oldest record has waited {sink.oldest_pending_seconds:.0f} s.")
     return reasons
-
-
-def _age(moment: float | None, now: float) -> float:
-    return 0.0 if moment is None else max(now - moment, 0.0)

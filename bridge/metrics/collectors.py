@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from bridge.errors import BridgeError
 from bridge.events.event import Document, Incarnation, names_vm
 from bridge.logs import ThrottledLog
+from bridge.outbox.deliveries import OutboxTotals
 
 logger = logging.getLogger(__name__)
 
@@ -30,36 +31,20 @@ _OTHER = "other"
 _SCHEDULED = "Scheduled"
 
 
-class SinkTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """One sink's rows in the outbox, as its accounts hold them across restarts."""
+class OutboxReading(msgspec.Struct, frozen=True, kw_only=True):
+    """The outbox as one scrape shows it."""
 
-    is_configured: bool = True
-    """False for a sink that the configuration names no more."""
-
-    accepted: int = 0
-    delivered: int = 0
-    pending: int = 0
-    parked: int = 0
-    evicted: int = 0
-    discarded: int = 0
-    expired: int = 0
-    oldest_pending_age_seconds: float = 0.0
-    """How long the oldest pending record has waited; 0 when none is pending."""
-
-
-class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """What the outbox holds, all from one commit."""
-
-    sinks: Mapping[str, SinkTotals]
-    used_bytes: int = 0
+    totals: OutboxTotals = OutboxTotals()
+    """Every sink's account, from one commit."""
+    configured: frozenset[str] = frozenset()
+    """The sinks that the configuration names; the outbox may know others."""
     max_bytes: int = 0
     in_memory: bool = False
     set_aside: int = 0
-    stream_id: str | None = None
 
 
 #: Reads one consistent snapshot; raises BridgeError, and never waits for long.
-TotalsReader = Callable[[], OutboxTotals]
+OutboxReader = Callable[[], OutboxReading]
 
 
 class StateCollector(Collector):
@@ -134,8 +119,8 @@ def _label(text: str) -> str:
     return text[:_LONGEST_LABEL].encode(errors="backslashreplace").decode()
 
 
-class TotalsCollector(Collector):
-    """The outbox's accounts, all from one snapshot."""
+class OutboxCollector(Collector):
+    """The sinks' accounts and the size of the outbox, all from one snapshot."""
 
     _COUNTERS: Mapping[str, str] = {
         "accepted": "Records taken into the outbox for the sink.",
@@ -144,65 +129,84 @@ class TotalsCollector(Collector):
         "discarded": "Records that a person discarded.",
         "expired": "Records too old for the sink (max_age_seconds), or over before it could be told of the event.",
     }
-    _GAUGES: Mapping[str, tuple[str, str]] = {
-        "pending": ("sink_pending_records", "Records that wait to be sent."),
-        "parked": ("sink_parked_records", "Records refused for good."),
-        "oldest_pending_age_seconds": (
-            "sink_oldest_pending_age_seconds",
-            "How long the oldest pending record has waited, in seconds; 0 when none is pending.",
-        ),
-        "is_configured": ("sink_configured", "1; or 0 for a sink that the configuration names no more."),
-    }
-    _OUTBOX: Mapping[str, tuple[str, str]] = {
-        "in_memory": ("outbox_in_memory", "1 while the disk refuses, and what is kept would not survive the agent."),
-        "used_bytes": ("outbox_bytes", "Bytes of the outbox in use."),
-        "max_bytes": ("outbox_max_bytes", "Bytes that the outbox may use where it lives now."),
+    _GAUGES: Mapping[str, str] = {
+        "pending": "Records that wait to be sent.",
+        "parked": "Records refused for good.",
     }
 
-    def __init__(self) -> None:
-        self.read: TotalsReader | None = None
-        self._report = ThrottledLog(logger)
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.read: OutboxReader | None = None
+        self._clock = clock
+        self._log = ThrottledLog(logger)
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: registering must not read anything yet."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of one scrape."""
-        held = self._held()
-        sinks = {} if held is None else held.sinks
+        """Yield the metrics of one scrape; without values when the outbox cannot be read."""
+        reading = self._reading()
+        yield from self._of_sinks(OutboxReading() if reading is None else reading)
+        yield from self._of_outbox(reading)
+
+    def _of_sinks(self, reading: OutboxReading) -> Iterator[Metric]:
+        totals = reading.totals
         for field, text in self._COUNTERS.items():
-            yield _family(CounterMetricFamily(f"{PREFIX}sink_{field}_total", text, labels=["sink"]), sinks, field)
-        for field, (name, text) in self._GAUGES.items():
-            yield _family(GaugeMetricFamily(f"{PREFIX}{name}", text, labels=["sink"]), sinks, field)
-        for field, (name, text) in self._OUTBOX.items():
-            gauge = GaugeMetricFamily(f"{PREFIX}{name}", text)
-            if held is not None:
-                gauge.add_metric([], getattr(held, field))
-            yield gauge
+            counts = {sink: getattr(account, field) for sink, account in totals.sinks.items()}
+            yield _by_sink(CounterMetricFamily(f"{PREFIX}sink_{field}_total", text, labels=["sink"]), counts)
+        for field, text in self._GAUGES.items():
+            counts = {sink: getattr(account, field) for sink, account in totals.sinks.items()}
+            yield _by_sink(GaugeMetricFamily(f"{PREFIX}sink_{field}_records", text, labels=["sink"]), counts)
+        now = self._clock()
+        yield _by_sink(
+            GaugeMetricFamily(
+                f"{PREFIX}sink_oldest_pending_age_seconds",
+                "How long the oldest pending record has waited, in seconds; 0 when none is pending.",
+                labels=["sink"],
+            ),
+            {sink: totals.oldest_pending_seconds(sink, now) for sink in totals.sinks},
+        )
+        yield _by_sink(
+            GaugeMetricFamily(
+                f"{PREFIX}sink_configured",
+                "1; or 0 for a sink that the configuration names no more.",
+                labels=["sink"],
+            ),
+            {sink: sink in reading.configured for sink in totals.sinks},
+        )
+
+    def _of_outbox(self, reading: OutboxReading | None) -> Iterator[Metric]:
+        in_memory = GaugeMetricFamily(
+            f"{PREFIX}outbox_in_memory", "1 while the disk refuses, and what is kept would not survive the agent."
+        )
+        used = GaugeMetricFamily(f"{PREFIX}outbox_bytes", "Bytes of the outbox in use.")
+        most = GaugeMetricFamily(f"{PREFIX}outbox_max_bytes", "Bytes that the outbox may use where it lives now.")
         aside = CounterMetricFamily(
             f"{PREFIX}outbox_set_aside_total", "Databases set aside since the start: damaged, or another machine's."
         )
-        if held is not None:
-            aside.add_metric([], held.set_aside)
-        yield aside
+        if reading is not None:
+            in_memory.add_metric([], reading.in_memory)
+            used.add_metric([], reading.totals.used_bytes)
+            most.add_metric([], reading.max_bytes)
+            aside.add_metric([], reading.set_aside)
+        yield from (in_memory, used, most, aside)
 
-    def _held(self) -> OutboxTotals | None:
-        """Return one snapshot; null when there is none: the other metrics must still be seen, now of all times."""
+    def _reading(self) -> OutboxReading | None:
+        """Return one snapshot; None when there is none: the other metrics must be seen even then."""
         if self.read is None:
             return None
         try:
-            held = self.read()
+            reading = self.read()
         except BridgeError as exc:
-            self._report.problem("read", logging.WARNING, f"The outbox's totals cannot be read for a scrape: {exc}")
+            self._log.problem("read", logging.WARNING, f"The outbox's totals cannot be read for a scrape: {exc}")
             return None
-        self._report.recovered("read", "The outbox's totals can be read again.")
-        return held
+        self._log.recovered("read", "The outbox's totals can be read again.")
+        return reading
 
 
-def _family(
-    family: CounterMetricFamily | GaugeMetricFamily, totals: Mapping[str, SinkTotals], field: str
+def _by_sink(
+    family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]
 ) -> CounterMetricFamily | GaugeMetricFamily:
-    for sink, held in totals.items():
-        family.add_metric([sink], getattr(held, field))
+    for sink, value in values.items():
+        family.add_metric([sink], value)
     return family

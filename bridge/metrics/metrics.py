@@ -29,17 +29,15 @@ from prometheus_client import (
 
 from bridge.events.event import Document
 from bridge.events.record import Transition
-from bridge.metrics.collectors import PREFIX, OutboxTotals, SinkTotals, StateCollector, TotalsCollector, TotalsReader
+from bridge.metrics.collectors import PREFIX, OutboxCollector, OutboxReader, OutboxReading, StateCollector
 
 __all__ = [
     "CONTENT_TYPE",
     "PREFIX",
     "ChannelMetrics",
     "Metrics",
-    "OutboxTotals",
+    "OutboxReading",
     "SinkMetrics",
-    "SinkTotals",
-    "TotalsReader",
     "own_version",
 ]
 
@@ -146,9 +144,9 @@ class Metrics:
         )
         self._reloaded.set(1)
         self._state = StateCollector(clock)
-        self._totals = TotalsCollector()
+        self._outbox = OutboxCollector(clock)
         self.registry.register(self._state)
-        self.registry.register(self._totals)
+        self.registry.register(self._outbox)
 
     def _make_poll_metrics(self) -> None:
         polls = self._counter("polls", "Polls of the metadata service, by result.", "result")
@@ -285,9 +283,9 @@ class Metrics:
         if channel is not None:
             channel.forget(self.registry)
 
-    def register_totals(self, read: TotalsReader) -> None:
-        """Take the outbox's totals from *read*, called once for each scrape."""
-        self._totals.read = read
+    def watch_outbox(self, read: OutboxReader) -> None:
+        """Take what is shown of the outbox from *read*, called once for each scrape."""
+        self._outbox.read = read
 
     def exposition(self) -> bytes:
         """Return every metric in Prometheus' text format (`CONTENT_TYPE`)."""

@@ -90,8 +90,6 @@ class SinkAccount(msgspec.Struct, frozen=True, kw_only=True):
     expired: int = 0
     evicted: int = 0
     discarded: int = 0
-    oldest_pending_at: float | None = None
-    """When its oldest pending record was observed, in seconds since 1970."""
 
     def count(self, state: DeliveryState) -> int:
         """Return how many records are in *state*."""
@@ -101,9 +99,15 @@ class SinkAccount(msgspec.Struct, frozen=True, kw_only=True):
 class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Every sink's account, and how full the outbox is, all from one commit."""
 
-    sinks: dict[str, SinkAccount]
-    used_bytes: int
-    stream_id: str | None
+    sinks: dict[str, SinkAccount] = {}
+    oldest_pending_at: dict[str, float] = {}
+    """By sink, when its oldest pending record was observed, in seconds since 1970."""
+    used_bytes: int = 0
+    stream_id: str | None = None
+
+    def oldest_pending_seconds(self, sink: str, now: float) -> float:
+        """Return how long the oldest pending record of *sink* has waited at *now*; 0 when none is pending."""
+        return max(now - self.oldest_pending_at.get(sink, now), 0.0)
 
 
 def due(
@@ -252,19 +256,26 @@ def last_record(connection: sqlite3.Connection, event_key: str) -> TransitionRec
 
 def accounts(connection: sqlite3.Connection) -> dict[str, SinkAccount]:
     """Return sink -> its account, sinks that are no longer configured included."""
-    found: dict[str, SinkAccount] = {}
-    for name, *counts in connection.execute(SQL["totals"]).fetchall():
-        (oldest,) = connection.execute(SQL["oldest_pending"], (name,)).fetchone()
-        found[name] = SinkAccount(
-            **dict(zip(SinkAccount.__struct_fields__, counts, strict=False)), oldest_pending_at=oldest
-        )
-    return found
+    rows = connection.execute(SQL["totals"]).fetchall()
+    return {
+        name: SinkAccount(**dict(zip(SinkAccount.__struct_fields__, counts, strict=True))) for name, *counts in rows
+    }
+
+
+def oldest_pending(connection: sqlite3.Connection) -> dict[str, float]:
+    """Return sink -> when its oldest pending record was observed, for each sink that has one."""
+    sinks = [sink for (sink,) in connection.execute(SQL["known_sinks"])]
+    found = {sink: connection.execute(SQL["oldest_pending"], (sink,)).fetchone()[0] for sink in sinks}
+    return {sink: moment for sink, moment in found.items() if moment is not None}
 
 
 def totals(connection: sqlite3.Connection) -> OutboxTotals:
     """Return every sink's account, and how full the outbox is."""
     return OutboxTotals(
-        sinks=accounts(connection), used_bytes=used_bytes(connection), stream_id=meta.get(connection, "stream_id")
+        sinks=accounts(connection),
+        oldest_pending_at=oldest_pending(connection),
+        used_bytes=used_bytes(connection),
+        stream_id=meta.get(connection, "stream_id"),
     )
 
 

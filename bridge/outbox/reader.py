@@ -66,6 +66,8 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     stored: SavedState
     newest_record_at: float | None
     sinks: dict[str, SinkAccount]
+    oldest_pending_at: dict[str, float]
+    """By sink, in seconds since 1970; only of sinks that something is pending for."""
     last_errors: dict[str, LastError]
     """By sink; only of sinks that were tried in vain."""
     last_records: dict[str, tuple[TransitionRecord, ...]]
@@ -279,6 +281,7 @@ def _snapshot(connection: sqlite3.Connection) -> Snapshot:
             stored=stored,
             newest_record_at=newest,
             sinks=sinks,
+            oldest_pending_at=deliveries.oldest_pending(connection),
             last_errors=_last_errors(connection, sinks),
             last_records={key: _last_records(connection, key) for key in keys},
             consents=remembered_consents(connection),

@@ -16,7 +16,8 @@ from bridge.events.event import Document
 from bridge.events.record import Transition
 from bridge.health import report
 from bridge.health.reporter import HealthReporter
-from bridge.metrics.metrics import PREFIX, Metrics, OutboxTotals, SinkTotals
+from bridge.metrics.metrics import PREFIX, Metrics, OutboxReading
+from bridge.outbox.deliveries import OutboxTotals, SinkAccount
 from bridge.outbox.outbox import Outbox
 from bridge.polling.poller import Poller
 from bridge.testing.records import sample_event
@@ -60,7 +61,7 @@ def _exported():
     sink.sent(0.1)
     sink.delivered(0.1)
     sink.retried("timeout")
-    metrics.register_totals(lambda: OutboxTotals(sinks={"a": SinkTotals()}))
+    metrics.watch_outbox(lambda: OutboxReading(totals=OutboxTotals(sinks={"a": SinkAccount()})))
     return list(metrics.registry.collect())
 
 

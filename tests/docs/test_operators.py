@@ -16,8 +16,9 @@ from outbox_kit import OutboxKit
 
 from bridge.cli import commands
 from bridge.config.loader import Settings, read
-from bridge.metrics.metrics import PREFIX, Metrics, OutboxTotals, SinkTotals
+from bridge.metrics.metrics import PREFIX, Metrics, OutboxReading
 from bridge.outbox import deliveries
+from bridge.outbox.deliveries import OutboxTotals, SinkAccount
 from bridge.testing.records import VM, sample_event, sample_record
 from sinks.cloudevent import cloud_event_bytes
 
@@ -38,7 +39,7 @@ ALERTS = re.findall(r"^ +- alert: (\w+)$", RULES, re.MULTILINE)
 def _metric_names():
     metrics = Metrics()
     metrics.approval_channel()
-    metrics.register_totals(lambda: OutboxTotals(sinks={"a": SinkTotals()}))
+    metrics.watch_outbox(lambda: OutboxReading(totals=OutboxTotals(sinks={"a": SinkAccount()})))
     families = list(metrics.registry.collect())
     return {family.name.removeprefix(PREFIX) + ("_total" if family.type == "counter" else "") for family in families}
 
@@ -170,7 +171,8 @@ def test_number_of_series_is_what_the_page_says():
         metrics.polled("ok", duration_seconds=0.1)
         for name in sinks:
             metrics.sink(name)
-        metrics.register_totals(lambda: OutboxTotals(sinks={name: SinkTotals() for name in sinks}))
+        totals = OutboxTotals(sinks={name: SinkAccount() for name in sinks})
+        metrics.watch_outbox(lambda: OutboxReading(totals=totals))
         return sum(len(family.samples) for family in metrics.registry.collect())
 
     one, two = series("a"), series("ab")

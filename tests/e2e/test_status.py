@@ -36,6 +36,7 @@ KEYS = {
     "events": {
         *("event_id", "event_type", "event_status", "event_source", "not_before", "seconds_to_not_before"),
         *("duration_seconds", "resources", "affects_this_vm", "last_transition", "approval", "decisions"),
+        *("resource_type", "not_before_raw", "description", "extra"),
     },
     "sinks": {
         *("name", "configured", "accepted", "delivered", "pending", "parked", "evicted", "discarded", "expired"),

@@ -61,7 +61,7 @@ def overview(tmp_path, metrics, loop_watches, time):
         clock=time.clock,
     )
     seen.polled = Polled()
-    metrics.register_totals(seen.totals)
+    metrics.watch_outbox(seen.outbox)
     yield seen
     outbox.close()
 

@@ -232,8 +232,7 @@ def test_a_glance_has_the_totals_the_errors_and_the_last_records_of_active_event
     glance = OutboxFile(kit.directory).snapshot()
     assert glance.sinks == outbox.read(deliveries.accounts).result()
     assert glance.last_errors == {"a": LastError(message="refused", at=kit.time.timestamp())}
-    assert glance.sinks["a"].oldest_pending_at == kit.time.timestamp() - 20
-    assert glance.sinks["b"].oldest_pending_at is None
+    assert glance.oldest_pending_at == {"a": kit.time.timestamp() - 20}
     assert [record.sequence for record in glance.last_records["E-2"]] == [3, 2]
     assert list(glance.last_records) == ["E-2"]
     assert glance.newest_record_at == kit.time.timestamp() - 20

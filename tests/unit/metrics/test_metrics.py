@@ -11,8 +11,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from bridge.errors import OutboxError
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Transition
-from bridge.metrics.metrics import PREFIX, Metrics, OutboxTotals, SinkTotals
+from bridge.metrics.metrics import PREFIX, Metrics, OutboxReading
+from bridge.outbox.deliveries import OutboxTotals, SinkAccount
 
+NOW = 1_800_000_000.0
 LABELS = {"sink", "reason", "transition", "event_type", "event_status", "result", "version", "python", "le"}
 
 
@@ -32,7 +34,7 @@ def event(event_type: str = "Freeze", event_status: str = "Scheduled", event_id:
 
 @pytest.fixture
 def metrics() -> Metrics:
-    return Metrics()
+    return Metrics(clock=lambda: NOW)
 
 
 def test_two_agents_in_one_process_do_not_share_metrics(metrics: Metrics) -> None:
@@ -127,14 +129,14 @@ def test_portal_that_is_forgotten_leaves_no_series_and_may_come_back(metrics: Me
 def test_totals_of_one_scrape_come_from_one_snapshot(metrics: Metrics) -> None:
     calls = []
 
-    def read() -> OutboxTotals:
+    def read() -> OutboxReading:
         calls.append(1)
         n = len(calls)
         states = {"delivered": n, "pending": 2 * n, "parked": 3, "evicted": 4, "discarded": 5, "expired": 6}
-        held = SinkTotals(accepted=sum(states.values()), **states, oldest_pending_age_seconds=1.5)
-        return OutboxTotals(sinks={"a": held})
+        account = SinkAccount(accepted=sum(states.values()), **states)
+        return OutboxReading(totals=OutboxTotals(sinks={"a": account}, oldest_pending_at={"a": NOW - 1.5}))
 
-    metrics.register_totals(read)
+    metrics.watch_outbox(read)
     for scrape in (1, 2):
         seen = samples(metrics)
         assert len(calls) == scrape
@@ -153,10 +155,10 @@ def test_totals_of_one_scrape_come_from_one_snapshot(metrics: Metrics) -> None:
 def test_outbox_that_cannot_be_read_leaves_the_other_metrics(
     metrics: Metrics, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def read() -> OutboxTotals:
+    def read() -> OutboxReading:
         raise OutboxError("database is locked")
 
-    metrics.register_totals(read)
+    metrics.watch_outbox(read)
     samples(metrics)
     seen = samples(metrics)
     assert seen['polls_total{result="ok"}'] == 0
@@ -167,10 +169,8 @@ def test_outbox_that_cannot_be_read_leaves_the_other_metrics(
 
 
 def test_outbox_is_shown_with_its_room_and_its_misfortunes(metrics: Metrics) -> None:
-    held = OutboxTotals(
-        sinks={"old": SinkTotals(is_configured=False)}, used_bytes=5, max_bytes=9, in_memory=True, set_aside=2
-    )
-    metrics.register_totals(lambda: held)
+    totals = OutboxTotals(sinks={"old": SinkAccount()}, used_bytes=5)
+    metrics.watch_outbox(lambda: OutboxReading(totals=totals, max_bytes=9, in_memory=True, set_aside=2))
     seen = samples(metrics)
     names = ("outbox_bytes", "outbox_max_bytes", "outbox_in_memory", "outbox_set_aside_total")
     assert [seen[name] for name in names] == [5, 9, 1, 2]
@@ -221,7 +221,7 @@ def test_configuration_read_again_and_ephemeral_disk_are_shown(metrics: Metrics)
 def test_names_and_labels_keep_to_the_rules(metrics: Metrics) -> None:
     metrics.good_poll(1.0, Document(events=(event(event_id="C7061BAC"),)))
     metrics.sink("a").retried("timeout")
-    metrics.register_totals(lambda: OutboxTotals(sinks={"a": SinkTotals()}))
+    metrics.watch_outbox(lambda: OutboxReading(totals=OutboxTotals(sinks={"a": SinkAccount()})))
     text = metrics.exposition().decode()
     assert "C7061BAC" not in text
     assert "_created" not in text
