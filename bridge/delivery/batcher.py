@@ -8,7 +8,7 @@ record, a failure, a delay that ends.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable
 from concurrent.futures import Future
 
@@ -51,6 +51,8 @@ class Batcher:
         self._limit = events if batch_by_event else max(_ROWS_AHEAD, self._max_batch)
         self._ahead: deque[PendingDelivery] = deque()
         self._ahead_until = float("-inf")
+        self._is_last_read = False
+        """The outbox has no other row that may be sent before `_ahead_until`, unless something happens."""
         self._refill_below = 0
         self._prefetched: Future[list[PendingDelivery]] | None = None
         self._prefetched_until = float("-inf")
@@ -72,6 +74,7 @@ class Batcher:
     def drop_prefetch(self) -> None:
         """Drop what was read ahead."""
         self._ahead.clear()
+        self._is_last_read = False
         self._prefetched = None
 
     def send_alone(self, sequences: Iterable[int]) -> None:
@@ -112,7 +115,10 @@ class Batcher:
         return [] if mode is SendMode.URGENT and rows and not rows[0].urgent else rows
 
     def _next_batch(self, now: float) -> list[PendingDelivery]:
-        if not self._ahead or now >= self._ahead_until:
+        is_exhausted = self._is_last_read and not self._ahead and now < self._ahead_until
+        if is_exhausted:
+            self._is_last_read = False  # true once: an idle worker reads now and then, in case it was not notified
+        elif not self._ahead or now >= self._ahead_until:
             self._read_ahead(now)
         if self._prefetched is None and 0 < len(self._ahead) <= self._refill_below:
             self._prefetch(now)
@@ -136,9 +142,14 @@ class Batcher:
     def _fill(self, rows: list[PendingDelivery], until: float) -> None:
         self._ahead.extend(rows)
         self._ahead_until = until
-        # Fewer than asked for: nothing is behind them, and nothing is to be prefetched while they are sent.
-        found = len({row.event_key for row in rows}) if self._batch_by_event else len(rows)
-        self._refill_below = len(rows) // _REFILL_SHARE if found >= self._limit else 0
+        per_event = Counter(row.event_key for row in rows) if self._batch_by_event else None
+        found = len(rows) if per_event is None else len(per_event)
+        # Fewer than asked for: nothing is behind them, but for the rest of an event of which a whole batch was read.
+        has_all_events = found < self._limit
+        self._refill_below = 0 if has_all_events else len(rows) // _REFILL_SHARE
+        self._is_last_read = has_all_events and (
+            per_event is None or max(per_event.values(), default=0) < self._max_batch
+        )
 
     def _read_ahead(self, now: float) -> None:
         self._ahead.clear()
@@ -147,7 +158,7 @@ class Batcher:
             return
         if self._schedule.last_send_failed:
             self._ahead.extend(self._read_due(self._schedule.failing_events).result())
-            self._ahead_until, self._refill_below = now, 0
+            self._ahead_until, self._is_last_read, self._refill_below = now, False, 0
         if not self._ahead:
             self._fill(self._read_due(self._schedule.blocked(now)).result(), self._schedule.next_expiry(now))
 

@@ -250,7 +250,7 @@ class DeliveryWorker:
 
     def _answered(self, batch: list[PendingDelivery]) -> None:
         """Note that the destination is there: it took records, or refused them for good."""
-        if self._schedule.succeeded(row.event_key for row in batch):
+        if self._schedule.succeeded([row.event_key for row in batch]):
             self._batcher.drop_prefetch()
         self._metrics.set_needs_attention(needed=False)
         self._report.recovered(self.name, "The sink answers again.", sink=self.name)

@@ -94,6 +94,27 @@ def test_an_idle_worker_does_not_wake_up(bench):
     assert bench.time.readings == looks[-1]
 
 
+def test_records_that_come_together_cost_one_read_of_the_outbox(bench):
+    class Counting(Outbox):
+        reads = 0
+
+        def read(self, work, /, *args, **kwargs):
+            self.reads += work is deliveries.due
+            return super().read(work, *args, **kwargs)
+
+    bench.outbox.close()
+    bench.outbox = Counting(bench.directory, max_bytes=2**26, keep_delivered_seconds=3_600)
+    bench.outbox_kit._opened[0] = bench.outbox
+    box = bench.sink()
+    bench.start()
+    bench.until(lambda: bench.outbox.reads == 1)  # an empty outbox
+    for reads in (2, 3):
+        bench.add("E-1", "E-2", "E-3")
+        box.wait_for(3 * (reads - 1), 10)
+        bench.until_totals(delivered=3 * (reads - 1))
+        assert bench.outbox.reads == reads
+
+
 class ForgetfulOutbox(Outbox):
     """An outbox that cannot write down what became of records while `is_broken`."""
 
