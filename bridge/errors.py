@@ -99,6 +99,22 @@ class DeliveryError(BridgeError):
     """What a sink says of a send that did not end with every record accepted."""
 
 
+class RetryReason(str, Enum):
+    """Why a send is tried again: the words of this project's sinks for the metric of retries."""
+
+    TIMEOUT = "timeout"
+    CONNECTION = "connection"
+    TLS = "tls"
+    PROXY = "proxy"
+    BUSY = "busy"
+    REFUSED = "refused"
+    SETTINGS = "settings"
+    HANGING = "hanging"
+    CUT = "cut"
+    EXCEPTION = "exception"
+    FAILED = "failed"
+
+
 class DeliveryFailed(DeliveryError):
     """Nothing of the batch was accepted for now; the host sends it again later.
 
@@ -106,7 +122,7 @@ class DeliveryFailed(DeliveryError):
     that a person must act (a token expired, a URL is gone): it is logged once as an ERROR and exported. *held* pauses
     the sink until a restart or `outbox retry` (an HTTP 410 is the only case known). *uncertain*: the peer may have
     accepted it all the same (no answer came), so what the record began may have to be ended. *reason* is a word for
-    the metric of retries, one of a few: ``timeout``, ``status_503``.
+    the metric of retries, one of a few: a `RetryReason`, ``status_503``, or a word of the sink's own.
     """
 
     def __init__(
@@ -117,10 +133,10 @@ class DeliveryFailed(DeliveryError):
         needs_attention: bool = False,
         held: bool = False,
         uncertain: bool = False,
-        reason: str = "failed",
+        reason: RetryReason | str = RetryReason.FAILED,
     ) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason = reason.value if isinstance(reason, RetryReason) else reason
         self.retry_after = retry_after
         self.uncertain = uncertain
         self.needs_attention = needs_attention or held

@@ -30,6 +30,7 @@ from bridge.errors import (
     DeliveryError,
     DeliveryFailed,
     DeliveryRejected,
+    RetryReason,
     SecretUnavailable,
 )
 from bridge.events.environment import ENVIRONMENT_PREFIX, environment_of
@@ -60,6 +61,7 @@ __all__ = [
     "Evidence",
     "Finished",
     "ResponseTooLarge",
+    "RetryReason",
     "Runner",
     "ScheduledEvent",
     "Secret",

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from queue import SimpleQueue
 
-from bridge.errors import DeliveryError, DeliveryFailed, DeliveryRejected
+from bridge.errors import DeliveryError, DeliveryFailed, DeliveryRejected, RetryReason
 from bridge.sink import Sink, TransitionRecord
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Sender:
         except FutureTimeoutError:
             self._abandon(current)
             message = f"No answer within {self._timeout_seconds:g} s; the send was cut."
-            raise DeliveryFailed(message, uncertain=True, reason="timeout") from None
+            raise DeliveryFailed(message, uncertain=True, reason=RetryReason.TIMEOUT) from None
         if error is not None:
             raise _as_delivery_error(error)
 
@@ -94,7 +94,7 @@ class Sender:
                 f"{len(self._abandoned)} sends hang beyond their deadline and cannot be cut; "
                 "nothing is sent until one of them ends. Restart the agent, and report this to the sink's author.",
                 needs_attention=True,
-                reason="hanging",
+                reason=RetryReason.HANGING,
             )
 
     def _abandon(self, current: _SinkThread) -> None:
@@ -160,7 +160,7 @@ class _SinkThread:
             self._sink = self._build()
         if self._is_abandoned:
             # Cut before it began; or its constructor hung, and another instance may have sent its records since.
-            raise DeliveryFailed("The send was cut before it began.", reason="cut")
+            raise DeliveryFailed("The send was cut before it began.", reason=RetryReason.CUT)
         call(self._sink)
 
     def _close(self) -> None:
@@ -175,7 +175,7 @@ def _as_delivery_error(error: BaseException) -> DeliveryError:
     """Return *error* as one of the two that the worker understands."""
     if isinstance(error, DeliveryRejected | DeliveryFailed) and _is_whole(error):
         return error
-    failed = DeliveryFailed(_describe(error), uncertain=True, reason="exception")
+    failed = DeliveryFailed(_describe(error), uncertain=True, reason=RetryReason.EXCEPTION)
     failed.__cause__ = error
     return failed
 

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Collection
 from datetime import datetime
+from enum import Enum
 from typing import Protocol
 
 from bridge.backoff import poll_delay
@@ -37,6 +38,16 @@ _GAP_POLLS = 5
 _LIVENESS_SECONDS = 600.0
 #: How soon a new interval is in force.
 _TICK_SECONDS = 1.0
+
+
+class PollResult(str, Enum):
+    """What came of a poll, for its metric; a status of IMDS that is not 200 is ``status_NNN`` instead."""
+
+    OK = "ok"
+    INVALID = "invalid"
+    UNREACHABLE = "unreachable"
+    NOT_STORED = "not_stored"
+    ERROR = "error"
 
 
 class Approvals(Protocol):
@@ -138,7 +149,7 @@ class Poller:
     def poll_once(self) -> float:
         """Poll once; return the seconds until the next poll is due, from when this one was."""
         started = self._clock.monotonic()
-        result, delay = "ok", self._interval_seconds
+        result, delay = PollResult.OK.value, self._interval_seconds
         try:
             if self._has_stream_changed:
                 self._stream_id, self._tracker = self._load()
@@ -152,11 +163,11 @@ class Poller:
             self._has_stream_changed = True  # the state is read again before the next answer
             delay = 0.0
         except BridgeError as error:
-            result = "not_stored"
+            result = PollResult.NOT_STORED.value
             self._tracker.invalidate()
             self._report.problem("store", logging.ERROR, f"A change could not be stored: {error}")
         except Exception as error:  # noqa: BLE001  # logged with its traceback; the poll outlives everything
-            result = "error"
+            result = PollResult.ERROR.value
             self._tracker.invalidate()
             self._report.problem("poll", logging.ERROR, f"The poll failed: {error!r}", exc_info=error)
         self._metrics.polled(result, duration_seconds=self._clock.monotonic() - started)
@@ -245,7 +256,7 @@ class Poller:
 def _reason(error: ImdsError) -> str:
     if isinstance(error, ImdsStatus):
         return f"status_{error.status}"
-    return "invalid" if isinstance(error, DocumentInvalid) else "unreachable"
+    return PollResult.INVALID.value if isinstance(error, DocumentInvalid) else PollResult.UNREACHABLE.value
 
 
 def _log_record(record: TransitionRecord) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
 
-from bridge.sink import DeliveryError, DeliveryFailed, DeliveryRejected, TransitionRecord
+from bridge.sink import DeliveryError, DeliveryFailed, DeliveryRejected, RetryReason, TransitionRecord
 from sinks.cloudevent import CONTENT_TYPE, cloud_event_bytes
 from sinks.eventhubs.access import Access
 from sinks.eventhubs.config import EventHubsConfig
@@ -99,7 +99,7 @@ class AmqpSender:
         if isinstance(error, Overdue):
             doing = "send" if was_sending else "connection attempt"
             message = f"{self._access.peer}: no answer within {self._config.timeout_seconds:g} s; the {doing} was cut."
-            return DeliveryFailed(message, uncertain=was_sending, reason="timeout")
+            return DeliveryFailed(message, uncertain=was_sending, reason=RetryReason.TIMEOUT)
         failure = delivery_error(error, peer=self._access.peer, is_sending=was_sending, secrets=self._access.secrets)
         if is_about_access(error):
             self._access.forget()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from bridge.sink import DeliveryError, DeliveryFailed, DeliveryRejected, excerpt, masked
+from bridge.sink import DeliveryError, DeliveryFailed, DeliveryRejected, RetryReason, excerpt, masked
 
 #: What the SDK leaves of a condition in `error`: all after its first colon.
 _ABOUT_THE_RECORD = frozenset({"link:message-size-exceeded", "argument-error", "argument-out-of-range"})
@@ -40,10 +40,10 @@ def delivery_error(error: BaseException, *, peer: str, is_sending: bool, secrets
         return DeliveryRejected(message)
     if condition == _BUSY:
         found = _WAIT.search(text)
-        return DeliveryFailed(message, float(found[1]) if found else _BUSY_SECONDS, reason="busy")
+        return DeliveryFailed(message, float(found[1]) if found else _BUSY_SECONDS, reason=RetryReason.BUSY)
     if condition in _NEEDS_A_PERSON or is_about_access(error) or _CERTIFICATE in text:
-        return DeliveryFailed(message, needs_attention=True, reason="refused")
-    return DeliveryFailed(message, uncertain=is_sending and condition in _MADE_UP, reason="connection")
+        return DeliveryFailed(message, needs_attention=True, reason=RetryReason.REFUSED)
+    return DeliveryFailed(message, uncertain=is_sending and condition in _MADE_UP, reason=RetryReason.CONNECTION)
 
 
 def _condition(error: Any) -> str:

@@ -31,6 +31,7 @@ from bridge.sink import (
     DeliveryFailed,
     DeliveryRejected,
     ResponseTooLarge,
+    RetryReason,
     Secret,
     excerpt,
     masked,
@@ -205,21 +206,21 @@ class Endpoint:
         is_uncertain = not never_sent(error)
         if isinstance(error, DeadlineExceeded):
             message = f"{self.shown} gave no answer within {limit:g} s."
-            return DeliveryFailed(message, uncertain=is_uncertain, reason="timeout")
+            return DeliveryFailed(message, uncertain=is_uncertain, reason=RetryReason.TIMEOUT)
         cause = root_cause(error)
         text = excerpt(self.mask(str(cause) or type(cause).__name__).encode())
         if "Tunnel connection failed: 407" in text:
             message = f"{self.shown}: the proxy refused. {_NEEDS_A_PERSON[407]}"
-            return DeliveryFailed(message, needs_attention=True, reason="proxy")
+            return DeliveryFailed(message, needs_attention=True, reason=RetryReason.PROXY)
         if is_about_tls(error):
             message = f"{self.shown}: TLS failed: {text}"
-            return DeliveryFailed(message, needs_attention=True, uncertain=is_uncertain, reason="tls")
+            return DeliveryFailed(message, needs_attention=True, uncertain=is_uncertain, reason=RetryReason.TLS)
         is_ours = is_about_settings(error)
         return DeliveryFailed(
             f"{self.shown} cannot be reached: {text}",
             needs_attention=is_ours,
             uncertain=is_uncertain and not is_ours,
-            reason="settings" if is_ours else "connection",
+            reason=RetryReason.SETTINGS if is_ours else RetryReason.CONNECTION,
         )
 
     def _secret_headers(self) -> dict[str, str]:
