@@ -104,7 +104,7 @@ class Agent:
         self.health.vm_name = self.vm_name
         self.health.imds = lambda: self._imds.endpoint
         self._notifier = SystemdNotifier({} if on_request_only else os.environ)
-        self._listener = self._new_listener()
+        self._health_server = self._new_health_server()
         self._periodic = PeriodicTasks()
 
     def vm_name(self) -> str | None:
@@ -121,6 +121,24 @@ class Agent:
         if stop():
             return
         self._pool.start_missing(self._settings.sinks)
+        self._start_approvals_and_poll()
+        self._start_periodic_tasks()
+        if self._health_server is not None:
+            self._health_server.open()
+            self._periodic.every(_TICK_SECONDS, self._health_server.open)
+        self._notifier.ready(f"Watching {self.vm_name() or 'this VM'} for {len(self._settings.sinks)} sinks")
+        self._warn_unconfigured_sinks()
+        logger.info(
+            "The agent is running.",
+            extra={
+                "vm": self.vm_name(),
+                "imds": self._imds.endpoint,
+                "state_directory": str(self._directory),
+                "sinks": [sink.name for sink in self._settings.sinks],
+            },
+        )
+
+    def _start_approvals_and_poll(self) -> None:
         self._approvals.configure(self._settings.approval, self._imds)
         self._poller = Poller(
             self._imds,
@@ -137,25 +155,13 @@ class Agent:
         )
         self._poll_thread.start()
         self.health.polled = self._poller
-        self._begin_periodic_tasks()
-        self._warn_unconfigured_sinks()
-        logger.info(
-            "The agent is running.",
-            extra={
-                "vm": self.vm_name(),
-                "imds": self._imds.endpoint,
-                "state_directory": str(self._directory),
-                "sinks": [sink.name for sink in self._settings.sinks],
-            },
-        )
 
     def run_due(self) -> None:
         """Run the periodic tasks that are due; called about once a second."""
         self._loop_watch.expect_within(_TICK_SECONDS)
         self._periodic.run_due()
 
-    def _begin_periodic_tasks(self) -> None:
-        """Begin what is done now and then, serve the health pages, and tell systemd."""
+    def _start_periodic_tasks(self) -> None:
         self._periodic.every(_TICK_SECONDS, FileWatch(self._directory / NUDGE_FILE, self.wake).check)
         self._periodic.every(_TICK_SECONDS, self._feed_watchdog, now=True)
         disk = EphemeralDiskWatch(
@@ -169,10 +175,6 @@ class Agent:
         self._periodic.every(_TEND_SECONDS, lambda: self._pool.start_missing(self._settings.sinks))
         self._periodic.every(_CLEAN_SECONDS, self.outbox.clean)
         self._periodic.every(lambda: self._settings.heartbeat.interval_seconds, self.send_heartbeat, now=True)
-        if self._listener is not None:
-            self._listener.open()
-            self._periodic.every(_TICK_SECONDS, self._listener.open)
-        self._notifier.ready(f"Watching {self.vm_name() or 'this VM'} for {len(self._settings.sinks)} sinks")
 
     def _feed_watchdog(self) -> None:
         # Fed from here, but only while the poll turns: its first turn may take longer than any sensible watchdog.
@@ -192,7 +194,7 @@ class Agent:
         poll = {} if self._poller is None else {"poll": self._poller.loop_watch}
         return {**poll, **self._pool.loop_watches, "main": self._loop_watch}
 
-    def _new_listener(self) -> HealthServer | None:
+    def _new_health_server(self) -> HealthServer | None:
         address = self._settings.status.address
         if address is None or self._on_request_only:
             return None
@@ -214,13 +216,7 @@ class Agent:
         end = deadline + _END_SECONDS
         self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
         self._loop_watch.idle()
-        self._stop_polling.set()
-        self._approvals.stop()
-        self._imds.close()
-        self._identity.stop(timeout_seconds=_left(deadline))
-        if self._poll_thread is not None:
-            self._poll_thread.join(_left(deadline))
-        self._approvals.join(_left(deadline))
+        self._stop_approvals_and_poll(deadline)
         self._pool.drain(deadline)
         self._return_to_disk(deadline)
         self._log_pending(_left(end))
@@ -228,12 +224,21 @@ class Agent:
             self._lock.release()
         else:  # the outbox's thread may still write: the lock goes with the process
             logger.error("The outbox hangs and was left behind; what it has not committed is not stored.")
-        if self._listener is not None:
-            self._listener.close()
+        if self._health_server is not None:
+            self._health_server.close()
         self._notifier.close()
 
+    def _stop_approvals_and_poll(self, deadline: float) -> None:
+        self._stop_polling.set()
+        self._approvals.stop()
+        self._imds.close()
+        self._identity.stop(timeout_seconds=_left(deadline))
+        if self._poll_thread is not None:
+            self._poll_thread.join(_left(deadline))
+        self._approvals.join(_left(deadline))
+
     def _return_to_disk(self, deadline: float) -> None:
-        """Spend what is left of the grace on a disk that refuses: what is owed would be lost with this process."""
+        """Spend what is left of the grace on a disk that refuses: what is pending would be lost with this process."""
         while self.outbox.in_memory and time.monotonic() < deadline and self._has_pending(_left(deadline)):
             with suppress(BridgeError, FutureTimeout):
                 self.outbox.tend().result(_left(deadline))
@@ -252,9 +257,7 @@ class Agent:
         stop = self._feeding(stop)
         self._loop_watch.expect_call_within(max(self._settings.imds.timeout_seconds, settings.imds.timeout_seconds) * 2)
         self._settings = settings
-        for key, in_force in (("state", self._started_with.state), ("status", self._started_with.status)):
-            if in_force != getattr(settings, key):
-                logger.warning("A change of [%s] needs a restart; the rest is in force.", key)
+        self._warn_what_needs_a_restart()
         is_imds_new = before is None or (before.imds, before.vm) != (settings.imds, settings.vm)
         if is_imds_new:
             self._exchange_imds(settings, stop)
@@ -270,6 +273,11 @@ class Agent:
         self._warn_unconfigured_sinks()
         self.metrics.reloaded(is_right=True)
         logger.info("The configuration was read again.", extra={"sinks": [sink.name for sink in settings.sinks]})
+
+    def _warn_what_needs_a_restart(self) -> None:
+        for key in ("state", "status"):
+            if getattr(self._started_with, key) != getattr(self._settings, key):
+                logger.warning("A change of [%s] needs a restart; the rest is in force.", key)
 
     def refused_configuration(self) -> None:
         """Note that the configuration was to be read again and is wrong; nothing has changed."""
