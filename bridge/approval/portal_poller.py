@@ -7,7 +7,7 @@ an index that outlived a lost database would leave decisions out. For the same r
 tokens were taken.
 
 Each request ends by its deadline, and `stop` breaks it off. The one thing out of reach is a resolver that hangs
-(see `bridge.http.session`): then the thread is left behind, and what it still brings is not handed on.
+(see `bridge.http.watchdog`): then the thread is left behind, and what it still brings is not handed on.
 """
 
 from __future__ import annotations
