@@ -1,17 +1,19 @@
-"""What follows from the decisions that are open and the document as it is now: pure, no clock, no I/O.
+"""Evaluation: what follows from the open decisions and the document as it is now. Pure: no clock, no I/O.
 
 Three promises are kept here. The newest ``iat`` for an event wins, and on a tie a hold beats an approval. Two approvals
-mean two people: different kids, different keys, different approvers, each decided after the newest hold and none of
+mean two people: different kids, different keys, different approvers, each decided after the newest hold, and none of
 them expired when the last one came. And nothing is carried over to an event that is not the one that was decided on.
 
-A decision is ``new`` until it was looked at beside a fresh document; an approval is ``waiting`` until enough others
-have come and Azure has answered; a hold stays ``held``, because it must outlive everything that it forbids.
+A decision is ``new`` until it was evaluated beside a fresh document. An approval is ``waiting`` until enough others
+have come and Azure has answered; a hold stays on hold, because it must outlive everything that it forbids.
+
+`evaluate` makes one step. `applied` is the state after it; what follows from that state is the next step, until one is
+empty.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import datetime
 
 import msgspec
 
@@ -19,38 +21,28 @@ from bridge.approval.digest import digest
 from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.errors import RefusalReason
 from bridge.events.event import Document, ScheduledEvent
-from bridge.events.record import Approval, Transition
+from bridge.events.record import Approval, Transition, Verdict
 from bridge.outbox.approvals import (
-    DRAINING,
-    DRY_RUN,
-    FOLLOWED,
-    HELD,
-    NEW,
-    OVER,
-    POSTED,
-    REFUSED,
-    WAITING,
-    WANTED,
-    WITHDRAWN,
+    OPEN_DECISIONS,
+    ApprovalRecord,
+    ApprovalResult,
+    ApprovalStage,
     ApprovalState,
+    DecisionStage,
     DecisionUpdate,
-    Outcome,
+    EventVersion,
     PendingApproval,
     StoredDecision,
 )
 
-_OPEN = frozenset({DRAINING, WANTED})
-
-ACCEPTED, ALREADY_APPROVED, DRY_RUN_RESULT = "accepted", "already_approved", "dry_run"
-UNANSWERED, GAVE_UP, REJECTED, DISABLED = "unanswered", "gave_up", "rejected", "disabled"
-COMMAND_FAILED_RESULT = "command_failed"
+_OPEN = frozenset({ApprovalStage.DRAINING, ApprovalStage.WANTED})
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A refusal that becomes a record, at most one a minute and reason."""
+    """A decision or a rule that was not followed; it becomes a record, at most one a minute and reason."""
 
-    reason: str
-    said: str
+    reason: RefusalReason
+    message: str
     source: str
     decision_id: str | None = None
     approvers: tuple[str, ...] = ()
@@ -61,26 +53,41 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 class Evaluation(msgspec.Struct, kw_only=True):
     """What is to be written; empty when nothing changed."""
 
-    consents: list[PendingApproval] = msgspec.field(default_factory=list)
-    settled: list[DecisionUpdate] = msgspec.field(default_factory=list)
-    outcomes: list[Outcome] = msgspec.field(default_factory=list)
+    approvals: list[PendingApproval] = msgspec.field(default_factory=list)
+    decisions: list[DecisionUpdate] = msgspec.field(default_factory=list)
+    records: list[ApprovalRecord] = msgspec.field(default_factory=list)
     refusals: list[Refusal] = msgspec.field(default_factory=list)
 
     @property
     def is_empty(self) -> bool:
         """Return whether nothing changed."""
-        return not (self.consents or self.settled or self.outcomes or self.refusals)
+        return not (self.approvals or self.decisions or self.records or self.refusals)
+
+    def extend(self, following: Evaluation) -> None:
+        """Add the step that comes after this one."""
+        self.approvals += following.approvals
+        self.decisions += following.decisions
+        self.records += following.records
+        self.refusals += following.refusals
+
+    def update_decisions(
+        self, arrivals: Iterable[int], state: DecisionStage, outcome: str | None = None, message: str | None = None
+    ) -> None:
+        """Add what became of the decisions that are known by *arrivals*."""
+        self.decisions += [
+            DecisionUpdate(arrival=arrival, state=state, outcome=outcome, message=message) for arrival in arrivals
+        ]
 
 
 class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """The document, by EventId; an EventId that stands there twice is nobody's."""
+    """The document, by EventId; an EventId that it has twice is ambiguous and cannot be approved."""
 
     events: dict[str, ScheduledEvent]
     digests: dict[str, str]
     ambiguous: frozenset[str]
 
     def why_not(self, event_id: str, event_digest: str) -> RefusalReason | None:
-        """Return why the event cannot be approved as it was decided on, null when it can."""
+        """Return why the event cannot be approved as it was decided on, None when it can."""
         event = self.events.get(event_id)
         if event is None or event_id in self.ambiguous:
             return RefusalReason.EVENT_UNKNOWN
@@ -89,7 +96,7 @@ class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.digests[event_id] == event_digest else RefusalReason.EVENT_CHANGED
 
 
-def view(document: Document) -> DocumentIndex:
+def index_document(document: Document) -> DocumentIndex:
     """Return *document* as decisions are compared with it."""
     events: dict[str, ScheduledEvent] = {}
     ambiguous = set()
@@ -102,280 +109,315 @@ def view(document: Document) -> DocumentIndex:
     return DocumentIndex(events=events, digests=digests, ambiguous=frozenset(ambiguous))
 
 
-def judge(
+def applied(state: ApprovalState, evaluation: Evaluation) -> ApprovalState:
+    """Return *state* as the outbox has it once *evaluation* is written."""
+    approvals = state.approvals | {each.key: each for each in evaluation.approvals}
+    updates = {each.arrival: each for each in evaluation.decisions}
+    decisions = [_updated(each, updates.get(each.arrival)) for each in state.decisions]
+    return ApprovalState(
+        stream_id=state.stream_id,
+        decisions=tuple(each for each in decisions if each.state in OPEN_DECISIONS),
+        approvals=dict(sorted(approvals.items(), key=lambda item: (item[1].changed_at, item[0]))),
+    )
+
+
+def _updated(decision: StoredDecision, update: DecisionUpdate | None) -> StoredDecision:
+    if update is None:
+        return decision
+    return msgspec.structs.replace(decision, state=update.state, outcome=update.outcome, message=update.message)
+
+
+class _Step(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step is made from, and what it found so far."""
+
+    state: ApprovalState
+    index: DocumentIndex
+    now: float
+    required_approvals: int
+    is_trusted: Callable[[StoredDecision], bool]
+    done: frozenset[ApprovalStage]
+    result: Evaluation
+
+    def is_held(self, decision: StoredDecision) -> bool:
+        hold = newest_hold(self.state.decisions, decision.key)
+        return hold is not None and decision.issued_at <= hold.issued_at
+
+    def is_expired(self, decision: StoredDecision) -> bool:
+        return self.now >= decision.expires_at + CLOCK_SKEW_SECONDS
+
+    def event_of(self, approval: PendingApproval) -> ScheduledEvent:
+        return self.index.events.get(approval.event_id) or approval.event
+
+
+def evaluate(
     state: ApprovalState,
-    seen: DocumentIndex,
+    index: DocumentIndex,
     *,
-    now: datetime,
+    now: float,
     required_approvals: int,
     is_trusted: Callable[[StoredDecision], bool],
     dry_run: bool = False,
 ) -> Evaluation:
-    """Return what is to be written about *state*, given a fresh document; once written, judge again until empty."""
-    return _Judge(
-        state,
-        seen,
-        now=now.timestamp(),
+    """Return the next step from *state*, given a fresh document and the Unix time *now*; empty at the end."""
+    stages = {ApprovalStage.POSTED, ApprovalStage.DRY_RUN} if dry_run else {ApprovalStage.POSTED}
+    step = _Step(
+        state=state,
+        index=index,
+        now=now,
         required_approvals=required_approvals,
         is_trusted=is_trusted,
-        done=frozenset({POSTED, DRY_RUN} if dry_run else {POSTED}),
-    ).judge()
+        done=frozenset(stages),
+        result=Evaluation(),
+    )
+    for approval in state.approvals.values():
+        if approval.state in _OPEN:
+            _end_or_withdraw(step, approval)
+    if not step.result.is_empty:
+        return step.result  # what is over first; what is new follows in another step
+    for decision in state.decisions:
+        if decision.state is DecisionStage.NEW:
+            _receive(step, decision)
+        elif decision.state is DecisionStage.WAITING:
+            _check_waiting(step, decision)
+    if step.result.is_empty:
+        for key in dict.fromkeys(each.key for each in state.decisions if each.state is DecisionStage.WAITING):
+            _want_if_enough(step, key)
+    return step.result
 
 
-class _Judge:
-    def __init__(
-        self,
-        state: ApprovalState,
-        seen: DocumentIndex,
-        *,
-        now: float,
-        required_approvals: int,
-        is_trusted: Callable[[StoredDecision], bool],
-        done: frozenset[str],
-    ) -> None:
-        self._state = state
-        self._seen = seen
-        self._now = now
-        self._required = required_approvals
-        self._is_trusted = is_trusted
-        self._done = done
-        self._out = Evaluation()
+# An approval on its way.
 
-    def judge(self) -> Evaluation:
-        for consent in self._state.consents.values():
-            if consent.state in _OPEN:
-                self._look_at(consent)
-        if not self._out.is_empty:
-            return self._out  # what is over first; then, in another turn, what is new
-        decisions = self._state.decisions
-        for decision in decisions:
-            if decision.state == NEW:
-                self._receive(decision)
-            elif decision.state == WAITING:
-                self._wait_on(decision)
-        if self._out.is_empty:
-            for key in dict.fromkeys(each.key for each in decisions if each.state == WAITING):
-                self._count(key)
-        return self._out
 
-    # An approval on its way.
+def _end_or_withdraw(step: _Step, approval: PendingApproval) -> None:
+    why = step.index.why_not(*approval.key)
+    if why is not None:
+        _end(step, approval, why)
+        return
+    hold = newest_hold(step.state.decisions, approval.key)
+    if hold is not None and (approval.oldest_issued_at is None or approval.oldest_issued_at <= hold.issued_at):
+        _move(step, approval, ApprovalStage.WITHDRAWN)
+        if not approval.arrivals:  # else its decisions are refused one by one, those that are not newer
+            because = f": {hold.reason}" if hold.reason else ""
+            _refuse_approval(step, approval, RefusalReason.SUPERSEDED, f"{hold.approver} holds this event{because}.")
 
-    def _look_at(self, consent: PendingApproval) -> None:
-        why = self._seen.why_not(*consent.key)
-        if why is not None:
-            self._end(consent, why)
-            return
-        hold = self._newest_hold(consent.key)
-        if hold is not None and (consent.oldest_issued_at is None or consent.oldest_issued_at <= hold.issued_at):
-            said = f"{hold.approver} holds this event{_because(hold.reason)}."
-            self._write(consent, WITHDRAWN)
-            if not consent.arrivals:  # else its decisions are refused one by one, those that are not newer
-                self._refuse_consent(consent, RefusalReason.SUPERSEDED, said)
 
-    def _end(self, consent: PendingApproval, why: RefusalReason) -> None:
-        self._write(consent, OVER)
-        if consent.attempts == 0:
-            said = f"The approval was not posted before: {EXPLAINED[why]}"
-            self._refuse_consent(consent, why, said)
-            result, status = why.value, None
-        else:
-            result = UNANSWERED if consent.http_status is None else GAVE_UP
-            said = (
-                "StartRequests was sent and no answer came, so Azure may have taken it. "
-                if result == UNANSWERED
-                else f"Azure answered {consent.http_status} to the last of {consent.attempts} tries. "
-            ) + EXPLAINED[why]
-            status = consent.http_status
-            event = self._seen.events.get(consent.event_id) or consent.event
-            self._out.outcomes.append(
-                outcome_of(consent, Transition.APPROVAL_FAILED, result, event=event, said=said, http_status=status)
-            )
-        self._settle(consent.arrivals, REFUSED, result, said)
-
-    def _write(self, consent: PendingApproval, state: str) -> None:
-        self._out.consents.append(msgspec.structs.replace(consent, state=state, changed_at=self._now))
-
-    def _refuse_consent(self, consent: PendingApproval, why: RefusalReason, said: str) -> None:
-        self._out.refusals.append(
-            Refusal(
-                reason=why.value,
-                said=said,
-                source=consent.source,
-                decision_id=consent.decision_id,
-                approvers=consent.approvers,
-                event=self._seen.events.get(consent.event_id) or consent.event,
-            )
+def _end(step: _Step, approval: PendingApproval, why: RefusalReason) -> None:
+    _move(step, approval, ApprovalStage.OVER)
+    if approval.attempts == 0:
+        message = f"The approval was not posted before: {EXPLAINED[why]}"
+        _refuse_approval(step, approval, why, message)
+        step.result.update_decisions(approval.arrivals, DecisionStage.REFUSED, why.value, message)
+        return
+    if approval.http_status is None:
+        result = ApprovalResult.UNANSWERED
+        message = "StartRequests was sent and no answer came, so Azure may have taken it. "
+    else:
+        result = ApprovalResult.GAVE_UP
+        message = f"Azure answered {approval.http_status} to the last of {approval.attempts} tries. "
+    message += EXPLAINED[why]
+    step.result.records.append(
+        approval_record(
+            approval,
+            Transition.APPROVAL_FAILED,
+            result,
+            event=step.event_of(approval),
+            message=message,
+            http_status=approval.http_status,
         )
+    )
+    step.result.update_decisions(approval.arrivals, DecisionStage.REFUSED, result.value, message)
 
-    # Decisions.
 
-    def _receive(self, decision: StoredDecision) -> None:
-        why = self._why_not(decision)
-        if why is not None:
-            self._refuse(decision, why)
-        elif decision.verdict == "hold":
-            self._out.settled.append(_settled(decision, HELD, "held", "The event is held."))
-            approves = [each for each in self._state.decisions if each.key == decision.key and each.state == WAITING]
-            if any(each.issued_at > decision.issued_at for each in approves):
-                self._tell(decision, RefusalReason.SUPERSEDED, EXPLAINED[RefusalReason.SUPERSEDED])
-        elif self._is_held(decision):
-            self._refuse(decision, RefusalReason.SUPERSEDED)
-        else:
-            self._out.settled.append(_settled(decision, WAITING))
+def _move(step: _Step, approval: PendingApproval, stage: ApprovalStage) -> None:
+    step.result.approvals.append(msgspec.structs.replace(approval, state=stage, changed_at=step.now))
 
-    def _why_not(self, decision: StoredDecision) -> RefusalReason | None:
-        if not self._is_trusted(decision):
-            return RefusalReason.UNKNOWN_KEY
-        if self._is_expired(decision):
-            return RefusalReason.EXPIRED
-        return self._seen.why_not(*decision.key)
 
-    def _wait_on(self, decision: StoredDecision) -> None:
-        consent = self._state.consents.get(decision.key)
-        if consent is not None and decision.arrival in consent.arrivals and consent.state in _OPEN:
-            return
-        if consent is not None and consent.state in self._done:
-            self._follow_late(decision, consent)
-            return
-        why = self._seen.why_not(*decision.key)
-        if why is None and self._is_held(decision):
-            why = RefusalReason.SUPERSEDED
-        if why is None and self._is_expired(decision):
-            why = RefusalReason.TOO_FEW_APPROVERS
-        if why is not None:
-            self._refuse(decision, why)
-
-    def _follow_late(self, decision: StoredDecision, consent: PendingApproval) -> None:
-        is_mine = decision.arrival in consent.arrivals
-        result = DRY_RUN_RESULT if consent.state == DRY_RUN else ALREADY_APPROVED
-        self._out.settled.append(_settled(decision, FOLLOWED, result, "The event was approved already."))
-        if not is_mine:
-            late = msgspec.structs.replace(
-                consent,
-                source=decision.source,
-                decision_id=decision.decision_id,
-                approvers=(decision.approver,),
-                reason=decision.reason,
-            )
-            said = f"The event was approved already, by {consent.source}."
-            event = self._seen.events.get(consent.event_id) or consent.event
-            status = consent.http_status
-            self._out.outcomes.append(
-                outcome_of(late, Transition.APPROVED, result, event=event, said=said, http_status=status)
-            )
-
-    def _count(self, key: tuple[str, str]) -> None:
-        """Want what enough people approved, unless it is wanted by people already."""
-        consent = self._state.consents.get(key)
-        if consent is not None and (consent.state in self._done or (consent.state == WANTED and consent.arrivals)):
-            return
-        enough = self._enough(key)
-        if not enough:
-            return
-        last = enough[-1]
-        self._out.consents.append(
-            PendingApproval(
-                event_id=key[0],
-                event_digest=key[1],
-                state=WANTED,
-                source=last.source,
-                decision_id=last.decision_id,
-                approvers=tuple(each.approver for each in enough),
-                reason=last.reason,
-                arrivals=tuple(each.arrival for each in enough),
-                oldest_issued_at=min(each.issued_at for each in enough),
-                # It may be on its way already, for a rule.
-                attempts=0 if consent is None or consent.state != WANTED else consent.attempts,
-                changed_at=self._now,
-                event=self._seen.events[key[0]],
-            )
+def _refuse_approval(step: _Step, approval: PendingApproval, why: RefusalReason, message: str) -> None:
+    step.result.refusals.append(
+        Refusal(
+            reason=why,
+            message=message,
+            source=approval.source,
+            decision_id=approval.decision_id,
+            approvers=approval.approvers,
+            event=step.event_of(approval),
         )
+    )
 
-    def _enough(self, key: tuple[str, str]) -> list[StoredDecision]:
-        """Return the approvals that suffice together, in the order they came; empty when they do not."""
-        approves = [
-            each
-            for each in self._state.decisions
-            if each.key == key and each.state == WAITING and self._is_trusted(each) and not self._is_expired(each)
-        ]
-        local = [each for each in approves if each.source == "cli"]
-        if local:  # whoever may write here is this VM's owner
-            return local[:1]
-        chosen: list[StoredDecision] = []
-        for each in approves:
-            names = [(other.kid, other.approver, other.key_sha256) for other in chosen]
-            if not any(mine in other for other in names for mine in (each.kid, each.approver, each.key_sha256)):
-                chosen.append(each)
-        return chosen[: self._required] if len(chosen) >= self._required else []
 
-    def _is_held(self, decision: StoredDecision) -> bool:
-        hold = self._newest_hold(decision.key)
-        return hold is not None and decision.issued_at <= hold.issued_at
+# Decisions.
 
-    def _newest_hold(self, key: tuple[str, str]) -> StoredDecision | None:
-        return newest_hold(self._state.decisions, key)
 
-    def _is_expired(self, decision: StoredDecision) -> bool:
-        return self._now >= decision.expires_at + CLOCK_SKEW_SECONDS
+def _receive(step: _Step, decision: StoredDecision) -> None:
+    why = _why_not(step, decision)
+    if why is not None:
+        _refuse(step, decision, why)
+    elif decision.verdict is Verdict.HOLD:
+        stage = DecisionStage.ON_HOLD
+        step.result.update_decisions([decision.arrival], stage, stage.value, "The event is held.")
+        if any(
+            each.key == decision.key and each.state is DecisionStage.WAITING and each.issued_at > decision.issued_at
+            for each in step.state.decisions
+        ):
+            _record_refusal(step, decision, RefusalReason.SUPERSEDED)
+    elif step.is_held(decision):
+        _refuse(step, decision, RefusalReason.SUPERSEDED)
+    else:
+        step.result.update_decisions([decision.arrival], DecisionStage.WAITING)
 
-    def _refuse(self, decision: StoredDecision, why: RefusalReason) -> None:
-        self._out.settled.append(_settled(decision, REFUSED, why.value, EXPLAINED[why]))
-        self._tell(decision, why, EXPLAINED[why])
 
-    def _tell(self, decision: StoredDecision, why: RefusalReason, said: str) -> None:
-        self._out.refusals.append(
-            Refusal(
-                reason=why.value,
-                said=said,
-                source=decision.source,
-                decision_id=decision.decision_id,
-                approvers=(decision.approver,),
-                event=self._seen.events.get(decision.event_id),
-            )
+def _why_not(step: _Step, decision: StoredDecision) -> RefusalReason | None:
+    if not step.is_trusted(decision):
+        return RefusalReason.UNKNOWN_KEY
+    if step.is_expired(decision):
+        return RefusalReason.EXPIRED
+    return step.index.why_not(*decision.key)
+
+
+def _check_waiting(step: _Step, decision: StoredDecision) -> None:
+    approval = step.state.approvals.get(decision.key)
+    if approval is not None and decision.arrival in approval.arrivals and approval.state in _OPEN:
+        return
+    if approval is not None and approval.state in step.done:
+        _follow_late(step, decision, approval)
+        return
+    why = step.index.why_not(*decision.key)
+    if why is None and step.is_held(decision):
+        why = RefusalReason.SUPERSEDED
+    if why is None and step.is_expired(decision):
+        why = RefusalReason.TOO_FEW_APPROVERS
+    if why is not None:
+        _refuse(step, decision, why)
+
+
+def _follow_late(step: _Step, decision: StoredDecision, approval: PendingApproval) -> None:
+    is_dry_run = approval.state is ApprovalStage.DRY_RUN
+    result = ApprovalResult.DRY_RUN if is_dry_run else ApprovalResult.ALREADY_APPROVED
+    step.result.update_decisions(
+        [decision.arrival], DecisionStage.FOLLOWED, result.value, "The event was approved already."
+    )
+    if decision.arrival in approval.arrivals:
+        return
+    late = msgspec.structs.replace(
+        approval,
+        source=decision.source,
+        decision_id=decision.decision_id,
+        approvers=(decision.approver,),
+        reason=decision.reason,
+    )
+    step.result.records.append(
+        approval_record(
+            late,
+            Transition.APPROVED,
+            result,
+            event=step.event_of(approval),
+            message=f"The event was approved already, by {approval.source}.",
+            http_status=approval.http_status,
         )
+    )
 
-    def _settle(self, arrivals: Iterable[int], state: str, outcome: str, said: str) -> None:
-        self._out.settled.extend(
-            DecisionUpdate(arrival=arrival, state=state, outcome=outcome, said=said) for arrival in arrivals
+
+def _want_if_enough(step: _Step, key: EventVersion) -> None:
+    """Want what enough people approved, unless it is wanted by people already."""
+    approval = step.state.approvals.get(key)
+    is_wanted = approval is not None and approval.state is ApprovalStage.WANTED
+    if approval is not None and (approval.state in step.done or (is_wanted and approval.arrivals)):
+        return
+    enough = _sufficient(step, key)
+    if not enough:
+        return
+    last = enough[-1]
+    step.result.approvals.append(
+        PendingApproval(
+            event_id=key[0],
+            event_digest=key[1],
+            state=ApprovalStage.WANTED,
+            source=last.source,
+            decision_id=last.decision_id,
+            approvers=tuple(each.approver for each in enough),
+            reason=last.reason,
+            arrivals=tuple(each.arrival for each in enough),
+            oldest_issued_at=min(each.issued_at for each in enough),
+            # A rule may have wanted it before, and StartRequests may have been sent.
+            attempts=approval.attempts if approval is not None and is_wanted else 0,
+            changed_at=step.now,
+            event=step.index.events[key[0]],
         )
+    )
 
 
-def newest_hold(decisions: Iterable[StoredDecision], key: tuple[str, str]) -> StoredDecision | None:
-    """Return the newest hold on the event, null when nobody holds it as it is."""
-    holds = [each for each in decisions if each.key == key and each.state == HELD]
+def _sufficient(step: _Step, key: EventVersion) -> list[StoredDecision]:
+    """Return the approvals that suffice together, in the order they came; empty when they do not."""
+    approves = [
+        each
+        for each in step.state.decisions
+        if each.key == key
+        and each.state is DecisionStage.WAITING
+        and step.is_trusted(each)
+        and not step.is_expired(each)
+    ]
+    local = [each for each in approves if each.source == "cli"]
+    if local:  # who may write to the outbox owns this VM
+        return local[:1]
+    chosen: list[StoredDecision] = []
+    for each in approves:
+        names = [(other.kid, other.approver, other.key_sha256) for other in chosen]
+        if not any(mine in other for other in names for mine in (each.kid, each.approver, each.key_sha256)):
+            chosen.append(each)
+    return chosen[: step.required_approvals] if len(chosen) >= step.required_approvals else []
+
+
+def _refuse(step: _Step, decision: StoredDecision, why: RefusalReason) -> None:
+    step.result.update_decisions([decision.arrival], DecisionStage.REFUSED, why.value, EXPLAINED[why])
+    _record_refusal(step, decision, why)
+
+
+def _record_refusal(step: _Step, decision: StoredDecision, why: RefusalReason) -> None:
+    step.result.refusals.append(
+        Refusal(
+            reason=why,
+            message=EXPLAINED[why],
+            source=decision.source,
+            decision_id=decision.decision_id,
+            approvers=(decision.approver,),
+            event=step.index.events.get(decision.event_id),
+        )
+    )
+
+
+# For the other modules of this package.
+
+
+def newest_hold(decisions: Iterable[StoredDecision], key: EventVersion) -> StoredDecision | None:
+    """Return the newest hold on the event as it is, None when there is none."""
+    holds = [each for each in decisions if each.key == key and each.state is DecisionStage.ON_HOLD]
     return max(holds, key=lambda hold: hold.issued_at, default=None)
 
 
-def outcome_of(
-    consent: PendingApproval,
+def approval_record(
+    approval: PendingApproval,
     transition: Transition,
-    result: str,
+    result: ApprovalResult,
     *,
-    event: ScheduledEvent | None,
-    said: str | None = None,
+    event: ScheduledEvent | None = None,
+    message: str | None = None,
     http_status: int | None = None,
-) -> Outcome:
-    """Return the record of what became of *consent*; its own reason unless there is something to say."""
-    reason = " ".join(text for text in (said, consent.reason and f"({consent.reason})") if text)
-    approval = Approval(
-        source=consent.source,
-        decision_id=consent.decision_id,
-        approvers=consent.approvers,
-        reason=(reason if said else consent.reason) or None,
-        result=result,
-        http_status=http_status,
+) -> ApprovalRecord:
+    """Return the record of what became of *approval*; *event* is the one that it is for, unless a newer is given."""
+    own = f"({approval.reason})" if message and approval.reason else approval.reason
+    reason = " ".join(text for text in (message, own) if text) or None
+    return ApprovalRecord(
+        transition=transition,
+        event=event or approval.event,
+        approval=Approval(
+            source=approval.source,
+            decision_id=approval.decision_id,
+            approvers=approval.approvers,
+            reason=reason,
+            result=result.value,
+            http_status=http_status,
+        ),
     )
-    return Outcome(transition=transition, event=event, approval=approval)
-
-
-def _settled(
-    decision: StoredDecision, state: str, outcome: str | None = None, said: str | None = None
-) -> DecisionUpdate:
-    return DecisionUpdate(arrival=decision.arrival, state=state, outcome=outcome, said=said)
-
-
-def _because(reason: str | None) -> str:
-    return f": {reason}" if reason else ""
 
 
 EXPLAINED = {

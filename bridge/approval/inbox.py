@@ -1,32 +1,47 @@
-"""What comes from the portal: tokens in, kept decisions or counted refusals out.
+"""The inbox of decisions: the portal's tokens are verified and their decisions kept; the others become refusals.
 
-A token is verified and its decision kept before anything else is looked at, on the thread that brought it: a stranger's
-forgeries cost nobody else anything, and what is kept survives the next moment. While this VM's id is not known or the
+A token is verified and its decision kept before anything else is done with it, on the thread that brought it: a
+stranger's forgeries delay nobody else, and a crash a moment later loses nothing. While this VM's id is not known or the
 outbox lives in memory, tokens wait here, as many as two answers of the portal may hold: after a restart the portal
 gives all of them again.
+
+A stranger can send ten thousand forgeries, and must not be able to push real records out of the outbox or to page
+anybody ten thousand times. So refusals make at most one record a minute and reason, with a count (`RefusalLimiter`).
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
+import msgspec
+
 from bridge.approval.evaluate import Refusal
 from bridge.approval.token import Claims, verify
-from bridge.clock import parse_time
+from bridge.clock import REAL_CLOCK, Clock, parse_time
 from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import KeyUnusable, OutboxError, OutboxReadOnly, RefusalReason, RefusedDecision
+from bridge.events.record import Approval, Transition
 from bridge.outbox import approvals
-from bridge.outbox.approvals import StoredDecision
+from bridge.outbox.approvals import ApprovalRecord, KeepResult, StoredDecision
 from bridge.outbox.outbox import Outbox
 
+QUIET_SECONDS = 60.0
 _MOST_WAITING = 2_000
+_NOT_KEPT = {
+    KeepResult.REPLAYED: (RefusalReason.REPLAYED, "Its jti was used before for something else."),
+    KeepResult.TOO_OLD: (
+        RefusalReason.ISSUED_BEFORE_THIS_OUTBOX,
+        "It was issued before the outbox was made.",
+    ),
+}
 
 
 class DecisionInbox:
-    """Verifies tokens with *keys* and keeps their decisions; *refuse* hears of the others."""
+    """Verifies tokens with *keys* and keeps their decisions; *vm_id* returns None while this VM's id is unknown."""
 
     def __init__(
         self,
@@ -34,42 +49,39 @@ class DecisionInbox:
         outbox: Outbox,
         *,
         vm_id: Callable[[], str | None],
-        refuse: Callable[[Refusal], None],
-        now: Callable[[], datetime],
+        clock: Clock = REAL_CLOCK,
     ) -> None:
         self._keys = tuple(keys)
         self._outbox = outbox
         self._vm_id = vm_id
-        self._refuse = refuse
-        self._now = now
+        self._clock = clock
         self._lock = threading.Lock()
         self._waiting: deque[str] = deque(maxlen=_MOST_WAITING)
+        self._created_at: datetime | None = None
 
-    def offer(self, tokens: Sequence[str]) -> None:
-        """Keep the decisions in *tokens*, or let them wait; raise nothing that a token can cause."""
+    def receive(self, tokens: Sequence[str]) -> list[Refusal]:
+        """Keep the decisions in *tokens*, or let them wait; return the refusals. Raises nothing a token can cause."""
         vm_id = self._vm_id()
-        if not vm_id or self._outbox.in_memory:
-            with self._lock:
-                self._waiting.extend(tokens)
-            return
-        try:
-            self._keep(tokens, vm_id)
-        except OutboxReadOnly:
-            with self._lock:
-                self._waiting.extend(tokens)
+        if vm_id and not self._outbox.in_memory:
+            try:
+                return self._keep(tokens, vm_id)
+            except OutboxReadOnly:
+                pass
+        with self._lock:
+            self._waiting.extend(tokens)
+        return []
 
     @property
     def has_waiting(self) -> bool:
         """Return whether tokens wait."""
         return bool(self._waiting)
 
-    def offer_waiting(self) -> None:
-        """Try again what waits."""
+    def receive_waiting(self) -> list[Refusal]:
+        """Try again the tokens that wait."""
         with self._lock:
             tokens = list(self._waiting)
             self._waiting.clear()
-        if tokens:
-            self.offer(tokens)
+        return self.receive(tokens) if tokens else []
 
     def is_trusted(self, decision: StoredDecision) -> bool:
         """Return whether the key behind a kept decision still counts; a local decision has none."""
@@ -83,41 +95,39 @@ class DecisionInbox:
                     return False
         return False
 
-    def _keep(self, tokens: Sequence[str], vm_id: str) -> None:
-        created_at = parse_time(self._outbox.read(approvals.made_at).result())
-        verified: list[Claims] = []
+    def _keep(self, tokens: Sequence[str], vm_id: str) -> list[Refusal]:
+        created_at = self._outbox_created_at()
+        decisions: list[StoredDecision] = []
+        refusals: list[Refusal] = []
         for token in tokens:
             try:
-                decision = verify(token, keys=self._keys, audience=vm_id, now=self._now(), created_at=created_at)
-                verified.append(decision)
+                claims = verify(token, keys=self._keys, audience=vm_id, now=self._clock.now(), created_at=created_at)
+                decisions.append(self._stored(claims))
             except RefusedDecision as refused:
-                self._refused(refused)
-        if not verified:
-            return
-        kept = [self._kept(claims) for claims in verified]
-        results = self._outbox.write(approvals.keep_decisions, kept).result()
-        for decision_kept, result in zip(kept, results, strict=True):
-            if result == "replayed":
-                self._say(decision_kept, RefusalReason.REPLAYED, "Its jti was used before for something else.")
-            elif result == "too_old":
-                why = "It was issued before the outbox was made."
-                self._say(decision_kept, RefusalReason.ISSUED_BEFORE_THIS_OUTBOX, why)
+                if not self._is_known(refused):
+                    refusals.append(_refusal(refused))
+        if decisions:
+            results = self._outbox.write(approvals.keep_decisions, decisions).result()
+            refusals += [
+                _not_kept(decision, *_NOT_KEPT[result])
+                for decision, result in zip(decisions, results, strict=True)
+                if result in _NOT_KEPT
+            ]
+        if any(each.reason is RefusalReason.ISSUED_BEFORE_THIS_OUTBOX for each in refusals):
+            self._created_at = None
+        return refusals
 
-    def _refused(self, refused: RefusedDecision) -> None:
-        if self._is_known(refused):
-            return  # it counted when it came; that it would not any more is no news
-        self._refuse(
-            Refusal(
-                reason=refused.reason.value,
-                said=str(refused),
-                source="portal",
-                decision_id=refused.decision_id,
-                approvers=() if refused.approver is None else (refused.approver,),
-                event_id=refused.event_id,
-            )
-        )
+    def _outbox_created_at(self) -> datetime:
+        """Return when the database was made: read once, and again once it may have been replaced.
+
+        An old value lets nothing through: `keep_decisions` compares with the database itself.
+        """
+        if self._created_at is None:
+            self._created_at = parse_time(self._outbox.read(approvals.created_at).result())
+        return self._created_at
 
     def _is_known(self, refused: RefusedDecision) -> bool:
+        """Return whether the decision was kept when it came; that it would not count any more is no refusal."""
         if refused.approver is None or refused.decision_id is None or refused.payload_sha256 is None:
             return False
         try:
@@ -130,19 +140,7 @@ class DecisionInbox:
         except OutboxError:
             return False
 
-    def _say(self, decision: StoredDecision, reason: RefusalReason, why: str) -> None:
-        self._refuse(
-            Refusal(
-                reason=reason.value,
-                said=f"The decision {decision.decision_id} signed by {decision.approver} does not count. {why}",
-                source="portal",
-                decision_id=decision.decision_id,
-                approvers=(decision.approver,),
-                event_id=decision.event_id,
-            )
-        )
-
-    def _kept(self, claims: Claims) -> StoredDecision:
+    def _stored(self, claims: Claims) -> StoredDecision:
         return StoredDecision(
             source="portal",
             approver=claims.approver,
@@ -152,13 +150,93 @@ class DecisionInbox:
             payload_sha256=claims.payload_sha256,
             event_id=claims.event_id,
             event_digest=claims.event_digest,
-            verdict=claims.verdict.value,
-            issued_at=_microseconds(claims.issued_at),
+            verdict=claims.verdict,
+            issued_at=round(claims.issued_at.timestamp() * 1_000_000),
             expires_at=claims.expires_at.timestamp(),
             reason=claims.reason,
-            received_at=self._now().timestamp(),
+            received_at=self._clock.timestamp(),
         )
 
 
-def _microseconds(moment: datetime) -> int:
-    return round(moment.timestamp() * 1_000_000)
+def _refusal(refused: RefusedDecision) -> Refusal:
+    return Refusal(
+        reason=refused.reason,
+        message=str(refused),
+        source="portal",
+        decision_id=refused.decision_id,
+        approvers=() if refused.approver is None else (refused.approver,),
+        event_id=refused.event_id,
+    )
+
+
+def _not_kept(decision: StoredDecision, reason: RefusalReason, why: str) -> Refusal:
+    return Refusal(
+        reason=reason,
+        message=f"The decision {decision.decision_id} signed by {decision.approver} does not count. {why}",
+        source="portal",
+        decision_id=decision.decision_id,
+        approvers=(decision.approver,),
+        event_id=decision.event_id,
+    )
+
+
+class _Refusals(msgspec.Struct, kw_only=True):
+    """The refusals of one reason that no record tells yet."""
+
+    first: Refusal | None = None
+    count: int = 0
+    quiet_until: float = -math.inf
+
+
+class RefusalLimiter:
+    """Counts refusals by reason, and gives out their records; safe to use from many threads.
+
+    The first of a reason makes a record at once. Those that follow within the minute are counted, and told together
+    when it is over.
+    """
+
+    def __init__(self, clock: Clock = REAL_CLOCK) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._by_reason: dict[RefusalReason, _Refusals] = {}
+
+    def add(self, refusal: Refusal) -> None:
+        """Count one refusal."""
+        with self._lock:
+            refusals = self._by_reason.setdefault(refusal.reason, _Refusals())
+            refusals.first = refusals.first or refusal
+            refusals.count += 1
+
+    def take(self) -> list[ApprovalRecord]:
+        """Return the records that may be written now."""
+        now = self._clock.monotonic()
+        records = []
+        with self._lock:
+            for refusals in self._by_reason.values():
+                if refusals.first is not None and refusals.quiet_until <= now:
+                    records.append(_record(refusals.first, refusals.count))
+                    refusals.first, refusals.count, refusals.quiet_until = None, 0, now + QUIET_SECONDS
+        return records
+
+    def wait_seconds(self) -> float:
+        """Return the seconds until `take` has something; infinity when nothing waits."""
+        with self._lock:
+            waiting = [each.quiet_until for each in self._by_reason.values() if each.count]
+        return max(min(waiting, default=math.inf) - self._clock.monotonic(), 0.0)
+
+
+def _record(refusal: Refusal, count: int) -> ApprovalRecord:
+    message = refusal.message
+    if count > 1:
+        message = f"{message} ({count} decisions were refused for this reason; this is the first of them.)"
+    return ApprovalRecord(
+        transition=Transition.APPROVAL_REFUSED,
+        event=refusal.event,
+        approval=Approval(
+            source=refusal.source,
+            decision_id=refusal.decision_id,
+            approvers=refusal.approvers,
+            reason=message,
+            result=refusal.reason.value,
+        ),
+    )

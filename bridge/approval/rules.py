@@ -1,25 +1,137 @@
-"""Which rule speaks for an event, and how long this VM waits before it follows it.
+"""Local rules: which rule matches an event, how long this VM waits before it acts, and what the rules want now.
 
 Rules decide without a person, so they read an event strictly: what is unknown matches nothing that asks for it. An
 approval is consent for every VM in Resources, so an ``approve`` rule matches only where it is known who that is and who
 this VM is; whatever the rule says, nobody consents for machines that are not named. A ``hold`` does no harm, and may
 match there.
 
-Everything here is pure: no clock, no I/O. Whether the event is still Scheduled is for the approver to say.
+`RuleEngine` applies the rules to each Scheduled event as it is now; once a rule has acted on an event as it is, none
+does so again. The delay of a VM that is not the leader counts from when this agent saw the event as it is now, so an
+agent that starts late waits too long rather than too short. A signed hold stops every rule for that event.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 
-from bridge.config.approval import RuleSettings
+import msgspec
+
+from bridge.approval.evaluate import DocumentIndex, Evaluation, Refusal, newest_hold
+from bridge.clock import REAL_CLOCK, Clock
+from bridge.config.approval import ApprovalSettings, RuleSettings
+from bridge.errors import RefusalReason
 from bridge.events.event import ScheduledEvent, names_vm, normal_name
+from bridge.outbox.approvals import ApprovalStage, ApprovalState, EventVersion, PendingApproval
+
+_PREFIX = "rule:"
+_RETRY_SECONDS = 1.0
+_MINIMUM_WAIT_SECONDS = 0.05
+
+
+class RuleEngine:
+    """Applies the rules of *settings*; *vm_name* returns None while this VM's name is unknown."""
+
+    def __init__(
+        self, settings: ApprovalSettings, *, vm_name: Callable[[], str | None], clock: Clock = REAL_CLOCK
+    ) -> None:
+        self._settings = settings
+        self._vm_name = vm_name
+        self._clock = clock
+        self._first_seen: dict[EventVersion, float] = {}
+        self._next_at = math.inf
+
+    @property
+    def is_waiting(self) -> bool:
+        """Return whether a rule will act later."""
+        return self._next_at < math.inf
+
+    def wait_seconds(self) -> float:
+        """Return the seconds until a rule may act; infinity when none will."""
+        return max(self._next_at - self._clock.monotonic(), _MINIMUM_WAIT_SECONDS)
+
+    def rule_behind(self, approval: PendingApproval, index: DocumentIndex) -> RuleSettings | None:
+        """Return the rule that wanted *approval* while it still is the first that matches the event."""
+        event = index.events.get(approval.event_id)
+        if event is None:
+            return None
+        rule = first_match(self._settings.rules, event, vm_name=self._vm_name())
+        return rule if rule is not None and _PREFIX + rule.name == approval.source else None
+
+    def apply(self, state: ApprovalState, index: DocumentIndex, *, commands_are_full: bool) -> Evaluation:
+        """Return what the rules want now; while *commands_are_full* a rule with a command waits."""
+        result = Evaluation()
+        self._next_at = math.inf
+        now = self._clock.monotonic()
+        self._first_seen = {key: self._first_seen.get(key, now) for key in index.digests.items()}
+        if self._vm_name() is None:
+            if self._settings.rules and index.events:
+                self._next_at = now + _RETRY_SECONDS
+            return result
+        self._withdraw_stale(state, index, result)
+        for key in index.digests.items():
+            if index.why_not(*key) is None and self._is_free(state, key):
+                self._evaluate_event(index.events[key[0]], key, result, commands_are_full=commands_are_full)
+        return result
+
+    def _is_free(self, state: ApprovalState, key: EventVersion) -> bool:
+        """Return whether no approval and no hold stands in the way of a rule."""
+        if newest_hold(state.decisions, key) is not None:
+            return False
+        approval = state.approvals.get(key)
+        # What was withdrawn under another configuration, or only tried, may be wanted again.
+        return (
+            approval is None
+            or approval.state is ApprovalStage.WITHDRAWN
+            or (approval.state is ApprovalStage.DRY_RUN and not self._settings.dry_run)
+        )
+
+    def _evaluate_event(
+        self, event: ScheduledEvent, key: EventVersion, result: Evaluation, *, commands_are_full: bool
+    ) -> None:
+        vm_name = self._vm_name()
+        rule = first_match(self._settings.rules, event, vm_name=vm_name)
+        if rule is None or rule.action != "approve":
+            return
+        fallback_seconds = self._settings.leader_fallback_seconds
+        delay = act_delay_seconds(rule, event, vm_name=vm_name, fallback_seconds=fallback_seconds)
+        if delay is None:
+            return
+        now, due_at = self._clock.monotonic(), self._first_seen[key] + delay
+        if due_at > now:
+            self._next_at = min(self._next_at, due_at)
+        elif rule.command is not None and commands_are_full:
+            self._next_at = min(self._next_at, now + _RETRY_SECONDS)
+        else:
+            stage = ApprovalStage.WANTED if rule.command is None else ApprovalStage.DRAINING
+            event_id, event_digest = key
+            result.approvals.append(
+                PendingApproval(
+                    event_id=event_id, event_digest=event_digest, state=stage, source=_PREFIX + rule.name, event=event
+                )
+            )
+
+    def _withdraw_stale(self, state: ApprovalState, index: DocumentIndex, result: Evaluation) -> None:
+        """Take back what was wanted by a rule that is gone, or that no longer is the first to match."""
+        for approval in state.approvals.values():
+            is_open = approval.state in (ApprovalStage.WANTED, ApprovalStage.DRAINING)
+            if not is_open or not approval.source.startswith(_PREFIX) or self.rule_behind(approval, index) is not None:
+                continue
+            result.approvals.append(msgspec.structs.replace(approval, state=ApprovalStage.WITHDRAWN))
+            result.refusals.append(
+                Refusal(
+                    reason=RefusalReason.SUPERSEDED,
+                    message="The rule that wanted this is not there any more, or does not match.",
+                    source=approval.source,
+                    event=approval.event,
+                )
+            )
 
 
 def first_match(rules: Iterable[RuleSettings], event: ScheduledEvent, *, vm_name: str | None) -> RuleSettings | None:
-    """Return the first of *rules* that matches *event* on the VM *vm_name*, null when none does.
+    """Return the first of *rules* that matches *event* on the VM *vm_name*, None when none does.
 
-    *vm_name* is null while it is unknown. Names are compared whole, without case, as everywhere.
+    *vm_name* is None while it is unknown. Names are compared whole, without case, as everywhere.
     """
     return next((rule for rule in rules if _matches(rule, event, vm_name)), None)
 
@@ -37,7 +149,7 @@ def may_run_command(rule: RuleSettings, event: ScheduledEvent, vm_name: str | No
 def act_delay_seconds(
     rule: RuleSettings, event: ScheduledEvent, *, vm_name: str | None, fallback_seconds: float
 ) -> float | None:
-    """Return how long this VM waits before it follows *rule*; null: it never does.
+    """Return how long this VM waits before it follows *rule*; None: it never does.
 
     ``each``: no wait. ``leader``: the first VM in Resources does not wait, the k-th after it waits k times
     *fallback_seconds*, and a VM that Resources do not name never acts.
@@ -66,7 +178,7 @@ def _lasts(rule: RuleSettings, duration_seconds: int | None) -> bool:
     low, high = rule.min_duration_seconds, rule.max_duration_seconds
     if low is None and high is None:
         return True
-    if duration_seconds is None:  # Azure's -1: it does not know, so nobody here does
+    if duration_seconds is None:  # Azure's -1: unknown
         return False
     return (low is None or duration_seconds >= low) and (high is None or duration_seconds <= high)
 

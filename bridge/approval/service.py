@@ -21,7 +21,7 @@ from bridge.system.threads import run_daemon
 if TYPE_CHECKING:
     from bridge.approval.approver import Approver
     from bridge.approval.portal_poller import PortalPoller
-    from bridge.approval.posting import Imds
+    from bridge.approval.submit import Imds
 
 _STOP_POLL_SECONDS = 0.05
 _JOIN_SECONDS = 1.0
@@ -66,15 +66,20 @@ class ApprovalService:
 
     def _build_approver(self, settings: ApprovalSettings, imds: Imds) -> Approver:
         from bridge.approval.approver import Approver  # noqa: PLC0415
+        from bridge.approval.inbox import DecisionInbox  # noqa: PLC0415
+        from bridge.approval.rules import RuleEngine  # noqa: PLC0415
+        from bridge.approval.submit import Submitter  # noqa: PLC0415
 
+        vm, clock = self._vm, self._clock
+        keys = () if settings.remote is None else settings.remote.trusted_keys()
         return Approver(
             settings,
             self._outbox,
-            imds,
-            vm=self._vm,
-            directory=self._directory,
+            inbox=DecisionInbox(keys, self._outbox, vm_id=lambda: vm().vm_id, clock=clock),
+            rules=None if self._on_request_only else RuleEngine(settings, vm_name=lambda: vm().name, clock=clock),
+            submitter=Submitter(imds, self._directory, dry_run=settings.dry_run, clock=clock),
             metrics=self._metrics,
-            on_request_only=self._on_request_only,
+            clock=clock,
         )
 
     def _build_portal_poller(self, remote: RemoteSettings, approver: Approver) -> PortalPoller:
@@ -85,7 +90,7 @@ class ApprovalService:
         return PortalPoller(
             PortalClient(remote),
             vm_id=lambda: vm().vm_id,
-            receive=approver.offer,
+            receive=approver.receive,
             metrics=self._metrics.approval_channel(),
             clock=self._clock,
         )
@@ -100,7 +105,7 @@ class ApprovalService:
     def wake(self) -> None:
         """Have the approver run at once: a command has written to the outbox."""
         if self.approver is not None:
-            self.approver.nudge()
+            self.approver.wake()
 
     def stop(self) -> None:
         """Begin nothing any more; what is under way ends in `join`. The portal poller may take a second to end."""

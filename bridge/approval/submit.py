@@ -1,176 +1,267 @@
-"""The last step before Azure: what still stands in the way is looked at here, once more, right before each request.
+"""Submission: StartRequests for the approvals that are due, and what Azure's answer means.
 
-An attempt is written before it is made, and its outcome is handed to the outbox before the poll may write what the
-attempt caused. The file ``approvals.disabled`` in the state directory stops everything; so does a newer document, and a
-decision that nobody has looked at yet: then the attempt that was counted is taken back.
+An attempt is counted in the outbox before it is made, so that after a crash it is known that Azure may have been told.
+Posting the same EventId again does no harm there: a 200 means that the event is approved, not who did it.
+
+    200                 approved, once
+    another status      failed, recorded once at first; tried again until the event starts, changes or is held
+    no answer           unknown, which is neither: tried again once a newer document shows the event still waiting
+
+One EventId that Azure does not know refuses a whole request, so after a 4xx each is posted by itself. While a request
+is on its way, and until its outcome was handed to the outbox (`Submitter.in_flight`), the poll can wait for it
+(`Submitter.wait_for`): the record `approved` comes before the `started` that it caused.
+
+The file ``approvals.disabled`` in the state directory stops everything.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from datetime import datetime
+import math
+import threading
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
-from bridge.approval.disabled import DISABLED_FILE, is_disabled
-from bridge.approval.evaluate import ACCEPTED, DISABLED, DRY_RUN_RESULT, REJECTED, Evaluation, outcome_of
-from bridge.approval.posting import Posted, Poster
-from bridge.events.event import Document, Incarnation
-from bridge.events.record import Transition, TransitionRecord
+from bridge.approval.evaluate import Evaluation, approval_record
+from bridge.backoff import delivery_gap
+from bridge.clock import REAL_CLOCK, Clock
+from bridge.errors import ImdsError, ImdsStatus
+from bridge.events.event import Incarnation
+from bridge.events.record import Transition
 from bridge.logs import ThrottledLog
-from bridge.outbox import approvals
-from bridge.outbox.approvals import (
-    DRY_RUN,
-    FOLLOWED,
-    WAITING,
-    WANTED,
-    ApprovalState,
-    DecisionUpdate,
-    Outcome,
-    PendingApproval,
-)
-from bridge.outbox.outbox import Outbox
+from bridge.outbox.approvals import ApprovalResult, ApprovalStage, DecisionStage, EventVersion, PendingApproval
 
-_LOOK_SECONDS = 60.0
+logger = logging.getLogger(__name__)
+
+DISABLED_FILE = "approvals.disabled"
+
+_TOO_MANY_REQUESTS = 429
+_LONGEST_GAP_SECONDS = 30.0
+_MOST_IN_A_REQUEST = 50
+_IDLE_SECONDS = 60.0
 _RETRY_SECONDS = 1.0
+_MINIMUM_WAIT_SECONDS = 0.05
 
 
-class Teller:
-    """Tells Azure what is wanted, for one thread; *is_current* says whether a document is the latest and fresh."""
+def is_disabled(directory: Path) -> bool:
+    """Return whether approvals are stopped in the state *directory*; also when the file cannot be looked for."""
+    try:
+        (directory / DISABLED_FILE).lstat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass
+    return True
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        poster: Poster,
-        *,
-        dry_run: bool,
-        disabled_file: Path,
-        is_current: Callable[[Document], bool],
-        write: Callable[[Evaluation, str], None],
-        heard: Callable[[Sequence[TransitionRecord]], None],
-        report: ThrottledLog,
-        now: Callable[[], datetime],
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._outbox = outbox
-        self._poster = poster
+
+class Imds(Protocol):
+    """What is needed of the metadata service."""
+
+    def start_requests(self, event_ids: Sequence[str], *, incarnation: Incarnation) -> int:
+        """Approve events, and return the HTTP status; raise ImdsError."""
+
+
+class _Attempt(msgspec.Struct, kw_only=True):
+    """When an approval was last posted, and when it may be again, in monotonic seconds."""
+
+    made_at: float = -math.inf
+    retry_at: float = -math.inf
+
+
+class Submitter:
+    """Posts approvals with *imds*; for one thread but for `wait_for` and `events_in_flight`.
+
+    *directory* is the state directory, in which the file ``approvals.disabled`` may stand.
+    """
+
+    def __init__(self, imds: Imds, directory: Path, *, dry_run: bool, clock: Clock = REAL_CLOCK) -> None:
+        self._imds = imds
+        self._directory = directory
         self._dry_run = dry_run
-        self._disabled_file = disabled_file
-        self._is_current = is_current
-        self._write = write
-        self._heard = heard
-        self._report = report
-        self._now = now
-        self._monotonic = monotonic
+        self._clock = clock
+        self._log = ThrottledLog(logger, clock=clock)
+        self._attempts: dict[EventVersion, _Attempt] = {}
+        self._landed = threading.Condition()
+        self._in_flight: frozenset[str] = frozenset()
 
-    def tell(self, state: ApprovalState, document: Document, answer_at: float) -> float:
-        """Post what is due, given the fresh *document* of *answer_at*; return the seconds until something else is."""
-        now = self._monotonic()
-        wanted = [each for each in state.consents.values() if each.state == WANTED]
-        self._poster.forget([each.key for each in wanted])
-        due = [each for each in wanted if self._poster.due_at(each) <= now and self._poster.is_checked(each, answer_at)]
-        if due and self._is_disabled():
-            self._put_off(due, state.stream_id)
-        elif due and self._dry_run:
-            self._pretend(due, state.stream_id)
-        elif due and not self._post(due, state.stream_id, document):
-            return 0.0
-        later = [self._poster.due_at(each) - self._monotonic() for each in wanted if each not in due]
-        return max(min([*later, _RETRY_SECONDS]), 0.05) if wanted else _LOOK_SECONDS
+    # When.
 
-    def _is_disabled(self) -> bool:
-        if not is_disabled(self._disabled_file):
-            self._report.recovered("disabled", f"The file {self._disabled_file} is gone; approvals go on.")
+    def due(self, approvals: Iterable[PendingApproval], answered_at: float) -> list[PendingApproval]:
+        """Return what may be posted now, given a document of *answered_at* (monotonic seconds).
+
+        An approval that was posted before waits for a document that is newer than its last attempt.
+        """
+        wanted = _wanted(approvals)
+        self._attempts = {each.key: self._attempts.get(each.key) or _Attempt() for each in wanted}
+        now = self._clock.monotonic()
+        return [
+            each
+            for each in wanted
+            if self._attempts[each.key].retry_at <= now and self._attempts[each.key].made_at < answered_at
+        ]
+
+    def wait_seconds(self, approvals: Iterable[PendingApproval]) -> float:
+        """Return the seconds until one of *approvals* may be due."""
+        wanted = _wanted(approvals)
+        if not wanted:
+            return _IDLE_SECONDS
+        now = self._clock.monotonic()
+        waits = [self._attempt(each).retry_at - now for each in wanted]
+        return max(min([wait for wait in waits if wait > 0] + [_RETRY_SECONDS]), _MINIMUM_WAIT_SECONDS)
+
+    # Instead of a request.
+
+    def is_disabled(self) -> bool:
+        """Return whether the file ``approvals.disabled`` stops everything."""
+        file = self._directory / DISABLED_FILE
+        if not is_disabled(self._directory):
+            self._log.recovered("disabled", f"The file {file} is gone; approvals go on.")
             return False
-        self._report.problem("disabled", logging.WARNING, f"No approval is given while {self._disabled_file} exists.")
+        self._log.problem("disabled", logging.WARNING, f"No approval is given while {file} exists.")
         return True
 
-    def _put_off(self, due: Sequence[PendingApproval], stream_id: str) -> None:
-        said = f"No approval is given while the file {DISABLED_FILE} is in the state directory."
+    def instead_of_posting(self, due: Sequence[PendingApproval]) -> Evaluation | None:
+        """Return what is written instead of a request: when approvals are disabled or only tried; None to post."""
+        if self.is_disabled():
+            return self._put_off(due)
+        return self._pretend(due) if self._dry_run else None
+
+    def _put_off(self, due: Sequence[PendingApproval]) -> Evaluation:
+        message = f"No approval is given while the file {DISABLED_FILE} is in the state directory."
+        result = Evaluation()
         for each in due:
-            self._poster.put_off(each, _RETRY_SECONDS)
-        untold = [each for each in due if not each.is_told]
-        if untold:
-            told = [msgspec.structs.replace(each, is_told=True) for each in untold]
-            outcomes = [
-                outcome_of(each, Transition.APPROVAL_FAILED, DISABLED, event=each.event, said=said) for each in untold
-            ]
-            settled = _settled(untold, WAITING, DISABLED, said)
-            self._write(Evaluation(consents=told, outcomes=outcomes, settled=settled), stream_id)
+            self._attempt(each).retry_at = self._clock.monotonic() + _RETRY_SECONDS
+            if not each.is_told:
+                result.approvals.append(msgspec.structs.replace(each, is_told=True))
+                result.records.append(
+                    approval_record(each, Transition.APPROVAL_FAILED, ApprovalResult.DISABLED, message=message)
+                )
+                result.update_decisions(each.arrivals, DecisionStage.WAITING, ApprovalResult.DISABLED.value, message)
+        return result
 
-    def _pretend(self, due: Sequence[PendingApproval], stream_id: str) -> None:
-        said = "dry_run: Azure would have been told."
-        moment = self._now().timestamp()
-        done = [msgspec.structs.replace(each, state=DRY_RUN, changed_at=moment) for each in due]
-        outcomes = [outcome_of(each, Transition.APPROVED, DRY_RUN_RESULT, event=each.event, said=said) for each in due]
-        settled = _settled(due, FOLLOWED, DRY_RUN_RESULT, said)
-        self._write(Evaluation(consents=done, outcomes=outcomes, settled=settled), stream_id)
+    def _pretend(self, due: Sequence[PendingApproval]) -> Evaluation:
+        message = "dry_run: Azure would have been told."
+        result = Evaluation()
+        for each in due:
+            done = msgspec.structs.replace(each, state=ApprovalStage.DRY_RUN, changed_at=self._clock.timestamp())
+            result.approvals.append(done)
+            result.records.append(approval_record(each, Transition.APPROVED, ApprovalResult.DRY_RUN, message=message))
+            result.update_decisions(each.arrivals, DecisionStage.FOLLOWED, ApprovalResult.DRY_RUN.value, message)
+        return result
 
-    def _post(self, due: Sequence[PendingApproval], stream_id: str, document: Document) -> bool:
-        """Count the attempt, look once more, post and write down; return whether nothing came in between."""
-        self._poster.takes_off(due)
+    # The order of records.
+
+    @contextmanager
+    def in_flight(self, approvals: Iterable[PendingApproval]) -> Iterator[None]:
+        """Mark *approvals* as on their way to Azure, until the outcome was handed to the outbox."""
+        with self._landed:
+            self._in_flight = frozenset(each.event_id for each in approvals)
         try:
-            ready = self._outbox.write(approvals.begin_posting, stream_id, due, self._now().timestamp()).result()
-            if not ready:
-                return False
-            if not self._is_current(document) or self._outbox.in_memory or self._is_disabled():
-                counted = {each.key for each in ready}
-                self._write(Evaluation(consents=[each for each in due if each.key in counted]), stream_id)
-                return False
-            posted = self._poster.post(ready, document.incarnation)
-            pending = self._write_posted(posted, stream_id, document.incarnation)
+            yield
         finally:
-            self._poster.has_landed()
-        self._heard(pending.result())
-        return True
+            with self._landed:
+                self._in_flight = frozenset()
+                self._landed.notify_all()
 
-    def _write_posted(
-        self, posted: Sequence[Posted], stream_id: str, incarnation: Incarnation
-    ) -> Future[list[TransitionRecord]]:
-        outcomes: list[Outcome] = []
-        settled: list[DecisionUpdate] = []
-        for each in posted:
-            consent, status = each.consent, each.consent.http_status
-            if each.is_accepted:
-                self._report.recovered(consent.key, "Azure takes the approval now.", event_id=consent.event_id)
-                outcomes.append(
-                    outcome_of(consent, Transition.APPROVED, ACCEPTED, event=consent.event, http_status=status)
-                )
-                said = "Azure took the approval; it may still wait for others."
-                settled += _settled([consent], FOLLOWED, ACCEPTED, said)
-                continue
-            self._report.problem(
-                consent.key, logging.WARNING, f"Azure could not be told: {each.error}", event_id=consent.event_id
-            )
-            if each.is_news:
-                said = f"{each.error} It is tried again until the event starts, changes or is held."
-                outcomes.append(
-                    outcome_of(
-                        consent,
-                        Transition.APPROVAL_FAILED,
-                        REJECTED,
-                        event=consent.event,
-                        said=said,
-                        http_status=status,
-                    )
-                )
-                settled += _settled([consent], WAITING, REJECTED, said)
-        return self._outbox.write(
-            self._outbox.records.write_approvals,
-            stream_id,
-            consents=[each.consent for each in posted],
-            settled=settled,
-            outcomes=outcomes,
-            incarnation=incarnation,
+    @property
+    def events_in_flight(self) -> frozenset[str]:
+        """The keys of the events that Azure may be told about just now."""
+        return self._in_flight
+
+    def wait_for(self, event_keys: Collection[str], timeout_seconds: float) -> None:
+        """Wait until no request about *event_keys* is on its way, at most *timeout_seconds*."""
+        if not self._in_flight:
+            return
+        with self._landed:
+            self._landed.wait_for(lambda: self._in_flight.isdisjoint(event_keys), timeout_seconds)
+
+    # The request.
+
+    def post(self, approvals: Sequence[PendingApproval], incarnation: Incarnation) -> Evaluation:
+        """Post *approvals*, in one request if possible, and return what became of each."""
+        result = Evaluation()
+        for start in range(0, len(approvals), _MOST_IN_A_REQUEST):
+            self._post(approvals[start : start + _MOST_IN_A_REQUEST], incarnation, result)
+        return result
+
+    def _post(self, approvals: Sequence[PendingApproval], incarnation: Incarnation, result: Evaluation) -> None:
+        try:
+            status = self._imds.start_requests([each.event_id for each in approvals], incarnation=incarnation)
+        except ImdsStatus as error:
+            about_one_of_them = 400 <= error.status < 500 and error.status != _TOO_MANY_REQUESTS  # noqa: PLR2004
+            if about_one_of_them and len(approvals) > 1:
+                for each in approvals:
+                    self._post([each], incarnation, result)
+                return
+            for each in approvals:
+                self._failed(each, error, result, status=error.status, retry_after=error.retry_after_seconds)
+        except ImdsError as error:
+            for each in approvals:
+                self._failed(each, error, result, status=None, retry_after=None)
+        else:
+            for each in approvals:
+                self._accepted(each, status, result)
+
+    def _accepted(self, approval: PendingApproval, status: int, result: Evaluation) -> None:
+        self._log.recovered(approval.key, "Azure takes the approval now.", event_id=approval.event_id)
+        moment = self._clock.timestamp()
+        posted = msgspec.structs.replace(
+            approval, state=ApprovalStage.POSTED, http_status=status, posted_at=moment, changed_at=moment
         )
+        result.approvals.append(posted)
+        result.records.append(approval_record(posted, Transition.APPROVED, ApprovalResult.ACCEPTED, http_status=status))
+        message = "Azure took the approval; it may still wait for others."
+        result.update_decisions(posted.arrivals, DecisionStage.FOLLOWED, ApprovalResult.ACCEPTED.value, message)
+
+    def _failed(
+        self,
+        approval: PendingApproval,
+        error: ImdsError,
+        result: Evaluation,
+        *,
+        status: int | None,
+        retry_after: float | None,
+    ) -> None:
+        self._log.problem(
+            approval.key, logging.WARNING, f"Azure could not be told: {error}", event_id=approval.event_id
+        )
+        self._back_off(approval, retry_after)
+        is_told = approval.is_told or status is not None
+        failed = msgspec.structs.replace(
+            approval, http_status=status, is_told=is_told, changed_at=self._clock.timestamp()
+        )
+        result.approvals.append(failed)
+        if is_told and not approval.is_told:
+            message = f"{error} It is tried again until the event starts, changes or is held."
+            result.records.append(
+                approval_record(
+                    failed, Transition.APPROVAL_FAILED, ApprovalResult.REJECTED, message=message, http_status=status
+                )
+            )
+            result.update_decisions(failed.arrivals, DecisionStage.WAITING, ApprovalResult.REJECTED.value, message)
+
+    def _back_off(self, approval: PendingApproval, retry_after: float | None) -> None:
+        not_before = approval.event.not_before
+        gap = delivery_gap(
+            approval.attempts,
+            seconds_to_not_before=None if not_before is None else (not_before - self._clock.now()).total_seconds(),
+            urgent=approval.event.is_urgent,
+            retry_after=retry_after,
+            random=self._clock.random,
+        )
+        if retry_after is None:
+            gap = min(gap, _LONGEST_GAP_SECONDS)
+        attempt = self._attempt(approval)
+        attempt.made_at = self._clock.monotonic()
+        attempt.retry_at = attempt.made_at + gap
+
+    def _attempt(self, approval: PendingApproval) -> _Attempt:
+        return self._attempts.setdefault(approval.key, _Attempt())
 
 
-def _settled(consents: Sequence[PendingApproval], state: str, outcome: str, said: str) -> list[DecisionUpdate]:
-    return [
-        DecisionUpdate(arrival=arrival, state=state, outcome=outcome, said=said)
-        for consent in consents
-        for arrival in consent.arrivals
-    ]
+def _wanted(approvals: Iterable[PendingApproval]) -> list[PendingApproval]:
+    return [each for each in approvals if each.state is ApprovalStage.WANTED]

@@ -26,7 +26,7 @@ from bridge.approval.digest import digest
 from bridge.config.loader import Settings
 from bridge.errors import BridgeError, StateDirectoryError
 from bridge.events.event import ScheduledEvent
-from bridge.outbox.approvals import StoredDecision, cli_decision
+from bridge.outbox.approvals import ApprovalResult, StoredDecision, cli_decision
 from bridge.outbox.locks import DirectoryLock
 from bridge.outbox.reader import OutboxFile
 from bridge.text import one_line
@@ -38,7 +38,7 @@ if sys.platform != "win32":
 _VALID_SECONDS = 120.0
 _ANSWER_SECONDS = 30.0
 _POLL_SECONDS = 0.1
-_APPROVED = frozenset({"accepted", "already_approved"})
+_APPROVED = frozenset({ApprovalResult.ACCEPTED.value, ApprovalResult.ALREADY_APPROVED.value})
 
 
 class ApprovalsNotConfigured(BridgeError):
@@ -154,7 +154,7 @@ def _outcome(outbox: OutboxFile, decision: StoredDecision, tick: Callable[[], No
 
 def _print(found: StoredDecision) -> int:
     if found.outcome in _APPROVED:
-        click.echo(f"approved: {found.said}")
+        click.echo(f"approved: {found.message}")
         return 0
-    click.echo(f"not approved ({found.outcome}): {found.said}", err=True)
+    click.echo(f"not approved ({found.outcome}): {found.message}", err=True)
     return 1

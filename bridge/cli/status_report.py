@@ -15,21 +15,19 @@ from pathlib import Path
 import msgspec
 
 from bridge.approval.digest import digest
-from bridge.approval.disabled import DISABLED_FILE, is_disabled
+from bridge.approval.submit import is_disabled
 from bridge.clock import format_time, parse_time
 from bridge.config.loader import Settings
 from bridge.events.event import ScheduledEvent, names_vm
 from bridge.events.record import TransitionRecord
 from bridge.health.probe import AgentAnswer
 from bridge.health.report import STUCK_SECONDS, Readiness
-from bridge.outbox.approvals import PendingApproval, StoredDecision
+from bridge.outbox.approvals import ApprovalStage, PendingApproval, StoredDecision
 from bridge.outbox.database import DATABASE
 from bridge.outbox.deliveries import SinkAccount
 from bridge.outbox.reader import Snapshot
 
 SCHEMA_VERSION = 1
-_OPEN_APPROVALS = frozenset({"draining", "wanted", "posted", "dry_run", "command_failed", "withdrawn"})
-_OPEN_DECISIONS = frozenset({"new", "waiting", "held"})
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,7 +239,7 @@ def _state(
         directory=os.fsencode(directory.absolute()).decode("utf-8", "replace"),
         stream_id=snapshot.stored.stream_id,
         in_memory=in_memory or (live is not None and live.state_in_memory),
-        approvals_disabled=is_disabled(directory / DISABLED_FILE),
+        approvals_disabled=is_disabled(directory),
         outbox_bytes=sum(_bytes(directory / f"{DATABASE}{suffix}") for suffix in ("", "-wal")),
         max_bytes=None if settings is None else settings.state.max_bytes,
         set_aside=tuple(AsideReport(name=path.name, bytes=_bytes(path)) for path in aside),
@@ -263,8 +261,8 @@ def _urgency(event: ScheduledEvent) -> tuple[bool, float]:
 
 def _event(event: ScheduledEvent, snapshot: Snapshot, vm_name: str | None, now: datetime) -> EventReport:
     key = event.event_id and (event.event_id, digest(event))
-    approvals = [each for each in snapshot.consents if each.key == key and each.state in _OPEN_APPROVALS]
-    decisions = [each for each in snapshot.decisions if each.key == key and each.state in _OPEN_DECISIONS]
+    approvals = [each for each in snapshot.approvals if each.key == key and each.state is not ApprovalStage.OVER]
+    decisions = [each for each in snapshot.decisions if each.key == key]
     return EventReport(
         **{name: getattr(event, name) for name in ScheduledEvent.__struct_fields__},
         seconds_to_not_before=None if event.not_before is None else _seconds(event.not_before - now),
@@ -289,7 +287,7 @@ def _last_transition(records: Sequence[TransitionRecord], now: datetime) -> Tran
 
 def _approval(consent: PendingApproval) -> ApprovalReport:
     return ApprovalReport(
-        state=consent.state,
+        state=consent.state.value,
         source=consent.source,
         approvers=consent.approvers,
         attempts=consent.attempts,
@@ -300,10 +298,10 @@ def _approval(consent: PendingApproval) -> ApprovalReport:
 
 def _decision(decision: StoredDecision) -> DecisionReport:
     return DecisionReport(
-        state=decision.state,
+        state=decision.state.value,
         source=decision.source,
         approver=decision.approver,
-        verdict=decision.verdict,
+        verdict=decision.verdict.value,
         reason=decision.reason,
         expires_at=_time_of(decision.expires_at) or "",
     )

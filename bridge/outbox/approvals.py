@@ -1,8 +1,8 @@
-"""What the outbox keeps of approvals: decisions, and approvals on their way. Functions over a connection.
+"""Decisions and approvals in the outbox: functions over a connection.
 
-A decision is kept before anybody looks at what it is about, and its jti long after it expired: a decision that comes
-again must be known again, whatever happened in between. An approval is kept for one event *as it was decided on*: when
-the event changes, its digest is another one, and nothing here speaks for it any more.
+A decision is kept before anything else is done with it, and its jti long after it expired: a decision that comes again
+must be known again, whatever happened in between. An approval is kept for one event *as it was decided on*: when the
+event changes, its digest is another one, and nothing here speaks for it any more.
 
 Nothing of this is ever written while the outbox lives in memory: what is decided there would be forgotten.
 """
@@ -13,6 +13,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Sequence
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ import msgspec
 from bridge.clock import CLOCK_SKEW_SECONDS, parse_time
 from bridge.errors import OutboxReadOnly, StreamChanged
 from bridge.events.event import ScheduledEvent, encode
-from bridge.events.record import Approval, Transition
+from bridge.events.record import Approval, Transition, Verdict
 from bridge.outbox.database import SQL, is_in_memory
 from bridge.outbox.meta import get
 
@@ -28,13 +29,68 @@ from bridge.outbox.meta import get
 REMEMBER_SECONDS = CLOCK_SKEW_SECONDS + 86_400.0
 _KEEP_APPROVALS_SECONDS = 7 * 86_400.0
 
-DRAINING, WANTED, POSTED, DRY_RUN = "draining", "wanted", "posted", "dry_run"
-COMMAND_FAILED, WITHDRAWN, OVER = "command_failed", "withdrawn", "over"
-NEW, WAITING, HELD, FOLLOWED, REFUSED = "new", "waiting", "held", "followed", "refused"
+EventVersion = tuple[str, str]
+"""An EventId, and the digest of the event as it was decided on."""
+
+
+class DecisionStage(str, Enum):
+    """How far a decision has come; the words of the column ``decisions.state``."""
+
+    NEW = "new"
+    """Kept, not evaluated yet."""
+    WAITING = "waiting"
+    """An approval that waits for further approvers, or for Azure."""
+    ON_HOLD = "held"
+    """A hold in force."""
+    FOLLOWED = "followed"
+    REFUSED = "refused"
+
+
+class ApprovalStage(str, Enum):
+    """How far an approval has come; the words of the column ``approvals.state``."""
+
+    DRAINING = "draining"
+    """A rule's command runs first."""
+    WANTED = "wanted"
+    """To be posted."""
+    POSTED = "posted"
+    """Azure answered 200."""
+    DRY_RUN = "dry_run"
+    COMMAND_FAILED = "command_failed"
+    WITHDRAWN = "withdrawn"
+    OVER = "over"
+    """The event started, changed or went before Azure took it."""
+
+
+class ApprovalResult(str, Enum):
+    """What came of an approval, as records and metrics name it; a refusal has its reason there."""
+
+    ACCEPTED = "accepted"
+    ALREADY_APPROVED = "already_approved"
+    DRY_RUN = "dry_run"
+    UNANSWERED = "unanswered"
+    GAVE_UP = "gave_up"
+    REJECTED = "rejected"
+    DISABLED = "disabled"
+    COMMAND_FAILED = "command_failed"
+
+
+class KeepResult(Enum):
+    """What `keep_decisions` found of one decision."""
+
+    NEW = "new"
+    KNOWN = "known"
+    REPLAYED = "replayed"
+    """Its jti was used for something else."""
+    TOO_OLD = "too_old"
+    """It was issued before this database was made."""
+
+
+OPEN_DECISIONS = frozenset({DecisionStage.NEW, DecisionStage.WAITING, DecisionStage.ON_HOLD})
 
 
 class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision, and what became of it."""
+    """One decision, and what became of it; the fields are in the order of the columns."""
 
     arrival: int = 0
     source: str
@@ -47,31 +103,30 @@ class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
     payload_sha256: str
     event_id: str
     event_digest: str
-    verdict: str
-    """approve or hold."""
+    verdict: Verdict
     issued_at: int
     """Microseconds since 1970."""
     expires_at: float
     """Seconds since 1970."""
     reason: str | None = None
     received_at: float
-    state: str = NEW
+    state: DecisionStage = DecisionStage.NEW
     outcome: str | None = None
-    said: str | None = None
+    """An `ApprovalResult`, the reason of a refusal, or held."""
+    message: str | None = None
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> EventVersion:
         """Return the event it is about, as it was."""
         return self.event_id, self.event_digest
 
 
 class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
-    """One approval of one event as it was decided on."""
+    """One approval of one event as it was decided on; kept as JSON under these names."""
 
     event_id: str
     event_digest: str
-    state: str
-    """draining (a rule's command runs first), wanted (to be posted), posted (200); the others are ends."""
+    state: ApprovalStage
     source: str
     decision_id: str | None = None
     approvers: tuple[str, ...] = ()
@@ -79,11 +134,11 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
     arrivals: tuple[int, ...] = ()
     """The decisions behind it."""
     oldest_issued_at: int | None = None
-    """Of those decisions; a hold that is not older withdraws it. Null: a rule."""
+    """Of those decisions; a hold that is not older withdraws it. None: a rule."""
     attempts: int = 0
     """How often StartRequests was, or may have been, sent."""
     http_status: int | None = None
-    """The last answer; null when there was none, or none to the last attempt."""
+    """The last answer; None when there was none, or none to the last attempt."""
     is_told: bool = False
     """A record says that it failed at first."""
     changed_at: float = 0.0
@@ -91,12 +146,12 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
     event: ScheduledEvent
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> EventVersion:
         """Return the event it is for, as it was."""
         return self.event_id, self.event_digest
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class ApprovalRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A record to be written about an approval."""
 
     transition: Transition
@@ -108,40 +163,50 @@ class DecisionUpdate(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one decision."""
 
     arrival: int
-    state: str
+    state: DecisionStage
     outcome: str | None = None
-    said: str | None = None
+    message: str | None = None
 
 
 class ApprovalState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is open, from one commit."""
+    """The open decisions and every approval that is remembered, from one commit."""
 
     stream_id: str
     decisions: tuple[StoredDecision, ...]
-    consents: dict[tuple[str, str], PendingApproval]
+    approvals: dict[EventVersion, PendingApproval]
 
 
-def made_at(connection: sqlite3.Connection) -> str:
+# Reading.
+
+
+def created_at(connection: sqlite3.Connection) -> str:
     """Return when this database was made: what was decided earlier may have been followed already."""
     return get(connection, "created_at") or ""
 
 
-def keep_decisions(connection: sqlite3.Connection, decisions: Sequence[StoredDecision]) -> list[str]:
-    """Keep each decision that is new; return new, known, replayed or too_old for each."""
-    refuse_memory(connection)
-    created_at = int(parse_time(made_at(connection)).timestamp() * 1_000_000)
-    return [
-        "too_old" if decision.issued_at < created_at else keep_decision(connection, decision) for decision in decisions
-    ]
+def read_state(connection: sqlite3.Connection) -> ApprovalState:
+    """Return what is open: decisions that are not followed or refused, and every approval that is remembered."""
+    return ApprovalState(
+        stream_id=get(connection, "stream_id") or "",
+        decisions=open_decisions(connection),
+        approvals={approval.key: approval for approval in remembered_approvals(connection)},
+    )
 
 
-def keep_decision(connection: sqlite3.Connection, decision: StoredDecision) -> str:
-    """Keep *decision* unless its jti is known; return new, known or replayed."""
-    found = _find(connection, decision.source, decision.approver, decision.decision_id)
-    if found is None:
-        connection.execute(SQL["add_decision"], msgspec.to_builtins(decision))
-        return "new"
-    return "known" if found == decision.payload_sha256 else "replayed"
+def open_decisions(connection: sqlite3.Connection) -> tuple[StoredDecision, ...]:
+    """Return the decisions that are not followed or refused yet, holds among them, in the order they came."""
+    return tuple(_decision(row) for row in connection.execute(SQL["open_decisions"]))
+
+
+def remembered_approvals(connection: sqlite3.Connection) -> tuple[PendingApproval, ...]:
+    """Return every approval that is remembered, the one that changed last at the end."""
+    return tuple(_approval(row) for row in connection.execute(SQL["remembered_approvals"]))
+
+
+def one_decision(connection: sqlite3.Connection, source: str, decision_id: str) -> StoredDecision | None:
+    """Return the decision called *decision_id*, None when there is none."""
+    row = connection.execute(SQL["one_decision"], (source, decision_id)).fetchone()
+    return None if row is None else _decision(row)
 
 
 def is_known(connection: sqlite3.Connection, *, approver: str, decision_id: str, payload_sha256: str) -> bool:
@@ -154,82 +219,83 @@ def _find(connection: sqlite3.Connection, source: str, approver: str, decision_i
     return None if row is None else str(row[0])
 
 
-def read_approvals(connection: sqlite3.Connection) -> ApprovalState:
-    """Return what is open: decisions nobody has finished with, holds, and every approval that is remembered."""
-    return ApprovalState(
-        stream_id=get(connection, "stream_id") or "",
-        decisions=open_decisions(connection),
-        consents={consent.key: consent for consent in remembered_consents(connection)},
-    )
-
-
-def open_decisions(connection: sqlite3.Connection) -> tuple[StoredDecision, ...]:
-    """Return the decisions that nobody has finished with, and holds."""
-    return tuple(_decision(row) for row in connection.execute(SQL["open_decisions"]))
-
-
-def remembered_consents(connection: sqlite3.Connection) -> tuple[PendingApproval, ...]:
-    """Return every approval that is remembered."""
-    return tuple(_consent(row) for row in connection.execute(SQL["copy_approvals"]))
-
-
-def one_decision(connection: sqlite3.Connection, source: str, decision_id: str) -> StoredDecision | None:
-    """Return the decision called *decision_id*."""
-    row = connection.execute(SQL["one_decision"], (source, decision_id)).fetchone()
-    return None if row is None else _decision(row)
-
-
 def _decision(row: Sequence[Any]) -> StoredDecision:
-    return StoredDecision(**dict(zip(StoredDecision.__struct_fields__, row, strict=True)))
-
-
-def _consent(row: Sequence[Any]) -> PendingApproval:
     try:
-        consent = msgspec.json.decode(row[4], type=PendingApproval)
-    except msgspec.MsgspecError as error:
+        return msgspec.convert(dict(zip(StoredDecision.__struct_fields__, row, strict=True)), StoredDecision)
+    except msgspec.ValidationError as error:
+        raise sqlite3.DatabaseError(f"The outbox is malformed: a decision cannot be read: {error}") from error
+
+
+def _approval(row: Sequence[Any]) -> PendingApproval:
+    try:
+        approval = msgspec.json.decode(row[4], type=PendingApproval)
+        return msgspec.structs.replace(approval, state=ApprovalStage(row[2]), changed_at=row[3])
+    except (msgspec.MsgspecError, ValueError) as error:
         raise sqlite3.DatabaseError(f"The outbox is malformed: an approval cannot be read: {error}") from error
-    return msgspec.structs.replace(consent, state=row[2], changed_at=row[3])
 
 
-def write_approvals(
+# Writing.
+
+
+def keep_decisions(connection: sqlite3.Connection, decisions: Sequence[StoredDecision]) -> list[KeepResult]:
+    """Keep each of *decisions* that is new and not older than this database; OutboxReadOnly while in memory."""
+    _refuse_memory(connection)
+    oldest = int(parse_time(created_at(connection)).timestamp() * 1_000_000)
+    return [
+        KeepResult.TOO_OLD if decision.issued_at < oldest else keep_decision(connection, decision)
+        for decision in decisions
+    ]
+
+
+def keep_decision(connection: sqlite3.Connection, decision: StoredDecision) -> KeepResult:
+    """Keep *decision* unless its jti is known."""
+    found = _find(connection, decision.source, decision.approver, decision.decision_id)
+    if found is None:
+        connection.execute(SQL["add_decision"], msgspec.to_builtins(decision))
+        return KeepResult.NEW
+    return KeepResult.KNOWN if found == decision.payload_sha256 else KeepResult.REPLAYED
+
+
+def write_changes(
     connection: sqlite3.Connection,
     stream_id: str,
     *,
-    consents: Iterable[PendingApproval] = (),
-    settled: Iterable[DecisionUpdate] = (),
+    approvals: Iterable[PendingApproval] = (),
+    decisions: Iterable[DecisionUpdate] = (),
 ) -> None:
-    """Write down what became of approvals and decisions; raise StreamChanged when they are not this outbox's."""
-    refuse_memory(connection)
+    """Write what became of approvals and decisions; raise StreamChanged when they are not this outbox's."""
+    _refuse_memory(connection)
     if get(connection, "stream_id") != stream_id:
-        raise StreamChanged("The outbox was started over; approvals are looked at anew.")
-    for consent in consents:
-        arguments = (*consent.key, consent.state, consent.changed_at, encode(consent).decode())
+        raise StreamChanged("The outbox was started over; approvals are evaluated anew.")
+    for approval in approvals:
+        arguments = (*approval.key, approval.state.value, approval.changed_at, encode(approval).decode())
         connection.execute(SQL["put_approval"], arguments)
-    for each in settled:
-        connection.execute(SQL["settle_decision"], (each.state, each.outcome, each.said, each.arrival))
+    for update in decisions:
+        change = (update.state.value, update.outcome, update.message, update.arrival)
+        connection.execute(SQL["update_decision"], change)
 
 
-def begin_posting(
-    connection: sqlite3.Connection, stream_id: str, consents: Sequence[PendingApproval], now: float
+def begin_attempt(
+    connection: sqlite3.Connection, stream_id: str, approvals: Sequence[PendingApproval], now: float
 ) -> list[PendingApproval]:
-    """Count an attempt for each of *consents* that may still be posted, and return those, as they stand now.
+    """Count an attempt for each of *approvals* that may still be posted, and return those, as they are now.
 
-    One with a decision beside it that nobody has looked at yet is left out: it may be a hold.
+    One with a decision beside it that was not evaluated yet is left out: it may be a hold.
     """
-    state = read_approvals(connection)
+    state = read_state(connection)
     ready = [
         msgspec.structs.replace(known, attempts=known.attempts + 1, http_status=None, changed_at=now)
-        for consent in consents
-        if (known := state.consents.get(consent.key)) is not None
-        and known.state == WANTED
+        for approval in approvals
+        if (known := state.approvals.get(approval.key)) is not None
+        and known.state is ApprovalStage.WANTED
         and connection.execute(SQL["has_new_decision"], (known.event_id,)).fetchone() is None
     ]
-    write_approvals(connection, stream_id, consents=ready)
+    write_changes(connection, stream_id, approvals=ready)
     return ready
 
 
 def prune(connection: sqlite3.Connection, active_event_ids: Collection[str], now: float) -> None:
-    """Forget what nobody can use any more; nothing of an event that is still there."""
+    """Forget decisions and approvals whose time is long over; nothing of an event that is still there."""
     if is_in_memory(connection):
         return
     active = json.dumps(sorted(active_event_ids))
@@ -237,7 +303,7 @@ def prune(connection: sqlite3.Connection, active_event_ids: Collection[str], now
     connection.execute(SQL["prune_approvals"], (now - _KEEP_APPROVALS_SECONDS, active))
 
 
-def refuse_memory(connection: sqlite3.Connection) -> None:
+def _refuse_memory(connection: sqlite3.Connection) -> None:
     """Raise OutboxReadOnly while the outbox lives in memory."""
     if is_in_memory(connection):
         raise OutboxReadOnly(
@@ -257,7 +323,7 @@ def cli_decision(
         payload_sha256=decision_id,
         event_id=event.event_id or "",
         event_digest=event_digest,
-        verdict="approve",
+        verdict=Verdict.APPROVE,
         issued_at=int(now * 1_000_000),
         expires_at=now + valid_seconds,
         received_at=now,

@@ -337,14 +337,14 @@ FROM decisions WHERE source = ? AND jti = ?;
 -- name: has_new_decision
 SELECT 1 FROM decisions INDEXED BY decisions_open WHERE state = 'new' AND event_id = ? LIMIT 1;
 
--- name: settle_decision
+-- name: update_decision
 UPDATE decisions SET state = ?, outcome = ?, said = ? WHERE arrival = ?;
 
 -- name: prune_decisions
 DELETE FROM decisions WHERE expires_at < ? AND state NOT IN ('new', 'waiting')
   AND event_id NOT IN (SELECT value FROM json_each(?));
 
--- name: copy_approvals
+-- name: remembered_approvals
 SELECT event_id, event_digest, state, changed_at, body FROM approvals ORDER BY changed_at, event_id;
 
 -- name: put_approval

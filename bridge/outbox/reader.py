@@ -29,7 +29,7 @@ from bridge.outbox.approvals import (
     keep_decision,
     one_decision,
     open_decisions,
-    remembered_consents,
+    remembered_approvals,
 )
 from bridge.outbox.database import DATABASE, SQL, is_damage, is_lock, transaction
 from bridge.outbox.deliveries import SinkAccount
@@ -72,7 +72,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """By sink; only of sinks that were tried in vain."""
     last_records: dict[str, tuple[TransitionRecord, ...]]
     """By event key, the newest first, for every event of the last document."""
-    consents: tuple[PendingApproval, ...]
+    approvals: tuple[PendingApproval, ...]
     decisions: tuple[StoredDecision, ...]
     """Those that are not finished with, and holds."""
 
@@ -284,7 +284,7 @@ def _snapshot(connection: sqlite3.Connection) -> Snapshot:
             oldest_pending_at=deliveries.oldest_pending(connection),
             last_errors=_last_errors(connection, sinks),
             last_records={key: _last_records(connection, key) for key in keys},
-            consents=remembered_consents(connection),
+            approvals=remembered_approvals(connection),
             decisions=open_decisions(connection),
         )
     finally:

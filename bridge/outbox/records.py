@@ -34,7 +34,7 @@ from bridge.events.record import (
     vm_key,
 )
 from bridge.outbox import approvals, meta
-from bridge.outbox.approvals import DecisionUpdate, Outcome, PendingApproval
+from bridge.outbox.approvals import ApprovalRecord, DecisionUpdate, PendingApproval
 from bridge.outbox.database import SQL
 from bridge.outbox.retention import enforce_size
 from bridge.outbox.storage import Storage
@@ -124,7 +124,7 @@ class RecordWriter:
         return self._append(connection, [new])
 
     def append_outcomes(
-        self, connection: sqlite3.Connection, outcomes: Iterable[Outcome], *, incarnation: Incarnation
+        self, connection: sqlite3.Connection, outcomes: Iterable[ApprovalRecord], *, incarnation: Incarnation
     ) -> list[TransitionRecord]:
         """Add a record for each outcome of an approval, also while in memory."""
         moment = self._now()
@@ -146,13 +146,13 @@ class RecordWriter:
         connection: sqlite3.Connection,
         stream_id: str,
         *,
-        consents: Sequence[PendingApproval] = (),
-        settled: Sequence[DecisionUpdate] = (),
-        outcomes: Sequence[Outcome] = (),
+        pending: Sequence[PendingApproval] = (),
+        decisions: Sequence[DecisionUpdate] = (),
+        outcomes: Sequence[ApprovalRecord] = (),
         incarnation: Incarnation,
     ) -> list[TransitionRecord]:
         """Write what became of approvals, and its records, in one transaction. OutboxReadOnly while in memory."""
-        approvals.write_approvals(connection, stream_id, consents=consents, settled=settled)
+        approvals.write_changes(connection, stream_id, approvals=pending, decisions=decisions)
         return self.append_outcomes(connection, outcomes, incarnation=incarnation)
 
     # Which sinks get them.

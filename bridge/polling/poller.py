@@ -57,10 +57,10 @@ class Approvals(Protocol):
     def approved(self) -> frozenset[str]:
         """Return the keys of the events that this agent approved, or may have."""
 
-    def saw(self, document: Document, moment: Instant) -> None:
+    def observe(self, document: Document, instant: Instant) -> None:
         """Take a good answer, after what changed was stored; must be quick."""
 
-    def let_finish(self, event_keys: Collection[str]) -> None:
+    def wait_for_submission(self, event_keys: Collection[str]) -> None:
         """Wait, a second at most, until Azure's answer about these events is on its way into the outbox."""
 
 
@@ -196,10 +196,10 @@ class Poller:
         update = self._tracker.observe(document, moment, vm_name=self._identity.vm.name, approved=approved)
         if update is not None:
             if approvals is not None and update.changes:
-                approvals.let_finish([change.event.key for change in update.changes])
+                approvals.wait_for_submission([change.event.key for change in update.changes])
             self._store(document, update, moment)
         if approvals is not None:
-            approvals.saw(document, moment)
+            approvals.observe(document, moment)
         self.good_at, self._answered_at = moment.wall, moment.monotonic
         self._metrics.good_poll(moment.wall.timestamp(), self._tracker.document or document)
         if moment.monotonic - self._saved_at >= _LIVENESS_SECONDS:

@@ -9,13 +9,13 @@ import doc_pages
 import pytest
 from prometheus_client.core import Metric
 
-from bridge.approval import evaluate
 from bridge.errors import RefusalReason, RetryReason
 from bridge.events.event import Document
 from bridge.events.record import Transition
 from bridge.health import report
 from bridge.health.reporter import HealthReporter
 from bridge.metrics.metrics import PREFIX, Metrics, OutboxReading
+from bridge.outbox.approvals import ApprovalResult
 from bridge.outbox.deliveries import OutboxTotals, SinkAccount
 from bridge.outbox.outbox import Outbox
 from bridge.polling.poller import PollResult
@@ -112,16 +112,7 @@ def test_every_reason_of_a_retry_is_documented_and_no_other():
 
 def test_every_result_of_an_approval_is_documented():
     [row] = [row for row in doc_pages.table(HEALTH, "metric") if "approvals_total" in row[0]]
-    ours = {
-        evaluate.ACCEPTED,
-        evaluate.ALREADY_APPROVED,
-        evaluate.DRY_RUN_RESULT,
-        evaluate.DISABLED,
-        evaluate.COMMAND_FAILED_RESULT,
-        evaluate.REJECTED,
-        evaluate.UNANSWERED,
-        evaluate.GAVE_UP,
-    }
+    ours = {result.value for result in ApprovalResult}
     assert ours <= set(_quoted(row[2]))
     assert not ours & {reason.value for reason in RefusalReason}, (
         "then the link to PROTOCOL.md would not be all the rest"

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bridge.approval.approver import Approver
+from bridge.approval.service import ApprovalService
 from bridge.approval.signing import generate_key, sign_decision
-from bridge.clock import Instant
+from bridge.clock import Clock, Instant
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 from bridge.errors import ImdsStatus
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity
@@ -51,6 +52,7 @@ class ApproverKit:
         self.directory = directory
         self.state = directory / "state"
         self.seconds = 0.0
+        self.wall_jump_seconds = 0.0
         self.imds = NotingImds()
         self.metrics = Metrics()
         self.vm = VmIdentity(name="vm_0", vm_id=VM_ID)
@@ -63,7 +65,7 @@ class ApproverKit:
     # Time.
 
     def now(self) -> datetime:
-        return START + timedelta(seconds=self.seconds)
+        return START + timedelta(seconds=self.seconds + self.wall_jump_seconds)
 
     def monotonic(self) -> float:
         return 5000.0 + self.seconds
@@ -99,17 +101,11 @@ class ApproverKit:
 
     def _made(self) -> Approver:
         assert self.outbox is not None
-        return Approver(
-            self.settings,
-            self.outbox,
-            self.imds,
-            vm=lambda: self.vm,
-            directory=self.state,
-            metrics=self.metrics,
-            now=self.now,
-            monotonic=self.monotonic,
-            chance=lambda: 0.0,
-        )
+        clock = Clock(now=self.now, monotonic=self.monotonic, random=lambda: 0.0)
+        service = ApprovalService(self.outbox, self.metrics, vm=lambda: self.vm, directory=self.state, clock=clock)
+        service.configure(self.settings, self.imds)
+        assert service.approver is not None
+        return service.approver
 
     def restart(self) -> None:
         self.close()
@@ -141,11 +137,11 @@ class ApproverKit:
         assert self.approver is not None
         if events != self.document.events:
             self.document = Document(incarnation=int(str(self.document.incarnation)) + 1, events=events)
-        self.approver.saw(self.document, Instant(wall=self.now(), monotonic=self.monotonic()))
+        self.approver.observe(self.document, Instant(wall=self.now(), monotonic=self.monotonic()))
 
     def turn(self) -> float:
         assert self.approver is not None
-        return self.approver.turn()
+        return self.approver.run_once()
 
     def go(self, seconds: float, *events: ScheduledEvent) -> None:
         """Let *seconds* pass, with an answer and a turn each second."""
@@ -178,7 +174,7 @@ class ApproverKit:
 
     def offer(self, *tokens: str) -> None:
         assert self.approver is not None
-        self.approver.offer(tokens)
+        self.approver.receive(tokens)
         self.turn()
 
     @property

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from datetime import timedelta
 
 import msgspec
 import pytest
@@ -34,17 +33,17 @@ def configure(kit, **options):
 
 
 def consents(kit):
-    return list(kit.outbox.read(approvals.read_approvals).result().consents.values())
+    return list(kit.outbox.read(approvals.read_state).result().approvals.values())
 
 
 def test_a_decision_is_kept_before_anything_else_happens(kit):
-    kit.approver.offer([kit.token(kit.event())])
-    assert [each.state for each in kit.outbox.read(approvals.read_approvals).result().decisions] == ["new"]
+    kit.approver.receive([kit.token(kit.event())])
+    assert [each.state for each in kit.outbox.read(approvals.read_state).result().decisions] == ["new"]
     assert kit.imds.posts == []
 
 
 def test_a_decision_kept_before_a_crash_is_followed_after_it(kit):
-    kit.approver.offer([kit.token(kit.event())])
+    kit.approver.receive([kit.token(kit.event())])
     kit.restart()
     kit.see(kit.event())
     kit.turn()
@@ -65,7 +64,7 @@ def test_nothing_is_approved_without_an_answer_of_the_last_three_seconds(kit):
 
 def test_a_clock_that_jumps_makes_an_answer_old(kit):
     kit.see(kit.event())
-    kit.approver._now = lambda: kit.now() + timedelta(seconds=10)
+    kit.wall_jump_seconds = 10.0
     kit.offer(kit.token(kit.event()))
     assert kit.imds.posts == []
 
@@ -165,16 +164,16 @@ def test_a_hold_withdraws_what_was_not_posted(kit):
 
 def test_a_hold_that_comes_while_the_post_is_being_counted_is_in_time(kit):
     kit.see(kit.event())
-    kit.approver.offer([kit.token(kit.event())])
+    kit.approver.receive([kit.token(kit.event())])
     kit.imds.answer = ImdsStatus("Server error", status=500)
     kit.turn()
     kit.wait(40)
     kit.see(kit.event())
     # kept, and not yet looked at: no request may go out beside it
-    kit.approver.offer([kit.token(kit.event(), "hold", kid="k2", approver=BORIS)])
-    state = kit.outbox.read(approvals.read_approvals).result()
-    consents = list(state.consents.values())
-    ready = kit.outbox.write(approvals.begin_posting, state.stream_id, consents, kit.now().timestamp()).result()
+    kit.approver.receive([kit.token(kit.event(), "hold", kid="k2", approver=BORIS)])
+    state = kit.outbox.read(approvals.read_state).result()
+    consents = list(state.approvals.values())
+    ready = kit.outbox.write(approvals.begin_attempt, state.stream_id, consents, kit.now().timestamp()).result()
     assert ready == []
 
 
@@ -307,18 +306,18 @@ def test_the_poll_waits_for_a_post_about_its_event_and_no_longer_than_a_second(k
     reached, release = threading.Event(), threading.Event()
     kit.imds.on_post = lambda: (reached.set(), release.wait(20))
     kit.see(kit.event())
-    kit.approver.offer([kit.token(kit.event())])
+    kit.approver.receive([kit.token(kit.event())])
     turn = threading.Thread(target=kit.turn)
     turn.start()
     assert reached.wait(20)
     started = time.monotonic()
-    kit.approver.let_finish(["E-2"])
+    kit.approver.wait_for_submission(["E-2"])
     assert time.monotonic() - started < 0.5
-    kit.approver.let_finish(["E-1"])
+    kit.approver.wait_for_submission(["E-1"])
     assert 0.9 <= time.monotonic() - started < 1.6
     threading.Timer(0.2, release.set).start()
     started = time.monotonic()
-    kit.approver.let_finish(["E-1"])
+    kit.approver.wait_for_submission(["E-1"])
     assert time.monotonic() - started < 0.9
     # whoever writes now comes after the outcome
     assert kit.outbox.write(kit.outbox.records.append_heartbeat, incarnation=1).result()[0].sequence == 2
@@ -329,7 +328,7 @@ def test_a_failure_in_the_approver_is_said_and_does_not_end_it(kit, caplog):
     kit.see(kit.event())
     kit.imds.answer = RuntimeError("a bug")
     kit.approver.start()
-    kit.approver.offer([kit.token(kit.event())])
+    kit.approver.receive([kit.token(kit.event())])
     deadline = time.monotonic() + 20
     while "a bug" not in caplog.text and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -348,11 +347,11 @@ def leave_disk(kit):
 
 def test_nothing_is_approved_while_the_outbox_lives_in_memory_and_all_of_it_after(kit):
     kit.see(kit.event(), kit.event("E-2"))
-    kit.approver.offer([kit.token(kit.event())])
+    kit.approver.receive([kit.token(kit.event())])
     leave_disk(kit)
     with pytest.raises(OutboxReadOnly):
         kit.turn()
-    kit.approver.offer([kit.token(kit.event("E-2"))])
+    kit.approver.receive([kit.token(kit.event("E-2"))])
     with pytest.raises(OutboxReadOnly):
         kit.turn()
     assert kit.imds.posts == []
@@ -366,7 +365,7 @@ def test_what_was_followed_before_the_disk_refused_is_known_after(kit):
     token = kit.token(kit.event())
     kit.offer(token)
     leave_disk(kit)
-    kit.approver.offer([token])
+    kit.approver.receive([token])
     kit.outbox.tend().result()
     kit.go(3, kit.event())
     assert kit.imds.posts == [["E-1"]]
@@ -386,7 +385,7 @@ def test_a_disk_that_refuses_during_the_post_leaves_the_approval_open(kit):
 
 
 def test_an_outbox_of_another_machine_approves_nothing_here(kit):
-    kit.approver.offer([kit.token(kit.event())])
+    kit.approver.receive([kit.token(kit.event())])
     kit.vm = kit.vm.__class__(name="vm_0", vm_id="another")
     kit.restart()
     kit.go(3, kit.event())

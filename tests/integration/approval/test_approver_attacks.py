@@ -271,7 +271,7 @@ def test_a_key_that_was_taken_away_does_not_count_any_more(two):
 
 
 def test_a_key_that_was_taken_away_before_its_decision_was_looked_at_does_not_count(kit):
-    kit.approver.offer([kit.token(kit.event())])
+    kit.approver.receive([kit.token(kit.event())])
     Path(f"{kit.key('k1')}.pub").unlink()
     kit.go(3, kit.event())
     assert kit.imds.posts == []
@@ -287,7 +287,7 @@ def test_ten_thousand_forgeries_make_one_record_a_minute_and_evict_nothing(kit):
     before = len(kit.records)
     tokens = [forged(kit, kit.token(kit.event(), jti=f"j{number}")) for number in range(20)]
     for _ in range(500):
-        kit.approver.offer(tokens)
+        kit.approver.receive(tokens)
         kit.turn()
     refused = kit.records[before:]
     assert [record.approval.result for record in refused] == ["forged"]

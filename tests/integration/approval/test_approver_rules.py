@@ -54,7 +54,7 @@ def until(kit, condition):
     deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline, kit.outcomes
-        kit.approver.saw(kit.document, Instant(wall=kit.now(), monotonic=kit.monotonic()))
+        kit.approver.observe(kit.document, Instant(wall=kit.now(), monotonic=kit.monotonic()))
         kit.turn()
         time.sleep(0.02)
 

@@ -8,7 +8,7 @@ import pytest
 from bridge.errors import OutboxError
 from bridge.events.record import Approval, Transition
 from bridge.outbox import approvals, deliveries, meta
-from bridge.outbox.approvals import Outcome
+from bridge.outbox.approvals import ApprovalRecord
 
 
 def test_what_is_handed_in_together_is_committed_together(kit):
@@ -167,8 +167,10 @@ def test_workers_are_woken_by_new_deliveries_and_by_nothing_else(kit):
         outbox.read(lambda _connection: None).result(10)  # done after the worker was woken, if it was
         return len(woken)
 
-    state = outbox.read(approvals.read_approvals).result()
-    approved = Outcome(transition=Transition.APPROVED, event=None, approval=Approval(source="cli", result="accepted"))
+    state = outbox.read(approvals.read_state).result()
+    approved = ApprovalRecord(
+        transition=Transition.APPROVED, event=None, approval=Approval(source="cli", result="accepted")
+    )
     assert until_done(outbox.write(outbox.records.append_heartbeat, incarnation=1)) == 0
     assert until_done(outbox.write(meta.save_liveness, last_good_at=kit.time, boot_id="boot-2")) == 0
     bookkeeping = outbox.write(outbox.records.write_approvals, state.stream_id, outcomes=[approved], incarnation=1)
