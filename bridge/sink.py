@@ -12,6 +12,9 @@ The host calls a sink from one thread only, except `close`, which may come from 
   instance before it tries again.
 - The records of one EventId come in order. Delivery is at least once: after a crash a record comes again, with the
   same ``id``.
+
+Beside the contract this module hands on what sinks have in common: a session with a deadline, secrets, tokens,
+programs, and texts for people. So a sink imports nothing else of the agent, whose own modules may move.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ escaped: a description cannot forge a line or paint a terminal.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord, duration
 
@@ -47,8 +48,13 @@ def _who(record: TransitionRecord, event: ScheduledEvent) -> str:
         return f"{me} and {others} more" if others > 0 else me
     if not names:
         return "no VM by name"
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+    return first_names(names, _MOST_NAMES)
+
+
+def first_names(names: Sequence[str], most: int) -> str:
+    """Return *most* of *names* and how many more there are: ``vm_0, vm_1 and 6 more``."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _when(record: TransitionRecord, event: ScheduledEvent) -> str:

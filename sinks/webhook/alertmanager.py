@@ -33,7 +33,7 @@ from bridge.sink import (
     parse_time,
 )
 from sinks.http.endpoint import Endpoint, parse_json
-from sinks.webhook.alerts import BEGINS, ENDS, details, severity, summary
+from sinks.webhook.alerts import Severity, alerting_event, details, severity, summary
 from sinks.webhook.format import Format, Message
 
 _ALERTS_PATH = "/api/v2/alerts"
@@ -43,7 +43,6 @@ _LIFE = timedelta(hours=24)
 _URGENT_LIFE = timedelta(minutes=15)
 _TEST_LIFE = timedelta(minutes=5)
 _MARGIN = timedelta(seconds=2)
-_SPEAKS_OF = BEGINS | ENDS | {Transition.TEST}
 
 _NO_LABEL_CHARACTER = re.compile(r"[^a-zA-Z0-9_]")
 
@@ -57,8 +56,8 @@ class AlertmanagerFormat(Format):
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
         """Return a list with the alert; None for what is no part of an event's life."""
-        event = record.event
-        if event is None or record.transition not in _SPEAKS_OF:
+        event = alerting_event(record)
+        if event is None:
             return None
         ends_at = self._ends_at(record, event, now)
         alerts = [_alert(record, _labels(record, event), ends_at)]
@@ -73,7 +72,7 @@ class AlertmanagerFormat(Format):
         if theirs is None:
             return
         believed, self._behind = self._behind, max(timedelta(0), now - theirs)
-        is_lost = record.transition in ENDS and self._behind > believed + _MARGIN
+        is_lost = record.transition.is_ending and self._behind > believed + _MARGIN
         # Once for each record: the Date of a proxy may be anything.
         if is_lost and self._doubted != record.id:
             self._doubted = record.id
@@ -93,7 +92,7 @@ class AlertmanagerFormat(Format):
             )
 
     def _ends_at(self, record: TransitionRecord, event: ScheduledEvent, now: datetime) -> datetime:
-        if record.transition in ENDS:
+        if record.transition.is_ending:
             return self._past(now)
         if record.transition is Transition.TEST:
             return now + _TEST_LIFE
@@ -132,7 +131,7 @@ def _labels(record: TransitionRecord, event: ScheduledEvent) -> dict[str, str]:
         "event_id": event.key,
         "event_type": event.event_type,
         "event_source": event.event_source,
-        "severity": "info" if record.transition is Transition.TEST else severity(event.event_type),
+        "severity": Severity.INFO if record.transition is Transition.TEST else severity(event.event_type),
         "vm_name": vm.name or vm.vm_id,
         "region": vm.location,
         "resource_group": vm.resource_group,

@@ -6,19 +6,36 @@ An alert begins with `scheduled` or `started`, is refreshed by `updated` and end
 
 from __future__ import annotations
 
-from bridge.sink import Transition, TransitionRecord
-from sinks.sentence import sentence
+from enum import Enum
 
-BEGINS = frozenset({Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED})
-ENDS = frozenset({Transition.COMPLETED, Transition.CANCELED, Transition.ENDED})
+from bridge.sink import ScheduledEvent, Transition, TransitionRecord
+from sinks.sentence import first_names, sentence
 
-_SEVERITIES = {"Freeze": "info", "Preempt": "critical", "Terminate": "critical"}
+_BEGINS = frozenset({Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED})
+
+
+class Severity(str, Enum):
+    """How bad it is: a pause, an outage that ends, the end of the VM."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+_SEVERITIES = {"Freeze": Severity.INFO, "Preempt": Severity.CRITICAL, "Terminate": Severity.CRITICAL}
 _MOST_NAMES = 3
 
 
-def severity(event_type: str | None) -> str:
-    """Return info, warning or critical: a pause, an outage with an end, the end."""
-    return _SEVERITIES.get(event_type or "", "warning")
+def alerting_event(record: TransitionRecord) -> ScheduledEvent | None:
+    """Return the event of *record* when the alert formats make a request of that transition."""
+    transition = record.transition
+    is_part = transition in _BEGINS or transition.is_ending or transition is Transition.TEST
+    return record.event if is_part else None
+
+
+def severity(event_type: str | None) -> Severity:
+    """Return how bad an event of that type is."""
+    return _SEVERITIES.get(event_type or "", Severity.WARNING)
 
 
 def summary(record: TransitionRecord) -> str:
@@ -27,10 +44,9 @@ def summary(record: TransitionRecord) -> str:
     if event is None:
         return f"{record.transition.value} from {record.vm.name or 'an Azure VM'}"
     names = event.resources or ()
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    whom = f" of {', '.join(names[:_MOST_NAMES])}{more}" if names else ""
+    whom = f" of {first_names(names, _MOST_NAMES)}" if names else ""
     what = "test: nothing happens" if record.transition is Transition.TEST else record.transition.value
-    is_ahead = event.not_before is not None and record.transition not in ENDS
+    is_ahead = event.not_before is not None and not record.transition.is_ending
     when = f", not before {event.not_before:%Y-%m-%d %H:%M:%S} UTC" if is_ahead else ""
     return f"{event.event_type or 'Event of unknown type'}{whom} {what}{when}"
 

@@ -29,7 +29,7 @@ from bridge.sink import (
     TransitionRecord,
 )
 from sinks.http.endpoint import Endpoint
-from sinks.webhook.alerts import BEGINS, ENDS, severity, summary
+from sinks.webhook.alerts import alerting_event, severity, summary
 from sinks.webhook.format import Format, Message
 
 #: PagerDuty: Events API v2, "Send an alert event" and "Send a change event".
@@ -54,12 +54,13 @@ class PagerDutyFormat(Format):
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
         """Return the event; None for what is no part of an event's life."""
         del now
-        if record.event is None or record.transition not in BEGINS | ENDS | {Transition.TEST}:
+        event = alerting_event(record)
+        if event is None:
             return None
         if self._is_change(record):
             body, target = _change(record), url.removesuffix(_ALERT_PATH) + _CHANGE_PATH
         else:
-            body, target = _alert(record, record.event, is_over=self._is_over(record)), url
+            body, target = _alert(record, event, is_over=self._is_over(record)), url
         return Message(target, msgspec.json.encode({"routing_key": self.routing_key(), **body}), "application/json")
 
     def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
@@ -83,7 +84,7 @@ class PagerDutyFormat(Format):
         return self._urgent_as_change and record.is_urgent and not _was_alert(record)
 
     def _is_over(self, record: TransitionRecord) -> bool:
-        return record.transition in ENDS or (self._urgent_as_change and record.is_urgent)
+        return record.transition.is_ending or (self._urgent_as_change and record.is_urgent)
 
 
 def check_url(url: str) -> None:
