@@ -142,6 +142,10 @@ class DeliveryKit:
             assert time.monotonic() < deadline, "It did not happen in time."
             pause.wait(0.005)
 
+    def until_failed(self, times: int, name: str = "s", *, reason: str = "failed") -> None:
+        """Wait until so many sends failed."""
+        self.until(lambda: self.sample("sink_retries_total", name, reason=reason) == times)
+
     def until_totals(self, name: str = "s", **wanted: int) -> None:
         self.until(lambda: self.totals(name) == wanted)
 

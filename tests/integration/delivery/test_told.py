@@ -156,7 +156,9 @@ def test_a_failure_that_cannot_be_written_down_is_tried_again_no_sooner(bench):
     box.script(*always("fail"))
     bench.add("E-1")
     bench.start(chance=0.99)
-    bench.until(lambda: len(box.tries) == 3)  # after one second, and two more
+    for tries, wait_seconds in ((1, 1), (2, 2), (3, 0)):
+        bench.until_failed(tries)
+        bench.advance(wait_seconds)
     threading.Event().wait(0.3)
     assert len(box.tries) == 3
 
