@@ -1,4 +1,4 @@
-"""The bearer token that the agent shows to the portal: from a file, the environment or Entra ID.
+"""Credentials for the portal: the bearer token, from a file, the environment or Entra ID.
 
 A token never stands in a message.
 """
@@ -24,7 +24,7 @@ class PortalCredential(Protocol):
     """Where the bearer token comes from."""
 
     def bearer(self) -> str | None:
-        """Return the token, null when none is wanted; raise CredentialFailed when it cannot be had."""
+        """Return the token, None when none is wanted; raise CredentialFailed when it cannot be had."""
 
     def forget(self) -> None:
         """Get the token anew for the next request: the portal refused the one it was shown."""
@@ -64,7 +64,7 @@ class SecretCredential:
         return token
 
     def forget(self) -> None:
-        """Read the file again, whether or not it looks changed."""
+        """Read the file again, also when its time and size are the same."""
         self._secret = self._unread()
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""The digest that ties a decision to the very event a person saw: SHA-256 over RFC 8785 canonical JSON.
+"""Digest of an event: SHA-256 over its RFC 8785 canonical JSON; it ties a decision to the event that a person saw.
 
 A decision is consent to what was shown. If Azure changes the type, the time or the machines afterwards, the digest of
 the event no longer is the one that was signed, and the decision does not count. Portals compute it in any language
-from the fields of a record, so it uses Azure's own names, and the JSON of RFC 8785 instead of anybody's library.
+from the fields of a record, so it uses Azure's own names, and the JSON of RFC 8785 instead of that of one library.
 
 Only six members with four kinds of value occur, so the canonical form is written out here; PROTOCOL.md has it in
 words, tests/unit/vectors/digests.json in bytes.

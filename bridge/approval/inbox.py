@@ -1,12 +1,12 @@
 """The inbox of decisions: the portal's tokens are verified and their decisions kept; the others become refusals.
 
 A token is verified and its decision kept before anything else is done with it, on the thread that brought it: a
-stranger's forgeries delay nobody else, and a crash a moment later loses nothing. While this VM's id is not known or the
-outbox lives in memory, tokens wait here, as many as two answers of the portal may hold: after a restart the portal
+stranger's forgeries delay no other part, and a crash a moment later loses nothing. While this VM's id is unknown or
+the outbox lives in memory, tokens wait here, as many as two answers of the portal may hold: after a restart the portal
 gives all of them again.
 
 A stranger can send ten thousand forgeries, and must not be able to push real records out of the outbox or to page
-anybody ten thousand times. So refusals make at most one record a minute and reason, with a count (`RefusalLimiter`).
+people ten thousand times. So refusals make at most one record a minute and reason, with a count (`RefusalLimiter`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The command of a rule: what must succeed on this VM before the rule approves.
+"""Commands of rules: programs that must succeed on this VM before the rule approves.
 
 Each command has a thread of its own, so that a drain of ten minutes delays no other approval. It runs once for an event
-as it is: what became of it is kept. The one exception is an agent that died or was stopped meanwhile. Then nobody knows
-how far the command came, and it runs again: skipping it would approve an event for a VM that may not be drained, or
-leave a drained one unapproved. So a command must bear being run twice.
+as it is: what became of it is kept. The one exception is an agent that died or was stopped meanwhile. How far the
+command came is then unknown, and it runs again: skipping it would approve an event for a VM that may not be drained,
+or leave a drained one unapproved. So a command must bear being run twice.
 
 The command gets the last record of the event as JSON on standard input, and the variables of
 `bridge.events.environment`, SCHEDULED_EVENT_RULE with the name of the rule among them.
@@ -21,21 +21,21 @@ from bridge.config.approval import RuleSettings
 from bridge.events.environment import environment_of
 from bridge.events.event import encode
 from bridge.events.record import TransitionRecord
+from bridge.outbox.approvals import EventVersion
 from bridge.system.process import Ending, Finished, Runner
 
 logger = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 8
 _JOIN_SECONDS = 1.0
-Key = tuple[str, str]
 
 
 class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
     """How a command ended."""
 
-    key: Key
+    key: EventVersion
     problem: str | None
-    """Null: it exited 0 in time."""
+    """None: it exited 0 in time."""
 
 
 class RuleCommands:
@@ -44,7 +44,7 @@ class RuleCommands:
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
         self._lock = threading.Lock()
-        self._running: dict[Key, tuple[Runner, threading.Thread]] = {}
+        self._running: dict[EventVersion, tuple[Runner, threading.Thread]] = {}
         self._ended: list[CommandResult] = []
         self._is_closed = False
 
@@ -54,12 +54,12 @@ class RuleCommands:
         with self._lock:
             return len(self._running) >= _MOST_AT_ONCE
 
-    def is_running(self, key: Key) -> bool:
+    def is_running(self, key: EventVersion) -> bool:
         """Return whether the command for *key* runs, or its end was not taken yet."""
         with self._lock:
             return key in self._running or any(each.key == key for each in self._ended)
 
-    def start(self, key: Key, rule: RuleSettings, record: TransitionRecord) -> None:
+    def start(self, key: EventVersion, rule: RuleSettings, record: TransitionRecord) -> None:
         """Run the command of *rule* for the event of *record*."""
         runner = Runner()
         thread = threading.Thread(
@@ -88,7 +88,7 @@ class RuleCommands:
         for _, thread in running:
             thread.join(_JOIN_SECONDS)
 
-    def _run(self, key: Key, rule: RuleSettings, record: TransitionRecord, runner: Runner) -> None:
+    def _run(self, key: EventVersion, rule: RuleSettings, record: TransitionRecord, runner: Runner) -> None:
         try:
             finished = runner.run(
                 rule.command or (),
@@ -99,13 +99,12 @@ class RuleCommands:
             problem = _problem(rule, finished)
             was_closed = finished.ending is Ending.CLOSED
         except OSError as error:
-            problem, was_closed = (
-                f"The command of rule {rule.name} cannot be started: {error.strerror or error}.",
-                False,
-            )
+            was_closed = False
+            problem = f"The command of rule {rule.name} cannot be started: {error.strerror or error}."
         except Exception as error:
             logger.exception("A rule's command failed in an unforeseen way.")
-            problem, was_closed = f"The command of rule {rule.name} failed: {error!r}.", False
+            was_closed = False
+            problem = f"The command of rule {rule.name} failed: {error!r}."
         with self._lock:
             del self._running[key]
             if not (was_closed or self._is_closed):
@@ -114,9 +113,9 @@ class RuleCommands:
 
 
 def _problem(rule: RuleSettings, finished: Finished) -> str | None:
-    said = f": {finished.error_output}" if finished.error_output else "."
+    detail = f": {finished.error_output}" if finished.error_output else "."
     if finished.ending is Ending.DEADLINE:
-        return f"The command of rule {rule.name} did not end within {rule.command_timeout_seconds:g} s{said}"
+        return f"The command of rule {rule.name} did not end within {rule.command_timeout_seconds:g} s{detail}"
     if finished.exit_code != 0:
-        return f"The command of rule {rule.name} failed with exit code {finished.exit_code}{said}"
+        return f"The command of rule {rule.name} failed with exit code {finished.exit_code}{detail}"
     return None

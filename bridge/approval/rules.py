@@ -2,7 +2,7 @@
 
 Rules decide without a person, so they read an event strictly: what is unknown matches nothing that asks for it. An
 approval is consent for every VM in Resources, so an ``approve`` rule matches only where it is known who that is and who
-this VM is; whatever the rule says, nobody consents for machines that are not named. A ``hold`` does no harm, and may
+this VM is; no rule consents for machines that are not named. A ``hold`` does no harm, and may
 match there.
 
 `RuleEngine` applies the rules to each Scheduled event as it is now; once a rule has acted on an event as it is, none
@@ -139,7 +139,7 @@ def first_match(rules: Iterable[RuleSettings], event: ScheduledEvent, *, vm_name
 def may_run_command(rule: RuleSettings, event: ScheduledEvent, vm_name: str | None) -> bool:
     """Return whether the command of *rule* can speak for every VM of *event*.
 
-    A drain of this VM says nothing of another, so Resources must be exactly this VM, unless ``command_covers_all``.
+    A drain of this VM prepares no other, so Resources must be exactly this VM, unless ``command_covers_all``.
     """
     if rule.command is None or not _is_clear_who(event, vm_name):
         return False

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.approval import ApprovalSettings, RemoteSettings
 from bridge.events.event import VmIdentity
+from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics
 from bridge.outbox.outbox import Outbox
 from bridge.system.threads import run_daemon
@@ -21,7 +22,6 @@ from bridge.system.threads import run_daemon
 if TYPE_CHECKING:
     from bridge.approval.approver import Approver
     from bridge.approval.portal_poller import PortalPoller
-    from bridge.approval.submit import Imds
 
 _STOP_POLL_SECONDS = 0.05
 _JOIN_SECONDS = 1.0
@@ -53,7 +53,7 @@ class ApprovalService:
         self.approver: Approver | None = None
         """None where nothing is ever approved."""
 
-    def configure(self, settings: ApprovalSettings | None, imds: Imds) -> None:
+    def configure(self, settings: ApprovalSettings | None, imds: ImdsClient) -> None:
         """Build what *settings* ask for, to be started by `start`; what was built before must have ended."""
         remote = None if settings is None else settings.remote
         self._metrics.watch_approved(lambda: 0.0)
@@ -64,7 +64,7 @@ class ApprovalService:
         if self.approver is not None and remote is not None and not self._on_request_only:
             self._portal_poller = self._build_portal_poller(remote, self.approver)
 
-    def _build_approver(self, settings: ApprovalSettings, imds: Imds) -> Approver:
+    def _build_approver(self, settings: ApprovalSettings, imds: ImdsClient) -> Approver:
         from bridge.approval.approver import Approver  # noqa: PLC0415
         from bridge.approval.inbox import DecisionInbox  # noqa: PLC0415
         from bridge.approval.rules import RuleEngine  # noqa: PLC0415

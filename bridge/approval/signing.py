@@ -43,7 +43,7 @@ class KeyPair(NamedTuple):
 def generate_key(private_key_file: str | Path, public_key_file: str | Path | None = None) -> KeyPair:
     """Make an Ed25519 pair and return where it is: the private key as PKCS 8 PEM, mode 0600, the public key as PEM.
 
-    The public key goes beside the private one, with ``.pub`` added, unless *public_key_file* says where. Raises
+    The public key goes beside the private one, with ``.pub`` added, unless *public_key_file* is given. Raises
     SigningFailed when either file exists already: a key is never overwritten. (On Windows the directory's access
     list protects the private key; the mode does nothing there.)
     """
@@ -154,7 +154,7 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def _write_new(path: Path, content: bytes, *, mode: int) -> None:
-    # O_EXCL: never over a key that is in use, and never through a link that somebody put there.
+    # O_EXCL: never over a key that is in use, and never through a symbolic link.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
         descriptor = os.open(path, flags, mode)

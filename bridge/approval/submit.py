@@ -22,7 +22,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -34,6 +34,9 @@ from bridge.events.event import Incarnation
 from bridge.events.record import Transition
 from bridge.logs import ThrottledLog
 from bridge.outbox.approvals import ApprovalResult, ApprovalStage, DecisionStage, EventVersion, PendingApproval
+
+if TYPE_CHECKING:  # `status` imports this module, and needs no HTTP
+    from bridge.imds.client import ImdsClient
 
 logger = logging.getLogger(__name__)
 
@@ -58,13 +61,6 @@ def is_disabled(directory: Path) -> bool:
     return True
 
 
-class Imds(Protocol):
-    """What is needed of the metadata service."""
-
-    def start_requests(self, event_ids: Sequence[str], *, incarnation: Incarnation) -> int:
-        """Approve events, and return the HTTP status; raise ImdsError."""
-
-
 class _Attempt(msgspec.Struct, kw_only=True):
     """When an approval was last posted, and when it may be again, in monotonic seconds."""
 
@@ -78,7 +74,7 @@ class Submitter:
     *directory* is the state directory, in which the file ``approvals.disabled`` may stand.
     """
 
-    def __init__(self, imds: Imds, directory: Path, *, dry_run: bool, clock: Clock = REAL_CLOCK) -> None:
+    def __init__(self, imds: ImdsClient, directory: Path, *, dry_run: bool, clock: Clock = REAL_CLOCK) -> None:
         self._imds = imds
         self._directory = directory
         self._dry_run = dry_run

@@ -1,8 +1,8 @@
 """The ``[approval]`` table: frozen values with their defaults, and the rule for each.
 
-The text under a field is the reference of that setting, as in `bridge.settings`. A rule that could never match, a key
-that nobody can use and a portal that nobody could sign for are mistakes: each would look like approvals that work.
-What needs no file is checked when a value is made; the files of the keys are looked at when a configuration is read.
+The text under a field is the reference of that setting, as in `bridge.config.settings`. A rule that can never match,
+a key that cannot be used and a portal without a signer are mistakes: with each, approvals would only seem to work.
+What needs no file is checked when a value is made; the files of the keys are read with the configuration.
 """
 
 from __future__ import annotations
@@ -175,8 +175,7 @@ class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
 def read_approval(table: object, mistakes: Problems, elsewhere: Mapping[str, str]) -> ApprovalSettings | None:
     """Return the settings of the ``[approval]`` *table*; what is wrong with it is then in *mistakes*.
 
-    The files of keys and certificates are looked at here, so that one that nobody can use is found before the night
-    it is needed.
+    The files of keys and certificates are read here, so that one that cannot be used is found before it is needed.
     """
     before = len(mistakes)
     settings = convert(table, ApprovalSettings, "approval", mistakes, elsewhere=elsewhere)

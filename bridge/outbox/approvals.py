@@ -2,7 +2,7 @@
 
 A decision is kept before anything else is done with it, and its jti long after it expired: a decision that comes again
 must be known again, whatever happened in between. An approval is kept for one event *as it was decided on*: when the
-event changes, its digest is another one, and nothing here speaks for it any more.
+event changes, its digest is another one, and no approval counts for it any more.
 
 Nothing of this is ever written while the outbox lives in memory: what is decided there would be forgotten.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bridge.approval.approver import Approver
 from bridge.approval.service import ApprovalService
@@ -15,6 +15,7 @@ from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings
 from bridge.errors import ImdsStatus
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity
 from bridge.events.record import TransitionRecord
+from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
@@ -103,7 +104,7 @@ class ApproverKit:
         assert self.outbox is not None
         clock = Clock(now=self.now, monotonic=self.monotonic, random=lambda: 0.0)
         service = ApprovalService(self.outbox, self.metrics, vm=lambda: self.vm, directory=self.state, clock=clock)
-        service.configure(self.settings, self.imds)
+        service.configure(self.settings, cast(ImdsClient, self.imds))
         assert service.approver is not None
         return service.approver
 
