@@ -21,7 +21,7 @@ from bridge.approval.credentials import SecretCredential
 from bridge.cli.terminal import this_command
 from bridge.config.approval import RemoteSettings, RuleSettings
 from bridge.config.loader import Settings, SinkSettings
-from bridge.config.quoting import sounds_secret
+from bridge.config.quoting import is_secret_name
 from bridge.delivery.sender import Sender
 from bridge.errors import CredentialFailed, SecretUnavailable
 from bridge.events.record import Transition
@@ -231,7 +231,7 @@ def _about_sink(sink: SinkSettings, settings: Settings) -> Iterator[str]:
         yield from _about_transitions(set(config.transitions), sink, settings)
     headers = getattr(config, "headers", None)
     for name in headers if isinstance(headers, dict) else ():
-        if isinstance(name, str) and name.lower() not in _HARMLESS_HEADERS and sounds_secret(name):
+        if isinstance(name, str) and name.lower() not in _HARMLESS_HEADERS and is_secret_name(name):
             yield f"headers has {name}, whose value sounds like a secret: it belongs into headers_file, not into here."
     for name in config.__struct_fields__:
         value = getattr(config, name)

@@ -13,7 +13,7 @@ import sys
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
-from bridge.config.quoting import shown
+from bridge.config.quoting import quotable
 from bridge.errors import ConfigurationError, UnknownSinkType
 from bridge.sink import Sink, SinkConfig
 from bridge.text import nearest
@@ -59,14 +59,14 @@ def _without_extras(entry: EntryPoint) -> str:
 def _unknown(type_name: str) -> str:
     names = installed()
     listed = ", ".join(names) or "none (is scheduled-events-bridge installed, or only copied?)"
-    return f"No sink type is called {shown('type', type_name)}.{nearest(type_name, names)} Installed: {listed}."
+    return f"No sink type is called {quotable('type', type_name)}.{nearest(type_name, names)} Installed: {listed}."
 
 
 def _attribute(type_name: str, target: str) -> object:
     module_name, _, path = target.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
         raise UnknownSinkType(
-            f"{shown('type', type_name)} is no sink type. Write the name of an installed one "
+            f"{quotable('type', type_name)} is no sink type. Write the name of an installed one "
             f"({', '.join(installed())}), or 'module:Class', for example 'acme.sinks:PagerSink'."
         )
     found: object = _module(type_name, module_name)

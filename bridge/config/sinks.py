@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from bridge.config import registry
-from bridge.config.quoting import shown
+from bridge.config.quoting import quotable
 from bridge.config.settings import LONGEST_SECONDS, SinkSettings
 from bridge.config.toml import Check, Problems, check_name, convert, join
 from bridge.errors import ConfigurationError
@@ -77,7 +77,7 @@ def _called(table: Mapping[str, Any]) -> str:
 def _label(table: Mapping[str, Any], name: str) -> str:
     """Return *name* as a message may show it; a URL that stands for the type is no URL any more in its name."""
     given = str(table.get("name", table.get("type")))
-    return shown("name", given if "://" in given else name)
+    return quotable("name", given if "://" in given else name)
 
 
 def _plain(type_name: object) -> str:

@@ -304,9 +304,10 @@ def test_of_a_command_line_the_program_is_shown(mistakes_of: Refuse) -> None:
     assert "is '/opt/tell' and more, but must be a list" in said
 
 
-def test_harmless_words_are_no_secrets(mistakes_of: Refuse) -> None:
-    (said,) = mistakes_of(HOOK + 'path_pattern = "harmless"\n')
-    assert "'harmless'" in said
+def test_value_of_an_unknown_key_is_never_shown_and_that_of_a_known_one_is(mistakes_of: Refuse) -> None:
+    said = mistakes_of(HOOK + 'path_pattern = "harmless"\nformat = "plan"\n')
+    assert "harmless" not in "\n".join(said)
+    assert "is 'plan', but must be" in said[0]
 
 
 def test_url_is_shown_with_its_host(mistakes_of: Refuse) -> None:
