@@ -18,7 +18,8 @@ from sinks.cloudevent import CONTENT_TYPE, cloud_event_bytes
 from sinks.eventhubs.access import Access
 from sinks.eventhubs.config import EventHubsConfig
 from sinks.eventhubs.message import partition_key, properties
-from sinks.http.endpoint import Endpoint, HttpConfig
+from sinks.http.config import HttpConfig
+from sinks.http.endpoint import CLIENT_ERROR, SERVER_ERROR, SUCCESS, Endpoint
 
 _API_VERSION = "api-version=2014-01"
 _GONE = frozenset({404, 410})
@@ -61,8 +62,9 @@ class HttpsSender:
         endpoint, left = self._prepared("")
         answer = endpoint.request("GET", None, self._authorized({}), deadline_seconds=left)
         status = answer.status_code
-        if not (200 <= status < 300 or 400 <= status < 500) or status in _GONE:  # noqa: PLR2004  # RFC 9110 section 15
-            raise DeliveryFailed(f"{self._access.peer} answered {status}.", needs_attention=status < 500)  # noqa: PLR2004
+        if status in _GONE or not (status in SUCCESS or status in CLIENT_ERROR):
+            is_for_a_person = status not in SERVER_ERROR
+            raise DeliveryFailed(f"{self._access.peer} answered {status}.", needs_attention=is_for_a_person)
 
     def close(self) -> None:
         """Close the connections; a request in flight ends."""

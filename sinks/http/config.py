@@ -6,11 +6,11 @@ Nothing here quotes a value that may be a secret: the path of a webhook's URL, a
 from __future__ import annotations
 
 import re
-from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
 from bridge.sink import SinkConfig, tls_file_problems
+from sinks.http.urls import origin, plain_url
 
 #: A field name is a token (RFC 9110 section 5.1).
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -99,37 +99,6 @@ def check_header(name: str, value: str, *, where: str) -> None:
         raise ValueError(f"{where}: the header {name} is set by the sink itself. Take it out.")
     if not (value.isascii() and value.isprintable()) or value != value.strip():
         raise ValueError(f"{where}: the value of {name} may hold printable ASCII alone, no blank at either end.")
-
-
-def http_url(url: str, *, key: str) -> SplitResult:
-    """Return the parts of *url*; raise ValueError, which never shows it, when no request can go there."""
-    try:
-        parts = urlsplit(url)
-        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_usable = False
-    if not is_usable or not url.isprintable() or any(character.isspace() for character in url):
-        raise ValueError(f"{key} must be a URL such as https://example.net/hook, without blanks.")
-    return parts
-
-
-def plain_url(url: str, *, key: str) -> SplitResult:
-    """Return the parts of *url* from the configuration, where no password may stand."""
-    parts = http_url(url, key=key)
-    if parts.username is not None or parts.password is not None:
-        raise ValueError(f"{key} holds a user name or a password. Put the whole URL into {key}_file or {key}_env.")
-    return parts
-
-
-def origin(url: str) -> str:
-    """Return scheme, host and port of *url*: all that a message may show."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
-    except ValueError:
-        return "<a URL>"
-    shown = f"[{host}]" if ":" in host else host
-    return f"{parts.scheme}://{shown}" + (f":{port}" if port else "")
 
 
 def _harmless(name: str, value: object) -> object:

@@ -38,12 +38,12 @@ from bridge.sink import (
     retry_after_seconds,
     root_cause,
 )
-from sinks.http.config import HttpConfig, check_header, http_url, origin
-from sinks.http.errors import is_about_settings, is_about_tls, never_sent, tokens
+from sinks.http.config import HttpConfig, check_header
+from sinks.http.errors import is_about_settings, is_about_tls, never_sent
+from sinks.http.urls import http_url, origin, url_secrets
 
-__all__ = ["Endpoint", "HttpConfig", "http_url", "origin", "parse_json"]
-
-_SUCCESS, _REDIRECTION, _CLIENT_ERROR = range(200, 300), range(300, 400), range(400, 500)
+SUCCESS, REDIRECTION = range(200, 300), range(300, 400)
+CLIENT_ERROR, SERVER_ERROR = range(400, 500), range(500, 600)
 _GONE = 410
 _NOT_IMPLEMENTED = 501
 #: About the endpoint, not the record (RFC 9110; 421, 423, 425 likewise ask for another try).
@@ -143,7 +143,7 @@ class Endpoint:
         """
         response = self.request(method, None, {})
         status = response.status_code
-        if status in bad_news or not (status in _SUCCESS or status in _CLIENT_ERROR or status == _NOT_IMPLEMENTED):
+        if status in bad_news or not (status in SUCCESS or status in CLIENT_ERROR or status == _NOT_IMPLEMENTED):
             hint = " That was to OPTIONS; `send-test` shows what a POST gets." if method == "OPTIONS" else ""
             raise DeliveryFailed(self._description(response) + hint, needs_attention=True)
         return response
@@ -166,18 +166,18 @@ class Endpoint:
         status, config = response.status_code, self._config
         if status in config.park_statuses:
             raise DeliveryRejected(self._description(response))
-        is_accepted = status in _SUCCESS
+        is_accepted = status in SUCCESS
         if is_accepted and status not in config.retry_statuses:
             return response
         if status == _GONE and status not in config.retry_statuses:
             raise DeliveryFailed(self._description(response), held=True, reason=f"status_{status}")
-        is_about_record = status in _CLIENT_ERROR and status not in _RETRIED
+        is_about_record = status in CLIENT_ERROR and status not in _RETRIED
         if is_about_record and status not in config.retry_statuses:
             raise DeliveryRejected(self._description(response))
         raise DeliveryFailed(
             self._description(response),
             retry_after_seconds(response.headers),
-            needs_attention=status in _REDIRECTION or status in _NEEDS_A_PERSON,
+            needs_attention=status in REDIRECTION or status in _NEEDS_A_PERSON,
             uncertain=is_accepted or (status >= 500 and status not in _NOT_CARRIED_OUT),  # noqa: PLR2004
             reason=f"status_{status}",
         )
@@ -193,7 +193,7 @@ class Endpoint:
 
     def _advice(self, response: requests.Response) -> str:
         status = response.status_code
-        if status in _REDIRECTION:
+        if status in REDIRECTION:
             target = response.headers.get("Location", "")
             there = origin(target)
             shown = there if there == self.shown else self.mask(there)
@@ -239,9 +239,9 @@ class Endpoint:
         return headers
 
     def _known_secrets(self) -> Iterator[str]:
-        yield from tokens(self.url)
+        yield from url_secrets(self.url)
         for url in _values(self._proxy):
-            yield from tokens(url)
+            yield from url_secrets(url)
         for secret in (*self._secrets, self._bearer):
             yield from (secret,) if isinstance(secret, str) else _values(secret)
         for name, value in self._config.headers.items():

@@ -13,7 +13,8 @@ from typing import ClassVar, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from bridge.sink import DeliveryFailed, DeliveryRejected, Sink, SinkConfig, TransitionRecord, excerpt
-from sinks.http.endpoint import Endpoint, HttpConfig
+from sinks.http.config import HttpConfig
+from sinks.http.endpoint import Endpoint
 
 _PATH = "/v1/logs"
 

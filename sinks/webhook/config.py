@@ -8,7 +8,8 @@ from typing import Any, Literal
 import msgspec
 
 from bridge.sink import Secret
-from sinks.http.config import HttpConfig, check_header, one_of, plain_url
+from sinks.http.config import HttpConfig, check_header, one_of
+from sinks.http.urls import plain_url
 from sinks.webhook import pagerduty
 from sinks.webhook.alertmanager import AlertmanagerFormat
 from sinks.webhook.format import CloudEventsFormat, Format

@@ -15,8 +15,9 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from bridge.sink import DeliveryFailed, DeliveryRejected, Secret, Sink, SinkConfig, TransitionRecord, utc_now
-from sinks.http.endpoint import Endpoint, http_url
+from sinks.http.endpoint import Endpoint
 from sinks.http.signature import Signer
+from sinks.http.urls import http_url
 from sinks.webhook.config import WebhookConfig, format_of
 from sinks.webhook.format import Message
 from sinks.webhook.pagerduty import DEFAULT_URL, check_url

@@ -14,7 +14,7 @@ import pytest
 from bridge.config import registry
 from bridge.sink import SinkConfig
 from bridge.testing.http_contract import HttpPeer
-from sinks.http.endpoint import HttpConfig
+from sinks.http.config import HttpConfig
 
 if sys.version_info >= (3, 11):
     import tomllib

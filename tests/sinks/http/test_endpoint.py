@@ -31,7 +31,8 @@ from cryptography.x509.oid import NameOID
 from bridge.sink import DeliveryFailed, DeliveryRejected, Secret
 from bridge.testing.simulator.http_server import HttpServer
 from bridge.testing.simulator.imds_api import Answer, Request
-from sinks.http.endpoint import Endpoint, HttpConfig
+from sinks.http.config import HttpConfig
+from sinks.http.endpoint import Endpoint
 
 DEADLINE = 0.3
 SLACK = 0.15

@@ -38,7 +38,6 @@ class TestWebhookSinkContract(HttpSinkContract):
 
 class TestWebhookSinkContractWithAlertmanager(TestWebhookSinkContract):
     accepted = Answer(status=200, body=b'{"versionInfo": {}}')
-    deadline_seconds = 0.25
 
     def table(self, address):
         return {**super().table(address), "format": "alertmanager"}
@@ -46,7 +45,6 @@ class TestWebhookSinkContractWithAlertmanager(TestWebhookSinkContract):
 
 class TestWebhookSinkContractWithPagerDuty(TestWebhookSinkContract):
     accepted = Answer(status=202, body=b'{"status": "success"}')
-    deadline_seconds = 0.25
     secrets = (*TestWebhookSinkContract.secrets, ROUTING_KEY)
 
     def table(self, address):
@@ -59,8 +57,6 @@ class TestWebhookSinkContractWithPagerDuty(TestWebhookSinkContract):
 
 
 class TestWebhookSinkContractWithTemplate(TestWebhookSinkContract):
-    deadline_seconds = 0.25
-
     @pytest.fixture(autouse=True)
     def jinja2(self):
         pytest.importorskip("jinja2", reason="the extra [template] is not installed")
