@@ -56,7 +56,7 @@ T = TypeVar("T")
 _ROOT = Path(str(bridge.__file__)).parents[1]
 _PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 _ASIDE = ("MainThread", "identity", "deadline")
-_READS = (":read", ":due")
+_READ = ":read "
 _WAIT_SECONDS = 20.0
 _POLL_SECONDS = 1.0
 _QUIET_SECONDS = 0.3
@@ -145,7 +145,8 @@ class Way:
 
     @property
     def _entered(self) -> list[str]:
-        return list(dict.fromkeys(file for call in self._own for file in (*reversed(call.stack), call.file)))
+        entered = (file for call in self._own for file in (*reversed(call.stack), call.file))
+        return list(dict.fromkeys(file for file in entered if not file.startswith(_BOTTOM)))
 
     def _is_upward(self, call: Call) -> bool:
         return self._layer(call.stack[0]) > self._layer(call.file)
@@ -227,7 +228,7 @@ class Tracer:
 
     def _end(self, landed_at: float) -> float | None:
         """Return when that write was done; None while it is not."""
-        writes = (future for at, name, future in self._trips if at > landed_at and not name.endswith(_READS))
+        writes = (future for at, name, future in self._trips if at > landed_at and _READ not in name)
         last = next(writes, None)
         return None if last is None else self._done.get(id(last))
 
@@ -248,7 +249,8 @@ class Tracer:
             caller = next(self._stack(frame.f_back), "")
             if not caller.startswith("bridge/outbox/"):
                 at = time.monotonic()
-                self._trips.append((at, f"{caller} -> {file}:{frame.f_code.co_name}", argument))
+                work = getattr(frame.f_locals.get("work"), "__qualname__", "")
+                self._trips.append((at, f"{caller} -> {file}:{frame.f_code.co_name} {work}", argument))
                 argument.add_done_callback(lambda done: self._done.__setitem__(id(done), time.monotonic()))
 
     def _stack(self, frame: FrameType | None) -> Iterator[str]:
