@@ -24,6 +24,7 @@ from bridge.approval.token import Claims, verify
 from bridge.clock import REAL_CLOCK, Clock, parse_time
 from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import KeyUnusable, OutboxError, OutboxReadOnly, RefusalReason, RefusedDecision
+from bridge.events.event import VmIdentity
 from bridge.events.record import Approval, Transition
 from bridge.outbox import approvals
 from bridge.outbox.approvals import ApprovalRecord, KeepResult, StoredDecision
@@ -41,19 +42,19 @@ _NOT_KEPT = {
 
 
 class DecisionInbox:
-    """Verifies tokens with *keys* and keeps their decisions; *vm_id* returns None while this VM's id is unknown."""
+    """Verifies tokens with *keys* and keeps their decisions; *vm* returns who this VM is."""
 
     def __init__(
         self,
         keys: Sequence[TrustedKey],
         outbox: Outbox,
         *,
-        vm_id: Callable[[], str | None],
+        vm: Callable[[], VmIdentity],
         clock: Clock = REAL_CLOCK,
     ) -> None:
         self._keys = tuple(keys)
         self._outbox = outbox
-        self._vm_id = vm_id
+        self._vm = vm
         self._clock = clock
         self._lock = threading.Lock()
         self._waiting: deque[str] = deque(maxlen=_MOST_WAITING)
@@ -61,7 +62,7 @@ class DecisionInbox:
 
     def receive(self, tokens: Sequence[str]) -> list[Refusal]:
         """Keep the decisions in *tokens*, or let them wait; return the refusals. Raises nothing a token can cause."""
-        vm_id = self._vm_id()
+        vm_id = self._vm().vm_id
         if vm_id and not self._outbox.in_memory:
             try:
                 return self._keep(tokens, vm_id)

@@ -21,7 +21,7 @@ from bridge.approval.evaluate import DocumentIndex, Evaluation, Refusal, newest_
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import RefusalReason
-from bridge.events.event import ScheduledEvent, names_vm, normal_name
+from bridge.events.event import ScheduledEvent, VmIdentity, names_vm, normal_name
 from bridge.outbox.approvals import ApprovalStage, ApprovalState, EventVersion, PendingApproval
 
 _PREFIX = "rule:"
@@ -30,13 +30,11 @@ _MINIMUM_WAIT_SECONDS = 0.05
 
 
 class RuleEngine:
-    """Applies the rules of *settings*; *vm_name* returns None while this VM's name is unknown."""
+    """Applies the rules of *settings*; *vm* returns who this VM is."""
 
-    def __init__(
-        self, settings: ApprovalSettings, *, vm_name: Callable[[], str | None], clock: Clock = REAL_CLOCK
-    ) -> None:
+    def __init__(self, settings: ApprovalSettings, *, vm: Callable[[], VmIdentity], clock: Clock = REAL_CLOCK) -> None:
         self._settings = settings
-        self._vm_name = vm_name
+        self._vm = vm
         self._clock = clock
         self._first_seen: dict[EventVersion, float] = {}
         self._next_at = math.inf
@@ -55,7 +53,7 @@ class RuleEngine:
         event = index.events.get(approval.event_id)
         if event is None:
             return None
-        rule = first_match(self._settings.rules, event, vm_name=self._vm_name())
+        rule = first_match(self._settings.rules, event, vm_name=self._vm().name)
         return rule if rule is not None and _PREFIX + rule.name == approval.source else None
 
     def apply(self, state: ApprovalState, index: DocumentIndex, *, commands_are_full: bool) -> Evaluation:
@@ -64,7 +62,7 @@ class RuleEngine:
         self._next_at = math.inf
         now = self._clock.monotonic()
         self._first_seen = {key: self._first_seen.get(key, now) for key in index.digests.items()}
-        if self._vm_name() is None:
+        if self._vm().name is None:
             if self._settings.rules and index.events:
                 self._next_at = now + _RETRY_SECONDS
             return result
@@ -89,7 +87,7 @@ class RuleEngine:
     def _evaluate_event(
         self, event: ScheduledEvent, key: EventVersion, result: Evaluation, *, commands_are_full: bool
     ) -> None:
-        vm_name = self._vm_name()
+        vm_name = self._vm().name
         rule = first_match(self._settings.rules, event, vm_name=vm_name)
         if rule is None or rule.action != "approve":
             return

@@ -70,13 +70,13 @@ class ApprovalService:
         from bridge.approval.rules import RuleEngine  # noqa: PLC0415
         from bridge.approval.submit import Submitter  # noqa: PLC0415
 
-        vm, clock = self._vm, self._clock
+        clock = self._clock
         keys = () if settings.remote is None else settings.remote.trusted_keys()
         return Approver(
             settings,
             self._outbox,
-            inbox=DecisionInbox(keys, self._outbox, vm_id=lambda: vm().vm_id, clock=clock),
-            rules=None if self._on_request_only else RuleEngine(settings, vm_name=lambda: vm().name, clock=clock),
+            inbox=DecisionInbox(keys, self._outbox, vm=self._vm, clock=clock),
+            rules=None if self._on_request_only else RuleEngine(settings, vm=self._vm, clock=clock),
             submitter=Submitter(imds, self._directory, dry_run=settings.dry_run, clock=clock),
             metrics=self._metrics,
             clock=clock,

@@ -43,7 +43,8 @@ class TrustedKey:
         self.kid = kid
         self.approver = approver
         self.public_key_file = Path(public_key_file)
-        self._file = ChangingFile(self.public_key_file, self._parsed)
+        self._file = ChangingFile(self.public_key_file, bytes)
+        self._loaded: tuple[bytes, PublicKey] | None = None
 
     def __repr__(self) -> str:
         return f"TrustedKey(kid={self.kid!r}, approver={self.approver!r}, public_key_file='{self.public_key_file}')"
@@ -51,15 +52,16 @@ class TrustedKey:
     def load(self) -> PublicKey:
         """Return the key as the file has it now; raise KeyUnusable when there is none to be had."""
         try:
-            return self._file.value()
+            content = self._file.value()
         except OSError as error:
             raise KeyUnusable(
                 f"The public key file {self.public_key_file} of kid '{self.kid}' cannot be read: {error.strerror}. "
                 "Make it readable for the agent."
             ) from error
-
-    def _parsed(self, pem: bytes) -> PublicKey:
-        return _public_key(pem, self.public_key_file)
+        loaded = self._loaded
+        if loaded is None or loaded[0] is not content:  # the same object until the file changes
+            self._loaded = loaded = content, _public_key(content, self.public_key_file)
+        return loaded[1]
 
 
 def key_mistakes(keys: Sequence[TrustedKey]) -> tuple[str, ...]:

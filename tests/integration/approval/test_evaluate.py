@@ -1,0 +1,60 @@
+"""What is worked out in memory is what the outbox has afterwards: `applied` is checked against the database."""
+
+import msgspec
+import pytest
+from approver_kit import ApproverKit
+
+from bridge.approval.evaluate import applied, evaluate, index_document
+from bridge.events.event import Document
+from bridge.outbox import approvals
+
+ANNE, BORIS = "anne", "boris"
+
+
+@pytest.fixture
+def kit(tmp_path):
+    made = ApproverKit(tmp_path)
+    made.trust(("k1", ANNE), ("k2", BORIS))
+    made.start()
+    made.wait(10)
+    yield made
+    made.close()
+
+
+def steps_to_the_end(kit, *events):
+    """Write each step and compare the state in memory with the one read back; return how many steps there were."""
+    index = index_document(Document(incarnation=1, events=events))
+    count = 0
+    while True:
+        state = kit.outbox.read(approvals.read_state).result()
+        step = evaluate(
+            state, index, now=kit.now().timestamp(), required_approvals=1, is_trusted=lambda _decision: True
+        )
+        if step.is_empty:
+            return count
+        count += 1
+        kit.outbox.write(
+            kit.outbox.records.write_approvals,
+            state.stream_id,
+            pending=step.approvals,
+            decisions=step.decisions,
+            incarnation=1,
+        ).result()
+        kept = kit.outbox.read(approvals.read_state).result()
+        after = applied(state, step)
+        assert after == kept
+        assert list(after.approvals) == list(kept.approvals)
+
+
+def test_every_step_is_the_same_in_memory_and_in_the_database(kit):
+    events = [kit.event(f"E-{number}") for number in range(3)]
+    kit.approver.receive([kit.token(event) for event in events])
+    kit.approver.receive([kit.token(events[0], "hold", kid="k2", approver=BORIS, after=1), kit.token(kit.event("E-9"))])
+
+    assert steps_to_the_end(kit, *events) >= 2
+    state = kit.outbox.read(approvals.read_state).result()
+    assert {each.event_id for each in state.approvals.values()} == {"E-1", "E-2"}
+    changed = msgspec.structs.replace(events[1], duration_seconds=9)
+    kit.wait(1)
+    kit.approver.receive([kit.token(events[2], "hold", kid="k2", approver=BORIS, after=1)])
+    assert steps_to_the_end(kit, events[0], changed, events[2]) >= 2
