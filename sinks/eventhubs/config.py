@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from bridge.sink import SinkConfig, tls_file_problems
+from sinks.http.config import one_of
 
 _LONGEST_IDLE_SECONDS = 3_600
 _HOST = re.compile(r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)(:[0-9]{1,5})?")
@@ -54,8 +55,7 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
 
     def _check_credential(self) -> None:
         has_string = self.connection_string_file is not None or self.connection_string_env is not None
-        if self.connection_string_file is not None and self.connection_string_env is not None:
-            raise ValueError("connection_string_file and connection_string_env are both set; keep one")
+        one_of(connection_string_file=self.connection_string_file, connection_string_env=self.connection_string_env)
         if self.credential == "connection_string":
             if not has_string:
                 raise ValueError("credential connection_string needs connection_string_file or connection_string_env")

@@ -1,0 +1,45 @@
+"""The keys of a sink over HTTP: what is wrong with their values is said, and the values are not."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sinks.http.config import HttpConfig
+
+
+def test_a_configuration_is_shown_without_its_secrets() -> None:
+    config = HttpConfig(headers={"X-Api-Key": "key-SECRET-key"}, proxy="http://127.0.0.1:3128/SECRET")
+    assert "SECRET" not in repr(config)
+    assert "X-Api-Key" in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"headers": {"Content-Length": "3"}}, "set by the sink itself"),
+        ({"headers": {"X-Key": "SECRET\nX-Other: 1"}}, "value of X-Key"),
+        ({"headers": {"X Key": "SECRET"}}, "name has a character"),
+        ({"client_key_file": __file__}, "client_key_file needs client_cert_file"),
+        ({"ca_file": "/no/such/file"}, "/no/such/file does not exist"),
+        ({"bearer_token_file": "a", "bearer_token_env": "B"}, "bearer_token_file and bearer_token_env are both set"),
+        ({"proxy": "http://me:SECRET@proxy"}, "proxy holds a user name or a password"),
+        ({"proxy": "socks5://proxy"}, "proxy must be a URL"),
+        ({"proxy": "http://proxy:SECRET"}, "proxy must be a URL"),
+        ({"retry_statuses": (400,), "park_statuses": (400,)}, "both name 400"),
+        ({"retry_statuses": (42,)}, "42 is no HTTP status"),
+    ],
+)
+def test_a_wrong_setting_is_said_without_its_value(keys: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence) as wrong:
+        HttpConfig(**keys)
+    assert "SECRET" not in "".join([*traceback.format_exception(wrong.value), repr(wrong.value)])
+
+
+def test_an_encrypted_key_is_refused_because_nobody_types_its_passphrase(tmp_path: Path) -> None:
+    (tmp_path / "key.pem").write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\n")
+    with pytest.raises(ValueError, match="is encrypted"):
+        HttpConfig(client_cert_file=str(tmp_path / "key.pem"))

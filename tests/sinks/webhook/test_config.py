@@ -1,0 +1,55 @@
+"""The keys of a webhook: what is wrong with their values is said, and the values are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bridge.config.loader import read
+from bridge.errors import ConfigurationError
+from sinks.webhook.config import WebhookConfig
+
+
+def mistakes(**keys: Any) -> str:
+    try:
+        read({"sinks": [{"type": "webhook", **keys}]})
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+URL = {"url": "https://example.net/hook"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({}, "url is missing"),
+        ({"url": ""}, "url must be a URL"),
+        ({"url": "example.net/SECRET"}, "url must be a URL"),
+        ({"url": "https://example.net:SECRET/"}, "url must be a URL"),
+        ({"url": "https://example.net/a SECRET"}, "url must be a URL"),
+        ({"url": "https://me:SECRET@example.net/"}, "Put the whole URL into url_file or url_env"),
+        ({**URL, "url_env": "HOOK"}, "url and url_env are both set"),
+        ({**URL, "secret_env": "A", "secret_file": "b"}, "secret_file and secret_env are both set"),
+        ({**URL, "secret": "whsec_SECRET"}, "secret_file or secret_env"),
+        ({**URL, "max_batch": 2}, "max_batch is 2, but a webhook carries one record"),
+        ({**URL, "format": "pagerdutty"}, "pagerduty"),
+        ({**URL, "routing_key_env": "KEY"}, "routing_key_env is for format = 'pagerduty'"),
+        ({**URL, "template": "{}"}, "template is for format = 'template'"),
+        ({"format": "pagerduty"}, "routing_key_file or routing_key_env is missing"),
+        ({**URL, "format": "pagerduty", "routing_key_env": "KEY"}, "url must end in /v2/enqueue"),
+        ({**URL, "headers": {"Host ": "x"}}, "name has a character"),
+    ],
+)
+def test_a_wrong_setting_is_said_in_a_sentence(keys: dict[str, Any], sentence: str) -> None:
+    said = mistakes(**keys)
+    assert sentence in said
+    assert "SECRET" not in said
+
+
+def test_settings_are_shown_without_what_may_be_secret() -> None:
+    config = WebhookConfig(url="https://hooks.example.net/services/T0/SECRET", headers={"X-Key": "SECRET"})
+    assert "SECRET" not in repr(config)
+    assert "https://hooks.example.net" in repr(config)
