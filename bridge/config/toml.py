@@ -126,7 +126,8 @@ def _convert_table(
         brackets = "one pair of brackets" if isinstance(table, list) else "a header"
         return None, [wrong(path, table, f"one table. Write it with {brackets}: [{path}]")]
     wanted = {field.name: field.type for field in msgspec.structs.fields(struct)} | dict(stricter)
-    missing = [field.name for field in msgspec.structs.fields(struct) if field.required and field.name not in table]
+    required = [field.name for field in msgspec.structs.fields(struct) if field.required]
+    missing = [name for name in required if name not in table]
     found = [Problem(join(path, name), f" is missing. It must be {_wanted(wanted[name])}.") for name in missing]
     values = {}
     has_wrong = bool(missing)
@@ -136,7 +137,7 @@ def _convert_table(
             found += mistakes
             if not mistakes:
                 values[name] = value
-            elif name not in apart:
+            elif name not in apart or name in required:
                 has_wrong = True
     made = None
     if not has_wrong:
