@@ -1,4 +1,7 @@
-"""Whatever the portal does, the poll keeps its beat; a decision waits for the portal to come back."""
+"""Whatever the portal does, the poll keeps its beat; a decision waits for the portal to come back.
+
+One fault of each kind: what the agent makes of each status and body is tested at the portal's poller.
+"""
 
 import time
 from itertools import pairwise
@@ -11,11 +14,7 @@ from bridge.testing import EventSpec, Simulator
 
 INTERVAL_SECONDS = 0.5
 FAULTS = {
-    "401": {"kind": "status", "status": 401},
-    "403": {"kind": "status", "status": 403},
-    "404": {"kind": "status", "status": 404},
     "429": {"kind": "status", "status": 429, "retry_after_seconds": 1},
-    "500": {"kind": "status", "status": 500},
     "garbage": {"kind": "garbage"},
     "silence": {"kind": "silence"},
 }
@@ -46,7 +45,7 @@ def test_a_portal_in_trouble_delays_nothing_and_its_decision_counts_on_its_retur
         agent.wait_for(lambda: agent.out.exists() and agent.transitions == [("scheduled", "observed")])
         began = time.monotonic()
         decided(portal, decode_record(agent.out.read_bytes().splitlines()[0]))
-        agent.wait_for(lambda: len(polls(azure, began)) >= 8)
+        agent.wait_for(lambda: len(polls(azure, began)) >= 6)
         gaps = [after - before for before, after in pairwise(polls(azure, began))]
         assert max(gaps) <= 2 * INTERVAL_SECONDS
         assert not azure.world.approvals

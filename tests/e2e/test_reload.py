@@ -309,7 +309,7 @@ def test_a_file_that_is_mended_is_taken_at_the_next_hang_up_and_a_metric_follows
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what a process has open is seen in /proc only")
-def test_fifty_hang_ups_in_a_row_lose_nothing_and_leave_no_thread_and_no_descriptor(agent, imds, one):
+def test_thirty_hang_ups_in_a_row_lose_nothing_and_leave_no_thread_and_no_descriptor(agent, imds, one):
     def slowly(_request):
         time.sleep(0.01)
         return Answer()
@@ -326,23 +326,23 @@ def test_fifty_hang_ups_in_a_row_lose_nothing_and_leave_no_thread_and_no_descrip
     agent.wait_for(lambda: len(told(one)) == 1)
     before = open_now()
     events = []
-    for number in range(50):
+    for number in range(30):
         events += [event(f"E-{number}-{each}") for each in range(6)]
         imds.body = json.dumps(document(2 + number, event("E-0"), *events)).encode()
         put_in_place(agent, imds.url, sinks(number + 1))
         agent.process.send_signal(signal.SIGHUP)
         imds.wait_for_polls(1)
-    agent.wait_for(lambda: len(set(told(one))) == 301, timeout_seconds=60)
-    agent.wait_for(lambda: len(agent.records) == 301)
+    agent.wait_for(lambda: len(set(told(one))) == 181, timeout_seconds=60)
+    agent.wait_for(lambda: len(agent.records) == 181)
     hang_up(agent)  # the last one may be under way; with this they have all been done
     imds.show(document(60, *events))  # all by now
-    agent.wait_for(lambda: len(set(told(one))) == 302)
+    agent.wait_for(lambda: len(set(told(one))) == 182)
     threads, descriptors = before
     # one at most for each reload that leaks; SQLite keeps a descriptor of the outbox for whoever opens it next
     agent.wait_for(lambda: open_now()[0] <= threads and open_now()[1] <= descriptors + 1)
     stop(agent)
-    assert count(agent, "read again") >= 5
+    assert count(agent, "read again") >= 3
     assert {name for name, _ in told(one)} == {"E-0", *(each["EventId"] for each in events)}
     with OutboxFile(agent.state) as beside:
         assert {sink: account.pending for sink, account in beside.accounts().items()} == {"out": 0, "hook": 0}
-    assert len(agent.records) == 302, "nothing is exchanged under a sink whose settings stayed, so nothing comes twice"
+    assert len(agent.records) == 182, "nothing is exchanged under a sink whose settings stayed, so nothing comes twice"

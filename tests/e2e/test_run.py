@@ -95,6 +95,7 @@ def test_an_event_that_vanishes_before_its_time_is_canceled(agent, imds):
 
 
 def test_records_come_promptly_from_a_server_that_knows_no_identity(agent, imds):
+    imds.identity = (404, b"")
     agent.configure(imds.url)
     imds.body = json.dumps(document(2, event())).encode()
     agent.start()

@@ -4,11 +4,14 @@ import os
 import signal
 import socket
 import sqlite3
+import threading
 import time
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import pytest
+
+from bridge.testing.http_peer import HttpPeer
 
 GRACE_SECONDS = 1.0
 #: What the agent promises, and what a busy machine takes on top.
@@ -83,8 +86,8 @@ def has_opened(agent, name):
     return any(link.endswith(name) for link in links)
 
 
-def lock_of(agent):
-    blocker = sqlite3.connect(agent.state / "outbox.db", isolation_level=None)
+def lock_of(agent, **options):
+    blocker = sqlite3.connect(agent.state / "outbox.db", isolation_level=None, **options)
     blocker.execute("BEGIN IMMEDIATE")
     return blocker
 
@@ -116,6 +119,24 @@ def test_events_are_delivered_while_another_program_holds_the_outbox_for_long(ag
     agent.wait_for(lambda: "back on disk" in agent.log)
     assert agent.log.count("locked by another program") == 1
     stop_in_time(agent)
+
+
+def test_records_in_memory_survive_a_lock_that_ends_within_the_grace(agent, imds):
+    with HttpPeer() as peer:
+        peer.say(503)
+        webhook = f'[[sinks]]\ntype = "webhook"\nurl = "http://127.0.0.1:{peer.address.port}/"\n'
+        agent.configure(imds.url, webhook)  # with the usual grace
+        imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
+        agent.start()
+        imds.wait_for_polls(3)
+        blocker = lock_of(agent, check_same_thread=False)
+        imds.show(document(2, "E-1"), polls=1)
+        agent.wait_for(lambda: "Work goes on in memory" in agent.log, timeout_seconds=40)
+        threading.Timer(1.5, blocker.close).start()
+        assert agent.stop(timeout_seconds=30) == 0
+        assert "What is in memory is lost" not in agent.log
+    code, listed, _ = agent.call("outbox", "list", "--json", "--config", agent.config)
+    assert (code, '"transition":"scheduled"' in listed) == (0, True)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what a process has open is seen in /proc only")
