@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import datetime as dt
 import importlib.util
-import ipaddress
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,10 +12,8 @@ from typing import Any
 
 import pytest
 from azure.eventhub.aio import EventHubConsumerClient
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from eventhubs_emulator.process import NEEDS, Emulator, started
+from private_ca import PrivateCa
 
 from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord, VmIdentity
 from bridge.testing import Simulator
@@ -36,59 +32,12 @@ class Authority:
     key_file: str
 
 
-def _usage(*, is_ca: bool) -> x509.KeyUsage:
-    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only")
-    return x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=is_ca,
-        crl_sign=is_ca,
-        decipher_only=False,
-        **dict.fromkeys(others, False),
-    )
-
-
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     """Return an authority that nobody else trusts."""
-    directory = tmp_path_factory.mktemp("authority")
-    now = dt.datetime.now(dt.timezone.utc)
-
-    def certificate(name: str, issuer: str, key: Any, signer: Any, *, is_ca: bool) -> bytes:
-        builder = x509.CertificateBuilder(
-            issuer_name=x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, issuer)]),
-            subject_name=x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]),
-            public_key=key.public_key(),
-            serial_number=x509.random_serial_number(),
-            not_valid_before=now - dt.timedelta(hours=1),
-            not_valid_after=now + dt.timedelta(days=1),
-        )
-        # What Python 3.13 asks for of a chain (RFC 5280), and no name for an authority.
-        extensions: list[tuple[Any, bool]] = [
-            (x509.BasicConstraints(ca=is_ca, path_length=None), True),
-            (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False),
-            (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False),
-            (_usage(is_ca=is_ca), True),
-        ]
-        if not is_ca:
-            names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-            extensions.append((x509.SubjectAlternativeName(names), False))
-        for extension, is_critical in extensions:
-            builder = builder.add_extension(extension, critical=is_critical)
-        return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    files = {
-        "ca.pem": certificate("tests CA", "tests CA", ca_key, ca_key, is_ca=True),
-        "cert.pem": certificate("127.0.0.1", "tests CA", key, ca_key, is_ca=False),
-        "key.pem": key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        ),
-    }
-    for name, text in files.items():
-        (directory / name).write_bytes(text)
-    return Authority(
-        ca_file=str(directory / "ca.pem"), cert_file=str(directory / "cert.pem"), key_file=str(directory / "key.pem")
-    )
+    ca = PrivateCa(tmp_path_factory.mktemp("authority"))
+    issued = ca.issue("localhost")
+    return Authority(ca_file=str(ca.ca_file), cert_file=str(issued.cert_file), key_file=str(issued.key_file))
 
 
 @pytest.fixture
