@@ -82,7 +82,7 @@ def _imds(settings: Settings, identity: Future[VmIdentity | None], is_running: b
             reached = f"reached; this VM is {vm.name or vm.vm_id}"
             if not is_running:
                 return f"{reached}. Scheduled Events were not asked for: the first request turns them on for this VM."
-            return f"{reached}, with {counted(len(imds.fetch().events), 'scheduled event')}."
+            return f"{reached}, with {counted(len(imds.scheduled_events().events), 'scheduled event')}."
     except BridgeError as error:
         advice = (
             " On Azure, it must be reachable from here without a proxy (a container may need the host's network); "

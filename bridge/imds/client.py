@@ -1,4 +1,4 @@
-"""HTTP to the metadata service, and nothing else: bytes are parsed elsewhere, and nobody here decides anything.
+"""ImdsClient: asks the Instance Metadata Service for the Scheduled Events document and for who this VM is; approves.
 
 Microsoft, "Scheduled Events for Linux VMs in Azure" and "Azure Instance Metadata Service": every request carries
 ``Metadata: true``; one with an X-Forwarded-For is refused, so no proxy is ever used and no redirect followed. The
@@ -35,12 +35,13 @@ _BAD_REQUEST = 400
 
 
 class ImdsClient:
-    """The metadata service of this VM; `fetch`, `identity` and `start_requests` may run in three threads at once.
+    """The metadata service of this VM.
 
-    *endpoint* is a URL like ``http://169.254.169.254``, or "auto": the address of DHCP option 245 (see
-    `bridge.lease`). What it turned out to be is in ``endpoint``. *first_timeout_seconds* holds for `fetch` until a
-    first 200, and again when the last one is more than a day old; *timeout_seconds* for everything else. Both are
-    wall-clock. *clock* gives Unix time.
+    `scheduled_events`, `identity` and `start_requests` may run in three threads at once. *endpoint* is a URL like
+    ``http://169.254.169.254``, or "auto": the address of DHCP option 245 (see `bridge.imds.discovery`). What it turned
+    out to be is in ``endpoint``. *first_timeout_seconds* holds for `scheduled_events` until a first 200, and again when
+    the last one is more than a day old; *timeout_seconds* for everything else. Both are wall-clock. *clock* gives Unix
+    time.
     """
 
     def __init__(
@@ -66,21 +67,21 @@ class ImdsClient:
         self._answered_at: float | None = None
         self._last: tuple[bytes, Document] | None = None
         self.os_disk_is_ephemeral: bool | None = None
-        """What the last answer to `identity` says; null before one, or when it does not say."""
+        """What the last answer to `identity` says; None before one, or when it does not say."""
 
     @property
-    def fetch_seconds(self) -> float:
-        """How long the next `fetch` may take, in seconds."""
+    def deadline_seconds(self) -> float:
+        """How long the next `scheduled_events` may take, in seconds."""
         is_on = self._answered_at is not None and self._clock() - self._answered_at < SERVICE_OFF_AFTER_SECONDS
         return self._timeout_seconds if is_on else max(self._timeout_seconds, self._first_timeout_seconds)
 
-    def fetch(self) -> Document:
+    def scheduled_events(self) -> Document:
         """Return the Scheduled Events document; the very same object while its bytes do not change.
 
         Raises ImdsUnreachable, ImdsStatus for anything but a 200, and DocumentInvalid for a 200 that is no document:
         each means that the state is unknown, never that there are no events.
         """
-        response = self._send(self._poll_session, self._poll_request, self.fetch_seconds)
+        response = self._send(self._poll_session, self._poll_request, self.deadline_seconds)
         self._answered_at = self._clock()
         last = self._last
         if last is None or response.content != last[0]:
@@ -88,7 +89,7 @@ class ImdsClient:
         return last[1]
 
     def identity(self) -> VmIdentity:
-        """Return who this VM is, and note what the same answer says of its OS disk; raises as `fetch` does."""
+        """Return who this VM is, and note what the same answer says of its OS disk; raise as `scheduled_events`."""
         response = self._send(self._identity_session, self._identity_request, self._timeout_seconds)
         found = parse_identity(response.content)
         self.os_disk_is_ephemeral = parse_os_disk(response.content)
@@ -158,8 +159,8 @@ class ImdsClient:
                 f"{status}. The service does not know api-version {self.api_version!r} here; the newest it names are "
                 f"{versions}. Set imds.api_version to one that it knows, such as 2020-07-01."
             )
-        said = excerpt(response.content)
-        return f"{status}: {said}" if said else f"{status}, without a word."
+        body = excerpt(response.content)
+        return f"{status}: {body}" if body else f"{status}, without a word."
 
 
 def client_of(settings: ImdsSettings, *, at_most_seconds: float | None = None) -> ImdsClient:

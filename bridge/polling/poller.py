@@ -128,7 +128,7 @@ class Poller:
         self._stop = stop
         due = self._clock.monotonic()
         while not stop.is_set():
-            self.loop_watch.expect_call_within(self._imds.fetch_seconds)
+            self.loop_watch.expect_call_within(self._imds.deadline_seconds)
             delay = self.poll_once()
             # The pace is kept: a poll that took a while is followed sooner, but never by a burst.
             due = max(due + delay, self._clock.monotonic())
@@ -154,7 +154,7 @@ class Poller:
             if self._has_stream_changed:
                 self._stream_id, self._tracker = self._load()
                 self._has_stream_changed = False
-            self._process(self._imds.fetch())
+            self._process(self._imds.scheduled_events())
             self._recovered()
         except ImdsError as error:
             result = _reason(error)

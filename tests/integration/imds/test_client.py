@@ -94,7 +94,7 @@ def connect(service):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_poll_asks_as_the_service_wants_it(service, connect, version):
-    connect(api_version=version).fetch()
+    connect(api_version=version).scheduled_events()
     ((method, path, headers, body),) = service.received
     assert (method, path, body) == ("GET", f"/metadata/scheduledevents?api-version={version}", b"")
     assert headers["Metadata"] == "true"
@@ -105,7 +105,7 @@ def test_a_poll_asks_as_the_service_wants_it(service, connect, version):
 def test_the_same_bytes_give_the_very_same_document(service, connect):
     service.answers = [(200, {}, body) for body in (EMPTY, EMPTY, ONE, ONE, EMPTY)]
     client = connect()
-    first, again, one, one_again, last = (client.fetch() for _ in range(5))
+    first, again, one, one_again, last = (client.scheduled_events() for _ in range(5))
     assert first is again
     assert one is one_again
     assert (first.incarnation, one.events[0].event_id, last.events) == (1, "E-1", ())
@@ -114,26 +114,26 @@ def test_the_same_bytes_give_the_very_same_document(service, connect):
 def test_a_failure_between_two_answers_does_not_forget_the_last_good_one(service, connect):
     service.answers = [(200, {}, ONE), (500, {}, b"busy"), (200, {}, b""), (200, {}, ONE)]
     client = connect()
-    first = client.fetch()
+    first = client.scheduled_events()
     with pytest.raises(ImdsStatus):
-        client.fetch()
+        client.scheduled_events()
     with pytest.raises(DocumentInvalid):
-        client.fetch()
-    assert client.fetch() is first
+        client.scheduled_events()
+    assert client.scheduled_events() is first
 
 
 def test_environment_proxies_are_never_used(connect, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
     monkeypatch.delenv("no_proxy", raising=False)
-    assert connect().fetch().events == ()
+    assert connect().scheduled_events().events == ()
 
 
 @pytest.mark.parametrize("status", [400, 404, 405, 410, 429, 500, 503, 204])
 def test_any_status_but_200_is_an_error_that_names_it(service, connect, status):
     service.answers = [(status, {}, b"" if status == 204 else b'{"error": "why"}')]
     with pytest.raises(ImdsStatus, match=str(status)) as caught:
-        connect().fetch()
+        connect().scheduled_events()
     assert caught.value.status == status
     assert caught.value.retry_after_seconds is None
 
@@ -141,14 +141,14 @@ def test_any_status_but_200_is_an_error_that_names_it(service, connect, status):
 def test_retry_after_is_handed_on(service, connect):
     service.answers = [(429, {"Retry-After": "3"}, b"slow down")]
     with pytest.raises(ImdsStatus, match="slow down") as caught:
-        connect().fetch()
+        connect().scheduled_events()
     assert caught.value.retry_after_seconds == 3
 
 
 def test_a_redirect_is_refused(service, connect):
     service.answers = [(302, {"Location": f"{service.url}/elsewhere"}, b"")]
     with pytest.raises(ImdsStatus, match="redirect") as caught:
-        connect().fetch()
+        connect().scheduled_events()
     assert caught.value.status == 302
     assert len(service.received) == 1
 
@@ -157,7 +157,7 @@ def test_an_unknown_api_version_becomes_a_sentence_that_says_what_to_do(service,
     body = json.dumps({"error": "Bad request.", "newest-versions": ["2021-12-13", "2021-11-15"]}).encode()
     service.answers = [(400, {}, body)]
     with pytest.raises(ImdsStatus) as caught:
-        connect(api_version="2099-01-01").fetch()
+        connect(api_version="2099-01-01").scheduled_events()
     for part in ("2099-01-01", "2021-12-13, 2021-11-15", "imds.api_version"):
         assert part in str(caught.value)
 
@@ -166,7 +166,7 @@ def test_an_unknown_api_version_becomes_a_sentence_that_says_what_to_do(service,
 def test_any_other_body_of_a_400_is_shown_in_short(service, connect, body):
     service.answers = [(400, {}, body)]
     with pytest.raises(ImdsStatus, match="400") as caught:
-        connect().fetch()
+        connect().scheduled_events()
     assert len(str(caught.value)) < 500
 
 
@@ -174,29 +174,29 @@ def test_any_other_body_of_a_400_is_shown_in_short(service, connect, body):
 def test_a_200_that_is_no_document_is_unknown(service, connect, body):
     service.answers = [(200, {}, body)]
     with pytest.raises(DocumentInvalid):
-        connect().fetch()
+        connect().scheduled_events()
 
 
 def test_a_body_that_breaks_off_is_no_answer(service, connect):
     service.answers = [(200, {"Content-Length": "500", "Connection": "close"}, ONE)]
     with pytest.raises(ImdsUnreachable):
-        connect().fetch()
+        connect().scheduled_events()
 
 
 def test_a_refused_connection_is_unreachable(connect):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(ImdsUnreachable, match=str(port)):
-        connect(endpoint=f"http://127.0.0.1:{port}").fetch()
+        connect(endpoint=f"http://127.0.0.1:{port}").scheduled_events()
 
 
 def test_silence_is_unreachable_after_the_timeout_and_the_next_poll_works(service, connect):
     service.answers = [(200, {}, EMPTY), "silence", (200, {}, ONE)]
     client = connect(timeout_seconds=0.2)
-    client.fetch()
+    client.scheduled_events()
     with pytest.raises(ImdsUnreachable, match=r"0\.2 s"):
-        client.fetch()
-    assert client.fetch().incarnation == 2
+        client.scheduled_events()
+    assert client.scheduled_events().incarnation == 2
 
 
 def test_the_first_timeout_holds_until_the_first_answer_and_again_after_a_day_without_one(service, connect):
@@ -205,13 +205,13 @@ def test_the_first_timeout_holds_until_the_first_answer_and_again_after_a_day_wi
     client = connect(timeout_seconds=0.1, first_timeout_seconds=0.3, clock=lambda: now[0])
     for _ in range(2):
         with pytest.raises(ImdsUnreachable, match=r"0\.3 s"):
-            client.fetch()
-    client.fetch()
+            client.scheduled_events()
+    client.scheduled_events()
     with pytest.raises(ImdsUnreachable, match=r"0\.1 s"):
-        client.fetch()
+        client.scheduled_events()
     now[0] += SERVICE_OFF_AFTER_SECONDS
     with pytest.raises(ImdsUnreachable, match=r"0\.3 s"):
-        client.fetch()
+        client.scheduled_events()
 
 
 def test_identity_is_read_from_the_instance_document(service, connect):
@@ -272,7 +272,7 @@ def test_a_slow_identity_does_not_hold_up_a_poll(service, connect):
     thread = threading.Thread(target=ask)
     thread.start()
     assert service.silent.wait(10)
-    assert client.fetch().incarnation == 2
+    assert client.scheduled_events().incarnation == 2
     assert not failed.is_set()
     client.close()
     thread.join(10)
@@ -317,12 +317,12 @@ def test_auto_finds_an_endpoint_and_says_which(connect):
 
 
 def test_a_slash_at_the_end_of_the_endpoint_changes_nothing(service, connect):
-    connect(endpoint=f"{service.url}/").fetch()
+    connect(endpoint=f"{service.url}/").scheduled_events()
     assert service.received[0][1].startswith("/metadata/")
 
 
 def test_a_closed_client_may_be_closed_again(connect):
     client = connect()
-    client.fetch()
+    client.scheduled_events()
     client.close()
     client.close()

@@ -35,9 +35,9 @@ class Dial:
 class ListedImds:
     def __init__(self):
         self.answer = None
-        self.fetch_seconds = 5.0
+        self.deadline_seconds = 5.0
 
-    def fetch(self):
+    def scheduled_events(self):
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -305,7 +305,7 @@ def test_interval_that_is_lowered_is_in_force_at_once(tmp_path):
     class Counting(ListedImds):
         polls = 0
 
-        def fetch(self):
+        def scheduled_events(self):
             self.polls += 1
             return document(1)
 
@@ -367,7 +367,7 @@ class Held(ListedImds):
         super().__init__()
         self.asked, self.release = threading.Event(), threading.Event()
 
-    def fetch(self):
+    def scheduled_events(self):
         self.asked.set()
         self.release.wait(30)
         return document(1)
@@ -389,7 +389,7 @@ def test_poll_that_is_stuck_beyond_its_deadline_is_late_and_one_that_waits_is_no
     thread.start()
     try:
         assert imds.asked.wait(10)
-        clock.seconds += imds.fetch_seconds * 1.1 + 29
+        clock.seconds += imds.deadline_seconds * 1.1 + 29
         assert poller.loop_watch.late_seconds == 0
         clock.seconds += 2
         assert 0 < poller.loop_watch.late_seconds < 2
