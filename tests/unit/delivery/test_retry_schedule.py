@@ -1,8 +1,6 @@
-"""When a sink is tried next, by example; test_schedule_model.py lets chance play."""
+"""When a sink is tried next: the numbers, by example. What holds for every history is in the model test."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from bridge.delivery.retry_schedule import FailedEvent, RetrySchedule, SendMode
 
@@ -24,14 +22,6 @@ def pause(schedule, now=0.0):
     fail(schedule, "a", now=now)
     fail(schedule, "b", now=now)
     assert schedule.is_paused
-
-
-def test_at_first_everything_may_go_and_nothing_is_awaited():
-    schedule = make()
-    assert schedule.mode(0.0) is SendMode.ALL
-    schedule.nothing_pending(SendMode.ALL, 0.0)
-    assert schedule.next_at() == NEVER
-    assert not schedule.is_troubled
 
 
 def test_a_failure_delays_its_own_event_alone():
@@ -70,23 +60,6 @@ def test_one_failed_batch_of_several_events_is_one_failure():
     assert schedule.is_paused
 
 
-def test_an_answer_between_two_failures_prevents_the_pause():
-    schedule = make()
-    fail(schedule, "a")
-    schedule.succeeded(["c"])
-    fail(schedule, "b")
-    assert not schedule.is_paused
-
-
-def test_after_a_failure_the_next_send_should_be_of_an_event_that_never_failed():
-    schedule = make()
-    fail(schedule, "a")
-    assert schedule.last_send_failed
-    assert set(schedule.failing_events) == {"a"}
-    schedule.succeeded(["b"])
-    assert not schedule.last_send_failed
-
-
 def test_probes_of_a_paused_sink_come_ever_further_apart():
     schedule, now, gaps = make(), 0.0, []
     pause(schedule)
@@ -95,15 +68,6 @@ def test_probes_of_a_paused_sink_come_ever_further_apart():
         now = schedule.next_at()
         fail(schedule, "a", now=now, during=schedule.mode(now))
     assert gaps == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300]
-
-
-def test_any_answer_ends_the_pause_and_makes_all_rows_due():
-    schedule = make()
-    fail(schedule, "a")
-    fail(schedule, "b", retry_after=60)
-    assert schedule.succeeded(["c"])
-    assert schedule.mode(0.0) is SendMode.ALL
-    assert not schedule.blocked(0.0)
 
 
 def test_an_answer_makes_an_event_due_that_failed_before_it_but_only_once():
@@ -116,17 +80,10 @@ def test_an_answer_makes_an_event_due_that_failed_before_it_but_only_once():
     assert list(schedule.blocked(0.0)) == ["a"]
 
 
-def test_an_answer_about_the_event_itself_clears_its_record():
-    schedule = make()
-    fail(schedule, "a")
-    schedule.succeeded(["a"])
-    assert not schedule.is_troubled
-
-
 @pytest.mark.parametrize(("wish", "seconds"), [(60, 60), (3_600, 3_600), (86_400, 3_600), (NEVER, 3_600)])
-def test_retry_after_binds_the_whole_sink_for_an_hour_at_most(wish, seconds):
+def test_retry_after_binds_the_whole_sink_for_an_hour_at_most_and_wins_over_a_near_not_before(wish, seconds):
     schedule = make()
-    fail(schedule, "a", retry_after=wish)
+    fail(schedule, "a", retry_after=wish, ahead=8, notice=8)
     assert schedule.mode(seconds - 0.001) is SendMode.WAIT
     assert schedule.next_at() == seconds
     assert schedule.mode(seconds) is SendMode.PROBE
@@ -137,20 +94,6 @@ def test_a_retry_after_that_asks_for_nothing_binds_nothing(wish):
     schedule = make()
     fail(schedule, "a", retry_after=wish)
     assert not schedule.is_paused
-
-
-def test_retry_after_wins_over_a_near_not_before():
-    schedule = make()
-    fail(schedule, "a", retry_after=60, ahead=8, notice=8)
-    assert schedule.next_at() == 60
-
-
-def test_a_shorter_retry_after_later_does_not_shorten_the_first():
-    schedule = make()
-    fail(schedule, "urgent", retry_after=100)
-    fail(schedule, "urgent", now=1.0, during=SendMode.URGENT, retry_after=1)
-    schedule.nothing_pending(SendMode.URGENT, 50.0)
-    assert schedule.mode(99.0) is SendMode.WAIT
 
 
 @pytest.mark.parametrize(("ahead", "longest"), [(900, 225), (40, 10), (2, 1), (0.5, 1)])
@@ -194,13 +137,6 @@ def test_a_new_record_is_tried_once_at_once_in_a_pause_and_does_not_put_off_the_
     assert schedule.next_at() == probe_at
 
 
-def test_a_new_record_makes_its_own_delayed_event_due():
-    schedule = make()
-    fail(schedule, "a")
-    schedule.record_arrived("a", 0.1, urgent=False)
-    assert not schedule.blocked(0.1)
-
-
 def test_a_new_record_waits_for_the_retry_after_and_is_then_no_exception():
     schedule = make()
     fail(schedule, "a", retry_after=60)
@@ -209,13 +145,15 @@ def test_a_new_record_waits_for_the_retry_after_and_is_then_no_exception():
     assert schedule.mode(60.0) is SendMode.PROBE
 
 
-def test_a_retry_after_on_news_ends_the_trying_of_news():
+def test_urgent_and_other_probes_take_turns():
     schedule = make()
     pause(schedule)
-    schedule.record_arrived("c", 0.1, urgent=False)
-    schedule.record_arrived("d", 0.1, urgent=False)
-    fail(schedule, schedule.take_fresh(), now=0.1, during=SendMode.FRESH, retry_after=60)
-    assert schedule.mode(0.2) is SendMode.WAIT
+    schedule.record_arrived("urgent", 10.0, urgent=True)
+    assert schedule.mode(10.0) is SendMode.URGENT
+    fail(schedule, "urgent", now=10.0, during=SendMode.URGENT)
+    assert schedule.mode(20.0) is SendMode.PROBE
+    fail(schedule, "a", now=20.0, during=SendMode.PROBE, has_urgent=True)
+    assert schedule.mode(20.1) is SendMode.URGENT
 
 
 def test_a_new_urgent_record_goes_at_once_even_under_a_retry_after():
@@ -232,17 +170,6 @@ def test_an_urgent_record_that_was_pending_before_the_pause_is_tried_soon():
     assert schedule.mode(SOON) is SendMode.URGENT
 
 
-def test_urgent_and_other_probes_take_turns():
-    schedule = make()
-    pause(schedule)
-    schedule.record_arrived("urgent", 10.0, urgent=True)
-    assert schedule.mode(10.0) is SendMode.URGENT
-    fail(schedule, "urgent", now=10.0, during=SendMode.URGENT)
-    assert schedule.mode(20.0) is SendMode.PROBE
-    fail(schedule, "a", now=20.0, during=SendMode.PROBE, has_urgent=True)
-    assert schedule.mode(20.1) is SendMode.URGENT
-
-
 def test_a_sink_that_is_gone_is_left_alone_until_a_person_asks():
     schedule = make()
     fail(schedule, "urgent", is_gone=True)
@@ -253,26 +180,10 @@ def test_a_sink_that_is_gone_is_left_alone_until_a_person_asks():
     assert schedule.mode(1e9) is SendMode.ALL
 
 
-def test_a_probe_that_finds_nothing_owed_ends_the_pause():
+def test_a_probe_that_finds_nothing_pending_ends_the_pause():
     schedule = make()
     pause(schedule)
     schedule.nothing_pending(SendMode.PROBE, 5.0)
     assert schedule.mode(5.0) is SendMode.ALL
     schedule.nothing_pending(SendMode.ALL, 5.0)
     assert not schedule.is_troubled
-
-
-def test_an_urgent_look_in_vain_keeps_the_retry_after():
-    schedule = make()
-    fail(schedule, "a", retry_after=60, has_urgent=True)
-    schedule.nothing_pending(SendMode.URGENT, 1.0)
-    assert schedule.mode(59.0) is SendMode.WAIT
-    assert schedule.next_at() == 60
-
-
-@given(wish=st.floats(min_value=3_600, max_value=1e9), chance=st.floats(min_value=0, max_value=1, exclude_max=True))
-def test_a_retry_after_of_an_hour_or_more_binds_an_hour(wish, chance):
-    schedule = make(chance)
-    fail(schedule, "a", now=10.0, retry_after=wish)
-    assert schedule.mode(3_609.9) is SendMode.WAIT
-    assert schedule.mode(3_610.0) is SendMode.PROBE

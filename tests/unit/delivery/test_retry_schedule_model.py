@@ -10,7 +10,11 @@ from bridge.delivery.retry_schedule import FailedEvent, RetrySchedule, SendMode
 
 
 class Model:
-    """A sink, what it is owed, and a worker that obeys the schedule; sends take no time."""
+    """A sink, what is pending for it, and a worker that obeys the schedule; sends take no time.
+
+    It foresees what every history must obey: what pauses the sink and what ends that, whom a Retry-After binds, what a
+    new record makes due, and how long an urgent one waits.
+    """
 
     def __init__(self, chances, outcomes):
         chances, self.outcomes = itertools.cycle(chances), itertools.cycle(outcomes)
@@ -19,12 +23,21 @@ class Model:
         self.owed = {}  # event key -> its records, of which the first goes next
         self.attempts = {}
         self.tried_at = {}
+        self.bound_until = 0.0
+        self.last_failed = None
+        assert self.schedule.mode(0.0) is SendMode.ALL
+        assert not self.schedule.is_troubled
 
     def arrive(self, key):
         self.owed.setdefault(key, []).append(self.now)
+        if is_urgent(key):
+            self.tried_at.setdefault(key, self.now)
+        was_paused = self.schedule.is_paused
         if self.schedule.is_troubled:
             self.schedule.record_arrived(key, self.now, urgent=is_urgent(key))
         self.work()
+        if not was_paused and not self.schedule.is_paused:
+            assert key not in self.owed or self.tried_at[key] == self.now, f"{key} was not tried at once."
 
     def wait(self, seconds):
         end = self.now + seconds
@@ -40,6 +53,8 @@ class Model:
                 self.send(key, mode)
                 continue
             self.schedule.nothing_pending(mode, self.now)
+            if not self.schedule.is_paused and mode is SendMode.PROBE:
+                self.bound_until, self.last_failed = 0.0, None
             if mode in {SendMode.ALL, SendMode.WAIT}:
                 break
         else:
@@ -64,13 +79,17 @@ class Model:
         return min(keys, key=lambda key: (not is_urgent(key), attempts.get(key, 0)), default=None)
 
     def send(self, key, mode):
-        assert not self.schedule.is_gone
+        assert is_urgent(key) or self.now >= self.bound_until, f"{key} breaks a Retry-After."
         outcome = next(self.outcomes)
         if outcome == "accept":
             self.accept(key)
             return
         self.attempts[key] = self.attempts.get(key, 0) + 1
         self.tried_at[key] = self.now
+        retry_after = outcome if isinstance(outcome, float) else None
+        is_pause = self.schedule.is_paused or self.last_failed not in {None, key} or bool(retry_after)
+        self.bound_until = max(self.bound_until, self.now + min(retry_after or 0.0, 3_600.0))
+        self.last_failed = key
         event = FailedEvent(event_key=key, urgent=is_urgent(key), seconds_to_not_before=None)
         self.schedule.failed(
             [event],
@@ -78,9 +97,9 @@ class Model:
             during=mode,
             has_urgent=any(map(is_urgent, self.owed)),
             seconds_to_notice=None,
-            retry_after=outcome if isinstance(outcome, float) else None,
-            is_gone=outcome == "gone",
+            retry_after=retry_after,
         )
+        assert self.schedule.is_paused == is_pause
 
     def accept(self, key):
         self.owed[key].pop(0)
@@ -90,12 +109,12 @@ class Model:
         self.attempts.pop(key, None)
         was_paused = self.schedule.is_paused
         self.schedule.succeeded([key])
+        self.bound_until, self.last_failed = 0.0, None
         assert self.schedule.mode(self.now) is SendMode.ALL
+        assert key not in self.schedule.failing_events
         assert not was_paused or not self.schedule.blocked(self.now)
 
     def check_urgent(self):
-        if self.schedule.is_gone:
-            return
         for key, tried_at in self.tried_at.items():
             if is_urgent(key):
                 assert self.now - tried_at <= 2.0 + 1e-6, f"{key} waits for {self.now - tried_at} s."
@@ -114,6 +133,7 @@ chances = st.lists(st.floats(min_value=0, max_value=1, exclude_max=True), min_si
 @given(steps=st.lists(keys | waits, max_size=40), outcomes=st.lists(outcomes, min_size=1, max_size=20), chances=chances)
 @example(steps=["a", "b", "urgent-1", "urgent-2", 100.0], outcomes=["fail"], chances=[0.999])
 @example(steps=["a", "urgent-1", "urgent-2", "urgent-3", 100.0], outcomes=[7_200.0], chances=[0.999, 0.0])
+@example(steps=["urgent-1", "a", 100.0], outcomes=[7_200.0, 30.0, *["fail"] * 60], chances=[0.999])
 @example(steps=["urgent-2", 1.625, 284.75, "urgent-1", 1.0], outcomes=["fail"], chances=[0.5, 0.06640625, 0.28125])
 def test_no_interleaving_spins_or_lets_an_urgent_record_wait_beyond_two_seconds(steps, outcomes, chances):
     model = Model(chances, outcomes)
