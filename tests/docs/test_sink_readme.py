@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+import bridge.sink
 from bridge.config import registry
 from bridge.sink import SinkConfig
 from bridge.testing.http_contract import HttpPeer
@@ -155,3 +156,10 @@ def test_key_on_both_pages_is_one_of_every_sink_with_a_default_of_this_sink():
         twice = {key: default for key, default in _documented_keys(heading).items() if key in in_readme}
         assert set(twice) <= set(_defaults(SinkConfig)), f"{heading}: drop the README's row"
         assert [key for key, default in twice.items() if default == in_readme[key]] == [], heading
+
+
+def test_names_that_the_page_hands_on_are_there():
+    table = PAGE.read_text(encoding="utf-8").partition("## What else `bridge.sink` hands on")[2].partition("\n## ")[0]
+    names = {name for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line)}
+    assert names - {"Future"} <= set(bridge.sink.__all__)
+    assert len(names) > 20
