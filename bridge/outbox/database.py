@@ -130,11 +130,11 @@ def suppress_lock() -> Iterator[None]:
             raise
 
 
-def open_memory() -> sqlite3.Connection:
-    """Return an empty outbox in memory."""
+def open_memory(*, empty: bool = False) -> sqlite3.Connection:
+    """Return an outbox in memory without records; *empty*: without tables too."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    create_schema(connection)
-    connection.executescript(SQL["memory_schema"])
+    if not empty:
+        create_schema(connection)
     return connection
 
 

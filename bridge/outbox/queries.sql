@@ -1,17 +1,5 @@
 -- Every statement over the tables of schema.sql, by name.
 
--- name: memory_schema
-CREATE TABLE gone (sink TEXT NOT NULL, state TEXT NOT NULL, count INTEGER NOT NULL, PRIMARY KEY (sink, state))
-  WITHOUT ROWID;
-
-CREATE TRIGGER deliveries_gone AFTER DELETE ON deliveries BEGIN
-  INSERT OR IGNORE INTO gone (sink, state, count) VALUES (old.sink, old.state, 0);
-  UPDATE gone SET count = count + 1 WHERE sink = old.sink AND state = old.state;
-END;
-
--- name: gone
-SELECT sink, state, count FROM gone;
-
 -- name: get_meta
 SELECT key, value FROM meta;
 
@@ -109,6 +97,9 @@ ON CONFLICT (name) DO UPDATE SET accepted = excluded.accepted, delivered = exclu
 -- name: count_owed
 SELECT sink, SUM(state = 'pending'), SUM(state = 'parked') FROM deliveries GROUP BY sink;
 
+-- name: count_rows
+SELECT sink, state, COUNT(*) FROM deliveries GROUP BY sink, state;
+
 -- name: last_of_event
 SELECT body FROM records INDEXED BY records_by_event WHERE event_key = ? AND body <> '' AND is_routed = 1
 ORDER BY sequence DESC LIMIT 1;
@@ -150,11 +141,6 @@ DELETE FROM deliveries WHERE sequence = ?;
 -- name: delete_record
 DELETE FROM records WHERE sequence = ?;
 
--- name: forget_bodies
-UPDATE records SET body = '' WHERE sequence <= ? AND body <> ''
-  AND NOT EXISTS (SELECT 1 FROM deliveries INDEXED BY deliveries_by_record
-                  WHERE deliveries.sequence = records.sequence AND state IN ('pending', 'parked'));
-
 -- name: list_records
 SELECT body FROM records WHERE sequence > ? AND body <> '' ORDER BY sequence;
 
@@ -194,34 +180,25 @@ WHERE sink = :sink AND state IN ('pending', 'parked') AND (:state IS NULL OR sta
   AND (:id IS NULL OR sequence = (SELECT sequence FROM records WHERE id = :id));
 
 -- name: copy_records
-SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records ORDER BY sequence;
+SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records WHERE body <> '' ORDER BY sequence;
 
--- name: copy_record
-SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records WHERE sequence = ?;
+-- name: copy_records_from_the_last
+SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records ORDER BY sequence DESC;
 
--- name: copy_record_range
-SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records
-WHERE sequence BETWEEN ? AND ? ORDER BY sequence;
+-- name: put_record
+INSERT INTO records (sequence, id, first_id, event_key, observed_at, is_routed, body) VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (sequence) DO UPDATE SET id = excluded.id, first_id = excluded.first_id, event_key = excluded.event_key,
+  observed_at = excluded.observed_at, is_routed = excluded.is_routed, body = excluded.body WHERE records.is_routed = 0;
 
 -- name: copy_last_of_event
 SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records INDEXED BY records_by_event
 WHERE event_key = ? AND is_routed = 1 ORDER BY sequence DESC LIMIT 1;
-
--- name: first_record
-SELECT MIN(sequence) FROM records;
 
 -- name: last_record
 SELECT MAX(sequence) FROM records;
 
 -- name: last_delivery
 SELECT MAX(sequence) FROM deliveries INDEXED BY deliveries_by_record;
-
--- name: owed_in_order
-SELECT records.sequence, records.event_key FROM records LEFT JOIN (
-  SELECT sequence, MAX(urgent) AS urgent FROM deliveries WHERE state = 'pending' GROUP BY sequence
-) AS owed USING (sequence)
-WHERE records.is_routed = 0 OR owed.urgent IS NOT NULL
-ORDER BY records.is_routed, owed.urgent DESC, records.sequence;
 
 -- name: copy_recent_ids
 SELECT sequence, id, first_id, event_key, observed_at, 1, '' FROM records ORDER BY sequence DESC LIMIT ?;
@@ -230,26 +207,15 @@ SELECT sequence, id, first_id, event_key, observed_at, 1, '' FROM records ORDER 
 SELECT sink, sequence, state, event_key, urgent, not_before, aged_from, attempts, error, changed_at
 FROM deliveries ORDER BY sink, sequence;
 
--- name: copy_delivery_range
+-- name: copy_deliveries_from_the_last
 SELECT sink, sequence, state, event_key, urgent, not_before, aged_from, attempts, error, changed_at
-FROM deliveries WHERE sink = ? AND sequence BETWEEN ? AND ? ORDER BY sequence;
+FROM deliveries ORDER BY sink DESC, sequence DESC;
 
--- name: copy_due_rows
-SELECT sink, sequence, event_key, urgent, not_before, attempts FROM deliveries INDEXED BY deliveries_due
-WHERE state = 'pending' ORDER BY sink, urgent DESC, sequence;
+-- name: waiting_events
+SELECT event_key FROM deliveries WHERE state = 'pending' UNION SELECT event_key FROM records WHERE is_routed = 0;
 
 -- name: copy_sinks
 SELECT name, accepted, delivered, pending, parked, expired, evicted, discarded, nudges FROM sinks ORDER BY name;
-
--- name: sinks_of_deliveries
-SELECT DISTINCT sink FROM deliveries;
-
--- name: sinks_of_due_rows
-SELECT DISTINCT sink FROM deliveries INDEXED BY deliveries_due WHERE state = 'pending';
-
--- name: copy_deliveries_of
-SELECT sink, sequence, state, event_key, urgent, not_before, aged_from, attempts, error, changed_at
-FROM deliveries WHERE sequence = ? AND state = 'pending';
 
 -- name: paste_record
 INSERT INTO records (sequence, id, first_id, event_key, observed_at, is_routed, body) VALUES (?, ?, ?, ?, ?, ?, ?)
@@ -260,21 +226,16 @@ INSERT INTO deliveries
   (sink, sequence, state, event_key, urgent, not_before, aged_from, attempts, error, changed_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (sink, sequence) DO UPDATE SET state = excluded.state, attempts = excluded.attempts,
-  error = excluded.error, changed_at = excluded.changed_at WHERE deliveries.state IN ('pending', 'parked');
-
--- name: paste_due_row
-WITH row (sink, sequence, event_key, urgent, not_before, attempts) AS (VALUES (?, ?, ?, ?, ?, ?))
-INSERT INTO deliveries (sink, sequence, event_key, urgent, not_before, attempts, state, aged_from, changed_at)
-SELECT row.sink, row.sequence, row.event_key, row.urgent, row.not_before, row.attempts,
-  'pending', records.observed_at, records.observed_at FROM row JOIN records ON records.sequence = row.sequence
-WHERE true ON CONFLICT DO NOTHING;
+  error = excluded.error, changed_at = excluded.changed_at
+-- What is finished with stays so; of two that are not, the newer counts.
+WHERE deliveries.state IN ('pending', 'parked')
+  AND (excluded.state NOT IN ('pending', 'parked') OR excluded.changed_at >= deliveries.changed_at)
+  AND (deliveries.state, deliveries.attempts, deliveries.changed_at)
+    IS NOT (excluded.state, excluded.attempts, excluded.changed_at);
 
 -- name: align_urgency
 UPDATE deliveries INDEXED BY deliveries_pending_event SET urgent = 1 WHERE state = 'pending' AND urgent = 0
   AND event_key IN (SELECT event_key FROM deliveries WHERE state = 'pending' AND urgent = 1);
-
--- name: rewrite_record
-UPDATE records SET id = ?, first_id = ?, event_key = ?, observed_at = ?, is_routed = ?, body = ? WHERE sequence = ?;
 
 -- name: drop_orphans
 DELETE FROM deliveries WHERE state NOT IN ('pending', 'parked')

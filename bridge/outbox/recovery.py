@@ -1,18 +1,20 @@
-"""Saving what can be read out of a damaged database.
+"""What is done about a damaged database: `FileGuard` notices it, `copy_readable` saves the rows that still read.
 
-Damage is rarely whole: a page is gone, and the rest reads well. So rows are asked for by ranges of their sequence, and
-what a range did not give one by one. A row is taken only when it makes sense: a page of garbage can read as text. What
-is owed stands in the table and, once more, in the index that workers read; either will do.
+SQLite does not notice when its file is deleted, replaced or written over: it goes on with what it has in memory, and
+what it commits is lost when the agent ends. So the agent checks now and then.
 
-The copying runs through the triggers that count, so the totals are set at the end, from the damaged file's own where
-they can be read. What was owed and could not be saved is counted as evicted, never forgotten.
+The damaged file is set aside and stays. It is read once: from its first row until the damage, and from its last row
+back to it. A row is taken only when it makes sense, since a page of garbage can read as text. What was pending and
+could not be saved is counted as evicted, never forgotten. For more there is `sqlite3 .recover`; see deploy/README.md.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,139 +22,131 @@ import msgspec
 from bridge.clock import parse_time
 from bridge.events.event import VmIdentity, decode_document
 from bridge.events.record import decode_record
+from bridge.outbox import meta
+from bridge.outbox.database import SQL, used_bytes
 
-_RANGE = 512
-#: A file whose tree is gone fails for every range; the search ends before it takes hours.
-_MOST_FAILURES = 20_000
-#: What a sink's totals hold, in the order of `copy_sinks`, and where the two that can be counted stand.
+_MAGIC = b"SQLite format 3\x00"
+_HEADER_BYTES = 100
+#: A sink's totals, in the order of the statement `copy_sinks`.
 COUNTS = ("accepted", "delivered", "pending", "parked", "expired", "evicted", "discarded", "nudges")
-_ACCEPTED, _PENDING, _PARKED, _EVICTED, _NUDGES = (
-    COUNTS.index(name) for name in ("accepted", "pending", "parked", "evicted", "nudges")
-)
-
 Row = tuple[Any, ...]
-Statements = Mapping[str, str]
 
 
-def carry_all(source: sqlite3.Connection, target: sqlite3.Connection, sql: Statements) -> None:
-    """Copy all of *source* that can be read into *target*, inside its transaction; raise what *target* raises.
+class FileGuard:
+    """Notices that what is at a path is no longer the file that was opened there.
 
-    What *target* has already stays, but for an owed row that *source* knows to be finished.
+    One descriptor stays open for that. Opening the file and closing it again would drop the POSIX locks that this
+    process has on it (sqlite.org, "How To Corrupt An SQLite Database File", 2.2), and the next command that ends beside
+    the agent would take the -wal away.
     """
-    source.text_factory = _text_or_bytes
-    totals = read_totals(target, sql)
-    known = dict(target.execute(sql["get_meta"]))
-    for key, value in rows_until_failure(source, sql["get_meta"]):
-        if key not in known and is_sound_meta(key, value):
-            target.execute(sql["put_meta"], (key, value))
-    last = _last_sequence(source, target, sql)
-    first = _first_sequence(source, last, sql)
-    for row in _by_ranges(source, sql["copy_record_range"], (), first, last):
-        if _is_sound_record(row):
-            paste(target, sql["paste_record"], row)
-    for sink in _sink_names(source, sql):
-        for row in _by_ranges(source, sql["copy_delivery_range"], (sink,), first, last):
-            paste(target, sql["paste_delivery"], row)
-    for copy, put in (("copy_due_rows", "paste_due_row"), ("copy_begun", "add_begun")):
-        for row in rows_until_failure(source, sql[copy]):
-            paste(target, sql[put], row)
-    totals.update(_sound_totals(source, totals, sql))
-    target.execute(sql["evict_orphans"])
-    target.execute(sql["drop_orphans"])
-    keep_sequence_ahead(target, sql)
-    settle_totals(target, totals, sql)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._wal = Path(f"{path}-wal")
+        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._file, self._wal_file = _identity(path), _identity(self._wal)
+        self._is_cut = False
+
+    def trouble(self) -> str | None:
+        """Return what happened to the file, None when nothing did."""
+        if _identity(self._path) is None:
+            return "the file was deleted"
+        if self.is_replaced:
+            return "the file, or the -wal beside it, was deleted or replaced"
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        header = os.read(self._descriptor, _HEADER_BYTES)
+        was_cut, self._is_cut = self._is_cut, os.fstat(self._descriptor).st_size < _size_in(header)
+        # Twice in a row: another program may be in the middle of a checkpoint, which writes the first page first.
+        if not header.startswith(_MAGIC) or (was_cut and self._is_cut):
+            return "the file was overwritten or cut off"
+        return None
+
+    @property
+    def is_replaced(self) -> bool:
+        """Return whether the path leads to another file or -wal, or to none."""
+        return (_identity(self._path), _identity(self._wal)) != (self._file, self._wal_file)
+
+    def close(self) -> None:
+        """Close the descriptor; only after every connection to the file is closed."""
+        os.close(self._descriptor)
 
 
-def _sound_totals(source: sqlite3.Connection, known: Mapping[str, Row], sql: Statements) -> dict[str, Row]:
-    """Return what *source* says of the sinks' totals, never less than is *known*."""
-    found: dict[str, Row] = {}
-    for name, *counts in rows_until_failure(source, sql["copy_sinks"]):
-        if isinstance(name, str) and all(isinstance(count, int) for count in counts):
-            before = known.get(name, (0,) * len(COUNTS))
-            found[name] = tuple(max(pair) for pair in zip(counts, before, strict=True))
-    return found
+def _size_in(header: bytes) -> int:
+    """Return how many bytes the database has, by the *header* of its file (sqlite.org/fileformat.html, 1.3)."""
+    page_size = int.from_bytes(header[16:18], "big")
+    return int.from_bytes(header[28:32], "big") * (65_536 if page_size == 1 else page_size)
 
 
-def read_totals(connection: sqlite3.Connection, sql: Statements) -> dict[str, Row]:
-    """Return sink -> its totals as COUNTS names them."""
-    return {row[0]: tuple(row[1:]) for row in connection.execute(sql["copy_sinks"])}
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
-def settle_totals(target: sqlite3.Connection, totals: Mapping[str, Row], sql: Statements) -> None:
-    """Set *totals* with pending and parked as they really are, and what is missing then as evicted."""
-    owed = {row[0]: row[1:] for row in target.execute(sql["count_owed"])}
-    for name, counted in {**read_totals(target, sql), **totals}.items():
-        counts = list(counted)
-        counts[_PENDING], counts[_PARKED] = owed.get(name, (0, 0))
-        missing = counts[_ACCEPTED] - sum(counts[_ACCEPTED + 1 : _NUDGES])
-        counts[_EVICTED] += max(missing, 0)
-        counts[_ACCEPTED] -= min(missing, 0)
-        set_totals(target, name, counts, sql)
+def copy_readable(
+    sources: Sequence[sqlite3.Connection], target: sqlite3.Connection, *, limit_bytes: float = float("inf")
+) -> None:
+    """Copy what can be read of *sources* into *target*, inside its transaction; raise what *target* raises.
+
+    What *target* has already stays, but for a pending row that a source knows to be finished. No more records are
+    copied once *target* uses *limit_bytes*.
+    """
+    totals: dict[str, Row] = {}
+    for source in sources:
+        source.text_factory = _text_or_bytes
+        known = meta.read_meta(target)
+        for key, value in _until_failure(source, "get_meta"):
+            if key not in known and _is_sound_meta(key, value):
+                meta.put(target, key, value)
+        for row in _readable(source, "copy_records", key=1):
+            if used_bytes(target) < limit_bytes and _is_sound_record(row):
+                _paste(target, "paste_record", row)
+        for row in _readable(source, "copy_deliveries", key=2):
+            _paste(target, "paste_delivery", row)
+        for row in _until_failure(source, "copy_begun"):
+            _paste(target, "add_begun", row)
+        for name, *counts in _until_failure(source, "copy_sinks"):
+            if isinstance(name, str) and all(isinstance(count, int) for count in counts):
+                totals[name] = tuple(map(max, counts, totals.get(name, counts)))
+    target.execute(SQL["evict_orphans"])
+    target.execute(SQL["drop_orphans"])
+    keep_sequence_ahead(target)
+    _settle_totals(target, totals)
 
 
-def set_totals(target: sqlite3.Connection, name: str, counts: Row | list[Any], sql: Statements) -> None:
-    """Set the totals of the sink called *name*."""
-    target.execute(sql["set_totals"], dict(zip(("name", *COUNTS), (name, *counts), strict=True)))
-
-
-def rows_until_failure(source: sqlite3.Connection, statement: str, arguments: Row = ()) -> Iterator[Row]:
+def _until_failure(source: sqlite3.Connection, statement: str) -> Iterator[Row]:
     """Yield rows until the first that cannot be read."""
     try:
-        cursor = source.execute(statement, arguments)
+        cursor = source.execute(SQL[statement])
         while (row := cursor.fetchone()) is not None:
             yield row
     except sqlite3.Error:
         return
 
 
-def _by_ranges(source: sqlite3.Connection, statement: str, fixed: Row, first: int, last: int) -> Iterator[Row]:
-    """Yield the readable rows with a sequence from *first* to *last*; what a range lacks is asked for one by one.
+def _readable(source: sqlite3.Connection, statement: str, *, key: int) -> Iterator[Row]:
+    """Yield the rows before the damage and, from the last on, those behind it; *key*: how many columns name a row.
 
-    A range may end early without an error: garbage that reads as a greater sequence ends it too.
+    A pass may end at the damage without an error: garbage that reads as a greater sequence ends it too.
     """
-    failures = 0
-    for low in range(first, last + 1, _RANGE):
-        missing = set(range(low, min(low + _RANGE, last + 1)))
-        for row in rows_until_failure(source, statement, (*fixed, low, max(missing))):
-            sequence = row[0] if not fixed else row[1]
-            if sequence in missing:
-                missing.discard(sequence)
-                yield row
-        for sequence in sorted(missing):
-            if failures > _MOST_FAILURES:
-                return
-            try:
-                yield from source.execute(statement, (*fixed, sequence, sequence)).fetchall()
-            except sqlite3.Error:
-                failures += 1
+    last: Row | None = None
+    for row in _until_failure(source, statement):
+        last = row[:key]
+        yield row
+    for row in _until_failure(source, f"{statement}_from_the_last"):
+        if row[:key] == last:
+            return
+        yield row
 
 
-def _first_sequence(source: sqlite3.Connection, last: int, sql: Statements) -> int:
-    found = next(rows_until_failure(source, sql["first_record"]), (None,))[0]
-    return found if isinstance(found, int) and 0 < found <= last else 1
-
-
-def _last_sequence(source: sqlite3.Connection, target: sqlite3.Connection, sql: Statements) -> int:
-    meta = dict(target.execute(sql["get_meta"]))
-    candidates = [int(meta.get("next_sequence", "1")) - 1]
-    for statement in ("last_record", "last_delivery"):
-        candidates += [row[0] for row in rows_until_failure(source, sql[statement]) if isinstance(row[0], int)]
-    return max(candidates)
-
-
-def _sink_names(source: sqlite3.Connection, sql: Statements) -> list[str]:
-    names: set[str] = set()
-    for statement in ("copy_sinks", "sinks_of_deliveries", "sinks_of_due_rows"):
-        names.update(row[0] for row in rows_until_failure(source, sql[statement]) if isinstance(row[0], str))
-    return sorted(names)
-
-
-def paste(target: sqlite3.Connection, statement: str, row: Row) -> None:
+def _paste(target: sqlite3.Connection, statement: str, row: Row) -> None:
     """Insert *row* if it makes sense."""
     if any(isinstance(value, bytes) for value in row):
         return
     with suppress(sqlite3.IntegrityError):  # the row makes no sense: the database has refused it
-        target.execute(statement, row)
+        target.execute(SQL[statement], row)
 
 
 def _text_or_bytes(value: bytes) -> str | bytes:
@@ -170,7 +164,7 @@ def _is_sound_record(row: Row) -> bool:
         return False
 
 
-def is_sound_meta(key: str | bytes, value: str | bytes) -> bool:
+def _is_sound_meta(key: str | bytes, value: str | bytes) -> bool:
     """Return whether *value* is what is stored under *key*."""
     if isinstance(key, bytes) or isinstance(value, bytes):
         return False
@@ -188,9 +182,21 @@ def is_sound_meta(key: str | bytes, value: str | bytes) -> bool:
     return True
 
 
-def keep_sequence_ahead(target: sqlite3.Connection, sql: Statements) -> None:
+def keep_sequence_ahead(target: sqlite3.Connection) -> None:
     """Make sure that no sequence in *target* is given out again."""
-    meta = dict(target.execute(sql["get_meta"]))
-    last = max(row[0] or 0 for name in ("last_record", "last_delivery") for row in target.execute(sql[name]))
-    following = max(int(meta.get("next_sequence", "1")), last + 1)
-    target.execute(sql["put_meta"], ("next_sequence", str(following)))
+    last = max(target.execute(SQL[name]).fetchone()[0] or 0 for name in ("last_record", "last_delivery"))
+    following = max(int(meta.get(target, "next_sequence") or 1), last + 1)
+    meta.put(target, "next_sequence", str(following))
+
+
+def _settle_totals(target: sqlite3.Connection, totals: Mapping[str, Row]) -> None:
+    """Set *totals* with pending and parked as they really are, and what is missing then as evicted."""
+    rows = {name: (pending, parked) for name, pending, parked in target.execute(SQL["count_owed"])}
+    copied = {name: counts for name, *counts in target.execute(SQL["copy_sinks"])}
+    for name, found in {**copied, **totals}.items():
+        counts = dict(zip(COUNTS, found, strict=True))
+        counts["pending"], counts["parked"] = rows.get(name, (0, 0))
+        missing = counts["accepted"] - sum(counts[state] for state in COUNTS[1:-1])
+        counts["evicted"] += max(missing, 0)
+        counts["accepted"] -= min(missing, 0)
+        target.execute(SQL["set_totals"], {"name": name, **counts})

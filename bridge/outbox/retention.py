@@ -34,8 +34,6 @@ def enforce_size(connection: sqlite3.Connection, *, max_bytes: int, disk_sequenc
         return 0
     room = _Room(connection, target_bytes=max_bytes * _TARGET, after=disk_sequence, before=newest)
     room.delete_oldest("oldest_finished")
-    if disk_sequence and room.is_missing:
-        connection.execute(SQL["forget_bodies"], (disk_sequence,))
     evicted = room.delete_oldest("oldest_parked", "evict_parked", now)
     evicted += room.delete_oldest("oldest_owed", "evict_owed", now)
     if evicted:

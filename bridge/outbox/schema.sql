@@ -9,8 +9,7 @@
 -- begun       start marks: events that a sink which skips what is over may have heard of
 -- decisions   what people decided about events, each jti long after it expired; no bound of the outbox takes them away
 -- approvals   by event and content: an approval on its way to Azure, and what became of it
--- held        only in memory: events of which something stayed behind on a disk that refuses writes
--- gone        only in memory: how many rows of a sink came and went there, by their last state
+-- held        only in memory: events of which something waits on a disk that refuses writes
 
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 

@@ -2,14 +2,20 @@
 
 Records must outlive what happens to the file under them, so every misfortune has one answer here:
 
-- full, read-only or failing disk, or a lock that lasts: what is owed is carried into memory and work goes on;
-  `return_to_disk` tries again.
+- full, read-only or failing disk, or a lock that lasts: the database is copied into memory by SQLite's own backup and
+  work goes on there; `return_to_disk` tries again.
 - damaged, deleted or overwritten file: it is set aside under a new name with its -wal and -shm, never deleted; what
-  can still be read, through the open connection or from the file, is carried into a new one.
-- both at once: memory first; the damaged one is kept at hand, and read when there is a disk to put it on.
-- a file that belongs to another machine: set aside, nothing carried.
+  can still be read, through the open connection or from the file, is copied into a new one, or into memory.
+- a file that belongs to another machine: set aside, nothing copied.
 
-A store belongs to one thread.
+A database above 10 MiB is not copied, because an agent on a full disk must not be killed for its memory next. Memory
+then starts with what the stream needs to go on; the backlog waits for the disk, and with it every event of which
+something waits there (the table `held`), so that no record overtakes another.
+
+On the way back the rows of memory are written into the file, not over it: a command may have committed a decision in
+the very moment when the disk was left.
+
+A storage belongs to one thread.
 """
 
 from __future__ import annotations
@@ -17,29 +23,32 @@ from __future__ import annotations
 import logging
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
+
 from bridge.clock import format_time, utc_now
 from bridge.errors import OutboxError
-from bridge.outbox import database
-from bridge.outbox.carry import bring_back, carry_owed
+from bridge.events.diff import is_over
+from bridge.events.event import encode
+from bridge.events.record import decode_record
+from bridge.outbox import database, meta, recovery
 from bridge.outbox.database import DATABASE, SQL, is_damage, is_lock, is_refusal, transaction
-from bridge.outbox.file_guard import FileGuard
 from bridge.outbox.locks import InMemoryFlag, prepare_nudge
-from bridge.outbox.meta import begin_stream, put, read_meta, vm_id_of
-from bridge.outbox.recovery import keep_sequence_ahead
-from bridge.outbox.wreck import Wreck, carry_wrecks
-
-__all__ = ["MEMORY_BYTES", "SQL", "Storage"]
+from bridge.outbox.recovery import COUNTS, FileGuard
 
 logger = logging.getLogger(__name__)
 
-#: What a store in memory may hold: an agent on a full disk must not be killed for its memory next.
+#: What a storage in memory may use: an agent on a full disk must not be killed for its memory next.
 MEMORY_BYTES = 16 * 1024 * 1024
-_CARRIED_BYTES = 10 * 1024 * 1024
-#: In memory nobody waits for a lock: work goes on meanwhile, and the next try is near.
+_COPIED_BYTES = 10 * 1024 * 1024
+#: Of so many records memory knows the ids when it is no copy, so that a change seen again gets its repeat.
+_RECENT_IDS = 2_000
+#: In memory no lock is waited for: work goes on meanwhile, and the next try is near.
 _PROBE_SECONDS = 0.1
 
 _DAMAGED = (
@@ -60,10 +69,11 @@ class Storage:
         self.path = directory / DATABASE
         self._max_bytes = max_bytes
         self._now = now
-        self._watch: FileGuard | None = None
-        self._wrecks: list[Wreck] = []
+        self._guard: FileGuard | None = None
         self._flag = InMemoryFlag(directory)
         self._is_blind = False
+        """In memory: the disk could not even be read, so memory began a stream of its own."""
+        self._deleted_before: _Deleted = Counter()
         self.set_aside_count = 0
         """How many databases were set aside since the start: damaged ones, and those of another machine."""
         self.disk_sequence = 0
@@ -76,12 +86,12 @@ class Storage:
 
     @property
     def max_bytes(self) -> int:
-        """How much the outbox may hold where it lives now."""
+        """How much the outbox may use where it lives now."""
         return MEMORY_BYTES if self.in_memory else self._max_bytes
 
     def refresh(self) -> None:
         """Read meta again after a commit."""
-        self.meta = read_meta(self.connection)
+        self.meta = meta.read_meta(self.connection)
 
     def recover(self, error: sqlite3.Error) -> None:
         """Answer *error* so that the same work can be done again; raise OutboxError when nothing helps."""
@@ -93,37 +103,30 @@ class Storage:
             self._switch_to_memory(str(error))
 
     def check_file(self) -> None:
-        """Look whether the file is still the one that is open, and start over if it is not."""
-        if self.in_memory or self._watch is None:
-            return
-        trouble = self._watch.trouble() or self._watch.look_through()
+        """Replace the database if its file is no longer the one that is open."""
+        trouble = None if self.in_memory or self._guard is None else self._guard.trouble()
         if trouble is not None:
             self.replace_database("damaged", carry=True, why=trouble)
 
     def replace_database(self, reason: str, *, carry: bool, why: str) -> None:
         """Set the file aside as *reason* and go on with a new one, with all that can be read when *carry*."""
-        is_another = self._watch is not None and self._watch.is_replaced
+        is_another = self._guard is not None and self._guard.is_replaced
         if sys.platform == "win32" and not self.in_memory:
             self._switch_to_memory(why)  # a file that is open cannot be renamed there
         self._flag.clear()
-        wreck = Wreck(connection=self.connection, watch=self._watch)
-        aside = self._set_aside(reason)
-        if not is_another:  # what somebody put in its place is not ours to read
-            wreck.aside = aside
-        logger.log(
-            logging.ERROR if carry else logging.WARNING,
-            _DAMAGED if carry else _FOREIGN,
-            extra={"why": why, "set_aside_as": str(aside), "directory": str(self.directory)},
-        )
-        meta = self.meta if carry else {}
-        self._watch, self.in_memory, self.disk_sequence = None, False, 0
+        old, guard = self.connection, self._guard
+        aside = self._set_aside(reason, why)
+        # A file that somebody put in the place of ours is not read.
+        readable = None if is_another or not carry else database.open_to_read(aside)
+        sources = ([old] if carry else []) + ([] if readable is None else [readable])
+        self._guard, self.in_memory, self.disk_sequence = None, False, 0
         try:
-            self.connection = self._rebuilt([wreck] if carry else [], meta)
-        except (sqlite3.Error, OSError) as error:
-            self.connection = self._open_memory(str(error), wreck.connection if carry else None, meta)
-        self._wrecks.append(wreck)
-        if not (carry and self.in_memory):
-            self._close_wrecks()
+            self.connection = self._rebuilt(sources, self.meta if carry else {})
+        finally:
+            for connection in {old, *sources}:
+                connection.close()  # after the new one is open: the last to close takes the -wal of that name away
+            if guard is not None:
+                guard.close()
         self.refresh()
 
     def return_to_disk(self) -> bool:
@@ -133,12 +136,11 @@ class Storage:
         if self._is_locked():
             return False
         self._flag.clear()  # a command that hears of the return may write at once
-        disk = self._merged_or_none() or self._merged_or_none()  # the second time without what was damaged
+        disk = self._merged()
         if disk is None:
             self._flag.set()
             return False
         self.connection.close()
-        self._close_wrecks()
         self.connection = disk
         self.in_memory, self.disk_sequence, self._is_blind = False, 0, False
         self.refresh()
@@ -149,41 +151,36 @@ class Storage:
         """Close the connection, after a last try to bring what is in memory to the disk."""
         if not self.return_to_disk():
             logger.error("What is in memory is lost: the disk under the outbox still refuses.")
-        trouble = None if self._watch is None else self._watch.look_through(at_once=True)
-        if trouble is not None:
-            self.replace_database("damaged", carry=True, why=trouble)
         self.connection.close()
-        if self._watch is not None:
-            self._watch.close()
-        self._close_wrecks()
+        if self._guard is not None:
+            self._guard.close()
         self._flag.clear()
 
-    def _close_wrecks(self) -> None:
-        for wreck in self._wrecks:
-            wreck.close()
-        self._wrecks.clear()
-
-    # Opening.
+    # On disk.
 
     def _open(self) -> sqlite3.Connection:
         try:
-            connection = self._open_disk()
+            return self._open_disk()
         except (sqlite3.Error, OSError) as error:
             if is_damage(error):
                 return self._replace_damaged(str(error))
             if is_refusal(error) or is_lock(error):
-                return self._open_memory_from(self.path, str(error))
+                source = database.open_to_read(self.path)
+                try:
+                    return self._open_memory(str(error), source, {})
+                finally:
+                    if source is not None:
+                        source.close()
             raise OutboxError(f"The outbox {self.path} cannot be opened: {error}.") from error
-        return connection
 
     def _open_disk(self) -> sqlite3.Connection:
-        """Return a connection to the file, made if need be, that was looked through and takes writes."""
+        """Return a connection to the file, made if need be, that was checked and takes writes."""
         database.refuse_emptied(self.path)
         connection = database.open_file(self.path)
         try:
             database.check(connection, self.path)
-            begin_stream(connection, self._now())
-            self._watch = FileGuard(self.path)
+            meta.begin_stream(connection, self._now())
+            self._guard = FileGuard(self.path)
         except BaseException:
             connection.close()
             raise
@@ -191,124 +188,153 @@ class Storage:
         return connection
 
     def _replace_damaged(self, why: str) -> sqlite3.Connection:
-        wreck = self._put_away_damaged(why)
+        source = database.open_to_read(self._set_aside("damaged", why) or self.path)
         try:
-            connection = self._rebuilt([wreck], {})
-        except (sqlite3.Error, OSError) as error:
-            return self._open_memory_from(wreck.aside or self.path, str(error))
-        self._wrecks.clear()
-        return connection
-
-    def _put_away_damaged(self, why: str) -> Wreck:
-        """Set the file aside, to be read later."""
-        wreck = Wreck(aside=self._set_aside("damaged"))
-        if wreck.aside is None and self.in_memory:
-            return wreck  # it lies where it lay, and that was said
-        self._wrecks.append(wreck)
-        logger.error(
-            _DAMAGED,
-            extra={"why": why, "set_aside_as": str(wreck.aside), "directory": str(self.directory)},
-        )
-        return wreck
-
-    def _rebuilt(self, wrecks: list[Wreck], meta: dict[str, str]) -> sqlite3.Connection:
-        """Return a new file with what can be read of *wrecks*, and *meta* as it was known last."""
-        connection = self._open_new()
-        try:
-            with transaction(connection):
-                for key, value in meta.items():
-                    put(connection, key, value)
-                carry_wrecks(wrecks, connection)
-                self._forget_decisions(connection)
-            begin_stream(connection, self._now())
-            self._watch = FileGuard(self.path)
-        except BaseException:
-            connection.close()
-            raise
-        prepare_nudge(self.directory)
-        return connection
-
-    def _forget_decisions(self, connection: sqlite3.Connection) -> None:
-        """Have the database count as made now: its decisions are gone, and older ones must not come again."""
-        put(connection, "created_at", format_time(self._now()))
-
-    def _open_memory_from(self, path: Path, why: str) -> sqlite3.Connection:
-        source = database.open_to_read(path)
-        try:
-            return self._open_memory(why, source, {})
+            return self._rebuilt([] if source is None else [source], {})
         finally:
             if source is not None:
                 source.close()
 
-    def _open_memory(self, why: str, source: sqlite3.Connection | None, meta: dict[str, str]) -> sqlite3.Connection:
-        """Return a memory store with what is owed in *source*, and *meta* as it was known last."""
+    def _rebuilt(self, sources: list[sqlite3.Connection], known: dict[str, str]) -> sqlite3.Connection:
+        """Return a new file, or memory when the disk refuses, with *known* meta and what can be read of *sources*."""
+        try:
+            connection = self._open_new()
+            try:
+                self._fill(connection, sources, known)
+                meta.begin_stream(connection, self._now())
+                self._guard = FileGuard(self.path)
+            except BaseException:
+                connection.close()
+                raise
+        except (sqlite3.Error, OSError) as error:
+            memory = database.open_memory()
+            self._fill(memory, sources, known, limit_bytes=_COPIED_BYTES)
+            return self._begin_in_memory(memory, str(error), is_whole=True)
+        prepare_nudge(self.directory)
+        return connection
+
+    def _fill(
+        self,
+        connection: sqlite3.Connection,
+        sources: list[sqlite3.Connection],
+        known: dict[str, str],
+        *,
+        limit_bytes: float = float("inf"),
+    ) -> None:
+        with transaction(connection):
+            for key, value in known.items():
+                meta.put(connection, key, value)
+            recovery.copy_readable(sources, connection, limit_bytes=limit_bytes)
+            self._forget_decisions(connection)
+
+    def _forget_decisions(self, connection: sqlite3.Connection) -> None:
+        """Have the database count as made now: its decisions are gone, and older ones must not come again."""
+        meta.put(connection, "created_at", format_time(self._now()))
+
+    def _open_new(self) -> sqlite3.Connection:
+        if database.is_in_the_way(self.path):
+            raise OSError(f"{self.path} cannot be renamed")
+        return database.open_file(self.path)
+
+    def _set_aside(self, reason: str, why: str) -> Path | None:
+        aside = database.set_aside(self.path, reason, self._now())
+        self.set_aside_count += aside is not None
+        if aside is not None or not self.in_memory:  # else it lies where it lay, and that was logged before
+            logger.log(
+                logging.ERROR if reason == "damaged" else logging.WARNING,
+                _DAMAGED if reason == "damaged" else _FOREIGN,
+                extra={"why": why, "set_aside_as": str(aside), "directory": str(self.directory)},
+            )
+        return aside
+
+    # Into memory.
+
+    def _switch_to_memory(self, why: str) -> None:
+        old, guard = self.connection, self._guard
+        self.connection, self._guard = self._open_memory(why, old, self.meta), None
+        old.close()
+        if guard is not None:
+            guard.close()
+        self.refresh()
+
+    def _open_memory(self, why: str, source: sqlite3.Connection | None, known: dict[str, str]) -> sqlite3.Connection:
+        """Return a copy of *source* in memory, or, when it is large or cannot be copied, what its stream needs."""
+        memory = None if source is None else _copy(source, self.path)
+        is_whole = memory is not None
+        if memory is None:
+            memory = database.open_memory()
+            with transaction(memory):
+                for key, value in known.items():
+                    meta.put(memory, key, value)
+                if source is not None:
+                    _copy_outline(source, memory)
+                recovery.keep_sequence_ahead(memory)
+        return self._begin_in_memory(memory, why, is_whole=is_whole)
+
+    def _begin_in_memory(self, memory: sqlite3.Connection, why: str, *, is_whole: bool) -> sqlite3.Connection:
+        self.in_memory, self._is_blind = True, meta.get(memory, "stream_id") is None
+        meta.begin_stream(memory, self._now())
         logger.error(
             "The disk under the outbox refuses. Work goes on in memory (at most %d MiB): what is there when the agent "
-            "dies is lost. Free the disk or make it writable; the outbox goes back by itself.",
+            "dies is lost. Free the disk or make it writable; the outbox goes back by itself.%s",
             MEMORY_BYTES // 1024 // 1024,
+            "" if is_whole or self._is_blind else " Until then what is on the disk waits: it is too much for memory.",
             extra={"why": why, "directory": str(self.directory)},
         )
-        memory = database.open_memory()
-        with transaction(memory):
-            if source is not None:
-                carry_owed(source, memory, _CARRIED_BYTES, SQL)
-            for key, value in meta.items():
-                put(memory, key, value)
-            keep_sequence_ahead(memory, SQL)
-        self._is_blind = "stream_id" not in read_meta(memory)
-        begin_stream(memory, self._now())
-        self.in_memory = True
-        self.disk_sequence = int(read_meta(memory).get("next_sequence", "1")) - 1
+        self.disk_sequence = int(meta.get(memory, "next_sequence") or 1) - 1
+        self._deleted_before = _deleted(memory)
         self._flag.set()
         return memory
 
-    def _switch_to_memory(self, why: str) -> None:
-        old, watch = self.connection, self._watch
-        self.connection, self._watch = self._open_memory(why, old, self.meta), None
-        old.close()
-        if watch is not None:
-            watch.close()
-        self.refresh()
-
-    # Returning.
+    # Back to disk.
 
     def _is_locked(self) -> bool:
-        """Return whether another program holds the file; whatever else it has is for `_merged` to find."""
+        """Return whether another program has the file locked; `_merge` finds whatever else is wrong with it."""
         if not self.path.exists() or self.path.stat().st_size == 0:
             return False
-        connection: sqlite3.Connection | None = None
         try:
-            connection = sqlite3.connect(self.path, isolation_level=None, timeout=_PROBE_SECONDS)
-            connection.execute("BEGIN IMMEDIATE")
-            connection.execute("ROLLBACK")
+            with closing(sqlite3.connect(self.path, isolation_level=None, timeout=_PROBE_SECONDS)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("ROLLBACK")
         except (sqlite3.Error, OSError) as error:
             return is_lock(error)
-        finally:
-            if connection is not None:
-                connection.close()
         return False
 
-    def _merged_or_none(self) -> sqlite3.Connection | None:
+    def _merged(self) -> sqlite3.Connection | None:
+        """Return the disk's database with all that happened in memory, or None when that cannot be had now."""
+        damaged: sqlite3.Connection | None = None
         try:
-            return self._merged()
+            return self._merge(None)
         except (sqlite3.Error, OSError, OutboxError) as error:
-            if is_damage(error):
-                self._put_away_damaged(str(error))
-            elif isinstance(error, OutboxError):
-                logger.error("The outbox stays in memory: %s", error)  # noqa: TRY400  # the sentence says it all
-        return None
+            if not is_damage(error):
+                if isinstance(error, OutboxError):
+                    logger.error("The outbox stays in memory: %s", error)  # noqa: TRY400  # the sentence says it all
+                return None
+            aside = self._set_aside("damaged", str(error))
+            damaged = database.open_to_read(aside)
+        try:
+            return self._merge(damaged)
+        except (sqlite3.Error, OSError, OutboxError):
+            return None
+        finally:
+            if damaged is not None:
+                damaged.close()
 
-    def _merged(self) -> sqlite3.Connection:
-        """Return the disk's database with all that happened in memory, or raise and change nothing."""
+    def _merge(self, damaged: sqlite3.Connection | None) -> sqlite3.Connection:
+        """Return the file with what can be read of *damaged* and all of memory; raise and change nothing."""
         disk = self._file_to_return_to()
         try:
             with transaction(disk):
-                is_new = "stream_id" not in read_meta(disk)
-                carry_wrecks(self._wrecks, disk)
-                bring_back(self.connection, disk, SQL, disk_is_new=is_new, is_blind=self._is_blind)
+                is_new = meta.get(disk, "stream_id") is None
+                if damaged is not None:
+                    recovery.copy_readable([damaged], disk)
+                deleted = _deleted(self.connection)
+                if not is_new or damaged is not None:  # else there is nothing but memory to tell of them
+                    deleted.subtract(self._deleted_before)
+                _write_back(self.connection, disk, is_blind=self._is_blind, deleted=deleted)
                 if is_new:
                     self._forget_decisions(disk)
-            self._watch = FileGuard(self.path)
+            self._guard = FileGuard(self.path)
         except BaseException:
             disk.close()
             raise
@@ -320,27 +346,128 @@ class Storage:
         disk = database.open_file(self.path)
         try:
             database.check(disk, self.path)
-            if self._is_ours(read_meta(disk)):
+            if self._is_ours(meta.read_meta(disk)):
                 return disk
         except BaseException:
             disk.close()
             raise
         disk.close()
-        aside = self._set_aside("other-vm")
+        aside = database.set_aside(self.path, "other-vm", self._now())
+        self.set_aside_count += aside is not None
         logger.error("The state directory holds another outbox; it is set aside.", extra={"set_aside_as": str(aside)})
         return self._open_new()
 
-    def _is_ours(self, meta: dict[str, str]) -> bool:
-        theirs, mine = vm_id_of(meta), vm_id_of(self.meta)
-        is_mine = meta.get("stream_id") in (None, self.meta["stream_id"])
-        return is_mine or (self._is_blind and (None in (theirs, mine) or theirs == mine))
+    def _is_ours(self, theirs: dict[str, str]) -> bool:
+        their_vm, my_vm = meta.vm_id_of(theirs), meta.vm_id_of(self.meta)
+        is_mine = theirs.get("stream_id") in (None, self.meta["stream_id"])
+        return is_mine or (self._is_blind and (None in (their_vm, my_vm) or their_vm == my_vm))
 
-    def _open_new(self) -> sqlite3.Connection:
-        if database.is_in_the_way(self.path):
-            raise OSError(f"{self.path} cannot be renamed")
-        return database.open_file(self.path)
 
-    def _set_aside(self, reason: str) -> Path | None:
-        aside = database.set_aside(self.path, reason, self._now())
-        self.set_aside_count += aside is not None
-        return aside
+_Deleted = Counter[tuple[str, str]]
+"""(sink, state) -> how many rows were counted there and are deleted now."""
+
+
+def _copy(source: sqlite3.Connection, path: Path) -> sqlite3.Connection | None:
+    """Return a copy of *source* in memory; None when it is too large, or its disk or its pages do not allow it."""
+    try:
+        pages, size = (int(source.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "page_size"))
+        if pages * size > _COPIED_BYTES:
+            return None
+        memory = database.open_memory(empty=True)
+        try:
+            source.backup(memory)
+            database.check(memory, path)
+        except BaseException:
+            memory.close()
+            raise
+    except sqlite3.Error:
+        return None
+    return memory
+
+
+def _copy_outline(source: sqlite3.Connection, memory: sqlite3.Connection) -> None:
+    """Copy what the stream needs to go on without the records: all but what *memory* has already.
+
+    That is meta, the totals, which events wait on the disk, recent ids, and the last record of each active event, which
+    a sink that is new gets.
+    """
+    try:
+        for key, value in source.execute(SQL["get_meta"]).fetchall():
+            if meta.get(memory, key) is None:
+                meta.put(memory, key, value)
+        memory.executemany(SQL["hold_event"], source.execute(SQL["waiting_events"]))
+        document = meta.document_of(meta.read_meta(memory))
+        for key in () if document is None else {event.key for event in document.events if not is_over(event)}:
+            memory.executemany(SQL["paste_record"], source.execute(SQL["copy_last_of_event"], (key,)))
+        memory.executemany(SQL["paste_record"], source.execute(SQL["copy_recent_ids"], (_RECENT_IDS,)))
+        for name, *counts in source.execute(SQL["copy_sinks"]).fetchall():
+            _set_totals(memory, name, counts)
+    except sqlite3.Error as error:
+        logger.info("The outbox on disk could be read in part only.", extra={"why": str(error)})
+
+
+def _write_back(memory: sqlite3.Connection, disk: sqlite3.Connection, *, is_blind: bool, deleted: _Deleted) -> None:
+    """Write into *disk*, inside its transaction, what happened in *memory*; the triggers of the disk count it.
+
+    When memory is blind, its stream is joined to the disk's: its records get sequences behind those of the disk. Those
+    that the disk has under the same id are left out: they are the same changes, seen again.
+    """
+    recovery.keep_sequence_ahead(disk)
+    on_disk = meta.read_meta(disk)
+    in_memory = meta.read_meta(memory)
+    stream_id, following = on_disk.get("stream_id", in_memory["stream_id"]), int(on_disk["next_sequence"])
+    moved: dict[int, int] = {}
+    for row in memory.execute(SQL["copy_records"]):
+        if not is_blind:
+            _put_record(disk, row)
+            moved[row[0]] = row[0]
+        elif disk.execute(SQL["has_id"], (row[1], 0)).fetchone() is None:
+            record = msgspec.structs.replace(decode_record(row[6]), stream_id=stream_id, sequence=following)
+            disk.execute(SQL["paste_record"], (following, *row[1:6], encode(record).decode()))
+            moved[row[0]], following = following, following + 1
+    for sink, sequence, *rest in memory.execute(SQL["copy_deliveries"]):
+        if sequence in moved:
+            disk.execute(SQL["paste_delivery"], (sink, moved[sequence], *rest))
+    _add_deleted(disk, deleted)
+    of_the_stream = {key: on_disk[key] for key in ("stream_id", "created_at") if key in on_disk}
+    for key, value in (in_memory | of_the_stream).items():
+        meta.put(disk, key, value)
+    recovery.keep_sequence_ahead(disk)
+    disk.executemany(SQL["add_begun"], memory.execute(SQL["copy_begun"]))
+    disk.execute(SQL["align_urgency"])
+
+
+def _put_record(disk: sqlite3.Connection, row: recovery.Row) -> None:
+    """Write one record; an id that only the disk knew may not keep it out."""
+    sequence, own_id, *rest = row
+    if disk.execute(SQL["has_id"], (own_id, sequence)).fetchone() is not None:
+        own_id = f"{own_id}/{sequence}"
+    disk.execute(SQL["put_record"], (sequence, own_id, *rest))
+
+
+def _deleted(connection: sqlite3.Connection) -> _Deleted:
+    """Return how many rows the totals count that are not there any more."""
+    deleted: _Deleted = Counter()
+    for name, *counts in connection.execute(SQL["copy_sinks"]):
+        for state, count in zip(COUNTS[1:-1], counts[1:-1], strict=True):
+            deleted[name, state] += count
+    for sink, state, count in connection.execute(SQL["count_rows"]):
+        deleted[sink, state] -= count
+    return deleted
+
+
+def _add_deleted(disk: sqlite3.Connection, deleted: _Deleted) -> None:
+    """Count in the totals of *disk* the rows that came and went in memory alone."""
+    totals = {name: counts for name, *counts in disk.execute(SQL["copy_sinks"])}
+    for (sink, state), count in deleted.items():
+        counts = totals.setdefault(sink, [0] * len(COUNTS))
+        counts[COUNTS.index(state)] += count
+        counts[0] += count
+    for sink, counts in totals.items():
+        _set_totals(disk, sink, counts)
+
+
+def _set_totals(connection: sqlite3.Connection, name: str, counts: Iterable[int]) -> None:
+    values: dict[str, object] = {"name": name}
+    values.update(zip(COUNTS, counts, strict=True))
+    connection.execute(SQL["set_totals"], values)
