@@ -1,13 +1,14 @@
 import shutil
 import sqlite3
 import subprocess
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 
 from bridge.errors import OutboxReadOnly
 from bridge.events.event import Document, VmIdentity
 from bridge.outbox import deliveries, meta
+from bridge.outbox.approvals import cli_decision, keep_decision, read_state
 from bridge.outbox.reader import OutboxFile
 from bridge.outbox.storage import MEMORY_BYTES
 
@@ -366,3 +367,28 @@ def test_an_agent_that_starts_under_a_file_size_limit_works_from_memory(kit):
     outbox.tend().result()
     assert not outbox.in_memory
     assert kit.due(outbox) == list(range(1, 22))
+
+
+def test_what_a_command_commits_just_as_the_disk_is_left_is_kept(kit):
+    """The agent copies the outbox into memory while another program has it locked, and that then commits."""
+    outbox = kit.open()
+    kit.fill(outbox, 3)
+    kit.settle(outbox, "a", 1, state="parked")
+    decision = cli_decision(
+        approver="anne", decision_id="D-1", event=kit.event("F-1"), event_digest="d", valid_seconds=3600.0
+    )
+    with closing(sqlite3.connect(kit.directory / "outbox.db", isolation_level=None)) as command:
+        command.execute("BEGIN IMMEDIATE")
+        keep_decision(command, decision)
+        assert deliveries.retry(command, "a", record_id=None, now=kit.time.timestamp() + 1) == 1
+        outbox.exclusive(lambda storage: storage.recover(sqlite3.OperationalError("database is locked"))).result()
+        command.execute("COMMIT")
+    assert outbox.in_memory
+    kit.commit(outbox, kit.event("N-1"))
+    kit.settle(outbox, "a", 2)
+    outbox.tend().result()
+    assert not outbox.in_memory
+    assert kit.due(outbox, "a") == [1, 3, 4]
+    state = outbox.read(read_state).result()
+    assert [kept.decision_id for kept in state.decisions] == ["D-1"]
+    assert_totals_hold(kit, outbox, accepted=4)
