@@ -123,9 +123,12 @@ class DecisionInbox:
 
         An old value lets nothing through: `keep_decisions` compares with the database itself.
         """
-        if self._created_at is None:
-            self._created_at = parse_time(self._outbox.read(approvals.created_at).result())
-        return self._created_at
+        if self._created_at is not None:
+            return self._created_at
+        created_at = parse_time(self._outbox.read(approvals.created_at).result())
+        if not self._outbox.in_memory:  # what stands in for a disk that refuses may have been made just now
+            self._created_at = created_at
+        return created_at
 
     def _is_known(self, refused: RefusedDecision) -> bool:
         """Return whether the decision was kept when it came; that it would not count any more is no refusal."""
