@@ -1,4 +1,4 @@
-"""The report of `status`: its shape, which is the JSON of `status --json`, and how it is put together.
+"""The report of `status`: its shape, which is the JSON of `status --json`, and how it is built.
 
 Keys are stable, and units are in their names. It comes from the outbox, what its agent answers, and the configuration;
 a fact that only a running agent knows is None when none answers, and nothing is guessed. Pure but for the files beside
@@ -19,10 +19,10 @@ from bridge.approval.submit import is_disabled
 from bridge.clock import format_time, parse_time
 from bridge.config.loader import Settings
 from bridge.events.event import ScheduledEvent, names_vm
-from bridge.events.record import TransitionRecord
+from bridge.events.record import Evidence, Transition, TransitionRecord, Verdict
 from bridge.health.probe import AgentAnswer
 from bridge.health.report import STUCK_SECONDS, Readiness
-from bridge.outbox.approvals import ApprovalStage, PendingApproval, StoredDecision
+from bridge.outbox.approvals import ApprovalStage, DecisionStage, PendingApproval, StoredDecision
 from bridge.outbox.database import DATABASE
 from bridge.outbox.deliveries import SinkAccount
 from bridge.outbox.reader import Snapshot
@@ -85,8 +85,8 @@ class StateReport(msgspec.Struct, frozen=True, kw_only=True):
 class TransitionReport(msgspec.Struct, frozen=True, kw_only=True):
     """The last change of an event that Azure made."""
 
-    transition: str
-    evidence: str
+    transition: Transition
+    evidence: Evidence
     observed_at: str
     seconds_ago: float
 
@@ -94,8 +94,7 @@ class TransitionReport(msgspec.Struct, frozen=True, kw_only=True):
 class ApprovalReport(msgspec.Struct, frozen=True, kw_only=True):
     """An approval of the event as it is now."""
 
-    state: str
-    """draining, wanted, posted, dry_run, command_failed or withdrawn."""
+    state: ApprovalStage
     source: str
     approvers: tuple[str, ...]
     attempts: int
@@ -106,11 +105,10 @@ class ApprovalReport(msgspec.Struct, frozen=True, kw_only=True):
 class DecisionReport(msgspec.Struct, frozen=True, kw_only=True):
     """A decision on the event as it is now that is not finished with, or holds it."""
 
-    state: str
-    """new, waiting (for further approvers, or for Azure) or held."""
+    state: DecisionStage
     source: str
     approver: str
-    verdict: str
+    verdict: Verdict
     reason: str | None
     expires_at: str
 
@@ -207,7 +205,8 @@ def _known_at(snapshot: Snapshot) -> str | None:
         None if good is None else good.timestamp(),
         *(error.at for error in snapshot.last_errors.values()),
     ]
-    return _time_of(max((moment for moment in moments if moment is not None), default=None))
+    known = [moment for moment in moments if moment is not None]
+    return _time(max(known)) if known else None
 
 
 def _imds(snapshot: Snapshot, live: Readiness | None, settings: Settings | None, now: datetime) -> ImdsReport:
@@ -277,33 +276,33 @@ def _last_transition(records: Sequence[TransitionRecord], now: datetime) -> Tran
     for record in records:
         if record.approval is None:
             return TransitionReport(
-                transition=record.transition.value,
-                evidence=record.evidence.value,
+                transition=record.transition,
+                evidence=record.evidence,
                 observed_at=record.observed_at,
                 seconds_ago=_seconds(now - parse_time(record.observed_at)),
             )
     return None
 
 
-def _approval(consent: PendingApproval) -> ApprovalReport:
+def _approval(approval: PendingApproval) -> ApprovalReport:
     return ApprovalReport(
-        state=consent.state.value,
-        source=consent.source,
-        approvers=consent.approvers,
-        attempts=consent.attempts,
-        http_status=consent.http_status,
-        changed_at=_time_of(consent.changed_at) or "",
+        state=approval.state,
+        source=approval.source,
+        approvers=approval.approvers,
+        attempts=approval.attempts,
+        http_status=approval.http_status,
+        changed_at=_time(approval.changed_at),
     )
 
 
 def _decision(decision: StoredDecision) -> DecisionReport:
     return DecisionReport(
-        state=decision.state.value,
+        state=decision.state,
         source=decision.source,
         approver=decision.approver,
-        verdict=decision.verdict.value,
+        verdict=decision.verdict,
         reason=decision.reason,
-        expires_at=_time_of(decision.expires_at) or "",
+        expires_at=_time(decision.expires_at),
     )
 
 
@@ -323,14 +322,12 @@ def _sinks(
             configured=None if settings is None else name in configured,
             oldest_pending_seconds=round(waited_seconds, 3) if answer is None else answer.oldest_pending_seconds,
             last_error=None if error is None else error.message,
-            last_error_at=None if error is None else _time_of(error.at),
+            last_error_at=None if error is None else _time(error.at),
             needs_attention=None if answer is None else answer.needs_attention,
         )
 
 
-def _time_of(timestamp_seconds: float | None) -> str | None:
-    if timestamp_seconds is None:
-        return None
+def _time(timestamp_seconds: float) -> str:
     return format_time(datetime.fromtimestamp(timestamp_seconds, timezone.utc))
 
 

@@ -1,4 +1,4 @@
-"""A status report as one screen for a person: the worst first, then what is coming, then what is owed.
+"""The screen of `status`: whether the agent runs, then the events ahead, then the sinks with what is pending.
 
 At 80 columns nothing is cut: events take two lines each, errors are wrapped under their sink.
 """
@@ -11,6 +11,7 @@ from bridge.cli.status_report import ApprovalReport, DecisionReport, EventReport
 from bridge.cli.terminal import Table, ago, countdown, counted, size, styled, utc, wrapped
 from bridge.clock import parse_time
 from bridge.health.probe import EVENTS_UNKNOWN
+from bridge.outbox.approvals import ApprovalStage, DecisionStage
 from bridge.text import duration, one_line
 
 _LABEL = "{:<7}"
@@ -18,18 +19,18 @@ _INDENT = " " * 7
 _UNDER = "  "
 _MOST_NAMES = 3
 _EVENT_WIDTHS = (9, 9, 14, 20)
-_OF_CONSENT = {
-    "draining": "{source}: its command runs before the event is approved",
-    "wanted": "{source} wants it approved; {tries}",
-    "posted": "approved by {source} {since}; Azure has not started it yet",
-    "dry_run": "{source} would have approved it {since} (dry_run)",
-    "command_failed": "not approved: the command of {source} failed {since}",
-    "withdrawn": "an approval by {source} was withdrawn {since}",
+_OF_APPROVAL = {
+    ApprovalStage.DRAINING: "{source}: its command runs before the event is approved",
+    ApprovalStage.WANTED: "{source} wants it approved; {tries}",
+    ApprovalStage.POSTED: "approved by {source} {since}; Azure has not started it yet",
+    ApprovalStage.DRY_RUN: "{source} would have approved it {since} (dry_run)",
+    ApprovalStage.COMMAND_FAILED: "not approved: the command of {source} failed {since}",
+    ApprovalStage.WITHDRAWN: "an approval by {source} was withdrawn {since}",
 }
 _OF_DECISION = {
-    "new": "a decision of {who} ({verdict}) waits for the agent to look at it",
-    "waiting": "{who} said {verdict}, which is not enough or not done yet",
-    "held": "held by {who}",
+    DecisionStage.NEW: "a decision of {who} ({verdict}) waits for the agent to look at it",
+    DecisionStage.WAITING: "{who} said {verdict}, which is not enough or not done yet",
+    DecisionStage.ON_HOLD: "held by {who}",
 }
 
 
@@ -62,11 +63,11 @@ def _agent(report: StatusReport, now: datetime) -> list[str]:
     elif agent.running and agent.asked is None:
         lines += wrapped("It was not asked for more: status.listen is off, or names no fixed port.", indent=_UNDER)
     if report.state.in_memory:
-        said = (
+        message = (
             "It works from memory, because the disk under its outbox refuses writes: free the disk, or make it "
             "writable. Events and errors below are those of before; what it knows since is lost if it dies."
         )
-        lines += [styled(line, colour="red") for line in wrapped(said, indent=_UNDER)]
+        lines += [styled(line, colour="red") for line in wrapped(message, indent=_UNDER)]
     return lines
 
 
@@ -164,7 +165,7 @@ def _details(event: EventReport) -> str:
     parts = [event.event_id or "no EventId"]
     last = event.last_transition
     if last is not None:
-        parts.append(f"{last.transition} ({last.evidence}) {ago(last.seconds_ago)}")
+        parts.append(f"{last.transition.value} ({last.evidence.value}) {ago(last.seconds_ago)}")
     if event.event_source is not None:
         parts.append(event.event_source)
     if event.duration_seconds is not None:
@@ -179,16 +180,16 @@ def _approval_lines(event: EventReport, now: datetime) -> list[str]:
     if event.event_status != "Scheduled":
         return []
     lines = [_decision(decision) for decision in event.decisions]
-    return lines if event.approval is None else [_consent(event.approval, now), *lines]
+    return lines if event.approval is None else [_approval(event.approval, now), *lines]
 
 
-def _consent(approval: ApprovalReport, now: datetime) -> str:
+def _approval(approval: ApprovalReport, now: datetime) -> str:
     tries = "not tried yet"
     if approval.attempts:
         answer = "no answer" if approval.http_status is None else f"answer {approval.http_status}"
         tries = f"tried {counted(approval.attempts, 'time')}, last {answer}"
     who = f" ({', '.join(approval.approvers)})" if approval.approvers else ""
-    return _OF_CONSENT[approval.state].format(
+    return _OF_APPROVAL[approval.state].format(
         source=f"{approval.source}{who}",
         tries=tries,
         since=ago((now - parse_time(approval.changed_at)).total_seconds()),
@@ -196,11 +197,12 @@ def _consent(approval: ApprovalReport, now: datetime) -> str:
 
 
 def _decision(decision: DecisionReport) -> str:
-    said = _OF_DECISION[decision.state].format(who=f"{decision.approver} ({decision.source})", verdict=decision.verdict)
-    return said if decision.reason is None else f"{said}: {decision.reason}"
+    who = f"{decision.approver} ({decision.source})"
+    text = _OF_DECISION[decision.state].format(who=who, verdict=decision.verdict.value)
+    return text if decision.reason is None else f"{text}: {decision.reason}"
 
 
-# What is owed.
+# What the sinks have and wait for.
 
 
 def _sinks(report: StatusReport, now: datetime) -> list[str]:

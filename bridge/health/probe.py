@@ -15,7 +15,7 @@ from bridge.health.report import Readiness
 from bridge.http.session import DeadlineSession
 
 ANSWER_SECONDS = 1.0
-#: Said instead of "there is none" while the agent works from memory, and knows more than anybody can read.
+#: Shown instead of "there is none" while the agent works from memory, and knows more than the file.
 EVENTS_UNKNOWN = (
     "Events are not known here: the agent works from memory because its disk refuses; its /metrics has active_events."
 )
