@@ -59,7 +59,7 @@ class ImdsUnreachable(ImdsError):
 
 
 class ImdsStatus(ImdsError):
-    """An answer with a status other than 200; *retry_after_seconds* is null unless the header named one."""
+    """An answer with a status other than 200; *retry_after_seconds* is None unless the header named one."""
 
     def __init__(self, message: str, *, status: int, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)

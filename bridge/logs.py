@@ -2,29 +2,39 @@
 
 Levels: INFO is a change of state, WARNING says it will be tried again, ERROR that a person must act. A logging call
 never raises and never waits: lines are written by a thread of their own from a bounded queue, so that a collector
-which stalls cannot stall the poll; what did not fit is counted and said. Fields given as ``extra`` are keys of the
-JSON object, and ``key=value`` for a person.
+which stalls cannot stall the poll; what did not fit is counted and logged.
 
-`ThrottledLog` is for what fails again and again: said once, counted, reminded of each hour.
+Fields given as ``extra`` are keys of the JSON object, and ``key=value`` for a person. Whatever a caller gives comes out
+as a line: a value that JSON does not know becomes its text, and NaN is text too. For a person control characters are
+escaped, or a remote message could forge lines and paint the terminal.
+
+`ThrottledLog` is for what fails again and again: logged once, counted, and logged again each hour.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import re
 import sys
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
+from datetime import datetime, timezone
+from json import dumps
 from typing import Any, TextIO
 
-from bridge.clock import REAL_CLOCK, Clock
-from bridge.log_format import STANDARD_FIELDS, JsonFormatter, LineFormatter
+from bridge.clock import REAL_CLOCK, Clock, format_time
 
-#: The messages of these libraries about their own retries are noise: the bridge says what failed, once.
-_HELD = {"urllib3": logging.ERROR, "azure": logging.ERROR, "opentelemetry": logging.ERROR, "asyncio": logging.WARNING}
+#: The messages of these libraries about their own retries are noise: the bridge logs what failed, once.
+_QUIETED = {
+    "urllib3": logging.ERROR,
+    "azure": logging.ERROR,
+    "opentelemetry": logging.ERROR,
+    "asyncio": logging.WARNING,
+}
 
 _MOST_QUEUED = 1_000
 #: Both come at exit, one after the other, and a stop has promised when it ends.
@@ -33,6 +43,13 @@ _CLOSE_SECONDS = 0.1
 _REMINDER_SECONDS = 3_600.0
 _MOST_MESSAGES = 16
 _FULL_SECONDS = 0.05
+
+#: What every LogRecord has of itself; the rest was given as ``extra``.
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
+_DEEPEST = 6
 
 
 def configure(*, json: bool | None = None, level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
@@ -54,7 +71,7 @@ def configure(*, json: bool | None = None, level: int | str = logging.INFO, stre
     handler.setFormatter(JsonFormatter() if as_json else LineFormatter(colour=is_terminal and _wants_colour()))
     root.addHandler(handler)
     root.setLevel(level)
-    for name, lowest in _HELD.items():
+    for name, lowest in _QUIETED.items():
         logging.getLogger(name).setLevel(max(lowest, root.level))
 
 
@@ -128,7 +145,7 @@ class QueuedHandler(logging.Handler):
                 self._stream.write(line)
                 self._stream.flush()
         except (OSError, ValueError):
-            # Closed, or the disk is full: nobody is there to be told.
+            # Closed, or the disk is full: there is no other place to log it.
             pass
 
     def _descriptor(self) -> int | None:
@@ -173,15 +190,15 @@ class _Trouble:
     def __init__(self, since: float) -> None:
         self.since = since
         self.count = 0
-        self.said: dict[tuple[int, str] | None, _Said] = {}
+        self.logged: dict[tuple[int, str] | None, _Logged] = {}
 
 
-class _Said:
+class _Logged:
     """When a message was logged last, and how often it came since."""
 
     def __init__(self, at: float) -> None:
         self.at = at
-        self.unsaid = 0
+        self.repeats = 0
 
 
 class ThrottledLog:
@@ -208,15 +225,15 @@ class ThrottledLog:
             trouble.count += 1
             # None: so many different messages that they must hold something that changes each time.
             shape = (level, _shape(message))
-            which = shape if len(trouble.said) < _MOST_MESSAGES or shape in trouble.said else None
-            said = trouble.said.get(which)
-            if said is not None and now - said.at < _REMINDER_SECONDS:
-                said.unsaid += 1
+            which = shape if len(trouble.logged) < _MOST_MESSAGES or shape in trouble.logged else None
+            last = trouble.logged.get(which)
+            if last is not None and now - last.at < _REMINDER_SECONDS:
+                last.repeats += 1
                 return
-            trouble.said[which] = _Said(now)
-        if said is not None and said.unsaid:
-            message = f"{message} (and {said.unsaid} times more since this was last said)"
-            fields["repeats"] = said.unsaid
+            trouble.logged[which] = _Logged(now)
+        if last is not None and last.repeats:
+            message = f"{message} (and {last.repeats} times more since this was last said)"
+            fields["repeats"] = last.repeats
         self._logger.log(level, "%s", message, exc_info=exc_info, extra=_safe(fields))
 
     def recovered(self, key: Hashable, message: str, **fields: Any) -> None:
@@ -232,4 +249,65 @@ class ThrottledLog:
 
 def _safe(fields: dict[str, Any]) -> dict[str, Any]:
     """Return *fields* under names that logging accepts: it raises for those of its own."""
-    return {f"{key}_" if key in STANDARD_FIELDS else key: value for key, value in fields.items()}
+    return {f"{key}_" if key in _STANDARD_FIELDS else key: value for key, value in fields.items()}
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line: time, level, logger, message, the extra fields, and exception when there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return *record* as ASCII JSON."""
+        line: dict[str, Any] = {
+            "time": format_time(datetime.fromtimestamp(record.created, timezone.utc)),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for key, value in extra_fields(record).items():
+            line[f"{key}_" if key in line else key] = _plain(value)
+        if record.exc_info and record.exc_info[0]:
+            line["exception"] = self.formatException(record.exc_info)
+        if record.stack_info:
+            line["stack"] = record.stack_info
+        return dumps(line, separators=(",", ":"))
+
+
+class LineFormatter(logging.Formatter):
+    """Short lines for a person."""
+
+    def __init__(self, *, colour: bool) -> None:
+        super().__init__()
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return time, level, message and fields; an exception follows on lines of its own."""
+        clock = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        level = f"{record.levelname:<7}"
+        if self._colour:
+            level = f"\x1b[{_COLOURS.get(record.levelname, '0')}m{level}\x1b[0m"
+        fields = "".join(f" {key}={_plain(value)}" for key, value in extra_fields(record).items())
+        line = f"{clock} {level} {_escaped(record.getMessage() + fields)}"
+        if record.exc_info and record.exc_info[0]:
+            trace = self.formatException(record.exc_info).split("\n")
+            line = "\n".join([line, *("  " + _escaped(part) for part in trace)])
+        return line
+
+
+def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Return what was given as ``extra`` with *record*."""
+    return {key: value for key, value in vars(record).items() if key not in _STANDARD_FIELDS}
+
+
+def _plain(value: object, depth: int = 0) -> Any:
+    """Return *value* as what JSON knows; anything unknown as its text."""
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, Mapping) and depth < _DEEPEST:
+        return {str(key): _plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset) and depth < _DEEPEST:
+        return [_plain(item, depth + 1) for item in value]
+    return str(value)
+
+
+def _escaped(text: str) -> str:
+    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode("ascii"), text)

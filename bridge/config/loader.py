@@ -1,8 +1,8 @@
-"""How one TOML file becomes the settings, and where it and the state are found.
+"""Reads the configuration file into the settings, and finds the file and the state directory.
 
-Every value is checked before the agent does anything, and all mistakes are said at once. Nothing unknown is passed
+Every value is checked before the agent does anything, and all mistakes are told at once. Nothing unknown is passed
 over: a misspelt key that is ignored looks like one that works. Secrets never stand in the file; sinks have ``*_file``
-and ``*_env`` keys for them. The settings themselves, with their reference, are in `bridge.settings`.
+and ``*_env`` keys for them. The settings themselves, with their reference, are in `bridge.config.settings`.
 """
 
 from __future__ import annotations
@@ -119,14 +119,14 @@ def _parsed(path: Path) -> dict[str, Any]:
     return parsed
 
 
-def _syntax(path: Path, text: str, said: str) -> str:
+def _syntax(path: Path, text: str, message: str) -> str:
     """Return the sentence for a syntax error, with line and column also where the parser says "end"."""
-    found = _POSITION.search(said)
+    found = _POSITION.search(message)
     where = found.group(1) if found else "end of document"
     if where == "end of document":
         lines = text.split("\n")
         where = f"line {len(lines)}, column {len(lines[-1]) + 1}, the end of the file"
-    return f"The configuration {path} is no valid TOML at {where}: {_POSITION.sub('', said)}."
+    return f"The configuration {path} is no valid TOML at {where}: {_POSITION.sub('', message)}."
 
 
 def find_config(explicit: Path | None, environ: Mapping[str, str], *, windows: bool = _WINDOWS) -> Path | None:

@@ -1,7 +1,7 @@
-"""The settings: frozen values with their defaults, and the rule for each.
+"""The settings of the agent: frozen values with their defaults, and the rule for each.
 
 The text under a field is the reference of that setting, with its unit; `documented` hands it to tests and to help.
-`bridge.sink.SinkConfig` holds the keys that every ``[[sinks]]`` table has. Reading a file is `bridge.config`'s part.
+`bridge.sink.SinkConfig` holds the keys that every ``[[sinks]]`` table has. `bridge.config.loader` reads the file.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ImdsSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VmSettings(VmIdentity, frozen=True, kw_only=True):
-    """``[vm]``: who this VM is, where the instance document does not say it or says it wrongly."""
+    """``[vm]``: who this VM is, where the instance document does not tell it or is wrong."""
 
     name: _Text | None = None
     """The VM's name as Resources have it. Default: from the metadata service, as for all of this table."""

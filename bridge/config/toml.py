@@ -1,4 +1,4 @@
-"""Plain TOML values into a frozen struct, leaf by leaf, so that all mistakes of a file are told at once.
+"""Converts plain TOML values into a frozen struct, leaf by leaf, so that all mistakes of a file are told at once.
 
 ``msgspec.convert`` of a whole table stops at its first mistake, and repeats a secret that stands in the wrong place.
 So the fields of the struct are walked here, each leaf is converted by itself, and each mistake becomes one sentence:
@@ -31,7 +31,7 @@ _CONTAINERS = (*_LISTS, types.DictType)
 
 
 class Check(msgspec.Struct, frozen=True):
-    """Put into ``Annotated``: a rule that a type cannot say.
+    """Put into ``Annotated``: a rule that a type cannot express.
 
     *rule* takes the converted value and raises ValueError with what it must be, and any hint as a second argument.
     """
@@ -239,7 +239,7 @@ def _value_hint(value: object, info: types.Type, path: str) -> str:
 
 
 def _wanted(wanted: Any) -> str:
-    """Return the type *wanted* as a person would say it."""
+    """Return the type *wanted* in words."""
     infos = types.type_info(wanted)
     members = infos.types if isinstance(infos, types.UnionType) else (infos,)
     return " or ".join(_described(info) for info in members if not isinstance(info, types.NoneType))

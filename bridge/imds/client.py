@@ -67,7 +67,7 @@ class ImdsClient:
         self._answered_at: float | None = None
         self._last: tuple[bytes, Document] | None = None
         self.os_disk_is_ephemeral: bool | None = None
-        """What the last answer to `identity` says; None before one, or when it does not say."""
+        """What the last answer to `identity` names; None before one, or when it names none."""
 
     @property
     def deadline_seconds(self) -> float:
@@ -99,7 +99,7 @@ class ImdsClient:
         """Approve the events called *event_ids* and return the status, which is 200; never sent twice.
 
         The versions of 2017 also want the *incarnation* of the document that announced them. After ImdsUnreachable
-        nobody knows whether the service took the approval. Raises ImdsStatus for anything but a 200.
+        it is unknown whether the service took the approval. Raises ImdsStatus for anything but a 200.
         """
         if not event_ids:
             raise ValueError("start_requests was given no EventId; there is nothing to approve.")

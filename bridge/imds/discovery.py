@@ -2,7 +2,7 @@ r"""The address that DHCP option 245 names, read from whatever DHCP client this 
 
 Microsoft's Scheduled Events pages: a VM in a virtual network finds the service at 169.254.169.254; one that is not
 (cloud services, classic VMs) must take the address from DHCP option 245. The Azure Linux agent and cloud-init read
-the same option as the address of the wire server, from the same files; nobody has to ask the DHCP server again. On
+the same option as the address of the wire server, from the same files; the DHCP server need not be asked again. On
 an ordinary VM option 245 names the wire server too (168.63.129.16), so this is looked up only where it is asked for
 (``imds.endpoint = "auto"``).
 
@@ -71,7 +71,7 @@ def find_endpoint(root: Path = Path("/"), *, now: datetime | None = None) -> str
 
 
 def parse_dhclient_leases(text: str, *, now: datetime) -> str | None:
-    """Return the address in the last lease of *text* that has not expired, null when there is none.
+    """Return the address in the last lease of *text* that has not expired, None when there is none.
 
     dhclient appends each new lease, so the last is the newest. A lease without a readable expiry is not used.
     """
@@ -101,7 +101,7 @@ def parse_named_option(text: str) -> str | None:
 
 
 def parse_interface_options(value: bytes, *, now: datetime) -> str | None:
-    """Return the address in Windows' DhcpInterfaceOptions, null when it holds no option 245 that is still valid.
+    """Return the address in Windows' DhcpInterfaceOptions, None when it holds no option 245 that is still valid.
 
     The value is a row of records: five little-endian 32-bit numbers (option, class, length, vendor flag, expiry as
     Unix time), then the option's bytes, filled up to a multiple of four.
@@ -146,8 +146,8 @@ def _usable(packed: bytes) -> str | None:
     if len(packed) != 4:  # noqa: PLR2004 - an IPv4 address has four bytes
         return None
     address = ipaddress.IPv4Address(packed)
-    is_nobody = address.is_unspecified or address.is_multicast or address.is_reserved
-    return None if is_nobody else str(address)
+    is_no_host = address.is_unspecified or address.is_multicast or address.is_reserved
+    return None if is_no_host else str(address)
 
 
 def _is_ahead(expiry: str, now: datetime) -> bool:

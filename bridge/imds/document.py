@@ -1,11 +1,11 @@
-"""Bytes from the metadata service in, frozen values out, or DocumentInvalid.
+"""Parses what the metadata service answers: the Scheduled Events document, and who this VM is.
 
 A document decides what the whole fleet hears, so the rule is strict where doubt would invent or lose an event (no
 Events list, an event without a status, broken JSON: unknown, never "no events") and lenient everywhere else: a field
-of the wrong type reads as null and is kept in ``extra``, because one odd Description must not blind the agent.
+of the wrong type reads as None and is kept in ``extra``, because one odd Description must not blind the agent.
 
-Whatever comes out can be written down again by `bridge.record.encode`: lone surrogates become U+FFFD, integers beyond
-64 bits become their text, depth is bounded. Everything here is pure: no clock, no I/O.
+Whatever comes out can be written down again as JSON: lone surrogates become U+FFFD, integers beyond 64 bits become
+their text, depth is bounded. Everything here is pure: no clock, no I/O.
 
 Shapes: Microsoft, "Scheduled Events for Linux VMs in Azure" and "Azure Instance Metadata Service".
 """
@@ -65,7 +65,7 @@ def parse_document(body: bytes) -> Document:
 
 
 def parse_identity(body: bytes) -> VmIdentity:
-    """Return who this VM is, from the answer of ``/metadata/instance/compute``; an empty text reads as null.
+    """Return who this VM is, from the answer of ``/metadata/instance/compute``; an empty text reads as None.
 
     Raises DocumentInvalid when *body* is no JSON object, or names neither the VM nor its vmId.
     """
@@ -106,7 +106,7 @@ def parse_os_disk(body: bytes) -> bool | None:
 
 
 def parse_not_before(text: str) -> datetime | None:
-    """Return *text* as an aware UTC datetime; null when it is empty or is no date.
+    """Return *text* as an aware UTC datetime; None when it is empty or is no date.
 
     RFC 1123 (RFC 9110 section 5.6.7) as of today, the weekday not looked at: Microsoft's own page has a wrong one.
     ISO 8601 as of older api-versions, without a zone meaning UTC, fractions cut to microseconds. The year 1 is how
@@ -229,7 +229,7 @@ def _event(value: Any, position: int, body: bytes) -> ScheduledEvent:
 
 
 def _take(rest: dict[str, Any], name: str, read: Callable[[Any], Any]) -> Any:
-    """Take the field *name* out of *rest* and return it as read; one that cannot be read stays, and is null here."""
+    """Take the field *name* out of *rest* and return it as read; one that cannot be read stays, and is None here."""
     field = rest.get(name)
     value = None if field is None else read(field)
     if field is None or value is not None:

@@ -254,7 +254,7 @@ class _Program:
 def _start(
     argv: Sequence[str], stdin: bytes, environment: Mapping[Any, Any], directory: str | None
 ) -> subprocess.Popen[bytes]:
-    """Start *argv*; raise OSError when it cannot be started, or when nobody would learn how it ended."""
+    """Start *argv*; raise OSError when it cannot be started, or when its exit code would be lost."""
     flags = 0
     if sys.platform == "win32":
         flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW

@@ -14,8 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from bridge.log_format import JsonFormatter, LineFormatter
-from bridge.logs import ThrottledLog
+from bridge.logs import JsonFormatter, LineFormatter, ThrottledLog
 from bridge.testing.simulator.clock import ManualClock
 
 LOGGER = logging.getLogger("tests.logs")
