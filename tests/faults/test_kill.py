@@ -153,7 +153,9 @@ def run_chain(directory, env, *, kills, seed):
         for _ in range(kills):
             server.new_life()
             with subprocess.Popen(command, stdout=stdout, stderr=stderr, env=env, cwd=directory) as agent:
-                time.sleep(chance.uniform(0.3, 1.8))
+                if chance.random() < 0.75:  # else while it starts
+                    wait_for_a_poll(server)
+                time.sleep(chance.uniform(0.0, 1.2))
                 agent.send_signal(signal.SIGKILL)
         server.is_frozen = True
         server.new_life()
@@ -168,6 +170,13 @@ def run_chain(directory, env, *, kills, seed):
     server.shutdown()
     server.server_close()
     return world.expected, lines(out), (directory / "err.log").read_text()
+
+
+def wait_for_a_poll(server):
+    """Wait until this life has polled: on a busy machine a start takes seconds, and a kill before it is none."""
+    deadline = time.monotonic() + 20
+    while not server.served_in_this_life and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def lines(path):

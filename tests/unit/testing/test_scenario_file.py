@@ -31,7 +31,13 @@ def test_every_built_in_scenario_ends_and_a_demo_of_it_takes_less_than_twenty_se
 
 
 def test_there_is_a_scenario_for_every_event_type_azure_has():
-    shown = {state[0] for name in scenario_names() for states in statuses(name, step_seconds=30) for state in states}
+    shown = {
+        state[0]
+        for name in scenario_names()
+        if name != "predicted-failure"  # a week long; there is another Redeploy
+        for states in statuses(name, step_seconds=30)
+        for state in states
+    }
     assert shown == {"Freeze", "Reboot", "Redeploy", "Preempt", "Terminate"}
 
 
