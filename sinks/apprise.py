@@ -25,6 +25,7 @@ import importlib
 import importlib.util
 import logging
 import re
+import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, ClassVar
@@ -95,25 +96,37 @@ class AppriseSink(Sink):
         self._secret = Secret(key="urls", file=config.urls_file, env=config.urls_env)
         self._urls: tuple[str, ...] = ()
         self._services: Any = None
-        self._sending: Future[str | None] | None = None
+        self._sending: Future[str | None] = Future()
+        self._sending_id = ""  # of the record whose sending has not been reported as a success
         self._closed: Future[str | None] = Future()
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Send the one record of *batch*; raise DeliveryFailed unless every URL took it."""
         if len(batch) != 1:
             raise DeliveryRejected(f"Apprise sends one record at a time, and got {len(batch)}.")
-        if self._sending is not None and not self._sending.done():
+        deadline = time.monotonic() + self.config.timeout_seconds
+        if not self._was_taken_late(batch[0]):
+            self._sending = run_daemon("apprise", _notify, self._current(), batch[0])
+            self._sending_id = batch[0].id
+        wait({self._sending, self._closed}, max(deadline - time.monotonic(), 0.0), FIRST_COMPLETED)
+        problem = self._sending.result() if self._sending.done() else "no answer in time."
+        if problem is None:
+            self._sending_id = ""
+            return
+        shown = masked(problem, _words(self._urls))[:_MOST_REASON_CHARACTERS]
+        raise DeliveryFailed(
+            f"Apprise: {shown}",
+            needs_attention=_NEEDS_A_PERSON.search(shown) is not None,
+            uncertain=True,  # a service has it, or may have it all the same: Apprise cannot tell
+        )
+
+    def _was_taken_late(self, record: TransitionRecord) -> bool:
+        """Return whether every URL took *record* after the deadline of the last try; raise when one still hangs."""
+        if not self._sending_id:
+            return False
+        if not self._sending.done():
             raise DeliveryFailed("The message before it still hangs in Apprise. Does every service answer?")
-        sending = self._sending = run_daemon("apprise", _notify, self._current(), batch[0])
-        wait({sending, self._closed}, self.config.timeout_seconds, FIRST_COMPLETED)
-        problem = sending.result() if sending.done() else "no answer in time."
-        if problem is not None:
-            problem = masked(problem, _words(self._urls))[:_MOST_REASON_CHARACTERS]
-            raise DeliveryFailed(
-                f"Apprise: {problem}",
-                needs_attention=_NEEDS_A_PERSON.search(problem) is not None,
-                uncertain=True,  # a service has it, or may have it all the same: Apprise cannot tell
-            )
+        return self._sending_id == record.id and self._sending.result() is None
 
     def check(self) -> None:
         """Raise DeliveryFailed when a URL is none that Apprise knows; nothing is sent."""

@@ -106,6 +106,12 @@ def failure(sink: AppriseSink, number: int = 1) -> DeliveryFailed:
     return caught.value
 
 
+def wait_for_threads(most: int) -> None:
+    until = time.monotonic() + 10
+    while threading.active_count() > most and time.monotonic() < until:
+        threading.Event().wait(0.01)
+
+
 def test_every_url_gets_the_headline_and_the_sentence(library: Library, tmp_path: Path) -> None:
     sink_for(tmp_path, "slack://a/b/c", "mailto://d").send([sample_record()])
     assert library.urls() == ["mailto://d", "slack://a/b/c"]
@@ -199,10 +205,21 @@ def test_service_that_hangs_costs_one_deadline_and_one_thread(library: Library, 
     assert threading.active_count() == threads + 1
     assert library.urls() == ["slack://hangs"]
     library.release.set()
-    until = time.monotonic() + 10
-    while threading.active_count() > threads and time.monotonic() < until:
-        threading.Event().wait(0.01)
+    wait_for_threads(threads)
     sink.send([sample_record(6)])
+    assert len(library.sent) == 2
+
+
+def test_success_after_the_deadline_is_not_sent_again(library: Library, tmp_path: Path) -> None:
+    sink = sink_for(tmp_path, "slack://slow", timeout_seconds=0.3)
+    library.outcomes = {"slack://slow": "hang"}
+    threads = threading.active_count()
+    failure(sink)
+    library.release.set()
+    wait_for_threads(threads)
+    sink.send([sample_record()])
+    assert len(library.sent) == 1
+    sink.send([sample_record()])
     assert len(library.sent) == 2
 
 
