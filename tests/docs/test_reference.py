@@ -14,10 +14,10 @@ import pytest
 from bridge.approval.rules import first_match
 from bridge.approval.signing import generate_key
 from bridge.cli import commands
-from bridge.config import registry
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 from bridge.config.loader import documented, read
 from bridge.config.settings import TopSettings
+from bridge.config.sinks import installed, sink_class
 from bridge.events.record import Evidence, Transition
 from bridge.sink import SinkConfig
 from bridge.testing.records import sample_event
@@ -136,8 +136,7 @@ def test_settings_hold_no_key_that_one_sink_alone_has():
     """Those stand in sinks/README.md, where test_sink_readme compares them with the code."""
     named = {key.removeprefix("sinks.") for key in _documented_settings() if key.startswith("sinks.")}
     own = {
-        name: set(registry.sink_class(name).Config.__struct_fields__) - set(SinkConfig.__struct_fields__)
-        for name in registry.installed()
+        name: set(sink_class(name).Config.__struct_fields__) - set(SinkConfig.__struct_fields__) for name in installed()
     }
     assert {name: keys & named for name, keys in own.items() if keys & named} == {}
     assert any(own.values())

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 import bridge.sink
-from bridge.config import registry
+from bridge.config.sinks import installed, sink_class
 from bridge.sink import SinkConfig
 from bridge.testing.http_contract import HttpPeer
 from sinks.http.config import HttpConfig
@@ -134,9 +134,9 @@ def _toml(value):
     return json.dumps(value)
 
 
-@pytest.mark.parametrize("name", registry.installed())
+@pytest.mark.parametrize("name", installed())
 def test_keys_of_the_sinks_are_listed_with_their_defaults(name):
-    config = registry.sink_class(name).Config
+    config = sink_class(name).Config
     shared = _defaults(HttpConfig if issubclass(config, HttpConfig) else SinkConfig)
     own = {key: default for key, default in _defaults(config).items() if shared.get(key) != default}
     assert _documented_keys(name) == own

@@ -16,7 +16,7 @@ from unittest import SkipTest
 import pytest
 import requests
 
-from bridge.config.registry import GROUP
+from bridge.config.sinks import GROUP
 from bridge.sink import (
     DeadlineExceeded,
     DeadlineSession,

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from bridge.config.loader import load
-from bridge.config.registry import sink_class
+from bridge.config.sinks import sink_class
 from bridge.errors import ConfigurationError
 from bridge.sink import DeliveryFailed, Transition
 from bridge.testing.records import sample_event, sample_record

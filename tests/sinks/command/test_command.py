@@ -16,7 +16,7 @@ import pytest
 
 import sinks.command
 from bridge.config.loader import load
-from bridge.config.registry import sink_class
+from bridge.config.sinks import sink_class
 from bridge.delivery.sender import Sender
 from bridge.errors import ConfigurationError
 from bridge.sink import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.config import registry
+from bridge.config.sinks import GROUP, installed, sink_class
 from bridge.errors import ConfigurationError, UnknownSinkType
 from bridge.sink import Sink
 
@@ -45,29 +45,29 @@ def distribution(folder: Path, name: str, points: list[str]) -> None:
     info = folder / f"{name}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("\n".join([f"[{registry.GROUP}]", *points]))
+    (info / "entry_points.txt").write_text("\n".join([f"[{GROUP}]", *points]))
 
 
 def message(type_name: str, kind: type[ConfigurationError] = ConfigurationError) -> str:
     with pytest.raises(kind) as caught:
-        registry.sink_class(type_name)
+        sink_class(type_name)
     return str(caught.value)
 
 
 @pytest.mark.usefixtures("package")
 def test_own_and_foreign_sinks_come_by_the_same_road() -> None:
-    assert {"stdout", "acme-good", "acme-trap"} <= set(registry.installed())
-    assert list(registry.installed()) == sorted(registry.installed())
-    assert issubclass(registry.sink_class("acme-good"), Sink)
+    assert {"stdout", "acme-good", "acme-trap"} <= set(installed())
+    assert list(installed()) == sorted(installed())
+    assert issubclass(sink_class("acme-good"), Sink)
 
 
 def test_module_and_class_need_no_packaging(package: str) -> None:
-    assert registry.sink_class(f"{package}:Good").__name__ == "Good"
+    assert sink_class(f"{package}:Good").__name__ == "Good"
 
 
 @pytest.mark.usefixtures("package")
 def test_unknown_type_names_the_nearest_and_the_installed() -> None:
-    listed = ", ".join(registry.installed())
+    listed = ", ".join(installed())
     assert message("stdot", UnknownSinkType) == (
         f"No sink type is called 'stdot'. Did you mean 'stdout'? Installed: {listed}."
     )
@@ -75,13 +75,13 @@ def test_unknown_type_names_the_nearest_and_the_installed() -> None:
 
 
 def test_listing_and_choosing_import_no_other_sink(package: str) -> None:
-    registry.installed()
-    registry.sink_class("acme-good")
+    installed()
+    sink_class("acme-good")
     assert f"{package}_broken" not in sys.modules
 
 
 def test_listing_imports_no_sink_at_all() -> None:
-    code = "import sys; from bridge.config import registry; registry.installed(); assert 'sinks' not in sys.modules"
+    code = "import sys; from bridge.config.sinks import installed; installed(); assert 'sinks' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
