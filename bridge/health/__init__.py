@@ -1,4 +1,4 @@
-"""How the agent is: /healthz, /readyz and /metrics, and the question a command puts to a running agent.
+"""The agent's health: the pages /healthz, /readyz and /metrics, and how a command asks a running agent.
 
 Public: `reporter` (HealthReporter), `report` (Readiness), `server` (HealthServer), `probe`.
 """

@@ -1,4 +1,4 @@
-"""What /readyz says, as the agent writes it and as `status` reads it."""
+"""The body of /readyz, as the agent writes it and as `status` reads it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ STUCK_SECONDS = 300.0
 
 
 class SinkReadiness(SinkAccount, frozen=True, kw_only=True):
-    """One sink: its account across restarts, and what is wrong now."""
+    """One sink: its account across restarts, how long its oldest record waits, and whether a person must act."""
 
     oldest_pending_seconds: float
     needs_attention: bool

@@ -1,8 +1,8 @@
-"""What the agent says of itself when it is asked: whether its loops turn, whether it is ready, what it owes.
+"""The answers of /healthz, /readyz and /metrics, put together from what the parts of the agent know.
 
 /healthz is about the agent alone: a sink or IMDS that does not answer never makes it fail, because a restart would not
-help, and five thousand at once would hurt. /readyz is about its work: IMDS, the outbox, the sinks. Whoever rolls out a
-wrong configuration should see that before it is everywhere.
+help, and restarting five thousand agents at once would hurt. /readyz is about its work: IMDS, the outbox, the sinks. A
+rollout of a wrong configuration should be seen there before it is everywhere.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNAVAILABLE = 503
 
 
 class Polled(Protocol):
-    """What is asked of the poller."""
+    """The poller as this sees it: engines do not import one another."""
 
     @property
     def silent_seconds(self) -> float | None:
@@ -70,7 +70,7 @@ class HealthReporter:
 
     @property
     def pages(self) -> Mapping[str, Callable[[], Response]]:
-        """What is served, by path."""
+        """The answering method of each path."""
         return {"/healthz": self.healthz, "/readyz": self.readyz, "/metrics": self.scrape}
 
     def late(self) -> dict[str, float]:

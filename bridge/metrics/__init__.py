@@ -1,4 +1,4 @@
 """The agent's numbers, as Prometheus reads them.
 
-Public: `metrics` (Metrics). `collectors` reads the outbox's totals at each scrape.
+Public: `metrics` (Metrics, OutboxReading). `collectors` reads the document and the outbox at each scrape.
 """

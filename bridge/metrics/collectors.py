@@ -1,4 +1,4 @@
-"""What is read only when somebody scrapes: the document that is believed, and the outbox's totals.
+"""The collectors of what is read at each scrape: the events of the last document, and the sinks' accounts.
 
 Such metrics cost the poll nothing, cannot go stale, and the totals of all sinks come from one snapshot, so that in
 every scrape accepted = delivered + pending + parked + evicted + discarded + expired holds for every sink.
@@ -48,7 +48,7 @@ OutboxReader = Callable[[], OutboxReading]
 
 
 class StateCollector(Collector):
-    """What the agent believes in, read from the document when somebody asks."""
+    """The last document's events, and whether this VM's name is known."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -49,7 +49,7 @@ _SEND_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
 _LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1, 5, 30, 120, 600, 3_600, 21_600, 86_400, 604_800)
 
 
-#: A sink of somebody else's may have a word for each of its troubles.
+#: A sink of another author may have a word for each of its failures.
 _MOST_REASONS = 32
 _OTHER = "other"
 
@@ -100,7 +100,7 @@ class SinkMetrics:
 
 
 class ChannelMetrics:
-    """What is known of the way to the ops portal. Made by `Metrics.approval_channel`."""
+    """Whether the ops portal answers. Made by `Metrics.approval_channel`."""
 
     def __init__(self, *, up: Gauge, last_answer: Gauge) -> None:
         self._up = up
