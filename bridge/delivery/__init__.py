@@ -1,4 +1,4 @@
-"""The engine that sends: one worker a sink, retries, batches, and what becomes of each record.
+"""The engine that delivers: one worker a sink, retries, batches, and what became of each record.
 
 Public: `pool` (WorkerPool), `router` (Router), `sender` (Sender).
 """

@@ -55,7 +55,7 @@ _SCHEDULED, _STARTED = "Scheduled", "Started"
 _ENDING_STATUSES = {"Completed": Transition.COMPLETED, "Canceled": Transition.CANCELED}
 _BY_STATUS = {_SCHEDULED: Transition.SCHEDULED, _STARTED: Transition.STARTED, **_ENDING_STATUSES}
 
-#: The fields whose change makes a record, in the order of the wire. NotBefore counts by what it says, see _value.
+#: The fields whose change makes a record, in the order of the wire. NotBefore counts by its time, see _value.
 _COMPARED = (
     "event_type",
     "event_status",

@@ -179,5 +179,5 @@ def transition_key(event_key: str, transition: Transition, event: ScheduledEvent
 
 
 def vm_key(vm: VmIdentity) -> str:
-    """Return what tells this VM's ids from another's: vmId in lower case, else the name, else ""."""
+    """Return what makes this VM's ids differ from another's: vmId in lower case, else the name, else ""."""
     return vm.vm_id.lower() if vm.vm_id else vm.name or ""

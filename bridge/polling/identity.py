@@ -2,8 +2,8 @@
 
 One try at the start, on a thread, so that a stop need not wait for it; then what was stored, then a try each minute.
 While this VM was never known, tries come faster, because records wait for the answer: a minute at most, 5 s where the
-service says plainly that it does not know, 2 s when a record is about an eviction or a deletion. Then sinks are chosen
-without it.
+service answers plainly that it does not know, 2 s when a record is about an eviction or a deletion. Then sinks are
+chosen without it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _TICK_SECONDS = 0.05
 _WAIT_SECONDS = 60.0
 _WAIT_SECONDS_WHEN_REFUSED = 5.0
 _WAIT_SECONDS_WHEN_URGENT = 2.0
-#: Answers that say "no such thing here" rather than "not now".
+#: Answers that mean "no such thing here" rather than "not now".
 _PLAIN_REFUSALS = frozenset({400, 403, 404, 405, 501})
 
 
 class IdentityResolver:
-    """Keeps the outbox informed of who this VM is; *configured* wins over what the service says."""
+    """Stores the identity of this VM in the outbox; *configured* wins over the service's answer."""
 
     def __init__(self, imds: ImdsClient, outbox: Outbox, configured: VmIdentity, *, clock: Clock = REAL_CLOCK) -> None:
         self._imds = imds
@@ -58,7 +58,7 @@ class IdentityResolver:
 
     @property
     def os_disk_is_ephemeral(self) -> bool | None:
-        """Return whether a redeploy makes the OS disk anew; None until the service says so.
+        """Return whether a redeploy makes the OS disk anew; None until the service has answered.
 
         It is not stored: a VM whose name was stored, or is configured, still asks until it is answered.
         """
@@ -133,12 +133,7 @@ class IdentityResolver:
         try:
             found = self._imds.identity()
         except ImdsError as error:
-            refused = isinstance(error, DocumentInvalid)
-            refused |= isinstance(error, ImdsStatus) and error.status in _PLAIN_REFUSALS
-            if refused and (self.is_waiting or not self._tried.is_set()):
-                self._wait_until = min(self._wait_until, self._clock.monotonic() + _WAIT_SECONDS_WHEN_REFUSED)
-            if not self._stop.is_set():
-                self._report.problem("identity", logging.WARNING, f"This VM's own name is not known yet: {error}")
+            self._failed(error)
             return
         if self._stop.is_set():
             return  # another resolver may have taken over
@@ -153,6 +148,14 @@ class IdentityResolver:
             return
         self._is_found = True
         self._report.recovered("identity", "This VM's identity is known now.", vm=self.vm.name)
+
+    def _failed(self, error: ImdsError) -> None:
+        """Wait 5 s more at most when the service plainly does not know this VM."""
+        is_refusal = isinstance(error, ImdsStatus) and error.status in _PLAIN_REFUSALS
+        if (is_refusal or isinstance(error, DocumentInvalid)) and (self.is_waiting or not self._tried.is_set()):
+            self._wait_until = min(self._wait_until, self._clock.monotonic() + _WAIT_SECONDS_WHEN_REFUSED)
+        if not self._stop.is_set():
+            self._report.problem("identity", logging.WARNING, f"This VM's own name is not known yet: {error}")
 
     def _identify(self, found: VmIdentity) -> Future[bool]:
         self.vm = found.with_overrides(self._configured)

@@ -189,7 +189,7 @@ class Poller:
         return poll_delay(self._interval_seconds, failures=self._failures, status=status, retry_after=retry_after)
 
     def _process(self, document: Document) -> None:
-        """Store what *document*, a good answer, changes, then let the others know."""
+        """Store what *document*, a good answer, changes; then notify the approver, metrics and logs."""
         moment = self._clock.instant()
         approvals = self.approvals
         approved = frozenset[str]() if approvals is None else approvals.approved

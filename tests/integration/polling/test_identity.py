@@ -2,12 +2,12 @@ import threading
 
 import pytest
 
-from bridge.clock import Clock
 from bridge.errors import ImdsStatus, ImdsUnreachable
 from bridge.events.event import VmIdentity
 from bridge.outbox import meta
 from bridge.outbox.outbox import Outbox
 from bridge.polling.identity import IdentityResolver
+from bridge.testing import ManualClock
 
 ME = VmIdentity(name="vm_0", vm_id="AAAA", location="westeurope")
 
@@ -66,13 +66,13 @@ def test_what_the_service_says_is_stored(resolver_of, outbox):
 
 def test_whether_the_os_disk_is_ephemeral_is_unknown_until_the_service_answers(resolver_of, outbox):
     outbox.identify(ME).result()  # the name is known; of the disk nothing was stored
-    dial, service = Dial(), Service(ImdsUnreachable("silent"))
-    resolver = resolver_of(service, clock=Clock(monotonic=dial))
+    time, service = ManualClock(), Service(ImdsUnreachable("silent"))
+    resolver = resolver_of(service, clock=time.clock)
     assert (resolver.vm, resolver.os_disk_is_ephemeral) == (ME, None)
     service.failure = None
 
     def is_known_a_minute_later():
-        dial.seconds += 61
+        time.advance(61)
         resolver.wake()
         return resolver.os_disk_is_ephemeral is not None
 
@@ -106,14 +106,6 @@ def test_a_configured_name_is_enough_to_go_on(resolver_of):
     assert (resolver.vm.name, resolver.is_waiting) == ("vm_7", False)
 
 
-class Dial:
-    def __init__(self):
-        self.seconds = 100.0
-
-    def __call__(self):
-        return self.seconds
-
-
 @pytest.mark.parametrize(
     ("failure", "waits_seconds"),
     [
@@ -125,24 +117,24 @@ class Dial:
     ids=["silent", "503", "429", "404"],
 )
 def test_how_long_records_wait_depends_on_the_answer(resolver_of, failure, waits_seconds):
-    dial, service = Dial(), Service(failure)
-    resolver = resolver_of(service, clock=Clock(monotonic=dial))
-    dial.seconds += waits_seconds - 1
+    time, service = ManualClock(), Service(failure)
+    resolver = resolver_of(service, clock=time.clock)
+    time.advance(waits_seconds - 1)
     resolver.wake()
     assert resolver.is_waiting
-    dial.seconds += 2
+    time.advance(2)
     resolver.wake()
     wait_until(lambda: not resolver.is_waiting)
 
 
 def test_an_eviction_waits_two_seconds_at_most(resolver_of):
-    dial = Dial()
-    resolver = resolver_of(Service(ImdsUnreachable("silent")), clock=Clock(monotonic=dial))
+    time = ManualClock()
+    resolver = resolver_of(Service(ImdsUnreachable("silent")), clock=time.clock)
     resolver.expedite()
-    dial.seconds += 1
+    time.advance(1)
     resolver.wake()
     assert resolver.is_waiting
-    dial.seconds += 2
+    time.advance(2)
     resolver.wake()
     wait_until(lambda: not resolver.is_waiting)
 

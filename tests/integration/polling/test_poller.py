@@ -8,7 +8,6 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from bridge.clock import Clock
 from bridge.errors import DocumentInvalid, ImdsStatus, ImdsUnreachable, OutboxError, StreamChanged
 from bridge.events.event import Document, ScheduledEvent, VmIdentity, encode
 from bridge.events.record import decode_record
@@ -16,20 +15,10 @@ from bridge.metrics.metrics import Metrics
 from bridge.outbox import deliveries, meta
 from bridge.outbox.outbox import Outbox
 from bridge.polling.poller import Poller
+from bridge.testing import ManualClock
 
 START = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
 VM = "spot-node_3"
-
-
-class Dial:
-    def __init__(self):
-        self.seconds = 0.0
-
-    def now(self):
-        return START + timedelta(seconds=self.seconds)
-
-    def monotonic(self):
-        return 5000.0 + self.seconds
 
 
 class ListedImds:
@@ -71,7 +60,7 @@ class Bench:
     """An agent's poll, restarted at will."""
 
     def __init__(self, directory):
-        self.directory, self.clock, self.imds, self.identity = directory, Dial(), ListedImds(), Identity()
+        self.directory, self.clock, self.imds, self.identity = directory, ManualClock(START), ListedImds(), Identity()
         self.told, self.stored_when_told = [], []
         self.outbox = self.poller = None
         self._log = Log(self.note)
@@ -97,7 +86,7 @@ class Bench:
             metrics=Metrics(),
             boot_id=boot_id,
             poll_interval_seconds=1.0,
-            clock=Clock(now=self.clock.now, monotonic=self.clock.monotonic),
+            clock=self.clock.clock,
         )
 
     def restart(self, *, after_seconds=1.0, boot_id="boot-1", cleanly=True):
@@ -106,13 +95,13 @@ class Bench:
             stop.set()
             self.poller.run(stop)
         self.outbox.close()
-        self.clock.seconds += after_seconds
+        self.clock.advance(after_seconds)
         self.start(boot_id=boot_id)
 
     def poll(self, answer, *, times=1):
         self.imds.answer = answer
         for _ in range(times):
-            self.clock.seconds += 1
+            self.clock.advance(1)
             delay = self.poller.poll_once()
         return delay
 
@@ -235,7 +224,7 @@ def test_a_crash_before_the_commit_is_seen_again_under_the_same_id(bench, tmp_pa
     first = bench.stored[-1]
     other = Bench(tmp_path / "other")  # the same machine, had its outbox not taken the record
     other.poll(document(1))
-    other.clock.seconds += 77
+    other.clock.advance(77)
     other.poll(document(2, seen))
     assert other.stored[-1].id == first.id
     assert other.stored[-1].transition_key == first.transition_key
@@ -296,7 +285,7 @@ def test_a_record_survives_the_way_through_the_outbox_unchanged(bench):
 def test_interval_that_is_raised_raises_what_counts_as_a_gap(bench):
     bench.poll(document(1, event("Started")))
     bench.poller.reconfigure(bench.imds, bench.identity, poll_interval_seconds=12.0)
-    bench.clock.seconds += 12
+    bench.clock.advance(12)
     bench.poll(document(2))
     assert bench.told[-1] == ("completed", "observed")
 
@@ -374,7 +363,7 @@ class Held(ListedImds):
 
 
 def test_poll_that_is_stuck_beyond_its_deadline_is_late_and_one_that_waits_is_not(tmp_path):
-    imds, stop, clock = Held(), threading.Event(), Dial()
+    imds, stop, clock = Held(), threading.Event(), ManualClock(START)
     outbox = Outbox(tmp_path, max_bytes=2**24, keep_delivered_seconds=3600)
     poller = Poller(
         imds,
@@ -383,23 +372,23 @@ def test_poll_that_is_stuck_beyond_its_deadline_is_late_and_one_that_waits_is_no
         metrics=Metrics(),
         boot_id="b",
         poll_interval_seconds=1.0,
-        clock=Clock(monotonic=clock.monotonic),
+        clock=clock.clock,
     )
     thread = threading.Thread(target=poller.run, args=(stop,))
     thread.start()
     try:
         assert imds.asked.wait(10)
-        clock.seconds += imds.deadline_seconds * 1.1 + 29
+        clock.advance(imds.deadline_seconds * 1.1 + 29)
         assert poller.loop_watch.late_seconds == 0
-        clock.seconds += 2
+        clock.advance(2)
         assert 0 < poller.loop_watch.late_seconds < 2
         imds.release.set()
         until(lambda: poller.loop_watch.late_seconds == 0)
     finally:
         imds.release.set()
         stop.set()
-        clock.seconds += 5
+        clock.advance(5)
         thread.join()
         outbox.close()
-    clock.seconds += 1e6
+    clock.advance(1e6)
     assert poller.loop_watch.late_seconds == 0
