@@ -224,7 +224,7 @@ def _open_to_read(path: Path, options: str) -> sqlite3.Connection:
 
 
 def set_aside(path: Path, reason: str, moment: datetime) -> Path | None:
-    """Rename the database with its -wal and -shm; return its new name, null when there was nothing or it failed."""
+    """Rename the database with its -wal and -shm; return its new name, None when there was nothing or it failed."""
     stamp = moment.astimezone(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
     aside = path.with_name(f"{path.name}.{reason}-{stamp}")
     number = 1

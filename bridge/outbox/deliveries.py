@@ -221,7 +221,7 @@ def urgency(connection: sqlite3.Connection, sink: str, *, now: float) -> tuple[b
 
 def retry_requests(connection: sqlite3.Connection, sink: str) -> int:
     """Return how often a person asked to try *sink* again."""
-    row = connection.execute(SQL["nudges"], (sink,)).fetchone()
+    row = connection.execute(SQL["retry_requests"], (sink,)).fetchone()
     return 0 if row is None else int(row[0])
 
 
@@ -236,7 +236,7 @@ def retry(connection: sqlite3.Connection, sink: str | None, *, record_id: str | 
         moved = connection.execute(SQL["retry"], {"sink": name, "id": record_id, "now": now}).rowcount
         count += moved
         if moved or sink is not None or record_id is None:
-            connection.execute(SQL["nudge"], (name,))
+            connection.execute(SQL["request_retry"], (name,))
     # A record that comes back joins its event, which may have become urgent meanwhile.
     connection.execute(SQL["align_urgency"])
     return count
@@ -285,20 +285,20 @@ def mark_started(connection: sqlite3.Connection, sink: str, event_key: str, *, n
     if end is not None:
         skipped = connection.execute(SQL["expire_event"], (now, event_key, sink, end)).rowcount
         return StartMark(skipped=skipped)
-    marked = connection.execute(SQL["add_begun"], (sink, event_key)).rowcount
+    marked = connection.execute(SQL["add_start_mark"], (sink, event_key)).rowcount
     return StartMark(is_new=marked == 1)
 
 
 def clear_started(connection: sqlite3.Connection, sink: str, event_key: str) -> None:
     """Take the mark away: nothing of the event reached *sink*, or it knows the end."""
-    connection.execute(SQL["drop_begun"], (sink, event_key))
+    connection.execute(SQL["drop_start_mark"], (sink, event_key))
 
 
 def clean_start_marks(connection: sqlite3.Connection) -> None:
     """Take away the marks of events that are neither active nor pending."""
     text = meta.get(connection, "document")
     active = {event.key for event in decode_document(text).events} if text is not None else set()
-    for sink, event_key in connection.execute(SQL["idle_begun"]).fetchall():
+    for sink, event_key in connection.execute(SQL["idle_start_marks"]).fetchall():
         if event_key not in active:
             clear_started(connection, sink, event_key)
 
@@ -308,10 +308,10 @@ def _end_of_what_never_began(connection: sqlite3.Connection, sink: str, event_ke
 
     An event may come back after an end that was inferred: what follows its last end is news.
     """
-    if connection.execute(SQL["is_begun"], (sink, event_key, sink, event_key)).fetchone():
+    if connection.execute(SQL["is_started"], (sink, event_key, sink, event_key)).fetchone():
         return None
     last_end, began = None, False
-    for sequence, body in connection.execute(SQL["owed_bodies"], (event_key, sink)):
+    for sequence, body in connection.execute(SQL["pending_bodies"], (event_key, sink)):
         if not decode_record(body).transition.is_ending:
             began = True
         elif began:

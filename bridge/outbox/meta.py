@@ -1,4 +1,4 @@
-"""What the outbox remembers besides records: the believed document, the identity, the time and boot of the last answer.
+"""What the outbox remembers besides records: the last document, the identity, the time and boot of the last answer.
 
 One value a key, as text, in the same transaction as the records that follow from it. Functions over a connection, so
 that a command beside the agent reads them just as the agent does.
@@ -80,7 +80,7 @@ def put(connection: sqlite3.Connection, key: str, value: str) -> None:
 
 
 def document_of(meta: Mapping[str, str]) -> Document | None:
-    """Return the believed document in *meta*."""
+    """Return the last document in *meta*."""
     return decode_document(meta["document"]) if "document" in meta else None
 
 

@@ -78,10 +78,10 @@ SELECT name FROM sinks ORDER BY name;
 -- name: add_sink
 INSERT OR IGNORE INTO sinks (name) VALUES (?);
 
--- name: nudges
+-- name: retry_requests
 SELECT nudges FROM sinks WHERE name = ?;
 
--- name: nudge
+-- name: request_retry
 UPDATE sinks SET nudges = nudges + 1 WHERE name = ?;
 
 -- name: totals
@@ -94,7 +94,7 @@ ON CONFLICT (name) DO UPDATE SET accepted = excluded.accepted, delivered = exclu
   pending = excluded.pending, parked = excluded.parked, expired = excluded.expired,
   evicted = excluded.evicted, discarded = excluded.discarded, nudges = excluded.nudges;
 
--- name: count_owed
+-- name: count_unfinished
 SELECT sink, SUM(state = 'pending'), SUM(state = 'parked') FROM deliveries GROUP BY sink;
 
 -- name: count_rows
@@ -107,7 +107,7 @@ ORDER BY sequence DESC LIMIT 1;
 -- name: last_sequence_of_event
 SELECT MAX(sequence) FROM records INDEXED BY records_by_event WHERE event_key = ?;
 
--- name: is_owed
+-- name: is_unfinished
 SELECT 1 FROM deliveries INDEXED BY deliveries_by_record WHERE sequence = ? AND state IN ('pending', 'parked') LIMIT 1;
 
 -- name: finished_before
@@ -126,13 +126,13 @@ ORDER BY sequence LIMIT ?;
 SELECT sequence FROM deliveries INDEXED BY deliveries_parked WHERE state = 'parked' AND sequence > ?
 ORDER BY sequence LIMIT ?;
 
--- name: oldest_owed
+-- name: oldest_unfinished
 SELECT sequence FROM records WHERE sequence > ? ORDER BY sequence LIMIT ?;
 
 -- name: evict_parked
 UPDATE deliveries SET state = 'evicted', changed_at = ? WHERE sequence = ? AND state = 'parked';
 
--- name: evict_owed
+-- name: evict_unfinished
 UPDATE deliveries SET state = 'evicted', changed_at = ? WHERE sequence = ? AND state IN ('pending', 'parked');
 
 -- name: delete_deliveries
@@ -245,30 +245,30 @@ DELETE FROM deliveries WHERE state NOT IN ('pending', 'parked')
 UPDATE deliveries SET state = 'evicted' WHERE state IN ('pending', 'parked')
   AND sequence NOT IN (SELECT sequence FROM records);
 
--- name: hold_event
+-- name: leave_on_disk
 INSERT OR IGNORE INTO held (event_key) VALUES (?);
 
--- name: add_begun
+-- name: add_start_mark
 INSERT OR IGNORE INTO begun (sink, event_key) VALUES (?, ?);
 
--- name: drop_begun
+-- name: drop_start_mark
 DELETE FROM begun WHERE sink = ? AND event_key = ?;
 
--- name: copy_begun
+-- name: copy_start_marks
 SELECT sink, event_key FROM begun;
 
--- name: idle_begun
+-- name: idle_start_marks
 SELECT sink, event_key FROM begun WHERE NOT EXISTS (
   SELECT 1 FROM deliveries INDEXED BY deliveries_pending_event
   WHERE deliveries.event_key = begun.event_key AND deliveries.sink = begun.sink AND state = 'pending');
 
--- name: is_begun
+-- name: is_started
 SELECT 1 FROM begun WHERE sink = ? AND event_key = ?
 UNION ALL
 SELECT 1 FROM deliveries WHERE sink = ? AND event_key = ? AND state IN ('delivered', 'parked')
 LIMIT 1;
 
--- name: owed_bodies
+-- name: pending_bodies
 SELECT sequence, body FROM deliveries INDEXED BY deliveries_pending_event JOIN records USING (sequence)
 WHERE deliveries.event_key = ? AND sink = ? AND state = 'pending' AND body <> '' ORDER BY sequence;
 

@@ -105,8 +105,8 @@ def copy_readable(
                 _paste(target, "paste_record", row)
         for row in _readable(source, "copy_deliveries", key=2):
             _paste(target, "paste_delivery", row)
-        for row in _until_failure(source, "copy_begun"):
-            _paste(target, "add_begun", row)
+        for row in _until_failure(source, "copy_start_marks"):
+            _paste(target, "add_start_mark", row)
         for name, *counts in _until_failure(source, "copy_sinks"):
             if isinstance(name, str) and all(isinstance(count, int) for count in counts):
                 totals[name] = tuple(map(max, counts, totals.get(name, counts)))
@@ -191,7 +191,7 @@ def keep_sequence_ahead(target: sqlite3.Connection) -> None:
 
 def _settle_totals(target: sqlite3.Connection, totals: Mapping[str, Row]) -> None:
     """Set *totals* with pending and parked as they really are, and what is missing then as evicted."""
-    rows = {name: (pending, parked) for name, pending, parked in target.execute(SQL["count_owed"])}
+    rows = {name: (pending, parked) for name, pending, parked in target.execute(SQL["count_unfinished"])}
     copied = {name: counts for name, *counts in target.execute(SQL["copy_sinks"])}
     for name, found in {**copied, **totals}.items():
         counts = dict(zip(COUNTS, found, strict=True))

@@ -1,7 +1,8 @@
 """Keeping the outbox within its bounds: by age what is done, by size whatever must go.
 
-When it is full, what goes first is what nobody is owed; then what a person has not looked at; then the oldest that is
-still owed, counted as evicted. A sink that was down for a month must not fill a disk, and must not lose today for it.
+When it is full, records that every sink is done with go first; then parked ones, which wait for a person; then the
+oldest pending ones. The last two are counted as evicted. A sink that was down for a month must not fill a disk, and
+must not lose today for it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def enforce_size(connection: sqlite3.Connection, *, max_bytes: int, disk_sequenc
     room = _Room(connection, target_bytes=max_bytes * _TARGET, after=disk_sequence, before=newest)
     room.delete_oldest("oldest_finished")
     evicted = room.delete_oldest("oldest_parked", "evict_parked", now)
-    evicted += room.delete_oldest("oldest_owed", "evict_owed", now)
+    evicted += room.delete_oldest("oldest_unfinished", "evict_unfinished", now)
     if evicted:
         logger.error(
             "The outbox is full: the oldest records were evicted undelivered. Mend the sink, or raise state.max_bytes.",
@@ -69,7 +70,7 @@ class _Room:
             for sequence in chosen:
                 if evict is not None:
                     evicted += self._connection.execute(SQL[evict], (now, sequence)).rowcount
-                if not self._connection.execute(SQL["is_owed"], (sequence,)).fetchone():
+                if not self._connection.execute(SQL["is_unfinished"], (sequence,)).fetchone():
                     _delete(self._connection, sequence)
             last = chosen[-1]
         return evicted

@@ -120,13 +120,11 @@ class Storage:
         readable = None if is_another or not carry else database.open_to_read(aside)
         sources = ([old] if carry else []) + ([] if readable is None else [readable])
         self._guard, self.in_memory, self.disk_sequence = None, False, 0
-        try:
-            self.connection = self._rebuilt(sources, self.meta if carry else {})
-        finally:
-            for connection in {old, *sources}:
-                connection.close()  # after the new one is open: the last to close takes the -wal of that name away
-            if guard is not None:
-                guard.close()
+        self.connection = self._rebuilt(sources, self.meta if carry else {})
+        for connection in {old, *sources}:
+            connection.close()  # after the new one is open: the last to close takes the -wal of that name away
+        if guard is not None:
+            guard.close()
         self.refresh()
 
     def return_to_disk(self) -> bool:
@@ -239,7 +237,8 @@ class Storage:
     def _set_aside(self, reason: str, why: str) -> Path | None:
         aside = database.set_aside(self.path, reason, self._now())
         self.set_aside_count += aside is not None
-        if aside is not None or not self.in_memory:  # else it lies where it lay, and that was logged before
+        # In memory a damaged file that cannot be renamed is found again and again; it was logged the first time.
+        if aside is not None or reason != "damaged" or not self.in_memory:
             logger.log(
                 logging.ERROR if reason == "damaged" else logging.WARNING,
                 _DAMAGED if reason == "damaged" else _FOREIGN,
@@ -395,7 +394,7 @@ def _copy_outline(source: sqlite3.Connection, memory: sqlite3.Connection) -> Non
         for key, value in source.execute(SQL["get_meta"]).fetchall():
             if meta.get(memory, key) is None:
                 meta.put(memory, key, value)
-        memory.executemany(SQL["hold_event"], source.execute(SQL["waiting_events"]))
+        memory.executemany(SQL["leave_on_disk"], source.execute(SQL["waiting_events"]))
         document = meta.document_of(meta.read_meta(memory))
         for key in () if document is None else {event.key for event in document.events if not is_over(event)}:
             memory.executemany(SQL["paste_record"], source.execute(SQL["copy_last_of_event"], (key,)))
@@ -433,7 +432,7 @@ def _write_back(memory: sqlite3.Connection, disk: sqlite3.Connection, *, is_blin
     for key, value in (in_memory | of_the_stream).items():
         meta.put(disk, key, value)
     recovery.keep_sequence_ahead(disk)
-    disk.executemany(SQL["add_begun"], memory.execute(SQL["copy_begun"]))
+    disk.executemany(SQL["add_start_mark"], memory.execute(SQL["copy_start_marks"]))
     disk.execute(SQL["align_urgency"])
 
 
