@@ -15,6 +15,7 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from bridge.clock import Clock
 from bridge.errors import BridgeError
 from bridge.events.event import Document, Incarnation, names_vm
 from bridge.logs import ThrottledLog
@@ -50,7 +51,7 @@ OutboxReader = Callable[[], OutboxReading]
 class StateCollector(Collector):
     """The last document's events, and whether this VM's name is known."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.document: Document | None = None
         self.vm_name: Callable[[], str | None] = lambda: None
@@ -87,7 +88,7 @@ class StateCollector(Collector):
             "Seconds to the soonest NotBefore of a Scheduled event that names this VM, or none; negative once passed.",
             labels=["event_type"],
         )
-        now, name = self._clock(), self.vm_name()
+        now, name = self._clock.timestamp(), self.vm_name()
         soonest: dict[str, float] = {}
         for event in () if document is None else document.events:
             if event.event_status != _SCHEDULED or event.not_before is None or names_vm(event, name) is False:
@@ -134,7 +135,7 @@ class OutboxCollector(Collector):
         "parked": "Records refused for good.",
     }
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.read: OutboxReader | None = None
         self._clock = clock
         self._log = ThrottledLog(logger)
@@ -157,7 +158,7 @@ class OutboxCollector(Collector):
         for field, text in self._GAUGES.items():
             counts = {sink: getattr(account, field) for sink, account in totals.sinks.items()}
             yield _by_sink(GaugeMetricFamily(f"{PREFIX}sink_{field}_records", text, labels=["sink"]), counts)
-        now = self._clock()
+        now = self._clock.timestamp()
         yield _by_sink(
             GaugeMetricFamily(
                 f"{PREFIX}sink_oldest_pending_age_seconds",

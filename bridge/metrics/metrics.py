@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import platform
 import threading
-import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol
@@ -27,6 +26,7 @@ from prometheus_client import (
     generate_latest,
 )
 
+from bridge.clock import REAL_CLOCK, Clock
 from bridge.events.event import Document
 from bridge.events.record import Transition
 from bridge.metrics.collectors import PREFIX, OutboxCollector, OutboxReader, OutboxReading, StateCollector
@@ -122,9 +122,9 @@ class ChannelMetrics:
 
 
 class Metrics:
-    """Every metric, and the registry that holds them. *clock* gives Unix time."""
+    """Every metric, and the registry that holds them."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Clock = REAL_CLOCK) -> None:
         # The time each counter was made doubles the series and is of no use.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()

@@ -48,7 +48,7 @@ def _documented():
 
 def _exported():
     """Return the families that an agent exports to which everything has happened once."""
-    metrics = Metrics(lambda: 1_700_000_000.0)
+    metrics = Metrics()
     metrics.polled("ok", duration_seconds=0.1)
     metrics.good_poll(1_700_000_000.0, Document(incarnation=1, events=(sample_event(),)))
     metrics.recorded(Transition.SCHEDULED)

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from bridge.clock import Clock
 from bridge.errors import OutboxError
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Transition
@@ -15,6 +16,7 @@ from bridge.metrics.metrics import PREFIX, Metrics, OutboxReading
 from bridge.outbox.deliveries import OutboxTotals, SinkAccount
 
 NOW = 1_800_000_000.0
+CLOCK = Clock(now=lambda: datetime.fromtimestamp(NOW, timezone.utc))
 LABELS = {"sink", "reason", "transition", "event_type", "event_status", "result", "version", "python", "le"}
 
 
@@ -34,7 +36,7 @@ def event(event_type: str = "Freeze", event_status: str = "Scheduled", event_id:
 
 @pytest.fixture
 def metrics() -> Metrics:
-    return Metrics(clock=lambda: NOW)
+    return Metrics(CLOCK)
 
 
 def test_two_agents_in_one_process_do_not_share_metrics(metrics: Metrics) -> None:
@@ -178,15 +180,14 @@ def test_outbox_is_shown_with_its_room_and_its_misfortunes(metrics: Metrics) -> 
 
 
 def test_next_not_before_counts_down_to_the_soonest_event_of_this_vm() -> None:
-    now = 1_800_000_000.0
-    metrics = Metrics(clock=lambda: now)
+    metrics = Metrics(CLOCK)
 
     def ahead(seconds: float, event_type: str, *resources: str, status: str = "Scheduled") -> ScheduledEvent:
-        moment = datetime.fromtimestamp(now + seconds, timezone.utc)
+        moment = datetime.fromtimestamp(NOW + seconds, timezone.utc)
         return ScheduledEvent(event_type=event_type, event_status=status, resources=resources, not_before=moment)
 
     metrics.good_poll(
-        now,
+        NOW,
         Document(
             events=(
                 ahead(90, "Reboot", "vm1"),
