@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
-import math
 import re
 from base64 import urlsafe_b64decode
 from collections.abc import Sequence
@@ -30,6 +28,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from bridge import strict_json
 from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.config.trusted_keys import PublicKey, TrustedKey
 from bridge.errors import KeyUnusable, RefusalReason, RefusedDecision
@@ -281,47 +280,14 @@ def _printable(reason: Any) -> Any:
     return one_line(reason, MAX_REASON_CHARACTERS) if type(reason) is str else reason
 
 
-# JSON with one meaning for each byte, or none.
-
-
 def _strict_object(text: bytes) -> dict[str, Any]:
     """Return the JSON object (RFC 8259) that *text* holds; raise ClaimsMalformed on any doubt."""
     try:
-        value = json.loads(
-            text.decode("utf-8"),
-            object_pairs_hook=_without_duplicates,
-            parse_int=_integer,
-            parse_float=_finite,
-            parse_constant=_refuse_constant,
-        )
-    except ClaimsMalformed:
-        raise
-    except (ValueError, RecursionError):
+        value = strict_json.loads(text.decode("utf-8"), most_digits=_MAX_DIGITS)
+    except strict_json.JsonRefused as error:
+        raise ClaimsMalformed(str(error)) from None
+    except ValueError:
         raise ClaimsMalformed("it is not JSON in UTF-8") from None
     if not isinstance(value, dict):
         raise ClaimsMalformed("it is no JSON object")
     return value
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise ClaimsMalformed("a member occurs twice")
-    return members
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > _MAX_DIGITS:
-        raise ClaimsMalformed(f"an integer has more than {_MAX_DIGITS} digits")
-    return int(digits)
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if not math.isfinite(number):
-        raise ClaimsMalformed("a number is out of range")
-    return number
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ClaimsMalformed(f"{name} is not JSON")

@@ -13,12 +13,12 @@ Shapes: Microsoft, "Scheduled Events for Linux VMs in Azure" and "Azure Instance
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from bridge import strict_json
 from bridge.errors import DocumentInvalid
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity
 from bridge.text import excerpt
@@ -26,7 +26,6 @@ from bridge.text import excerpt
 MAX_DOCUMENT_BYTES = 1024 * 1024
 
 _MAX_DEPTH = 64
-_MAX_INTEGER_DIGITS = 4300  # what int() itself refuses since 3.10.7; the same on every Python
 _INT64 = range(-(2**63), 2**63)
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
@@ -143,42 +142,20 @@ def _json_object(body: bytes, what: str) -> dict[str, Any]:
     if not text.strip():
         raise DocumentInvalid(f"{what} is empty; that means unknown, not that there is nothing.")
     try:
-        value = _clean(
-            json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_refuse_constant), depth=0
-        )
-    except (ValueError, RecursionError) as exc:
-        raise DocumentInvalid(f"{what} is not JSON that can be used ({_reason(exc)}): {excerpt(body)}") from exc
+        value = _clean(strict_json.loads(text, allows_duplicates=True), depth=0)
+    except ValueError as exc:
+        raise DocumentInvalid(f"{what} is not JSON that can be used ({exc}): {excerpt(body)}") from exc
     if not isinstance(value, dict):
         raise DocumentInvalid(f"{what} is {_kind(value)} instead of an object: {excerpt(body)}")
     return value
 
 
-def _reason(exc: Exception) -> str:
-    return "nested too deeply" if isinstance(exc, RecursionError) else str(exc)
-
-
-def _integer(digits: str) -> int | str:
-    if len(digits) > _MAX_INTEGER_DIGITS:
-        raise ValueError(f"an integer of {len(digits)} digits")
-    number = int(digits)
-    return number if number in _INT64 else digits
-
-
-def _finite(digits: str) -> float:
-    number = float(digits)
-    if math.isinf(number):
-        raise ValueError(f"a number out of range, {digits[:40]}")
-    return number
-
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not JSON")
-
-
 def _clean(value: Any, *, depth: int) -> Any:
-    """Return *value* without lone surrogates; refuse what other parsers down the road could not nest."""
+    """Return *value* as every reader can take it; refuse what other parsers down the road could not nest."""
     if depth > _MAX_DEPTH:
-        raise ValueError(f"nested more than {_MAX_DEPTH} deep")
+        raise strict_json.JsonRefused(f"nested more than {_MAX_DEPTH} deep")
+    if type(value) is int and value not in _INT64:
+        return str(value)
     if isinstance(value, str):
         return _LONE_SURROGATE.sub("\ufffd", value)
     if isinstance(value, list):
@@ -196,7 +173,8 @@ def _kind(value: Any) -> str:
 
 def _incarnation(value: Any) -> Incarnation:
     if isinstance(value, float) and value.is_integer():
-        return _integer(str(int(value)))  # JSON knows one kind of number: 5.0 is 5 (RFC 8259 section 6)
+        number = int(value)  # JSON knows one kind of number: 5.0 is 5 (RFC 8259 section 6)
+        return number if number in _INT64 else str(number)
     return value if type(value) in {int, str} else None
 
 
