@@ -20,10 +20,11 @@
     ├── CredentialFailed        a token to show cannot be had
     └── DeliveryError           what a sink says of a send
         ├── DeliveryFailed      nothing accepted for now: it is tried again
-        │   └── SecretUnavailable   a file or a variable has no secret to send with
+        │   └── SecretUnavailable  a file or a variable has no secret to send with
         └── DeliveryRejected    refused for good: the record is parked
 
-Those of the simulator stand in `bridge.testing`.
+Those of one command stand in `bridge.cli`, those of the simulator in `bridge.testing.simulator.errors`; each is a
+BridgeError too.
 
 A message says what failed, with the value, and what to do about it. Callers catch the narrowest class; only the
 top of a thread catches Exception.
