@@ -248,6 +248,9 @@ UPDATE deliveries SET state = 'evicted' WHERE state IN ('pending', 'parked')
 -- name: leave_on_disk
 INSERT OR IGNORE INTO held (event_key) VALUES (?);
 
+-- name: count_left_on_disk
+SELECT COUNT(*) FROM held;
+
 -- name: add_start_mark
 INSERT OR IGNORE INTO begun (sink, event_key) VALUES (?, ?);
 

@@ -73,6 +73,8 @@ class Storage:
         self._flag = InMemoryFlag(directory)
         self._is_blind = False
         """In memory: the disk could not even be read, so memory began a stream of its own."""
+        self._is_whole = False
+        """In memory: it began as a copy of all that the disk has."""
         self._deleted_before: _Deleted = Counter()
         self.set_aside_count = 0
         """How many databases were set aside since the start: damaged ones, and those of another machine."""
@@ -207,7 +209,7 @@ class Storage:
         except (sqlite3.Error, OSError) as error:
             memory = database.open_memory()
             self._fill(memory, sources, known, limit_bytes=_COPIED_BYTES)
-            return self._begin_in_memory(memory, str(error), is_whole=True)
+            return self._begin_in_memory(memory, str(error), is_whole=False)
         prepare_nudge(self.directory)
         return connection
 
@@ -273,11 +275,13 @@ class Storage:
     def _begin_in_memory(self, memory: sqlite3.Connection, why: str, *, is_whole: bool) -> sqlite3.Connection:
         self.in_memory, self._is_blind = True, meta.get(memory, "stream_id") is None
         meta.begin_stream(memory, self._now())
+        self._is_whole = is_whole
+        (waiting,) = memory.execute(SQL["count_left_on_disk"]).fetchone()
         logger.error(
             "The disk under the outbox refuses. Work goes on in memory (at most %d MiB): what is there when the agent "
             "dies is lost. Free the disk or make it writable; the outbox goes back by itself.%s",
             MEMORY_BYTES // 1024 // 1024,
-            "" if is_whole or self._is_blind else " Until then what is on the disk waits: it is too much for memory.",
+            f" Until then the records of {waiting} events wait on the disk." if waiting else "",
             extra={"why": why, "directory": str(self.directory)},
         )
         self.disk_sequence = int(meta.get(memory, "next_sequence") or 1) - 1
@@ -310,7 +314,7 @@ class Storage:
                     logger.error("The outbox stays in memory: %s", error)  # noqa: TRY400  # the sentence says it all
                 return None
             aside = self._set_aside("damaged", str(error))
-            damaged = database.open_to_read(aside)
+            damaged = None if self._is_whole else database.open_to_read(aside)
         try:
             return self._merge(damaged)
         except (sqlite3.Error, OSError, OutboxError):
