@@ -1,4 +1,4 @@
-"""What the contract suite calls a sink with, and how it says what it expected."""
+"""Calls of a sink as the host makes them, and the failures and skips that the contract suite reports."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _DULL_HEADERS = frozenset(
 _OK, _BAD, _BUSY = 200, 400, 503
 
 Reply = Callable[[Request], "Answer | None"]
-"""What a request is answered with; null: nothing, for as long as the peer lives."""
+"""What a request is answered with; None: nothing, for as long as the peer lives."""
 
 
 class HttpPeer(Peer):

@@ -1,4 +1,4 @@
-"""What a test of a sink keeps an eye on: threads, sockets, what is logged, and how late this machine itself is."""
+"""Counts of threads and sockets, captured log lines, and how late this machine is: what a test of a sink measures."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class PortalStub:
 
     @property
     def ca_file(self) -> Path | None:
-        """Return the file of the CA to trust; null without TLS."""
+        """Return the file of the CA to trust; None without TLS."""
         return None if self._ca is None else self._ca.ca_file
 
     def client_certificate(self, name: str = "agent") -> tuple[Path, Path]:
@@ -167,7 +167,7 @@ class PortalStub:
         return token
 
     def put(self, vm_id: str, *tokens: str, expires_at: datetime | None = None) -> int:
-        """Have *tokens*, any texts, ready for the VM *vm_id*, and return the index of the last; null never expires."""
+        """Have *tokens*, any texts, ready for the VM *vm_id*, and return the index of the last; None never expires."""
         with self._changed:
             for token in tokens:
                 self._index += 1
@@ -258,7 +258,7 @@ class PortalStub:
             connection.close_connection = True
 
     def _found(self, asked: PortalRequest, stop: threading.Event) -> Answer | Fault | None:
-        """Wait for what *asked* is to be answered with; null: the portal went down."""
+        """Wait for what *asked* is to be answered with; None: the portal went down."""
         until = asked.at_seconds + min(asked.wait_seconds, _LONGEST_WAIT_SECONDS)
         with self._changed:
             while not stop.is_set():
@@ -272,7 +272,7 @@ class PortalStub:
         return None
 
     def _answer(self, asked: PortalRequest) -> Answer | None:
-        """Return the answer that *asked* gets at once, null when there is nothing new."""
+        """Return the answer that *asked* gets at once, None when there is nothing new."""
         with self._changed:
             if asked.index > self._index:
                 return self._nothing()
@@ -296,7 +296,7 @@ class PortalStub:
 
 
 def _read(request: Request) -> PortalRequest | None:
-    """Return what *request* asks, null when it asks something else."""
+    """Return what *request* asks, None when it asks something else."""
     path = _PATH.fullmatch(request.path)
     try:
         index, wait_seconds = int(request.query["index"]), float(request.query["wait"])

@@ -1,4 +1,4 @@
-"""Where the simulator gets its time from.
+"""The simulator's clocks: the machine's own, and one that a test moves by hand.
 
 Everything in the simulator asks a clock that is handed in, so that a test steps through fifteen minutes of notice in
 no time, without threads and without luck. The running simulator uses the machine's own clocks.

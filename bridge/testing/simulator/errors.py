@@ -1,4 +1,4 @@
-"""What the simulator refuses."""
+"""The simulator's exceptions: what cannot be done, makes no sense, is not there, or is not in the right status."""
 
 from __future__ import annotations
 

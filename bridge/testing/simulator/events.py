@@ -106,7 +106,7 @@ def new_event_id() -> str:
 
 
 def shown_event(event: Event, api_version: str, not_before: datetime) -> dict[str, Any] | None:
-    """Return *event* as *api_version* shows it; null when that version does not know its type."""
+    """Return *event* as *api_version* shows it; None when that version does not know its type."""
     spec = event.spec
     if api_version < _TYPE_SINCE.get(spec.event_type, ""):
         return None

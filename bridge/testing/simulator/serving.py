@@ -24,7 +24,7 @@ class ServeOptions:
     listen: str = "127.0.0.1:8169"
     vms: tuple[str, ...] = (DEFAULT_VM,)
     speed: float | None = None
-    """Scenario seconds a real second. Null: 1, as in Azure."""
+    """Scenario seconds a real second. None: 1, as in Azure."""
     rate_limit: bool = True
     first_call_seconds: float = 0.0
     allow_remote: bool = False

@@ -193,14 +193,14 @@ class World:
             return json.dumps(value).encode()
 
     def replace_document(self, body: bytes | None) -> None:
-        """Serve *body* just as it is, to every version; null goes back to the events."""
+        """Serve *body* just as it is, to every version; None goes back to the events."""
         with self._change():
             self._replaced = body
             self._note("the document is the events again" if body is None else "the document was replaced")
 
     @property
     def replaced_document(self) -> bytes | None:
-        """Return the body that stands in for the events; null when none does."""
+        """Return the body that stands in for the events; None when none does."""
         return self._replaced
 
     def reset_incarnation(self, to: int = 1) -> None:

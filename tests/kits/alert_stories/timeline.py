@@ -32,7 +32,7 @@ class Scrape:
     counters: frozenset[str]
 
     def of(self, name: str, **labels: str) -> float | None:
-        """Return the value of one series of ours; null when it is not there."""
+        """Return the value of one series of ours; None when it is not there."""
         return self.values.get((PREFIX + name, tuple(sorted(labels.items()))))
 
     def sum(self, name: str) -> float:
@@ -91,7 +91,7 @@ class _Series:
 
     runs: list[_Run | str] = field(default_factory=list)
     value: float | None = None
-    """The last one written; null while it is absent."""
+    """The last one written; None while it is absent."""
     real: float | None = None
     """The last one scraped."""
     direction: float = 0.0

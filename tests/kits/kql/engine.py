@@ -82,7 +82,7 @@ class Database:
 
 
 def _at(message: Mapping[str, Any], path: str) -> Any:
-    """Return what stands at ``$.a.b`` of *message*; null when nothing does."""
+    """Return what stands at ``$.a.b`` of *message*; None when nothing does."""
     found: Any = message
     for name in path.removeprefix("$.").split("."):
         found = found.get(name) if isinstance(found, Mapping) else None

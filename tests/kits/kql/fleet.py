@@ -64,7 +64,7 @@ class _Fleet:
         return [json.loads(request.body) for request in self._hub.requests]
 
     def wait_for(self, count: int, transition: str, event_id: str | None) -> None:
-        """Return once *count* records say *transition* of *event_id*; null is a heartbeat's."""
+        """Return once *count* records say *transition* of *event_id*; None is a heartbeat's."""
         self._until(lambda: self._count(transition, event_id) >= count, f"{count} x {transition} of {event_id}")
 
     def _count(self, transition: str, event_id: str | None) -> int:
