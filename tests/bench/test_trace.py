@@ -12,7 +12,6 @@ def ways(tmp_path_factory):
     return trace(tmp_path_factory.mktemp("trace"))
 
 
-@pytest.mark.xfail(reason="Files that only one neighbour reads are still being merged into it.", strict=False)
 @pytest.mark.parametrize(
     ("number", "most_files", "most_round_trips"), [(0, 12, 3), (1, 18, 6)], ids=["document", "decision"]
 )

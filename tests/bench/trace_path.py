@@ -71,6 +71,7 @@ _BOTTOM = (
     "bridge/log",
     "bridge/metrics/",
     "bridge/sink.py",
+    "bridge/strict_json.py",
     "bridge/system/",
     "bridge/text.py",
 )
