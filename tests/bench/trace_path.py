@@ -10,8 +10,9 @@ decision from the portal's answer until the outbox has stored what Azure answere
 
 - files on the way: those that take part and call on into another. One that answers its caller and calls nobody, as the
   parser of documents does, is printed apart, for it is read when its own question is asked. So is the bottom of the
-  house, which any line may call: clock, texts, logs, errors, metrics, `bridge.http`, `bridge.system`, and the values
-  that travel, event and record. The sink is one file, where the agent enters it; what it does inside is its author's;
+  house, which any line may call: clock, texts, logs, errors, metrics, `bridge.http`, `bridge.system`, the connection
+  under the outbox, and the values that travel, event and record. The sink is one file, where the agent enters it; what
+  it does inside is its author's;
 - calls that enter a file again: the caller is another file, and the file that is called stands further out on the
   same stack. It was left for a lower layer, and that one calls back into it;
 - calls upward: into a file of a higher layer (`layers` in pyproject.toml) than its caller's. Not judged: what is handed
@@ -70,6 +71,7 @@ _BOTTOM = (
     "bridge/http/",
     "bridge/log",
     "bridge/metrics/",
+    "bridge/outbox/database.py",
     "bridge/sink.py",
     "bridge/strict_json.py",
     "bridge/system/",
