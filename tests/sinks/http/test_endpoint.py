@@ -34,7 +34,7 @@ from bridge.testing.simulator.imds_api import Answer, Request
 from sinks.http.config import HttpConfig
 from sinks.http.endpoint import Endpoint
 
-DEADLINE = 0.3
+DEADLINE = 1.0
 SLACK = 0.15
 SECRET_PATH = "/services/T0000/B0000/XXXXXXXXSECRETXXXXXXXX"
 
