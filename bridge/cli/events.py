@@ -12,7 +12,7 @@ from bridge.cli.terminal import Table, utc
 from bridge.clock import parse_time
 from bridge.events.event import encode
 from bridge.events.record import TransitionRecord
-from bridge.health.probe import EVENTS_UNKNOWN
+from bridge.health.client import EVENTS_UNKNOWN
 from bridge.outbox.reader import OutboxFile
 
 _FOLLOW_SECONDS = 0.5

@@ -18,7 +18,7 @@ from bridge.clock import utc_now
 from bridge.config.loader import Settings, StatusSettings, find_config, load, state_directory
 from bridge.errors import ConfigurationError, OutboxError
 from bridge.events.event import encode
-from bridge.health.probe import AgentAnswer, query_readyz
+from bridge.health.client import AgentAnswer, query_readyz
 from bridge.outbox import locks
 from bridge.outbox.reader import OutboxFile
 

@@ -20,8 +20,8 @@ from bridge.clock import format_time, parse_time
 from bridge.config.loader import Settings
 from bridge.events.event import ScheduledEvent, names_vm
 from bridge.events.record import Evidence, Transition, TransitionRecord, Verdict
-from bridge.health.probe import AgentAnswer
-from bridge.health.report import STUCK_SECONDS, Readiness
+from bridge.health.client import AgentAnswer
+from bridge.health.readiness import STUCK_SECONDS, Readiness
 from bridge.outbox.approvals import ApprovalStage, DecisionStage, PendingApproval, StoredDecision
 from bridge.outbox.database import DATABASE
 from bridge.outbox.deliveries import SinkAccount

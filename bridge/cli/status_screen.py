@@ -10,7 +10,7 @@ from datetime import datetime
 from bridge.cli.status_report import ApprovalReport, DecisionReport, EventReport, SinkReport, StatusReport
 from bridge.cli.terminal import Table, ago, countdown, counted, size, styled, utc, wrapped
 from bridge.clock import parse_time
-from bridge.health.probe import EVENTS_UNKNOWN
+from bridge.health.client import EVENTS_UNKNOWN
 from bridge.outbox.approvals import ApprovalStage, DecisionStage
 from bridge.text import duration, one_line
 

@@ -1,4 +1,4 @@
 """The agent's health: the pages /healthz, /readyz and /metrics, and how a command asks a running agent.
 
-Public: `reporter` (HealthReporter), `report` (Readiness), `server` (HealthServer), `probe`.
+Public: `reporter` (HealthReporter), `readiness` (Readiness), `server` (HealthServer), `client`.
 """

@@ -18,7 +18,7 @@ import msgspec
 
 from bridge.clock import REAL_CLOCK, Clock, format_time
 from bridge.errors import BridgeError, OutboxError
-from bridge.health.report import STUCK_SECONDS, Readiness, SinkReadiness
+from bridge.health.readiness import Readiness, SinkReadiness, why_polling_is_not_ready, why_sink_is_not_ready
 from bridge.health.server import Response
 from bridge.metrics.metrics import CONTENT_TYPE, Metrics, OutboxReading, own_version
 from bridge.outbox import deliveries
@@ -95,7 +95,9 @@ class HealthReporter:
 
     def report(self) -> Readiness:
         """Return what /readyz says."""
-        reasons = self._reasons_of_polling()
+        polled = self.polled
+        silent = None if polled is None else polled.silent_seconds
+        reasons = why_polling_is_not_ready(silent, gap_seconds=0.0 if polled is None else polled.gap_seconds)
         try:
             reading = self.outbox()
         except BridgeError as error:
@@ -105,10 +107,10 @@ class HealthReporter:
         if reading.in_memory:
             reasons.append("The disk refuses, so the outbox is in memory.")
         sinks = {name: self._sink(name, totals) for name in totals.sinks}
-        reasons += [reason for name in self._sinks() if name in sinks for reason in _reasons_of(name, sinks[name])]
-        polled = self.polled
+        reasons += [
+            reason for name in self._sinks() if name in sinks for reason in why_sink_is_not_ready(name, sinks[name])
+        ]
         good_at = None if polled is None else polled.good_at
-        silent = None if polled is None else polled.silent_seconds
         return Readiness(
             status="not_ready" if reasons else "ready",
             reasons=tuple(reasons),
@@ -138,27 +140,9 @@ class HealthReporter:
             set_aside=self._outbox.set_aside_count,
         )
 
-    def _reasons_of_polling(self) -> list[str]:
-        polled = self.polled
-        silent = None if polled is None else polled.silent_seconds
-        if polled is None or silent is None:
-            return ["IMDS has not answered yet."]
-        if silent > polled.gap_seconds:
-            return [f"IMDS answered last {silent:.0f} s ago."]
-        return []
-
     def _sink(self, name: str, totals: OutboxTotals) -> SinkReadiness:
         return SinkReadiness(
             **msgspec.structs.asdict(totals.sinks[name]),
             oldest_pending_seconds=round(totals.oldest_pending_seconds(name, self._clock.timestamp()), 3),
             needs_attention=self._metrics.needs_attention(name),
         )
-
-
-def _reasons_of(name: str, sink: SinkReadiness) -> list[str]:
-    reasons = []
-    if sink.needs_attention:
-        reasons.append(f"Sink {name} needs a person; `status` shows its last error.")
-    if sink.oldest_pending_seconds > STUCK_SECONDS:
-        reasons.append(f"Sink {name} is stuck: its oldest record has waited {sink.oldest_pending_seconds:.0f} s.")
-    return reasons

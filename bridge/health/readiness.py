@@ -1,4 +1,8 @@
-"""The body of /readyz, as the agent writes it and as `status` reads it."""
+"""What /readyz answers: its body, and what makes an agent not ready.
+
+The agent writes this body (`bridge.health.reporter` fills it in), and `status` reads it from a running agent
+(`bridge.health.client`).
+"""
 
 from __future__ import annotations
 
@@ -39,3 +43,22 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     def is_ready(self) -> bool:
         """Return whether the agent sees what happens, and every sink takes it."""
         return self.status == "ready"
+
+
+def why_polling_is_not_ready(silent_seconds: float | None, *, gap_seconds: float) -> list[str]:
+    """Return a sentence when IMDS has not answered for longer than *gap_seconds*, or never (None)."""
+    if silent_seconds is None:
+        return ["IMDS has not answered yet."]
+    if silent_seconds > gap_seconds:
+        return [f"IMDS answered last {silent_seconds:.0f} s ago."]
+    return []
+
+
+def why_sink_is_not_ready(name: str, sink: SinkReadiness) -> list[str]:
+    """Return a sentence for each reason why the sink called *name* does not take what it should."""
+    reasons = []
+    if sink.needs_attention:
+        reasons.append(f"Sink {name} needs a person; `status` shows its last error.")
+    if sink.oldest_pending_seconds > STUCK_SECONDS:
+        reasons.append(f"Sink {name} is stuck: its oldest record has waited {sink.oldest_pending_seconds:.0f} s.")
+    return reasons

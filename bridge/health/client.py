@@ -11,7 +11,7 @@ import requests
 from bridge.clock import parse_time
 from bridge.config.settings import StatusSettings
 from bridge.errors import DeadlineExceeded
-from bridge.health.report import Readiness
+from bridge.health.readiness import Readiness
 from bridge.http.session import DeadlineSession
 
 ANSWER_SECONDS = 1.0
