@@ -10,9 +10,9 @@ pytestmark = pytest.mark.deploy
 HERE = Path(__file__).parent
 #: Pattern of a path below deploy/ (no pattern crosses a slash), and the module that judges the files of it.
 JUDGES = {
-    "README.md": "../../docs/test_operators.py",
-    "*/README.md": "../../docs/test_readme.py",
-    "azure/kql/README.md": "../../docs/test_operators.py",
+    "README.md": "../docs/test_operators.py",
+    "*/README.md": "../docs/test_readme.py",
+    "azure/kql/README.md": "../docs/test_operators.py",
     "systemd/*": "test_systemd.py",
     "docker/Dockerfile": "test_docker.py",
     "docker/Dockerfile.dockerignore": "test_docker.py",

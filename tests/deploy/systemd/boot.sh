@@ -44,7 +44,7 @@ overlay
 mount -t tmpfs none "$root/run"
 mkdir "$root/run/results" "$root/run/driver"
 mount --bind "$share/results" "$root/run/results"
-cp "$here/drive.sh" "$here"/../../../../deploy/systemd/*.conf "$root/run/driver/"
+cp "$here/drive.sh" "$here"/../../../deploy/systemd/*.conf "$root/run/driver/"
 mount -t tmpfs none "$root/tmp"
 mount --rbind /dev "$root/dev"
 ip link set lo up
