@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from bridge.config.loader import read
-from bridge.health import reporter
+from bridge.health import readiness
 from bridge.outbox import storage
 from bridge.system import threads
 from sinks.eventhubs.sink import EventHubsConfig
@@ -50,7 +50,7 @@ def test_first_screens_say_what_turning_it_on_does_to_ones_own_reboots():
         pytest.param(DEPLOY, r"`state.max_bytes` at most, (\d+) MiB", DEFAULTS.state.max_bytes / 2**20, id="max_bytes"),
         pytest.param(DEPLOY, r"it may take\s+(\d+) MiB more while", storage.MEMORY_BYTES / 2**20, id="memory"),
         pytest.param(README, r"memory \(at most (\d+) MiB", storage.MEMORY_BYTES / 2**20, id="memory, README"),
-        pytest.param(README, r"oldest record has waited for (\d+) s", reporter.STUCK_SECONDS, id="readyz, a sink"),
+        pytest.param(README, r"oldest record has waited for (\d+) s", readiness.STUCK_SECONDS, id="readyz, a sink"),
         pytest.param(README, r"after (\d+) s of slack", threads.SLACK_SECONDS, id="healthz"),
     ],
 )
