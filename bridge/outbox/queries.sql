@@ -183,7 +183,8 @@ WHERE sink = :sink AND state IN ('pending', 'parked') AND (:state IS NULL OR sta
 SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records WHERE body <> '' ORDER BY sequence;
 
 -- name: copy_records_from_the_last
-SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records ORDER BY sequence DESC;
+SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records WHERE body <> ''
+ORDER BY sequence DESC;
 
 -- name: put_record
 INSERT INTO records (sequence, id, first_id, event_key, observed_at, is_routed, body) VALUES (?, ?, ?, ?, ?, ?, ?)

@@ -301,7 +301,8 @@ class RecordWriter:
             self._add_delivery(connection, name, record)
         if record.is_urgent:
             # Its older records go before it, so they are as urgent.
-            connection.execute(SQL["make_event_urgent"], (record.event_key,))
+            made_urgent = connection.execute(SQL["make_event_urgent"], (record.event_key,)).rowcount
+            self._has_added = self._has_added or made_urgent > 0
 
     def _add_delivery(self, connection: sqlite3.Connection, sink: str, record: TransitionRecord) -> None:
         event = record.event

@@ -23,7 +23,7 @@ from bridge.clock import parse_time
 from bridge.events.event import VmIdentity, decode_document
 from bridge.events.record import decode_record
 from bridge.outbox import meta
-from bridge.outbox.database import SQL, used_bytes
+from bridge.outbox.database import SQL, check, open_to_read, used_bytes
 
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
@@ -45,7 +45,8 @@ class FileGuard:
         self._wal = Path(f"{path}-wal")
         self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         self._file, self._wal_file = _identity(path), _identity(self._wal)
-        self._is_cut = False
+        self._cut: tuple[int, int] | None = None
+        self._whole_cut: tuple[int, int] | None = None
 
     def trouble(self) -> str | None:
         """Return what happened to the file, None when nothing did."""
@@ -55,11 +56,23 @@ class FileGuard:
             return "the file, or the -wal beside it, was deleted or replaced"
         os.lseek(self._descriptor, 0, os.SEEK_SET)
         header = os.read(self._descriptor, _HEADER_BYTES)
-        was_cut, self._is_cut = self._is_cut, os.fstat(self._descriptor).st_size < _size_in(header)
-        # Twice in a row: another program may be in the middle of a checkpoint, which writes the first page first.
-        if not header.startswith(_MAGIC) or (was_cut and self._is_cut):
+        if not header.startswith(_MAGIC) or self._is_cut(os.fstat(self._descriptor).st_size, _size_in(header)):
             return "the file was overwritten or cut off"
         return None
+
+    def _is_cut(self, size: int, expected: int) -> bool:
+        """Return whether pages are missing at the end of the file, and not in the -wal either.
+
+        Seen twice: another program may be in the middle of a checkpoint, which writes the first page first. A full disk
+        can end one there, for as long as it is full; all else is in the -wal then.
+        """
+        before, self._cut = self._cut, (size, expected) if size < expected else None
+        if self._cut is None or self._cut != before or self._cut == self._whole_cut:
+            return False
+        if _is_whole(self._path):
+            self._whole_cut = self._cut
+            return False
+        return True
 
     @property
     def is_replaced(self) -> bool:
@@ -69,6 +82,20 @@ class FileGuard:
     def close(self) -> None:
         """Close the descriptor; only after every connection to the file is closed."""
         os.close(self._descriptor)
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether the database at *path*, with its -wal, has all of its pages."""
+    connection = open_to_read(path)
+    if connection is None:
+        return False
+    try:
+        check(connection, path)
+    except sqlite3.Error:
+        return False
+    finally:
+        connection.close()
+    return True
 
 
 def _size_in(header: bytes) -> int:
@@ -159,7 +186,7 @@ def _text_or_bytes(value: bytes) -> str | bytes:
 def _is_sound_record(row: Row) -> bool:
     sequence, body = row[0], row[6]
     try:
-        return bool(body == "" or decode_record(body).sequence == sequence)
+        return bool(decode_record(body).sequence == sequence)
     except (msgspec.MsgspecError, TypeError, UnicodeError):
         return False
 

@@ -11,6 +11,7 @@ Records must outlive what happens to the file under them, so every misfortune ha
 A database above 10 MiB is not copied, because an agent on a full disk must not be killed for its memory next. Memory
 then starts with what the stream needs to go on; the backlog waits for the disk, and with it every event of which
 something waits there (the table `held`), so that no record overtakes another.
+A damaged one of that size is kept open meanwhile, and read on the way back.
 
 On the way back the rows of memory are written into the file, not over it: a command may have committed a decision in
 the very moment when the disk was left.
@@ -75,6 +76,8 @@ class Storage:
         """In memory: the disk could not even be read, so memory began a stream of its own."""
         self._is_whole = False
         """In memory: it began as a copy of all that the disk has."""
+        self._unread: list[sqlite3.Connection] = []
+        """In memory: damaged databases that are too large for it; they are read on the way back to the disk."""
         self._deleted_before: _Deleted = Counter()
         self.set_aside_count = 0
         """How many databases were set aside since the start: damaged ones, and those of another machine."""
@@ -122,8 +125,10 @@ class Storage:
         readable = None if is_another or not carry else database.open_to_read(aside)
         sources = ([old] if carry else []) + ([] if readable is None else [readable])
         self._guard, self.in_memory, self.disk_sequence = None, False, 0
+        if not carry:
+            self._close_unread()
         self.connection = self._rebuilt(sources, self.meta if carry else {})
-        for connection in {old, *sources}:
+        for connection in {old, *sources}.difference(self._unread):
             connection.close()  # after the new one is open: the last to close takes the -wal of that name away
         if guard is not None:
             guard.close()
@@ -141,6 +146,7 @@ class Storage:
             self._flag.set()
             return False
         self.connection.close()
+        self._close_unread()
         self.connection = disk
         self.in_memory, self.disk_sequence, self._is_blind = False, 0, False
         self.refresh()
@@ -152,9 +158,15 @@ class Storage:
         if not self.return_to_disk():
             logger.error("What is in memory is lost: the disk under the outbox still refuses.")
         self.connection.close()
+        self._close_unread()
         if self._guard is not None:
             self._guard.close()
         self._flag.clear()
+
+    def _close_unread(self) -> None:
+        for connection in self._unread:
+            connection.close()
+        self._unread.clear()
 
     # On disk.
 
@@ -192,7 +204,7 @@ class Storage:
         try:
             return self._rebuilt([] if source is None else [source], {})
         finally:
-            if source is not None:
+            if source is not None and source not in self._unread:
                 source.close()
 
     def _rebuilt(self, sources: list[sqlite3.Connection], known: dict[str, str]) -> sqlite3.Connection:
@@ -208,7 +220,12 @@ class Storage:
                 raise
         except (sqlite3.Error, OSError) as error:
             memory = database.open_memory()
-            self._fill(memory, sources, known, limit_bytes=_COPIED_BYTES)
+            if any(_is_large(source) for source in sources):
+                self._unread.extend(sources)
+                with transaction(memory):
+                    self._outline(memory, sources, known)
+            else:
+                self._fill(memory, sources, known, limit_bytes=_COPIED_BYTES)
             return self._begin_in_memory(memory, str(error), is_whole=False)
         prepare_nudge(self.directory)
         return connection
@@ -265,12 +282,15 @@ class Storage:
         if memory is None:
             memory = database.open_memory()
             with transaction(memory):
-                for key, value in known.items():
-                    meta.put(memory, key, value)
-                if source is not None:
-                    _copy_outline(source, memory)
-                recovery.keep_sequence_ahead(memory)
+                self._outline(memory, [] if source is None else [source], known)
         return self._begin_in_memory(memory, why, is_whole=is_whole)
+
+    def _outline(self, memory: sqlite3.Connection, sources: list[sqlite3.Connection], known: dict[str, str]) -> None:
+        for key, value in known.items():
+            meta.put(memory, key, value)
+        for source in sources:
+            _copy_outline(source, memory)
+        recovery.keep_sequence_ahead(memory)
 
     def _begin_in_memory(self, memory: sqlite3.Connection, why: str, *, is_whole: bool) -> sqlite3.Connection:
         self.in_memory, self._is_blind = True, meta.get(memory, "stream_id") is None
@@ -305,9 +325,8 @@ class Storage:
 
     def _merged(self) -> sqlite3.Connection | None:
         """Return the disk's database with all that happened in memory, or None when that cannot be had now."""
-        damaged: sqlite3.Connection | None = None
         try:
-            return self._merge(None)
+            return self._merge()
         except (sqlite3.Error, OSError, OutboxError) as error:
             if not is_damage(error):
                 if isinstance(error, OutboxError):
@@ -315,26 +334,26 @@ class Storage:
                 return None
             aside = self._set_aside("damaged", str(error))
             damaged = None if self._is_whole else database.open_to_read(aside)
+            if damaged is not None:
+                self._unread.append(damaged)
         try:
-            return self._merge(damaged)
+            return self._merge()
         except (sqlite3.Error, OSError, OutboxError):
             return None
-        finally:
-            if damaged is not None:
-                damaged.close()
 
-    def _merge(self, damaged: sqlite3.Connection | None) -> sqlite3.Connection:
-        """Return the file with what can be read of *damaged* and all of memory; raise and change nothing."""
+    def _merge(self) -> sqlite3.Connection:
+        """Return the file with what can be read of damaged ones and all of memory; raise and change nothing."""
         disk = self._file_to_return_to()
         try:
             with transaction(disk):
                 is_new = meta.get(disk, "stream_id") is None
-                if damaged is not None:
-                    recovery.copy_readable([damaged], disk)
+                is_alone = is_new and not self._unread  # there is nothing but memory to tell what was
+                if self._unread:
+                    recovery.copy_readable(self._unread, disk)
                 deleted = _deleted(self.connection)
-                if not is_new or damaged is not None:  # else there is nothing but memory to tell of them
+                if not is_alone:
                     deleted.subtract(self._deleted_before)
-                _write_back(self.connection, disk, is_blind=self._is_blind, deleted=deleted)
+                _write_back(self.connection, disk, is_blind=self._is_blind and not is_alone, deleted=deleted)
                 if is_new:
                     self._forget_decisions(disk)
             self._guard = FileGuard(self.path)
@@ -370,16 +389,29 @@ _Deleted = Counter[tuple[str, str]]
 """(sink, state) -> how many rows were counted there and are deleted now."""
 
 
+def _is_large(source: sqlite3.Connection) -> bool:
+    """Return whether *source* is more than is taken into memory, as far as it can be read."""
+    try:
+        return _size(source) > _COPIED_BYTES
+    except sqlite3.Error:
+        return False
+
+
+def _size(source: sqlite3.Connection) -> int:
+    pages, size = (int(source.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "page_size"))
+    return pages * size
+
+
 def _copy(source: sqlite3.Connection, path: Path) -> sqlite3.Connection | None:
     """Return a copy of *source* in memory; None when it is too large, or its disk or its pages do not allow it."""
     try:
-        pages, size = (int(source.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_count", "page_size"))
-        if pages * size > _COPIED_BYTES:
+        if _size(source) > _COPIED_BYTES:
             return None
         memory = database.open_memory(empty=True)
         try:
             source.backup(memory)
             database.check(memory, path)
+            database.create_schema(memory)  # of an agent that died before it made the tables
         except BaseException:
             memory.close()
             raise
@@ -460,11 +492,11 @@ def _deleted(connection: sqlite3.Connection) -> _Deleted:
 
 
 def _add_deleted(disk: sqlite3.Connection, deleted: _Deleted) -> None:
-    """Count in the totals of *disk* the rows that came and went in memory alone."""
+    """Count in the totals of *disk* the rows that came and went in memory alone; what no sink got is evicted."""
     totals = {name: counts for name, *counts in disk.execute(SQL["copy_sinks"])}
     for (sink, state), count in deleted.items():
         counts = totals.setdefault(sink, [0] * len(COUNTS))
-        counts[COUNTS.index(state)] += count
+        counts[COUNTS.index("evicted" if state in ("pending", "parked") else state)] += count
         counts[0] += count
     for sink, counts in totals.items():
         _set_totals(disk, sink, counts)

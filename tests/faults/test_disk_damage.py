@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -403,3 +404,14 @@ def test_records_that_are_found_without_the_state_they_belong_to_are_joined_by_t
         assert_totals_hold(outbox, kit)
         outbox.close()
         shutil.move(kit.directory.parent / "whole", kit.directory / "outbox.db")
+
+
+def test_a_damaged_file_is_replaced_on_windows_by_way_of_memory(kit, monkeypatch):
+    outbox = prepared(kit)
+    checkpoint(outbox, forget=True)
+    damage(kit, DAMAGES["one page of garbage"])
+    monkeypatch.setattr("bridge.outbox.storage.sys", SimpleNamespace(platform="win32"))
+    outbox.exclusive(lambda storage: storage.replace_database("damaged", carry=True, why="a test")).result()
+    assert len(kit.due(outbox, "b")) > COUNT - 20
+    assert_totals_hold(outbox, kit)
+    assert len(set_aside(kit)) == 1

@@ -392,3 +392,112 @@ def test_what_a_command_commits_just_as_the_disk_is_left_is_kept(kit):
     state = outbox.read(read_state).result()
     assert [kept.decision_id for kept in state.decisions] == ["D-1"]
     assert_totals_hold(kit, outbox, accepted=4)
+
+
+def overwrite_middle(path):
+    """Put garbage into one page."""
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2 // 4096 * 4096)
+        file.write(b"\xff" * 4096)
+
+
+def set_aside(kit):
+    return [path.name for path in kit.directory.glob("outbox.db.damaged-*Z")]
+
+
+@pytest.mark.parametrize("disk", [16], indirect=True)
+def test_a_checkpoint_that_a_full_disk_stops_is_no_damage(kit, disk):
+    outbox = kit.open(sinks=("a",))
+    kit.fill(outbox, 500, size=9000)
+    # The -wal keeps the room it has: commits go on in it, while the file cannot grow.
+    outbox.exclusive(lambda storage: storage.connection.execute("PRAGMA wal_checkpoint(FULL)").fetchall()).result()
+    kit.commit(outbox, kit.event(), document=Document())
+    disk.fill()
+    last = 501
+    while not outbox.in_memory:
+        last = kit.commit(outbox, kit.event(f"M-{last}", description="x" * 3000), document=Document())[-1].sequence
+        for _ in range(3):
+            outbox.tend().result()
+    disk.free()
+    outbox.tend().result()
+    assert not outbox.in_memory
+    assert kit.due(outbox, "a") == list(range(1, last + 1))
+    assert set_aside(kit) == []
+
+
+@pytest.mark.parametrize("disk", [32], indirect=True)
+def test_a_backlog_that_is_deleted_while_it_waits_on_disk_counts_as_evicted(kit, disk):
+    outbox = kit.open(sinks=("a",))
+    kit.fill(outbox, 1500, size=9000)
+    last = fill_until_memory(kit, outbox, disk)
+    for path in kit.directory.glob("outbox.db*"):
+        path.unlink()
+    disk.free()
+    outbox.tend().result()
+    assert not outbox.in_memory
+    assert_totals_hold(kit, outbox, accepted=last, pending=1, evicted=last - 1)
+    assert disk_counts(kit) == {"pending": 1}
+
+
+@pytest.mark.parametrize("disk", [48], indirect=True)
+def test_a_backlog_found_damaged_is_read_when_there_is_room_for_it(kit, disk):
+    outbox = kit.open(sinks=("a",))
+    kit.fill(outbox, 1500, size=9000)
+    last = fill_until_memory(kit, outbox, disk)
+    overwrite_middle(kit.directory / "outbox.db")
+    for _ in range(2):
+        outbox.tend().result()
+        assert outbox.in_memory
+    assert len(set_aside(kit)) == 1
+    disk.free()
+    outbox.tend().result()
+    assert not outbox.in_memory
+    evicted = kit.totals(outbox)["a"]["evicted"]
+    assert evicted < 10
+    assert_totals_hold(kit, outbox, accepted=last, pending=last - evicted)
+    assert disk_counts(kit) == {"pending": last - evicted}
+
+
+@pytest.mark.parametrize("disk", [48], indirect=True)
+def test_a_large_outbox_damaged_on_a_full_disk_loses_nothing_that_can_be_read(kit, disk):
+    outbox = kit.open(sinks=("a",))
+    kit.fill(outbox, 1500, size=9000)
+    kit.settle(outbox, "a", *range(1, 1491))
+    disk.fill()
+    outbox.exclusive(lambda storage: storage.replace_database("damaged", carry=True, why="a test")).result()
+    assert outbox.in_memory
+    (old,) = kit.commit(outbox, kit.event("F-1495"), document=Document())
+    (new,) = kit.commit(outbox, kit.event("N-1"), document=Document())
+    assert kit.due(outbox, "a") == [new.sequence]  # the other would overtake what its event has on disk
+    disk.free()
+    outbox.tend().result()
+    assert not outbox.in_memory
+    assert kit.due(outbox, "a") == [*range(1491, 1501), old.sequence, new.sequence]
+    assert_totals_hold(kit, outbox, accepted=1502, delivered=1490, pending=12)
+    assert len(set_aside(kit)) == 1
+
+
+def test_an_agent_that_died_before_it_made_its_tables_does_not_keep_the_next_from_starting(kit):
+    kit.directory.mkdir()
+    with closing(sqlite3.connect(kit.directory / "outbox.db")) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    with no_file_may_grow():
+        outbox = kit.open(sinks=("a",))
+        assert outbox.in_memory
+        kit.commit(outbox, kit.event())
+    outbox.tend().result()
+    assert not outbox.in_memory
+    assert kit.due(outbox, "a") == [1]
+
+
+def test_records_keep_their_sequence_when_memory_moves_into_a_new_file(kit):
+    kit.directory.mkdir()
+    with no_file_may_grow():
+        outbox = kit.open(sinks=("a",))
+        assert outbox.in_memory
+        kit.fill(outbox, 4000, size=4000)  # more than memory holds: the oldest are evicted
+        due = kit.due(outbox, "a")
+    outbox.tend().result()
+    assert not outbox.in_memory
+    assert due[0] > 1
+    assert kit.due(outbox, "a") == due

@@ -374,3 +374,14 @@ def test_a_file_of_a_newer_version_is_refused_with_a_sentence(kit):
     with pytest.raises(OutboxError, match=r"newer version \(schema 99, this one knows 1\)\. Run that version"):
         kit.open()
     assert [path.name for path in kit.directory.glob("outbox.db.*")] == []
+
+
+def test_a_sink_is_told_when_its_pending_record_becomes_urgent_by_one_that_it_does_not_get(kit):
+    outbox = kit.open(sinks=("a",), route=lambda record, _name: ["a"] if record.transition == "scheduled" else [])
+    kit.commit(outbox, kit.event())
+    told = []
+    outbox.on_added = lambda: told.append(True)
+    kit.commit(outbox, kit.event("E-2"), transition="updated")
+    assert told == []
+    kit.commit(outbox, kit.event(event_type="Preempt"), transition="updated")
+    assert told == [True]
