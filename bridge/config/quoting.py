@@ -18,7 +18,7 @@ MOST_SHOWN = 80
 _SECRET_NAME = re.compile(
     r"secret|token|passw|passphrase|pwd|key|auth|bearer|signature|cookie|credential|(^|_)sas($|_)"
 )
-_SECRET_VALUE = re.compile(r"(?i)^whsec_|^(bearer|basic) |(key|secret|token|password|sig|signature)=")
+_SECRET_VALUE = re.compile(r"(?i)^whsec_|^eyJ|^(bearer|basic) |(key|secret|token|password|sig|signature)=")
 _OPTION = re.compile(r"\s--?[A-Za-z]")
 _WEB_SCHEMES = frozenset({"http", "https", "amqp", "amqps", "sb"})
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -236,6 +237,13 @@ class _WatchedConnection(HTTPConnection):
 class _WatchedTlsConnection(_WatchedConnection, HTTPSConnection):
     """The same under TLS."""
 
+    def connect(self) -> None:
+        try:
+            super().connect()
+        except BaseException as error:
+            _close_half_made(error)
+            raise
+
 
 class _WatchedPool(HTTPConnectionPool):
     ConnectionCls = _WatchedConnection
@@ -246,3 +254,18 @@ class _WatchedTlsPool(HTTPSConnectionPool):
 
 
 POOL_CLASSES = {"http": _WatchedPool, "https": _WatchedTlsPool}
+
+
+def _close_half_made(error: BaseException) -> None:
+    """Close the TLS socket that *error* left behind.
+
+    Python 3.10 and 3.11 give the descriptor to a new socket and raise without closing it when the connection was reset
+    or cut before the handshake. That socket is left in the frames of the traceback, in a cycle which only the garbage
+    collector takes apart.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        made = trace.tb_frame.f_locals.get("self")
+        if isinstance(made, ssl.SSLSocket):
+            made.close()
+        trace = trace.tb_next

@@ -1,9 +1,12 @@
 """A call ends by its deadline whatever the peer does, and leaves nothing behind."""
 
 import contextlib
+import gc
 import queue
+import select
 import socket
 import ssl
+import struct
 import threading
 import time
 from datetime import datetime, timedelta, timezone
@@ -247,6 +250,34 @@ def test_twenty_cuts_in_a_row_leave_no_thread_and_no_socket(start, session, beha
     assert longest < 0.1 * 1.1 + 0.15
     assert threading.active_count() <= threads
     assert descriptors() <= files
+
+
+def reset(_peer, connection, _):
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
+def test_a_reset_before_the_tls_handshake_leaves_no_socket_to_the_garbage_collector(start, session, monkeypatch):
+    def wrap_once_reset(context, connection, *args, **kwargs):
+        waiting = select.poll()
+        waiting.register(connection, 0)
+        assert waiting.poll(5000), "the peer did not reset the connection"
+        return wrap(context, connection, *args, **kwargs)
+
+    wrap = ssl.SSLContext.wrap_socket
+    monkeypatch.setattr(ssl.SSLContext, "wrap_socket", wrap_once_reset)
+    url = f"https://127.0.0.1:{start(reset).port}/"
+    gc.collect()
+    gc.disable()
+    try:
+        files = descriptors()
+        for _ in range(10):
+            with pytest.raises(requests.ConnectionError):
+                session.request("GET", url, deadline_seconds=5)
+        assert descriptors() <= files
+    finally:
+        gc.enable()
 
 
 def test_the_call_after_a_cut_works_on_a_new_connection(start, session):

@@ -262,6 +262,8 @@ def test_two_sinks_of_one_name_are_both_said(mistakes_of: Refuse) -> None:
         'url = 5\nextra = "run --token hunter2"',
         'url = 5\nname = "http://h/hunter2"',
         'url = 5\nname = "Bearer hunter2"',
+        'url = 5\nname = "eyJhunter2"',
+        'url = 5\ntimeout_seconds = "eyJhunter2"',
         'autorization = "hunter2"',
         'api-key = "hunter2"',
         "connection_string = 'hunter2'",
