@@ -239,7 +239,8 @@ def test_a_name_with_several_addresses_is_tried_until_one_answers(start, session
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
 @pytest.mark.parametrize("behaviour", [silent, drip_header, drip_body], ids=lambda each: each.__name__)
-def test_twenty_cuts_in_a_row_leave_no_thread_and_no_socket(start, session, behaviour):
+def test_twenty_cuts_in_a_row_leave_no_thread_and_no_socket(start, session, behaviour, certificate):
+    session.verify = str(certificate[0])  # requests' own bundle takes longer to read than this deadline
     seconds_of(lambda: session.request("GET", start(silent).url, deadline_seconds=0.05))  # the watchdog is there now
     threads, files = threading.active_count(), descriptors()
     peer = start(behaviour)
