@@ -15,13 +15,12 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import datetime
 
 import msgspec
 
 from bridge.approval.evaluate import Refusal
 from bridge.approval.token import Claims, verify
-from bridge.clock import REAL_CLOCK, Clock, parse_time
+from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import KeyUnusable, OutboxError, OutboxReadOnly, RefusalReason, RefusedDecision
 from bridge.events.event import VmIdentity
@@ -58,7 +57,6 @@ class DecisionInbox:
         self._clock = clock
         self._lock = threading.Lock()
         self._waiting: deque[str] = deque(maxlen=_MOST_WAITING)
-        self._created_at: datetime | None = None
 
     def receive(self, tokens: Sequence[str]) -> list[Refusal]:
         """Keep the decisions in *tokens*, or let them wait; return the refusals. Raises nothing a token can cause."""
@@ -97,7 +95,7 @@ class DecisionInbox:
         return False
 
     def _keep(self, tokens: Sequence[str], vm_id: str) -> list[Refusal]:
-        created_at = self._outbox_created_at()
+        created_at = self._outbox.created_at
         decisions: list[StoredDecision] = []
         refusals: list[Refusal] = []
         for token in tokens:
@@ -114,21 +112,7 @@ class DecisionInbox:
                 for decision, result in zip(decisions, results, strict=True)
                 if result in _NOT_KEPT
             ]
-        if any(each.reason is RefusalReason.ISSUED_BEFORE_THIS_OUTBOX for each in refusals):
-            self._created_at = None
         return refusals
-
-    def _outbox_created_at(self) -> datetime:
-        """Return when the database was made: read once, and again once it may have been replaced.
-
-        An old value lets nothing through: `keep_decisions` compares with the database itself.
-        """
-        if self._created_at is not None:
-            return self._created_at
-        created_at = parse_time(self._outbox.read(approvals.created_at).result())
-        if not self._outbox.in_memory:  # what stands in for a disk that refuses may have been made just now
-            self._created_at = created_at
-        return created_at
 
     def _is_known(self, refused: RefusedDecision) -> bool:
         """Return whether the decision was kept when it came; that it would not count any more is no refusal."""

@@ -179,11 +179,6 @@ class ApprovalState(msgspec.Struct, frozen=True, kw_only=True):
 # Reading.
 
 
-def created_at(connection: sqlite3.Connection) -> str:
-    """Return when this database was made: what was decided earlier may have been followed already."""
-    return get(connection, "created_at") or ""
-
-
 def read_state(connection: sqlite3.Connection) -> ApprovalState:
     """Return what is open: decisions that are not followed or refused, and every approval that is remembered."""
     return ApprovalState(
@@ -240,7 +235,8 @@ def _approval(row: Sequence[Any]) -> PendingApproval:
 def keep_decisions(connection: sqlite3.Connection, decisions: Sequence[StoredDecision]) -> list[KeepResult]:
     """Keep each of *decisions* that is new and not older than this database; OutboxReadOnly while in memory."""
     _refuse_memory(connection)
-    oldest = int(parse_time(created_at(connection)).timestamp() * 1_000_000)
+    # What was decided before this database was made may have been followed already.
+    oldest = int(parse_time(get(connection, "created_at") or "").timestamp() * 1_000_000)
     return [
         KeepResult.TOO_OLD if decision.issued_at < oldest else keep_decision(connection, decision)
         for decision in decisions

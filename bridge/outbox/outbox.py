@@ -32,7 +32,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from bridge.clock import utc_now
+from bridge.clock import parse_time, utc_now
 from bridge.errors import OutboxError
 from bridge.events.event import VmIdentity
 from bridge.logs import ThrottledLog
@@ -158,6 +158,11 @@ class Outbox:
     def in_memory(self) -> bool:
         """Return whether the disk refuses, so that what is kept would not survive the agent."""
         return self._storage.in_memory
+
+    @property
+    def created_at(self) -> datetime:
+        """Return when the database was made, as of the last commit: what was decided earlier does not count."""
+        return parse_time(self._storage.meta["created_at"])
 
     @property
     def max_bytes(self) -> int:

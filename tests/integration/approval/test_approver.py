@@ -302,6 +302,22 @@ def test_a_database_damaged_under_the_agent_takes_no_decision_from_before(kit):
     assert kit.outcomes[-1] == ("approval_refused", "issued_before_this_outbox")
 
 
+def test_the_reason_of_a_refusal_is_that_of_the_database_as_it_is_now(kit):
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event()))
+    old = kit.token(kit.event(), valid_seconds=10)
+    kit.wait(100)
+    (kit.state / "outbox.db").unlink()
+    kit.outbox.tend().result()
+    made = kit.now().isoformat()
+    kit.see(kit.event())
+    kit.offer(old)
+    kit.go(2, kit.event())
+    refused = kit.records[-1].approval
+    assert refused.result == "issued_before_this_outbox"
+    assert f"before the outbox was made at {made}" in refused.reason
+
+
 def test_the_poll_waits_for_a_post_about_its_event_and_no_longer_than_a_second(kit):
     reached, release = threading.Event(), threading.Event()
     kit.imds.on_post = lambda: (reached.set(), release.wait(20))
