@@ -7,6 +7,7 @@ one algorithm, nothing to choose, nothing to confuse.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
@@ -54,9 +55,11 @@ class TrustedKey:
         try:
             content = self._file.value()
         except OSError as error:
+            is_no_key_file = error.errno in (errno.EINVAL, errno.EFBIG)  # no plain file, or far too long for a key
+            advice = "Put a public key in PEM there." if is_no_key_file else "Make it readable for the agent."
             raise KeyUnusable(
                 f"The public key file {self.public_key_file} of kid '{self.kid}' cannot be read: {error.strerror}. "
-                "Make it readable for the agent."
+                f"{advice}"
             ) from error
         loaded = self._loaded
         if loaded is None or loaded[0] is not content:  # the same object until the file changes
