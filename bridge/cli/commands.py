@@ -9,7 +9,6 @@ from __future__ import annotations
 import bridge.cli.lean_requests  # isort: skip  # noqa: F401  # before anything imports requests
 
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -296,7 +295,7 @@ def simulate(*, list_scenarios: bool, **options: Any) -> None:
 
     /control on its port adds, starts and cancels events; the README has its routes.
     """
-    from bridge.cli.run import STOP_SIGNALS  # noqa: PLC0415
+    from bridge.cli.signals import STOP_SIGNALS, SignalEvents  # noqa: PLC0415
     from bridge.testing.simulator.scenario import load_scenario, scenario_names  # noqa: PLC0415
     from bridge.testing.simulator.serving import ServeOptions, serve  # noqa: PLC0415
 
@@ -304,9 +303,9 @@ def simulate(*, list_scenarios: bool, **options: Any) -> None:
         for name in scenario_names():
             click.echo(f"{name:<24} {load_scenario(name).description}")
         return
-    stop = threading.Event()
+    stop, signals = threading.Event(), SignalEvents()
     for number in STOP_SIGNALS:
-        signal.signal(number, lambda *_: stop.set())
+        signals.set_on(number, stop)
     serve(ServeOptions(**options), stop=stop, say=partial(click.echo, err=True))
 
 

@@ -25,6 +25,7 @@ import msgspec
 
 from bridge import logs
 from bridge.agent.agent import Agent
+from bridge.cli.signals import SignalEvents
 from bridge.config.loader import Settings, SinkSettings, read
 from bridge.errors import BridgeError, DeliveryFailed, StateDirectoryError
 from bridge.outbox import deliveries
@@ -168,8 +169,9 @@ def _set_by_signals(stop: threading.Event) -> Iterator[None]:
     numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
     before = {number: signal.getsignal(number) for number in numbers}
     taken = [number for number in numbers if before[number] is not signal.SIG_IGN]
+    signals = SignalEvents()
     for number in taken:
-        signal.signal(number, lambda *_: stop.set())
+        signals.set_on(number, stop)
     try:
         yield
     finally:

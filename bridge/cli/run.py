@@ -14,27 +14,26 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bridge.agent.agent import Agent
+from bridge.cli.signals import STOP_SIGNALS, SignalEvents
 from bridge.config.loader import Settings, find_config, load, state_directory
 from bridge.errors import BridgeError, ConfigurationError
 
 logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
-#: SIGBREAK is what Ctrl-Break sends on a Windows console.
-STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
 
 
 def run_agent(settings: Settings, config: Path | None) -> None:
     """Run the agent of *settings*, read from the file *config*, until a signal stops it."""
-    stop, reload_wanted = threading.Event(), threading.Event()
+    stop, reload_wanted, signals = threading.Event(), threading.Event(), SignalEvents()
     if hasattr(signal, "SIGHUP"):
-        signal.signal(signal.SIGHUP, lambda *_: reload_wanted.set())
+        signals.set_on(signal.SIGHUP, reload_wanted)
     for number in STOP_SIGNALS:
         # Opening the outbox may wait for a lock, and nothing is there yet that would have to be stopped.
         signal.signal(number, lambda *_: sys.exit(0))
     agent = Agent(settings, state_directory(settings, os.environ))
     for number in STOP_SIGNALS:
-        signal.signal(number, lambda *_: stop.set())
+        signals.set_on(number, stop)
     try:
         agent.start(stop.is_set)
         while not stop.wait(_TICK_SECONDS):
