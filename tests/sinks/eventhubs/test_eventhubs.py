@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from record_kit import record as freeze
 
 from bridge.sink import (
     DeliveryFailed,
     DeliveryRejected,
-    Evidence,
     ScheduledEvent,
-    Transition,
     TransitionRecord,
     VmIdentity,
 )
@@ -37,25 +36,7 @@ IDENTITY: dict[str, Any] = {"fully_qualified_namespace": "ns.servicebus.windows.
 
 def record(event_id: str | None = "A-1", **fields: Any) -> TransitionRecord:
     event = ScheduledEvent(event_id=event_id, event_type="Freeze", event_status="Scheduled", resources=("vm-1",))
-    values: dict[str, Any] = {
-        "id": "i",
-        "transition_key": "k",
-        "stream_id": "s",
-        "sequence": 1,
-        "transition": Transition.SCHEDULED,
-        "evidence": Evidence.OBSERVED,
-        "observed_at": "2026-11-20T11:00:05.000Z",
-        "incarnation": 1,
-        "previous_incarnation": None,
-        "event": event,
-        "previous": None,
-        "changed": (),
-        "notice_seconds": 895.0,
-        "affects_this_vm": True,
-        "vm": VmIdentity(name="vm-1"),
-        "labels": {},
-    }
-    return TransitionRecord(**{**values, **fields})
+    return freeze(**{"event": event, "vm": VmIdentity(name="vm-1"), **fields})
 
 
 @pytest.fixture

@@ -9,17 +9,15 @@ import select
 import subprocess
 import sys
 import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
+from record_kit import event, record
 
-from bridge.sink import DeliveryFailed, Evidence, ScheduledEvent, Transition, TransitionRecord, VmIdentity
+from bridge.sink import DeliveryFailed
 from sinks.sentence import sentence
 from sinks.stdout import StdoutConfig, StdoutSink
-
-NOT_BEFORE = datetime(2026, 11, 20, 11, 15, tzinfo=timezone.utc)
 
 # A child whose standard output is the test's pipe; it reports on standard error.
 CHILD = """
@@ -46,42 +44,6 @@ def failure(sink, batch):
 def child(code: str, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.Popen([sys.executable, "-c", CHILD + code], env=env, **options)
-
-
-def record(**fields: Any) -> TransitionRecord:
-    event = ScheduledEvent(
-        event_id="A-1",
-        event_type="Freeze",
-        event_status="Scheduled",
-        resources=("WestNO_0",),
-        not_before=NOT_BEFORE,
-        description="Host server is undergoing maintenance.",
-        event_source="Platform",
-        duration_seconds=5,
-    )
-    values: dict[str, Any] = {
-        "id": "i",
-        "transition_key": "k",
-        "stream_id": "s",
-        "sequence": 1,
-        "transition": Transition.SCHEDULED,
-        "evidence": Evidence.OBSERVED,
-        "observed_at": "2026-11-20T11:00:05.000Z",
-        "incarnation": 1,
-        "previous_incarnation": None,
-        "event": event,
-        "previous": None,
-        "changed": (),
-        "notice_seconds": 895.0,
-        "affects_this_vm": True,
-        "vm": VmIdentity(name="WestNO_0"),
-        "labels": {},
-    }
-    return TransitionRecord(**{**values, **fields})
-
-
-def event(**fields: Any) -> ScheduledEvent:
-    return ScheduledEvent(**{"event_status": "Scheduled", "event_type": "Freeze", "not_before": NOT_BEFORE, **fields})
 
 
 def test_json_is_one_whole_record_a_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
