@@ -144,6 +144,12 @@ class Sink(ABC):
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Send *batch*, at least one and at most ``max_batch`` records, as one request."""
 
+    def prepare_next(self, batch: Sequence[TransitionRecord]) -> None:
+        """Take a hint, right before `send`, which *batch* probably follows: it may be encoded while the peer answers.
+
+        It sends nothing and does not block; the batch of the next `send` may be another one.
+        """
+
     def check(self) -> None:
         """Try the destination without writing to it; raise DeliveryFailed with what is wrong."""
 

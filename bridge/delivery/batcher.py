@@ -71,6 +71,16 @@ class Batcher:
                 break
         return SendMode.WAIT, []
 
+    def following(self) -> list[PendingDelivery]:
+        """Return the rows that `next` will probably return after those of its last call, without taking them."""
+        rows: list[PendingDelivery] = []
+        failing = self._schedule.failing_events
+        for row in self._ahead:
+            if not self._may_join(row, rows, failing):
+                break
+            rows.append(row)
+        return rows
+
     def drop_prefetch(self) -> None:
         """Drop what was read ahead."""
         self._ahead.clear()
@@ -123,7 +133,8 @@ class Batcher:
         if self._prefetched is None and 0 < len(self._ahead) <= self._refill_below:
             self._prefetch(now)
         batch: list[PendingDelivery] = []
-        while self._ahead and self._may_join(self._ahead[0], batch):
+        failing = self._schedule.failing_events
+        while self._ahead and self._may_join(self._ahead[0], batch, failing):
             batch.append(self._ahead.popleft())
         return batch
 
@@ -172,13 +183,16 @@ class Batcher:
             per_event=self._max_batch if self._batch_by_event else None,
         )
 
-    def _may_join(self, row: PendingDelivery, batch: list[PendingDelivery]) -> bool:
+    def _may_join(self, row: PendingDelivery, batch: list[PendingDelivery], failing: Collection[str]) -> bool:
+        """Return whether *row* goes into the request of *batch*; what is rejected or failing goes alone.
+
+        One record of a failing event: neither another event's failure nor the size of a batch may count against it.
+        """
         if not batch:
             return True
-        if len(batch) >= self._max_batch or self._goes_alone(row) or self._goes_alone(batch[0]):
+        first = batch[0]
+        if len(batch) >= self._max_batch or (self._batch_by_event and row.event_key != first.event_key):
             return False
-        return not self._batch_by_event or row.event_key == batch[0].event_key
-
-    def _goes_alone(self, row: PendingDelivery) -> bool:
-        # One record of a failing event: neither another event's failure nor the size of a batch may count against it.
-        return row.sequence in self._alone or row.event_key in self._schedule.failing_events
+        if self._alone and (row.sequence in self._alone or first.sequence in self._alone):
+            return False
+        return not failing or (row.event_key not in failing and first.event_key not in failing)

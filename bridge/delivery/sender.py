@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from queue import SimpleQueue
 
 from bridge.errors import DeliveryError, DeliveryFailed, DeliveryRejected, RetryReason
@@ -45,9 +46,16 @@ class Sender:
         self._current: _SinkThread | None = None
         self._abandoned: list[_SinkThread] = []
 
-    def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Send *batch*; raise DeliveryFailed when the deadline passes."""
-        self._call(lambda sink: sink.send(batch))
+    def send(self, batch: Sequence[TransitionRecord], following: Sequence[TransitionRecord] = ()) -> None:
+        """Send *batch*, which *following* probably follows; raise DeliveryFailed when the deadline passes."""
+
+        def call(sink: Sink) -> None:
+            if following:
+                with suppress(Exception):  # a hint; what is wrong with these records shows when they are sent
+                    sink.prepare_next(following)
+            sink.send(batch)
+
+        self._call(call)
 
     def check(self) -> None:
         """Try the destination; raise DeliveryFailed when the deadline passes."""

@@ -24,7 +24,7 @@ from bridge.metrics.metrics import SinkMetrics
 from bridge.outbox import deliveries
 from bridge.outbox.deliveries import DeliveryState, PendingDelivery, StartMark
 from bridge.outbox.outbox import Outbox
-from bridge.sink import Sink, SinkConfig
+from bridge.sink import Sink, SinkConfig, TransitionRecord
 from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class DeliveryWorker:
             batch_by_event=sink_class.batch_by_event,
         )
         self._skips_what_is_over = sink_class.skips_what_is_over(config)
+        self._prepares_next = sink_class.prepare_next is not Sink.prepare_next
         self._report = ThrottledLog(logger, clock=clock)
         self.loop_watch = LoopWatch(clock)
         self._woken = threading.Event()
@@ -186,7 +187,7 @@ class DeliveryWorker:
         error: DeliveryError | None = None
         started = self._clock.monotonic()
         try:
-            self._sender.send([row.record for row in batch])
+            self._sender.send([row.record for row in batch], self._following())
         except DeliveryError as raised:
             error = raised
         self._metrics.sent(self._clock.monotonic() - started)
@@ -197,6 +198,15 @@ class DeliveryWorker:
         elif isinstance(error, DeliveryFailed):
             self._failed(batch, error, mode)
         self._clear_start_mark(batch[0], mark, error)
+
+    def _following(self) -> list[TransitionRecord]:
+        """Return the records that probably go next, for a sink that makes use of that."""
+        if not self._prepares_next:
+            return []
+        try:
+            return [row.record for row in self._batcher.following()]
+        except msgspec.MsgspecError:
+            return []
 
     def _park_unreadable(self, batch: list[PendingDelivery]) -> list[PendingDelivery]:
         """Return *batch* without what is no record; that is parked, for a person to see."""

@@ -74,11 +74,22 @@ def _says(error: Exception, words: tuple[str, ...]) -> bool:
     return any(word in text for word in words)
 
 
+class TrackedConnection(sqlite3.Connection):
+    """A connection that notes a write to `meta`: the document there may be large, and most commits leave it alone."""
+
+    meta_changed = True
+
+
 def connect(path: Path, *, read_only: bool = False, timeout_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
     """Return a connection to the database at *path*, set up for durable commits."""
     target = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
     connection = sqlite3.connect(
-        target, uri=True, isolation_level=None, timeout=timeout_seconds, check_same_thread=False
+        target,
+        uri=True,
+        isolation_level=None,
+        timeout=timeout_seconds,
+        check_same_thread=False,
+        factory=TrackedConnection,
     )
     try:
         if not read_only:

@@ -15,7 +15,7 @@ import msgspec
 
 from bridge.clock import format_time, parse_time
 from bridge.events.event import Document, VmIdentity, decode_document, encode
-from bridge.outbox.database import SQL, transaction
+from bridge.outbox.database import SQL, TrackedConnection, transaction
 
 
 class SavedState(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,6 +77,8 @@ def get(connection: sqlite3.Connection, key: str) -> str | None:
 def put(connection: sqlite3.Connection, key: str, value: str) -> None:
     """Store one value."""
     connection.execute(SQL["put_meta"], (key, value))
+    if isinstance(connection, TrackedConnection):
+        connection.meta_changed = True
 
 
 def document_of(meta: Mapping[str, str]) -> Document | None:

@@ -36,7 +36,7 @@ from bridge.clock import parse_time, utc_now
 from bridge.errors import OutboxError
 from bridge.events.event import VmIdentity
 from bridge.logs import ThrottledLog
-from bridge.outbox import meta, retention
+from bridge.outbox import retention
 from bridge.outbox.database import is_lock
 from bridge.outbox.records import RecordWriter
 from bridge.outbox.storage import Storage
@@ -287,7 +287,7 @@ class Outbox:
                 connection.execute("ROLLBACK")
             raise
         if writes:
-            storage.meta = meta.read_meta(connection)
+            storage.refresh()
         return results
 
 

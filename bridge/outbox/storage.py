@@ -38,7 +38,7 @@ from bridge.events.diff import is_over
 from bridge.events.event import encode
 from bridge.events.record import decode_record
 from bridge.outbox import database, meta, recovery
-from bridge.outbox.database import DATABASE, SQL, is_damage, is_lock, is_refusal, transaction
+from bridge.outbox.database import DATABASE, SQL, TrackedConnection, is_damage, is_lock, is_refusal, transaction
 from bridge.outbox.locks import InMemoryFlag, prepare_nudge
 from bridge.outbox.recovery import COUNTS, FileGuard
 
@@ -95,8 +95,12 @@ class Storage:
         return MEMORY_BYTES if self.in_memory else self._max_bytes
 
     def refresh(self) -> None:
-        """Read meta again after a commit."""
-        self.meta = meta.read_meta(self.connection)
+        """Read meta again after a commit that may have changed it."""
+        connection = self.connection
+        if not isinstance(connection, TrackedConnection) or connection.meta_changed:
+            self.meta = meta.read_meta(connection)
+        if isinstance(connection, TrackedConnection):
+            connection.meta_changed = False
 
     def recover(self, error: sqlite3.Error) -> None:
         """Answer *error* so that the same work can be done again; raise OutboxError when nothing helps."""

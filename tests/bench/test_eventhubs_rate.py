@@ -2,8 +2,10 @@
 
     pytest -m "bench and interop" -s tests/bench/test_eventhubs_rate.py
 
-Both send the same keys in batches of one key to one emulator, in alternating blocks of the same run; the SDK's loop
-gets its bodies ready made, the sink makes CloudEvents of records. What counts is the ratio of the medians.
+Both send the same keys in batches of one key to one emulator, in turn; the SDK's loop gets its bodies ready made, the
+sink makes CloudEvents of records. The machine's own speed drifts by more than the limit leaves, so the turns are short,
+each of the sink's turns stands between two of the SDK's and is compared with their mean, and what counts is the median
+of those ratios.
 """
 
 from __future__ import annotations
@@ -41,10 +43,10 @@ from sinks.eventhubs.sink import EventHubsConfig, EventHubsSink
 
 pytestmark = [pytest.mark.bench, pytest.mark.interop, pytest.mark.timeout(600)]
 
-_EVENTS = 200 if os.environ.get("BENCH") == "short" else 1_000
+_EVENTS = 400 if os.environ.get("BENCH") == "short" else 1_000
 _RECORDS_EACH = 10
-_BLOCKS = 4
-_ROUNDS = 3
+_BLOCKS = _EVENTS // 20
+_ROUNDS = 9 if os.environ.get("BENCH") == "short" else 5
 _LEAST_RATIO = 0.8
 
 Backlog = list[list[TransitionRecord]]
@@ -78,10 +80,10 @@ def test_backlog_drains_nearly_as_fast_as_the_sdk_alone(
     for block in blocks:
         by_sdk.append(_rate_of_sdk(emulator.connection_string(), block))
         by_sink.append(_rate_of_sink(block))
-    rates = statistics.median(by_sink), statistics.median(by_sdk)
-    figure(f"Event Hubs backlog: sink {rates[0]:.0f}/s, SDK alone {rates[1]:.0f}/s, ratio {rates[0] / rates[1]:.2f}")
+    ratio = _ratio(by_sink, by_sdk)
+    figure(_sentence("Event Hubs backlog: sink", by_sink, by_sdk, ratio))
     _assert_in_order(emulator.state()["events"], backlog)
-    assert rates[0] / rates[1] >= _LEAST_RATIO
+    assert ratio >= _LEAST_RATIO
 
 
 def test_backlog_drains_through_outbox_and_worker_nearly_as_fast_as_the_sdk_alone(
@@ -96,11 +98,8 @@ def test_backlog_drains_through_outbox_and_worker_nearly_as_fast_as_the_sdk_alon
     for number in range(_ROUNDS):
         by_worker.append(_rate_of_worker(tmp_path / str(number)))
         by_sdk.append(_rate_of_sdk(emulator.connection_string(), backlog))
-    rates = statistics.median(by_worker), statistics.median(by_sdk)
-    figure(
-        f"Event Hubs backlog through outbox and worker: {rates[0]:.0f}/s, SDK alone {rates[1]:.0f}/s, "
-        f"ratio {rates[0] / rates[1]:.2f}"
-    )
+    ratio = _ratio(by_worker, by_sdk)
+    figure(_sentence("Event Hubs backlog through outbox and worker:", by_worker, by_sdk, ratio))
     arrived: dict[tuple[str, str], list[int]] = defaultdict(list)
     for event in emulator.state()["events"]:
         record = json.loads(event["body"])["data"]
@@ -108,7 +107,17 @@ def test_backlog_drains_through_outbox_and_worker_nearly_as_fast_as_the_sdk_alon
             arrived[record["stream_id"], record["event"]["event_id"]].append(record["sequence"])
     assert all(sequences == sorted(sequences) for sequences in arrived.values())
     assert sum(map(len, arrived.values())) == _ROUNDS * _EVENTS * _RECORDS_EACH
-    assert rates[0] / rates[1] >= _LEAST_RATIO
+    assert ratio >= _LEAST_RATIO
+
+
+def _ratio(ours: list[float], by_sdk: list[float]) -> float:
+    """Return the median of our rates, each over the mean of the SDK's before and after it; one without both is left."""
+    neighbours = itertools.pairwise(by_sdk)
+    return statistics.median(rate / statistics.mean(pair) for rate, pair in zip(ours, neighbours, strict=False))
+
+
+def _sentence(what: str, ours: list[float], by_sdk: list[float], ratio: float) -> str:
+    return f"{what} {statistics.median(ours):.0f}/s, SDK alone {statistics.median(by_sdk):.0f}/s, ratio {ratio:.2f}"
 
 
 def _rate_of_worker(directory: Path) -> float:
@@ -154,7 +163,9 @@ def _rate_of_sink(batches: Backlog) -> float:
     sink = EventHubsSink(config)
     sink.send(batches[0])  # connects, which both do before the clock starts
     started = time.perf_counter()
-    for batch in batches[1:]:
+    for batch, following in itertools.zip_longest(batches[1:], batches[2:]):
+        if following is not None:
+            sink.prepare_next(following)  # as the host does
         sink.send(batch)
     seconds = time.perf_counter() - started
     sink.close()

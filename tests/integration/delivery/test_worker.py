@@ -2,6 +2,8 @@
 
 import random
 import threading
+from typing import ClassVar
+from uuid import uuid4
 
 import pytest
 from delivery_kit import DeliveryKit
@@ -13,6 +15,16 @@ from bridge.testing.sinks import MemorySink, ScriptedSink
 
 class OneEventABatch(ScriptedSink):
     batch_by_event = True
+
+
+class HintedSink(OneEventABatch):
+    """Notes what it is told to come next, and fails at that."""
+
+    hints: ClassVar[list[list[str]]] = []
+
+    def prepare_next(self, batch):
+        self.hints.append(ids(batch))
+        raise RuntimeError("a hint is not a send")
 
 
 @pytest.fixture
@@ -49,6 +61,17 @@ def test_records_are_sent_as_they_come_and_marked_delivered(bench):
     bench.add("after")
     assert ids(box.wait_for(2, 10)) == ["before", "after"]
     bench.until_totals(delivered=2)
+
+
+def test_a_sink_is_told_which_batch_comes_next_and_may_fail_at_that(bench, monkeypatch):
+    hints: list[list[str]] = []
+    monkeypatch.setattr(HintedSink, "hints", hints)
+    bench.sink(sink_class=HintedSink, box=f"hinted-{uuid4()}", max_batch=10)
+    for _ in range(2):
+        bench.add("A", "B", "C")
+    bench.start()
+    bench.until_totals(delivered=6)
+    assert hints == [["B", "B"], ["C", "C"]]
 
 
 def test_urgent_records_go_first_and_their_event_in_order(bench):

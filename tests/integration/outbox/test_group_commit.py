@@ -27,6 +27,21 @@ def test_what_is_handed_in_together_is_committed_together(kit):
     assert statements.count("COMMIT") <= 5
 
 
+def test_a_commit_that_writes_no_meta_does_not_read_the_document_again(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event())
+    outbox.write(meta.put, "boot_id", "b").result()
+    outbox.read(deliveries.accounts).result()  # what follows a commit is done
+    assert outbox._storage.meta["boot_id"] == "b"
+    statements = []
+    outbox._storage.connection.set_trace_callback(statements.append)
+    outbox.write(deliveries.mark_started, "s", "E-1", now=0.0).result()
+    outbox.read(deliveries.accounts).result()
+    outbox._storage.connection.set_trace_callback(None)
+    assert statements
+    assert not any("SELECT key, value FROM meta" in statement for statement in statements)
+
+
 def test_work_that_fails_is_rolled_back_alone(kit):
     outbox = kit.open()
     kit.commit(outbox, kit.event())

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from bridge.sink import DeliveryRejected
+
 pytestmark = pytest.mark.interop
 
 
@@ -50,6 +52,32 @@ def test_one_send_is_one_transfer(make_sink, make_record, emulator) -> None:
     sink = make_sink()
     sink.send([make_record(sequence=sequence) for sequence in range(100)])
     assert (emulator.state()["transfers"], len(emulator.state()["events"])) == (1, 100)
+
+
+def test_what_was_prepared_is_sent_once_and_only_if_it_is_what_comes_next(make_sink, make_record, emulator) -> None:
+    sink = make_sink()
+    first, second, third, fourth = ([make_record(name, 1), make_record(name, 2)] for name in "ABCD")
+    sink.prepare_next(second)
+    sink.send(first)
+    sink.prepare_next(third)
+    sink.send(second)
+    sink.send(fourth)
+    sink.send(third)
+    sent = [json.loads(event["body"])["data"]["id"] for event in emulator.state()["events"]]
+    assert sorted(sent) == ["A/1", "A/2", "B/1", "B/2", "C/1", "C/2", "D/1", "D/2"]
+    assert emulator.state()["transfers"] == 4
+
+
+def test_a_record_that_is_too_large_is_refused_when_it_is_sent_not_when_it_is_prepared(
+    make_sink, make_record, emulator
+) -> None:
+    sink = make_sink()
+    huge = [make_record("B", 1, labels={"note": "x" * 2**21})]
+    sink.prepare_next(huge)
+    sink.send([make_record("A", 1)])
+    with pytest.raises(DeliveryRejected, match="larger than"):
+        sink.send(huge)
+    assert emulator.state()["transfers"] == 1
 
 
 def test_tls_with_a_private_authority(make_sink, make_record, emulator, authority) -> None:
