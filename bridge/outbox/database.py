@@ -9,6 +9,7 @@ A file that holds records is never deleted.
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -51,6 +52,7 @@ def _read_sql(name: str) -> str:
 
 
 SQL = load_statements()
+_ADDED_NAMES = frozenset(re.findall(r"^CREATE \w+ IF NOT EXISTS (\w+)", _read_sql("additions.sql"), re.MULTILINE))
 
 
 def is_damage(error: Exception) -> bool:
@@ -117,6 +119,7 @@ def open_file(path: Path) -> sqlite3.Connection:
         connection = connect(path)
         try:
             create_schema(connection)
+            add_tables(connection)
             with suppress_lock():
                 connection.execute("BEGIN IMMEDIATE")  # a read-only file opens without complaint, and refuses here
                 connection.execute("ROLLBACK")
@@ -146,6 +149,7 @@ def open_memory(*, empty: bool = False) -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     if not empty:
         create_schema(connection)
+        add_tables(connection)
     return connection
 
 
@@ -173,6 +177,13 @@ def create_schema(connection: sqlite3.Connection) -> None:
         )
     if version == 0:
         connection.executescript(f"BEGIN IMMEDIATE;\n{_read_sql('schema.sql')}\nCOMMIT;")
+
+
+def add_tables(connection: sqlite3.Connection) -> None:
+    """Make what additions.sql has and the file, of a version before, has not; writes nothing where all is there."""
+    found = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    if not found >= _ADDED_NAMES:
+        connection.executescript(f"BEGIN IMMEDIATE;\n{_read_sql('additions.sql')}\nCOMMIT;")
 
 
 @contextmanager

@@ -239,6 +239,7 @@ class OutboxFile(AbstractContextManager["OutboxFile"]):
             self._raise(error, "opened")
         try:
             database.create_schema(connection)
+            database.add_tables(connection)
             with transaction(connection):
                 yield connection
         except sqlite3.Error as error:

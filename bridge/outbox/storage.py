@@ -416,6 +416,7 @@ def _copy(source: sqlite3.Connection, path: Path) -> sqlite3.Connection | None:
             source.backup(memory)
             database.check(memory, path)
             database.create_schema(memory)  # of an agent that died before it made the tables
+            database.add_tables(memory)
         except BaseException:
             memory.close()
             raise

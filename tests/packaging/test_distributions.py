@@ -48,6 +48,7 @@ def test_wheel_holds_no_tests_and_no_caches(wheel_names):
     [
         "bridge/py.typed",
         "sinks/py.typed",
+        "bridge/outbox/additions.sql",
         "bridge/outbox/queries.sql",
         "bridge/outbox/schema.sql",
         "bridge/approval/PROTOCOL.md",

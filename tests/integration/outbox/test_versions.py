@@ -75,9 +75,32 @@ def test_what_the_version_before_knew_is_known(before):
         assert commands.retry("a") == 1
 
 
-def test_a_database_of_today_has_the_shape_of_the_one_before(before, kit):
+ADDED = {"decision_tokens", "decision_tokens_gone"}
+"""What additions.sql makes beside the tables of the version before, which passes over it."""
+
+
+def test_a_database_of_today_has_the_shape_of_the_one_before_and_what_was_added(before, kit):
     outbox = kit.open()
     outbox.identify(VmIdentity(name="vm_0", vm_id="1")).result()
     kit.commit(outbox, kit.event())
     kit.close()
-    assert shape(kit.directory / "outbox.db") == shape(before / "outbox.db")
+    version, objects, keys = shape(kit.directory / "outbox.db")
+    assert {name for _, name, _, _ in objects if name in ADDED} == ADDED
+    assert (version, [each for each in objects if each[1] not in ADDED], keys) == shape(before / "outbox.db")
+
+
+def test_a_database_of_the_version_before_gets_what_was_added_and_keeps_the_rest(before):
+    version, objects, keys = shape(before / "outbox.db")
+    kit = OutboxKit(before)
+    kit.open()
+    kit.close()
+    now_version, now_objects, now_keys = shape(before / "outbox.db")
+    assert {each[1] for each in now_objects} - {each[1] for each in objects} == ADDED
+    assert (version, objects, keys) == (now_version, [each for each in now_objects if each[1] not in ADDED], now_keys)
+
+
+def test_commands_read_a_database_of_the_version_before_without_writing_to_it(before):
+    found = shape(before / "outbox.db")
+    with OutboxFile(before) as commands:
+        assert [decision.decision_id for decision in commands.snapshot().decisions] == ["D-1", "D-2"]
+    assert shape(before / "outbox.db") == found
