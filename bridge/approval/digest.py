@@ -62,4 +62,7 @@ def _list(names: tuple[str, ...] | None) -> str:
 def _number(value: int | None) -> str:
     if value is None:
         return "null"
-    return str(value) if abs(value) <= _LARGEST_EXACT else format(Decimal(repr(float(value))), "f")
+    if abs(value) <= _LARGEST_EXACT:
+        return str(value)
+    # Below 1e16 Python writes the ".0" of a whole number, which ES6 never does.
+    return format(Decimal(repr(float(value))), "f").removesuffix(".0")

@@ -361,8 +361,11 @@ def _sufficient(step: _Step, key: EventVersion) -> list[StoredDecision]:
         return local[:1]
     chosen: list[StoredDecision] = []
     for each in approves:
-        names = [(other.kid, other.approver, other.key_sha256) for other in chosen]
-        if not any(mine in other for other in names for mine in (each.kid, each.approver, each.key_sha256)):
+        # Each with its like: a kid may be spelt as another approver is called.
+        if not any(
+            each.kid == other.kid or each.approver == other.approver or each.key_sha256 == other.key_sha256
+            for other in chosen
+        ):
             chosen.append(each)
     return chosen[: step.required_approvals] if len(chosen) >= step.required_approvals else []
 

@@ -239,6 +239,21 @@ def test_two_people_approve_and_both_are_named(two):
     assert approved.approval.approvers == (ANNE, BORIS)
 
 
+@pytest.mark.parametrize("first", ["anne's", "boris's"])
+def test_a_kid_spelt_as_another_approver_is_called_takes_no_approval_away(tmp_path, first):
+    made = ApproverKit(tmp_path)
+    made.trust(("k1", ANNE), (ANNE, BORIS), required=2)
+    made.start()
+    try:
+        made.wait(10)
+        made.see(made.event())
+        tokens = [made.token(made.event()), made.token(made.event(), kid=ANNE, approver=BORIS, after=1)]
+        made.offer(*(tokens if first == "anne's" else reversed(tokens)))
+        assert made.imds.posts == [["E-1"]]
+    finally:
+        made.close()
+
+
 def test_an_approval_that_expired_before_the_second_came_does_not_count(two):
     two.see(two.event())
     two.offer(two.token(two.event(), valid_seconds=100))

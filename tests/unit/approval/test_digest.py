@@ -106,6 +106,21 @@ def test_every_control_character_is_escaped_as_rfc_8785_says():
     ) in text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "written"),
+    [
+        (2**53 - 1, "9007199254740991"),
+        (2**53, "9007199254740992"),
+        (2**53 + 1, "9007199254740992"),
+        (10**16 - 2, "9999999999999998"),
+        (10**16, "10000000000000000"),
+        (2**63 - 1, "9223372036854776000"),
+    ],
+)
+def test_a_number_beyond_the_exact_ones_is_written_as_javascript_writes_it(seconds, written):
+    assert f'"DurationInSeconds":{written},' in canonical_json(_scheduled(duration_seconds=seconds)).decode()
+
+
 def _node() -> str | None:
     try:
         return subprocess.run(["node", "--version"], capture_output=True, text=True, check=True, timeout=30).stdout

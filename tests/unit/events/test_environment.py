@@ -47,6 +47,21 @@ def test_values_are_one_printable_line() -> None:
     assert environment_of(record)[ENVIRONMENT_PREFIX + "AFFECTS_THIS_VM"] == "false"
 
 
+def test_no_name_among_the_resources_is_cut() -> None:
+    names = tuple(f"a-vm-with-quite-a-long-name_{number:06}" for number in range(500))
+    said = environment_of(sample_record(event=sample_event(resources=names)))
+    whole = said[ENVIRONMENT_PREFIX + "RESOURCES"].split(",")
+    assert (*whole,) == names[: len(whole)]
+    assert 8_192 - len(names[0]) - 1 <= len(",".join(whole)) <= 8_192
+    assert said[ENVIRONMENT_PREFIX + "RESOURCE_COUNT"] == "500"
+
+
+def test_one_name_too_long_for_the_variable_is_left_out_and_counted() -> None:
+    said = environment_of(sample_record(event=sample_event(resources=("short", "x" * 9_000))))
+    assert said[ENVIRONMENT_PREFIX + "RESOURCES"] == "short"
+    assert said[ENVIRONMENT_PREFIX + "RESOURCE_COUNT"] == "2"
+
+
 def test_every_variable_is_documented() -> None:
     listed = {word.rstrip(":,") for word in (environment.__doc__ or "").split() if word.startswith(ENVIRONMENT_PREFIX)}
     assert listed == set(environment_of(sample_record(), rule="short-freeze"))

@@ -368,6 +368,7 @@ def digests() -> dict[str, Any]:
         "escapes": _event(event_type='\u0000\b\t\n\u000b\f\r\u001f "\\/\u007f\u0080\u2028\u2029é\U0001f600'),
         "not normalised": _event(event_source="e\u0301", event_type="\u00e9"),
         "the largest exact integer": _event(duration_seconds=2**53 - 1),
+        "the first beyond it: a double without a fraction": _event(duration_seconds=2**53),
         "beyond it: as ES6 writes a double": _event(duration_seconds=2**63 - 1),
     }
     return {
