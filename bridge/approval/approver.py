@@ -342,9 +342,7 @@ class Approver:
     def _publish(self, state: ApprovalState) -> None:
         """Take over from *state* what other threads and the metrics see, and whether a fresh answer is needed."""
         pending = state.approvals.values()
-        self._attempted = frozenset(
-            each.event.key for each in pending if each.attempts or each.state is ApprovalStage.POSTED
-        )
+        self._attempted = frozenset(each.event.key for each in pending if each.attempts or each.posted_at is not None)
         posted = [each for each in pending if each.state is ApprovalStage.POSTED]
         self._posted_at = [(each.event_id, each.posted_at) for each in posted if each.posted_at is not None]
         self._wants_answer = (

@@ -36,6 +36,8 @@ from bridge.outbox.approvals import (
 )
 
 _OPEN = frozenset({ApprovalStage.DRAINING, ApprovalStage.WANTED})
+#: An event that should have begun so long ago is not what anybody decided on any more.
+_AFTER_NOT_BEFORE_SECONDS = 3600.0
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +147,30 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     def is_expired(self, decision: StoredDecision) -> bool:
         return self.now >= decision.expires_at + CLOCK_SKEW_SECONDS
 
+    def is_decided_anew(self, decision: StoredDecision, approval: PendingApproval) -> bool:
+        """Return whether *decision* was made after Azure took *approval*, and the event still waits as it was.
+
+        Azure may have forgotten it, or wait for others: to tell it once more is what was asked for, and does no harm.
+        """
+        return (
+            approval.state is ApprovalStage.POSTED
+            and decision.issued_at > approval.changed_at * 1_000_000
+            and self.index.why_not(*decision.key) is None
+        )
+
+    def is_over_age(self, approval: PendingApproval) -> bool:
+        """Return whether the time is over in which Azure may be told: ``exp``, or an hour after NotBefore if later.
+
+        Consent is for a moment, not for whenever the metadata service takes requests again. A rule has no end.
+        """
+        expiries = [each.expires_at for each in self.state.decisions if each.arrival in approval.arrivals]
+        if not expiries:
+            return False
+        ends_at = min(expiries) + CLOCK_SKEW_SECONDS
+        if approval.event.not_before is not None:
+            ends_at = max(ends_at, approval.event.not_before.timestamp() + _AFTER_NOT_BEFORE_SECONDS)
+        return self.now >= ends_at
+
     def event_of(self, approval: PendingApproval) -> ScheduledEvent:
         return self.index.events.get(approval.event_id) or approval.event
 
@@ -191,7 +217,10 @@ def evaluate(
 def _end_or_withdraw(step: _Step, approval: PendingApproval) -> None:
     why = step.index.why_not(*approval.key)
     if why is not None:
-        _end(step, approval, why)
+        _end(step, approval, why, EXPLAINED[why])
+        return
+    if step.is_over_age(approval):
+        _end(step, approval, RefusalReason.EXPIRED, "Its time is over: exp, and an hour after NotBefore.")
         return
     hold = newest_hold(step.state.decisions, approval.key)
     if hold is not None and (approval.oldest_issued_at is None or approval.oldest_issued_at <= hold.issued_at):
@@ -201,10 +230,10 @@ def _end_or_withdraw(step: _Step, approval: PendingApproval) -> None:
             _refuse_approval(step, approval, RefusalReason.SUPERSEDED, f"{hold.approver} holds this event{because}.")
 
 
-def _end(step: _Step, approval: PendingApproval, why: RefusalReason) -> None:
+def _end(step: _Step, approval: PendingApproval, why: RefusalReason, explained: str) -> None:
     _move(step, approval, ApprovalStage.OVER)
     if approval.attempts == 0:
-        message = f"The approval was not posted before: {EXPLAINED[why]}"
+        message = f"The approval was not posted before: {explained}"
         _refuse_approval(step, approval, why, message)
         step.result.update_decisions(approval.arrivals, DecisionStage.REFUSED, why.value, message)
         return
@@ -214,7 +243,7 @@ def _end(step: _Step, approval: PendingApproval, why: RefusalReason) -> None:
     else:
         result = ApprovalResult.GAVE_UP
         message = f"Azure answered {approval.http_status} to the last of {approval.attempts} tries. "
-    message += EXPLAINED[why]
+    message += explained
     step.result.records.append(
         approval_record(
             approval,
@@ -278,7 +307,7 @@ def _check_waiting(step: _Step, decision: StoredDecision) -> None:
     approval = step.state.approvals.get(decision.key)
     if approval is not None and decision.arrival in approval.arrivals and approval.state in _OPEN:
         return
-    if approval is not None and approval.state in step.done:
+    if approval is not None and approval.state in step.done and not step.is_decided_anew(decision, approval):
         _follow_late(step, decision, approval)
         return
     why = step.index.why_not(*decision.key)
@@ -321,7 +350,7 @@ def _want_if_enough(step: _Step, key: EventVersion) -> None:
     """Want what enough people approved, unless it is wanted by people already."""
     approval = step.state.approvals.get(key)
     is_wanted = approval is not None and approval.state is ApprovalStage.WANTED
-    if approval is not None and (approval.state in step.done or (is_wanted and approval.arrivals)):
+    if approval is not None and is_wanted and approval.arrivals:
         return
     enough = _sufficient(step, key)
     if not enough:
@@ -340,6 +369,7 @@ def _want_if_enough(step: _Step, key: EventVersion) -> None:
             oldest_issued_at=min(each.issued_at for each in enough),
             # A rule may have wanted it before, and StartRequests may have been sent.
             attempts=approval.attempts if approval is not None and is_wanted else 0,
+            posted_at=None if approval is None else approval.posted_at,
             changed_at=step.now,
             event=step.index.events[key[0]],
         )

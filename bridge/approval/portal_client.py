@@ -31,6 +31,7 @@ GRACE_SECONDS = 10.0
 MAX_ANSWER_BYTES = 1024 * 1024
 MAX_DECISIONS = 1_000
 MAX_INDEX = 2**53 - 1
+MAX_EPOCH_CHARACTERS = 128
 
 _OK, _NO_CONTENT = 200, 204
 _REFUSED = frozenset({401, 403})
@@ -50,6 +51,8 @@ class PortalAnswer(msgspec.Struct, frozen=True):
 
     index: Annotated[int, Meta(ge=1, le=MAX_INDEX)]
     decisions: Annotated[tuple[str, ...], Meta(max_length=MAX_DECISIONS)]
+    epoch: Annotated[str, Meta(min_length=1, max_length=MAX_EPOCH_CHARACTERS)] | None = None
+    """Which history the index counts in; None: the portal does not say."""
 
 
 class PortalClient:

@@ -4,7 +4,8 @@ It runs on a thread of its own and shares nothing but the function that takes th
 neither the poll of the metadata service nor a sink. It trusts nothing that it brings and judges none of it. The index
 is kept in memory only: starting over brings decisions that are known already, which are passed over in silence, while
 an index that outlived a lost database would leave decisions out. For the same reason the index moves on only after the
-tokens were taken.
+tokens were taken, and counts in one epoch of the portal only: a portal that was restored from a backup counts on, and
+would soon pass an index of its former life.
 
 Each request ends by its deadline, and `stop` breaks it off. The one thing out of reach is a resolver that hangs
 (see `bridge.http.watchdog`): then the thread is left behind, and what it still brings is not handed on.
@@ -17,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from bridge.approval.portal_client import PortalClient
+from bridge.approval.portal_client import PortalAnswer, PortalClient
 from bridge.backoff import RETRY_AFTER_CAP_SECONDS, full_jitter
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.errors import PortalFailed
@@ -111,6 +112,7 @@ class PortalPoller:
         self._pacing = Pacing(clock)
         self._asked_for: str | None = None
         self._index = 0
+        self._epoch: str | None = None
         self._was_asked = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approval-channel", daemon=True)
@@ -163,7 +165,7 @@ class PortalPoller:
 
     def _poll(self, vm_id: str) -> float:
         if vm_id != self._asked_for:
-            self._asked_for, self._index = vm_id, 0
+            self._asked_for, self._index, self._epoch = vm_id, 0, None
         began_at = self._clock.monotonic()
         answer = self._client.poll(vm_id, index=self._index)
         if self._stop.is_set():
@@ -173,12 +175,20 @@ class PortalPoller:
             self._receive(answer.decisions)
             self._log.recovered("offer", "Decisions of the portal are handed on again.")
         before, self._index = self._index, answer.index
-        if answer.index > before:
-            return self._pacing.after_news()
-        if answer.index < before:
+        if answer.index < before or self._is_other_epoch(answer, before):
             self._log.problem("index", logging.INFO, "The portal started over, so it is asked from the beginning.")
             self._index = 0
+        elif answer.index > before:
+            return self._pacing.after_news()
         return self._pacing.after_nothing(began_at=began_at)
+
+    def _is_other_epoch(self, answer: PortalAnswer, before: int) -> bool:
+        """Return whether the index *before* was counted in another epoch; an answer without one says nothing of it."""
+        known = self._epoch
+        if answer.epoch is None or answer.epoch == known:
+            return False
+        self._epoch = answer.epoch
+        return before > 0
 
     def _answered(self) -> None:
         if self._metrics is not None:

@@ -205,12 +205,20 @@ class Submitter:
     def _accepted(self, approval: PendingApproval, status: int, result: Evaluation) -> None:
         self._log.recovered(approval.key, "Azure takes the approval now.", event_id=approval.event_id)
         moment = self._clock.timestamp()
+        was_posted = approval.posted_at is not None
         posted = msgspec.structs.replace(
-            approval, state=ApprovalStage.POSTED, http_status=status, posted_at=moment, changed_at=moment
+            approval,
+            state=ApprovalStage.POSTED,
+            http_status=status,
+            posted_at=approval.posted_at if was_posted else moment,
+            changed_at=moment,
         )
         result.approvals.append(posted)
-        result.records.append(approval_record(posted, Transition.APPROVED, ApprovalResult.ACCEPTED, http_status=status))
-        message = "Azure took the approval; it may still wait for others."
+        again = "Azure took an approval of this event before, and has now been told again." if was_posted else None
+        result.records.append(
+            approval_record(posted, Transition.APPROVED, ApprovalResult.ACCEPTED, message=again, http_status=status)
+        )
+        message = again or "Azure took the approval; it may still wait for others."
         result.update_decisions(posted.arrivals, DecisionStage.FOLLOWED, ApprovalResult.ACCEPTED.value, message)
 
     def _failed(

@@ -143,6 +143,7 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
     """A record says that it failed at first."""
     changed_at: float = 0.0
     posted_at: float | None = None
+    """When Azure took an approval of this event first; None: it did not yet."""
     event: ScheduledEvent
 
     @property

@@ -81,6 +81,8 @@ class PortalStub:
         self.add_key(self.kid, approver="portal")
         self.repeats = False
         """True: each answer has all decisions that it may have, and each of them twice."""
+        self.epoch: str | None = None
+        """What answers carry as `epoch`; None: they do not."""
         self._changed = threading.Condition()
         self._index = 1
         self._queues: dict[str, list[_Queued]] = {}
@@ -177,9 +179,10 @@ class PortalStub:
             self._changed.notify_all()
             return self._index
 
-    def lose_state(self, *, keeps_decisions: bool = False) -> None:
-        """Start over with the first index, as a portal that was restored does."""
+    def lose_state(self, *, keeps_decisions: bool = False, epoch: str | None = None) -> None:
+        """Start over with the first index, as a portal that was restored does; answers carry *epoch* from now on."""
         with self._changed:
+            self.epoch = epoch
             kept = [(vm_id, queued) for vm_id, queue in self._queues.items() for queued in queue if keeps_decisions]
             self._index, self._queues = 1, {}
             for vm_id, queued in kept:
@@ -288,11 +291,15 @@ class PortalStub:
             page = new[:_MOST_DECISIONS]
             index = page[-1].index if len(page) < len(new) else self._index
             tokens = [queued.token for queued in page]
-            return _said(index, [queued.token for queued in valid] * 2 if self.repeats else tokens)
+            return self._said(index, [queued.token for queued in valid] * 2 if self.repeats else tokens)
 
     def _nothing(self) -> Answer:
         with self._changed:
-            return _said(self._index, [])
+            return self._said(self._index, [])
+
+    def _said(self, index: int, decisions: list[str]) -> Answer:
+        epoch = {} if self.epoch is None else {"epoch": self.epoch}
+        return Answer(body=json.dumps({"index": index, "decisions": decisions, **epoch}).encode())
 
 
 def _read(request: Request) -> PortalRequest | None:
@@ -312,10 +319,6 @@ def _read(request: Request) -> PortalRequest | None:
         at_seconds=time.monotonic(),
         asked=request,
     )
-
-
-def _said(index: int, decisions: list[str]) -> Answer:
-    return Answer(body=json.dumps({"index": index, "decisions": decisions}).encode())
 
 
 class _Server(HttpServer):

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from datetime import timedelta
 
 import msgspec
 import pytest
@@ -193,6 +194,70 @@ def test_a_second_approval_of_an_approved_event_is_told_and_not_posted(kit):
     kit.offer(kit.token(kit.event(), kid="k2", approver=BORIS))
     assert kit.imds.posts == [["E-1"]]
     assert kit.outcomes == [("approved", "accepted"), ("approved", "already_approved")]
+
+
+def test_an_event_that_azure_forgot_is_approved_again_by_a_decision_made_after_the_first(kit):
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event()))
+    kit.go(90, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+    kit.offer(kit.token(kit.event(), kid="k2", approver=BORIS))
+    assert kit.imds.posts == [["E-1"]] * 2
+    kit.go(90, kit.event())
+    assert kit.imds.posts == [["E-1"]] * 2
+    assert kit.outcomes == [("approved", "accepted")] * 2
+    assert "told again" in kit.records[-1].approval.reason
+    gauge = "scheduled_events_bridge_approved_waiting_seconds"
+    assert kit.metrics.registry.get_sample_value(gauge) == pytest.approx(180)  # since the first
+
+
+def test_an_event_approved_before_stays_approved_whatever_becomes_of_the_second_time(kit):
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event()))
+    kit.go(5, kit.event())
+    kit.imds.answer = ImdsStatus("Server error", status=500)
+    kit.offer(kit.token(kit.event()))
+    kit.offer(kit.token(kit.event(), "hold", after=1))
+    assert kit.approver.approved == {"E-1"}
+    kit.restart()
+    assert kit.approver.approved == {"E-1"}
+
+
+def test_the_second_time_asks_for_as_many_approvers_as_the_first(kit):
+    kit.trust(("k1", ANNE), ("k2", BORIS), required=2)
+    kit.restart()
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event()), kit.token(kit.event(), kid="k2", approver=BORIS))
+    kit.go(90, kit.event())
+    kit.offer(kit.token(kit.event()))
+    kit.go(5, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+    kit.offer(kit.token(kit.event(), kid="k2", approver=BORIS))
+    assert kit.imds.posts == [["E-1"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("not_before_seconds", "valid_seconds", "ends_after_seconds"),
+    [(7200, 3600, 7200 + 3600), (600, 6 * 3600, 6 * 3600 + 60), (None, 7200, 7200 + 60)],
+    ids=["an hour after NotBefore", "exp, which is later", "exp, without NotBefore"],
+)
+def test_an_accepted_approval_ends_at_exp_or_an_hour_after_not_before_whichever_is_later(
+    kit, not_before_seconds, valid_seconds, ends_after_seconds
+):
+    not_before = None if not_before_seconds is None else kit.now() + timedelta(seconds=not_before_seconds)
+    event = kit.event(not_before=not_before)
+    kit.imds.answer = ImdsStatus("Server error", status=500)
+    kit.see(event)
+    kit.offer(kit.token(event, valid_seconds=valid_seconds))
+    kit.wait(ends_after_seconds - 30)
+    kit.go(1, event)
+    assert len(kit.imds.posts) == 2
+    kit.imds.answer = None
+    kit.wait(30)
+    kit.go(60, event)
+    assert len(kit.imds.posts) == 2
+    assert kit.outcomes == [("approval_failed", "rejected"), ("approval_failed", "gave_up")]
+    assert "NotBefore" in kit.records[-1].approval.reason
 
 
 def test_a_dry_run_does_all_but_the_post(kit):

@@ -228,6 +228,32 @@ def test_a_lower_index_starts_over(portal, desk, start):
     assert 0 in [request.index for request in portal.requests[asked:]]
 
 
+def test_a_restored_portal_whose_counter_passed_the_index_is_asked_from_the_beginning(portal, desk, start):
+    portal.epoch = "before"
+    portal.put(VM, *"abc")
+    start(portal)
+    assert desk.has(*"abc")
+    portal.down()
+    portal.lose_state(epoch="restored")
+    portal.put(VM, *"defghi")  # while nobody asks; "d" and "e" have indexes that the agent has passed
+    portal.up()
+    assert desk.has(*"defghi")
+
+
+def test_an_epoch_that_stays_or_is_not_said_starts_nothing_over(portal, desk, start):
+    portal.epoch = "one"
+    portal.put(VM, "a")
+    start(portal)
+    assert desk.has("a")
+    portal.epoch = None
+    portal.put(VM, "b")
+    assert desk.has("b")
+    portal.epoch = "one"
+    portal.put(VM, "c")
+    assert desk.has("c")
+    assert [request.index for request in portal.requests].count(0) == 1
+
+
 def test_returning_is_no_proof_of_change(portal, desk, start):
     answers = itertools.count()
     start(portal, remote={"wait_seconds": 0}, wait=lambda stop, _: next(answers) > 20 and stop.wait(PATIENCE_SECONDS))
