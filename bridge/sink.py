@@ -137,6 +137,15 @@ class Sink(ABC):
         del config
         return False
 
+    @classmethod
+    def withholding(cls, config: Any, variables: frozenset[str]) -> Any:
+        """Return *config* so that no program of the sink sees *variables*, the names that `*_env` keys name.
+
+        A sink that starts programs adds them to what it passes to `Runner.run` as *without*. By default *config*.
+        """
+        del variables
+        return config
+
     def __init__(self, config: Any) -> None:
         self.config = config
 

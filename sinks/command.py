@@ -47,8 +47,8 @@ should hold no secret. Five seconds before `timeout_seconds` is over (10 % of it
 gets SIGTERM, half a second before (5 %) SIGKILL; on Windows its tree of processes is ended then. What the program
 leaves running in the background when it exits is left alone, but must not write to the standard error it inherited.
 
-The program inherits the agent's environment and user, secrets that `*_env` keys name included: take those away with
-`unset_environment`, or keep them in files.
+The program inherits the agent's environment and user, but for the variables that a `*_env` key of any table names: they
+hold secrets. `unset_environment` takes away others too.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class CommandConfig(SinkConfig, frozen=True, kw_only=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     """Variables set for the program, beside SCHEDULED_EVENT_*, which cannot be set here."""
     unset_environment: tuple[str, ...] = ()
-    """Variables of the agent that the program shall not see."""
+    """Variables of the agent that the program shall not see, beside all that `*_env` keys of any table name."""
     directory: str | None = None
     """The directory it is started in. Default: the agent's."""
 
@@ -132,6 +132,12 @@ class CommandSink(Sink):
         """Return True: nothing is drained for an event that is over."""
         del config
         return True
+
+    @classmethod
+    def withholding(cls, config: CommandConfig, variables: frozenset[str]) -> CommandConfig:
+        """Return *config* with *variables*, which hold secrets of any table, among those to unset."""
+        unset = dict.fromkeys([*config.unset_environment, *sorted(variables)])
+        return msgspec.structs.replace(config, unset_environment=tuple(unset))
 
     def __init__(self, config: CommandConfig) -> None:
         super().__init__(config)

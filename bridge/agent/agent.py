@@ -139,7 +139,7 @@ class Agent:
         )
 
     def _start_approvals_and_poll(self) -> None:
-        self._approvals.configure(self._settings.approval, self._imds)
+        self._configure_approvals()
         self._poller = Poller(
             self._imds,
             self.outbox,
@@ -155,6 +155,10 @@ class Agent:
         )
         self._poll_thread.start()
         self.health.polled = self._poller
+
+    def _configure_approvals(self) -> None:
+        settings = self._settings
+        self._approvals.configure(settings.approval, self._imds, secret_variables=settings.secret_variables)
 
     def run_due(self) -> None:
         """Run the periodic tasks that are due; called about once a second."""
@@ -261,7 +265,7 @@ class Agent:
         is_imds_new = before is None or (before.imds, before.vm) != (settings.imds, settings.vm)
         if is_imds_new:
             self._exchange_imds(settings, stop)
-        if is_imds_new or before is None or before.approval != settings.approval:
+        if is_imds_new or before is None or _approving(before) != _approving(settings):
             self._exchange_approver(stop)
         # Before any worker ends: if the outbox refuses, those that are there go on.
         self._route(stop)
@@ -299,7 +303,7 @@ class Agent:
         self._approvals.drain(self._settings.imds.timeout_seconds, stop)
         if stop():
             return
-        self._approvals.configure(self._settings.approval, self._imds)
+        self._configure_approvals()
         if self._poller is not None:
             self._poller.approvals = self._approvals.approver
         self._approvals.start()
@@ -334,6 +338,11 @@ class Agent:
         except (BridgeError, FutureTimeout):
             return None
         return {name: account.pending for name, account in accounts.items()}
+
+
+def _approving(settings: Settings) -> tuple[object, ...]:
+    """Return what the approver is made of."""
+    return settings.approval, settings.secret_variables
 
 
 def _left(deadline: float, *, at_most: float = _JOIN_SECONDS) -> float:

@@ -65,7 +65,10 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Approver:
-    """Follows the decisions in *outbox* and *rules* on one VM; without *rules* only decisions."""
+    """Follows the decisions in *outbox* and *rules* on one VM; without *rules* only decisions.
+
+    The commands of rules do not get the environment's *secret_variables*.
+    """
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class Approver:
         rules: RuleEngine | None,
         submitter: Submitter,
         metrics: Metrics,
+        secret_variables: Collection[str] = (),
         clock: Clock = REAL_CLOCK,
     ) -> None:
         self._dry_run = settings.dry_run
@@ -89,7 +93,7 @@ class Approver:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approver", daemon=True)
-        self._commands = RuleCommands(self._wake.set)
+        self._commands = RuleCommands(self._wake.set, unset=secret_variables)
         self._refusals = RefusalLimiter(clock)
         self._log = ThrottledLog(logger)
         self._answer: _Answer | None = None

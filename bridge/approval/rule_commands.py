@@ -6,14 +6,15 @@ command came is then unknown, and it runs again: skipping it would approve an ev
 or leave a drained one unapproved. So a command must bear being run twice.
 
 The command gets the last record of the event as JSON on standard input, and the variables of
-`bridge.events.environment`, SCHEDULED_EVENT_RULE with the name of the rule among them.
+`bridge.events.environment`, SCHEDULED_EVENT_RULE with the name of the rule among them. Of the agent's own variables it
+does not get those that hold secrets.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import msgspec
 
@@ -39,10 +40,11 @@ class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleCommands:
-    """Runs the commands of rules; *wake* is called when one has ended."""
+    """Runs the commands of rules, without the variables *unset*; *wake* is called when one has ended."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], *, unset: Collection[str] = ()) -> None:
         self._wake = wake
+        self._unset = unset
         self._lock = threading.Lock()
         self._running: dict[EventVersion, tuple[Runner, threading.Thread]] = {}
         self._ended: list[CommandResult] = []
@@ -95,6 +97,7 @@ class RuleCommands:
                 deadline_seconds=rule.command_timeout_seconds,
                 stdin=encode(record) + b"\n",
                 environment=environment_of(record, rule=rule.name),
+                without=self._unset,
             )
             problem = _problem(rule, finished)
             was_closed = finished.ending is Ending.CLOSED

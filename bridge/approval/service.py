@@ -6,7 +6,7 @@ One approver ends before another may start on the same decisions. Half of the ag
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,12 +49,19 @@ class ApprovalService:
         self._directory = directory
         self._on_request_only = on_request_only
         self._clock = clock
+        self._secret_variables: Collection[str] = ()
         self._portal_poller: PortalPoller | None = None
         self.approver: Approver | None = None
         """None where nothing is ever approved."""
 
-    def configure(self, settings: ApprovalSettings | None, imds: ImdsClient) -> None:
-        """Build what *settings* ask for, to be started by `start`; what was built before must have ended."""
+    def configure(
+        self, settings: ApprovalSettings | None, imds: ImdsClient, *, secret_variables: Collection[str] = ()
+    ) -> None:
+        """Build what *settings* ask for, to be started by `start`; what was built before must have ended.
+
+        No command of a rule gets one of the *secret_variables* of this process.
+        """
+        self._secret_variables = secret_variables
         remote = None if settings is None else settings.remote
         self._metrics.watch_approved(lambda: 0.0)
         if remote is None:
@@ -79,6 +86,7 @@ class ApprovalService:
             rules=None if self._on_request_only else RuleEngine(settings, vm=self._vm, clock=clock),
             submitter=Submitter(imds, self._directory, dry_run=settings.dry_run, clock=clock),
             metrics=self._metrics,
+            secret_variables=self._secret_variables,
             clock=clock,
         )
 

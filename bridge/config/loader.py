@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from bridge.config.approval import ApprovalSettings, RemoteSettings, read_approval
+from bridge.config.secret_keys import secret_files, secret_variables
 from bridge.config.settings import (
     HeartbeatSettings,
     ImdsSettings,
@@ -64,7 +65,7 @@ def load(path: Path | None) -> Settings:
 
     Raises ConfigurationError with every mistake of the file.
     """
-    return read({} if path is None else _parsed(path))
+    return msgspec.structs.replace(read({} if path is None else _parsed(path)), file=path)
 
 
 def read(table: Mapping[str, Any]) -> Settings:
@@ -78,7 +79,18 @@ def read(table: Mapping[str, Any]) -> Settings:
     if mistakes.sentences or top is None:
         raise ConfigurationError(*mistakes.sentences)
     values = {name: getattr(top, name) for name in top.__struct_fields__} | {"approval": approval}
-    return Settings(**values, sinks=sinks)
+    variables = secret_variables(table)
+    return Settings(
+        **values,
+        sinks=tuple(_withholding(sink, variables) for sink in sinks),
+        secret_variables=variables,
+        secret_files=secret_files(table),
+    )
+
+
+def _withholding(sink: SinkSettings, variables: frozenset[str]) -> SinkSettings:
+    config = sink.sink_class.withholding(sink.config, variables)
+    return msgspec.structs.replace(sink, config=config)
 
 
 def _where_keys_belong() -> dict[str, str]:

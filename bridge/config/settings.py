@@ -10,6 +10,7 @@ import ipaddress
 import re
 from datetime import date
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -203,6 +204,12 @@ class Settings(TopSettings, frozen=True, kw_only=True):
 
     sinks: tuple[SinkSettings, ...]
     """Where records go, one table each. Default: one of type stdout."""
+    file: Path | None = None
+    """The file that all this was read from; None for the defaults."""
+    secret_variables: frozenset[str] = frozenset()
+    """The environment variables that `*_env` keys name: no program that the agent starts gets to see them."""
+    secret_files: tuple[tuple[str, str], ...] = ()
+    """The keys that name a file with a secret, and those files."""
 
 
 def documented(struct: type[msgspec.Struct]) -> dict[str, str]:

@@ -288,7 +288,8 @@ def _scratch_file() -> IO[bytes]:
 def _environment(added: Mapping[str, str], without: Collection[str]) -> Mapping[Any, Any]:
     """Return this process's environment as it came, in bytes where it is bytes, with *added* in UTF-8."""
     if sys.platform == "win32":
-        kept = {name: value for name, value in os.environ.items() if name not in without}
+        gone = {name.upper() for name in without}  # names have no case there
+        kept = {name: value for name, value in os.environ.items() if name.upper() not in gone}
         return {**kept, **added}
     dropped = {os.fsencode(name) for name in without}
     found = {name: value for name, value in os.environb.items() if name not in dropped}

@@ -1,0 +1,63 @@
+"""The files and variables with secrets that a configuration names, in whichever table.
+
+A secret stands under a key that ends in ``_file`` or ``_env``, in the agent's tables and in those of any sink, one of
+somebody else's included: that is the rule for their keys. So they are found in the file as it was parsed.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+_FILE, _VARIABLE = "_file", "_env"
+#: Files that hold no secret. A client certificate holds one where no file of its own is named for the key.
+_PUBLIC = frozenset({"ca_file", "public_key_file", "template_file"})
+_CERTIFICATE, _KEY = "client_cert_file", "client_key_file"
+
+
+def secret_variables(table: object) -> frozenset[str]:
+    """Return the name of every environment variable that a ``*_env`` key of *table* names, at any depth."""
+    return frozenset(name for _, name in _named(table, _VARIABLE, "") if "\0" not in name)
+
+
+def secret_files(table: object) -> tuple[tuple[str, str], ...]:
+    """Return each key of *table* that names a file with a secret, as ``sinks[0].url_file``, and that file."""
+    return tuple(_named(table, _FILE, ""))
+
+
+def why_readable(file: str) -> str | None:
+    """Return a sentence when users other than root and our own, or a group that is not ours, may read *file*."""
+    if sys.platform == "win32":
+        return None  # its access lists are not in the mode
+    try:
+        found = Path(file).stat()
+    except OSError:
+        return None  # whoever reads it says that it cannot be read
+    is_foreign_group = found.st_gid not in {0, os.getegid(), *os.getgroups()}
+    if found.st_mode & (stat.S_IROTH | (stat.S_IRGRP if is_foreign_group else 0)):
+        return f"{file} holds a secret, and other users may read it: its mode is {stat.S_IMODE(found.st_mode):04o}."
+    return None
+
+
+def _named(value: Any, ending: str, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            where = f"{path}.{key}" if path else str(key)
+            if str(key).endswith(ending) and not _is_public(key, value):
+                yield from ((where, text) for text in _texts(inner))
+            yield from _named(inner, ending, where)
+    elif isinstance(value, list | tuple):
+        for number, inner in enumerate(value):
+            yield from _named(inner, ending, f"{path}[{number}]")
+
+
+def _is_public(key: str, table: Mapping[str, Any]) -> bool:
+    return key in _PUBLIC or (key == _CERTIFICATE and _KEY in table)
+
+
+def _texts(value: Any) -> list[str]:
+    return [text for text in (value if isinstance(value, list | tuple) else [value]) if isinstance(text, str) and text]

@@ -1,0 +1,88 @@
+"""Programs that the agent starts do not get the variables in which the configuration says that secrets are."""
+
+import json
+import signal
+import sys
+
+import pytest
+
+from bridge.testing import EventSpec, Simulator
+
+SECRETS = ("CHAT_URL", "PORTAL_TOKEN", "PAGER_KEY")
+
+
+@pytest.fixture
+def azure():
+    with Simulator(vms=["vm_0"], rate_limit=False) as simulator:
+        yield simulator
+
+
+def print_environment_to(path):
+    """Return a command that writes the environment it got to *path*."""
+    return json.dumps([sys.executable, "-c", f"import json, os; json.dump(dict(os.environ), open({str(path)!r}, 'w'))"])
+
+
+def configuration(directory, portal_key):
+    return f"""
+[[sinks]]
+type = "command"
+command = {print_environment_to(directory / "sink.json")}
+transitions = ["scheduled"]
+[[sinks]]
+type = "webhook"
+name = "chat"
+url_env = "CHAT_URL"
+transitions = ["test"]
+[[sinks]]
+type = "webhook"
+name = "pager"
+format = "pagerduty"
+routing_key_env = "PAGER_KEY"
+transitions = ["test"]
+[approval.remote]
+url = "http://127.0.0.1:1/"
+token_env = "PORTAL_TOKEN"
+[[approval.remote.keys]]
+kid = "k"
+approver = "portal"
+public_key_file = "{portal_key}"
+[[approval.rules]]
+name = "drained"
+action = "approve"
+command = {print_environment_to(directory / "rule.json")}
+"""
+
+
+def test_no_program_gets_a_variable_that_an_env_key_of_any_table_names(agent, azure, tmp_path):
+    assert agent.call("keygen", tmp_path / "k.key")[0] == 0
+    agent.env = agent.env | {name: f"https://secret.invalid/{name}" for name in SECRETS} | {"CLUSTER": "west"}
+    agent.configure(azure.endpoints["vm_0"], configuration(tmp_path, tmp_path / "k.key.pub"))
+    agent.start()
+    azure.world.add_event(EventSpec(event_type="Reboot"))
+    agent.wait_for(lambda: azure.world.approvals)
+    agent.wait_for(lambda: (tmp_path / "sink.json").exists() and (tmp_path / "sink.json").read_text().endswith("}"))
+    for name in ("sink.json", "rule.json"):
+        got = json.loads((tmp_path / name).read_text())
+        assert (name, [each for each in SECRETS if each in got]) == (name, [])
+        assert got["CLUSTER"] == "west"
+        assert "SCHEDULED_EVENT_ID" in got
+
+
+def test_a_secret_that_a_reload_brings_is_kept_from_the_next_command(agent, azure, tmp_path):
+    rule = f"""
+[[approval.rules]]
+name = "drained"
+action = "approve"
+command = {print_environment_to(tmp_path / "rule.json")}
+"""
+    agent.env = agent.env | {"CHAT_URL": "https://secret.invalid/"}
+    agent.configure(azure.endpoints["vm_0"], rule)
+    agent.start()
+    agent.wait_for(lambda: "The agent is running" in agent.log)
+    chat = '[[sinks]]\ntype = "webhook"\nurl_env = "CHAT_URL"\ntransitions = ["test"]\n'
+    agent.configure(azure.endpoints["vm_0"], f"{chat}{rule}")
+    agent.process.send_signal(signal.SIGHUP)
+    agent.wait_for(lambda: "The configuration was read again" in agent.log)
+    azure.world.add_event(EventSpec(event_type="Reboot"))
+    agent.wait_for(lambda: azure.world.approvals)
+    assert "CHAT_URL" not in json.loads((tmp_path / "rule.json").read_text())
