@@ -5,6 +5,9 @@ the directory's lock and runs an agent of its own for a moment, with the sinks b
 the outcome is read from the stored decision.
 
 What is approved is the event as it was shown: if Azure changes it between the question and the answer, nothing happens.
+
+Who may write to the outbox owns this VM, so such an approval ends a hold and needs no second person. That is said,
+asked for, and in the record: it is never done by `--yes` alone.
 """
 
 from __future__ import annotations
@@ -26,10 +29,11 @@ from bridge.approval.digest import digest
 from bridge.config.loader import Settings
 from bridge.errors import BridgeError, StateDirectoryError
 from bridge.events.event import ScheduledEvent
+from bridge.events.record import Verdict
 from bridge.outbox.approvals import ApprovalResult, StoredDecision, cli_decision
 from bridge.outbox.locks import DirectoryLock
 from bridge.outbox.reader import OutboxFile
-from bridge.text import one_line
+from bridge.text import EXCERPT_CHARACTERS, one_line
 
 if sys.platform != "win32":
     import pwd
@@ -45,12 +49,19 @@ class ApprovalsNotConfigured(BridgeError):
     """Nothing may be approved on this VM."""
 
 
+class WouldOverrule(BridgeError):
+    """Somebody else decided otherwise, and nobody said that this is meant."""
+
+
 class NoSuchEvent(BridgeError):
     """The event cannot be approved, because it is not there as it should be."""
 
 
-def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool) -> int:
-    """Approve *event_id* after asking, unless *yes*; print what came of it and return the exit code."""
+def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool, overrule: bool) -> int:
+    """Approve *event_id* after asking, unless *yes*; print what came of it and return the exit code.
+
+    Raise WouldOverrule when *yes* would end a hold or stand for several approvers, unless *overrule*.
+    """
     if settings.approval is None:
         raise ApprovalsNotConfigured(
             "Approvals are not configured: there is no [approval] table, so this agent never posts anything. "
@@ -59,17 +70,42 @@ def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool) ->
     with _agent(settings, directory) as tick, OutboxFile(directory) as outbox:
         event = _event(outbox, event_id, wait_seconds=0.0 if tick is None else _ANSWER_SECONDS)
         click.echo(describe(event), err=True)
+        overruled = _overruled(settings, outbox, event)
+        for sentence in overruled:
+            click.echo(one_line(sentence), err=True)
+        if yes and overruled and not overrule:
+            raise WouldOverrule(f"{' '.join(overruled)} Say that this is meant with --overrule.")
         if not yes:
-            click.confirm("Approve it for all of these?", abort=True, err=True)
+            question = (
+                "Overrule that, and approve it for all of these?" if overruled else "Approve it for all of these?"
+            )
+            click.confirm(question, abort=True, err=True)
         decision = cli_decision(
             approver=_user(),
             decision_id=str(uuid.uuid4()),
             event=event,
             event_digest=digest(event),
             valid_seconds=_VALID_SECONDS,
+            reason=one_line(" ".join(overruled), EXCERPT_CHARACTERS) or None,
         )
         outbox.decide(decision)
         return _outcome(outbox, decision, tick)
+
+
+def _overruled(settings: Settings, outbox: OutboxFile, event: ScheduledEvent) -> list[str]:
+    """Return a sentence for each hold that an approval here ends, and for approvers that it does not wait for."""
+    holds = [
+        each for each in outbox.snapshot().decisions if each.event_id == event.event_id and each.verdict is Verdict.HOLD
+    ]
+    newest = {each.approver: each for each in sorted(holds, key=lambda hold: hold.issued_at)}
+    sentences = []
+    for hold in newest.values():
+        because = f": {hold.reason}" if hold.reason else ""
+        sentences.append(f"This overrules the hold of {hold.approver}{because}.")
+    remote = None if settings.approval is None else settings.approval.remote
+    if remote is not None and remote.required_approvals > 1:
+        sentences.append(f"This overrules required_approvals = {remote.required_approvals}: nobody else is asked.")
+    return sentences
 
 
 def describe(event: ScheduledEvent) -> str:

@@ -209,14 +209,15 @@ def events(directory: Path, limit: int, *, follow: bool, as_json: bool) -> None:
 @_with_config
 @click.argument("event_id")
 @_option("--yes", is_flag=True, help="Do not ask.")
-def approve(settings: Settings, event_id: str, *, yes: bool) -> int:
+@_option("--overrule", is_flag=True, help="With --yes: also against a hold, or alone where several must approve.")
+def approve(settings: Settings, event_id: str, *, yes: bool, overrule: bool) -> int:
     """Approve EVENT_ID for every VM that it names: Azure may start it at once.
 
     A state directory is not enough for it: whether anything may be approved, and whom to tell, the configuration says.
     """
     from bridge.cli.approve import approve as approve_event  # noqa: PLC0415
 
-    return approve_event(settings, state_directory(settings, os.environ), event_id, yes=yes)
+    return approve_event(settings, state_directory(settings, os.environ), event_id, yes=yes, overrule=overrule)
 
 
 @commands.command("send-test", short_help="Send a test record straight to the sinks.")

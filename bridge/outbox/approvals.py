@@ -309,7 +309,13 @@ def _refuse_memory(connection: sqlite3.Connection) -> None:
 
 
 def cli_decision(
-    *, approver: str, decision_id: str, event: ScheduledEvent, event_digest: str, valid_seconds: float
+    *,
+    approver: str,
+    decision_id: str,
+    event: ScheduledEvent,
+    event_digest: str,
+    valid_seconds: float,
+    reason: str | None = None,
 ) -> StoredDecision:
     """Return an approval that a person gives on this VM, now."""
     now = time.time()
@@ -323,5 +329,6 @@ def cli_decision(
         verdict=Verdict.APPROVE,
         issued_at=int(now * 1_000_000),
         expires_at=now + valid_seconds,
+        reason=reason,
         received_at=now,
     )

@@ -119,6 +119,31 @@ def test_a_person_is_asked_and_may_say_no(agent, azure):
     assert approvals(azure) == []
 
 
+@pytest.mark.parametrize("against", ["a hold", "a rule of two persons"])
+def test_a_person_on_the_vm_overrules_others_only_in_so_many_words(agent, azure, tmp_path, against):
+    with PortalStub(tmp_path / "portal") as portal:
+        portal.add_key("second-key", approver="second")
+        is_hold = against == "a hold"
+        configure(agent, azure, portal.toml(required_approvals=1 if is_hold else 2))
+        agent.start()
+        event_id = azure.world.add_event(EventSpec(event_type="Reboot"))
+        agent.wait_for(lambda: told(agent) == ["scheduled"])
+        if is_hold:
+            record = decode_record(agent.out.read_text())
+            portal.decide(record.event, vm_id=record.vm.vm_id, decision="hold", reason="backup runs")
+            agent.wait_for(lambda: "backup runs" in agent.call("status", "--config", agent.config)[1])
+        words = "hold of portal: backup runs" if is_hold else "required_approvals = 2"
+        code, _, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
+        assert code == 1
+        assert words in err
+        assert "--overrule" in err
+        assert approvals(azure) == []
+        code, _, err = agent.call("approve", event_id, "--yes", "--overrule", "--config", agent.config)
+        assert code == 0, err
+        assert_in_order(agent, azure)
+    assert words in agent.records[1]["approval"]["reason"]
+
+
 def test_an_unknown_event_is_not_approved(agent, azure):
     configure(agent, azure, "[approval]")
     agent.start()
