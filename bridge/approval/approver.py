@@ -30,7 +30,7 @@ from bridge.approval.evaluate import (
     approval_record,
     evaluate,
     index_document,
-    newest_hold,
+    newest_holds,
 )
 from bridge.approval.inbox import DecisionInbox, RefusalLimiter
 from bridge.approval.rule_commands import RuleCommands
@@ -44,7 +44,14 @@ from bridge.events.record import Transition, TransitionRecord
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import approvals, deliveries
-from bridge.outbox.approvals import ApprovalResult, ApprovalStage, ApprovalState, DecisionStage, PendingApproval
+from bridge.outbox.approvals import (
+    ApprovalResult,
+    ApprovalStage,
+    ApprovalState,
+    DecisionStage,
+    PendingApproval,
+    StoredDecision,
+)
 from bridge.outbox.outbox import Outbox
 
 logger = logging.getLogger(__name__)
@@ -62,6 +69,9 @@ _MOST_STEPS = 20
 class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     document: Document
     instant: Instant
+    asked_at: float
+    """When it was asked for, in monotonic seconds: what came later may not be in it."""
+    unsettled: frozenset[str]
 
 
 class Approver:
@@ -98,7 +108,8 @@ class Approver:
         self._log = ThrottledLog(logger)
         self._answer: _Answer | None = None
         self._wants_answer = False
-        self._indexed: tuple[Document, DocumentIndex] | None = None
+        self._indexed: tuple[Document, frozenset[str], DocumentIndex] | None = None
+        self._new_since: dict[tuple[str, str], float] = {}
         self._prune_at = clock.monotonic() + _PRUNE_SECONDS
         self._posted_at: list[tuple[str, float]] = []
         self._attempted: frozenset[str] = frozenset()
@@ -127,11 +138,23 @@ class Approver:
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
 
-    def observe(self, document: Document, instant: Instant) -> None:
-        """Take a good answer of the metadata service; costs next to nothing while nothing changed."""
+    def observe(
+        self,
+        document: Document,
+        instant: Instant,
+        *,
+        asked_at: float | None = None,
+        unsettled: frozenset[str] = frozenset(),
+    ) -> None:
+        """Take a good answer of the metadata service; costs next to nothing while nothing changed.
+
+        It came at *instant* and was asked for at *asked_at*, in monotonic seconds; None: at the same time. *unsettled*
+        are the EventIds of events that it lacks, while the poll does not believe their absence yet.
+        """
         before = self._answer
-        self._answer = _Answer(document=document, instant=instant)
-        if self._wants_answer or before is None or before.document is not document:
+        asked_at = instant.monotonic if asked_at is None else asked_at
+        self._answer = _Answer(document=document, instant=instant, asked_at=asked_at, unsettled=unsettled)
+        if self._wants_answer or before is None or before.document is not document or before.unsettled != unsettled:
             self._wake.set()
 
     def wait_for_submission(self, event_keys: Collection[str]) -> None:
@@ -178,6 +201,7 @@ class Approver:
         wait_seconds = min(_RETRY_SECONDS if self._inbox.has_waiting else _IDLE_SECONDS, self._refusals.wait_seconds())
         state = self._outbox.read(approvals.read_state).result()
         self._publish(state)
+        self._note_new(state)
         answer = self._answer
         if answer is not None and self._is_fresh(answer):
             return min(wait_seconds, self._follow(state, answer))
@@ -185,8 +209,8 @@ class Approver:
 
     def _follow(self, state: ApprovalState, answer: _Answer) -> float:
         """Do what follows from *state* beside a fresh *answer*; return the seconds until something may be due."""
-        index = self._index(answer.document)
-        evaluation, after = self._evaluate(state, index)
+        index = self._index(answer)
+        evaluation, after = self._evaluate(state, index, answer.asked_at)
         if evaluation is None:
             message = "What follows from the decisions does not come to an end."
             self._log.problem("evaluation", logging.ERROR, message)
@@ -195,7 +219,7 @@ class Approver:
         self._start_commands(after, index)
         self._publish(after)
         self._prune(index)
-        after, wait_seconds = self._submit(after, answer)
+        after, wait_seconds = self._submit(after, answer, index)
         self._publish(after)
         if self._rules is not None:
             wait_seconds = min(wait_seconds, self._rules.wait_seconds())
@@ -203,7 +227,9 @@ class Approver:
             wait_seconds = min(wait_seconds, _EXPIRY_SECONDS)
         return wait_seconds
 
-    def _evaluate(self, state: ApprovalState, index: DocumentIndex) -> tuple[Evaluation | None, ApprovalState]:
+    def _evaluate(
+        self, state: ApprovalState, index: DocumentIndex, asked_at: float
+    ) -> tuple[Evaluation | None, ApprovalState]:
         """Return all that follows from *state*, and the state after it; None when there is no end to it."""
         evaluation = Evaluation()
         for _ in range(_MOST_STEPS):
@@ -213,6 +239,7 @@ class Approver:
                 now=self._clock.timestamp(),
                 required_approvals=self._required_approvals,
                 is_trusted=self._inbox.is_trusted,
+                predates=lambda decision: asked_at < self._new_since.get(_name(decision), asked_at),
                 dry_run=self._dry_run,
             )
             if step.is_empty:
@@ -225,9 +252,10 @@ class Approver:
             state = applied(state, step)
         return None, state
 
-    def _submit(self, state: ApprovalState, answer: _Answer) -> tuple[ApprovalState, float]:
+    def _submit(self, state: ApprovalState, answer: _Answer, index: DocumentIndex) -> tuple[ApprovalState, float]:
         """Post what is due; return the state after it, and the seconds until something else may be due."""
         due = self._submitter.due(state.approvals.values(), answer.instant.monotonic)
+        due = [each for each in due if index.why_not(*each.key) is None]  # not what the answer lacks, maybe wrongly
         evaluation = Evaluation()
         if due:
             instead = self._submitter.instead_of_posting(due)
@@ -273,10 +301,18 @@ class Approver:
     def _incarnation(self) -> Incarnation:
         return None if self._answer is None else self._answer.document.incarnation
 
-    def _index(self, document: Document) -> DocumentIndex:
-        if self._indexed is None or self._indexed[0] is not document:
-            self._indexed = (document, index_document(document))
-        return self._indexed[1]
+    def _index(self, answer: _Answer) -> DocumentIndex:
+        known = self._indexed
+        if known is None or known[0] is not answer.document or known[1] != answer.unsettled:
+            index = index_document(answer.document, answer.unsettled)
+            self._indexed = known = (answer.document, answer.unsettled, index)
+        return known[2]
+
+    def _note_new(self, state: ApprovalState) -> None:
+        """Keep since when each new decision is known here: an answer that was asked for earlier may not have it."""
+        now = self._clock.monotonic()
+        new = [_name(each) for each in state.decisions if each.state is DecisionStage.NEW]
+        self._new_since = {name: self._new_since.get(name, now) for name in new}
 
     # Commands of rules.
 
@@ -297,13 +333,14 @@ class Approver:
     def _start_commands(self, state: ApprovalState, index: DocumentIndex) -> None:
         if self._rules is None:
             return
+        holds = newest_holds(state.decisions)
         for approval in state.approvals.values():
             is_draining = approval.state is ApprovalStage.DRAINING
             if not is_draining or self._commands.is_running(approval.key) or self._commands.is_full:
                 continue
             rule = self._rules.rule_behind(approval, index)
             record = self._outbox.read(deliveries.last_record, approval.event.key).result()
-            if rule is not None and record is not None and newest_hold(state.decisions, approval.key) is None:
+            if rule is not None and record is not None and approval.key not in holds:
                 self._commands.start(approval.key, rule, record)
 
     # What is written.
@@ -385,3 +422,7 @@ class Approver:
                     "approvers": list(approval.approvers),
                 },
             )
+
+
+def _name(decision: StoredDecision) -> tuple[str, str]:
+    return decision.approver, decision.decision_id

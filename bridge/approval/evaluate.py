@@ -38,6 +38,10 @@ from bridge.outbox.approvals import (
 _OPEN = frozenset({ApprovalStage.DRAINING, ApprovalStage.WANTED})
 #: An event that should have begun so long ago is not what anybody decided on any more.
 _AFTER_NOT_BEFORE_SECONDS = 3600.0
+#: What only an answer of the metadata service can tell that was asked for after the decision came.
+_OF_THE_DOCUMENT = frozenset(
+    {RefusalReason.EVENT_UNKNOWN, RefusalReason.EVENT_CHANGED, RefusalReason.EVENT_NOT_SCHEDULED}
+)
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +91,8 @@ class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
     events: dict[str, ScheduledEvent]
     digests: dict[str, str]
     ambiguous: frozenset[str]
+    unsettled: frozenset[str] = frozenset()
+    """EventIds that are absent, which the poll does not believe yet: nothing ends by that, and nothing is posted."""
 
     def why_not(self, event_id: str, event_digest: str) -> RefusalReason | None:
         """Return why the event cannot be approved as it was decided on, None when it can."""
@@ -98,8 +104,8 @@ class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.digests[event_id] == event_digest else RefusalReason.EVENT_CHANGED
 
 
-def index_document(document: Document) -> DocumentIndex:
-    """Return *document* as decisions are compared with it."""
+def index_document(document: Document, unsettled: frozenset[str] = frozenset()) -> DocumentIndex:
+    """Return *document* as decisions are compared with it; it lacks the EventIds *unsettled*, maybe wrongly."""
     events: dict[str, ScheduledEvent] = {}
     ambiguous = set()
     for event in document.events:
@@ -108,7 +114,7 @@ def index_document(document: Document) -> DocumentIndex:
                 ambiguous.add(event.event_id)
             events[event.event_id] = event
     digests = {event_id: digest(event) for event_id, event in events.items()}
-    return DocumentIndex(events=events, digests=digests, ambiguous=frozenset(ambiguous))
+    return DocumentIndex(events=events, digests=digests, ambiguous=frozenset(ambiguous), unsettled=unsettled)
 
 
 def applied(state: ApprovalState, evaluation: Evaluation) -> ApprovalState:
@@ -137,12 +143,22 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     required_approvals: int
     is_trusted: Callable[[StoredDecision], bool]
+    predates: Callable[[StoredDecision], bool]
     done: frozenset[ApprovalStage]
+    holds: dict[EventVersion, StoredDecision]
+    waiting: dict[EventVersion, list[StoredDecision]]
+    """The decisions that wait, by event, so that each is compared with its own event's only."""
+    expiries: dict[int, float]
+    """When each decision expires, by arrival."""
     result: Evaluation
 
     def is_held(self, decision: StoredDecision) -> bool:
-        hold = newest_hold(self.state.decisions, decision.key)
+        hold = self.holds.get(decision.key)
         return hold is not None and decision.issued_at <= hold.issued_at
+
+    def why_over(self, key: EventVersion) -> RefusalReason | None:
+        """Return why what was decided on the event *key* is over; None while it is not, or that is not sure."""
+        return None if key[0] in self.index.unsettled else self.index.why_not(*key)
 
     def is_expired(self, decision: StoredDecision) -> bool:
         return self.now >= decision.expires_at + CLOCK_SKEW_SECONDS
@@ -163,7 +179,7 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
 
         Consent is for a moment, not for whenever the metadata service takes requests again. A rule has no end.
         """
-        expiries = [each.expires_at for each in self.state.decisions if each.arrival in approval.arrivals]
+        expiries = [self.expiries[arrival] for arrival in approval.arrivals if arrival in self.expiries]
         if not expiries:
             return False
         ends_at = min(expiries) + CLOCK_SKEW_SECONDS
@@ -182,9 +198,13 @@ def evaluate(
     now: float,
     required_approvals: int,
     is_trusted: Callable[[StoredDecision], bool],
+    predates: Callable[[StoredDecision], bool] = lambda _decision: False,
     dry_run: bool = False,
 ) -> Evaluation:
-    """Return the next step from *state*, given a fresh document and the Unix time *now*; empty at the end."""
+    """Return the next step from *state*, given a fresh document and the Unix time *now*; empty at the end.
+
+    *predates* returns whether the document was asked for before a new decision came: it refuses no such decision.
+    """
     stages = {ApprovalStage.POSTED, ApprovalStage.DRY_RUN} if dry_run else {ApprovalStage.POSTED}
     step = _Step(
         state=state,
@@ -192,7 +212,11 @@ def evaluate(
         now=now,
         required_approvals=required_approvals,
         is_trusted=is_trusted,
+        predates=predates,
         done=frozenset(stages),
+        holds=newest_holds(state.decisions),
+        waiting=_waiting(state.decisions),
+        expiries={each.arrival: each.expires_at for each in state.decisions},
         result=Evaluation(),
     )
     for approval in state.approvals.values():
@@ -206,23 +230,32 @@ def evaluate(
         elif decision.state is DecisionStage.WAITING:
             _check_waiting(step, decision)
     if step.result.is_empty:
-        for key in dict.fromkeys(each.key for each in state.decisions if each.state is DecisionStage.WAITING):
+        for key in step.waiting:
             _want_if_enough(step, key)
     return step.result
+
+
+def _waiting(decisions: Iterable[StoredDecision]) -> dict[EventVersion, list[StoredDecision]]:
+    """Return the approvals that wait, by event, in the order they came."""
+    waiting: dict[EventVersion, list[StoredDecision]] = {}
+    for each in decisions:
+        if each.state is DecisionStage.WAITING:
+            waiting.setdefault(each.key, []).append(each)
+    return waiting
 
 
 # An approval on its way.
 
 
 def _end_or_withdraw(step: _Step, approval: PendingApproval) -> None:
-    why = step.index.why_not(*approval.key)
+    why = step.why_over(approval.key)
     if why is not None:
         _end(step, approval, why, EXPLAINED[why])
         return
     if step.is_over_age(approval):
         _end(step, approval, RefusalReason.EXPIRED, "Its time is over: exp, and an hour after NotBefore.")
         return
-    hold = newest_hold(step.state.decisions, approval.key)
+    hold = step.holds.get(approval.key)
     if hold is not None and (approval.oldest_issued_at is None or approval.oldest_issued_at <= hold.issued_at):
         _move(step, approval, ApprovalStage.WITHDRAWN)
         if not approval.arrivals:  # else its decisions are refused one by one, those that are not newer
@@ -279,15 +312,14 @@ def _refuse_approval(step: _Step, approval: PendingApproval, why: RefusalReason,
 
 def _receive(step: _Step, decision: StoredDecision) -> None:
     why = _why_not(step, decision)
+    if why in _OF_THE_DOCUMENT and (decision.event_id in step.index.unsettled or step.predates(decision)):
+        return  # it stays new: the next answer of the metadata service tells
     if why is not None:
         _refuse(step, decision, why)
     elif decision.verdict is Verdict.HOLD:
         stage = DecisionStage.ON_HOLD
         step.result.update_decisions([decision.arrival], stage, stage.value, "The event is held.")
-        if any(
-            each.key == decision.key and each.state is DecisionStage.WAITING and each.issued_at > decision.issued_at
-            for each in step.state.decisions
-        ):
+        if any(each.issued_at > decision.issued_at for each in step.waiting.get(decision.key, ())):
             _record_refusal(step, decision, RefusalReason.SUPERSEDED)
     elif step.is_held(decision):
         _refuse(step, decision, RefusalReason.SUPERSEDED)
@@ -310,7 +342,7 @@ def _check_waiting(step: _Step, decision: StoredDecision) -> None:
     if approval is not None and approval.state in step.done and not step.is_decided_anew(decision, approval):
         _follow_late(step, decision, approval)
         return
-    why = step.index.why_not(*decision.key)
+    why = step.why_over(decision.key)
     if why is None and step.is_held(decision):
         why = RefusalReason.SUPERSEDED
     if why is None and step.is_expired(decision):
@@ -347,7 +379,9 @@ def _follow_late(step: _Step, decision: StoredDecision, approval: PendingApprova
 
 
 def _want_if_enough(step: _Step, key: EventVersion) -> None:
-    """Want what enough people approved, unless it is wanted by people already."""
+    """Want what enough people approved, unless it is wanted by people already, or the event is not there."""
+    if step.index.why_not(*key) is not None:
+        return
     approval = step.state.approvals.get(key)
     is_wanted = approval is not None and approval.state is ApprovalStage.WANTED
     if approval is not None and is_wanted and approval.arrivals:
@@ -378,14 +412,7 @@ def _want_if_enough(step: _Step, key: EventVersion) -> None:
 
 def _sufficient(step: _Step, key: EventVersion) -> list[StoredDecision]:
     """Return the approvals that suffice together, in the order they came; empty when they do not."""
-    approves = [
-        each
-        for each in step.state.decisions
-        if each.key == key
-        and each.state is DecisionStage.WAITING
-        and step.is_trusted(each)
-        and not step.is_expired(each)
-    ]
+    approves = [each for each in step.waiting.get(key, ()) if step.is_trusted(each) and not step.is_expired(each)]
     local = [each for each in approves if each.source == "cli"]
     if local:  # who may write to the outbox owns this VM
         return local[:1]
@@ -421,10 +448,15 @@ def _record_refusal(step: _Step, decision: StoredDecision, why: RefusalReason) -
 # For the other modules of this package.
 
 
-def newest_hold(decisions: Iterable[StoredDecision], key: EventVersion) -> StoredDecision | None:
-    """Return the newest hold on the event as it is, None when there is none."""
-    holds = [each for each in decisions if each.key == key and each.state is DecisionStage.ON_HOLD]
-    return max(holds, key=lambda hold: hold.issued_at, default=None)
+def newest_holds(decisions: Iterable[StoredDecision]) -> dict[EventVersion, StoredDecision]:
+    """Return the newest hold on each event that is held, by the event as it is."""
+    newest: dict[EventVersion, StoredDecision] = {}
+    for each in decisions:
+        if each.state is DecisionStage.ON_HOLD:
+            known = newest.get(each.key)
+            if known is None or each.issued_at > known.issued_at:
+                newest[each.key] = each
+    return newest
 
 
 def approval_record(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from bridge.approval.evaluate import DocumentIndex, Evaluation, Refusal, newest_hold
+from bridge.approval.evaluate import DocumentIndex, Evaluation, Refusal, newest_holds
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import RefusalReason
@@ -61,21 +61,21 @@ class RuleEngine:
         result = Evaluation()
         self._next_at = math.inf
         now = self._clock.monotonic()
-        self._first_seen = {key: self._first_seen.get(key, now) for key in index.digests.items()}
+        doubted = {key: seen_at for key, seen_at in self._first_seen.items() if key[0] in index.unsettled}
+        self._first_seen = doubted | {key: self._first_seen.get(key, now) for key in index.digests.items()}
         if self._vm().name is None:
             if self._settings.rules and index.events:
                 self._next_at = now + _RETRY_SECONDS
             return result
         self._withdraw_stale(state, index, result)
+        holds = newest_holds(state.decisions)
         for key in index.digests.items():
-            if index.why_not(*key) is None and self._is_free(state, key):
+            if index.why_not(*key) is None and key not in holds and self._is_free(state, key):
                 self._evaluate_event(index.events[key[0]], key, result, commands_are_full=commands_are_full)
         return result
 
     def _is_free(self, state: ApprovalState, key: EventVersion) -> bool:
-        """Return whether no approval and no hold stands in the way of a rule."""
-        if newest_hold(state.decisions, key) is not None:
-            return False
+        """Return whether no approval stands in the way of a rule."""
         approval = state.approvals.get(key)
         # What was withdrawn under another configuration, or only tried, may be wanted again.
         return (
@@ -113,7 +113,9 @@ class RuleEngine:
         """Take back what was wanted by a rule that is gone, or that no longer is the first to match."""
         for approval in state.approvals.values():
             is_open = approval.state in (ApprovalStage.WANTED, ApprovalStage.DRAINING)
-            if not is_open or not approval.source.startswith(_PREFIX) or self.rule_behind(approval, index) is not None:
+            if not is_open or not approval.source.startswith(_PREFIX) or approval.event_id in index.unsettled:
+                continue
+            if self.rule_behind(approval, index) is not None:
                 continue
             result.approvals.append(msgspec.structs.replace(approval, state=ApprovalStage.WITHDRAWN))
             result.refusals.append(

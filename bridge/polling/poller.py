@@ -57,8 +57,14 @@ class Approvals(Protocol):
     def approved(self) -> frozenset[str]:
         """Return the keys of the events that this agent approved, or may have."""
 
-    def observe(self, document: Document, instant: Instant) -> None:
-        """Take a good answer, after what changed was stored; must be quick."""
+    def observe(
+        self, document: Document, instant: Instant, *, asked_at: float | None, unsettled: frozenset[str]
+    ) -> None:
+        """Take a good answer, after what changed was stored; must be quick.
+
+        It was asked for at *asked_at*, in monotonic seconds. *unsettled* are the EventIds of events that it lacks,
+        while their absence is not believed yet.
+        """
 
     def wait_for_submission(self, event_keys: Collection[str]) -> None:
         """Wait, a second at most, until Azure's answer about these events is on its way into the outbox."""
@@ -154,7 +160,7 @@ class Poller:
             if self._has_stream_changed:
                 self._stream_id, self._tracker = self._load()
                 self._has_stream_changed = False
-            self._process(self._imds.scheduled_events())
+            self._process(self._imds.scheduled_events(), asked_at=started)
             self._recovered()
         except ImdsError as error:
             result = _reason(error)
@@ -188,7 +194,7 @@ class Poller:
         retry_after = error.retry_after_seconds if isinstance(error, ImdsStatus) else None
         return poll_delay(self._interval_seconds, failures=self._failures, status=status, retry_after=retry_after)
 
-    def _process(self, document: Document) -> None:
+    def _process(self, document: Document, *, asked_at: float) -> None:
         """Store what *document*, a good answer, changes; then notify the approver, metrics and logs."""
         moment = self._clock.instant()
         approvals = self.approvals
@@ -199,7 +205,8 @@ class Poller:
                 approvals.wait_for_submission([change.event.key for change in update.changes])
             self._store(document, update, moment)
         if approvals is not None:
-            approvals.observe(document, moment)
+            unsettled = frozenset[str]() if update is None or update.is_settled else _absent(update.document, document)
+            approvals.observe(document, moment, asked_at=asked_at, unsettled=unsettled)
         self.good_at, self._answered_at = moment.wall, moment.monotonic
         self._metrics.good_poll(moment.wall.timestamp(), self._tracker.document or document)
         if moment.monotonic - self._saved_at >= _LIVENESS_SECONDS:
@@ -251,6 +258,12 @@ class Poller:
             gap_seconds=self.gap_seconds,
         )
         return stored.stream_id, tracker
+
+
+def _absent(tracked: Document, document: Document) -> frozenset[str]:
+    """Return the EventIds of the events in *tracked* that *document* lacks."""
+    shown = {event.event_id for event in document.events}
+    return frozenset(event.event_id for event in tracked.events if event.event_id and event.event_id not in shown)
 
 
 def _reason(error: ImdsError) -> str:

@@ -100,10 +100,13 @@ class ApproverKit:
         self.outbox.identify(self.vm).result()
         self.approver = self._made()
 
+    @property
+    def clock(self) -> Clock:
+        return Clock(now=self.now, monotonic=self.monotonic, random=lambda: 0.0)
+
     def _made(self) -> Approver:
         assert self.outbox is not None
-        clock = Clock(now=self.now, monotonic=self.monotonic, random=lambda: 0.0)
-        service = ApprovalService(self.outbox, self.metrics, vm=lambda: self.vm, directory=self.state, clock=clock)
+        service = ApprovalService(self.outbox, self.metrics, vm=lambda: self.vm, directory=self.state, clock=self.clock)
         service.configure(self.settings, cast(ImdsClient, self.imds))
         assert service.approver is not None
         return service.approver

@@ -5,10 +5,15 @@ import pytest
 from approver_kit import ApproverKit
 
 from bridge.approval.evaluate import applied, evaluate, index_document
+from bridge.approval.rules import RuleEngine
+from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.events.event import Document
+from bridge.events.record import Verdict
 from bridge.outbox import approvals
+from bridge.outbox.approvals import ApprovalState, StoredDecision
 
 ANNE, BORIS = "anne", "boris"
+FREEZE = RuleSettings(name="freeze", event_types=("Freeze",), action="approve", act="each")
 
 
 @pytest.fixture
@@ -58,3 +63,55 @@ def test_every_step_is_the_same_in_memory_and_in_the_database(kit):
     kit.wait(1)
     kit.approver.receive([kit.token(events[2], "hold", kid="k2", approver=BORIS, after=1)])
     assert steps_to_the_end(kit, events[0], changed, events[2]) >= 2
+
+
+class Counted(tuple):
+    """Decisions that count how often somebody goes over all of them."""
+
+    __slots__ = ()
+    passes = 0
+
+    def __iter__(self):
+        Counted.passes += 1
+        return super().__iter__()
+
+
+def passes_of_an_evaluation(kit, count):
+    """Return how often the decisions are gone over to follow *count* approvals beside as many holds."""
+    events = [kit.event(f"E-{number}") for number in range(count * 2)]
+    index = index_document(Document(incarnation=1, events=tuple(events)))
+    decisions = [
+        StoredDecision(
+            arrival=number,
+            source="portal",
+            approver=ANNE,
+            decision_id=f"D-{number}",
+            payload_sha256="",
+            event_id=event.event_id,
+            event_digest=index.digests[event.event_id],
+            verdict=Verdict.HOLD if number % 2 else Verdict.APPROVE,
+            issued_at=number,
+            expires_at=kit.now().timestamp() + 60,
+            received_at=0.0,
+        )
+        for number, event in enumerate(events)
+    ]
+    state = ApprovalState(stream_id="s", decisions=tuple(decisions), approvals={})
+    rules = RuleEngine(ApprovalSettings(rules=(FREEZE,)), vm=lambda: kit.vm, clock=kit.clock)
+    before = Counted.passes
+    for _ in range(10):
+        state = msgspec.structs.replace(state, decisions=Counted(state.decisions))
+        step = evaluate(
+            state, index, now=kit.now().timestamp(), required_approvals=1, is_trusted=lambda _decision: True
+        )
+        if step.is_empty:
+            step = rules.apply(state, index, commands_are_full=False)
+        if step.is_empty:
+            break
+        state = applied(state, step)
+    assert sum(each.state.value == "wanted" for each in state.approvals.values()) == count
+    return Counted.passes - before
+
+
+def test_a_thousand_decisions_are_gone_over_as_often_as_ten(kit):
+    assert passes_of_an_evaluation(kit, 500) == passes_of_an_evaluation(kit, 5)

@@ -1,0 +1,224 @@
+"""Which document a decision is compared with: never one from before it came, and an absence only once it is believed.
+
+The poll, its tracker and the approver work together here as in the agent; what the metadata service says is set by
+hand, and time stands on a dial.
+"""
+
+from datetime import timedelta
+
+import pytest
+from approver_kit import ANNE, BORIS, START, ApproverKit
+
+from bridge.config.approval import ApprovalSettings, RuleSettings
+from bridge.errors import ImdsStatus
+from bridge.events.event import Document
+from bridge.metrics.metrics import Metrics
+from bridge.outbox import meta
+from bridge.polling.poller import Poller
+
+FREEZE = RuleSettings(name="freeze", event_types=("Freeze",), action="approve", act="each")
+DAY_SECONDS = 86_400.0
+
+
+class Watched:
+    """A VM whose poll and approver see what `show` has the metadata service answer."""
+
+    deadline_seconds = 5.0
+
+    def __init__(self, kit):
+        self.kit = kit
+        self.document = Document(incarnation=1)
+        self.on_request = None
+        self.poller = None
+
+    vm = property(lambda self: self.kit.vm)
+
+    def expedite(self):
+        """Do nothing: the identity is known."""
+
+    def start(self):
+        kit = self.kit
+        self.poller = Poller(
+            self,
+            kit.outbox,
+            self,
+            metrics=Metrics(),
+            boot_id="boot-1",
+            poll_interval_seconds=1.0,
+            approvals=kit.approver,
+            clock=kit.clock,
+        )
+
+    def scheduled_events(self):
+        answer = self.document
+        if self.on_request is not None:
+            self.on_request()
+        return answer
+
+    def show(self, *events, incarnation):
+        self.document = Document(incarnation=incarnation, events=events)
+
+    def poll(self, *, times=1, turn=True):
+        for _ in range(times):
+            self.kit.wait(1)
+            self.poller.poll_once()
+            if turn:
+                self.kit.turn()
+
+
+@pytest.fixture
+def kit(tmp_path):
+    made = ApproverKit(tmp_path)
+    made.trust(("k1", ANNE), ("k2", BORIS))
+    made.start()
+    made.wait(10)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def vm(kit):
+    watched = Watched(kit)
+    watched.start()
+    return watched
+
+
+@pytest.mark.parametrize(
+    "before",
+    [{"not_before_raw": "an earlier time"}, {"event_status": "Started"}, None],
+    ids=["changed", "status", "absent"],
+)
+def test_a_decision_is_not_refused_by_a_document_from_before_it_came(kit, vm, before):
+    vm.show(*([] if before is None else [kit.event(**before)]), incarnation=5)
+    vm.poll()
+    kit.wait(1)
+    kit.offer(kit.token(kit.event()))
+    assert kit.outcomes == []
+    vm.show(kit.event(), incarnation=6)
+    vm.poll()
+    assert kit.imds.posts == [["E-1"]]
+    assert kit.outcomes == [("approved", "accepted")]
+
+
+def test_a_decision_is_not_refused_by_a_document_that_was_asked_for_before_it_came(kit, vm):
+    vm.show(kit.event(not_before_raw="an earlier time"), incarnation=5)
+    vm.poll()
+
+    def come_meanwhile():
+        vm.on_request = None
+        kit.wait(1)
+        kit.approver.receive([kit.token(kit.event())])
+        kit.turn()
+        kit.wait(1)
+
+    vm.on_request = come_meanwhile
+    vm.poll()
+    assert kit.outcomes == []
+    vm.show(kit.event(), incarnation=6)
+    vm.poll()
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_a_decision_on_an_event_that_changed_is_refused_by_the_next_document(kit, vm):
+    vm.show(kit.event(not_before_raw="a later time"), incarnation=5)
+    vm.poll()
+    kit.wait(1)
+    kit.offer(kit.token(kit.event()))
+    vm.poll()
+    assert kit.outcomes == [("approval_refused", "event_changed")]
+    assert kit.imds.posts == []
+
+
+def test_an_approval_outlives_an_absence_that_the_poll_does_not_believe(kit, vm):
+    vm.show(kit.event(), incarnation=5)
+    vm.poll()
+    kit.imds.answer = ImdsStatus("Server error", status=500)
+    kit.offer(kit.token(kit.event()))
+    kit.imds.answer = None
+    vm.show(incarnation=1)
+    vm.poll()
+    kit.wait(30)
+    vm.poll()
+    assert len(kit.imds.posts) == 1  # nothing is posted for an event that is not there
+    vm.show(kit.event(), incarnation=2)
+    vm.poll()
+    assert kit.imds.posts == [["E-1"], ["E-1"]]
+    assert kit.outcomes == [("approval_failed", "rejected"), ("approved", "accepted")]
+
+
+def test_an_approval_that_comes_beside_an_absence_that_the_poll_does_not_believe_is_kept(kit, vm):
+    vm.show(kit.event(), incarnation=5)
+    vm.poll()
+    vm.show(incarnation=1)
+    vm.poll()
+    kit.offer(kit.token(kit.event()))
+    vm.poll()
+    assert (kit.outcomes, kit.imds.posts) == ([], [])
+    vm.show(kit.event(), incarnation=2)
+    vm.poll()
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_one_of_two_approvals_outlives_an_absence_that_the_poll_does_not_believe(kit, vm):
+    kit.trust(("k1", ANNE), ("k2", BORIS), required=2)
+    kit.restart()
+    vm.start()
+    vm.show(kit.event(), incarnation=5)
+    vm.poll()
+    kit.offer(kit.token(kit.event()))
+    vm.show(incarnation=1)
+    vm.poll(times=2)
+    kit.offer(kit.token(kit.event(), kid="k2", approver=BORIS))
+    assert kit.imds.posts == []
+    vm.show(kit.event(), incarnation=2)
+    vm.poll()
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_an_absence_that_the_poll_believes_ends_an_approval(kit, vm):
+    vm.show(kit.event(), incarnation=5)
+    vm.poll()
+    kit.imds.answer = ImdsStatus("Server error", status=500)
+    kit.offer(kit.token(kit.event()))
+    vm.show(incarnation=1)
+    vm.poll(times=2)
+    assert kit.outcomes == [("approval_failed", "rejected")]
+    vm.poll()
+    assert kit.outcomes == [("approval_failed", "rejected"), ("approval_failed", "gave_up")]
+
+
+def test_an_approval_outlives_the_minutes_in_which_the_service_turns_on_again(kit, vm):
+    event = kit.event(not_before=START + timedelta(days=3))
+    vm.show(event, incarnation=5)
+    vm.poll()
+    kit.imds.answer = ImdsStatus("Server error", status=500)
+    kit.offer(kit.token(event, valid_seconds=DAY_SECONDS))
+    kit.imds.answer = None
+    kit.outbox.write(meta.save_liveness, last_good_at=START, boot_id="boot-1").result()
+    kit.restart()
+    vm.start()
+    kit.wait(DAY_SECONDS + 1)
+    vm.show(incarnation=5)
+    vm.poll(times=60)
+    vm.show(event, incarnation=6)
+    vm.poll(times=2)
+    assert kit.imds.posts[-1] == ["E-1"]
+    assert kit.outcomes[-1] == ("approved", "accepted")
+
+
+def test_what_a_rule_wants_outlives_an_absence_that_the_poll_does_not_believe(kit, vm):
+    kit.settings = ApprovalSettings(rules=(FREEZE,))
+    kit.restart()
+    vm.start()
+    kit.imds.answer = ImdsStatus("Server error", status=500)
+    vm.show(kit.event(), incarnation=5)
+    vm.poll()
+    kit.imds.answer = None
+    vm.show(incarnation=1)
+    kit.wait(30)
+    vm.poll(times=2)
+    assert len(kit.imds.posts) == 1
+    vm.show(kit.event(), incarnation=2)
+    vm.poll(times=2)
+    assert kit.imds.posts == [["E-1"], ["E-1"]]
+    assert kit.outcomes == [("approval_failed", "rejected"), ("approved", "accepted")]
