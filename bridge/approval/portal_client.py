@@ -19,6 +19,7 @@ import msgspec
 import requests
 from msgspec import Meta
 
+from bridge import strict_json
 from bridge.approval.credentials import PortalCredential, credential_of
 from bridge.config.approval import RemoteSettings
 from bridge.errors import ConfigurationError, CredentialFailed, DeadlineExceeded, PortalFailed
@@ -44,6 +45,7 @@ _NEEDS_A_PERSON = {
 _SAYS_WHEN = frozenset({429, 503})
 _REDIRECTS = range(300, 400)
 _UNCHANGED = 304
+_NO_DECISION = ""
 
 
 class PortalAnswer(msgspec.Struct, frozen=True):
@@ -159,8 +161,8 @@ class PortalClient:
 
     def _read(self, body: bytes) -> PortalAnswer:
         try:
-            return _decoder.decode(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return _answer(body)
+        except ValueError as error:
             # Of the errors only this one is sure to quote nothing, and not to differ from try to try.
             shape = f" ({error})" if isinstance(error, msgspec.ValidationError) else ""
             raise PortalFailed(
@@ -178,7 +180,18 @@ class PortalClient:
         )
 
 
-_decoder = msgspec.json.Decoder(PortalAnswer)
+def _answer(body: bytes) -> PortalAnswer:
+    """Return what *body* says; raise ValueError when it is no answer.
+
+    A decision that is no text of Unicode spoils none of the others, among which may be a hold: it is handed on as a
+    text that is no decision, and refused by itself.
+    """
+    value = strict_json.loads(body.decode("utf-8", "replace"), allows_duplicates=True)
+    if isinstance(value, dict) and isinstance(value.get("decisions"), list):
+        value["decisions"] = [each if isinstance(each, str) else _NO_DECISION for each in value["decisions"]]
+    return msgspec.convert(value, PortalAnswer)
+
+
 #: The peer hung up under TLS: a broken connection, no quarrel about certificates.
 _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError, TimeoutError)
 

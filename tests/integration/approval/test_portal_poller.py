@@ -21,12 +21,14 @@ from private_ca import PrivateCa
 from bridge.approval.credentials import EntraCredential, fetch_portal_token
 from bridge.approval.portal_client import GRACE_SECONDS, MAX_ANSWER_BYTES, MAX_DECISIONS, PortalClient
 from bridge.approval.portal_poller import PortalPoller
+from bridge.approval.token import verify
 from bridge.clock import Clock
 from bridge.config.approval import KeySettings, RemoteSettings
-from bridge.errors import ConfigurationError, PortalFailed
+from bridge.errors import ConfigurationError, PortalFailed, RefusalReason, RefusedDecision
 from bridge.events.event import ScheduledEvent
 from bridge.metrics.metrics import Metrics
 from bridge.testing import Fault, ManualClock, Simulator
+from bridge.testing.http_peer import HttpPeer
 from bridge.testing.peers import nobody, resetting_listener, silent_listener
 
 VM = "7EF1D8A4-0C2B-4C7E-9A35-1F5F6D1F2B90"
@@ -332,13 +334,54 @@ TROUBLES = {
     "true index": ({"kind": "garbage", "body": '{"index": true, "decisions": ["x"]}'}, logging.WARNING),
     "text index": ({"kind": "garbage", "body": '{"index": "5", "decisions": ["x"]}'}, logging.WARNING),
     "no decisions": ({"kind": "garbage", "body": '{"index": 5}'}, logging.WARNING),
-    "odd decision": ({"kind": "garbage", "body": '{"index": 5, "decisions": ["x", 5]}'}, logging.WARNING),
+    "float index": ({"kind": "garbage", "body": '{"index": 5.0, "decisions": ["x"]}'}, logging.WARNING),
+    "great float index": (
+        {"kind": "garbage", "body": '{"index": 9007199254740992.0, "decisions": ["x"]}'},
+        logging.WARNING,
+    ),
+    "decisions are a text": ({"kind": "garbage", "body": '{"index": 5, "decisions": "x"}'}, logging.WARNING),
     "nested": ({"kind": "garbage", "body": '{"a": ' + "[" * 50_000}, logging.WARNING),
     "too many": (
         {"kind": "garbage", "body": '{"index": 5, "decisions": [' + '"x",' * 1_000 + '"x"]}'},
         logging.WARNING,
     ),
 }
+
+
+ODD_DECISIONS = {
+    "lone surrogate": rb'"\ud800"',
+    "surrogates the wrong way round": rb'"\udc00\ud800"',
+    "no UTF-8": b'"\xff"',
+    "number": b"5",
+    "null": b"null",
+    "true": b"true",
+    "list": b'["x"]',
+    "object": rb'{"a": "\ud800"}',
+    "empty": b'""',
+    "too long": b'"' + b"x" * 9_000 + b'"',
+}
+
+
+@pytest.mark.parametrize("odd", ODD_DECISIONS.values(), ids=ODD_DECISIONS)
+def test_a_decision_that_is_no_text_takes_none_of_the_others_with_it(odd, desk, start):
+    with HttpPeer() as peer:
+        peer.say(200, body=b'{"index": 5, "decisions": ["before", ' + odd + b', "after"]}')
+        start(f"http://{peer.address.authority}/api/v1")
+        assert desk.has("before", "after")
+
+    before, told, after = desk.tokens[:3]
+    assert (before, after) == ("before", "after")
+    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    with pytest.raises(RefusedDecision) as refused:
+        verify(told, keys=(), audience=VM, now=now, created_at=now)
+    assert refused.value.reason is RefusalReason.MALFORMED
+
+
+def test_a_surrogate_in_a_member_that_the_agent_passes_over_spoils_nothing(portal, desk, start):
+    portal.strike("garbage", body=r'{"index": 5, "note": "\ud800", "decisions": ["x"]}', count=1)
+    start(portal)
+
+    assert desk.has("x")
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
