@@ -15,6 +15,7 @@
     ├── ScenarioError           a simulator scenario file is wrong
     ├── RefusedDecision         a decision about an event does not count; carries the RefusalReason
     ├── KeyUnusable             a trusted key cannot be used
+    │   └── KeyMissing          its file is gone
     ├── SigningFailed           a decision cannot be signed
     ├── PortalFailed            the ops portal gave no usable answer
     ├── CredentialFailed        a token to show cannot be had
@@ -241,6 +242,10 @@ class RefusedDecision(BridgeError):
 
 class KeyUnusable(BridgeError):
     """A key file cannot be read, or holds no Ed25519 key; the message names the file and what to do."""
+
+
+class KeyMissing(KeyUnusable):
+    """There is no such key file: the key was taken away, and what it signed does not count any more."""
 
 
 class SigningFailed(BridgeError):

@@ -1,8 +1,9 @@
 """Approver: the thread that turns stored decisions and rules into StartRequests. It fails closed.
 
 Persist the decision; check it against an answer of the metadata service that is not older than 3 s; count the attempt;
-POST; record the outcome. Each step is in the outbox before the next begins, so after a crash anywhere the same approval
-goes on, and no other. It is tried again until the event starts, changes or is held.
+GET the document once more and check all of it again (keys, approvers, event, holds); POST; record the outcome. What a
+step did is in the outbox before the next begins, so after a crash anywhere the same approval goes on, and no other. It
+is tried again until the event starts, changes or is held, or a key behind it is gone.
 
 The thread is woken by a decision, by a document that changed, by a command that wrote beside the agent, and by its own
 clock. It never delays the poll but for one case: a poll that sees an event change while StartRequests for that event is
@@ -31,6 +32,7 @@ from bridge.approval.evaluate import (
     evaluate,
     index_document,
     newest_holds,
+    postable,
 )
 from bridge.approval.inbox import DecisionInbox, RefusalLimiter
 from bridge.approval.rule_commands import RuleCommands
@@ -238,7 +240,7 @@ class Approver:
                 index,
                 now=self._clock.timestamp(),
                 required_approvals=self._required_approvals,
-                is_trusted=self._inbox.is_trusted,
+                trust=self._inbox.trust,
                 predates=lambda decision: asked_at < self._new_since.get(_name(decision), asked_at),
                 dry_run=self._dry_run,
             )
@@ -255,47 +257,56 @@ class Approver:
     def _submit(self, state: ApprovalState, answer: _Answer, index: DocumentIndex) -> tuple[ApprovalState, float]:
         """Post what is due; return the state after it, and the seconds until something else may be due."""
         due = self._submitter.due(state.approvals.values(), answer.instant.monotonic)
-        due = [each for each in due if index.why_not(*each.key) is None]  # not what the answer lacks, maybe wrongly
+        due = self._postable(state, index, due)
         evaluation = Evaluation()
         if due:
             instead = self._submitter.instead_of_posting(due)
             if instead is not None:
                 self._write(instead, state.stream_id, answer.document.incarnation)
                 evaluation = instead
-            elif (posted := self._post(due, state.stream_id, answer.document)) is not None:
+            elif (posted := self._post(due, state.stream_id)) is not None:
                 evaluation = posted
             else:
                 return state, 0.0
         after = applied(state, evaluation)
         return after, self._submitter.wait_seconds(after.approvals.values())
 
-    def _post(self, due: Sequence[PendingApproval], stream_id: str, document: Document) -> Evaluation | None:
+    def _post(self, due: Sequence[PendingApproval], stream_id: str) -> Evaluation | None:
         """Count the attempt, check once more, post and write the outcome; None when something came in between."""
         with self._submitter.in_flight(due):
             now = self._clock.timestamp()
             ready = self._outbox.write(approvals.begin_attempt, stream_id, due, now).result()
             if not ready:
                 return None
-            if not self._is_current(document) or self._outbox.in_memory or self._submitter.is_disabled():
-                counted = {each.key for each in ready}
-                uncounted = Evaluation(approvals=[each for each in due if each.key in counted])
-                self._write(uncounted, stream_id, document.incarnation)
-                return None
-            evaluation = self._submitter.post(ready, document.incarnation)
-            written = self._begin_write(evaluation, stream_id, document.incarnation)
+            evaluation = self._submitter.post(ready, self._confirmed)
+            kept_back = {each.key for each in ready} - {each.key for each in evaluation.approvals}
+            evaluation.approvals += [each for each in due if each.key in kept_back]  # their attempt was none
+            written = self._begin_write(evaluation, stream_id, self._incarnation)
         self._announce(written.result())
         return evaluation
+
+    def _confirmed(
+        self, ready: Sequence[PendingApproval], document: Document, asked_at: Instant
+    ) -> list[PendingApproval]:
+        """Return which of *ready* may be posted now, beside *document*; the last thing asked before a request."""
+        known = self._indexed
+        index = known[2] if known is not None and known[0] is document else index_document(document)
+        state = self._outbox.read(approvals.read_state).result()
+        if self._outbox.in_memory or self._submitter.is_disabled() or self._stop.is_set():
+            return []
+        if self._clock.instant().seconds_since(asked_at) > FRESH_SECONDS:
+            return []
+        return self._postable(state, index, ready)
+
+    def _postable(
+        self, state: ApprovalState, index: DocumentIndex, due: Sequence[PendingApproval]
+    ) -> list[PendingApproval]:
+        return postable(state, index, due, required_approvals=self._required_approvals, trust=self._inbox.trust)
 
     # What it depends on.
 
     def _is_fresh(self, answer: _Answer) -> bool:
         return self._clock.instant().seconds_since(answer.instant) <= FRESH_SECONDS
-
-    def _is_current(self, document: Document) -> bool:
-        """Return whether *document* is the newest answer and a fresh one, and the agent is not stopping."""
-        newest = self._answer
-        is_newest = newest is not None and newest.document is document and self._is_fresh(newest)
-        return is_newest and not self._stop.is_set()
 
     @property
     def _incarnation(self) -> Incarnation:

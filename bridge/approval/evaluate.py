@@ -4,6 +4,10 @@ Three promises are kept here. The newest ``iat`` for an event wins, and on a tie
 mean two people: different kids, different keys, different approvers, each decided after the newest hold, and none of
 them expired when the last one came. And nothing is carried over to an event that is not the one that was decided on.
 
+Trust is asked again at each step, and right before each request (`postable`): an approval that rests on a key
+which is gone, or on fewer approvers than are required now, is withdrawn with a record. While it cannot be known whether
+a key still counts, because its file is being written, nothing is posted and nothing is given up.
+
 A decision is ``new`` until it was evaluated beside a fresh document. An approval is ``waiting`` until enough others
 have come and Azure has answered; a hold stays on hold, because it must outlive everything that it forbids.
 
@@ -14,6 +18,7 @@ empty.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from enum import Enum
 
 import msgspec
 
@@ -54,6 +59,16 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     approvers: tuple[str, ...] = ()
     event_id: str | None = None
     event: ScheduledEvent | None = None
+
+
+class Trust(Enum):
+    """Whether the key behind a decision that was kept still counts."""
+
+    KEPT = "kept"
+    REVOKED = "revoked"
+    """Its file is gone or holds another key, or the configuration does not name it for this approver."""
+    UNKNOWN = "unknown"
+    """Its file is there and cannot be used, perhaps because it is being written."""
 
 
 class Evaluation(msgspec.Struct, kw_only=True):
@@ -142,15 +157,14 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     index: DocumentIndex
     now: float
     required_approvals: int
-    is_trusted: Callable[[StoredDecision], bool]
+    trust: Callable[[StoredDecision], Trust]
     predates: Callable[[StoredDecision], bool]
     done: frozenset[ApprovalStage]
     holds: dict[EventVersion, StoredDecision]
     waiting: dict[EventVersion, list[StoredDecision]]
     """The decisions that wait, by event, so that each is compared with its own event's only."""
-    expiries: dict[int, float]
-    """When each decision expires, by arrival."""
     result: Evaluation
+    by_arrival: dict[int, StoredDecision]
 
     def is_held(self, decision: StoredDecision) -> bool:
         hold = self.holds.get(decision.key)
@@ -179,7 +193,8 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
 
         Consent is for a moment, not for whenever the metadata service takes requests again. A rule has no end.
         """
-        expiries = [self.expiries[arrival] for arrival in approval.arrivals if arrival in self.expiries]
+        found = self.by_arrival
+        expiries = [found[arrival].expires_at for arrival in approval.arrivals if arrival in found]
         if not expiries:
             return False
         ends_at = min(expiries) + CLOCK_SKEW_SECONDS
@@ -197,7 +212,7 @@ def evaluate(
     *,
     now: float,
     required_approvals: int,
-    is_trusted: Callable[[StoredDecision], bool],
+    trust: Callable[[StoredDecision], Trust],
     predates: Callable[[StoredDecision], bool] = lambda _decision: False,
     dry_run: bool = False,
 ) -> Evaluation:
@@ -211,13 +226,13 @@ def evaluate(
         index=index,
         now=now,
         required_approvals=required_approvals,
-        is_trusted=is_trusted,
+        trust=trust,
         predates=predates,
         done=frozenset(stages),
         holds=newest_holds(state.decisions),
         waiting=_waiting(state.decisions),
-        expiries={each.arrival: each.expires_at for each in state.decisions},
         result=Evaluation(),
+        by_arrival={each.arrival: each for each in state.decisions},
     )
     for approval in state.approvals.values():
         if approval.state in _OPEN:
@@ -226,7 +241,8 @@ def evaluate(
         return step.result  # what is over first; what is new follows in another step
     for decision in state.decisions:
         if decision.state is DecisionStage.NEW:
-            _receive(step, decision)
+            if trust(decision) is not Trust.UNKNOWN:
+                _receive(step, decision)
         elif decision.state is DecisionStage.WAITING:
             _check_waiting(step, decision)
     if step.result.is_empty:
@@ -244,6 +260,46 @@ def _waiting(decisions: Iterable[StoredDecision]) -> dict[EventVersion, list[Sto
     return waiting
 
 
+def postable(
+    state: ApprovalState,
+    index: DocumentIndex,
+    due: Iterable[PendingApproval],
+    *,
+    required_approvals: int,
+    trust: Callable[[StoredDecision], Trust],
+) -> list[PendingApproval]:
+    """Return those of *due* of which Azure may be told now, given *state* and a document that is newer than they are.
+
+    A decision on the event that was not evaluated yet stands in the way: it may be a hold.
+    """
+    step = _Step(
+        state=state,
+        index=index,
+        now=0.0,
+        required_approvals=required_approvals,
+        trust=trust,
+        predates=lambda _decision: False,
+        done=frozenset(),
+        holds=newest_holds(state.decisions),
+        waiting={},
+        result=Evaluation(),
+        by_arrival={each.arrival: each for each in state.decisions},
+    )
+    undecided = {each.event_id for each in state.decisions if each.state is DecisionStage.NEW}
+    return [each for each in due if each.event_id not in undecided and _is_postable(step, each)]
+
+
+def _is_postable(step: _Step, approval: PendingApproval) -> bool:
+    known = step.state.approvals.get(approval.key)
+    if known is None or known.state is not ApprovalStage.WANTED or step.index.why_not(*known.key) is not None:
+        return False
+    before = len(step.result.approvals)
+    _end_or_withdraw(step, known)
+    return len(step.result.approvals) == before and all(
+        step.trust(each) is Trust.KEPT for each in _behind(step, known) or ()
+    )
+
+
 # An approval on its way.
 
 
@@ -255,12 +311,47 @@ def _end_or_withdraw(step: _Step, approval: PendingApproval) -> None:
     if step.is_over_age(approval):
         _end(step, approval, RefusalReason.EXPIRED, "Its time is over: exp, and an hour after NotBefore.")
         return
+    if (why := _why_not_trusted(step, approval)) is not None:
+        _withdraw_untrusted(step, approval, why)
+        return
     hold = step.holds.get(approval.key)
     if hold is not None and (approval.oldest_issued_at is None or approval.oldest_issued_at <= hold.issued_at):
         _move(step, approval, ApprovalStage.WITHDRAWN)
         if not approval.arrivals:  # else its decisions are refused one by one, those that are not newer
             because = f": {hold.reason}" if hold.reason else ""
             _refuse_approval(step, approval, RefusalReason.SUPERSEDED, f"{hold.approver} holds this event{because}.")
+
+
+def _behind(step: _Step, approval: PendingApproval) -> list[StoredDecision] | None:
+    """Return the decisions that *approval* rests on; None when one of them is not open any more."""
+    found = [step.by_arrival[arrival] for arrival in approval.arrivals if arrival in step.by_arrival]
+    return found if len(found) == len(approval.arrivals) else None
+
+
+def _why_not_trusted(step: _Step, approval: PendingApproval) -> RefusalReason | None:
+    """Return why *approval* does not count any more, None when it does, and for a rule's."""
+    if not approval.arrivals:
+        return None
+    decisions = _behind(step, approval)
+    if decisions is None or any(step.trust(each) is Trust.REVOKED for each in decisions):
+        return RefusalReason.UNKNOWN_KEY
+    is_local = any(each.source == "cli" for each in decisions)
+    return None if is_local or len(decisions) >= step.required_approvals else RefusalReason.TOO_FEW_APPROVERS
+
+
+def _withdraw_untrusted(step: _Step, approval: PendingApproval, why: RefusalReason) -> None:
+    """Withdraw *approval* with a record of its own; what else was decided on the event counts as before."""
+    _move(step, approval, ApprovalStage.WITHDRAWN)
+    if why is RefusalReason.UNKNOWN_KEY:
+        message = EXPLAINED[why]
+        revoked = [each for each in _behind(step, approval) or () if step.trust(each) is Trust.REVOKED]
+        step.result.update_decisions((each.arrival for each in revoked), DecisionStage.REFUSED, why.value, message)
+    else:
+        message = f"{step.required_approvals} approvers are required now; it waits for further ones."
+    if approval.attempts:
+        message += f" StartRequests had been sent {approval.attempts} times before, so Azure may have taken it."
+    record = approval_record(approval, Transition.APPROVAL_REFUSED, why, event=step.event_of(approval), message=message)
+    step.result.records.append(record)
 
 
 def _end(step: _Step, approval: PendingApproval, why: RefusalReason, explained: str) -> None:
@@ -328,7 +419,7 @@ def _receive(step: _Step, decision: StoredDecision) -> None:
 
 
 def _why_not(step: _Step, decision: StoredDecision) -> RefusalReason | None:
-    if not step.is_trusted(decision):
+    if step.trust(decision) is Trust.REVOKED:
         return RefusalReason.UNKNOWN_KEY
     if step.is_expired(decision):
         return RefusalReason.EXPIRED
@@ -343,6 +434,8 @@ def _check_waiting(step: _Step, decision: StoredDecision) -> None:
         _follow_late(step, decision, approval)
         return
     why = step.why_over(decision.key)
+    if why is None and step.trust(decision) is Trust.REVOKED:
+        why = RefusalReason.UNKNOWN_KEY
     if why is None and step.is_held(decision):
         why = RefusalReason.SUPERSEDED
     if why is None and step.is_expired(decision):
@@ -384,6 +477,7 @@ def _want_if_enough(step: _Step, key: EventVersion) -> None:
         return
     approval = step.state.approvals.get(key)
     is_wanted = approval is not None and approval.state is ApprovalStage.WANTED
+    may_have_been_sent = is_wanted or (approval is not None and approval.state is ApprovalStage.WITHDRAWN)
     if approval is not None and is_wanted and approval.arrivals:
         return
     enough = _sufficient(step, key)
@@ -401,8 +495,8 @@ def _want_if_enough(step: _Step, key: EventVersion) -> None:
             reason=last.reason,
             arrivals=tuple(each.arrival for each in enough),
             oldest_issued_at=min(each.issued_at for each in enough),
-            # A rule may have wanted it before, and StartRequests may have been sent.
-            attempts=approval.attempts if approval is not None and is_wanted else 0,
+            # A rule or others may have wanted it before, and StartRequests may have been sent.
+            attempts=approval.attempts if approval is not None and may_have_been_sent else 0,
             posted_at=None if approval is None else approval.posted_at,
             changed_at=step.now,
             event=step.index.events[key[0]],
@@ -412,7 +506,9 @@ def _want_if_enough(step: _Step, key: EventVersion) -> None:
 
 def _sufficient(step: _Step, key: EventVersion) -> list[StoredDecision]:
     """Return the approvals that suffice together, in the order they came; empty when they do not."""
-    approves = [each for each in step.waiting.get(key, ()) if step.is_trusted(each) and not step.is_expired(each)]
+    approves = [
+        each for each in step.waiting.get(key, ()) if step.trust(each) is Trust.KEPT and not step.is_expired(each)
+    ]
     local = [each for each in approves if each.source == "cli"]
     if local:  # who may write to the outbox owns this VM
         return local[:1]
@@ -462,7 +558,7 @@ def newest_holds(decisions: Iterable[StoredDecision]) -> dict[EventVersion, Stor
 def approval_record(
     approval: PendingApproval,
     transition: Transition,
-    result: ApprovalResult,
+    result: ApprovalResult | RefusalReason,
     *,
     event: ScheduledEvent | None = None,
     message: str | None = None,

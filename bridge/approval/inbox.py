@@ -11,6 +11,7 @@ people ten thousand times. So refusals make at most one record a minute and reas
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 from collections import deque
@@ -18,16 +19,19 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from bridge.approval.evaluate import Refusal
+from bridge.approval.evaluate import Refusal, Trust
 from bridge.approval.token import Claims, verify
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.trusted_keys import TrustedKey
-from bridge.errors import KeyUnusable, OutboxError, OutboxReadOnly, RefusalReason, RefusedDecision
+from bridge.errors import KeyMissing, KeyUnusable, OutboxError, OutboxReadOnly, RefusalReason, RefusedDecision
 from bridge.events.event import VmIdentity
 from bridge.events.record import Approval, Transition
+from bridge.logs import ThrottledLog
 from bridge.outbox import approvals
 from bridge.outbox.approvals import ApprovalRecord, KeepResult, StoredDecision
 from bridge.outbox.outbox import Outbox
+
+logger = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60.0
 _MOST_WAITING = 2_000
@@ -55,6 +59,7 @@ class DecisionInbox:
         self._outbox = outbox
         self._vm = vm
         self._clock = clock
+        self._log = ThrottledLog(logger, clock=clock)
         self._lock = threading.Lock()
         self._waiting: deque[str] = deque(maxlen=_MOST_WAITING)
 
@@ -82,17 +87,20 @@ class DecisionInbox:
             self._waiting.clear()
         return self.receive(tokens) if tokens else []
 
-    def is_trusted(self, decision: StoredDecision) -> bool:
+    def trust(self, decision: StoredDecision) -> Trust:
         """Return whether the key behind a kept decision still counts; a local decision has none."""
         if decision.source == "cli":
-            return True
+            return Trust.KEPT
         for key in self._keys:
             if key.kid == decision.kid and key.approver == decision.approver:
                 try:
-                    return key.load().sha256 == decision.key_sha256
-                except KeyUnusable:
-                    return False
-        return False
+                    return Trust.KEPT if key.load().sha256 == decision.key_sha256 else Trust.REVOKED
+                except KeyMissing:
+                    return Trust.REVOKED
+                except KeyUnusable as error:
+                    self._log.problem(key.kid, logging.ERROR, f"{error} What it signed waits.")
+                    return Trust.UNKNOWN
+        return Trust.REVOKED
 
     def _keep(self, tokens: Sequence[str], vm_id: str) -> list[Refusal]:
         created_at = self._outbox.created_at

@@ -7,6 +7,10 @@ Posting the same EventId again does no harm there: a 200 means that the event is
     another status      failed, recorded once at first; tried again until the event starts, changes or is held
     no answer           unknown, which is neither: tried again once a newer document shows the event still waiting
 
+Right before each request the document is got once more, and only what may still be posted beside that answer goes into
+the request: an event that changed since the last poll, a key that was taken away and a hold that has just come are in
+time. What is kept back is tried again a second later; the next poll says what became of it.
+
 One EventId that Azure does not know refuses a whole request, so after a 4xx each is posted by itself. While a request
 is on its way, and until its outcome was handed to the outbox (`Submitter.in_flight`), the poll can wait for it
 (`Submitter.wait_for`): the record `approved` comes before the `started` that it caused.
@@ -19,7 +23,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,9 +32,9 @@ import msgspec
 
 from bridge.approval.evaluate import Evaluation, approval_record
 from bridge.backoff import delivery_gap
-from bridge.clock import REAL_CLOCK, Clock
+from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.errors import ImdsError, ImdsStatus
-from bridge.events.event import Incarnation
+from bridge.events.event import Document
 from bridge.events.record import Transition
 from bridge.logs import ThrottledLog
 from bridge.outbox.approvals import ApprovalResult, ApprovalStage, DecisionStage, EventVersion, PendingApproval
@@ -59,6 +63,10 @@ def is_disabled(directory: Path) -> bool:
     except OSError:
         pass
     return True
+
+
+Confirm = Callable[[Sequence[PendingApproval], Document, Instant], list[PendingApproval]]
+"""Returns which approvals may be posted, given a document and the instant at which it was asked for."""
 
 
 class _Attempt(msgspec.Struct, kw_only=True):
@@ -177,21 +185,28 @@ class Submitter:
 
     # The request.
 
-    def post(self, approvals: Sequence[PendingApproval], incarnation: Incarnation) -> Evaluation:
-        """Post *approvals*, in one request if possible, and return what became of each."""
+    def post(self, approvals: Sequence[PendingApproval], confirmed: Confirm) -> Evaluation:
+        """Post *approvals*, in one request if possible, and return what became of each that was posted.
+
+        *confirmed* is asked right before each request which of them may still be posted, given the document that was
+        got just now and the instant at which it was asked for.
+        """
         result = Evaluation()
         for start in range(0, len(approvals), _MOST_IN_A_REQUEST):
-            self._post(approvals[start : start + _MOST_IN_A_REQUEST], incarnation, result)
+            self._post(approvals[start : start + _MOST_IN_A_REQUEST], confirmed, result)
         return result
 
-    def _post(self, approvals: Sequence[PendingApproval], incarnation: Incarnation, result: Evaluation) -> None:
+    def _post(self, approvals: Sequence[PendingApproval], confirmed: Confirm, result: Evaluation) -> None:
+        document, approvals = self._confirmed(approvals, confirmed)
+        if document is None or not approvals:
+            return
         try:
-            status = self._imds.start_requests([each.event_id for each in approvals], incarnation=incarnation)
+            status = self._imds.start_requests([each.event_id for each in approvals], incarnation=document.incarnation)
         except ImdsStatus as error:
             about_one_of_them = 400 <= error.status < 500 and error.status != _TOO_MANY_REQUESTS  # noqa: PLR2004
             if about_one_of_them and len(approvals) > 1:
                 for each in approvals:
-                    self._post([each], incarnation, result)
+                    self._post([each], confirmed, result)
                 return
             for each in approvals:
                 self._failed(each, error, result, status=error.status, retry_after=error.retry_after_seconds)
@@ -201,6 +216,29 @@ class Submitter:
         else:
             for each in approvals:
                 self._accepted(each, status, result)
+
+    def _confirmed(
+        self, approvals: Sequence[PendingApproval], confirmed: Confirm
+    ) -> tuple[Document | None, list[PendingApproval]]:
+        """Return the document as it is now, and which of *approvals* may be posted beside it; the others wait."""
+        document, ready, gap = None, [], _RETRY_SECONDS
+        asked_at = self._clock.instant()
+        try:
+            document = self._imds.scheduled_events_again()
+        except ImdsError as error:
+            self._log.problem("confirm", logging.WARNING, f"Nothing is approved without a last look. {error}")
+            if isinstance(error, ImdsStatus) and error.retry_after_seconds is not None:
+                gap = min(max(error.retry_after_seconds, gap), _LONGEST_GAP_SECONDS)
+        else:
+            self._log.recovered("confirm", "The metadata service gives the last look before an approval again.")
+            ready = confirmed(approvals, document, asked_at)
+        going = {each.key for each in ready}
+        for each in approvals:
+            if each.key not in going:
+                self._attempt(each).retry_at = self._clock.monotonic() + gap
+                message = "The last look before the request says that this may not be approved now."
+                self._log.problem(each.key, logging.INFO, message, event_id=each.event_id)
+        return document, ready
 
     def _accepted(self, approval: PendingApproval, status: int, result: Evaluation) -> None:
         self._log.recovered(approval.key, "Azure takes the approval now.", event_id=approval.event_id)

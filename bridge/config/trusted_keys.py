@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from bridge.errors import KeyUnusable
+from bridge.errors import KeyMissing, KeyUnusable
 from bridge.system.secrets import ChangingFile
 
 if TYPE_CHECKING:  # cryptography costs 8 MB of memory, and most agents approve nothing
@@ -51,9 +51,17 @@ class TrustedKey:
         return f"TrustedKey(kid={self.kid!r}, approver={self.approver!r}, public_key_file='{self.public_key_file}')"
 
     def load(self) -> PublicKey:
-        """Return the key as the file has it now; raise KeyUnusable when there is none to be had."""
+        """Return the key as the file has it now.
+
+        Raises KeyUnusable when there is none to be had, and KeyMissing, one of them, when the file is gone.
+        """
         try:
             content = self._file.value()
+        except FileNotFoundError as error:
+            raise KeyMissing(
+                f"The public key file {self.public_key_file} of kid '{self.kid}' cannot be read: {error.strerror}. "
+                "Make it readable for the agent."
+            ) from error
         except OSError as error:
             is_no_key_file = error.errno in (errno.EINVAL, errno.EFBIG)  # no plain file, or far too long for a key
             advice = "Put a public key in PEM there." if is_no_key_file else "Make it readable for the agent."

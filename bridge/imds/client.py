@@ -37,7 +37,8 @@ _BAD_REQUEST = 400
 class ImdsClient:
     """The metadata service of this VM.
 
-    `scheduled_events`, `identity` and `start_requests` may run in three threads at once. *endpoint* is a URL like
+    `scheduled_events`, `identity` and `start_requests` may run in three threads at once; `scheduled_events_again`
+    belongs to the thread of `start_requests`. *endpoint* is a URL like
     ``http://169.254.169.254``, or "auto": the address of DHCP option 245 (see `bridge.imds.discovery`). What it turned
     out to be is in ``endpoint``. *first_timeout_seconds* holds for `scheduled_events` until a first 200, and again when
     the last one is more than a day old; *timeout_seconds* for everything else. Both are wall-clock. *clock* gives Unix
@@ -63,6 +64,7 @@ class ImdsClient:
         self._approval_session = DeadlineSession()
         self._url = f"{self.endpoint}/metadata/scheduledevents?api-version={quote(api_version, safe='')}"
         self._poll_request = self._prepared("GET", self._url)
+        self._confirm_request = self._prepared("GET", self._url)
         self._identity_request = self._prepared("GET", self.endpoint + _IDENTITY_PATH)
         self._answered_at: float | None = None
         self._last: tuple[bytes, Document] | None = None
@@ -87,6 +89,15 @@ class ImdsClient:
         if last is None or response.content != last[0]:
             last = self._last = (response.content, parse_document(response.content))
         return last[1]
+
+    def scheduled_events_again(self) -> Document:
+        """Return the document as it is now, over the connection of `start_requests`; raise as `scheduled_events`.
+
+        While the bytes are those of the last poll, it is the object that `scheduled_events` returned.
+        """
+        response = self._send(self._approval_session, self._confirm_request, self._timeout_seconds)
+        last = self._last
+        return last[1] if last is not None and response.content == last[0] else parse_document(response.content)
 
     def identity(self) -> VmIdentity:
         """Return who this VM is, and note what the same answer says of its OS disk; raise as `scheduled_events`."""

@@ -26,16 +26,33 @@ ANNE, BORIS = "anne", "boris"
 
 
 class NotingImds:
-    """Takes StartRequests; `answer` is an exception to raise instead."""
+    """Shows a document and takes StartRequests; `answer` and `get_answer` are exceptions to raise instead."""
 
     def __init__(self) -> None:
+        self.document = Document(incarnation=1)
+        self.requests: list[str] = []
         self.posts: list[list[str]] = []
         self.answer: Exception | None = None
+        self.get_answer: Exception | None = None
         self.refuses: set[str] = set()
         self.on_post: Any = None
+        self.on_get: Any = None
+
+    def shows(self, *events: ScheduledEvent) -> None:
+        """Show *events* from now on."""
+        self.document = Document(incarnation=int(str(self.document.incarnation)) + 1, events=events)
+
+    def scheduled_events_again(self) -> Document:
+        self.requests.append("GET")
+        if self.on_get is not None:
+            self.on_get()
+        if self.get_answer is not None:
+            raise self.get_answer
+        return self.document
 
     def start_requests(self, event_ids: Sequence[str], *, incarnation: Incarnation) -> int:
         del incarnation
+        self.requests.append("POST")
         self.posts.append(list(event_ids))
         if self.on_post is not None:
             self.on_post()
@@ -115,6 +132,14 @@ class ApproverKit:
         self.close()
         self.start()
 
+    def reload(self) -> None:
+        """Go on with `settings` in another approver on the same outbox, as a reload does."""
+        assert self.approver is not None
+        self.approver.stop()
+        self.approver.join(5)
+        self.approver = self._made()
+        self.approver.observe(self.document, Instant(wall=self.now(), monotonic=self.monotonic()))
+
     def close(self) -> None:
         if self.approver is not None:
             self.approver.stop()
@@ -136,11 +161,13 @@ class ApproverKit:
         }
         return ScheduledEvent(event_id=event_id, **{**values, **fields})
 
-    def see(self, *events: ScheduledEvent) -> None:
-        """Have the metadata service answer now, with *events*."""
+    def see(self, *events: ScheduledEvent, shown: bool = True) -> None:
+        """Have the metadata service answer now, with *events*; without *shown* it shows something else by now."""
         assert self.approver is not None
         if events != self.document.events:
             self.document = Document(incarnation=int(str(self.document.incarnation)) + 1, events=events)
+        if shown:
+            self.imds.document = self.document
         self.approver.observe(self.document, Instant(wall=self.now(), monotonic=self.monotonic()))
 
     def turn(self) -> float:

@@ -56,7 +56,7 @@ class Watched:
         return answer
 
     def show(self, *events, incarnation):
-        self.document = Document(incarnation=incarnation, events=events)
+        self.document = self.kit.imds.document = Document(incarnation=incarnation, events=events)
 
     def poll(self, *, times=1, turn=True):
         for _ in range(times):

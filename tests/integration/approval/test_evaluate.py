@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from approver_kit import ApproverKit
 
-from bridge.approval.evaluate import applied, evaluate, index_document
+from bridge.approval.evaluate import Trust, applied, evaluate, index_document
 from bridge.approval.rules import RuleEngine
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.events.event import Document
@@ -33,7 +33,7 @@ def steps_to_the_end(kit, *events):
     while True:
         state = kit.outbox.read(approvals.read_state).result()
         step = evaluate(
-            state, index, now=kit.now().timestamp(), required_approvals=1, is_trusted=lambda _decision: True
+            state, index, now=kit.now().timestamp(), required_approvals=1, trust=lambda _decision: Trust.KEPT
         )
         if step.is_empty:
             return count
@@ -102,7 +102,7 @@ def passes_of_an_evaluation(kit, count):
     for _ in range(10):
         state = msgspec.structs.replace(state, decisions=Counted(state.decisions))
         step = evaluate(
-            state, index, now=kit.now().timestamp(), required_approvals=1, is_trusted=lambda _decision: True
+            state, index, now=kit.now().timestamp(), required_approvals=1, trust=lambda _decision: Trust.KEPT
         )
         if step.is_empty:
             step = rules.apply(state, index, commands_are_full=False)

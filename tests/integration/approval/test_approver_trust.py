@@ -1,0 +1,322 @@
+"""Trust is asked again right before each StartRequests: the keys, the number of approvers, the event, the holds."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from approver_kit import ApproverKit
+
+from bridge.approval.signing import generate_key
+from bridge.config.approval import ApprovalSettings, RuleSettings
+from bridge.errors import ImdsStatus, ImdsUnreachable
+
+ANNE, BORIS = "anne", "boris"
+FREEZE = RuleSettings(name="freeze", event_types=("Freeze",), action="approve")
+
+
+@pytest.fixture
+def kit(tmp_path):
+    made = ApproverKit(tmp_path)
+    made.trust(("k1", ANNE), ("k2", BORIS))
+    made.start()
+    made.wait(10)
+    yield made
+    made.close()
+
+
+def public_key(kit, kid):
+    return Path(f"{kit.key(kid)}.pub")
+
+
+def remove_the_key_file(kit):
+    public_key(kit, "k1").unlink()
+
+
+def replace_the_key_file(kit):
+    other = generate_key(kit.directory / "other.key")
+    shutil.copy(f"{other.private_key_file}.pub", public_key(kit, "k1"))
+
+
+def take_the_key_out_of_the_configuration(kit):
+    kit.trust(("k2", BORIS))
+    kit.reload()
+
+
+def restart_without_the_key(kit):
+    kit.trust(("k2", BORIS))
+    kit.restart()
+
+
+def give_the_key_to_another_approver(kit):
+    kit.trust(("k1", "carla"), ("k2", BORIS))
+    kit.reload()
+
+
+def take_the_portal_out_of_the_configuration(kit):
+    kit.settings = ApprovalSettings()
+    kit.reload()
+
+
+def restart_without_the_portal(kit):
+    kit.settings = ApprovalSettings()
+    kit.restart()
+
+
+WAYS = [
+    remove_the_key_file,
+    replace_the_key_file,
+    take_the_key_out_of_the_configuration,
+    restart_without_the_key,
+    give_the_key_to_another_approver,
+    take_the_portal_out_of_the_configuration,
+    restart_without_the_portal,
+]
+
+
+@pytest.fixture(params=["Azure refused it so far", "approvals.disabled"])
+def waiting(request, kit):
+    """Return the kit with an approval of Anne's that is accepted and not posted with success, and what lets it go."""
+    kit.see(kit.event())
+    if request.param == "approvals.disabled":
+        switch = kit.state / "approvals.disabled"
+        switch.touch()
+        kit.let_go = switch.unlink
+    else:
+        kit.imds.answer = ImdsStatus("Server error", status=500)
+        kit.let_go = lambda: setattr(kit.imds, "answer", None)
+    kit.offer(kit.token(kit.event()))
+    kit.go(2, kit.event())
+    kit.imds.posts.clear()
+    return kit
+
+
+@pytest.mark.parametrize("revoke", WAYS, ids=lambda way: way.__name__)
+def test_approval_of_a_key_that_is_no_longer_trusted_is_withdrawn_with_a_record(waiting, revoke):
+    revoke(waiting)
+    waiting.let_go()
+    waiting.go(60, waiting.event())
+    assert waiting.imds.posts == []
+    assert waiting.outcomes[-1] == ("approval_refused", "unknown_key")
+    withdrawn = waiting.records[-1].approval
+    assert withdrawn.approvers == (ANNE,)
+    assert "not trusted any more" in withdrawn.reason
+
+
+def test_key_that_comes_back_revives_nothing(waiting):
+    content = public_key(waiting, "k1").read_bytes()
+    remove_the_key_file(waiting)
+    waiting.go(2, waiting.event())
+    public_key(waiting, "k1").write_bytes(content)
+    waiting.let_go()
+    waiting.go(60, waiting.event())
+    assert waiting.imds.posts == []
+
+
+def test_approval_of_another_approver_is_followed_when_the_first_ones_key_is_gone(waiting):
+    waiting.offer(waiting.token(waiting.event(), kid="k2", approver=BORIS))
+    remove_the_key_file(waiting)
+    waiting.let_go()
+    waiting.go(60, waiting.event())
+    assert waiting.imds.posts == [["E-1"]]
+    assert waiting.records[-1].approval.approvers == (BORIS,)
+
+
+def test_approval_waits_for_further_approvers_when_more_are_required_now(waiting):
+    waiting.trust(("k1", ANNE), ("k2", BORIS), required=2)
+    waiting.reload()
+    waiting.let_go()
+    waiting.go(60, waiting.event())
+    assert waiting.imds.posts == []
+    assert waiting.outcomes[-1] == ("approval_refused", "too_few_approvers")
+    waiting.offer(waiting.token(waiting.event(), kid="k2", approver=BORIS))
+    waiting.turn()
+    assert waiting.imds.posts == [["E-1"]]
+    assert waiting.records[-1].approval.approvers == (ANNE, BORIS)
+
+
+def test_approval_of_two_is_withdrawn_with_the_key_of_one(kit):
+    kit.trust(("k1", ANNE), ("k2", BORIS), required=2)
+    kit.reload()
+    kit.see(kit.event())
+    switch = kit.state / "approvals.disabled"
+    switch.touch()
+    kit.offer(kit.token(kit.event()), kit.token(kit.event(), kid="k2", approver=BORIS))
+    kit.go(2, kit.event())
+    remove_the_key_file(kit)
+    switch.unlink()
+    kit.go(60, kit.event())
+    assert kit.imds.posts == []
+    assert kit.outcomes[-1] == ("approval_refused", "unknown_key")
+
+
+def test_approval_waits_while_its_key_file_is_being_written(waiting):
+    file = public_key(waiting, "k1")
+    content = file.read_bytes()
+    file.write_bytes(b"")
+    waiting.let_go()
+    waiting.go(60, waiting.event())
+    assert waiting.imds.posts == []
+    file.write_bytes(content)
+    waiting.go(60, waiting.event())
+    assert waiting.imds.posts == [["E-1"]]
+    assert waiting.outcomes[-1] == ("approved", "accepted")
+
+
+def test_decision_that_is_first_looked_at_while_its_key_file_is_being_written_waits(kit):
+    file = public_key(kit, "k1")
+    content = file.read_bytes()
+    kit.approver.receive([kit.token(kit.event())])
+    file.write_bytes(content[:20])
+    kit.go(5, kit.event())
+    assert kit.imds.posts == []
+    assert kit.outcomes == []
+    file.write_bytes(content)
+    kit.go(2, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_key_that_goes_during_the_last_get_is_in_time(kit):
+    kit.see(kit.event())
+    kit.imds.on_get = lambda: public_key(kit, "k1").unlink(missing_ok=True)
+    kit.offer(kit.token(kit.event()))
+    kit.go(5, kit.event())
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", "unknown_key")]
+
+
+# The event.
+
+
+def test_each_post_has_a_get_of_the_document_right_before_it(kit):
+    events = [kit.event(f"E-{number}") for number in range(3)]
+    kit.imds.refuses = {"E-1"}
+    kit.see(*events)
+    kit.offer(*(kit.token(event) for event in events))
+    assert kit.imds.requests == ["GET", "POST"] * 4  # all of them; then, as Azure refuses one, each by itself
+
+
+CHANGES = {
+    "more VMs": {"resources": ("vm_0", "vm_1", "vm_2")},
+    "another time": {"not_before_raw": "Fri, 20 Nov 2026 14:00:00 GMT"},
+    "another type": {"event_type": "Reboot"},
+    "longer": {"duration_seconds": 900},
+    "started": {"event_status": "Started"},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("by", ["portal", "rule"])
+def test_event_that_changed_since_the_last_poll_is_not_approved(kit, change, by):
+    if by == "rule":
+        kit.settings = ApprovalSettings(rules=(FREEZE,))
+        kit.reload()
+    changed = kit.event(**CHANGES[change])
+    kit.imds.shows(changed)
+    kit.see(kit.event(), shown=False)
+    if by == "portal":
+        kit.offer(kit.token(kit.event()))
+    kit.turn()
+    assert kit.imds.posts == []
+    if by == "portal":
+        kit.go(5, changed)
+        assert kit.imds.posts == []
+        assert kit.outcomes[-1][0] == "approval_refused"
+
+
+def test_event_that_is_not_in_the_last_get_is_not_approved_and_not_given_up_before_the_poll_says_so(kit):
+    kit.imds.shows()
+    kit.see(kit.event(), shown=False)
+    kit.offer(kit.token(kit.event()))
+    assert kit.imds.posts == []
+    assert kit.outcomes == []
+    kit.go(2, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_one_event_that_changed_keeps_no_other_back(kit):
+    kit.imds.shows(kit.event("E-1", duration_seconds=900), kit.event("E-2"))
+    kit.see(kit.event("E-1"), kit.event("E-2"), shown=False)
+    kit.offer(kit.token(kit.event("E-1")), kit.token(kit.event("E-2")))
+    assert kit.imds.posts == [["E-2"]]
+
+
+@pytest.mark.parametrize("fault", [ImdsUnreachable("cut"), ImdsStatus("Too many requests", status=429)])
+def test_nothing_is_posted_without_the_last_get_and_it_is_tried_again(kit, fault):
+    kit.see(kit.event())
+    kit.imds.get_answer = fault
+    kit.offer(kit.token(kit.event()))
+    kit.go(10, kit.event())
+    assert kit.imds.posts == []
+    assert kit.outcomes == []
+    assert kit.imds.requests.count("GET") <= 12
+    kit.imds.get_answer = None
+    kit.go(40, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_get_that_took_longer_than_three_seconds_is_too_old_to_post_on(kit):
+    kit.see(kit.event())
+    kit.imds.on_get = lambda: setattr(kit, "wall_jump_seconds", kit.wall_jump_seconds + 4)
+    kit.offer(kit.token(kit.event()))
+    assert kit.imds.posts == []
+    kit.imds.on_get = None
+    kit.go(3, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_attempt_that_was_stopped_by_the_last_get_counts_as_none(kit):
+    kit.imds.shows(kit.event(duration_seconds=900))
+    kit.see(kit.event(), shown=False)
+    kit.offer(kit.token(kit.event()))
+    assert kit.approver.approved == frozenset()
+    kit.go(2, kit.event(duration_seconds=900))
+    assert kit.outcomes == [("approval_refused", "event_changed")]
+
+
+# The holds.
+
+
+def test_hold_that_comes_during_the_last_get_is_in_time(kit):
+    kit.see(kit.event())
+    hold = kit.token(kit.event(), "hold", kid="k2", approver=BORIS, after=1)
+    kit.imds.on_get = lambda: kit.approver.receive([hold])
+    kit.offer(kit.token(kit.event()))
+    kit.go(5, kit.event())
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", "superseded")]
+
+
+def test_file_that_stops_approvals_during_the_last_get_is_in_time(kit):
+    kit.see(kit.event())
+    kit.imds.on_get = (kit.state / "approvals.disabled").touch
+    kit.offer(kit.token(kit.event()))
+    kit.go(5, kit.event())
+    assert kit.imds.posts == []
+
+
+# The drill of the page.
+
+
+def test_drill_disable_revoke_enable_posts_nothing_of_the_revoked_key_and_all_else(kit):
+    kit.trust(("k1", ANNE), ("k2", BORIS))
+    kit.settings = ApprovalSettings(
+        remote=kit.settings.remote, rules=(RuleSettings(name="reboots", event_types=("Reboot",), action="approve"),)
+    )
+    kit.reload()
+    stolen, sound, both = (kit.event(event_id) for event_id in ("E-stolen", "E-sound", "E-both"))
+    by_rule = kit.event("E-rule", event_type="Reboot")
+    events = (stolen, sound, both, by_rule)
+    switch = kit.state / "approvals.disabled"
+    switch.touch()
+    kit.see(*events)
+    kit.offer(
+        *(kit.token(event) for event in (stolen, both)),
+        *(kit.token(event, kid="k2", approver=BORIS) for event in (sound, both)),
+    )
+    kit.go(3, *events)
+    remove_the_key_file(kit)
+    switch.unlink()
+    kit.go(5, *events)
+    assert sorted(event_id for post in kit.imds.posts for event_id in post) == ["E-both", "E-rule", "E-sound"]
+    approvers = {each.event.event_id: each.approval.approvers for each in kit.records if each.transition == "approved"}
+    assert approvers == {"E-sound": (BORIS,), "E-both": (BORIS,), "E-rule": ()}
