@@ -5,7 +5,7 @@ neither the poll of the metadata service nor a sink. It trusts nothing that it b
 is kept in memory only: starting over brings decisions that are known already, which are passed over in silence, while
 an index that outlived a lost database would leave decisions out. For the same reason the index moves on only after the
 tokens were taken, and counts in one epoch of the portal only: a portal that was restored from a backup counts on, and
-would soon pass an index of its former life.
+would soon pass an index of its former life. It starts over when the database was rebuilt, and when the clock was set.
 
 Each request ends by its deadline, and `stop` breaks it off. The one thing out of reach is a resolver that hangs
 (see `bridge.http.watchdog`): then the thread is left behind, and what it still brings is not handed on.
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 from bridge.approval.portal_client import PortalAnswer, PortalClient
 from bridge.backoff import RETRY_AFTER_CAP_SECONDS, full_jitter
-from bridge.clock import REAL_CLOCK, Clock
+from bridge.clock import CLOCK_SKEW_SECONDS, REAL_CLOCK, Clock
 from bridge.errors import PortalFailed
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import ChannelMetrics
@@ -89,7 +89,9 @@ class PortalPoller:
 
     *vm_id* returns who this VM is, None while that is unknown: then the portal is not asked. *receive* is called from
     the poller's thread, must not block, and may be given what it knows already; when it raises, the same tokens come
-    again. *wait* is how the thread waits: given an event and seconds, it returns whether the event is set.
+    again. *database* returns what stands for the database that decisions are kept in; when that is another one, the
+    portal is asked from the beginning. *wait* is how the thread waits: given an event and seconds, it returns whether
+    the event is set.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class PortalPoller:
         *,
         vm_id: Callable[[], str | None],
         receive: Callable[[Sequence[str]], None],
+        database: Callable[[], object] = lambda: None,
         metrics: ChannelMetrics | None = None,
         clock: Clock = REAL_CLOCK,
         wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
@@ -105,12 +108,14 @@ class PortalPoller:
         self._client = client
         self._vm_id = vm_id
         self._receive = receive
+        self._database = database
         self._metrics = metrics
         self._clock = clock
         self._wait = wait
         self._log = ThrottledLog(logger, clock=clock)
         self._pacing = Pacing(clock)
-        self._asked_for: str | None = None
+        self._asked_for: tuple[str, object] | None = None
+        self._wall_ahead_seconds: float | None = None
         self._index = 0
         self._epoch: str | None = None
         self._was_asked = False
@@ -164,8 +169,9 @@ class PortalPoller:
             return self._pacing.after_failure(None)
 
     def _poll(self, vm_id: str) -> float:
-        if vm_id != self._asked_for:
-            self._asked_for, self._index, self._epoch = vm_id, 0, None
+        asked_for = (vm_id, self._database())
+        if asked_for != self._asked_for or self._is_clock_set():
+            self._asked_for, self._index, self._epoch = asked_for, 0, None
         began_at = self._clock.monotonic()
         answer = self._client.poll(vm_id, index=self._index)
         if self._stop.is_set():
@@ -181,6 +187,12 @@ class PortalPoller:
         elif answer.index > before:
             return self._pacing.after_news()
         return self._pacing.after_nothing(began_at=began_at)
+
+    def _is_clock_set(self) -> bool:
+        """Return whether the wall clock was set since the last time: what a wrong clock refused may count now."""
+        now = self._clock.instant()
+        before, self._wall_ahead_seconds = self._wall_ahead_seconds, now.wall.timestamp() - now.monotonic
+        return before is not None and abs(self._wall_ahead_seconds - before) > CLOCK_SKEW_SECONDS
 
     def _is_other_epoch(self, answer: PortalAnswer, before: int) -> bool:
         """Return whether the index *before* was counted in another epoch; an answer without one says nothing of it."""

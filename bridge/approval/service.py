@@ -99,6 +99,7 @@ class ApprovalService:
             PortalClient(remote),
             vm_id=lambda: vm().vm_id,
             receive=approver.receive,
+            database=lambda: self._outbox.created_at,
             metrics=self._metrics.approval_channel(),
             clock=self._clock,
         )

@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
@@ -87,6 +88,7 @@ class Outbox:
         max_bytes: int,
         keep_delivered_seconds: float,
         now: Callable[[], datetime] = utc_now,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._keep_seconds = keep_delivered_seconds
         self._now = now
@@ -100,7 +102,9 @@ class Outbox:
         self._log = ThrottledLog(logger)
         opened: Future[Storage] = Future()
         self._thread = threading.Thread(
-            target=self._run, args=(lambda: Storage(directory, max_bytes=max_bytes, now=now), opened), name="outbox"
+            target=self._run,
+            args=(lambda: Storage(directory, max_bytes=max_bytes, now=now, monotonic=monotonic), opened),
+            name="outbox",
         )
         self._thread.daemon = True
         self._thread.start()
@@ -161,7 +165,12 @@ class Outbox:
 
     @property
     def created_at(self) -> datetime:
-        """Return when the database was made, as of the last commit: what was decided earlier does not count."""
+        """Return when the database was made, as of the last commit: what was decided earlier does not count.
+
+        A time that the clock has not reached is corrected first.
+        """
+        if self._storage.is_made_in_future:
+            self._submit(_Mode.WRITE, Storage.correct_created_at).result()
         return parse_time(self._storage.meta["created_at"])
 
     @property

@@ -24,15 +24,16 @@ from __future__ import annotations
 import logging
 import sqlite3
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
 
-from bridge.clock import format_time, utc_now
+from bridge.clock import format_time, parse_time, utc_now
 from bridge.errors import OutboxError
 from bridge.events.diff import is_over
 from bridge.events.event import encode
@@ -65,11 +66,21 @@ _FOREIGN = (
 class Storage:
     """The outbox's connection, on disk or in memory, kept alive; raise OutboxError when the file must not be used."""
 
-    def __init__(self, directory: Path, *, max_bytes: int, now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        max_bytes: int,
+        now: Callable[[], datetime] = utc_now,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.directory = directory
         self.path = directory / DATABASE
         self._max_bytes = max_bytes
         self._now = now
+        self._monotonic = monotonic
+        self._known_since = monotonic()
+        """When the database was made, or opened by this process if it is older; in monotonic seconds."""
         self._guard: FileGuard | None = None
         self._flag = InMemoryFlag(directory)
         self._is_blind = False
@@ -116,6 +127,24 @@ class Storage:
         trouble = None if self.in_memory or self._guard is None else self._guard.trouble()
         if trouble is not None:
             self.replace_database("damaged", carry=True, why=trouble)
+
+    @property
+    def is_made_in_future(self) -> bool:
+        """Return whether the database counts as made at a time that the clock has not reached."""
+        return not self.in_memory and self._now() < parse_time(self.meta["created_at"])
+
+    def correct_created_at(self) -> None:
+        """Have a database that was made while the clock was ahead count as made when it was, inside a transaction."""
+        if not self.is_made_in_future:
+            return
+        made_at = self._now() - timedelta(seconds=self._monotonic() - self._known_since)
+        logger.warning(
+            "The clock was ahead when the outbox was made. From now on it counts as made at %s, and decisions from "
+            "then on count.",
+            format_time(made_at),
+            extra={"before": self.meta["created_at"]},
+        )
+        meta.put(self.connection, "created_at", format_time(made_at))
 
     def replace_database(self, reason: str, *, carry: bool, why: str) -> None:
         """Set the file aside as *reason* and go on with a new one, with all that can be read when *carry*."""
@@ -250,6 +279,7 @@ class Storage:
 
     def _forget_decisions(self, connection: sqlite3.Connection) -> None:
         """Have the database count as made now: its decisions are gone, and older ones must not come again."""
+        self._known_since = self._monotonic()
         meta.put(connection, "created_at", format_time(self._now()))
 
     def _open_new(self) -> sqlite3.Connection:

@@ -112,7 +112,13 @@ class ApproverKit:
     # Life.
 
     def start(self, **options: Any) -> None:
-        self.outbox = Outbox(self.state, max_bytes=2**24, keep_delivered_seconds=3600, now=self.now, **options)
+        self.outbox = Outbox(
+            self.state,
+            keep_delivered_seconds=3600,
+            now=self.now,
+            monotonic=self.monotonic,
+            **{"max_bytes": 2**24, **options},
+        )
         self.outbox.write(self.outbox.records.configure, lambda _record, _name: ["sink"], ["sink"], labels={}).result()
         self.outbox.identify(self.vm).result()
         self.approver = self._made()

@@ -383,6 +383,47 @@ def test_the_reason_of_a_refusal_is_that_of_the_database_as_it_is_now(kit):
     assert f"before the outbox was made at {made}" in refused.reason
 
 
+@pytest.mark.parametrize("restarts", [False, True], ids=["running", "restarted"])
+def test_a_clock_that_was_a_day_ahead_at_the_first_start_refuses_nothing_once_it_is_right(tmp_path, restarts):
+    kit = ApproverKit(tmp_path)
+    kit.trust(("k1", ANNE))
+    kit.wall_jump_seconds = 86_400.0
+    kit.start()
+    try:
+        kit.wait(10)
+        kit.see(kit.event())
+        early = kit.token(kit.event(), after=-86_400)
+        kit.offer(early)
+        assert kit.outcomes == [("approval_refused", "issued_before_this_outbox")]
+        kit.wall_jump_seconds = 0.0
+        if restarts:
+            kit.restart()
+        kit.go(5, kit.event())
+        kit.offer(kit.token(kit.event()) if restarts else early)
+        kit.go(2, kit.event())
+        assert kit.imds.posts == [["E-1"]]
+    finally:
+        kit.close()
+
+
+def test_what_was_issued_before_a_database_that_a_wrong_clock_made_stays_refused(tmp_path):
+    kit = ApproverKit(tmp_path)
+    kit.trust(("k1", ANNE))
+    kit.wall_jump_seconds = 86_400.0
+    kit.start()
+    try:
+        kit.wait(10)
+        kit.wall_jump_seconds = 0.0
+        kit.wait(10)
+        kit.see(kit.event())
+        kit.offer(kit.token(kit.event(), after=-21))
+        kit.go(2, kit.event())
+        assert kit.imds.posts == []
+        assert kit.outcomes == [("approval_refused", "issued_before_this_outbox")]
+    finally:
+        kit.close()
+
+
 def test_the_poll_waits_for_a_post_about_its_event_and_no_longer_than_a_second(kit):
     reached, release = threading.Event(), threading.Event()
     kit.imds.on_post = lambda: (reached.set(), release.wait(20))

@@ -242,6 +242,28 @@ def test_a_restored_portal_whose_counter_passed_the_index_is_asked_from_the_begi
     assert desk.has(*"defghi")
 
 
+def test_a_database_that_was_rebuilt_is_filled_from_the_beginning(portal, desk, start):
+    databases = ["first"]
+    portal.put(VM, "a")
+    start(portal, database=lambda: databases[-1])
+    assert desk.has("a")
+    desk.tokens.clear()
+    databases.append("rebuilt")
+    portal.put(VM, "b")
+    assert desk.has("a", "b")
+
+
+def test_a_clock_that_was_set_asks_again_for_what_it_may_have_refused(portal, desk, start):
+    wall = ManualClock()
+    portal.put(VM, "a")
+    start(portal, clock=Clock(now=wall.now))
+    assert desk.has("a")
+    desk.tokens.clear()
+    wall.advance(-86_400)
+    portal.put(VM, "b")
+    assert desk.has("a", "b")
+
+
 def test_an_epoch_that_stays_or_is_not_said_starts_nothing_over(portal, desk, start):
     portal.epoch = "one"
     portal.put(VM, "a")
