@@ -351,7 +351,7 @@ class Approver:
                 continue
             rule = self._rules.rule_behind(approval, index)
             record = self._outbox.read(deliveries.last_record, approval.event.key).result()
-            if rule is not None and record is not None and approval.key not in holds:
+            if rule is not None and record is not None and approval.event_id not in holds:
                 self._commands.start(approval.key, rule, record)
 
     # What is written.

@@ -8,8 +8,11 @@ Trust is asked again at each step, and right before each request (`postable`): a
 which is gone, or on fewer approvers than are required now, is withdrawn with a record. While it cannot be known whether
 a key still counts, because its file is being written, nothing is posted and nothing is given up.
 
-A decision is ``new`` until it was evaluated beside a fresh document. An approval is ``waiting`` until enough others
-have come and Azure has answered; a hold stays on hold, because it must outlive everything that it forbids.
+A decision is ``new`` until it was evaluated beside a fresh document that has its event; one that comes before the
+event waits for it until it expires. An approval is ``waiting`` until enough others have come and Azure has answered.
+
+A hold is the opposite of an approval: it binds the EventId whatever else of the event changes, no date and no missing
+event makes it count less, and it stays on hold, because it must outlive everything that it forbids.
 
 `evaluate` makes one step. `applied` is the state after it; what follows from that state is the next step, until one is
 empty.
@@ -160,14 +163,15 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     trust: Callable[[StoredDecision], Trust]
     predates: Callable[[StoredDecision], bool]
     done: frozenset[ApprovalStage]
-    holds: dict[EventVersion, StoredDecision]
+    holds: dict[str, StoredDecision]
+    """By EventId: a hold binds it whatever else of the event changes."""
     waiting: dict[EventVersion, list[StoredDecision]]
     """The decisions that wait, by event, so that each is compared with its own event's only."""
     result: Evaluation
     by_arrival: dict[int, StoredDecision]
 
     def is_held(self, decision: StoredDecision) -> bool:
-        hold = self.holds.get(decision.key)
+        hold = self.holds.get(decision.event_id)
         return hold is not None and decision.issued_at <= hold.issued_at
 
     def why_over(self, key: EventVersion) -> RefusalReason | None:
@@ -314,7 +318,7 @@ def _end_or_withdraw(step: _Step, approval: PendingApproval) -> None:
     if (why := _why_not_trusted(step, approval)) is not None:
         _withdraw_untrusted(step, approval, why)
         return
-    hold = step.holds.get(approval.key)
+    hold = step.holds.get(approval.event_id)
     if hold is not None and (approval.oldest_issued_at is None or approval.oldest_issued_at <= hold.issued_at):
         _move(step, approval, ApprovalStage.WITHDRAWN)
         if not approval.arrivals:  # else its decisions are refused one by one, those that are not newer
@@ -402,26 +406,41 @@ def _refuse_approval(step: _Step, approval: PendingApproval, why: RefusalReason,
 
 
 def _receive(step: _Step, decision: StoredDecision) -> None:
+    if decision.verdict is Verdict.HOLD:
+        _hold(step, decision)
+        return
     why = _why_not(step, decision)
     if why in _OF_THE_DOCUMENT and (decision.event_id in step.index.unsettled or step.predates(decision)):
         return  # it stays new: the next answer of the metadata service tells
+    if why is RefusalReason.EVENT_UNKNOWN and _may_come(step, decision):
+        return  # it stays new
     if why is not None:
         _refuse(step, decision, why)
-    elif decision.verdict is Verdict.HOLD:
-        stage = DecisionStage.ON_HOLD
-        step.result.update_decisions([decision.arrival], stage, stage.value, "The event is held.")
-        if any(each.issued_at > decision.issued_at for each in step.waiting.get(decision.key, ())):
-            _record_refusal(step, decision, RefusalReason.SUPERSEDED)
     elif step.is_held(decision):
         _refuse(step, decision, RefusalReason.SUPERSEDED)
     else:
         step.result.update_decisions([decision.arrival], DecisionStage.WAITING)
 
 
+def _hold(step: _Step, hold: StoredDecision) -> None:
+    """Put the event on hold, whatever became of it: its signature was good when it came, and a hold does no harm."""
+    stage = DecisionStage.ON_HOLD
+    step.result.update_decisions([hold.arrival], stage, stage.value, "The event is held.")
+    now = hold.event_id, step.index.digests.get(hold.event_id, "")
+    if any(each.issued_at > hold.issued_at for each in step.waiting.get(now, ())):
+        _record_refusal(step, hold, RefusalReason.SUPERSEDED)
+
+
+def _may_come(step: _Step, decision: StoredDecision) -> bool:
+    """Return whether this VM may see the event only later: it has seen no such event, and there is time yet."""
+    is_here = decision.event_id in step.index.events
+    return not (is_here or decision.is_event_known or step.is_expired(decision))
+
+
 def _why_not(step: _Step, decision: StoredDecision) -> RefusalReason | None:
     if step.trust(decision) is Trust.REVOKED:
         return RefusalReason.UNKNOWN_KEY
-    if step.is_expired(decision):
+    if step.is_expired(decision) and decision.event_id in step.index.events:
         return RefusalReason.EXPIRED
     return step.index.why_not(*decision.key)
 
@@ -544,14 +563,14 @@ def _record_refusal(step: _Step, decision: StoredDecision, why: RefusalReason) -
 # For the other modules of this package.
 
 
-def newest_holds(decisions: Iterable[StoredDecision]) -> dict[EventVersion, StoredDecision]:
-    """Return the newest hold on each event that is held, by the event as it is."""
-    newest: dict[EventVersion, StoredDecision] = {}
+def newest_holds(decisions: Iterable[StoredDecision]) -> dict[str, StoredDecision]:
+    """Return the newest hold on each EventId that is held, also one that was not evaluated yet."""
+    newest: dict[str, StoredDecision] = {}
     for each in decisions:
-        if each.state is DecisionStage.ON_HOLD:
-            known = newest.get(each.key)
+        if each.verdict is Verdict.HOLD and each.state in OPEN_DECISIONS:
+            known = newest.get(each.event_id)
             if known is None or each.issued_at > known.issued_at:
-                newest[each.key] = each
+                newest[each.event_id] = each
     return newest
 
 

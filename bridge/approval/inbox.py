@@ -3,7 +3,8 @@
 A token is verified and its decision kept before anything else is done with it, on the thread that brought it: a
 stranger's forgeries delay no other part, and a crash a moment later loses nothing. While this VM's id is unknown or
 the outbox lives in memory, tokens wait here, as many as two answers of the portal may hold: after a restart the portal
-gives all of them again.
+gives all of them again. So do tokens whose key file cannot be used: somebody may be writing it just now, and what is
+wrong on this VM consumes no decision.
 
 A stranger can send ten thousand forgeries, and must not be able to push real records out of the outbox or to page
 people ten thousand times. So refusals make at most one record a minute and reason, with a count (`RefusalLimiter`).
@@ -20,12 +21,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from bridge.approval.evaluate import Refusal, Trust
-from bridge.approval.token import Claims, verify
+from bridge.approval.token import MAX_LIFETIME_SECONDS, Claims, read_header, verify
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import KeyMissing, KeyUnusable, OutboxError, OutboxReadOnly, RefusalReason, RefusedDecision
 from bridge.events.event import VmIdentity
-from bridge.events.record import Approval, Transition
+from bridge.events.record import Approval, Transition, Verdict
 from bridge.logs import ThrottledLog
 from bridge.outbox import approvals
 from bridge.outbox.approvals import ApprovalRecord, KeepResult, StoredDecision
@@ -62,6 +63,8 @@ class DecisionInbox:
         self._log = ThrottledLog(logger, clock=clock)
         self._lock = threading.Lock()
         self._waiting: deque[str] = deque(maxlen=_MOST_WAITING)
+        self._without_key: dict[str, str] = {}
+        """From a token whose key file could not be used to the kid; they are tried again once it can."""
 
     def receive(self, tokens: Sequence[str]) -> list[Refusal]:
         """Keep the decisions in *tokens*, or let them wait; return the refusals. Raises nothing a token can cause."""
@@ -78,13 +81,15 @@ class DecisionInbox:
     @property
     def has_waiting(self) -> bool:
         """Return whether tokens wait."""
-        return bool(self._waiting)
+        return bool(self._waiting or self._without_key)
 
     def receive_waiting(self) -> list[Refusal]:
         """Try again the tokens that wait."""
         with self._lock:
             tokens = list(self._waiting)
             self._waiting.clear()
+            kids = {key.kid for key in self._keys if self._without_key and _is_usable(key)}
+            tokens += [token for token, kid in self._without_key.items() if kid in kids]
         return self.receive(tokens) if tokens else []
 
     def trust(self, decision: StoredDecision) -> Trust:
@@ -104,23 +109,41 @@ class DecisionInbox:
 
     def _keep(self, tokens: Sequence[str], vm_id: str) -> list[Refusal]:
         created_at = self._outbox.created_at
-        decisions: list[StoredDecision] = []
+        decisions: dict[str, StoredDecision] = {}
         refusals: list[Refusal] = []
+        without_key = set()
         for token in tokens:
             try:
                 claims = verify(token, keys=self._keys, audience=vm_id, now=self._clock.now(), created_at=created_at)
-                decisions.append(self._stored(claims))
+                decisions[token] = self._stored(claims)
             except RefusedDecision as refused:
+                if refused.reason is RefusalReason.KEY_UNUSABLE:
+                    without_key.add(token)
+                    if not self._begin_waiting_for_key(token):
+                        continue
                 if not self._is_known(refused):
                     refusals.append(_refusal(refused))
         if decisions:
-            results = self._outbox.write(approvals.keep_decisions, decisions).result()
+            kept = list(decisions.values())
+            results = self._outbox.write(approvals.keep_decisions, kept, list(decisions)).result()
             refusals += [
                 _not_kept(decision, *_NOT_KEPT[result])
-                for decision, result in zip(decisions, results, strict=True)
+                for decision, result in zip(kept, results, strict=True)
                 if result in _NOT_KEPT
             ]
+        with self._lock:
+            for token in set(tokens) - without_key:  # they are kept now, or refused
+                self._without_key.pop(token, None)
         return refusals
+
+    def _begin_waiting_for_key(self, token: str) -> bool:
+        """Let *token* wait until its key can be used; return whether it did not wait before."""
+        with self._lock:
+            is_new = token not in self._without_key
+            self._without_key[token] = str(read_header(token).get("kid"))
+            while len(self._without_key) > _MOST_WAITING:
+                del self._without_key[next(iter(self._without_key))]
+        return is_new
 
     def _is_known(self, refused: RefusedDecision) -> bool:
         """Return whether the decision was kept when it came; that it would not count any more is no refusal."""
@@ -148,10 +171,30 @@ class DecisionInbox:
             event_digest=claims.event_digest,
             verdict=claims.verdict,
             issued_at=round(claims.issued_at.timestamp() * 1_000_000),
-            expires_at=claims.expires_at.timestamp(),
+            expires_at=self._kept_until(claims),
             reason=claims.reason,
             received_at=self._clock.timestamp(),
         )
+
+    def _kept_until(self, claims: Claims) -> float:
+        """Return ``exp``; of a hold no less than a day from now, since it may come late, and no more than a day ahead.
+
+        It is kept longer while its event is there.
+        """
+        expires_at = claims.expires_at.timestamp()
+        if claims.verdict is not Verdict.HOLD:
+            return expires_at
+        now = self._clock.timestamp()
+        longest = max(claims.issued_at.timestamp(), now) + MAX_LIFETIME_SECONDS
+        return min(max(expires_at, now + MAX_LIFETIME_SECONDS), longest)
+
+
+def _is_usable(key: TrustedKey) -> bool:
+    try:
+        key.load()
+    except KeyUnusable:
+        return False
+    return True
 
 
 def _refusal(refused: RefusedDecision) -> Refusal:

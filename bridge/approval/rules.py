@@ -70,7 +70,7 @@ class RuleEngine:
         self._withdraw_stale(state, index, result)
         holds = newest_holds(state.decisions)
         for key in index.digests.items():
-            if index.why_not(*key) is None and key not in holds and self._is_free(state, key):
+            if key[0] not in holds and index.why_not(*key) is None and self._is_free(state, key):
                 self._evaluate_event(index.events[key[0]], key, result, commands_are_full=commands_are_full)
         return result
 

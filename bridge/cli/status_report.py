@@ -261,7 +261,7 @@ def _urgency(event: ScheduledEvent) -> tuple[bool, float]:
 def _event(event: ScheduledEvent, snapshot: Snapshot, vm_name: str | None, now: datetime) -> EventReport:
     key = event.event_id and (event.event_id, digest(event))
     approvals = [each for each in snapshot.approvals if each.key == key and each.state is not ApprovalStage.OVER]
-    decisions = [each for each in snapshot.decisions if each.key == key]
+    decisions = [each for each in snapshot.decisions if each.key == key or _holds(each, event)]
     return EventReport(
         **{name: getattr(event, name) for name in ScheduledEvent.__struct_fields__},
         seconds_to_not_before=None if event.not_before is None else _seconds(event.not_before - now),
@@ -270,6 +270,10 @@ def _event(event: ScheduledEvent, snapshot: Snapshot, vm_name: str | None, now: 
         approval=_approval(approvals[-1]) if approvals else None,
         decisions=tuple(map(_decision, decisions)),
     )
+
+
+def _holds(decision: StoredDecision, event: ScheduledEvent) -> bool:
+    return decision.state is DecisionStage.ON_HOLD and decision.event_id == event.event_id
 
 
 def _last_transition(records: Sequence[TransitionRecord], now: datetime) -> TransitionReport | None:

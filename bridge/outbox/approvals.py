@@ -23,7 +23,7 @@ from bridge.errors import OutboxReadOnly, StreamChanged
 from bridge.events.event import ScheduledEvent, encode
 from bridge.events.record import Approval, Transition, Verdict
 from bridge.outbox.database import SQL, is_in_memory
-from bridge.outbox.meta import get
+from bridge.outbox.meta import document_of, get, read_meta
 
 #: A jti is remembered so long after its expiry: the clocks' skew, and a day for a clock that is set back.
 REMEMBER_SECONDS = CLOCK_SKEW_SECONDS + 86_400.0
@@ -114,6 +114,8 @@ class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
     outcome: str | None = None
     """An `ApprovalResult`, the reason of a refusal, or held."""
     message: str | None = None
+    is_event_known: bool = False
+    """Some record tells of this EventId, so this VM has seen the event."""
 
     @property
     def key(self) -> EventVersion:
@@ -217,7 +219,9 @@ def _find(connection: sqlite3.Connection, source: str, approver: str, decision_i
 
 def _decision(row: Sequence[Any]) -> StoredDecision:
     try:
-        return msgspec.convert(dict(zip(StoredDecision.__struct_fields__, row, strict=True)), StoredDecision)
+        values = dict(zip(StoredDecision.__struct_fields__, row, strict=True))
+        values["is_event_known"] = bool(values["is_event_known"])
+        return msgspec.convert(values, StoredDecision)
     except msgspec.ValidationError as error:
         raise sqlite3.DatabaseError(f"The outbox is malformed: a decision cannot be read: {error}") from error
 
@@ -233,22 +237,31 @@ def _approval(row: Sequence[Any]) -> PendingApproval:
 # Writing.
 
 
-def keep_decisions(connection: sqlite3.Connection, decisions: Sequence[StoredDecision]) -> list[KeepResult]:
-    """Keep each of *decisions* that is new and not older than this database; OutboxReadOnly while in memory."""
+def keep_decisions(
+    connection: sqlite3.Connection, decisions: Sequence[StoredDecision], tokens: Sequence[str]
+) -> list[KeepResult]:
+    """Keep each of *decisions* that is new, with its token of *tokens*; no approval that is older than this database.
+
+    Raise OutboxReadOnly while in memory.
+    """
     _refuse_memory(connection)
-    # What was decided before this database was made may have been followed already.
+    # What was approved before this database was made may have been followed already. To hold again does no harm.
     oldest = int(parse_time(get(connection, "created_at") or "").timestamp() * 1_000_000)
     return [
-        KeepResult.TOO_OLD if decision.issued_at < oldest else keep_decision(connection, decision)
-        for decision in decisions
+        KeepResult.TOO_OLD
+        if decision.issued_at < oldest and decision.verdict is not Verdict.HOLD
+        else keep_decision(connection, decision, token)
+        for decision, token in zip(decisions, tokens, strict=True)
     ]
 
 
-def keep_decision(connection: sqlite3.Connection, decision: StoredDecision) -> KeepResult:
-    """Keep *decision* unless its jti is known."""
+def keep_decision(connection: sqlite3.Connection, decision: StoredDecision, token: str | None = None) -> KeepResult:
+    """Keep *decision*, and the *token* that it came as, unless its jti is known."""
     found = _find(connection, decision.source, decision.approver, decision.decision_id)
     if found is None:
-        connection.execute(SQL["add_decision"], msgspec.to_builtins(decision))
+        arrival = connection.execute(SQL["add_decision"], msgspec.to_builtins(decision)).lastrowid
+        if token is not None:
+            connection.execute(SQL["add_token"], (arrival, token))
         return KeepResult.NEW
     return KeepResult.KNOWN if found == decision.payload_sha256 else KeepResult.REPLAYED
 
@@ -295,7 +308,9 @@ def prune(connection: sqlite3.Connection, active_event_ids: Collection[str], now
     """Forget decisions and approvals whose time is long over; nothing of an event that is still there."""
     if is_in_memory(connection):
         return
-    active = json.dumps(sorted(active_event_ids))
+    document = document_of(read_meta(connection))  # with the events whose absence is not believed yet
+    known = () if document is None else [event.event_id for event in document.events if event.event_id is not None]
+    active = json.dumps(sorted({*active_event_ids, *known}))
     connection.execute(SQL["prune_decisions"], (now - REMEMBER_SECONDS, active))
     connection.execute(SQL["prune_approvals"], (now - _KEEP_APPROVALS_SECONDS, active))
 

@@ -289,14 +289,20 @@ INSERT INTO decisions (source, approver, kid, key_sha256, jti, payload_sha256, e
 VALUES (:source, :approver, :kid, :key_sha256, :decision_id, :payload_sha256, :event_id, :event_digest, :verdict,
   :issued_at, :expires_at, :reason, :received_at, 'new');
 
+-- name: add_token
+-- OR REPLACE: nothing is left of a decision that was deleted, whoever deleted it; this is to be sure.
+INSERT OR REPLACE INTO decision_tokens (arrival, token) VALUES (?, ?);
+
 -- name: open_decisions
 SELECT arrival, source, approver, kid, key_sha256, jti, payload_sha256, event_id, event_digest, verdict,
-  issued_at, expires_at, reason, received_at, state, outcome, said
+  issued_at, expires_at, reason, received_at, state, outcome, said,
+  EXISTS (SELECT 1 FROM records INDEXED BY records_by_event WHERE event_key = decisions.event_id)
 FROM decisions INDEXED BY decisions_open WHERE state IN ('new', 'waiting', 'held') ORDER BY arrival;
 
 -- name: one_decision
 SELECT arrival, source, approver, kid, key_sha256, jti, payload_sha256, event_id, event_digest, verdict,
-  issued_at, expires_at, reason, received_at, state, outcome, said
+  issued_at, expires_at, reason, received_at, state, outcome, said,
+  EXISTS (SELECT 1 FROM records INDEXED BY records_by_event WHERE event_key = decisions.event_id)
 FROM decisions WHERE source = ? AND jti = ?;
 
 -- name: has_new_decision

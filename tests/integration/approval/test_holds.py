@@ -1,0 +1,264 @@
+"""A hold has the opposite defaults of an approval: it counts early, late and old, whatever the event becomes."""
+
+from datetime import timedelta
+
+import msgspec
+import pytest
+from approver_kit import ANNE, BORIS, ApproverKit
+
+from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
+from bridge.events.diff import Change
+from bridge.events.event import Document
+from bridge.events.record import Evidence, Transition
+from bridge.outbox import approvals, meta
+from bridge.outbox.records import Observation
+
+FREEZE = RuleSettings(name="freeze", action="approve", event_types=("Freeze",))
+
+
+@pytest.fixture
+def kit(tmp_path):
+    made = ApproverKit(tmp_path)
+    keys = tuple(
+        KeySettings(kid=kid, approver=approver, public_key_file=f"{made.key(kid)}.pub")
+        for kid, approver in (("k1", ANNE), ("k2", BORIS))
+    )
+    made.settings = ApprovalSettings(
+        rules=(FREEZE,), remote=RemoteSettings(url="https://portal.invalid", keys=keys, required_approvals=1)
+    )
+    made.start()
+    made.wait(10)
+    yield made
+    made.close()
+
+
+def moved(event, minutes=1):
+    """Return *event* as Azure shows it with another NotBefore."""
+    not_before = event.not_before + timedelta(minutes=minutes)
+    text = not_before.strftime("%a, %d %b %Y %H:%M:%S GMT")
+    return msgspec.structs.replace(event, not_before=not_before, not_before_raw=text)
+
+
+def held(kit):
+    """Return the EventIds that are held."""
+    return {each.event_id for each in kit.outbox.read(approvals.open_decisions).result() if each.state.value == "held"}
+
+
+# It binds the EventId.
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        moved,
+        lambda event: msgspec.structs.replace(event, duration_seconds=9),
+        lambda event: msgspec.structs.replace(event, resources=("vm_0",)),
+    ],
+    ids=["NotBefore a minute later", "another duration", "fewer machines"],
+)
+def test_a_hold_binds_the_event_whatever_of_it_changes(kit, change):
+    event = kit.event()
+    kit.approver.receive([kit.token(event, "hold")])
+    kit.go(3, event)
+    kit.go(30, change(event))
+    kit.go(30, moved(change(event)))
+    assert kit.imds.posts == []
+    assert held(kit) == {"E-1"}
+
+
+def test_a_hold_of_another_version_of_the_event_withdraws_what_a_rule_wanted(kit):
+    kit.imds.refuses = {"E-1"}
+    kit.go(2, kit.event())
+    posts = len(kit.imds.posts)
+    assert posts > 0
+    kit.offer(kit.token(moved(kit.event()), "hold"))
+    kit.go(90, kit.event())
+    assert len(kit.imds.posts) == posts
+    assert kit.outcomes[-1] == ("approval_refused", "superseded")
+
+
+def test_an_approval_of_the_changed_event_that_is_older_than_the_hold_does_not_count(kit):
+    early = kit.token(moved(kit.event()), kid="k2", approver=BORIS, after=-5)
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event(), "hold"))
+    kit.see(moved(kit.event()))
+    kit.offer(early)
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", "superseded")]
+
+
+def test_a_later_approval_of_the_event_as_it_is_now_ends_the_hold(kit):
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event(), "hold"))
+    kit.go(2, moved(kit.event()))
+    kit.offer(kit.token(moved(kit.event()), kid="k2", approver=BORIS))
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_a_hold_counts_for_its_own_event_only(kit):
+    kit.approver.receive([kit.token(kit.event("E-2"), "hold")])
+    kit.go(3, kit.event("E-1"), kit.event("E-2"))
+    assert kit.imds.posts == [["E-1"]]
+
+
+# Early, late and old.
+
+
+@pytest.mark.parametrize(
+    ("issued_after", "options"),
+    [
+        (-7200, {"valid_seconds": 600}),
+        (-5 * 86_400, {"valid_seconds": 3600}),
+        (3600, {}),
+        (90, {"valid_seconds": 3600}),
+    ],
+    ids=["expired, and older than the database", "days old", "an hour ahead", "a minute and a half ahead"],
+)
+def test_a_hold_is_accepted_late_early_and_old(kit, issued_after, options):
+    kit.approver.receive([kit.token(kit.event(), "hold", after=issued_after, **options)])
+    kit.go(30, kit.event())
+    assert kit.imds.posts == []
+    assert kit.outcomes == []
+    assert held(kit) == {"E-1"}
+
+
+def test_a_hold_that_comes_before_the_event_waits_for_it(kit):
+    kit.go(2)
+    kit.offer(kit.token(kit.event(), "hold"))
+    kit.go(60)
+    kit.restart()
+    kit.go(30, kit.event())
+    assert kit.imds.posts == []
+    assert kit.outcomes == []
+
+
+def test_a_hold_that_is_kept_is_in_force_though_its_key_is_gone(kit):
+    kit.see(kit.event())
+    kit.approver.receive([kit.token(kit.event(), "hold")])
+    kit.key("k1").with_name("k1.key.pub").unlink()
+    kit.go(30, kit.event())
+    assert kit.imds.posts == []
+    assert held(kit) == {"E-1"}
+
+
+def test_a_hold_is_kept_as_long_as_its_event_is_there_however_long_ago_it_expired(kit):
+    kit.go(2, kit.event())
+    event = kit.event("E-2")
+    kit.approver.receive([kit.token(event, "hold")])
+    for _ in range(4):
+        kit.wait(86_400)
+        kit.go(2, kit.event(), event)
+    kit.outbox.write(approvals.prune, ["E-2"], kit.now().timestamp()).result()
+    kit.go(30, kit.event(), event)
+    assert kit.imds.posts == [["E-1"]]
+    assert held(kit) == {"E-2"}
+
+
+def test_a_hold_of_an_event_that_started_is_no_refusal(kit):
+    kit.see(kit.event(event_status="Started"))
+    kit.offer(kit.token(kit.event(), "hold"))
+    assert kit.outcomes == []
+
+
+# What is not a hold yet.
+
+
+def test_a_hold_that_nobody_trusted_signed_holds_nothing(kit):
+    stranger = kit.token(kit.event(), "hold", kid="k9", approver=ANNE)
+    kit.see(kit.event())
+    kit.offer(stranger)
+    assert kit.outcomes[0] == ("approval_refused", "unknown_key")
+    assert kit.imds.posts == [["E-1"]]
+
+
+# An approval that comes before the event.
+
+
+@pytest.fixture
+def people(tmp_path):
+    """Return a kit without rules."""
+    made = ApproverKit(tmp_path)
+    made.trust(("k1", ANNE), ("k2", BORIS))
+    made.start()
+    made.wait(10)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_an_approval_that_comes_before_the_event_waits_for_it(people, restarted):
+    people.go(2)
+    people.offer(people.token(people.event()))
+    people.go(60)
+    assert people.outcomes == []
+    if restarted:
+        people.restart()
+    people.go(2, people.event())
+    assert people.imds.posts == [["E-1"]]
+    assert people.outcomes == [("approved", "accepted")]
+
+
+def test_an_approval_of_an_event_that_never_comes_is_refused_when_it_expires(people):
+    people.go(2)
+    people.offer(people.token(people.event(), valid_seconds=600))
+    people.go(10 * 60 + 30)
+    assert people.outcomes == []
+    people.go(60)
+    assert people.outcomes == [("approval_refused", "event_unknown")]
+    people.go(5, people.event())
+    assert people.imds.posts == []
+
+
+def test_an_approval_of_an_event_that_is_over_is_refused_at_once(people):
+    event = people.event()
+    seen = Observation(
+        stream_id=people.outbox.read(meta.load).result().stream_id,
+        document=Document(incarnation=1),
+        changes=[Change(transition=Transition.CANCELED, evidence=Evidence.INFERRED, event=event)],
+        observed_at=people.now(),
+        incarnation=1,
+        previous_incarnation=None,
+        is_settled=True,
+        boot_id="boot-1",
+    )
+    people.outbox.write(people.outbox.records.append_observation, seen).result()
+    people.go(2)
+    people.offer(people.token(event))
+    people.go(2)
+    assert people.outcomes == [("approval_refused", "event_unknown")]
+
+
+def test_two_approvals_that_come_before_the_event_are_two(tmp_path):
+    kit = ApproverKit(tmp_path)
+    kit.trust(("k1", ANNE), ("k2", BORIS), required=2)
+    kit.start()
+    kit.wait(10)
+    try:
+        kit.go(2)
+        kit.offer(kit.token(kit.event()))
+        kit.go(5)
+        kit.offer(kit.token(kit.event(), kid="k2", approver=BORIS))
+        kit.go(5, kit.event())
+        assert kit.imds.posts == [["E-1"]]
+    finally:
+        kit.close()
+
+
+# A key file that is being written.
+
+
+@pytest.mark.parametrize("decision", ["approve", "hold"])
+def test_a_decision_that_comes_while_its_key_file_is_being_written_counts_once_it_is(people, decision):
+    file = people.key("k1").with_name("k1.key.pub")
+    whole = file.read_bytes()
+    people.see(people.event())
+    token = people.token(people.event(), decision)
+    file.write_bytes(whole[:40])
+    people.offer(token)
+    people.go(5, people.event())
+    assert people.imds.posts == []
+    assert people.outcomes == [("approval_refused", "key_unusable")]
+    file.write_bytes(whole)
+    people.go(3, people.event())
+    assert people.imds.posts == ([["E-1"]] if decision == "approve" else [])
+    assert held(people) == (set() if decision == "approve" else {"E-1"})
