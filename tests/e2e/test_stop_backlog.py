@@ -189,7 +189,7 @@ def test_without_grace_the_send_under_way_is_cut_and_everything_is_kept(agent, i
 
 def test_a_stop_while_the_first_call_of_imds_hangs_sends_what_was_owed_before(agent, imds, slow, address_of):
     configure(agent, imds.url, webhook("sink", address_of("dead")))
-    start_with_backlog(agent, imds, events=20)
+    start_with_backlog(agent, imds, events=10)
     stop_in_time(agent)
     imds.answer = lambda handler: handler.server.released.wait(30)
     configure(agent, imds.url, webhook("sink", slow.address))
@@ -197,9 +197,9 @@ def test_a_stop_while_the_first_call_of_imds_hangs_sends_what_was_owed_before(ag
     agent.start()
     agent.wait_for(lambda: imds.served > served)
     stop_in_time(agent)
-    assert_all_there(agent, ["sink"], count=40)
+    assert_all_there(agent, ["sink"], count=20)
     assert_delivered_is_at(slow, agent, "sink")
-    assert len(received(slow)) == 40
+    assert len(received(slow)) == 20
 
 
 def test_a_stop_during_a_reload_keeps_what_is_owed(agent, imds, slow):
