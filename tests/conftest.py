@@ -36,7 +36,11 @@ settings.load_profile("ci" if os.environ.get("CI") else "desk")
 
 
 def pytest_configure() -> None:
-    """Give signals back their meaning: whoever starts the tests in the background hands them on ignored."""
+    """Give signals back their meaning: whoever starts the tests in the background hands them on ignored.
+
+    And let what tests write be written by its owner alone: with a umask of 002 their agents would rightly not approve.
+    """
+    os.umask(os.umask(0o022) | 0o022)
     for name, handler in (
         ("SIGINT", signal.default_int_handler),
         ("SIGTERM", signal.SIG_DFL),

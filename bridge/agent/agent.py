@@ -29,6 +29,7 @@ from pathlib import Path
 from bridge.agent.periodic import FileWatch, PeriodicTasks
 from bridge.approval.service import ApprovalService
 from bridge.config.loader import Settings
+from bridge.config.secret_keys import readable_secrets
 from bridge.delivery.pool import CUT_SECONDS, WorkerPool
 from bridge.delivery.router import Router
 from bridge.errors import BridgeError
@@ -128,6 +129,7 @@ class Agent:
             self._periodic.every(_TICK_SECONDS, self._health_server.open)
         self._notifier.ready(f"Watching {self.vm_name() or 'this VM'} for {len(self._settings.sinks)} sinks")
         self._warn_unconfigured_sinks()
+        self._warn_readable_secrets()
         logger.info(
             "The agent is running.",
             extra={
@@ -158,7 +160,9 @@ class Agent:
 
     def _configure_approvals(self) -> None:
         settings = self._settings
-        self._approvals.configure(settings.approval, self._imds, secret_variables=settings.secret_variables)
+        self._approvals.configure(
+            settings.approval, self._imds, configuration=settings.file, secret_variables=settings.secret_variables
+        )
 
     def run_due(self) -> None:
         """Run the periodic tasks that are due; called about once a second."""
@@ -175,6 +179,7 @@ class Agent:
         )
         disk.check()
         self._periodic.every(_TEND_SECONDS, disk.check)
+        self._periodic.every(_TEND_SECONDS, self._approvals.check_files)
         self._periodic.every(_TEND_SECONDS, self.outbox.tend)
         self._periodic.every(_TEND_SECONDS, lambda: self._pool.start_missing(self._settings.sinks))
         self._periodic.every(_CLEAN_SECONDS, self.outbox.clean)
@@ -275,6 +280,7 @@ class Agent:
         self._pool.start_missing(settings.sinks)
         self._in_force = settings
         self._warn_unconfigured_sinks()
+        self._warn_readable_secrets()
         self.metrics.reloaded(is_right=True)
         logger.info("The configuration was read again.", extra={"sinks": [sink.name for sink in settings.sinks]})
 
@@ -316,6 +322,10 @@ class Agent:
         )
         result_or_stop(configured, stop)
 
+    def _warn_readable_secrets(self) -> None:
+        for sentence in readable_secrets(self._settings.secret_files):
+            logger.warning("%s", sentence)
+
     def _warn_unconfigured_sinks(self) -> None:
         """Warn of records that are pending for sinks which the configuration does not name any more."""
         configured = {sink.name for sink in self._settings.sinks}
@@ -342,7 +352,7 @@ class Agent:
 
 def _approving(settings: Settings) -> tuple[object, ...]:
     """Return what the approver is made of."""
-    return settings.approval, settings.secret_variables
+    return settings.approval, settings.file, settings.secret_variables
 
 
 def _left(deadline: float, *, at_most: float = _JOIN_SECONDS) -> float:

@@ -21,6 +21,7 @@ from bridge.system.threads import run_daemon
 
 if TYPE_CHECKING:
     from bridge.approval.approver import Approver
+    from bridge.approval.files import ApprovalFiles
     from bridge.approval.portal_poller import PortalPoller
 
 _STOP_POLL_SECONDS = 0.05
@@ -49,42 +50,60 @@ class ApprovalService:
         self._directory = directory
         self._on_request_only = on_request_only
         self._clock = clock
+        self._configuration: Path | None = None
         self._secret_variables: Collection[str] = ()
+        self._files: ApprovalFiles | None = None
         self._portal_poller: PortalPoller | None = None
         self.approver: Approver | None = None
         """None where nothing is ever approved."""
 
     def configure(
-        self, settings: ApprovalSettings | None, imds: ImdsClient, *, secret_variables: Collection[str] = ()
+        self,
+        settings: ApprovalSettings | None,
+        imds: ImdsClient,
+        *,
+        configuration: Path | None = None,
+        secret_variables: Collection[str] = (),
     ) -> None:
         """Build what *settings* ask for, to be started by `start`; what was built before must have ended.
 
-        No command of a rule gets one of the *secret_variables* of this process.
+        *configuration* is the file they were read from. No command of a rule gets one of the *secret_variables* of this
+        process.
         """
+        self._configuration = configuration
         self._secret_variables = secret_variables
         remote = None if settings is None else settings.remote
         self._metrics.watch_approved(lambda: 0.0)
         if remote is None:
             self._metrics.forget_approval_channel()
+        self._files = None
+        self._metrics.approval_files(unsafe=0, unusable_keys=0)
         self.approver = None if settings is None else self._build_approver(settings, imds)
+        self.check_files()
         self._portal_poller = None
         if self.approver is not None and remote is not None and not self._on_request_only:
             self._portal_poller = self._build_portal_poller(remote, self.approver)
 
     def _build_approver(self, settings: ApprovalSettings, imds: ImdsClient) -> Approver:
         from bridge.approval.approver import Approver  # noqa: PLC0415
+        from bridge.approval.files import ApprovalFiles  # noqa: PLC0415
         from bridge.approval.inbox import DecisionInbox  # noqa: PLC0415
         from bridge.approval.rules import RuleEngine  # noqa: PLC0415
         from bridge.approval.submit import Submitter  # noqa: PLC0415
 
         clock = self._clock
-        keys = () if settings.remote is None else settings.remote.trusted_keys()
+        keys = settings.trusted_keys()
+        self._files = files = ApprovalFiles(
+            keys, configuration=self._configuration, directory=self._directory, metrics=self._metrics
+        )
         return Approver(
             settings,
             self._outbox,
             inbox=DecisionInbox(keys, self._outbox, vm=self._vm, clock=clock),
             rules=None if self._on_request_only else RuleEngine(settings, vm=self._vm, clock=clock),
-            submitter=Submitter(imds, self._directory, dry_run=settings.dry_run, clock=clock),
+            submitter=Submitter(
+                imds, self._directory, why_unsafe=files.why_unsafe, dry_run=settings.dry_run, clock=clock
+            ),
             metrics=self._metrics,
             secret_variables=self._secret_variables,
             clock=clock,
@@ -103,6 +122,11 @@ class ApprovalService:
             metrics=self._metrics.approval_channel(),
             clock=self._clock,
         )
+
+    def check_files(self) -> None:
+        """Look whether every key can be used, and whether others may write to what approvals rest on; log what not."""
+        if self._files is not None:
+            self._files.check()
 
     def start(self) -> None:
         """Begin to approve, and to ask the portal if there is one."""

@@ -15,7 +15,8 @@ One EventId that Azure does not know refuses a whole request, so after a 4xx eac
 is on its way, and until its outcome was handed to the outbox (`Submitter.in_flight`), the poll can wait for it
 (`Submitter.wait_for`): the record `approved` comes before the `started` that it caused.
 
-The file ``approvals.disabled`` in the state directory stops everything.
+The file ``approvals.disabled`` in the state directory stops everything, and so does a file that others may write to and
+that decides who may approve (`bridge.approval.files`).
 """
 
 from __future__ import annotations
@@ -79,12 +80,22 @@ class _Attempt(msgspec.Struct, kw_only=True):
 class Submitter:
     """Posts approvals with *imds*; for one thread but for `wait_for` and `events_in_flight`.
 
-    *directory* is the state directory, in which the file ``approvals.disabled`` may stand.
+    *directory* is the state directory, in which the file ``approvals.disabled`` may stand; *why_unsafe* returns which
+    files others may write to, None when there are none.
     """
 
-    def __init__(self, imds: ImdsClient, directory: Path, *, dry_run: bool, clock: Clock = REAL_CLOCK) -> None:
+    def __init__(
+        self,
+        imds: ImdsClient,
+        directory: Path,
+        *,
+        why_unsafe: Callable[[], str | None],
+        dry_run: bool,
+        clock: Clock = REAL_CLOCK,
+    ) -> None:
         self._imds = imds
         self._directory = directory
+        self._why_unsafe = why_unsafe
         self._dry_run = dry_run
         self._clock = clock
         self._log = ThrottledLog(logger, clock=clock)
@@ -120,31 +131,34 @@ class Submitter:
     # Instead of a request.
 
     def is_disabled(self) -> bool:
-        """Return whether the file ``approvals.disabled`` stops everything."""
+        """Return whether nothing may be posted: because of ``approvals.disabled``, or of who may write to our files."""
+        return self._why_disabled() is not None
+
+    def _why_disabled(self) -> tuple[ApprovalResult, str] | None:
         file = self._directory / DISABLED_FILE
-        if not is_disabled(self._directory):
-            self._log.recovered("disabled", f"The file {file} is gone; approvals go on.")
-            return False
-        self._log.problem("disabled", logging.WARNING, f"No approval is given while {file} exists.")
-        return True
+        if is_disabled(self._directory):
+            self._log.problem("disabled", logging.WARNING, f"No approval is given while {file} exists.")
+            message = f"No approval is given while the file {DISABLED_FILE} is in the state directory."
+            return ApprovalResult.DISABLED, message
+        self._log.recovered("disabled", f"The file {file} is gone; approvals go on.")
+        why = self._why_unsafe()
+        return None if why is None else (ApprovalResult.UNSAFE_FILES, f"Nothing is approved. {why}")
 
     def instead_of_posting(self, due: Sequence[PendingApproval]) -> Evaluation | None:
         """Return what is written instead of a request: when approvals are disabled or only tried; None to post."""
-        if self.is_disabled():
-            return self._put_off(due)
+        disabled = self._why_disabled()
+        if disabled is not None:
+            return self._put_off(due, *disabled)
         return self._pretend(due) if self._dry_run else None
 
-    def _put_off(self, due: Sequence[PendingApproval]) -> Evaluation:
-        message = f"No approval is given while the file {DISABLED_FILE} is in the state directory."
+    def _put_off(self, due: Sequence[PendingApproval], why: ApprovalResult, message: str) -> Evaluation:
         result = Evaluation()
         for each in due:
             self._attempt(each).retry_at = self._clock.monotonic() + _RETRY_SECONDS
             if not each.is_told:
                 result.approvals.append(msgspec.structs.replace(each, is_told=True))
-                result.records.append(
-                    approval_record(each, Transition.APPROVAL_FAILED, ApprovalResult.DISABLED, message=message)
-                )
-                result.update_decisions(each.arrivals, DecisionStage.WAITING, ApprovalResult.DISABLED.value, message)
+                result.records.append(approval_record(each, Transition.APPROVAL_FAILED, why, message=message))
+                result.update_decisions(each.arrivals, DecisionStage.WAITING, why.value, message)
         return result
 
     def _pretend(self, due: Sequence[PendingApproval]) -> Evaluation:

@@ -18,10 +18,13 @@ from pathlib import Path
 import msgspec
 
 from bridge.approval.credentials import SecretCredential
+from bridge.approval.files import agent_user, unsafe_files
 from bridge.cli.terminal import this_command
 from bridge.config.approval import RemoteSettings, RuleSettings
 from bridge.config.loader import Settings, SinkSettings
 from bridge.config.quoting import is_secret_name
+from bridge.config.secret_keys import readable_secrets
+from bridge.config.trusted_keys import unusable_keys
 from bridge.delivery.sender import Sender
 from bridge.errors import CredentialFailed, SecretUnavailable
 from bridge.events.record import Transition
@@ -69,6 +72,7 @@ def local_problems(settings: Settings, directory: Path) -> list[Problem]:
     if settings.approval is not None:
         for rule in settings.approval.rules:
             problems += [Problem(where=f"Rule {rule.name}", message=message) for message in _rule(rule)]
+        problems += [Problem(where="Approvals", message=message) for message in _files(settings, directory)]
         if settings.approval.remote is not None:
             problems += [Problem(where="Portal", message=message) for message in _portal(settings.approval.remote)]
     return problems
@@ -176,6 +180,16 @@ def _rule(rule: RuleSettings) -> Iterator[str]:
         yield f"No program called {program!r} is in the PATH. Install it, or write its whole path."
 
 
+def _files(settings: Settings, directory: Path) -> Iterator[str]:
+    """Yield why nothing may be approved here, and which keys count for nothing; the agent starts with both."""
+    keys = () if settings.approval is None else settings.approval.trusted_keys()
+    users = {agent_user(directory)}
+    for why in unsafe_files(keys, configuration=settings.file, directory=directory, users=users):
+        yield f"Nothing is approved. {why}"
+    for why in unusable_keys(keys):
+        yield f"{why} Its decisions do not count."
+
+
 def _portal(remote: RemoteSettings) -> Iterator[str]:
     try:
         SecretCredential(file=remote.token_file, env=remote.token_env).bearer()
@@ -190,7 +204,7 @@ def _portal(remote: RemoteSettings) -> Iterator[str]:
 
 def warnings(settings: Settings) -> list[str]:
     """Return a sentence for each setting that does nothing or may surprise."""
-    found = [*_about_the_agent(settings), *_about_heartbeats(settings)]
+    found = [*_about_the_agent(settings), *_about_heartbeats(settings), *readable_secrets(settings.secret_files)]
     for sink in settings.sinks:
         found += [f"Sink {sink.name}: {message}" for message in _about_sink(sink, settings)]
     return found

@@ -169,8 +169,9 @@ def demo() -> None:
 def check_config(settings: Settings, *, connect: bool) -> int:
     """Say whether the configuration is right, with every mistake at once.
 
-    Exit 78 for what `run` refuses too, such as a public key that is not there; 1 when a secret, a variable, a program
-    or a destination that it names is not as it must be. Scheduled Events themselves are asked for only beside a running
+    Exit 78 for what `run` refuses too, such as a certificate that is not there; 1 when a public key, a secret, a
+    variable, a program or a destination that it names is not as it must be, or others may write to what decides who may
+    approve. Scheduled Events themselves are asked for only beside a running
     agent: a first request turns them on.
     """
     from bridge.cli.check import check_settings  # noqa: PLC0415

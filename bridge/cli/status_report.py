@@ -15,9 +15,11 @@ from pathlib import Path
 import msgspec
 
 from bridge.approval.digest import digest
+from bridge.approval.files import agent_user, unsafe_files
 from bridge.approval.submit import is_disabled
 from bridge.clock import format_time, parse_time
 from bridge.config.loader import Settings
+from bridge.config.trusted_keys import unusable_keys
 from bridge.events.event import ScheduledEvent, names_vm
 from bridge.events.record import Evidence, Transition, TransitionRecord, Verdict
 from bridge.health.client import AgentAnswer
@@ -77,6 +79,10 @@ class StateReport(msgspec.Struct, frozen=True, kw_only=True):
     in_memory: bool
     """True: the disk refuses; the events and errors here are from before, the sinks' counts as the agent says."""
     approvals_disabled: bool
+    approvals_unsafe: tuple[str, ...]
+    """Which files that decide who may approve others may write to: while there is one, nothing is approved."""
+    unusable_keys: tuple[str, ...]
+    """Which trusted keys hold no key now: their decisions do not count."""
     outbox_bytes: int
     max_bytes: int | None
     set_aside: tuple[AsideReport, ...]
@@ -234,15 +240,25 @@ def _state(
         for path in directory.glob(f"{DATABASE}.*-*")
         if not path.name.endswith(("-wal", "-shm")) and not path.name.startswith((f"{DATABASE}-wal", f"{DATABASE}-shm"))
     )
+    approval = None if settings is None else settings.approval
     return StateReport(
         directory=os.fsencode(directory.absolute()).decode("utf-8", "replace"),
         stream_id=snapshot.stored.stream_id,
         in_memory=in_memory or (live is not None and live.state_in_memory),
         approvals_disabled=is_disabled(directory),
+        approvals_unsafe=_unsafe(settings, directory),
+        unusable_keys=() if approval is None else unusable_keys(approval.trusted_keys()),
         outbox_bytes=sum(_bytes(directory / f"{DATABASE}{suffix}") for suffix in ("", "-wal")),
         max_bytes=None if settings is None else settings.state.max_bytes,
         set_aside=tuple(AsideReport(name=path.name, bytes=_bytes(path)) for path in aside),
     )
+
+
+def _unsafe(settings: Settings | None, directory: Path) -> tuple[str, ...]:
+    if settings is None or settings.approval is None:
+        return ()
+    keys = settings.approval.trusted_keys()
+    return unsafe_files(keys, configuration=settings.file, directory=directory, users={agent_user(directory)})
 
 
 def _bytes(path: Path) -> int:

@@ -89,6 +89,8 @@ def _facts(report: StatusReport, now: datetime) -> list[str]:
     warnings = []
     if state.approvals_disabled:
         warnings.append("The file approvals.disabled is there: nothing is approved.")
+    warnings += [f"Nothing is approved. {why}" for why in state.approvals_unsafe]
+    warnings += [f"{why} Its decisions do not count." for why in state.unusable_keys]
     if state.set_aside:
         names = ", ".join(aside.name for aside in state.set_aside)
         warnings.append(

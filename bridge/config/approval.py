@@ -1,8 +1,9 @@
 """The ``[approval]`` table: frozen values with their defaults, and the rule for each.
 
 The text under a field is the reference of that setting, as in `bridge.config.settings`. A rule that can never match,
-a key that cannot be used and a portal without a signer are mistakes: with each, approvals would only seem to work.
-What needs no file is checked when a value is made; the files of the keys are read with the configuration.
+two names for one key and a portal without a signer are mistakes: with each, approvals would only seem to work. What
+needs no file is checked when a value is made. A key whose file is gone or holds none is no mistake: the agent starts,
+says so, and its decisions do not count.
 """
 
 from __future__ import annotations
@@ -171,11 +172,15 @@ class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
     remote: RemoteSettings | None = None
     """Decided elsewhere: signed decisions from an ops portal. Default: none are asked for."""
 
+    def trusted_keys(self) -> tuple[TrustedKey, ...]:
+        """Return the keys of the portal's decisions, none without a portal; keep them, they remember their files."""
+        return () if self.remote is None else self.remote.trusted_keys()
+
 
 def read_approval(table: object, mistakes: Problems, elsewhere: Mapping[str, str]) -> ApprovalSettings | None:
     """Return the settings of the ``[approval]`` *table*; what is wrong with it is then in *mistakes*.
 
-    The files of keys and certificates are read here, so that one that cannot be used is found before it is needed.
+    The files of certificates are read here, so that one that cannot be used is found before it is needed.
     """
     before = len(mistakes)
     settings = convert(table, ApprovalSettings, "approval", mistakes, elsewhere=elsewhere)

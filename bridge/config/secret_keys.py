@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,13 @@ def secret_files(table: object) -> tuple[tuple[str, str], ...]:
     return tuple(_named(table, _FILE, ""))
 
 
-def why_readable(file: str) -> str | None:
+def readable_secrets(files: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return a sentence for each of *files*, as `secret_files` gives them, that other users may read."""
+    found = ((key, _why_readable(file)) for key, file in files)
+    return tuple(f"{key}: {why}" for key, why in found if why is not None)
+
+
+def _why_readable(file: str) -> str | None:
     """Return a sentence when users other than root and our own, or a group that is not ours, may read *file*."""
     if sys.platform == "win32":
         return None  # its access lists are not in the mode
@@ -39,7 +45,10 @@ def why_readable(file: str) -> str | None:
         return None  # whoever reads it says that it cannot be read
     is_foreign_group = found.st_gid not in {0, os.getegid(), *os.getgroups()}
     if found.st_mode & (stat.S_IROTH | (stat.S_IRGRP if is_foreign_group else 0)):
-        return f"{file} holds a secret, and other users may read it: its mode is {stat.S_IMODE(found.st_mode):04o}."
+        mode = stat.S_IMODE(found.st_mode)
+        return (
+            f"{file} holds a secret, and other users may read it: its mode is {mode:04o}. Take that away (chmod 0600)."
+        )
     return None
 
 

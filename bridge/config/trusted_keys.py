@@ -76,7 +76,7 @@ class TrustedKey:
 
 
 def key_mistakes(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
-    """Return a sentence for everything wrong with *keys*: names, files, and one key under two names.
+    """Return a sentence for everything wrong with *keys* but their files: names, and one key under two names.
 
     One key under two approvers would let one person approve for two.
     """
@@ -90,12 +90,25 @@ def key_mistakes(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
         mistakes.extend(_name_mistakes(key))
         try:
             first = owners.setdefault(key.load().sha256, key)
-        except KeyUnusable as error:
-            mistakes.append(str(error))
+        except KeyUnusable:  # no mistake of the configuration: see `unusable_keys`
             continue
         if first is not key and first.kid != key.kid:
             mistakes.append(f"kid '{key.kid}' and kid '{first.kid}' are the same key; give each its own.")
     return tuple(mistakes)
+
+
+def unusable_keys(keys: Sequence[TrustedKey]) -> tuple[str, ...]:
+    """Return a sentence for each of *keys* whose file is gone or holds no key: decisions of that key do not count.
+
+    That is no reason not to start: taking its file away is how a key is revoked.
+    """
+    found = []
+    for key in keys:
+        try:
+            key.load()
+        except KeyUnusable as error:
+            found.append(str(error))
+    return tuple(found)
 
 
 def _name_mistakes(key: TrustedKey) -> list[str]:

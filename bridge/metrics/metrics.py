@@ -170,6 +170,13 @@ class Metrics:
             "approved_waiting_seconds",
             "How long the oldest approval that Azure took has an event still Scheduled; 0 when none waits.",
         )
+        self._unsafe_files = self._gauge(
+            "approval_files_unsafe",
+            "Files that decide who may approve and that others may write to; above 0 nothing is approved.",
+        )
+        self._unusable_keys = self._gauge(
+            "approval_keys_unusable", "Trusted keys whose file is gone or holds no key; their decisions do not count."
+        )
         self._records = {transition: records.labels(transition.value) for transition in Transition}
 
     def _make_sink_metrics(self) -> None:
@@ -216,6 +223,11 @@ class Metrics:
     def approval(self, source: str, result: str) -> None:
         """Count one record of an approval; *source* is rule:NAME, portal or cli, *result* one of a few fixed words."""
         self._approvals.labels(source, result).inc()
+
+    def approval_files(self, *, unsafe: int, unusable_keys: int) -> None:
+        """Note how many of the files that decide who may approve others may write to, and how many hold no key."""
+        self._unsafe_files.set(unsafe)
+        self._unusable_keys.set(unusable_keys)
 
     def watch_approved(self, seconds: Callable[[], float]) -> None:
         """Take the age of the oldest approval that Azure has not acted on from *seconds*, called for each scrape."""

@@ -72,6 +72,7 @@ class ApprovalResult(str, Enum):
     GAVE_UP = "gave_up"
     REJECTED = "rejected"
     DISABLED = "disabled"
+    UNSAFE_FILES = "unsafe_files"
     COMMAND_FAILED = "command_failed"
 
 

@@ -124,17 +124,20 @@ def test_what_a_sink_gets_is_said_in_words(check, agent):
     ("text", "code"),
     [
         (webhook("a", 'client_cert_file = "/nowhere/cert.pem"'), 78),
-        (REMOTE + '[[approval.remote.keys]]\nkid = "k"\napprover = "p"\npublic_key_file = "/nowhere/k.pub"\n', 78),
+        (REMOTE + '[[approval.remote.keys]]\nkid = "k"\napprover = "p"\npublic_key_file = "/nowhere/k.pub"\n', 1),
         (webhook("a", 'secret_file = "/nowhere/secret"'), 1),
     ],
 )
-def test_a_key_that_is_not_there_is_a_mistake_of_the_file_and_a_secret_may_come_later(agent, check, text, code):
+def test_a_certificate_that_is_not_there_is_a_mistake_and_a_public_key_or_a_secret_may_come_later(
+    agent, check, text, code
+):
     assert check(state(agent) + text)[0] == code
 
 
 @needs_root
 def test_root_is_told_to_check_as_the_owner_of_the_state_directory(agent, check):
     (agent.directory / "token").write_text("secret-4711")
+    (agent.directory / "token").chmod(0o640)
     text = state(agent) + webhook("a", f'bearer_token_file = "{agent.directory / "token"}"')
     for make in (lambda: None, agent.state.mkdir):  # not made yet, and root's own
         make()

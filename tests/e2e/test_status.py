@@ -32,6 +32,7 @@ KEYS = {
     "imds": {"endpoint", "last_good_poll_at", "last_good_poll_seconds_ago", "last_good_poll_is_live"},
     "state": {
         *("directory", "stream_id", "in_memory", "approvals_disabled", "outbox_bytes", "max_bytes", "set_aside"),
+        *("approvals_unsafe", "unusable_keys"),
     },
     "events": {
         *("event_id", "event_type", "event_status", "event_source", "not_before", "seconds_to_not_before"),

@@ -1,0 +1,91 @@
+"""The files that decide who may approve: configuration, public keys, state directory, and the directories above them.
+
+Who may write one of them needs no key: a key of their own in place of ours, a rule, or an outbox in which the approval
+stands already. So while others than root and the agent's user may write to one, nothing is approved, as sshd takes no
+key from a file that others may write to. Decisions are still taken and holds kept.
+
+A key whose file is gone is a fault, or somebody revoked it; either way it does not count, and the agent goes on: a VM
+whose events nobody sees is worse than one whose approvals wait for the next key.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from bridge.config.trusted_keys import TrustedKey, unusable_keys
+from bridge.logs import ThrottledLog
+from bridge.metrics.metrics import Metrics
+from bridge.system.permissions import why_writable
+
+logger = logging.getLogger(__name__)
+
+
+def agent_user(directory: Path) -> int:
+    """Return the uid of the user whose agent has the state *directory*: our own, or for root the directory's owner."""
+    if sys.platform == "win32":
+        return 0
+    if os.geteuid() != 0:
+        return os.geteuid()
+    try:
+        return directory.stat().st_uid
+    except OSError:
+        return 0
+
+
+def unsafe_files(
+    keys: Sequence[TrustedKey], *, configuration: Path | None, directory: Path, users: Collection[int]
+) -> tuple[str, ...]:
+    """Return a sentence for each file that others than root and *users* may change, and that nothing may rest on then.
+
+    The ways to two files may have the same fault, which is told once.
+    """
+    paths = [directory, *(key.public_key_file for key in keys)]
+    if configuration is not None:
+        paths.append(configuration)
+    found = (why_writable(path, users=users) for path in paths)
+    return tuple(dict.fromkeys(why for why in found if why is not None))
+
+
+class ApprovalFiles:
+    """The files of one agent, looked at before each request to Azure (`why_unsafe`) and every few seconds (`check`)."""
+
+    def __init__(
+        self, keys: Sequence[TrustedKey], *, configuration: Path | None, directory: Path, metrics: Metrics
+    ) -> None:
+        self._keys = keys
+        self._configuration = configuration
+        self._directory = directory
+        self._metrics = metrics
+        self._log = ThrottledLog(logger)
+
+    def why_unsafe(self) -> str | None:
+        """Return why nothing may be approved now, None when everything is as it should be."""
+        return " ".join(self._unsafe()) or None
+
+    def check(self) -> None:
+        """Log what is wrong, once, and what was mended; tell the metrics."""
+        unsafe = self._unsafe()
+        self._tell(
+            "unsafe", [f"Nothing is approved: {why}" for why in unsafe], "The files of approvals are safe again."
+        )
+        unusable = unusable_keys(self._keys)
+        self._tell(
+            "keys",
+            [f"{why} Until then its decisions do not count." for why in unusable],
+            "Every key can be used again.",
+        )
+        self._metrics.approval_files(unsafe=len(unsafe), unusable_keys=len(unusable))
+
+    def _unsafe(self) -> tuple[str, ...]:
+        users = {0 if sys.platform == "win32" else os.geteuid()}
+        return unsafe_files(self._keys, configuration=self._configuration, directory=self._directory, users=users)
+
+    def _tell(self, key: str, problems: Sequence[str], recovered: str) -> None:
+        if problems:
+            self._log.problem(key, logging.ERROR, " ".join(problems))
+        else:
+            self._log.recovered(key, recovered)

@@ -1,0 +1,221 @@
+"""The files that decide who may approve: a key that is gone ends no agent; what others may write to stops approvals."""
+
+import json
+import os
+import signal
+import socket
+import urllib.request
+from pathlib import Path
+
+import pytest
+from portal_stub import PortalStub
+
+from bridge.events.record import decode_record
+from bridge.testing import EventSpec, Simulator
+
+FREEZE_RULE = '[[approval.rules]]\nname = "freeze"\nevent_types = ["Freeze"]\naction = "approve"\n'
+STRANGER = 65534
+needs_root = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may give a file to another user"
+)
+
+
+@pytest.fixture
+def azure():
+    with Simulator(vms=["vm_0"], rate_limit=False) as simulator:
+        yield simulator
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def told(agent):
+    return [record["transition"] for record in agent.records]
+
+
+def result(agent):
+    return [record["approval"]["result"] for record in agent.records if record["approval"] is not None]
+
+
+def configure(agent, azure, text, port):
+    agent.configure(azure.endpoint, text)
+    agent.config.write_text(agent.config.read_text().replace('listen = ""', f'listen = "127.0.0.1:{port}"'))
+
+
+def metric(port, name):
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    (value,) = [line.split()[1] for line in lines if line.startswith(f"scheduled_events_bridge_{name} ")]
+    return float(value)
+
+
+def errors(agent):
+    lines = [json.loads(line) for line in agent.log.splitlines() if line.startswith("{")]
+    return [line["message"] for line in lines if line["level"] == "ERROR"]
+
+
+def status(agent):
+    code, out, err = agent.call("status", "--json", "--config", agent.config)
+    assert code == 0, err
+    return json.loads(out)["state"]
+
+
+# A key whose file is gone.
+
+
+@pytest.mark.parametrize("content", [None, "", "no key at all\n"])
+def test_an_agent_starts_and_records_though_the_file_of_a_key_is_gone_or_holds_no_key(
+    agent, azure, tmp_path, free_port, content
+):
+    with PortalStub(tmp_path / "portal") as portal:
+        configure(agent, azure, portal.toml(), free_port)
+        (file,) = (Path(table["public_key_file"]) for table in portal.key_tables())
+        file.unlink()
+        if content is not None:
+            (tmp_path / "new").write_text(content)
+            (tmp_path / "new").replace(file)
+        agent.start("--log-format", "json")
+        azure.world.add_event(EventSpec(event_type="Reboot"))
+        agent.wait_for(lambda: told(agent) == ["scheduled"])
+        assert any(str(file) in message for message in errors(agent))
+        assert metric(free_port, "approval_keys_unusable") == 1
+        assert str(file) in status(agent)["unusable_keys"][0]
+        code, out, _ = agent.call("check-config", "--config", agent.config)
+        assert code == 1
+        assert str(file) in out
+        record = decode_record(agent.out.read_text().splitlines()[0])
+        portal.decide(record.event, vm_id=record.vm.vm_id)
+        agent.wait_for(lambda: len(portal.requests) > 2)
+        assert not azure.world.approvals
+    assert agent.stop() == 0
+
+
+def test_a_reload_goes_on_when_a_key_was_revoked_by_taking_its_file_away(agent, azure, tmp_path, free_port):
+    with PortalStub(tmp_path / "portal") as portal:
+        configure(agent, azure, portal.toml(), free_port)
+        (file,) = (Path(table["public_key_file"]) for table in portal.key_tables())
+        agent.start("--log-format", "json")
+        agent.wait_for(lambda: "The agent is running" in agent.log)
+        assert metric(free_port, "approval_keys_unusable") == 0
+        file.unlink()
+        agent.config.write_text(agent.config.read_text() + '[labels]\nteam = "blue"\n')
+        agent.process.send_signal(signal.SIGHUP)
+        agent.wait_for(lambda: "The configuration was read again" in agent.log)
+        agent.wait_for(lambda: metric(free_port, "approval_keys_unusable") == 1)
+        assert metric(free_port, "config_last_reload_successful") == 1
+        assert any(str(file) in message for message in errors(agent))
+    assert agent.stop() == 0
+
+
+# What others may write to.
+
+
+def world_writable_configuration(agent):
+    agent.config.chmod(0o666)
+    return agent.config, lambda: agent.config.chmod(0o644)
+
+
+def directory_of_the_configuration(agent):
+    agent.directory.chmod(0o777)
+    return agent.directory, lambda: agent.directory.chmod(0o755)
+
+
+def group_writable_state(agent):
+    agent.state.mkdir(exist_ok=True)
+    agent.state.chmod(0o770)
+    return agent.state, lambda: agent.state.chmod(0o700)
+
+
+def foreign_configuration(agent):
+    os.chown(agent.config, STRANGER, 0)
+    return agent.config, lambda: os.chown(agent.config, 0, 0)
+
+
+def foreign_state(agent):
+    agent.state.mkdir(exist_ok=True)
+    os.chown(agent.state, STRANGER, 0)
+    return agent.state, lambda: os.chown(agent.state, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        world_writable_configuration,
+        directory_of_the_configuration,
+        group_writable_state,
+        pytest.param(foreign_configuration, marks=needs_root),
+        pytest.param(foreign_state, marks=needs_root),
+    ],
+)
+def test_nothing_is_approved_while_others_may_write_to_what_decides_it_and_it_goes_on_after(
+    agent, azure, free_port, spoil
+):
+    configure(agent, azure, FREEZE_RULE, free_port)
+    path, mend = spoil(agent)
+    agent.start("--log-format", "json")
+    azure.world.add_event(EventSpec(event_type="Freeze"))
+    agent.wait_for(lambda: "approval_failed" in told(agent))
+    assert result(agent) == ["unsafe_files"]
+    assert str(path) in agent.records[-1]["approval"]["reason"]
+    assert not azure.world.approvals
+    assert any(message.startswith("Nothing is approved") and str(path) in message for message in errors(agent))
+    assert metric(free_port, "approval_files_unsafe") >= 1
+    if spoil is not foreign_state:  # as root sees it, that directory's owner is the agent's user
+        assert str(path) in status(agent)["approvals_unsafe"][0]
+        code, out, _ = agent.call("check-config", "--config", agent.config)
+        assert (code, "Nothing is approved" in out) == (1, True)
+    mend()
+    agent.wait_for(lambda: azure.world.approvals)
+    assert agent.stop() == 0
+
+
+def test_a_decision_counts_for_nothing_while_others_may_replace_the_key_it_was_signed_with(
+    agent, azure, tmp_path, free_port
+):
+    with PortalStub(tmp_path / "portal") as portal:
+        configure(agent, azure, portal.toml(), free_port)
+        (file,) = (Path(table["public_key_file"]) for table in portal.key_tables())
+        file.chmod(0o666)
+        agent.start("--log-format", "json")
+        azure.world.add_event(EventSpec(event_type="Reboot"))
+        agent.wait_for(lambda: told(agent) == ["scheduled"])
+        record = decode_record(agent.out.read_text().splitlines()[0])
+        portal.decide(record.event, vm_id=record.vm.vm_id)
+        agent.wait_for(lambda: result(agent) == ["unsafe_files"])
+        assert str(file) in agent.records[-1]["approval"]["reason"]
+        assert not azure.world.approvals
+    assert agent.stop() == 0
+
+
+def test_neither_does_a_person_approve_then(agent, azure):
+    agent.configure(azure.endpoint, "[approval]")
+    agent.config.chmod(0o666)
+    agent.start()
+    event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
+    agent.wait_for(lambda: told(agent) == ["scheduled"])
+    code, _, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
+    assert (code, str(agent.config) in err) == (1, True)
+    assert not azure.world.approvals
+
+
+# Secrets that others may read.
+
+
+def test_a_token_that_others_may_read_is_warned_of(agent, azure, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("secret-4711")
+    sink = f'[[sinks]]\ntype = "webhook"\nurl = "http://127.0.0.1:9/"\nbearer_token_file = "{token}"\n'
+    agent.configure(azure.endpoint, sink)
+    for mode, is_warned in ((0o644, True), (0o600, False)):
+        token.chmod(mode)
+        _, out, _ = agent.call("check-config", "--config", agent.config)
+        assert ("Warning: sinks[0].bearer_token_file" in out, str(token) in out) == (is_warned, is_warned)
+    token.chmod(0o604)
+    agent.start()
+    agent.wait_for(lambda: "The agent is running" in agent.log)
+    assert f"{token} holds a secret, and other users may read it: its mode is 0604" in agent.log
+    assert "secret-4711" not in agent.log
