@@ -1,0 +1,168 @@
+"""One VM under attack: its agent as a process, a simulated Azure, and a portal written from PROTOCOL.md alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from outside_portal import OutsidePortal, Signer
+
+from bridge.testing import EventSpec, Fault, Simulator
+
+RULE = '[[approval.rules]]\nname = "all"\naction = "approve"\nresources = "any"\nact = "each"\n'
+NOTHING = '{"DocumentIncarnation": 0, "Events": []}'
+
+Record = Mapping[str, Any]
+
+
+def is_in(record: Record, found: Mapping[str, int]) -> bool:
+    """Return whether the event of *record* is among *found*."""
+    return record["event"]["event_id"] in found
+
+
+def only(*records: Record) -> Counter[str]:
+    """Return what was posted when each of *records* was approved once, and nothing else."""
+    return Counter(record["event"]["event_id"] for record in records)
+
+
+class Stage:
+    """*agent* on one VM of *azure*, and its portal; `anne` and `boris` sign. Keys are in *directory*."""
+
+    def __init__(self, agent: Any, azure: Simulator, directory: Path) -> None:
+        self.agent, self.azure = agent, azure
+        self._keys = directory / "keys"
+        self._keys.mkdir()
+        self.anne, self.boris = self.signer("anne"), self.signer("boris")
+        self.portal = OutsidePortal(self.anne, self.boris)
+        self.vm_id = azure.machines[0].vm_id
+
+    def signer(self, kid: str) -> Signer:
+        """Return a new person with a key."""
+        return Signer(self._keys, kid)
+
+    # The agent.
+
+    def configure(self, *signers: Signer, rules: str = "", **options: Any) -> None:
+        """Write a configuration that trusts *signers*; without any, anne and boris."""
+        self.agent.configure(self.azure.endpoint, f"[approval]\n{rules}{self.portal.toml(*signers, **options)}")
+
+    def start(self, *signers: Signer, **options: Any) -> None:
+        """Start the agent, and wait until it has asked the portal and Azure."""
+        self.configure(*signers, **options)
+        self.restart()
+        self.wait(self.portal.is_read)
+
+    def restart(self) -> None:
+        """Start it with the configuration as it is, and wait until it has asked Azure."""
+        self.agent.start()
+        self.wait_for_polls(2)
+
+    def reload(self, *signers: Signer, **options: Any) -> None:
+        """Write another configuration, and have it read."""
+        self.configure(*signers, **options)
+        self.reload_file()
+
+    def reload_file(self) -> None:
+        """Have the configuration read again."""
+        before = self._reloads()
+        self.agent.process.send_signal(signal.SIGHUP)
+        self.wait(lambda: self._reloads() > before)
+
+    def _reloads(self) -> int:
+        return int(self.agent.log.count("The configuration was read again."))
+
+    def wait(self, condition: Callable[[], object], timeout_seconds: float = 30) -> None:
+        """Wait until *condition* is true."""
+        self.agent.wait_for(condition, timeout_seconds)
+
+    def wait_for_polls(self, count: int) -> None:
+        """Wait until Azure has given *count* more documents."""
+
+        def polls() -> int:
+            return sum("scheduledevents" in each.path and each.status == 200 for each in list(self.azure.requests))
+
+        wanted = polls() + count
+        self.wait(lambda: polls() >= wanted)
+
+    def end(self) -> None:
+        """Stop the agent, which must have had no fault of its own."""
+        assert self.agent.stop() == 0
+        assert "Traceback" not in self.agent.log, self.agent.log
+
+    def close(self) -> None:
+        """End whatever is left."""
+        if self.agent.process is not None and self.agent.process.poll() is None:
+            self.agent.kill()
+        self.portal.close()
+
+    # Azure.
+
+    def event(self, *, is_seen: bool = True, **options: Any) -> Record:
+        """Announce an event that stays Scheduled, and return what a portal learns of it."""
+        given = {"event_type": "Freeze", "on_approval": "never", "notice_seconds": 3600, "resources": ("vm_0", "vm_1")}
+        event_id = self.azure.world.add_event(EventSpec(**{**given, **options}))
+        if is_seen:
+            self.wait(lambda: event_id in self.agent.out.read_text())
+        return self.record(event_id)
+
+    def hidden(self, **options: Any) -> Record:
+        """Announce an event that another VM's Azure shows already, and this one's does not yet; see `show`."""
+        self.azure.world.set_fault(Fault(kind="status", status=500, method="GET"))
+        record = self.event(is_seen=False, **options)
+        self.azure.world.replace_document(NOTHING.encode())
+        self.azure.world.clear_faults()
+        self.wait_for_polls(2)
+        return record
+
+    def show(self, record: Record) -> None:
+        """Show what was hidden, *record* among it, and wait until the agent has seen it."""
+        self.azure.world.replace_document(None)
+        self.wait(lambda: record["event"]["event_id"] in self.agent.out.read_text())
+
+    def record(self, event_id: str) -> Record:
+        """Return the event as the record of any VM would have it."""
+        events = json.loads(self.azure.world.document())["Events"]
+        found = next(each for each in events if each["EventId"] == event_id)
+        duration = found.get("DurationInSeconds", -1)
+        event = {
+            "event_id": event_id,
+            "event_type": found["EventType"],
+            "event_source": found["EventSource"],
+            "duration_seconds": None if duration == -1 else duration,
+            "resources": found["Resources"],
+            "not_before_raw": found["NotBefore"],
+        }
+        return {"vm": {"vm_id": self.vm_id}, "event": event}
+
+    @property
+    def posted(self) -> Counter[str]:
+        """Return how often Azure was told to start each event."""
+        return Counter(each.event_id for each in self.azure.world.approvals)
+
+    # The portal.
+
+    def put(self, *tokens: str) -> None:
+        """Have *tokens* ready at the portal, and wait until the agent has taken them."""
+        self.portal.put(self.vm_id, *tokens)
+        self.wait(self.portal.is_read)
+
+    def control(self, signer: Signer | None = None) -> Record:
+        """Have a valid approval arrive last: what came before it has been looked at."""
+        record = self.event()
+        self.put((signer or self.anne).decide(record))
+        self.wait_posted(record)
+        return record
+
+    def wait_posted(self, *records: Record) -> None:
+        """Wait until Azure was told of each of *records*, and two polls longer, for what nobody gave."""
+        self.wait(lambda: all(is_in(record, self.posted) for record in records))
+        self.wait_for_polls(2)
+
+    def refusals(self) -> Counter[str]:
+        """Return how many records refuse a decision, by reason."""
+        refused = [each for each in self.agent.records if each["transition"] == "approval_refused"]
+        return Counter(each["approval"]["result"] for each in refused)
