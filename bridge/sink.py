@@ -40,7 +40,13 @@ from bridge.events.environment import ENVIRONMENT_PREFIX, environment_of
 from bridge.events.event import URGENT_EVENT_TYPES, ScheduledEvent, VmIdentity, encode
 from bridge.events.record import Evidence, Transition, TransitionRecord
 from bridge.http.failures import causes, root_cause
-from bridge.http.session import DeadlineSession, ResponseTooLarge, retry_after_seconds
+from bridge.http.session import (
+    DeadlineSession,
+    ResponseEncoded,
+    ResponseTooLarge,
+    ResponseUnread,
+    retry_after_seconds,
+)
 from bridge.http.tls_files import tls_file_problems
 from bridge.system.entra import AccessToken, EntraToken, fetch_token
 from bridge.system.process import Ending, Finished, Runner, find_program
@@ -63,7 +69,9 @@ __all__ = [
     "EntraToken",
     "Evidence",
     "Finished",
+    "ResponseEncoded",
     "ResponseTooLarge",
+    "ResponseUnread",
     "RetryReason",
     "Runner",
     "ScheduledEvent",

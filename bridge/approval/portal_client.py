@@ -24,7 +24,7 @@ from bridge.approval.credentials import PortalCredential, credential_of
 from bridge.config.approval import RemoteSettings
 from bridge.errors import ConfigurationError, CredentialFailed, DeadlineExceeded, PortalFailed
 from bridge.http.failures import is_loopback, root_cause
-from bridge.http.session import DeadlineSession, ResponseTooLarge, retry_after_seconds
+from bridge.http.session import DeadlineSession, ResponseEncoded, ResponseTooLarge, retry_after_seconds
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
 #: A request may last so much longer than the portal may hold it.
@@ -83,7 +83,7 @@ class PortalClient:
         self._credential = credential or credential_of(remote)
         self._is_closed = False
         self._session = DeadlineSession()
-        self._session.headers.update({"User-Agent": "scheduled-events-bridge", "Accept-Encoding": "identity"})
+        self._session.headers["User-Agent"] = "scheduled-events-bridge"
         self._proxies = {} if is_local else requests.utils.get_environ_proxies(self._url)
 
     def poll(self, vm_id: str, *, index: int) -> PortalAnswer:
@@ -96,6 +96,13 @@ class PortalClient:
             raise PortalFailed(
                 f"The answer of the portal at {self.origin} is larger than {MAX_ANSWER_BYTES} bytes, and not used."
             ) from error
+        except ResponseEncoded as error:
+            if error.response is None or error.response.status_code == _OK:
+                raise PortalFailed(
+                    f"The answer of the portal at {self.origin} has a Content-Encoding, though none was asked for, and "
+                    "is not used."
+                ) from error
+            response = error.response  # what counts of it is the status
         except DeadlineExceeded as error:
             raise PortalFailed(
                 f"The portal at {self.origin} gave no complete answer within {self._deadline_seconds:g} s."

@@ -32,8 +32,16 @@ _RESENT_METHODS = frozenset({"GET", "HEAD"})
 _DISCONNECTS = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
-class ResponseTooLarge(requests.RequestException):
+class ResponseUnread(requests.RequestException):
+    """The peer answered, and its body is not read; ``response`` has the status and the headers, and reads as empty."""
+
+
+class ResponseTooLarge(ResponseUnread):
     """The body is larger than the caller allows; the connection was closed without reading the rest."""
+
+
+class ResponseEncoded(ResponseUnread):
+    """The body is compressed, though none was asked for: a few bytes may become gigabytes. Nothing of it is read."""
 
 
 class DeadlineSession(requests.Session):
@@ -41,13 +49,14 @@ class DeadlineSession(requests.Session):
 
     It differs from `requests.Session` on purpose: *deadline_seconds* is required, redirects are never followed,
     nothing is tried twice (but see `send`), the environment is not read (``trust_env`` is False; set it to have
-    proxies from the environment), cookies are not kept and response hooks are not run. ``proxies``, ``verify``,
-    ``cert`` and ``headers`` are set as ever. Threads may share it.
+    proxies from the environment), cookies are not kept and response hooks are not run. No compressed body is asked for
+    or read. ``proxies``, ``verify``, ``cert`` and ``headers`` are set as ever. Threads may share it.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.trust_env = False
+        self.headers["Accept-Encoding"] = "identity"
         adapter = _DeadlineAdapter()
         self.mount("https://", adapter)
         self.mount("http://", adapter)
@@ -96,7 +105,7 @@ class DeadlineSession(requests.Session):
         connection within the same deadline; anything else that failed is the caller's to send again.
 
         Raises DeadlineExceeded at the deadline (also when a read or connect timed out by itself), ResponseTooLarge,
-        and otherwise the requests exception that `requests.Session.send` would.
+        ResponseEncoded, and otherwise the requests exception that `requests.Session.send` would.
         """
         if not 0 < deadline_seconds < math.inf:
             raise ValueError(f"deadline_seconds is {deadline_seconds}; a call needs a positive, finite deadline.")
@@ -104,7 +113,7 @@ class DeadlineSession(requests.Session):
         try:
             with watched(call):
                 response = self._exchange(request, call, self._settings(request, proxies, verify, cert))
-                _read_body(response, max_body_bytes)
+                read_body(response, max_body_bytes)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as exc:
             _raise_if_cut(call, request, exc)
             if isinstance(exc, urllib3.exceptions.HTTPError):
@@ -167,6 +176,46 @@ def retry_after_seconds(headers: Mapping[str, str], *, now: datetime | None = No
     return max(0.0, (moment - (now or datetime.now(timezone.utc))).total_seconds())
 
 
+def read_body(response: requests.Response, max_body_bytes: int) -> None:
+    """Read the body of *response*, which was asked for as a stream, into its ``content``.
+
+    Raises ResponseEncoded before the first byte of a body that is compressed, and ResponseTooLarge.
+    """
+    where = _without_secrets(response.url)
+    if not _is_plain(response.headers.get("Content-Encoding", "")):
+        _leave_unread(response)
+        raise ResponseEncoded(
+            f"The answer of {where} has a Content-Encoding, though none was asked for.", response=response
+        )
+    chunks: list[bytes] = []
+    size = 0
+    for chunk in response.iter_content(_CHUNK_BYTES):
+        size += len(chunk)
+        if size > max_body_bytes:
+            _leave_unread(response)
+            raise ResponseTooLarge(f"The answer of {where} is larger than {max_body_bytes} bytes.", response=response)
+        chunks.append(chunk)
+    response._content = b"".join(chunks)  # noqa: SLF001 - where `content` looks; requests has no other way in
+
+
+class BoundedSession(requests.Session):
+    """A session for a library that brings its own time-outs: as little is read as by a DeadlineSession, and no more.
+
+    Redirects are what the library says they are; nothing is tried twice here.
+    """
+
+    def __init__(self, *, trust_env: bool) -> None:
+        super().__init__()
+        self.trust_env = trust_env
+        self.headers["Accept-Encoding"] = "identity"
+
+    def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
+        """Return the answer with its body read, bounded and never unpacked; raise what `read_body` does besides."""
+        response = super().send(request, **{**options, "stream": True})
+        read_body(response, MAX_BODY_BYTES)
+        return response
+
+
 class _DeadlineAdapter(requests.adapters.HTTPAdapter):
     """requests' adapter over watched connections; `send` is left alone, so that ``responses`` can stand in for it."""
 
@@ -185,19 +234,13 @@ class _DeadlineAdapter(requests.adapters.HTTPAdapter):
         return manager
 
 
-def _read_body(response: requests.Response, max_body_bytes: int) -> None:
-    chunks: list[bytes] = []
-    size = 0
-    for chunk in response.iter_content(_CHUNK_BYTES):
-        size += len(chunk)
-        if size > max_body_bytes:
-            response.close()
-            raise ResponseTooLarge(
-                f"The answer of {_without_secrets(response.url)} is larger than {max_body_bytes} bytes.",
-                response=response,
-            )
-        chunks.append(chunk)
-    response._content = b"".join(chunks)  # noqa: SLF001 - where `content` looks; requests has no other way in
+def _is_plain(content_encoding: str) -> bool:
+    return all(coding.strip().lower() in {"", "identity"} for coding in content_encoding.split(","))
+
+
+def _leave_unread(response: requests.Response) -> None:
+    response.close()
+    response._content = b""  # noqa: SLF001 - likewise
 
 
 def _is_disconnect(exc: BaseException) -> bool:

@@ -22,7 +22,7 @@ from bridge.config.settings import ImdsSettings
 from bridge.errors import ConfigurationError, DeadlineExceeded, DocumentInvalid, ImdsStatus, ImdsUnreachable
 from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, Incarnation, VmIdentity
 from bridge.http.failures import root_cause
-from bridge.http.session import DeadlineSession, ResponseTooLarge, retry_after_seconds
+from bridge.http.session import DeadlineSession, ResponseUnread, retry_after_seconds
 from bridge.imds.discovery import find_endpoint
 from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_document, parse_identity, parse_os_disk
 from bridge.text import EXCERPT_CHARACTERS, excerpt, one_line
@@ -144,8 +144,10 @@ class ImdsClient:
         """Return the answer to *request* when it is a 200, raise what is wrong with it otherwise."""
         try:
             response = session.send(request, deadline_seconds=timeout_seconds, max_body_bytes=MAX_DOCUMENT_BYTES)
-        except ResponseTooLarge as exc:
-            raise DocumentInvalid(f"{request.method} {request.url}: {exc}") from exc
+        except ResponseUnread as exc:
+            if exc.response is None or (exc.response.status_code == _OK and request.method == "GET"):
+                raise DocumentInvalid(f"{request.method} {request.url}: {exc}") from exc
+            response = exc.response  # what counts of it is the status
         except (DeadlineExceeded, requests.RequestException, OSError) as exc:
             raise ImdsUnreachable(
                 f"The metadata service at {self.endpoint} gave no answer to {request.method} {request.path_url}: "

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.errors import CredentialFailed
+from bridge.http.session import BoundedSession
 from bridge.system.threads import run_daemon
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
@@ -25,6 +27,7 @@ from bridge.text import EXCERPT_CHARACTERS, one_line
 _LEAST_SECONDS = 60.0
 #: azure-core waits 300 s for an answer unless told otherwise.
 _READ_SECONDS = 10.0
+_CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 5.0
 
 
@@ -130,15 +133,20 @@ def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = 
     return AccessToken(answer.token, int(answer.expires_on))
 
 
-def _credential(*, client_id: str | None, is_default: bool, options: dict[str, Any]) -> Any:
-    if is_default:
-        from azure.identity import DefaultAzureCredential  # noqa: PLC0415  # 11 to 20 MB and a second, where it is used
-
-        return DefaultAzureCredential(managed_identity_client_id=client_id, read_timeout=_READ_SECONDS, **options)
-    from azure.identity import ManagedIdentityCredential  # noqa: PLC0415  # likewise
+@contextmanager
+def _credential(*, client_id: str | None, is_default: bool, options: dict[str, Any]) -> Iterator[Any]:
+    from azure.core.pipeline.transport import RequestsTransport  # noqa: PLC0415  # 11 to 20 MB and a second, where used
+    from azure.identity import DefaultAzureCredential, ManagedIdentityCredential  # noqa: PLC0415  # likewise
 
     # A proxy would ask with its own VM's identity; only workload identity goes out to a public address.
-    uses_proxies = bool(os.environ.get("AZURE_FEDERATED_TOKEN_FILE"))
-    return ManagedIdentityCredential(
-        client_id=client_id, read_timeout=_READ_SECONDS, use_env_settings=uses_proxies, **options
-    )
+    uses_proxies = is_default or bool(os.environ.get("AZURE_FEDERATED_TOKEN_FILE"))
+    with BoundedSession(trust_env=uses_proxies) as session:
+        options = {"connection_timeout": _CONNECT_SECONDS, "read_timeout": _READ_SECONDS, **options}
+        # Not owned by the transport: the credentials of a chain share it, and each closes what it owns.
+        options["transport"] = RequestsTransport(session=session, session_owner=False, **options)
+        if is_default:
+            made: Any = DefaultAzureCredential(managed_identity_client_id=client_id, **options)
+        else:
+            made = ManagedIdentityCredential(client_id=client_id, **options)
+        with made as credential:
+            yield credential

@@ -30,7 +30,7 @@ from bridge.sink import (
     DeadlineSession,
     DeliveryFailed,
     DeliveryRejected,
-    ResponseTooLarge,
+    ResponseUnread,
     RetryReason,
     Secret,
     excerpt,
@@ -87,8 +87,7 @@ class Endpoint:
         self._headers_file = Secret(key="headers", file=config.headers_file)
         self._proxy = Secret(key="proxy", file=config.proxy_file, env=config.proxy_env)
         self._session = DeadlineSession()
-        # identity: a body that cannot be unpacked must not hide the status before it.
-        self._session.headers.update({"User-Agent": "scheduled-events-bridge", "Accept-Encoding": "identity"})
+        self._session.headers["User-Agent"] = "scheduled-events-bridge"
         self._monotonic = monotonic
         self._used_at = monotonic()
         self._is_closed = False
@@ -106,7 +105,7 @@ class Endpoint:
     ) -> requests.Response:
         """Return the answer, whatever its status; raise DeliveryFailed when none comes within the deadline.
 
-        A body of more than 64 KiB is left unread, and reads as empty.
+        A body of more than 64 KiB, or one that is compressed, is left unread, and reads as empty.
         """
         limit = self._config.timeout_seconds if deadline_seconds is None else deadline_seconds
         all_headers = {**self._config.headers, **self._secret_headers(), **headers}
@@ -126,8 +125,8 @@ class Endpoint:
                 verify=self._config.ca_file or True,
                 cert=self._client_certificate,
             )
-        except ResponseTooLarge as error:
-            return _without_body(error)
+        except ResponseUnread as error:
+            return _answered(error)
         except (DeadlineExceeded, requests.RequestException, OSError, ValueError) as error:
             failure = self._unanswered(error, limit)
         finally:
@@ -292,12 +291,10 @@ def _values(secret: Secret) -> tuple[str, ...]:
         return ()
 
 
-def _without_body(error: ResponseTooLarge) -> requests.Response:
-    response = error.response
-    if response is None:
-        raise DeliveryFailed("The answer was too long to be read.", uncertain=True) from None
-    response._content = b""  # noqa: SLF001  # where `content` looks; requests has no other way in
-    return response
+def _answered(error: ResponseUnread) -> requests.Response:
+    if error.response is None:
+        raise DeliveryFailed("The answer could not be read.", uncertain=True) from None
+    return error.response
 
 
 def parse_json(content: bytes) -> Any:

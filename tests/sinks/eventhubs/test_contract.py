@@ -12,6 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from bridge.testing.calls import expect_accepted
 from bridge.testing.http_contract import Answer, HttpPeer, HttpSinkContract
 
 KEY = "c2VjcmV0LWtleS1vZi10aGUtY29udHJhY3Q="
@@ -66,3 +67,8 @@ class TestEventHubsSinkContractOverHttps(HttpSinkContract):
             "endpoint": address.authority,
             "ca_file": str(self.certificate),
         }
+
+    def test_a_compressed_answer_counts_by_its_status(self):
+        with self.peer() as peer, self._host(peer.address) as host:
+            peer.say(201, headers={"Content-Encoding": "gzip"}, body=b"this is no gzip")
+            expect_accepted(host.send(self._batch()))
