@@ -32,6 +32,7 @@ from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Approval, Transition, Verdict
 from bridge.outbox.approvals import (
     OPEN_DECISIONS,
+    OPEN_STAGES,
     ApprovalRecord,
     ApprovalResult,
     ApprovalStage,
@@ -43,7 +44,6 @@ from bridge.outbox.approvals import (
     StoredDecision,
 )
 
-_OPEN = frozenset({ApprovalStage.DRAINING, ApprovalStage.WANTED})
 #: An event that should have begun so long ago is not what anybody decided on any more.
 _AFTER_NOT_BEFORE_SECONDS = 3600.0
 #: What only an answer of the metadata service can tell that was asked for after the decision came.
@@ -239,7 +239,7 @@ def evaluate(
         by_arrival={each.arrival: each for each in state.decisions},
     )
     for approval in state.approvals.values():
-        if approval.state in _OPEN:
+        if approval.state in OPEN_STAGES:
             _end_or_withdraw(step, approval)
     if not step.result.is_empty:
         return step.result  # what is over first; what is new follows in another step
@@ -447,7 +447,7 @@ def _why_not(step: _Step, decision: StoredDecision) -> RefusalReason | None:
 
 def _check_waiting(step: _Step, decision: StoredDecision) -> None:
     approval = step.state.approvals.get(decision.key)
-    if approval is not None and decision.arrival in approval.arrivals and approval.state in _OPEN:
+    if approval is not None and decision.arrival in approval.arrivals and approval.state in OPEN_STAGES:
         return
     if approval is not None and approval.state in step.done and not step.is_decided_anew(decision, approval):
         _follow_late(step, decision, approval)

@@ -88,6 +88,7 @@ class KeepResult(Enum):
 
 
 OPEN_DECISIONS = frozenset({DecisionStage.NEW, DecisionStage.WAITING, DecisionStage.ON_HOLD})
+OPEN_STAGES = frozenset({ApprovalStage.DRAINING, ApprovalStage.WANTED})
 
 
 class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,18 +195,18 @@ def read_state(connection: sqlite3.Connection) -> ApprovalState:
 
 def open_decisions(connection: sqlite3.Connection) -> tuple[StoredDecision, ...]:
     """Return the decisions that are not followed or refused yet, holds among them, in the order they came."""
-    return tuple(_decision(row) for row in connection.execute(SQL["open_decisions"]))
+    return tuple(decision_of(row) for row in connection.execute(SQL["open_decisions"]))
 
 
 def remembered_approvals(connection: sqlite3.Connection) -> tuple[PendingApproval, ...]:
     """Return every approval that is remembered, the one that changed last at the end."""
-    return tuple(_approval(row) for row in connection.execute(SQL["remembered_approvals"]))
+    return tuple(approval_of(row) for row in connection.execute(SQL["remembered_approvals"]))
 
 
 def one_decision(connection: sqlite3.Connection, source: str, decision_id: str) -> StoredDecision | None:
     """Return the decision called *decision_id*, None when there is none."""
     row = connection.execute(SQL["one_decision"], (source, decision_id)).fetchone()
-    return None if row is None else _decision(row)
+    return None if row is None else decision_of(row)
 
 
 def is_known(connection: sqlite3.Connection, *, approver: str, decision_id: str, payload_sha256: str) -> bool:
@@ -218,7 +219,8 @@ def _find(connection: sqlite3.Connection, source: str, approver: str, decision_i
     return None if row is None else str(row[0])
 
 
-def _decision(row: Sequence[Any]) -> StoredDecision:
+def decision_of(row: Sequence[Any]) -> StoredDecision:
+    """Return the decision in *row*, whose last column is `StoredDecision.is_event_known`; sqlite3.DatabaseError."""
     try:
         values = dict(zip(StoredDecision.__struct_fields__, row, strict=True))
         values["is_event_known"] = bool(values["is_event_known"])
@@ -227,7 +229,8 @@ def _decision(row: Sequence[Any]) -> StoredDecision:
         raise sqlite3.DatabaseError(f"The outbox is malformed: a decision cannot be read: {error}") from error
 
 
-def _approval(row: Sequence[Any]) -> PendingApproval:
+def approval_of(row: Sequence[Any]) -> PendingApproval:
+    """Return the approval in *row*; raise sqlite3.DatabaseError when it is none."""
     try:
         approval = msgspec.json.decode(row[4], type=PendingApproval)
         return msgspec.structs.replace(approval, state=ApprovalStage(row[2]), changed_at=row[3])

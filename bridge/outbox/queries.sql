@@ -311,6 +311,33 @@ SELECT 1 FROM decisions INDEXED BY decisions_open WHERE state = 'new' AND event_
 -- name: update_decision
 UPDATE decisions SET state = ?, outcome = ?, said = ? WHERE arrival = ?;
 
+-- name: copy_decisions
+SELECT arrival, source, approver, kid, key_sha256, jti, payload_sha256, event_id, event_digest, verdict,
+  issued_at, expires_at, reason, received_at, state, outcome, said, 0 FROM decisions NOT INDEXED ORDER BY arrival;
+
+-- name: copy_decisions_from_the_last
+SELECT arrival, source, approver, kid, key_sha256, jti, payload_sha256, event_id, event_digest, verdict,
+  issued_at, expires_at, reason, received_at, state, outcome, said, 0 FROM decisions NOT INDEXED ORDER BY arrival DESC;
+
+-- name: copy_tokens
+SELECT token, arrival FROM decision_tokens ORDER BY arrival;
+
+-- name: copy_approvals
+SELECT event_id, event_digest, state, changed_at, body FROM approvals;
+
+-- name: paste_decision
+INSERT INTO decisions (arrival, source, approver, kid, key_sha256, jti, payload_sha256, event_id, event_digest, verdict,
+  issued_at, expires_at, reason, received_at, state, outcome, said)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING;
+
+-- name: paste_token
+INSERT INTO decision_tokens (token, arrival)
+SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM decisions WHERE arrival = ?2) ON CONFLICT DO NOTHING;
+
+-- name: paste_approval
+INSERT INTO approvals (event_id, event_digest, state, changed_at, body) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
+
 -- name: prune_decisions
 DELETE FROM decisions WHERE expires_at < ? AND state NOT IN ('new', 'waiting')
   AND event_id NOT IN (SELECT value FROM json_each(?));

@@ -6,23 +6,34 @@ what it commits is lost when the agent ends. So the agent checks now and then.
 The damaged file is set aside and stays. It is read once: from its first row until the damage, and from its last row
 back to it. A row is taken only when it makes sense, since a page of garbage can read as text. What was pending and
 could not be saved is counted as evicted, never forgotten. For more there is `sqlite3 .recover`; see deploy/README.md.
+
+What people decided is a case of its own (`copy_decisions`): a hold is kept wherever it can be read, an approval that is
+still open only when it is sure that no hold is missing beside it.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from bridge.clock import parse_time
 from bridge.events.event import VmIdentity, decode_document
-from bridge.events.record import decode_record
+from bridge.events.record import Verdict, decode_record
 from bridge.outbox import meta
+from bridge.outbox.approvals import (
+    OPEN_DECISIONS,
+    OPEN_STAGES,
+    ApprovalStage,
+    StoredDecision,
+    approval_of,
+    decision_of,
+)
 from bridge.outbox.database import SQL, check, open_to_read, used_bytes
 
 _MAGIC = b"SQLite format 3\x00"
@@ -30,6 +41,7 @@ _HEADER_BYTES = 100
 #: A sink's totals, in the order of the statement `copy_sinks`.
 COUNTS = ("accepted", "delivered", "pending", "parked", "expired", "evicted", "discarded", "nudges")
 Row = tuple[Any, ...]
+T = TypeVar("T")
 
 
 class FileGuard:
@@ -141,6 +153,71 @@ def copy_readable(
     target.execute(SQL["drop_orphans"])
     keep_sequence_ahead(target)
     _settle_totals(target, totals)
+
+
+def copy_decisions(
+    sources: Sequence[sqlite3.Connection], target: sqlite3.Connection, *, live: sqlite3.Connection | None = None
+) -> bool:
+    """Copy decisions and approvals into *target*, inside its transaction; return whether none can be missing.
+
+    That is sure only of *live*, one of *sources*: the connection that the agent had open all along. A file that is read
+    anew may have lost its last commits with its -wal. What is finished is copied wherever it can be read, and so is
+    every hold; what is still open and would approve is left out when a hold may be missing.
+    """
+    if live is not None and _is_intact(live):
+        _copy_decisions(live, target, lambda _decision: True)
+        _copy_approvals(live, target, frozenset(ApprovalStage))
+        return True
+    for source in sources:
+        _copy_decisions(source, target, lambda each: each.state not in OPEN_DECISIONS or each.verdict is Verdict.HOLD)
+        _copy_approvals(source, target, frozenset(ApprovalStage) - OPEN_STAGES)
+    return False
+
+
+def copy_holds(source: sqlite3.Connection, target: sqlite3.Connection) -> None:
+    """Copy the holds in force into *target*, inside its transaction, and nothing else that people decided."""
+    _copy_decisions(source, target, lambda each: each.state in OPEN_DECISIONS and each.verdict is Verdict.HOLD)
+
+
+def _is_intact(source: sqlite3.Connection) -> bool:
+    """Return whether all of the decisions and approvals in *source* can be read, and make sense."""
+    source.text_factory = str
+    try:
+        tables = [("decisions", "copy_decisions", decision_of), ("approvals", "copy_approvals", approval_of)]
+        for table, statement, read in tables:
+            if source.execute(f"PRAGMA integrity_check({table})").fetchall() != [("ok",)]:
+                return False
+            for row in source.execute(SQL[statement]):
+                read(row)
+    except sqlite3.Error:
+        return False
+    return True
+
+
+def _copy_decisions(
+    source: sqlite3.Connection, target: sqlite3.Connection, is_wanted: Callable[[StoredDecision], bool]
+) -> None:
+    source.text_factory = _text_or_bytes
+    for row in _readable(source, "copy_decisions", key=1):
+        decision = _if_sound(decision_of, row)
+        if decision is not None and is_wanted(decision):
+            _paste(target, "paste_decision", row[:-1])
+    for row in _until_failure(source, "copy_tokens"):
+        _paste(target, "paste_token", row)
+
+
+def _copy_approvals(source: sqlite3.Connection, target: sqlite3.Connection, stages: frozenset[ApprovalStage]) -> None:
+    for row in _until_failure(source, "copy_approvals"):
+        approval = _if_sound(approval_of, row)
+        if approval is not None and approval.state in stages:
+            _paste(target, "paste_approval", row)
+
+
+def _if_sound(read: Callable[[Row], T], row: Row) -> T | None:
+    try:
+        return read(row)
+    except sqlite3.DatabaseError:
+        return None
 
 
 def _until_failure(source: sqlite3.Connection, statement: str) -> Iterator[Row]:

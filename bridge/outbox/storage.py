@@ -157,10 +157,11 @@ class Storage:
         # A file that somebody put in the place of ours is not read.
         readable = None if is_another or not carry else database.open_to_read(aside)
         sources = ([old] if carry else []) + ([] if readable is None else [readable])
+        live = None if self.in_memory or not carry else old
         self._guard, self.in_memory, self.disk_sequence = None, False, 0
         if not carry:
             self._close_unread()
-        self.connection = self._rebuilt(sources, self.meta if carry else {})
+        self.connection = self._rebuilt(sources, self.meta if carry else {}, live=live)
         for connection in {old, *sources}.difference(self._unread):
             connection.close()  # after the new one is open: the last to close takes the -wal of that name away
         if guard is not None:
@@ -240,12 +241,17 @@ class Storage:
             if source is not None and source not in self._unread:
                 source.close()
 
-    def _rebuilt(self, sources: list[sqlite3.Connection], known: dict[str, str]) -> sqlite3.Connection:
-        """Return a new file, or memory when the disk refuses, with *known* meta and what can be read of *sources*."""
+    def _rebuilt(
+        self, sources: list[sqlite3.Connection], known: dict[str, str], *, live: sqlite3.Connection | None = None
+    ) -> sqlite3.Connection:
+        """Return a new file, or memory when the disk refuses, with *known* meta and what can be read of *sources*.
+
+        *live* is the one of them that was open all along.
+        """
         try:
             connection = self._open_new()
             try:
-                self._fill(connection, sources, known)
+                self._fill(connection, sources, known, live=live)
                 meta.begin_stream(connection, self._now())
                 self._guard = FileGuard(self.path)
             except BaseException:
@@ -258,7 +264,7 @@ class Storage:
                 with transaction(memory):
                     self._outline(memory, sources, known)
             else:
-                self._fill(memory, sources, known, limit_bytes=_COPIED_BYTES)
+                self._fill(memory, sources, known, live=live, limit_bytes=_COPIED_BYTES)
             return self._begin_in_memory(memory, str(error), is_whole=False)
         prepare_nudge(self.directory)
         return connection
@@ -269,16 +275,18 @@ class Storage:
         sources: list[sqlite3.Connection],
         known: dict[str, str],
         *,
+        live: sqlite3.Connection | None,
         limit_bytes: float = float("inf"),
     ) -> None:
         with transaction(connection):
             for key, value in known.items():
                 meta.put(connection, key, value)
             recovery.copy_readable(sources, connection, limit_bytes=limit_bytes)
-            self._forget_decisions(connection)
+            if not recovery.copy_decisions(sources, connection, live=live):
+                self._forget_decisions(connection)
 
     def _forget_decisions(self, connection: sqlite3.Connection) -> None:
-        """Have the database count as made now: its decisions are gone, and older ones must not come again."""
+        """Have the database count as made now: some of its decisions are gone, and must not come again."""
         self._known_since = self._monotonic()
         meta.put(connection, "created_at", format_time(self._now()))
 
@@ -324,6 +332,7 @@ class Storage:
             meta.put(memory, key, value)
         for source in sources:
             _copy_outline(source, memory)
+            recovery.copy_holds(source, memory)
         recovery.keep_sequence_ahead(memory)
 
     def _begin_in_memory(self, memory: sqlite3.Connection, why: str, *, is_whole: bool) -> sqlite3.Connection:
@@ -389,6 +398,7 @@ class Storage:
                     deleted.subtract(self._deleted_before)
                 _write_back(self.connection, disk, is_blind=self._is_blind and not is_alone, deleted=deleted)
                 if is_new:
+                    recovery.copy_decisions([*self._unread, self.connection], disk)
                     self._forget_decisions(disk)
             self._guard = FileGuard(self.path)
         except BaseException:

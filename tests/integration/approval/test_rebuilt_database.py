@@ -1,0 +1,128 @@
+"""What people decided outlives the database that it is kept in, a hold wherever it can be read."""
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+from approver_kit import ANNE, BORIS, ApproverKit
+
+from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
+from bridge.outbox import approvals
+
+FREEZE = RuleSettings(name="freeze", action="approve", event_types=("Freeze",))
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Return a function that starts a kit with a portal, with or without a rule that approves everything."""
+    made = ApproverKit(tmp_path)
+
+    def start(*rules, required=1):
+        keys = tuple(
+            KeySettings(kid=kid, approver=approver, public_key_file=f"{made.key(kid)}.pub")
+            for kid, approver in (("k1", ANNE), ("k2", BORIS))
+        )
+        remote = RemoteSettings(url="https://portal.invalid", keys=keys, required_approvals=required)
+        made.settings = ApprovalSettings(rules=rules, remote=remote)
+        made.start()
+        made.wait(10)
+        return made
+
+    yield start
+    made.close()
+
+
+def database(kit):
+    return kit.state / "outbox.db"
+
+
+def delete(kit):
+    for suffix in ("", "-wal", "-shm"):
+        database(kit).with_name(f"outbox.db{suffix}").unlink(missing_ok=True)
+
+
+def damage(kit, table="records"):
+    """Overwrite the first page of *table*."""
+    with closing(sqlite3.connect(database(kit))) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    with database(kit).open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xa5" * size)
+
+
+def replace(kit):
+    """Have the running agent find its file missing."""
+    delete(kit)
+    kit.outbox.tend().result()
+
+
+def held(kit):
+    return {each.event_id for each in kit.outbox.read(approvals.open_decisions).result() if each.state.value == "held"}
+
+
+def test_a_hold_outlives_a_file_that_is_deleted_under_the_running_agent(make):
+    kit = make(FREEZE)
+    kit.offer(kit.token(kit.event(), "hold"))
+    replace(kit)
+    kit.go(30, kit.event())
+    assert held(kit) == {"E-1"}
+    assert kit.imds.posts == []
+
+
+@pytest.mark.parametrize("table", ["records", "deliveries", "records_by_event", "approvals"])
+def test_a_hold_outlives_a_file_that_was_damaged_elsewhere(make, table):
+    kit = make(FREEZE)
+    kit.go(1)
+    kit.offer(kit.token(kit.event(), "hold"))
+    kit.close()
+    damage(kit, table)
+    kit.start()
+    assert kit.outbox.set_aside_count == 1
+    kit.go(30, kit.event())
+    assert held(kit) == {"E-1"}
+    assert kit.imds.posts == []
+
+
+def test_an_open_approval_outlives_a_file_that_is_deleted_under_the_running_agent(make):
+    kit = make(required=2)
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event()))
+    kit.offer(kit.token(kit.event("E-2")))
+    replace(kit)
+    kit.see(kit.event(), kit.event("E-2"))
+    kit.offer(*(kit.token(kit.event(name), kid="k2", approver=BORIS, after=-1) for name in ("E-1", "E-2")))
+    assert sorted(kit.imds.posts) == [["E-1", "E-2"]]
+
+
+def test_an_open_approval_of_a_damaged_file_is_not_followed_since_a_hold_may_be_missing_beside_it(make):
+    kit = make(required=2)
+    kit.see(kit.event())
+    first = kit.token(kit.event())
+    kit.offer(first)
+    kit.close()
+    damage(kit)
+    kit.wait(1)
+    kit.start()
+    kit.see(kit.event())
+    kit.offer(first, kit.token(kit.event(), kid="k2", approver=BORIS))
+    kit.go(3, kit.event())
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", "issued_before_this_outbox")]
+
+
+def test_what_was_followed_is_known_after_the_database_was_rebuilt(make):
+    kit = make()
+    kit.see(kit.event())
+    token = kit.token(kit.event())
+    kit.offer(token)
+    kit.close()
+    damage(kit)
+    kit.start()
+    kit.see(kit.event())
+    before = len(kit.outcomes)
+    kit.offer(token)
+    kit.go(3, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+    assert len(kit.outcomes) == before
