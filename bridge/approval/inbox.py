@@ -30,6 +30,7 @@ from bridge.events.record import Approval, Transition, Verdict
 from bridge.logs import ThrottledLog
 from bridge.outbox import approvals
 from bridge.outbox.approvals import ApprovalRecord, KeepResult, StoredDecision
+from bridge.outbox.decision_limits import MOST_OPEN_DECISIONS, GivenUp
 from bridge.outbox.outbox import Outbox
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,14 @@ _NOT_KEPT = {
     KeepResult.TOO_OLD: (
         RefusalReason.ISSUED_BEFORE_THIS_OUTBOX,
         "It was issued before the outbox was made.",
+    ),
+    KeepResult.SURPLUS: (
+        RefusalReason.SUPERSEDED,
+        f"Its key signed {MOST_OPEN_DECISIONS} newer decisions on this event, and no more of them count.",
+    ),
+    KeepResult.NO_ROOM: (
+        RefusalReason.NO_ROOM,
+        "Decisions on events that this VM does not have may not fill its outbox.",
     ),
 }
 
@@ -125,12 +134,14 @@ class DecisionInbox:
                     refusals.append(_refusal(refused))
         if decisions:
             kept = list(decisions.values())
-            results = self._outbox.write(approvals.keep_decisions, kept, list(decisions)).result()
+            results = self._outbox.write(approvals.keep_decisions, kept, list(decisions))
+            limited = self._outbox.write(self._outbox.records.limit_decisions, kept)  # in the same commit, most often
             refusals += [
                 _not_kept(decision, *_NOT_KEPT[result])
-                for decision, result in zip(kept, results, strict=True)
+                for decision, result in zip(kept, results.result(), strict=True)
                 if result in _NOT_KEPT
             ]
+            refusals += [_not_kept(each, *_NOT_KEPT[each.why]) for each in limited.result()]
         with self._lock:
             for token in set(tokens) - without_key:  # they are kept now, or refused
                 self._without_key.pop(token, None)
@@ -208,7 +219,7 @@ def _refusal(refused: RefusedDecision) -> Refusal:
     )
 
 
-def _not_kept(decision: StoredDecision, reason: RefusalReason, why: str) -> Refusal:
+def _not_kept(decision: StoredDecision | GivenUp, reason: RefusalReason, why: str) -> Refusal:
     return Refusal(
         reason=reason,
         message=f"The decision {decision.decision_id} signed by {decision.approver} does not count. {why}",

@@ -77,7 +77,7 @@ class ApprovalResult(str, Enum):
 
 
 class KeepResult(Enum):
-    """What `keep_decisions` found of one decision."""
+    """What `keep_decisions`, or `limit_decisions` in decision_limits.py, found of one decision."""
 
     NEW = "new"
     KNOWN = "known"
@@ -85,6 +85,10 @@ class KeepResult(Enum):
     """Its jti was used for something else."""
     TOO_OLD = "too_old"
     """It was issued before this database was made."""
+    SURPLUS = "surplus"
+    """Its key has signed enough newer ones on the event."""
+    NO_ROOM = "no_room"
+    """Decisions may not use more of the outbox."""
 
 
 OPEN_DECISIONS = frozenset({DecisionStage.NEW, DecisionStage.WAITING, DecisionStage.ON_HOLD})

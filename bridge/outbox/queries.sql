@@ -308,6 +308,32 @@ FROM decisions WHERE source = ? AND jti = ?;
 -- name: has_new_decision
 SELECT 1 FROM decisions INDEXED BY decisions_open WHERE state = 'new' AND event_id = ? LIMIT 1;
 
+-- name: open_decisions_of_key
+SELECT arrival, jti, verdict, arrival IN (
+  SELECT json_each.value FROM approvals, json_each(approvals.body, '$.arrivals')
+  WHERE approvals.event_id = :event_id AND approvals.state IN ('draining', 'wanted'))
+FROM decisions INDEXED BY decisions_open
+WHERE state IN ('new', 'waiting', 'held') AND event_id = :event_id AND source = :source AND approver = :approver
+  AND kid IS :kid
+ORDER BY issued_at DESC, verdict = 'hold' DESC, arrival DESC;
+
+-- name: decision_bytes
+-- About what the decisions take, with their indexes and with pages that are full in part only.
+SELECT COALESCE(SUM(400 + 2 * (LENGTH(event_id) + LENGTH(approver) + LENGTH(jti)) + LENGTH(COALESCE(reason, ''))
+  + LENGTH(COALESCE(said, '')) + COALESCE(LENGTH(token), 0) * 5 / 4), 0)
+FROM decisions LEFT JOIN decision_tokens USING (arrival);
+
+-- name: droppable_decisions
+SELECT arrival, approver, jti, event_id, state IN ('new', 'waiting', 'held') AS is_open,
+  400 + 2 * (LENGTH(event_id) + LENGTH(approver) + LENGTH(jti)) + LENGTH(COALESCE(reason, ''))
+  + LENGTH(COALESCE(said, '')) + COALESCE(LENGTH(token), 0) * 5 / 4
+FROM decisions LEFT JOIN decision_tokens USING (arrival)
+WHERE state IN ('followed', 'refused') OR event_id NOT IN (SELECT value FROM json_each(?) WHERE value IS NOT NULL)
+ORDER BY is_open, is_open AND verdict = 'hold', arrival;
+
+-- name: delete_decision
+DELETE FROM decisions WHERE arrival = ?;
+
 -- name: update_decision
 UPDATE decisions SET state = ?, outcome = ?, said = ? WHERE arrival = ?;
 

@@ -33,8 +33,8 @@ from bridge.events.record import (
     transition_key,
     vm_key,
 )
-from bridge.outbox import approvals, meta
-from bridge.outbox.approvals import ApprovalRecord, DecisionUpdate, PendingApproval
+from bridge.outbox import approvals, decision_limits, meta
+from bridge.outbox.approvals import ApprovalRecord, DecisionUpdate, PendingApproval, StoredDecision
 from bridge.outbox.database import SQL
 from bridge.outbox.retention import enforce_size
 from bridge.outbox.storage import Storage
@@ -103,6 +103,14 @@ class RecordWriter:
         return had_added
 
     # Records.
+
+    def limit_decisions(
+        self, connection: sqlite3.Connection, kept: Sequence[StoredDecision]
+    ) -> list[decision_limits.GivenUp]:
+        """Keep decisions, and the outbox beside them, within their bounds after *kept* came; return what was open."""
+        given_up = decision_limits.limit_decisions(connection, kept, max_bytes=self._storage.max_bytes)
+        self._enforce_size(connection, newest=self.last_sequence)
+        return given_up
 
     def append_observation(self, connection: sqlite3.Connection, observation: Observation) -> list[TransitionRecord]:
         """Store the document and its records; raise StreamChanged when they follow from another stream."""
@@ -246,14 +254,17 @@ class RecordWriter:
         ]
         self.last_sequence = records[-1].sequence
         meta.put(connection, "next_sequence", str(self.last_sequence + 1))
+        self._enforce_size(connection, newest=first)
+        return records
+
+    def _enforce_size(self, connection: sqlite3.Connection, *, newest: int) -> None:
         enforce_size(
             connection,
             max_bytes=self._storage.max_bytes,
             disk_sequence=self._storage.disk_sequence,
             now=self._now().timestamp(),
-            newest=first,
+            newest=newest,
         )
-        return records
 
     def _add(self, connection: sqlite3.Connection, unnamed: TransitionRecord, repeats: _Repeats) -> TransitionRecord:
         record, first_id = self._with_identity(connection, unnamed, repeats)
