@@ -38,7 +38,7 @@ from bridge.health.server import HealthServer
 from bridge.imds.client import client_of
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import deliveries
-from bridge.outbox.locks import NUDGE_FILE, DirectoryLock, prepare_directory
+from bridge.outbox.locks import DISABLED_FILE, NUDGE_FILE, DirectoryLock, prepare_directory
 from bridge.outbox.outbox import Outbox, result_or_stop
 from bridge.polling.identity import IdentityResolver
 from bridge.polling.poller import Poller
@@ -171,6 +171,7 @@ class Agent:
 
     def _start_periodic_tasks(self) -> None:
         self._periodic.every(_TICK_SECONDS, FileWatch(self._directory / NUDGE_FILE, self.wake).check)
+        self._periodic.every(_TICK_SECONDS, FileWatch(self._directory / DISABLED_FILE, self._approvals.wake).check)
         self._periodic.every(_TICK_SECONDS, self._feed_watchdog, now=True)
         disk = EphemeralDiskWatch(
             self._directory,

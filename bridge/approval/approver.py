@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 
 import msgspec
@@ -35,6 +35,7 @@ from bridge.approval.evaluate import (
     postable,
 )
 from bridge.approval.inbox import DecisionInbox, RefusalLimiter
+from bridge.approval.off_switch import OffSwitch
 from bridge.approval.rule_commands import RuleCommands
 from bridge.approval.rules import RuleEngine
 from bridge.approval.submit import Submitter
@@ -90,6 +91,8 @@ class Approver:
         inbox: DecisionInbox,
         rules: RuleEngine | None,
         submitter: Submitter,
+        off_switch: OffSwitch,
+        portal_taken: Callable[[], Instant | None] = lambda: None,
         metrics: Metrics,
         secret_variables: Collection[str] = (),
         clock: Clock = REAL_CLOCK,
@@ -100,6 +103,9 @@ class Approver:
         self._inbox = inbox
         self._rules = rules
         self._submitter = submitter
+        self._off_switch = off_switch
+        self._require_portal_seconds = settings.require_portal_seconds if settings.rules else None
+        self._portal_taken = portal_taken
         self._metrics = metrics
         self._clock = clock
         self._wake = threading.Event()
@@ -198,6 +204,7 @@ class Approver:
             self._announce(self._outbox.write(append, records, incarnation=self._incarnation).result())
         if self._outbox.in_memory:
             raise OutboxReadOnly("No approval is given while the outbox lives in memory. Free the disk under it.")
+        self._announce(self._off_switch.check(self._incarnation))
         if self._inbox.has_waiting:
             self._refuse(self._inbox.receive_waiting())
         wait_seconds = min(_RETRY_SECONDS if self._inbox.has_waiting else _IDLE_SECONDS, self._refusals.wait_seconds())
@@ -247,7 +254,8 @@ class Approver:
             if step.is_empty:
                 step = self._ended_commands(state)
             if step.is_empty and self._rules is not None:
-                step = self._rules.apply(state, index, commands_are_full=self._commands.is_full)
+                may_begin = not index.events or self._may_rules_act()
+                step = self._rules.apply(state, index, commands_are_full=self._commands.is_full, may_begin=may_begin)
             if step.is_empty:
                 return evaluation, state
             evaluation.extend(step)
@@ -301,12 +309,26 @@ class Approver:
     def _postable(
         self, state: ApprovalState, index: DocumentIndex, due: Sequence[PendingApproval]
     ) -> list[PendingApproval]:
+        due = [each for each in due if each.arrivals or self._may_rules_act()]
         return postable(state, index, due, required_approvals=self._required_approvals, trust=self._inbox.trust)
 
     # What it depends on.
 
     def _is_fresh(self, answer: _Answer) -> bool:
         return self._clock.instant().seconds_since(answer.instant) <= FRESH_SECONDS
+
+    def _may_rules_act(self) -> bool:
+        """Return whether the portal has answered lately, where rules need that: it may have a hold."""
+        limit = self._require_portal_seconds
+        if limit is None:
+            return True
+        taken = self._portal_taken()
+        if taken is not None and self._clock.instant().seconds_since(taken) <= limit:
+            self._log.recovered("portal", "The portal answers; rules act again.")
+            return True
+        message = f"No rule acts: the portal has not answered in the last {limit:g} s (require_portal_seconds)."
+        self._log.problem("portal", logging.WARNING, message)
+        return False
 
     @property
     def _incarnation(self) -> Incarnation:
@@ -351,7 +373,7 @@ class Approver:
                 continue
             rule = self._rules.rule_behind(approval, index)
             record = self._outbox.read(deliveries.last_record, approval.event.key).result()
-            if rule is not None and record is not None and approval.event_id not in holds:
+            if rule is not None and record is not None and approval.event_id not in holds and self._may_rules_act():
                 self._commands.start(approval.key, rule, record)
 
     # What is written.

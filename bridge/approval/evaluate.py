@@ -192,6 +192,14 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
             and self.index.why_not(*decision.key) is None
         )
 
+    def is_put_off_too_long(self, approval: PendingApproval) -> bool:
+        """Return whether ``approvals.disabled`` has kept *approval*, a rule's too, until the event should have begun.
+
+        To remove the file must not release what nobody expects any more.
+        """
+        not_before = self.event_of(approval).not_before
+        return approval.put_off_at is not None and not_before is not None and self.now >= not_before.timestamp()
+
     def is_over_age(self, approval: PendingApproval) -> bool:
         """Return whether the time is over in which Azure may be told: ``exp``, or an hour after NotBefore if later.
 
@@ -314,6 +322,10 @@ def _end_or_withdraw(step: _Step, approval: PendingApproval) -> None:
         return
     if step.is_over_age(approval):
         _end(step, approval, RefusalReason.EXPIRED, "Its time is over: exp, and an hour after NotBefore.")
+        return
+    if step.is_put_off_too_long(approval):
+        message = "approvals.disabled kept it back until NotBefore. Decide again."
+        _end(step, approval, RefusalReason.EXPIRED, message)
         return
     if (why := _why_not_trusted(step, approval)) is not None:
         _withdraw_untrusted(step, approval, why)

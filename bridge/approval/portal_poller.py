@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 from bridge.approval.portal_client import PortalAnswer, PortalClient
 from bridge.backoff import RETRY_AFTER_CAP_SECONDS, full_jitter
-from bridge.clock import CLOCK_SKEW_SECONDS, REAL_CLOCK, Clock
+from bridge.clock import CLOCK_SKEW_SECONDS, REAL_CLOCK, Clock, Instant
 from bridge.errors import PortalFailed
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import ChannelMetrics
@@ -119,6 +119,8 @@ class PortalPoller:
         self._index = 0
         self._epoch: str | None = None
         self._was_asked = False
+        self.taken: Instant | None = None
+        """When the last answer came of which all decisions were taken; None before the first."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approval-channel", daemon=True)
 
@@ -176,10 +178,12 @@ class PortalPoller:
         answer = self._client.poll(vm_id, index=self._index)
         if self._stop.is_set():
             return 0.0
+        answered = self._clock.instant()
         self._answered()
         if answer.decisions:
             self._receive(answer.decisions)
             self._log.recovered("offer", "Decisions of the portal are handed on again.")
+        self.taken = answered
         before, self._index = self._index, answer.index
         if answer.index < before or self._is_other_epoch(answer, before):
             self._log.problem("index", logging.INFO, "The portal started over, so it is asked from the beginning.")

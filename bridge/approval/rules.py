@@ -56,8 +56,13 @@ class RuleEngine:
         rule = first_match(self._settings.rules, event, vm_name=self._vm().name)
         return rule if rule is not None and _PREFIX + rule.name == approval.source else None
 
-    def apply(self, state: ApprovalState, index: DocumentIndex, *, commands_are_full: bool) -> Evaluation:
-        """Return what the rules want now; while *commands_are_full* a rule with a command waits."""
+    def apply(
+        self, state: ApprovalState, index: DocumentIndex, *, commands_are_full: bool, may_begin: bool = True
+    ) -> Evaluation:
+        """Return what the rules want now; while *commands_are_full* a rule with a command waits.
+
+        Without *may_begin* nothing new is wanted for now.
+        """
         result = Evaluation()
         self._next_at = math.inf
         now = self._clock.monotonic()
@@ -68,6 +73,10 @@ class RuleEngine:
                 self._next_at = now + _RETRY_SECONDS
             return result
         self._withdraw_stale(state, index, result)
+        if not may_begin:
+            if self._settings.rules and index.events:
+                self._next_at = now + _RETRY_SECONDS
+            return result
         holds = newest_holds(state.decisions)
         for key in index.digests.items():
             if key[0] not in holds and index.why_not(*key) is None and self._is_free(state, key):

@@ -88,6 +88,7 @@ class ApprovalService:
         from bridge.approval.approver import Approver  # noqa: PLC0415
         from bridge.approval.files import ApprovalFiles  # noqa: PLC0415
         from bridge.approval.inbox import DecisionInbox  # noqa: PLC0415
+        from bridge.approval.off_switch import OffSwitch  # noqa: PLC0415
         from bridge.approval.rules import RuleEngine  # noqa: PLC0415
         from bridge.approval.submit import Submitter  # noqa: PLC0415
 
@@ -104,6 +105,8 @@ class ApprovalService:
             submitter=Submitter(
                 imds, self._directory, why_unsafe=files.why_unsafe, dry_run=settings.dry_run, clock=clock
             ),
+            off_switch=OffSwitch(self._directory, self._outbox),
+            portal_taken=lambda: None if self._portal_poller is None else self._portal_poller.taken,
             metrics=self._metrics,
             secret_variables=self._secret_variables,
             clock=clock,

@@ -39,13 +39,12 @@ from bridge.events.event import Document
 from bridge.events.record import Transition
 from bridge.logs import ThrottledLog
 from bridge.outbox.approvals import ApprovalResult, ApprovalStage, DecisionStage, EventVersion, PendingApproval
+from bridge.outbox.locks import DISABLED_FILE
 
 if TYPE_CHECKING:  # `status` imports this module, and needs no HTTP
     from bridge.imds.client import ImdsClient
 
 logger = logging.getLogger(__name__)
-
-DISABLED_FILE = "approvals.disabled"
 
 _TOO_MANY_REQUESTS = 429
 _LONGEST_GAP_SECONDS = 30.0
@@ -155,8 +154,11 @@ class Submitter:
         result = Evaluation()
         for each in due:
             self._attempt(each).retry_at = self._clock.monotonic() + _RETRY_SECONDS
+            since = self._clock.timestamp() if why is ApprovalResult.DISABLED else None
+            told = msgspec.structs.replace(each, is_told=True, put_off_at=each.put_off_at or since)
+            if told != each:
+                result.approvals.append(told)
             if not each.is_told:
-                result.approvals.append(msgspec.structs.replace(each, is_told=True))
                 result.records.append(approval_record(each, Transition.APPROVAL_FAILED, why, message=message))
                 result.update_decisions(each.arrivals, DecisionStage.WAITING, why.value, message)
         return result

@@ -68,7 +68,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     """What an approval record says of the decision behind it."""
 
     source: str
-    """"rule:NAME", "portal" or "cli"."""
+    """"rule:NAME", "portal" or "cli"; "approvals.disabled": that file was made or removed."""
     decision_id: str | None = None
     approvers: tuple[str, ...] = ()
     reason: str | None = None

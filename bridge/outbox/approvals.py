@@ -72,6 +72,8 @@ class ApprovalResult(str, Enum):
     GAVE_UP = "gave_up"
     REJECTED = "rejected"
     DISABLED = "disabled"
+    ENABLED = "enabled"
+    """The file ``approvals.disabled`` is gone."""
     UNSAFE_FILES = "unsafe_files"
     COMMAND_FAILED = "command_failed"
 
@@ -150,6 +152,8 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
     is_told: bool = False
     """A record says that it failed at first."""
     changed_at: float = 0.0
+    put_off_at: float | None = None
+    """When ``approvals.disabled`` first stopped it; None: it did not, or Azure could be asked since."""
     posted_at: float | None = None
     """When Azure took an approval of this event first; None: it did not yet."""
     event: ScheduledEvent
@@ -302,7 +306,7 @@ def begin_attempt(
     """
     state = read_state(connection)
     ready = [
-        msgspec.structs.replace(known, attempts=known.attempts + 1, http_status=None, changed_at=now)
+        msgspec.structs.replace(known, attempts=known.attempts + 1, http_status=None, put_off_at=None, changed_at=now)
         for approval in approvals
         if (known := state.approvals.get(approval.key)) is not None
         and known.state is ApprovalStage.WANTED

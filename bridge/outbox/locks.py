@@ -27,6 +27,8 @@ else:
     import fcntl
 
 NUDGE_FILE = "nudge"
+#: While this file is in the state directory, nothing is approved.
+DISABLED_FILE = "approvals.disabled"
 #: `is_locked` has the lock for an instant.
 _PATIENCE_SECONDS = 0.2
 

@@ -17,6 +17,9 @@ from bridge.clock import format_time, parse_time
 from bridge.events.event import Document, VmIdentity, decode_document, encode
 from bridge.outbox.database import SQL, TrackedConnection, transaction
 
+DISABLED_BY = "approvals_disabled_by"
+"""The key of the owner of the file ``approvals.disabled``, as the last record told it; empty: it told that it went."""
+
 
 class SavedState(msgspec.Struct, frozen=True, kw_only=True):
     """What the outbox remembers from before."""

@@ -149,6 +149,13 @@ class RecordWriter:
         ]
         return self._append(connection, new_records)
 
+    def append_off_switch(
+        self, connection: sqlite3.Connection, outcome: ApprovalRecord, owner: str, *, incarnation: Incarnation
+    ) -> list[TransitionRecord]:
+        """Add the record *outcome* of ``approvals.disabled``, and remember that *owner* of the file was told."""
+        meta.put(connection, meta.DISABLED_BY, owner)
+        return self.append_outcomes(connection, [outcome], incarnation=incarnation)
+
     def write_approvals(
         self,
         connection: sqlite3.Connection,

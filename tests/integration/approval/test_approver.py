@@ -289,7 +289,7 @@ def test_the_file_stops_everything_at_once_and_its_removal_goes_on(kit):
     kit.offer(kit.token(kit.event()))
     kit.go(30, kit.event())
     assert kit.imds.posts == []
-    assert kit.outcomes == [("approval_failed", "disabled")]
+    assert kit.outcomes == [("approval_refused", "disabled"), ("approval_failed", "disabled")]
     switch.unlink()
     kit.go(3, kit.event())
     assert kit.imds.posts == [["E-1"]]
