@@ -72,6 +72,6 @@ class FileWatch:
 
     def _read(self) -> int | None:
         try:
-            return self._file.stat().st_mtime_ns
+            return self._file.lstat().st_mtime_ns
         except OSError:
             return None

@@ -3,7 +3,8 @@
 SQLite says what is wrong in words. What matters here is which of three answers a word asks for: the disk refuses (go
 on in memory, come back), the file is damaged (set it aside, save what can be read), another program writes (wait).
 
-A file that holds records is never deleted.
+A file that holds records is never deleted, and a symbolic link in its place is never followed: the agent may be root,
+and the link somebody else's. SQLite itself follows none for the -wal and -shm beside the file.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ class TrackedConnection(sqlite3.Connection):
 
 def connect(path: Path, *, read_only: bool = False, timeout_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
     """Return a connection to the database at *path*, set up for durable commits."""
+    refuse_link(path)
     target = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
     connection = sqlite3.connect(
         target,
@@ -206,8 +208,15 @@ def check(connection: sqlite3.Connection, path: Path) -> None:
         raise sqlite3.DatabaseError(f"{path.name} is malformed: {verdict}")
 
 
+def refuse_link(path: Path) -> None:
+    """Raise sqlite3.OperationalError when *path* is a symbolic link, as for any file that cannot be opened."""
+    if path.is_symlink():
+        raise sqlite3.OperationalError(f"unable to open {path}: it is a symbolic link. Put the file itself there")
+
+
 def refuse_emptied(path: Path) -> None:
     """Raise sqlite3.DatabaseError for an empty file: SQLite would take it for new, and delete the -wal beside it."""
+    refuse_link(path)
     if path.exists() and path.stat().st_size == 0:
         raise sqlite3.DatabaseError(f"{path.name} is malformed: it is empty")
 
@@ -215,14 +224,14 @@ def refuse_emptied(path: Path) -> None:
 def _pad_emptied(path: Path) -> None:
     """Give an emptied file that was set aside a page of zeros: SQLite deletes the -wal of an empty one, unread."""
     with suppress(OSError):
-        if path.stat().st_size == 0:
+        if path.lstat().st_size == 0:
             with Path(f"{path}-wal").open("rb") as wal:
                 os.truncate(path, int.from_bytes(wal.read(12)[8:], "big"))
 
 
 def open_to_read(path: Path | None) -> sqlite3.Connection | None:
     """Return a connection that reads the database at *path*, up to its last commit, or nothing."""
-    if path is None or not os.access(path, os.R_OK):
+    if path is None or path.is_symlink() or not os.access(path, os.R_OK):
         return None
     with suppress(sqlite3.Error):
         return _open_to_read(path, "mode=ro")

@@ -29,6 +29,8 @@ else:
 NUDGE_FILE = "nudge"
 #: While this file is in the state directory, nothing is approved.
 DISABLED_FILE = "approvals.disabled"
+#: The agent may be root, and what is in the directory another's: it follows no link there and waits for no pipe.
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 #: `is_locked` has the lock for an instant.
 _PATIENCE_SECONDS = 0.2
 
@@ -90,13 +92,30 @@ def is_locked(directory: Path) -> bool | None:
 def prepare_nudge(directory: Path) -> None:
     """Make the file ``nudge`` where it can be made."""
     with suppress(OSError):
-        os.close(os.open(directory / NUDGE_FILE, os.O_CREAT | os.O_WRONLY, 0o600))
+        _make_nudge(directory)
 
 
 def notify_agent(directory: Path) -> None:
     """Have a running agent look into its outbox."""
     with suppress(OSError):
-        (directory / NUDGE_FILE).touch(mode=0o600)
+        try:
+            if os.utime in os.supports_follow_symlinks:
+                os.utime(directory / NUDGE_FILE, follow_symlinks=False)
+            else:
+                os.utime(directory / NUDGE_FILE)
+        except FileNotFoundError:
+            _make_nudge(directory)
+
+
+def _make_nudge(directory: Path) -> None:
+    """Make the file for the user whose directory it is: made by root for root alone, the agent could not lock it."""
+    descriptor = os.open(directory / NUDGE_FILE, os.O_CREAT | os.O_WRONLY | _NO_LINK, 0o600)
+    try:
+        owner = directory.stat()
+        if sys.platform != "win32" and os.geteuid() == 0 and os.fstat(descriptor).st_uid == 0 != owner.st_uid:
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+    finally:
+        os.close(descriptor)
 
 
 class InMemoryFlag:
@@ -141,7 +160,7 @@ def _lock_directory(directory: Path) -> int:
 
 
 def _lock_nudge(path: Path, *, shared: bool) -> int:
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | _NO_LINK)
     return descriptor if sys.platform == "win32" else _locked(descriptor, shared=shared)
 
 

@@ -55,7 +55,7 @@ class FileGuard:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._wal = Path(f"{path}-wal")
-        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0))
         self._file, self._wal_file = _identity(path), _identity(self._wal)
         self._cut: tuple[int, int] | None = None
         self._whole_cut: tuple[int, int] | None = None
@@ -118,7 +118,7 @@ def _size_in(header: bytes) -> int:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        found = path.lstat()  # a link in its place is another file, wherever it leads
     except OSError:
         return None
     return found.st_dev, found.st_ino

@@ -356,7 +356,7 @@ class Storage:
 
     def _is_locked(self) -> bool:
         """Return whether another program has the file locked; `_merge` finds whatever else is wrong with it."""
-        if not self.path.exists() or self.path.stat().st_size == 0:
+        if self.path.is_symlink() or not self.path.exists() or self.path.stat().st_size == 0:
             return False
         try:
             with closing(sqlite3.connect(self.path, isolation_level=None, timeout=_PROBE_SECONDS)) as connection:
