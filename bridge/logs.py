@@ -27,6 +27,7 @@ from json import dumps
 from typing import Any, TextIO
 
 from bridge.clock import REAL_CLOCK, Clock, format_time
+from bridge.text import escaped
 
 #: The messages of these libraries about their own retries are noise: the bridge logs what failed, once.
 _QUIETED = {
@@ -47,7 +48,6 @@ _FULL_SECONDS = 0.05
 #: What every LogRecord has of itself; the rest was given as ``extra``.
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
 _DEEPEST = 6
 
@@ -286,10 +286,10 @@ class LineFormatter(logging.Formatter):
         if self._colour:
             level = f"\x1b[{_COLOURS.get(record.levelname, '0')}m{level}\x1b[0m"
         fields = "".join(f" {key}={_plain(value)}" for key, value in extra_fields(record).items())
-        line = f"{clock} {level} {_escaped(record.getMessage() + fields)}"
+        line = f"{clock} {level} {escaped(record.getMessage() + fields)}"
         if record.exc_info and record.exc_info[0]:
             trace = self.formatException(record.exc_info).split("\n")
-            line = "\n".join([line, *("  " + _escaped(part) for part in trace)])
+            line = "\n".join([line, *("  " + escaped(part) for part in trace)])
         return line
 
 
@@ -307,7 +307,3 @@ def _plain(value: object, depth: int = 0) -> Any:
     if isinstance(value, list | tuple | set | frozenset) and depth < _DEEPEST:
         return [_plain(item, depth + 1) for item in value]
     return str(value)
-
-
-def _escaped(text: str) -> str:
-    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode("ascii"), text)

@@ -52,7 +52,7 @@ from bridge.system.entra import AccessToken, EntraToken, fetch_token
 from bridge.system.process import Ending, Finished, Runner, find_program
 from bridge.system.secrets import Secret, masked
 from bridge.system.threads import run_daemon
-from bridge.text import duration, excerpt, one_line
+from bridge.text import duration, escaped, excerpt, one_line
 
 __all__ = [
     "ENVIRONMENT_PREFIX",
@@ -86,6 +86,7 @@ __all__ = [
     "duration",
     "encode",
     "environment_of",
+    "escaped",
     "excerpt",
     "fetch_token",
     "find_program",

@@ -1,11 +1,13 @@
 """Text for people: one printable line of bounded length, a duration in words, the nearest known word.
 
-What a peer, a file or a program has written goes through `one_line` before it is shown: a line break could forge a
-log line, and an escape sequence could move the cursor of a terminal.
+What a peer, a file or a program has written goes through `one_line` or `escaped` before it is shown: a line break could
+forge a log line, an escape sequence could move the cursor of a terminal, and a character that turns the direction of
+writing could show another name than the one that is meant.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -13,9 +15,21 @@ EXCERPT_CHARACTERS = 256
 _UNITS = (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1))
 
 
+#: Controls, line separators, lone surrogates, and what is not seen itself: directions (Unicode's UAX 9), joiners, tags.
+_UNSEEN = re.compile(
+    "[\x00-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f"
+    "\u3164\ud800-\udfff\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
+)
+
+
 def one_line(text: str, limit: int | None = None) -> str:
     """Return the first *limit* characters of *text* with a space in place of each that is not printable."""
     return "".join(character if character.isprintable() else " " for character in text[:limit])
+
+
+def escaped(text: str) -> str:
+    """Return *text* on one line, with an escape in place of what could not be seen, as Python writes it."""
+    return _UNSEEN.sub(lambda found: found.group().encode("unicode_escape", "surrogatepass").decode("ascii"), text)
 
 
 def excerpt(body: bytes) -> str:

@@ -40,6 +40,7 @@ from bridge.sink import (
     SinkConfig,
     Transition,
     TransitionRecord,
+    escaped,
     masked,
     run_daemon,
 )
@@ -189,7 +190,7 @@ def _title(record: TransitionRecord) -> str:
     event = record.event
     what = "agent" if event is None else event.event_type or "event"
     where = record.vm.name or "this VM"
-    return f"{what} {record.transition.value.replace('_', ' ')}: {where}"
+    return escaped(f"{what} {record.transition.value.replace('_', ' ')}: {where}")
 
 
 def _notify_type(record: TransitionRecord) -> str:

@@ -1,19 +1,18 @@
 """One transition record as one line that a person reads.
 
 This stands beside the sinks because four of them show it: stdout, webhook, otlp and apprise. It tells what a text of
-fixed fields would hide: how sure the agent is, how long is left, and what Microsoft advises. Control characters are
-escaped: a description cannot forge a line or paint a terminal.
+fixed fields would hide: how sure the agent is, how long is left, and what Microsoft advises. Control characters and
+those that turn the direction of writing are escaped: a description cannot forge a line, paint a terminal or show
+another name.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord, duration
+from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord, duration, escaped
 
 _MOST_NAMES = 5
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 #: A Redeploy is announced ten minutes ahead; only a predicted failure comes earlier than this.
 _PREDICTED_SECONDS = 3_600
@@ -28,7 +27,7 @@ def sentence(record: TransitionRecord) -> str:
     """Return *record* as one line, without a line break at its end."""
     start = f"{record.observed_at} {_headline(record)}"
     notes = [note for note in (_change(record), _outcome(record), _description(record), _advice(record)) if note]
-    return _CONTROL.sub(_escaped, ". ".join([start, *(note.rstrip(".") for note in notes)]))
+    return escaped(". ".join([start, *(note.rstrip(".") for note in notes)]))
 
 
 def _headline(record: TransitionRecord) -> str:
@@ -99,7 +98,3 @@ def _advice(record: TransitionRecord) -> str:
         return _ASKED_FOR
     is_early = record.notice_seconds is not None and record.notice_seconds > _PREDICTED_SECONDS
     return _PREDICTED if event.event_type == "Redeploy" and event.event_source == "Platform" and is_early else ""
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return found.group().encode("unicode_escape", "surrogatepass").decode("ascii")

@@ -33,7 +33,7 @@ from bridge.events.record import Verdict
 from bridge.outbox.approvals import ApprovalResult, StoredDecision, cli_decision
 from bridge.outbox.locks import DirectoryLock
 from bridge.outbox.reader import OutboxFile
-from bridge.text import EXCERPT_CHARACTERS, one_line
+from bridge.text import EXCERPT_CHARACTERS, escaped, one_line
 
 if sys.platform != "win32":
     import pwd
@@ -72,7 +72,7 @@ def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool, ov
         click.echo(describe(event), err=True)
         overruled = _overruled(settings, outbox, event)
         for sentence in overruled:
-            click.echo(one_line(sentence), err=True)
+            click.echo(escaped(sentence), err=True)
         if yes and overruled and not overrule:
             raise WouldOverrule(f"{' '.join(overruled)} Say that this is meant with --overrule.")
         if not yes:
@@ -119,7 +119,7 @@ def describe(event: ScheduledEvent) -> str:
         f"Approving it is consent for every VM it names ({len(names)}), and it may start at once:",
         *(f"  {name}" for name in names),
     ]
-    return "\n".join(map(one_line, lines))
+    return "\n".join(map(escaped, lines))
 
 
 @contextmanager
@@ -152,8 +152,9 @@ def _event(outbox: OutboxFile, event_id: str, *, wait_seconds: float) -> Schedul
             break
         pause.wait(_POLL_SECONDS)
     if events:
-        raise NoSuchEvent(f"The event {event_id} is {events[0].event_status}; only a Scheduled one can be approved.")
-    there = ", ".join(event.event_id or "" for event in document.events) if document else ""
+        status = escaped(events[0].event_status)
+        raise NoSuchEvent(f"The event {escaped(event_id)} is {status}; only a Scheduled one can be approved.")
+    there = ", ".join(escaped(event.event_id or "") for event in document.events) if document else ""
     raise NoSuchEvent(f"This VM has no event {event_id!r}. There: {there or 'none'}.")
 
 
@@ -190,7 +191,7 @@ def _outcome(outbox: OutboxFile, decision: StoredDecision, tick: Callable[[], No
 
 def _print(found: StoredDecision) -> int:
     if found.outcome in _APPROVED:
-        click.echo(f"approved: {found.message}")
+        click.echo(escaped(f"approved: {found.message}"))
         return 0
-    click.echo(f"not approved ({found.outcome}): {found.message}", err=True)
+    click.echo(escaped(f"not approved ({found.outcome}): {found.message}"), err=True)
     return 1

@@ -23,6 +23,7 @@ import click
 from bridge import logs
 from bridge.config.loader import Settings, find_config, load, state_directory
 from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
+from bridge.text import escaped
 
 _NAME = "scheduled-events-bridge"
 
@@ -102,8 +103,8 @@ def _end_of_output(error: OSError) -> int:
 
 
 def _complain(*sentences: str, code: int) -> int:
-    for sentence in sentences:
-        click.echo(sentence, err=True)
+    for line in "\n".join(sentences).split("\n"):
+        click.echo(escaped(line), err=True)
     return code
 
 

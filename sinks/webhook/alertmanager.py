@@ -29,6 +29,7 @@ from bridge.sink import (
     ScheduledEvent,
     Transition,
     TransitionRecord,
+    escaped,
     format_time,
     parse_time,
 )
@@ -162,7 +163,7 @@ def _annotations(record: TransitionRecord) -> dict[str, str]:
         "resources": event and ", ".join(event.resources or ()),
         "not_before": event and event.not_before and format_time(event.not_before),
     }
-    return {name: text for name, text in texts.items() if text}
+    return {name: escaped(text) for name, text in texts.items() if text}
 
 
 def _earlier(record: TransitionRecord, event: ScheduledEvent) -> ScheduledEvent | None:

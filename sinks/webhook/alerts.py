@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from bridge.sink import ScheduledEvent, Transition, TransitionRecord
+from bridge.sink import ScheduledEvent, Transition, TransitionRecord, escaped
 from sinks.sentence import first_names, sentence
 
 _BEGINS = frozenset({Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED})
@@ -42,13 +42,13 @@ def summary(record: TransitionRecord) -> str:
     """Return what is happening to whom: ``Reboot of WestNO_0 scheduled, not before 2026-11-20 11:15:00 UTC``."""
     event = record.event
     if event is None:
-        return f"{record.transition.value} from {record.vm.name or 'an Azure VM'}"
+        return escaped(f"{record.transition.value} from {record.vm.name or 'an Azure VM'}")
     names = event.resources or ()
     whom = f" of {first_names(names, _MOST_NAMES)}" if names else ""
     what = "test: nothing happens" if record.transition is Transition.TEST else record.transition.value
     is_ahead = event.not_before is not None and not record.transition.is_ending
     when = f", not before {event.not_before:%Y-%m-%d %H:%M:%S} UTC" if is_ahead else ""
-    return f"{event.event_type or 'Event of unknown type'}{whom} {what}{when}"
+    return escaped(f"{event.event_type or 'Event of unknown type'}{whom} {what}{when}")
 
 
 def details(record: TransitionRecord) -> str:

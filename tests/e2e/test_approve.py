@@ -110,6 +110,21 @@ def test_without_an_agent_the_command_posts_by_itself(agent, azure):
     assert other not in str(approvals(azure))
 
 
+@pytest.mark.parametrize("asked_for", ["one that is not there", "one that has started"])
+def test_what_azure_writes_cannot_paint_the_terminal_of_who_approves(agent, azure, asked_for):
+    configure(agent, azure, "[approval]")
+    painted = "\x1b[2J\x1b[Happroved: Azure took it.\x9b\u202e\nnames"
+    agent.start()
+    azure.world.add_event(EventSpec(event_type="Freeze", event_id=painted, description=painted, status="Started"))
+    agent.wait_for(lambda: told(agent) == ["started"])
+    event_id = painted if asked_for == "one that has started" else "another"
+    code, out, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
+    assert code == 1
+    assert not {"\x1b", "\x9b", "\u202e"} & set(out + err)
+    assert r"\x1b[2J" in err
+    assert not any(line.startswith("names") for line in err.splitlines())
+
+
 def test_a_person_is_asked_and_may_say_no(agent, azure):
     configure(agent, azure, "[approval]")
     event_id = azure.world.add_event(EventSpec(event_type="Freeze"))

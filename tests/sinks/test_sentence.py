@@ -84,3 +84,9 @@ def test_record_without_an_event_has_a_line_too() -> None:
 )
 def test_time_left_has_its_two_largest_units(seconds: float, text: str) -> None:
     assert f", {text}" in sentence(record(notice_seconds=seconds))
+
+
+def test_no_name_can_turn_the_direction_of_writing():
+    said = sentence(record(affects_this_vm=False, event=event(resources=("vm_\u202e1_mv", "vm\u2066_2"))))
+    assert "vm_\\u202e1_mv" in said
+    assert "vm\\u2066_2" in said

@@ -237,3 +237,9 @@ def test_the_end_waits_half_a_second_at_most_for_a_reader_that_stalls(agent_env:
     finally:
         os.close(writer)
         os.close(reader)
+
+
+def test_no_peer_can_turn_the_direction_of_writing_in_a_line():
+    line = LineFormatter(colour=False).format(made("a \u202egnp.exe", body="\u2067x"))
+    assert "\\u202egnp.exe" in line
+    assert "\\u2067x" in line

@@ -2,11 +2,38 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.text import duration, excerpt, nearest, one_line
+from bridge.text import duration, escaped, excerpt, nearest, one_line
 
 
 def test_one_line_shows_a_space_for_what_could_break_a_line_or_move_a_cursor():
     assert one_line("a\nb\x1b[31mc\u2028d\ud800é") == "a b [31mc d é"
+
+
+UNSEEN = [
+    "\u202e",
+    "\u2066",
+    "\u2069",
+    "\u200f",
+    "\u061c",
+    "\u200b",
+    "\ufeff",
+    "\U000e0041",
+    "\x9b",
+    "\x1b",
+    "\n",
+    "\ud800",
+]
+
+
+@pytest.mark.parametrize("unseen", UNSEEN, ids=ascii)
+def test_what_is_not_seen_is_shown_as_its_escape_or_as_a_space(unseen):
+    assert escaped(f"vm{unseen}1") == f"vm{ascii(unseen)[1:-1]}1"
+    assert one_line(f"vm{unseen}1") == "vm 1"
+
+
+@pytest.mark.parametrize("text", ["Grüße, Ωμέγα, 日本 \u00a0", "עברית العربية", "\U0001f600 5 %"])
+def test_what_is_seen_stays_as_it_is(text):
+    assert escaped(text) == text
 
 
 def test_one_line_is_cut_at_its_limit():
