@@ -132,6 +132,7 @@ class ApproverKit:
         service = ApprovalService(self.outbox, self.metrics, vm=lambda: self.vm, directory=self.state, clock=self.clock)
         service.configure(self.settings, cast(ImdsClient, self.imds))
         assert service.approver is not None
+        self.service = service
         return service.approver
 
     def restart(self) -> None:
