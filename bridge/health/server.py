@@ -3,6 +3,9 @@
 It delays nothing in the agent and no peer can block it: each connection has a thread, gets one answer and is closed; of
 more than sixteen at once the oldest is cut, so that a peer which never finishes its request keeps no probe out. A port
 that is taken is an ERROR in the log and tried again, because the agent's work matters more than its health page.
+
+On loopback it answers to no foreign name in the header Host: else any web page that somebody on this machine looks at
+could have its own name point here, and read what stands here.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from bridge.http.failures import are_loopback_hosts, is_loopback
 from bridge.logs import ThrottledLog
 
 logger = logging.getLogger(__name__)
@@ -32,6 +36,9 @@ _READ_SECONDS = 5.0
 _WAKE_SECONDS = 60.0 if sys.platform == "linux" else 0.5
 _RETRY_SECONDS = 10.0
 _TEXT = "text/plain; charset=utf-8"
+_FOREIGN_NAME = (
+    b"This listens on loopback, and answers to localhost or a loopback address as the name of its host alone.\n"
+)
 
 
 class Response(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +110,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
 
     def __init__(self, host: str, port: int, pages: Pages) -> None:
         self.pages = pages
+        self.is_local = is_loopback(host)
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -154,6 +162,8 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815  # the standard library calls it so
 
     def _response(self, path: str) -> Response:
+        if self.server.is_local and not are_loopback_hosts(self.headers.get_all("Host", [])):
+            return Response(status=421, content_type=_TEXT, body=_FOREIGN_NAME)
         page = self.server.pages.get(path)
         if page is None:
             return Response(

@@ -1,5 +1,5 @@
 """HTTP with a wall-clock deadline: requests' session, the watchdog that cuts overdue calls, and why a call failed.
 
 Public: `session` (DeadlineSession, BoundedSession, ResponseUnread and its kinds, retry_after_seconds), `failures`
-(causes, root_cause, is_loopback), `tls_files` (tls_file_problems).
+(causes, root_cause, is_loopback, are_loopback_hosts), `tls_files` (tls_file_problems).
 """

@@ -1,4 +1,4 @@
-"""What stands behind a failed HTTP request: the chain of its causes, and whether its host is this machine.
+"""What stands behind an HTTP request: why it failed, and whether a host is this machine.
 
 requests wraps urllib3, which wraps the error of the socket; what a person can act on is the innermost one.
 """
@@ -6,7 +6,8 @@ requests wraps urllib3, which wraps the error of the socket; what a person can a
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from urllib.parse import urlsplit
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -31,3 +32,19 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def are_loopback_hosts(host_headers: Sequence[str]) -> bool:
+    """Return whether each of *host_headers* names this machine; what no browser sends, none at all, does too.
+
+    A browser lets a page read what the page's own host answers, and whoever owns that host's name may point it to
+    127.0.0.1 (DNS rebinding). The name still stands in the header Host, so a server on loopback answers to no other.
+    """
+    for value in host_headers:
+        try:
+            host = urlsplit(f"//{value}").hostname
+        except ValueError:
+            return False
+        if not is_loopback((host or "").removesuffix(".")):
+            return False
+    return True

@@ -3,7 +3,8 @@
 All VMs see the same events, as the VMs of an availability set or a placement group do; each has an identity and a
 request limit of its own. The control endpoint answers under /control on every port, and nothing of it is limited or
 struck by faults. Only loopback addresses are listened on unless told otherwise, because whoever reaches the port
-steers the simulator.
+steers the simulator. On loopback it answers to no foreign name in the header Host: else a web page whose own name
+points to 127.0.0.1 could reach it from the browser on this machine.
 
     with Simulator("live-migration", speed=90) as simulator:
         requests.get(simulator.endpoint + "/metadata/scheduledevents?api-version=2020-07-01", ...)
@@ -18,14 +19,14 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from bridge.http.failures import is_loopback
+from bridge.http.failures import are_loopback_hosts, is_loopback
 from bridge.testing.simulator.clock import Clock
 from bridge.testing.simulator.control import CONTROL_PATH, Control, RequestSeen
 from bridge.testing.simulator.errors import SimulatorError, WrongRequest
 from bridge.testing.simulator.faults import Fault
 from bridge.testing.simulator.faulty_answers import answer_with_fault, status_of
 from bridge.testing.simulator.http_server import Connection, HttpServer
-from bridge.testing.simulator.imds_api import ImdsApi, RateLimit, Request, target_of, too_many_requests
+from bridge.testing.simulator.imds_api import ImdsApi, RateLimit, Request, error, target_of, too_many_requests
 from bridge.testing.simulator.machines import Machine
 from bridge.testing.simulator.scenario import Scenario, load_scenario
 from bridge.testing.simulator.world import World
@@ -72,6 +73,7 @@ class Simulator:
         if first_call_seconds > 0:
             self.world.set_fault(Fault(kind="slow", delay_seconds=first_call_seconds, count=1))
         address = parse_listen(listen, allow_remote=allow_remote)
+        self._is_local = is_loopback(address[0])
         self._servers = self._bind(address, rate_limit=rate_limit, token_lifetime_seconds=token_lifetime_seconds)
 
     @property
@@ -132,6 +134,9 @@ class Simulator:
     def _respond(
         self, machine: Machine, api: ImdsApi, limit: RateLimit | None, connection: Connection, request: Request
     ) -> None:
+        if self._is_local and not are_loopback_hosts(connection.headers.get_all("Host", [])):
+            connection.write(error(421, "The simulator listens on loopback: ask for localhost or a loopback address."))
+            return
         if request.path == CONTROL_PATH or request.path.startswith(CONTROL_PATH + "/"):
             connection.write(self._control.answer(request))
             return

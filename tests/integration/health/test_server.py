@@ -46,6 +46,62 @@ def test_page_is_answered(listener):
     assert answer.headers["Cache-Control"] == "no-store"
 
 
+OWN_NAMES = [
+    "127.0.0.1",
+    "127.0.0.1:9464",
+    "localhost",
+    "LOCALHOST:1",
+    "localhost.",
+    "127.8.9.10",
+    "[::1]",
+    "[::1]:9464",
+]
+FOREIGN_NAMES = [
+    "evil.example",
+    "evil.example:9464",
+    "localhost.evil.example",
+    "127.0.0.1.evil.example",
+    "10.0.0.4",
+    "",
+    "[::1",
+    "a b",
+]
+
+
+@pytest.mark.parametrize("name", OWN_NAMES)
+def test_page_on_loopback_is_for_who_asks_for_this_machine(listener, name):
+    answer = requests.get(f"http://127.0.0.1:{listener.port}/healthz", headers={"Host": name}, timeout=10)
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("name", FOREIGN_NAMES)
+def test_page_on_loopback_is_not_for_a_foreign_name_that_points_here(listener, name):
+    answer = requests.get(f"http://127.0.0.1:{listener.port}/healthz", headers={"Host": name}, timeout=10)
+    assert (answer.status_code, b"status" in answer.content) == (421, False)
+
+
+def test_one_foreign_name_among_two_is_foreign(listener):
+    with socket.create_connection(("127.0.0.1", listener.port), 10) as peer:
+        peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n")
+        assert peer.recv(100).startswith(b"HTTP/1.0 421 ")
+
+
+def test_probe_that_names_no_host_is_answered(listener):
+    with socket.create_connection(("127.0.0.1", listener.port), 10) as peer:
+        peer.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert peer.recv(100).startswith(b"HTTP/1.0 200 ")
+
+
+def test_page_on_every_address_is_for_whatever_name_reaches_it():
+    listening = HealthServer("0.0.0.0", 0, {"/healthz": page})
+    listening.open()
+    try:
+        url = f"http://127.0.0.1:{listening.port}/healthz"
+        assert requests.get(url, headers={"Host": "vm-7.internal:9464"}, timeout=10).status_code == 200
+    finally:
+        listening.close()
+
+
 def test_head_has_no_body(listener):
     answer = get(listener, "/healthz", "HEAD")
     assert (answer.status_code, answer.content, answer.headers["Content-Length"]) == (200, b"", "16")

@@ -277,7 +277,7 @@ def test_silence_answers_nothing_and_ends_with_the_client(simulator, session):
 def test_a_drip_defeats_a_timeout_that_counts_each_read(simulator):
     simulator.world.set_fault(Fault(kind="drip", delay_seconds=0.02, count=1))
     url = urlsplit(simulator.endpoint)
-    request = f"GET {EVENTS} HTTP/1.1\r\nHost: x\r\nMetadata: true\r\n\r\n".encode()
+    request = f"GET {EVENTS} HTTP/1.1\r\nHost: localhost\r\nMetadata: true\r\n\r\n".encode()
     with socket.create_connection((url.hostname, url.port), timeout=0.5) as peer:
         started = time.monotonic()
         peer.sendall(request)
@@ -416,6 +416,23 @@ def test_a_control_request_that_is_wrong_is_told_what_is_wrong(simulator, sessio
 def test_the_control_endpoint_takes_nothing_from_web_pages(simulator, session):
     answer = get(session, simulator, "/control", headers={"Origin": "https://example.net"})
     assert answer.status_code == 403
+
+
+@pytest.mark.parametrize("path", [EVENTS, COMPUTE, TOKEN, "/control/state"])
+def test_a_web_page_whose_name_points_to_loopback_gets_nothing(session, simulator, path):
+    assert get(session, simulator, path, headers={"Host": "evil.example"}).status_code == 421
+    assert get(session, simulator, path, headers={"Host": "localhost:8169"}).status_code != 421
+    assert (
+        session.post(simulator.endpoint + "/control/stop", headers={"Host": "evil.example"}, timeout=5).status_code
+        == 421
+    )
+    assert not simulator.stop_requested.is_set()
+
+
+def test_a_simulator_that_remote_machines_may_reach_answers_to_any_name(session):
+    with Simulator(listen="0.0.0.0:0", allow_remote=True) as simulator:
+        url = simulator.endpoint.replace("0.0.0.0", "127.0.0.1") + EVENTS
+        assert session.get(url, headers={"Host": "simulator:8169"}, timeout=5).status_code == 200
 
 
 def test_only_loopback_is_listened_on_unless_told_otherwise():
