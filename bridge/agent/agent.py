@@ -21,7 +21,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from pathlib import Path
@@ -64,14 +64,23 @@ _STOP_MARGIN_SECONDS = 5.0
 class Agent:
     """Everything that `run` runs; raise StateDirectoryError when the directory cannot be had.
 
-    With *on_request_only* its rules begin nothing and its portal is not asked: a person wants one approval.
+    With *on_request_only* its rules begin nothing and its portal is not asked: a person wants one approval. The sinks
+    that *without_sinks* names get nothing now; their records wait for the next agent.
     """
 
-    def __init__(self, settings: Settings, directory: Path, *, on_request_only: bool = False) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        directory: Path,
+        *,
+        on_request_only: bool = False,
+        without_sinks: Collection[str] = (),
+    ) -> None:
         self._settings = self._started_with = settings
         self._in_force: Settings | None = settings
         """None after a reload that failed halfway: then nothing counts as unchanged."""
         self._on_request_only = on_request_only
+        self._without_sinks = without_sinks
         self._directory = directory
         prepare_directory(directory)
         self._lock = DirectoryLock(directory)
@@ -121,7 +130,7 @@ class Agent:
         self._route(stop)
         if stop():
             return
-        self._pool.start_missing(self._settings.sinks)
+        self._start_workers()
         self._start_approvals_and_poll()
         self._start_periodic_tasks()
         if self._health_server is not None:
@@ -139,6 +148,9 @@ class Agent:
                 "sinks": [sink.name for sink in self._settings.sinks],
             },
         )
+
+    def _start_workers(self) -> None:
+        self._pool.start_missing([sink for sink in self._settings.sinks if sink.name not in self._without_sinks])
 
     def _start_approvals_and_poll(self) -> None:
         self._configure_approvals()
@@ -182,7 +194,7 @@ class Agent:
         self._periodic.every(_TEND_SECONDS, disk.check)
         self._periodic.every(_TEND_SECONDS, self._approvals.check_files)
         self._periodic.every(_TEND_SECONDS, self.outbox.tend)
-        self._periodic.every(_TEND_SECONDS, lambda: self._pool.start_missing(self._settings.sinks))
+        self._periodic.every(_TEND_SECONDS, self._start_workers)
         self._periodic.every(_CLEAN_SECONDS, self.outbox.clean)
         self._periodic.every(lambda: self._settings.heartbeat.interval_seconds, self.send_heartbeat, now=True)
 
@@ -278,7 +290,7 @@ class Agent:
         self._pool.end_all_but(settings.sinks, grace_seconds=settings.stop_grace_seconds, stop=stop)
         if stop():
             return
-        self._pool.start_missing(settings.sinks)
+        self._start_workers()
         self._in_force = settings
         self._warn_unconfigured_sinks()
         self._warn_readable_secrets()

@@ -1,13 +1,15 @@
 """Making a key pair and signing a decision: the other end of `bridge.approval.token`.
 
 For `keygen` and `decide`, and for the stub of a portal. A real portal does the same in its own language, with its own
-keys, from PROTOCOL.md. A private key is written once, readable by its owner alone, and never over another.
+keys, from PROTOCOL.md. A private key is written once, readable by its owner alone, and never over another; one that
+others may read is not used, as with ssh.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import stat
 import uuid
 from datetime import datetime
 from pathlib import Path
@@ -139,7 +141,7 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415
 
     try:
-        key = load_pem_private_key(path.read_bytes(), password=None)
+        key = load_pem_private_key(_private_bytes(path), password=None)
     except OSError as error:
         raise SigningFailed(f"The private key file {path} cannot be read: {error.strerror}.") from error
     except TypeError as error:
@@ -151,6 +153,24 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
             f"{path} holds a key of another kind; decisions are signed with Ed25519. `keygen` makes one."
         )
     return key
+
+
+def _private_bytes(path: Path) -> bytes:
+    """Return what is in the file of a private key; raise SigningFailed when others may read or change it.
+
+    One that belongs to somebody else, such as root, may be given to a group; our own is ours alone, as with ssh.
+    """
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno())
+        mode = stat.S_IMODE(found.st_mode)
+        if os.name == "posix":
+            is_ours = found.st_uid == os.geteuid()
+            if mode & (stat.S_IRWXO | (stat.S_IRWXG if is_ours else stat.S_IWGRP)):
+                raise SigningFailed(
+                    f"The private key file {path} may be used by others: its mode is {mode:04o}. "
+                    f"Who read it can decide in your name. If nobody has, chmod 0600 {path}; else make another key."
+                )
+        return file.read()
 
 
 def _write_new(path: Path, content: bytes, *, mode: int) -> None:

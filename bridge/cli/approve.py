@@ -8,12 +8,17 @@ What is approved is the event as it was shown: if Azure changes it between the q
 
 Who may write to the outbox owns this VM, so such an approval ends a hold and needs no second person. That is said,
 asked for, and in the record: it is never done by `--yes` alone.
+
+As root the command runs no agent on a directory of another user, since the outbox that root leaves there is one that
+the agent cannot use; and no sink that starts a program, since that would run outside of the agent's own unit, with the
+rights and the environment of whoever asks. The records of such a sink wait for the agent.
 """
 
 from __future__ import annotations
 
 import getpass
 import os
+import shlex
 import sys
 import threading
 import time
@@ -26,6 +31,7 @@ import click
 
 from bridge.agent.agent import Agent
 from bridge.approval.digest import digest
+from bridge.cli.terminal import this_command
 from bridge.config.loader import Settings
 from bridge.errors import BridgeError, StateDirectoryError
 from bridge.events.event import ScheduledEvent
@@ -131,12 +137,53 @@ def _agent(settings: Settings, directory: Path) -> Iterator[Callable[[], None] |
     except StateDirectoryError:
         yield None
         return
-    agent = Agent(settings, directory, on_request_only=True)
+    _refuse_for_root(directory)
+    waiting = _program_sinks(settings)
+    if waiting:
+        names = ", ".join(sorted(waiting))
+        click.echo(f"Root runs no programs here: what {names} should get waits for the agent.", err=True)
+    agent = Agent(settings, directory, on_request_only=True, without_sinks=waiting)
     agent.start()
     try:
         yield agent.run_due
     finally:
         agent.stop()
+
+
+def _refuse_for_root(directory: Path) -> None:
+    """Raise StateDirectoryError when we are root and what we would write into *directory* the agent could not use."""
+    if not _is_root():
+        return
+    try:
+        owner = directory.stat().st_uid
+    except OSError as error:
+        raise StateDirectoryError(
+            f"No agent runs on {directory}, and it cannot be looked at: {error.strerror}. What root makes there, the "
+            "agent's user could not use. Start the agent, or make the directory and give it to that user."
+        ) from error
+    if owner != 0:
+        user = _name_of(owner)
+        raise StateDirectoryError(
+            f"No agent runs on {directory}, which belongs to {user}; what root writes there, {user} could not use. "
+            f"Start the agent, or ask as {user}: runuser -u {user} -- {this_command()} {shlex.join(sys.argv[1:])}"
+        )
+
+
+def _program_sinks(settings: Settings) -> frozenset[str]:
+    """Return the names of the sinks that start programs, if we are root; else none."""
+    found = (sink.name for sink in settings.sinks if sink.sink_class.send_test_by_name_only)
+    return frozenset(found if _is_root() else ())
+
+
+def _is_root() -> bool:
+    return sys.platform != "win32" and os.geteuid() == 0
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
 
 
 def _event(outbox: OutboxFile, event_id: str, *, wait_seconds: float) -> ScheduledEvent:
@@ -162,10 +209,7 @@ def _user() -> str:
     """Return the system's user who asks; behind sudo also the one who called it, as sudo says."""
     if sys.platform == "win32":
         return getpass.getuser()
-    try:
-        name = pwd.getpwuid(os.getuid()).pw_name  # not getpass, which trusts the environment
-    except KeyError:
-        name = f"uid {os.getuid()}"
+    name = _name_of(os.getuid())  # not getpass, which trusts the environment
     caller = os.environ.get("SUDO_USER")
     return f"{name} ({caller})" if caller and os.getuid() == 0 else name
 

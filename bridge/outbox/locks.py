@@ -109,10 +109,11 @@ def notify_agent(directory: Path) -> None:
 
 def _make_nudge(directory: Path) -> None:
     """Make the file for the user whose directory it is: made by root for root alone, the agent could not lock it."""
-    descriptor = os.open(directory / NUDGE_FILE, os.O_CREAT | os.O_WRONLY | _NO_LINK, 0o600)
+    # O_EXCL: a file that is there already may be a hard link to another's, which root would give away.
+    descriptor = os.open(directory / NUDGE_FILE, os.O_CREAT | os.O_EXCL | os.O_WRONLY | _NO_LINK, 0o600)
     try:
         owner = directory.stat()
-        if sys.platform != "win32" and os.geteuid() == 0 and os.fstat(descriptor).st_uid == 0 != owner.st_uid:
+        if sys.platform != "win32" and os.geteuid() == 0 and owner.st_uid != 0:
             os.fchown(descriptor, owner.st_uid, owner.st_gid)
     finally:
         os.close(descriptor)

@@ -1,6 +1,7 @@
 """Approvals from end to end: the simulator as Azure, the agent as a process, `approve` beside it and without it."""
 
 import json
+import os
 import sys
 import time
 from contextlib import contextmanager
@@ -11,6 +12,14 @@ from portal_stub import PortalStub
 from bridge.events.record import decode_record
 from bridge.testing import EventSpec, Simulator
 
+if sys.platform != "win32":
+    import pwd
+
+    NOBODY = pwd.getpwnam("nobody")
+
+needs_root = pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root may give a directory to another user"
+)
 SECOND_SINK = '[[sinks]]\ntype = "stdout"\n[[sinks]]\ntype = "command"\nname = "second"\n'
 FREEZE_RULE = '[[approval.rules]]\nname = "freeze"\nevent_types = ["Freeze"]\naction = "approve"\n'
 
@@ -100,14 +109,55 @@ def test_the_command_gives_approved_then_started_on_every_sink(agent, azure):
 
 def test_without_an_agent_the_command_posts_by_itself(agent, azure):
     configure(agent, azure, "[approval]\n" + FREEZE_RULE)
+    agent.state.mkdir(mode=0o700)
     event_id = azure.world.add_event(EventSpec(event_type="Freeze", on_approval="never"))
     other = azure.world.add_event(EventSpec(event_type="Freeze", on_approval="never"))
     code, out, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
     assert code == 0, err
     assert "approved: " in out
     assert approvals(azure) == [("vm_0", event_id, "approved")]  # nobody asked the rules: not *other*
-    assert second(agent) == ["scheduled", "scheduled", "approved"]
     assert other not in str(approvals(azure))
+    expected = ["scheduled", "scheduled", "approved"]
+    assert [json.loads(line)["transition"] for line in out.splitlines() if line.startswith("{")] == expected
+    if sys.platform != "win32" and os.geteuid() == 0:  # whose programs are the agent's to run, in its own unit
+        assert second(agent) == []
+        assert "what second should get waits for the agent" in err
+        agent.config.write_text(agent.config.read_text().replace(FREEZE_RULE, ""))
+        agent.start()
+    agent.wait_for(lambda: second(agent) == expected)
+
+
+@needs_root
+def test_root_leaves_nothing_of_its_own_in_a_directory_of_the_agents_user(agent, azure):
+    configure(agent, azure, "[approval]\n")
+    event_id = azure.world.add_event(EventSpec(event_type="Freeze", on_approval="never"))
+    code, _, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
+    assert (code, "make the directory and give it to that user" in err) == (73, True)
+    assert not agent.state.exists()
+    agent.state.mkdir(mode=0o700)
+    os.chown(agent.state, NOBODY.pw_uid, NOBODY.pw_gid)
+    code, _, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
+    assert code == 73
+    assert f"runuser -u {NOBODY.pw_name} -- " in err
+    assert list(agent.state.iterdir()) == []
+    assert approvals(azure) == []
+    assert second(agent) == []
+
+
+@needs_root
+def test_what_root_decides_beside_an_agent_of_another_user_stays_that_users(agent, azure):
+    configure(agent, azure, "[approval]\n")
+    agent.start()
+    event_id = azure.world.add_event(EventSpec(event_type="Freeze", on_approval="never"))
+    agent.wait_for(lambda: told(agent) == ["scheduled"])
+    for path in (*agent.state.iterdir(), agent.state):
+        os.chown(path, NOBODY.pw_uid, NOBODY.pw_gid)
+    (agent.state / "nudge").unlink()
+    agent.call("approve", event_id, "--yes", "--config", agent.config)
+    assert agent.stop() == 0
+    assert agent.call("outbox", "retry", "--config", agent.config)[0] == 0
+    assert agent.call("events", "--config", agent.config)[0] == 0
+    assert {path.name: path.stat().st_uid for path in agent.state.iterdir() if path.stat().st_uid == 0} == {}
 
 
 @pytest.mark.parametrize("asked_for", ["one that is not there", "one that has started"])
@@ -127,6 +177,7 @@ def test_what_azure_writes_cannot_paint_the_terminal_of_who_approves(agent, azur
 
 def test_a_person_is_asked_and_may_say_no(agent, azure):
     configure(agent, azure, "[approval]")
+    agent.state.mkdir(mode=0o700)
     event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
     code, _, err = agent.call("approve", event_id, "--config", agent.config)  # no terminal: nobody says yes
     assert code != 0

@@ -126,6 +126,17 @@ def test_decision_on_a_record_is_accepted_by_the_vm_that_told_of_it(decide, tmp_
         assert shown in err
 
 
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
+def test_a_private_key_that_others_may_use_signs_nothing(decide, tmp_path, mode):
+    key = tmp_path / "night.key"
+    key.chmod(mode)
+    code, out, err = decide(encode(sample_record()))
+    assert (code, out) == (1, "")
+    assert f"{key} may be used by others: its mode is {mode:04o}" in err
+    key.chmod(0o400)
+    assert decide(encode(sample_record()))[0] == 0
+
+
 def test_the_newest_record_of_the_event_counts(decide, tmp_path):
     later = sample_event(not_before_raw="Fri, 20 Nov 2026 12:15:00 GMT")
     other = sample_event(event_id="OTHER")
