@@ -381,10 +381,11 @@ class Approver:
     def _refuse(self, refusals: Sequence[Refusal]) -> None:
         """Count *refusals*, with the event that each names, as far as the document has it."""
         answer = self._answer
+        events = {} if answer is None or not refusals else {event.event_id: event for event in answer.document.events}
         for refusal in refusals:
             event = refusal.event
-            if event is None and refusal.event_id is not None and answer is not None:
-                event = index_document(answer.document).events.get(refusal.event_id)
+            if event is None and refusal.event_id is not None:
+                event = events.get(refusal.event_id)
             self._refusals.add(msgspec.structs.replace(refusal, event=event))
 
     def _write(self, evaluation: Evaluation, stream_id: str, incarnation: Incarnation) -> None:

@@ -66,7 +66,7 @@ def test_every_step_is_the_same_in_memory_and_in_the_database(kit):
 
 
 class Counted(tuple):
-    """Decisions that count how often somebody goes over all of them."""
+    """Decisions or events that count how often somebody goes over all of them."""
 
     __slots__ = ()
     passes = 0
@@ -115,3 +115,18 @@ def passes_of_an_evaluation(kit, count):
 
 def test_a_thousand_decisions_are_gone_over_as_often_as_ten(kit):
     assert passes_of_an_evaluation(kit, 500) == passes_of_an_evaluation(kit, 5)
+
+
+def passes_of_refusals(kit, count):
+    """Return how often the document is gone over to refuse *count* decisions."""
+    events = Counted(kit.event(f"E-{number}") for number in range(20))
+    kit.see(*events)
+    kit.approver.observe(msgspec.structs.replace(kit.document, events=events), kit.clock.instant())
+    tokens = [kit.token(events[number % 20], vm_id="another") for number in range(count)]
+    before = Counted.passes
+    kit.approver.receive(tokens)
+    return Counted.passes - before
+
+
+def test_the_document_is_gone_over_as_often_for_a_hundred_refused_decisions_as_for_one(kit):
+    assert passes_of_refusals(kit, 100) == passes_of_refusals(kit, 1)
