@@ -46,7 +46,7 @@ from bridge.events.event import Document, Incarnation
 from bridge.events.record import Transition, TransitionRecord
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
-from bridge.outbox import approvals, deliveries
+from bridge.outbox import approvals, deliveries, meta
 from bridge.outbox.approvals import (
     ApprovalResult,
     ApprovalStage,
@@ -93,6 +93,7 @@ class Approver:
         submitter: Submitter,
         off_switch: OffSwitch,
         portal_taken: Callable[[], Instant | None] = lambda: None,
+        portal_read: Callable[[], object] = lambda: None,
         metrics: Metrics,
         secret_variables: Collection[str] = (),
         clock: Clock = REAL_CLOCK,
@@ -106,6 +107,8 @@ class Approver:
         self._off_switch = off_switch
         self._require_portal_seconds = settings.require_portal_seconds if settings.rules else None
         self._portal_taken = portal_taken
+        self._portal_read = portal_read
+        self._has_portal = settings.remote is not None
         self._metrics = metrics
         self._clock = clock
         self._wake = threading.Event()
@@ -207,6 +210,7 @@ class Approver:
         self._announce(self._off_switch.check(self._incarnation))
         if self._inbox.has_waiting:
             self._refuse(self._inbox.receive_waiting())
+        self._note_portal_read()
         wait_seconds = min(_RETRY_SECONDS if self._inbox.has_waiting else _IDLE_SECONDS, self._refusals.wait_seconds())
         state = self._outbox.read(approvals.read_state).result()
         self._publish(state)
@@ -318,7 +322,17 @@ class Approver:
         return self._clock.instant().seconds_since(answer.instant) <= FRESH_SECONDS
 
     def _may_rules_act(self) -> bool:
-        """Return whether the portal has answered lately, where rules need that: it may have a hold."""
+        """Return whether no hold can be missing: the portal has answered lately, where rules need that."""
+        if self._has_portal and self._outbox.awaits_portal:
+            message = "No rule acts: the database is new, and the portal, which may have a hold, has not answered yet."
+            self._log.problem("new_database", logging.WARNING, message)
+            return False
+        self._log.recovered("new_database", "The portal has given its decisions; rules act.")
+        if self._inbox.awaits_key:
+            message = "No rule acts: a decision, which may be a hold, waits for its key file to be usable."
+            self._log.problem("awaits_key", logging.ERROR, message)
+            return False
+        self._log.recovered("awaits_key", "Every decision can be checked; rules act.")
         limit = self._require_portal_seconds
         if limit is None:
             return True
@@ -329,6 +343,14 @@ class Approver:
         message = f"No rule acts: the portal has not answered in the last {limit:g} s (require_portal_seconds)."
         self._log.problem("portal", logging.WARNING, message)
         return False
+
+    def _note_portal_read(self) -> None:
+        """Let rules act on a new database once all that the portal has for it is kept."""
+        if not self._outbox.awaits_portal or self._inbox.has_unkept:
+            return
+        created_at = self._outbox.created_at
+        if self._portal_read() == created_at:
+            self._outbox.write(meta.note_portal_read, created_at).result()
 
     @property
     def _incarnation(self) -> Incarnation:

@@ -92,6 +92,18 @@ class DecisionInbox:
         """Return whether tokens wait."""
         return bool(self._waiting or self._without_key)
 
+    @property
+    def has_unkept(self) -> bool:
+        """Return whether tokens wait that were not looked at yet."""
+        return bool(self._waiting)
+
+    @property
+    def awaits_key(self) -> bool:
+        """Return whether a token waits for a key file that is there and cannot be used, maybe while it is written."""
+        with self._lock:
+            kids = set(self._without_key.values())
+        return any(key.kid in kids and _is_broken(key) for key in self._keys)
+
     def receive_waiting(self) -> list[Refusal]:
         """Try again the tokens that wait."""
         with self._lock:
@@ -198,6 +210,16 @@ class DecisionInbox:
         now = self._clock.timestamp()
         longest = max(claims.issued_at.timestamp(), now) + MAX_LIFETIME_SECONDS
         return min(max(expires_at, now + MAX_LIFETIME_SECONDS), longest)
+
+
+def _is_broken(key: TrustedKey) -> bool:
+    try:
+        key.load()
+    except KeyMissing:
+        return False
+    except KeyUnusable:
+        return True
+    return False
 
 
 def _is_usable(key: TrustedKey) -> bool:

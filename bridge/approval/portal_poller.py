@@ -18,7 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from bridge.approval.portal_client import PortalAnswer, PortalClient
+from bridge.approval.portal_client import MAX_ANSWER_BYTES, MAX_DECISIONS, PortalAnswer, PortalClient
+from bridge.approval.token import MAX_TOKEN_CHARACTERS
 from bridge.backoff import RETRY_AFTER_CAP_SECONDS, full_jitter
 from bridge.clock import CLOCK_SKEW_SECONDS, REAL_CLOCK, Clock, Instant
 from bridge.errors import PortalFailed
@@ -84,6 +85,12 @@ class Pacing:
         )
 
 
+def _is_full(answer: PortalAnswer) -> bool:
+    """Return whether *answer* may have left decisions out for the next one."""
+    size = sum(map(len, answer.decisions))
+    return len(answer.decisions) >= MAX_DECISIONS or size > MAX_ANSWER_BYTES - 2 * MAX_TOKEN_CHARACTERS
+
+
 class PortalPoller:
     """Keeps a request open by *client* and hands the tokens of every answer to *receive*.
 
@@ -121,6 +128,8 @@ class PortalPoller:
         self._was_asked = False
         self.taken: Instant | None = None
         """When the last answer came of which all decisions were taken; None before the first."""
+        self.read_whole: object = None
+        """The `database` for which all of the portal's decisions were taken; None before the first."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approval-channel", daemon=True)
 
@@ -188,7 +197,11 @@ class PortalPoller:
         if answer.index < before or self._is_other_epoch(answer, before):
             self._log.problem("index", logging.INFO, "The portal started over, so it is asked from the beginning.")
             self._index = 0
-        elif answer.index > before:
+            return self._pacing.after_nothing(began_at=began_at)
+        if not _is_full(answer) and self.read_whole != asked_for[1]:
+            self.read_whole = asked_for[1]
+            self._receive(())  # so that it is noticed
+        if answer.index > before:
             return self._pacing.after_news()
         return self._pacing.after_nothing(began_at=began_at)
 

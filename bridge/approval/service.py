@@ -107,6 +107,7 @@ class ApprovalService:
             ),
             off_switch=OffSwitch(self._directory, self._outbox),
             portal_taken=lambda: None if self._portal_poller is None else self._portal_poller.taken,
+            portal_read=lambda: None if self._portal_poller is None else self._portal_poller.read_whole,
             metrics=self._metrics,
             secret_variables=self._secret_variables,
             clock=clock,

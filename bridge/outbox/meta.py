@@ -21,6 +21,9 @@ DISABLED_BY = "approvals_disabled_by"
 """The key of the owner of the file ``approvals.disabled``, as the last record told it; empty: it told that it went."""
 
 
+AWAITS_PORTAL = "awaits_portal"
+
+
 class SavedState(msgspec.Struct, frozen=True, kw_only=True):
     """What the outbox remembers from before."""
 
@@ -50,8 +53,25 @@ def begin_stream(connection: sqlite3.Connection, moment: datetime) -> None:
     """Give a new outbox its stream; one that has a stream keeps it."""
     if get(connection, "stream_id") is None:
         with transaction(connection):
-            put(connection, "created_at", format_time(moment))
+            forget_decisions(connection, moment)
             put(connection, "stream_id", str(uuid.uuid4()))
+
+
+def forget_decisions(connection: sqlite3.Connection, moment: datetime) -> None:
+    """Have the database count as made at *moment*, without decisions from before, of which holds may be missing."""
+    put(connection, "created_at", format_time(moment))
+    put(connection, AWAITS_PORTAL, "1")
+
+
+def note_portal_read(connection: sqlite3.Connection, created_at: datetime) -> None:
+    """Note that the portal gave all of its decisions to the database that was made at *created_at*, if this is it."""
+    if get(connection, "created_at") == format_time(created_at) and awaits_portal(read_meta(connection)):
+        put(connection, AWAITS_PORTAL, "0")
+
+
+def awaits_portal(meta: Mapping[str, str]) -> bool:
+    """Return whether holds may be missing that the portal has: it has not given all of its decisions yet."""
+    return meta.get(AWAITS_PORTAL) == "1"
 
 
 def save_liveness(connection: sqlite3.Connection, *, last_good_at: datetime, boot_id: str) -> None:

@@ -37,7 +37,7 @@ from bridge.clock import parse_time, utc_now
 from bridge.errors import OutboxError
 from bridge.events.event import VmIdentity
 from bridge.logs import ThrottledLog
-from bridge.outbox import retention
+from bridge.outbox import meta, retention
 from bridge.outbox.database import is_lock
 from bridge.outbox.records import RecordWriter
 from bridge.outbox.storage import Storage
@@ -172,6 +172,11 @@ class Outbox:
         if self._storage.is_made_in_future:
             self._submit(_Mode.WRITE, Storage.correct_created_at).result()
         return parse_time(self._storage.meta["created_at"])
+
+    @property
+    def awaits_portal(self) -> bool:
+        """Return whether holds may be missing that a portal has, since the database was made or rebuilt."""
+        return meta.awaits_portal(self._storage.meta)
 
     @property
     def max_bytes(self) -> int:

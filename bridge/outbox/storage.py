@@ -288,7 +288,7 @@ class Storage:
     def _forget_decisions(self, connection: sqlite3.Connection) -> None:
         """Have the database count as made now: some of its decisions are gone, and must not come again."""
         self._known_since = self._monotonic()
-        meta.put(connection, "created_at", format_time(self._now()))
+        meta.forget_decisions(connection, self._now())
 
     def _open_new(self) -> sqlite3.Connection:
         if database.is_in_the_way(self.path):
@@ -510,6 +510,8 @@ def _write_back(memory: sqlite3.Connection, disk: sqlite3.Connection, *, is_blin
             disk.execute(SQL["paste_delivery"], (sink, moved[sequence], *rest))
     _add_deleted(disk, deleted)
     of_the_stream = {key: on_disk[key] for key in ("stream_id", "created_at") if key in on_disk}
+    if of_the_stream:  # the disk had its decisions all along
+        in_memory.pop(meta.AWAITS_PORTAL, None)
     for key, value in (in_memory | of_the_stream).items():
         meta.put(disk, key, value)
     recovery.keep_sequence_ahead(disk)

@@ -17,7 +17,7 @@ from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentit
 from bridge.events.record import TransitionRecord
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics
-from bridge.outbox import deliveries
+from bridge.outbox import deliveries, meta
 from bridge.outbox.outbox import Outbox
 
 VM_ID = "542afd79-4f70-5562-aa13-70d60565ec97"
@@ -134,6 +134,11 @@ class ApproverKit:
         assert service.approver is not None
         self.service = service
         return service.approver
+
+    def hear_portal(self) -> None:
+        """Have the portal's decisions, as many as there are, read from the beginning."""
+        assert self.outbox is not None
+        self.outbox.write(meta.note_portal_read, self.outbox.created_at).result()
 
     def restart(self) -> None:
         self.close()

@@ -27,6 +27,7 @@ def kit(tmp_path):
         rules=(FREEZE,), remote=RemoteSettings(url="https://portal.invalid", keys=keys, required_approvals=1)
     )
     made.start()
+    made.hear_portal()
     made.wait(10)
     yield made
     made.close()
@@ -262,3 +263,17 @@ def test_a_decision_that_comes_while_its_key_file_is_being_written_counts_once_i
     people.go(3, people.event())
     assert people.imds.posts == ([["E-1"]] if decision == "approve" else [])
     assert held(people) == (set() if decision == "approve" else {"E-1"})
+
+
+def test_no_rule_acts_while_a_hold_waits_for_its_key_file(kit):
+    file = kit.key("k1").with_name("k1.key.pub")
+    whole = file.read_bytes()
+    token = kit.token(kit.event(), "hold")
+    file.write_bytes(whole[:40])
+    kit.approver.receive([token])
+    kit.go(5, kit.event())
+    assert kit.imds.posts == []
+    file.write_bytes(whole)
+    kit.go(30, kit.event())
+    assert kit.imds.posts == []
+    assert held(kit) == {"E-1"}

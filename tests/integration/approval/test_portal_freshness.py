@@ -1,4 +1,4 @@
-"""`require_portal_seconds`: without an answer of the portal that is so fresh no rule begins and none is posted."""
+"""When rules wait for the portal: for a fresh answer (`require_portal_seconds`), and for the first of all."""
 
 import time
 from contextlib import contextmanager
@@ -8,6 +8,7 @@ from portal_stub import PortalStub
 
 from bridge.agent.agent import Agent
 from bridge.config import loader
+from bridge.events.event import ScheduledEvent
 from bridge.testing import EventSpec, Simulator
 
 FREEZE = {"name": "freeze", "event_types": ["Freeze"], "action": "approve", "act": "each"}
@@ -88,7 +89,27 @@ def test_what_a_rule_wanted_while_the_portal_answered_is_not_posted_without_it(a
 
 
 def test_without_the_setting_a_rule_acts_although_the_portal_is_down(azure, portal, tmp_path):
+    with running(azure, portal, tmp_path / "state"):
+        portal.wait_for_requests(2)
     portal.down()
     with running(azure, portal, tmp_path / "state"):
         announce(azure)
         assert is_approved(azure, within_seconds=20)
+
+
+def test_rule_waits_on_a_new_database_until_the_portal_has_given_its_decisions(azure, portal, tmp_path):
+    portal.down()
+    with running(azure, portal, tmp_path / "state"):
+        announce(azure)
+        assert not is_approved(azure, within_seconds=4)
+        portal.up()
+        assert is_approved(azure, within_seconds=20)
+
+
+def test_a_hold_that_the_portal_still_has_binds_the_rule_after_the_database_was_lost(azure, portal, tmp_path):
+    with running(azure, portal, tmp_path / "lost"):
+        assert portal.wait_for_requests(1)
+    event = ScheduledEvent(event_id=announce(azure), event_status="Scheduled")
+    portal.decide(event, vm_id=portal.requests[0].vm_id, decision="hold")
+    with running(azure, portal, tmp_path / "new"):
+        assert not is_approved(azure, within_seconds=4)

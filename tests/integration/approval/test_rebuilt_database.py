@@ -25,6 +25,7 @@ def make(tmp_path):
         remote = RemoteSettings(url="https://portal.invalid", keys=keys, required_approvals=required)
         made.settings = ApprovalSettings(rules=rules, remote=remote)
         made.start()
+        made.hear_portal()
         made.wait(10)
         return made
 
@@ -80,9 +81,43 @@ def test_a_hold_outlives_a_file_that_was_damaged_elsewhere(make, table):
     damage(kit, table)
     kit.start()
     assert kit.outbox.set_aside_count == 1
+    kit.hear_portal()
     kit.go(30, kit.event())
     assert held(kit) == {"E-1"}
     assert kit.imds.posts == []
+
+
+@pytest.mark.parametrize("lose", [delete, damage], ids=["lost", "damaged"])
+def test_rules_wait_after_the_database_was_rebuilt_until_the_portal_has_given_all_of_its_decisions(make, lose):
+    kit = make(FREEZE)
+    kit.close()
+    lose(kit)
+    kit.wait(60)
+    kit.start()
+    kit.go(30, kit.event())
+    assert kit.imds.posts == []
+    kit.restart()
+    kit.go(30, kit.event())
+    assert kit.imds.posts == []
+    kit.hear_portal()
+    kit.go(3, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+
+
+@pytest.mark.parametrize("lose", [delete, damage], ids=["lost", "damaged"])
+def test_a_hold_that_was_lost_with_the_database_counts_when_the_portal_gives_it_again(make, lose):
+    kit = make(FREEZE)
+    hold = kit.token(kit.event(), "hold")
+    kit.close()
+    lose(kit)
+    kit.wait(60)
+    kit.start()
+    kit.see(kit.event())
+    kit.offer(hold)
+    kit.hear_portal()
+    kit.go(30, kit.event())
+    assert kit.imds.posts == []
+    assert kit.outcomes == []
 
 
 def test_an_open_approval_outlives_a_file_that_is_deleted_under_the_running_agent(make):
