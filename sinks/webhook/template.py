@@ -5,15 +5,20 @@ error instead of a blank, and it is tried out when the configuration is read: on
 gets, with awkward text in it and, where a record may have none, without an event. A template that breaks on a quotation
 mark shall break at a desk, not at the first eviction.
 
+A template that would not end hangs neither the start nor a delivery: each rendering has a second of the processor's
+time and a MiB of text. Python cannot end a thread from outside, so the template looks at its time itself: a call is put
+into every loop, block and macro of it before it is compiled.
+
 Jinja2 comes with the extra [template] and is imported only where a template is configured.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -29,6 +34,14 @@ from bridge.sink import (
 )
 from sinks.webhook.format import Format, Message
 
+if TYPE_CHECKING:  # it belongs to an extra
+    import jinja2.nodes
+    import jinja2.runtime
+    import jinja2.sandbox
+
+_MOST_SECONDS = 1.0
+_MOST_CHARACTERS = 1024 * 1024
+_LOOK = "_look_at_the_time"
 _AWKWARD = 'He said "soon",\\ then\n<nothing> \u2014 {{ & }}'
 _WITHOUT_EVENT = frozenset(
     {Transition.HEARTBEAT, Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED}
@@ -43,19 +56,16 @@ class TemplateFormat(Format):
         try:
             # Inside: it costs memory, and belongs to an extra.
             import jinja2  # noqa: PLC0415
-            from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415
         except ImportError:
             raise ValueError(
                 "format = 'template' needs Jinja2, which is not installed. It comes with the extra [template]: in the "
                 "checkout, pip install '.[template]'."
             ) from None
-        # No autoescape: JSON is no HTML; `tojson` is what quotes.
-        environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False)
-        environment.policies["json.dumps_kwargs"] = {"default": _not_json}
+        environment = _environment()
         self._content_type = content_type
         self._is_json = _says_json(content_type)
         try:
-            self._template = environment.from_string(text)
+            self._template = environment.from_string(_bounded(environment.parse(text)))
         except jinja2.TemplateError as error:
             line = getattr(error, "lineno", None)
             raise ValueError(f"The template is wrong{f' in line {line}' if line else ''}: {error}") from None
@@ -68,10 +78,12 @@ class TemplateFormat(Format):
     def render(self, record: TransitionRecord) -> bytes:
         """Return the body for *record*; raise DeliveryRejected when the template cannot make one."""
         try:
-            text = self._template.render(variables(record))
+            text = _joined(self._template.generate({**variables(record), _LOOK: _Time().look}))
             body = text.encode()
             if self._is_json:
                 json.loads(text)
+        except _TooMuch as error:
+            raise DeliveryRejected(f"The template does not end: {error}.") from None
         except json.JSONDecodeError as error:
             raise DeliveryRejected(
                 f"The template makes no valid JSON: {error.msg} at line {error.lineno}, column {error.colno}: "
@@ -92,6 +104,75 @@ class TemplateFormat(Format):
                 raise ValueError(
                     f"For a record of transition {sample.transition.value}{event}: {error}{hint}"
                 ) from None
+
+
+class _TooMuch(Exception):
+    """The template takes more time, or makes more text, than any webhook needs."""
+
+
+class _Time:
+    """The processor's time of one rendering: what another program takes meanwhile does not count."""
+
+    def __init__(self) -> None:
+        self._ends_at = time.thread_time() + _MOST_SECONDS
+
+    def look(self) -> str:
+        """Return an empty text while there is time left; raise _TooMuch then."""
+        if time.thread_time() > self._ends_at:
+            raise _TooMuch(f"it takes more than {_MOST_SECONDS:g} s")
+        return ""
+
+
+def _environment() -> jinja2.sandbox.SandboxedEnvironment:
+    import jinja2.sandbox  # noqa: PLC0415  # likewise
+
+    class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+        """The sandbox, without the powers and products that a single step of takes minutes and gigabytes."""
+
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+            _check_size(operator, left, right)
+            return super().call_binop(context, operator, left, right)
+
+    # No autoescape: JSON is no HTML; `tojson` is what quotes.
+    made = Environment(undefined=jinja2.StrictUndefined, autoescape=False)
+    made.policies["json.dumps_kwargs"] = {"default": _not_json}
+    del made.globals["lipsum"]  # text without end, and no use
+    return made
+
+
+def _check_size(operator: str, left: Any, right: Any) -> None:
+    """Raise _TooMuch when a text or a list times *right*, or a number to that power, is more than a template needs."""
+    if operator == "**":
+        if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _MOST_CHARACTERS:
+            raise _TooMuch("a power in it is too large")
+        return
+    for many, factor in ((left, right), (right, left)):
+        if isinstance(many, str | list | tuple) and isinstance(factor, int) and len(many) * factor > _MOST_CHARACTERS:
+            raise _TooMuch("a product in it is too long")
+
+
+def _bounded(template: jinja2.nodes.Template) -> jinja2.nodes.Template:
+    """Return *template*, which looks at its time at each step of a loop and in each block and macro."""
+    from jinja2 import nodes  # noqa: PLC0415  # likewise
+
+    found: Iterator[Any] = template.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block))
+    for node in found:
+        look = nodes.Call(nodes.Name(_LOOK, "load"), [], [], None, None)
+        node.body.insert(0, nodes.ExprStmt(look).set_lineno(node.lineno))
+    return template
+
+
+def _joined(parts: Iterable[str]) -> str:
+    kept: list[str] = []
+    left = _MOST_CHARACTERS
+    for part in parts:
+        left -= len(part)
+        if left < 0:
+            raise _TooMuch(f"it makes more than {_MOST_CHARACTERS} characters")
+        kept.append(part)
+    return "".join(kept)
 
 
 def variables(record: TransitionRecord) -> dict[str, Any]:

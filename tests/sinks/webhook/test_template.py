@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +103,53 @@ def test_every_transition_is_rendered_as_it_would_be_sent() -> None:
 def test_without_jinja2_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     assert "the extra [template]: in the checkout, pip install '.[template]'" in mistake(template="{}")
+
+
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
+ENDS = "{% endfor %}{% endfor %}{% endfor %}"
+MACRO = "{% macro again(n) %}{% if n %}{{ again(n - 1) }}{{ again(n - 1) }}{% endif %}{% endmacro %}{{ again(60) }}"
+ENDLESS = {
+    "loops": LOOPS + ENDS,
+    "loops that only count": LOOPS + "{% set x = a + b + c %}" + ENDS,
+    "a loop within a macro within a loop": "{% macro m() %}"
+    + LOOPS
+    + ENDS
+    + "{% endmacro %}{% for x in [1] %}{{ m() }}{% endfor %}",
+    "a macro that calls itself twice": MACRO,
+    "a recursive loop": "{% for a in [[1, 2]] recursive %}{{ loop([1, 2]) }}{% endfor %}",
+    "a block that shows itself": "{% block b %}{% for x in [1, 2] %}{{ self.b() }}{% endfor %}{% endblock %}",
+    "a call of a block": "{% macro m() %}{{ caller() }}{{ caller() }}{% endmacro %}{% call m() %}"
+    + LOOPS
+    + ENDS
+    + "{% endcall %}",
+    "text without end": "{% for a in range(99999) %}{{ record }}{% endfor %}",
+    "a filter of loops": "{% filter upper %}" + LOOPS + "x" + ENDS + "{% endfilter %}",
+    "a power": "{{ 10 ** (10 ** 10) }}",
+    "a product": "{{ 'x' * 10000000000 }}",
+    "lorem ipsum": "{{ lipsum(n=1000000000) }}",
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("template", ENDLESS.values(), ids=ENDLESS)
+def test_a_template_without_an_end_is_a_mistake_of_the_configuration_and_hangs_nothing(template: str) -> None:
+    began = time.thread_time()
+    said = mistake(template=template, content_type="text/plain")
+    assert "For a record of transition scheduled: " in said
+    assert time.thread_time() - began < 10
+
+
+def test_a_template_that_never_ends_for_one_record_parks_it() -> None:
+    endless = LOOPS + ENDS
+    template = "{% if event and event.description == 'odd' %}" + endless + "{% endif %}{{ transition }}"
+    sink = WebhookSink(WebhookConfig(url="http://x", format="template", template=template, content_type="text/plain"))
+    with pytest.raises(DeliveryRejected, match="does not end: it takes more than 1 s"):
+        sink.send([sample_record(event=sample_event(description="odd"))])
+    sink.close()
+
+
+def test_a_long_template_that_ends_is_fine() -> None:
+    template = "{% for n in range(20000) %}{{ n * 2 }},{{ 'ab' * 2 }},{{ 2 ** 10 }};{% endfor %}"
+    rendered = TemplateFormat(template, content_type="text/plain").render(sample_record())
+    assert rendered.startswith(b"0,abab,1024;2,abab,1024;")
+    assert rendered.count(b";") == 20_000
