@@ -146,14 +146,14 @@ class DecisionInbox:
                     refusals.append(_refusal(refused))
         if decisions:
             kept = list(decisions.values())
-            results = self._outbox.write(approvals.keep_decisions, kept, list(decisions))
-            limited = self._outbox.write(self._outbox.records.limit_decisions, kept)  # in the same commit, most often
+            keep = self._outbox.records.keep_decisions
+            results, given_up = self._outbox.write(keep, kept, list(decisions)).result()
             refusals += [
                 _not_kept(decision, *_NOT_KEPT[result])
-                for decision, result in zip(kept, results.result(), strict=True)
+                for decision, result in zip(kept, results, strict=True)
                 if result in _NOT_KEPT
             ]
-            refusals += [_not_kept(each, *_NOT_KEPT[each.why]) for each in limited.result()]
+            refusals += [_not_kept(each, *_NOT_KEPT[each.why]) for each in given_up]
         with self._lock:
             for token in set(tokens) - without_key:  # they are kept now, or refused
                 self._without_key.pop(token, None)

@@ -79,7 +79,7 @@ class ApprovalResult(str, Enum):
 
 
 class KeepResult(Enum):
-    """What `keep_decisions`, or `limit_decisions` in decision_limits.py, found of one decision."""
+    """What `keep_decisions`, or `limit_decisions` after it, found of one decision."""
 
     NEW = "new"
     KNOWN = "known"

@@ -33,9 +33,10 @@ from bridge.events.record import (
     transition_key,
     vm_key,
 )
-from bridge.outbox import approvals, decision_limits, meta
-from bridge.outbox.approvals import ApprovalRecord, DecisionUpdate, PendingApproval, StoredDecision
+from bridge.outbox import approvals, meta
+from bridge.outbox.approvals import ApprovalRecord, DecisionUpdate, KeepResult, PendingApproval, StoredDecision
 from bridge.outbox.database import SQL
+from bridge.outbox.decision_limits import GivenUp, limit_decisions
 from bridge.outbox.retention import enforce_size
 from bridge.outbox.storage import Storage
 
@@ -104,13 +105,17 @@ class RecordWriter:
 
     # Records.
 
-    def limit_decisions(
-        self, connection: sqlite3.Connection, kept: Sequence[StoredDecision]
-    ) -> list[decision_limits.GivenUp]:
-        """Keep decisions, and the outbox beside them, within their bounds after *kept* came; return what was open."""
-        given_up = decision_limits.limit_decisions(connection, kept, max_bytes=self._storage.max_bytes)
+    def keep_decisions(
+        self, connection: sqlite3.Connection, decisions: Sequence[StoredDecision], tokens: Sequence[str]
+    ) -> tuple[list[KeepResult], list[GivenUp]]:
+        """Keep *decisions* with their *tokens*, within the bounds of decisions and of the outbox.
+
+        Return what was found of each, and the open ones, of these or from before, that do not count any more.
+        """
+        results = approvals.keep_decisions(connection, decisions, tokens)
+        given_up = limit_decisions(connection, decisions, max_bytes=self._storage.max_bytes)
         self._enforce_size(connection, newest=self.last_sequence)
-        return given_up
+        return results, given_up
 
     def append_observation(self, connection: sqlite3.Connection, observation: Observation) -> list[TransitionRecord]:
         """Store the document and its records; raise StreamChanged when they follow from another stream."""
