@@ -19,6 +19,7 @@ from pathlib import Path
 from bridge.config.trusted_keys import TrustedKey, unusable_keys
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
+from bridge.outbox.database import DATABASE
 from bridge.system.permissions import why_writable
 
 logger = logging.getLogger(__name__)
@@ -43,7 +44,8 @@ def unsafe_files(
 
     The ways to two files may have the same fault, which is told once.
     """
-    paths = [directory, *(key.public_key_file for key in keys)]
+    outbox = (directory / f"{DATABASE}{suffix}" for suffix in ("", "-wal", "-shm"))
+    paths = [directory, *outbox, *(key.public_key_file for key in keys)]
     if configuration is not None:
         paths.append(configuration)
     found = (why_writable(path, users=users) for path in paths)

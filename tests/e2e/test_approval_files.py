@@ -130,6 +130,14 @@ def group_writable_state(agent):
     return agent.state, lambda: agent.state.chmod(0o700)
 
 
+def world_writable_outbox(agent):
+    agent.start().wait_for(lambda: "The agent is running" in agent.log)
+    assert agent.stop() == 0
+    agent.state.chmod(0o755)
+    (agent.state / "outbox.db").chmod(0o666)
+    return agent.state / "outbox.db", lambda: [path.chmod(0o600) for path in agent.state.iterdir()]
+
+
 def foreign_configuration(agent):
     os.chown(agent.config, STRANGER, 0)
     return agent.config, lambda: os.chown(agent.config, 0, 0)
@@ -147,6 +155,7 @@ def foreign_state(agent):
         world_writable_configuration,
         directory_of_the_configuration,
         group_writable_state,
+        world_writable_outbox,
         pytest.param(foreign_configuration, marks=needs_root),
         pytest.param(foreign_state, marks=needs_root),
     ],
