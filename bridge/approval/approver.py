@@ -303,7 +303,7 @@ class Approver:
         """Return which of *ready* may be posted now, beside *document*; the last thing asked before a request."""
         known = self._indexed
         index = known[2] if known is not None and known[0] is document else index_document(document)
-        state = self._outbox.read(approvals.read_state).result()
+        state = self._outbox.read(approvals.read_open).result()
         if self._outbox.in_memory or self._submitter.is_disabled() or self._stop.is_set():
             return []
         if self._clock.instant().seconds_since(asked_at) > FRESH_SECONDS:

@@ -201,6 +201,22 @@ def read_state(connection: sqlite3.Connection) -> ApprovalState:
     )
 
 
+def read_open(connection: sqlite3.Connection) -> ApprovalState:
+    """Return `read_state` without the approvals that are no longer on their way: what is asked right before a request.
+
+    An agent that approved hundreds of events remembers them all, and Azure is to be told within milliseconds.
+    """
+    return ApprovalState(
+        stream_id=get(connection, "stream_id") or "",
+        decisions=open_decisions(connection),
+        approvals=_open_approvals(connection),
+    )
+
+
+def _open_approvals(connection: sqlite3.Connection) -> dict[EventVersion, PendingApproval]:
+    return {approval.key: approval for approval in map(approval_of, connection.execute(SQL["open_approvals"]))}
+
+
 def open_decisions(connection: sqlite3.Connection) -> tuple[StoredDecision, ...]:
     """Return the decisions that are not followed or refused yet, holds among them, in the order they came."""
     return tuple(decision_of(row) for row in connection.execute(SQL["open_decisions"]))
@@ -304,11 +320,11 @@ def begin_attempt(
 
     One with a decision beside it that was not evaluated yet is left out: it may be a hold.
     """
-    state = read_state(connection)
+    on_their_way = _open_approvals(connection)
     ready = [
         msgspec.structs.replace(known, attempts=known.attempts + 1, http_status=None, put_off_at=None, changed_at=now)
         for approval in approvals
-        if (known := state.approvals.get(approval.key)) is not None
+        if (known := on_their_way.get(approval.key)) is not None
         and known.state is ApprovalStage.WANTED
         and connection.execute(SQL["has_new_decision"], (known.event_id,)).fetchone() is None
     ]

@@ -371,6 +371,10 @@ DELETE FROM decisions WHERE expires_at < ? AND state NOT IN ('new', 'waiting')
 -- name: remembered_approvals
 SELECT event_id, event_digest, state, changed_at, body FROM approvals ORDER BY changed_at, event_id;
 
+-- name: open_approvals
+SELECT event_id, event_digest, state, changed_at, body FROM approvals WHERE state IN ('draining', 'wanted')
+ORDER BY changed_at, event_id;
+
 -- name: put_approval
 INSERT INTO approvals (event_id, event_digest, state, changed_at, body) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (event_id, event_digest) DO UPDATE SET state = excluded.state, changed_at = excluded.changed_at,

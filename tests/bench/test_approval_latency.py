@@ -1,4 +1,4 @@
-"""From a decision at the portal to StartRequests at Azure, over loopback: p99 under 250 ms."""
+"""From a decision at the portal to StartRequests at Azure, the GET right before it included: p99 under 50 ms."""
 
 import time
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.bench
 DECISIONS = 200
 
 
-def test_a_decision_reaches_azure_within_a_quarter_of_a_second(tmp_path):
+def test_a_decision_reaches_azure_within_50_ms(tmp_path):
     with Simulator(vms=["vm_0"], rate_limit=False) as azure, PortalStub(tmp_path / "portal", tls=False) as portal:
         remote = {"url": portal.url, "keys": portal.key_tables()}
         settings = loader.read(
@@ -37,7 +37,7 @@ def test_a_decision_reaches_azure_within_a_quarter_of_a_second(tmp_path):
             agent.stop()
     p50, p99 = seconds[len(seconds) // 2], seconds[int(len(seconds) * 0.99)]
     print(f"\nbench: decision to StartRequests: p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms")  # noqa: T201
-    assert p99 < 0.25
+    assert p99 < 0.05
 
 
 def measured(azure, portal, event):

@@ -113,7 +113,7 @@ def test_nothing_of_a_revoked_key_is_posted_and_everything_else_is(stage):
     switch.touch()
     records = {signer: stage.event() for signer in (stage.anne, *signers)}
     stage.put(*(signer.decide(record) for signer, record in records.items()))
-    stage.wait(lambda: stage.agent.out.read_text().count('"disabled"') >= len(records))
+    stage.wait(lambda: stage.agent.out.read_text().count('"approval_failed"') >= len(records))
     stage.reload(stage.anne, removed, replaced, restarted)
     assert stage.agent.stop() == 0
     stage.configure(stage.anne, removed, replaced)
@@ -133,7 +133,7 @@ def test_an_approval_by_one_is_not_posted_once_two_are_required(stage):
     switch.touch()
     alone, together = stage.event(), stage.event()
     stage.put(stage.anne.decide(alone))
-    stage.wait(lambda: '"disabled"' in stage.agent.out.read_text())
+    stage.wait(lambda: '"approval_failed"' in stage.agent.out.read_text())
     stage.reload(required_approvals=2)
     switch.unlink()
     stage.put(stage.anne.decide(together), stage.boris.decide(together))
@@ -148,7 +148,7 @@ def test_nothing_is_posted_for_a_portal_that_is_no_longer_configured(stage):
     switch.touch()
     orphan = stage.event()
     stage.put(stage.anne.decide(orphan))
-    stage.wait(lambda: '"disabled"' in stage.agent.out.read_text())
+    stage.wait(lambda: '"approval_failed"' in stage.agent.out.read_text())
     stage.agent.configure(stage.azure.endpoint, "[approval]\n" + RULE + 'event_types = ["Reboot"]\n')
     stage.reload_file()
     switch.unlink()

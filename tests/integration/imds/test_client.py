@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -120,6 +121,24 @@ def test_a_failure_between_two_answers_does_not_forget_the_last_good_one(service
     with pytest.raises(DocumentInvalid):
         client.scheduled_events()
     assert client.scheduled_events() is first
+
+
+def test_last_look_before_an_approval_is_the_poll_s_document_only_while_the_bytes_are_the_same(service, connect):
+    service.answers = [(200, {}, body) for body in (ONE, ONE, EMPTY, ONE)]
+    client = connect()
+    polled = client.scheduled_events()
+    assert client.scheduled_events_again() is polled
+    assert client.scheduled_events_again().events == ()
+    assert client.scheduled_events() is polled
+
+
+def test_last_look_before_an_approval_is_not_given_the_time_of_a_first_poll(service, connect):
+    client = connect(timeout_seconds=0.3, first_timeout_seconds=30.0)
+    service.answers = ["silence"]
+    started = time.monotonic()
+    with pytest.raises(ImdsUnreachable):
+        client.scheduled_events_again()
+    assert time.monotonic() - started < 5
 
 
 def test_environment_proxies_are_never_used(connect, monkeypatch):

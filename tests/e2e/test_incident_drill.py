@@ -1,0 +1,71 @@
+"""The drill of the runbook for a stolen key, with its own commands: disable, revoke, enable."""
+
+import re
+import subprocess
+
+import doc_pages
+import pytest
+from approval_stage import Stage, only
+
+from bridge.testing import Simulator
+
+REBOOTS = """
+[[approval.rules]]
+name = "reboots"
+event_types = ["Reboot"]
+action = "approve"
+resources = "any"
+act = "each"
+"""
+PAGE = doc_pages.page("deploy/README.md")
+INSTALLED = "/var/lib/scheduled-events-bridge"
+
+
+@pytest.fixture
+def stage(agent, tmp_path):
+    with Simulator(vms=["vm_0"], rate_limit=False) as azure:
+        made = Stage(agent, azure, tmp_path)
+        yield made
+        made.close()
+
+
+def run_from_page(stage, command):
+    """Run the line of the page that begins with *command*, on this test's state directory."""
+    [line] = re.findall(rf"^{command} {INSTALLED}/approvals\.disabled", PAGE, re.MULTILINE)
+    subprocess.run(line.replace(INSTALLED, str(stage.agent.state)), shell=True, check=True)
+
+
+def outcomes(stage):
+    """Return (source, result, approvers) of each record about an approval, with its EventId."""
+    return [
+        (each["event"] and each["event"]["event_id"], each["approval"]["source"], each["approval"]["result"])
+        for each in stage.agent.records
+        if each["approval"] is not None
+    ]
+
+
+def test_nothing_of_the_stolen_key_is_posted_and_everything_else_is(stage):
+    stolen = stage.signer("stolen")
+    stage.start(stage.anne, stolen, rules=REBOOTS)
+    run_from_page(stage, "touch")
+    stage.wait(lambda: (None, "approvals.disabled", "disabled") in outcomes(stage))
+    by_stolen, by_anne, by_both, by_rule = (
+        *(stage.event() for _ in range(3)),
+        stage.event(event_type="Reboot"),
+    )
+    stage.put(stolen.decide(by_stolen), stage.anne.decide(by_anne), stolen.decide(by_both), stage.anne.decide(by_both))
+    stage.wait(lambda: sum(result == "disabled" for _, _, result in outcomes(stage)) >= 5)
+    assert not stage.posted
+
+    stolen.public_key_file.unlink()
+    run_from_page(stage, "rm")
+    stage.wait_posted(by_anne, by_both, by_rule)
+
+    later = stage.event()
+    stage.put(stolen.decide(later))
+    control = stage.control()
+    assert stage.posted == only(by_anne, by_both, by_rule, control)
+    found = outcomes(stage)
+    assert (by_stolen["event"]["event_id"], "portal", "unknown_key") in found
+    assert (None, "approvals.disabled", "enabled") in found
+    stage.end()
