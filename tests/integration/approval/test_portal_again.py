@@ -94,6 +94,25 @@ def test_an_approval_that_is_lost_with_a_damaged_database_is_asked_for_again_and
     until(kit, lambda: kit.imds.posts, kit.event())
 
 
+def test_no_approval_is_lost_among_a_thousand_that_come_with_a_thousand_holds_on_other_events(start, portal):
+    kit = start()
+    approved = [kit.event(f"A-{number}") for number in range(1_000)]
+    held = [kit.event(f"H-{number}") for number in range(1_000)]
+    before = [kit.event(event.event_id, not_before_raw="an earlier time") for event in approved]
+    kit.see(*before, *held)
+    tokens = [kit.token(event, "hold", kid="k2", approver=BORIS) for event in held]
+    tokens += [kit.token(event) for event in approved]
+    kit.wait(0.5)  # the newest answer of the metadata service is older than the decisions
+    portal.put(VM_ID, *tokens)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while len(kit.outbox.read(approvals.open_decisions).result()) < len(tokens):
+        assert time.monotonic() < deadline, kit.outcomes
+        time.sleep(0.05)
+    until(kit, lambda: sum(map(len, kit.imds.posts)) == len(approved), *approved, *held)
+    assert {event_id for post in kit.imds.posts for event_id in post} == {event.event_id for event in approved}
+    assert {result for _, result in kit.outcomes} == {"accepted"}
+
+
 def waiting(kit):
     decisions = kit.outbox.read(approvals.open_decisions).result()
     return sum(each.state.value == "waiting" for each in decisions)
