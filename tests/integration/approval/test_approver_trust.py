@@ -303,6 +303,7 @@ def test_drill_disable_revoke_enable_posts_nothing_of_the_revoked_key_and_all_el
         remote=kit.settings.remote, rules=(RuleSettings(name="reboots", event_types=("Reboot",), action="approve"),)
     )
     kit.reload()
+    kit.hear_portal()
     stolen, sound, both = (kit.event(event_id) for event_id in ("E-stolen", "E-sound", "E-both"))
     by_rule = kit.event("E-rule", event_type="Reboot")
     events = (stolen, sound, both, by_rule)
