@@ -476,6 +476,7 @@ class Approver:
                     "event_id": None if record.event is None else record.event.event_id,
                     "decision_id": approval.decision_id,
                     "approvers": list(approval.approvers),
+                    "jws_sha256": list(approval.jws_sha256),
                 },
             )
 

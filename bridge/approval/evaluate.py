@@ -62,6 +62,8 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     approvers: tuple[str, ...] = ()
     event_id: str | None = None
     event: ScheduledEvent | None = None
+    arrivals: tuple[int, ...] = ()
+    """The decisions behind it that are kept."""
 
 
 class Trust(Enum):
@@ -410,6 +412,7 @@ def _refuse_approval(step: _Step, approval: PendingApproval, why: RefusalReason,
             decision_id=approval.decision_id,
             approvers=approval.approvers,
             event=step.event_of(approval),
+            arrivals=approval.arrivals,
         )
     )
 
@@ -489,6 +492,7 @@ def _follow_late(step: _Step, decision: StoredDecision, approval: PendingApprova
         decision_id=decision.decision_id,
         approvers=(decision.approver,),
         reason=decision.reason,
+        arrivals=(decision.arrival,),
     )
     step.result.records.append(
         approval_record(
@@ -568,6 +572,7 @@ def _record_refusal(step: _Step, decision: StoredDecision, why: RefusalReason) -
             decision_id=decision.decision_id,
             approvers=(decision.approver,),
             event=step.index.events.get(decision.event_id),
+            arrivals=(decision.arrival,),
         )
     )
 
@@ -609,6 +614,7 @@ def approval_record(
             result=result.value,
             http_status=http_status,
         ),
+        arrivals=approval.arrivals,
     )
 
 

@@ -311,4 +311,5 @@ def _record(refusal: Refusal, count: int) -> ApprovalRecord:
             reason=message,
             result=refusal.reason.value,
         ),
+        arrivals=refusal.arrivals,
     )

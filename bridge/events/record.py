@@ -74,6 +74,8 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     result: str
     http_status: int | None = None
+    jws_sha256: tuple[str, ...] = ()
+    """SHA-256, hexadecimal, of each signed decision behind the outcome, as the text that came; the outbox keeps it."""
 
 
 class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ Nothing of this is ever written while the outbox lives in memory: what is decide
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 import time
@@ -170,6 +171,8 @@ class ApprovalRecord(msgspec.Struct, frozen=True, kw_only=True):
     transition: Transition
     event: ScheduledEvent | None
     approval: Approval
+    arrivals: tuple[int, ...] = ()
+    """The decisions behind it, which the record names by their signed texts."""
 
 
 class DecisionUpdate(msgspec.Struct, frozen=True, kw_only=True):
@@ -231,6 +234,12 @@ def one_decision(connection: sqlite3.Connection, source: str, decision_id: str) 
     """Return the decision called *decision_id*, None when there is none."""
     row = connection.execute(SQL["one_decision"], (source, decision_id)).fetchone()
     return None if row is None else decision_of(row)
+
+
+def token_digests(connection: sqlite3.Connection, arrivals: Iterable[int]) -> tuple[str, ...]:
+    """Return the SHA-256, hexadecimal, of the text that each decision of *arrivals* came as; a local one has none."""
+    found = (connection.execute(SQL["one_token"], (arrival,)).fetchone() for arrival in arrivals)
+    return tuple(hashlib.sha256(row[0].encode()).hexdigest() for row in found if row is not None)
 
 
 def is_known(connection: sqlite3.Connection, *, approver: str, decision_id: str, payload_sha256: str) -> bool:

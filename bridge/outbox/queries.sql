@@ -293,6 +293,9 @@ VALUES (:source, :approver, :kid, :key_sha256, :decision_id, :payload_sha256, :e
 -- OR REPLACE: nothing is left of a decision that was deleted, whoever deleted it; this is to be sure.
 INSERT OR REPLACE INTO decision_tokens (arrival, token) VALUES (?, ?);
 
+-- name: one_token
+SELECT token FROM decision_tokens WHERE arrival = ?;
+
 -- name: open_decisions
 SELECT arrival, source, approver, kid, key_sha256, jti, payload_sha256, event_id, event_digest, verdict,
   issued_at, expires_at, reason, received_at, state, outcome, said,

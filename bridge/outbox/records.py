@@ -148,7 +148,9 @@ class RecordWriter:
                 observed_at=moment,
                 incarnation=incarnation,
                 previous_incarnation=incarnation,
-                approval=outcome.approval,
+                approval=msgspec.structs.replace(
+                    outcome.approval, jws_sha256=approvals.token_digests(connection, outcome.arrivals)
+                ),
             )
             for outcome in outcomes
         ]

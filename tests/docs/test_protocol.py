@@ -53,6 +53,7 @@ def test_the_digest_of_the_example_is_what_the_code_computes():
 
 def test_the_token_of_the_example_is_what_the_code_signs(tmp_path):
     (tmp_path / "private.pem").write_text(EXAMPLES["private"])
+    (tmp_path / "private.pem").chmod(0o600)
     said = json.loads(EXAMPLES["payload"])
     token = sign_decision(
         tmp_path / "private.pem",

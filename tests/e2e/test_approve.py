@@ -75,6 +75,7 @@ def test_a_rule_gives_approved_then_started_on_every_sink(agent, azure):
         "reason": None,
         "result": "accepted",
         "http_status": 200,
+        "jws_sha256": [],
     }
 
 

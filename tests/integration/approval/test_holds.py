@@ -1,5 +1,8 @@
 """A hold has the opposite defaults of an approval: it counts early, late and old, whatever the event becomes."""
 
+import hashlib
+import sqlite3
+from contextlib import closing
 from datetime import timedelta
 
 import msgspec
@@ -277,3 +280,61 @@ def test_no_rule_acts_while_a_hold_waits_for_its_key_file(kit):
     kit.go(30, kit.event())
     assert kit.imds.posts == []
     assert held(kit) == {"E-1"}
+
+
+# The signed text.
+
+
+def signed_texts(kit):
+    """Return the decisions that the database has, as they came."""
+    with closing(sqlite3.connect(kit.state / "outbox.db")) as connection:
+        return [text for (text,) in connection.execute("SELECT token FROM decision_tokens ORDER BY arrival")]
+
+
+def named(*tokens):
+    return tuple(hashlib.sha256(token.encode()).hexdigest() for token in tokens)
+
+
+def test_the_signed_text_of_each_decision_is_kept_and_the_outcome_names_it(tmp_path):
+    kit = ApproverKit(tmp_path)
+    kit.trust(("k1", ANNE), ("k2", BORIS), required=2)
+    kit.start()
+    kit.wait(10)
+    try:
+        kit.see(kit.event())
+        tokens = [kit.token(kit.event()), kit.token(kit.event(), kid="k2", approver=BORIS)]
+        kit.offer(*tokens)
+        outcome = kit.records[-1].approval
+        assert (outcome.result, outcome.approvers) == ("accepted", (ANNE, BORIS))
+        assert outcome.jws_sha256 == named(*tokens)
+        assert signed_texts(kit) == tokens
+    finally:
+        kit.close()
+
+
+def test_the_outcome_of_a_refused_decision_names_its_signed_text_and_that_of_a_rule_none(kit):
+    kit.see(kit.event("E-2"))
+    kit.turn()
+    assert kit.records[-1].approval.jws_sha256 == ()
+    changed = kit.token(kit.event("E-3", duration_seconds=9))
+    kit.approver.receive([kit.token(kit.event("E-3"), "hold", after=-1), changed])
+    kit.go(2, kit.event("E-3"))
+    assert kit.records[-1].approval.result == "event_changed"
+    assert kit.records[-1].approval.jws_sha256 == named(changed)
+
+
+def test_the_signed_text_of_a_forged_decision_is_neither_kept_nor_named(kit):
+    kit.see(kit.event("E-2"))
+    forged = kit.token(kit.event("E-2"))[:-8] + "AAAAAAAA"
+    kit.offer(forged)
+    assert signed_texts(kit) == []
+    assert all(record.approval.jws_sha256 == () for record in kit.records if record.approval is not None)
+
+
+def test_a_decision_that_is_forgotten_takes_its_signed_text_along(kit):
+    kit.see(kit.event("E-2"))
+    kit.offer(kit.token(kit.event("E-2")))
+    assert len(signed_texts(kit)) == 1
+    kit.wait(3 * 86_400)
+    kit.outbox.write(approvals.prune, [], kit.now().timestamp()).result()
+    assert signed_texts(kit) == []
