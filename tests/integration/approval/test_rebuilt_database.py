@@ -7,7 +7,11 @@ import pytest
 from approver_kit import ANNE, BORIS, ApproverKit
 
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
-from bridge.outbox import approvals
+from bridge.events.diff import Change
+from bridge.events.event import Document
+from bridge.events.record import Evidence, Transition
+from bridge.outbox import approvals, meta
+from bridge.outbox.records import Observation
 
 FREEZE = RuleSettings(name="freeze", action="approve", event_types=("Freeze",))
 
@@ -57,6 +61,22 @@ def replace(kit):
     """Have the running agent find its file missing."""
     delete(kit)
     kit.outbox.tend().result()
+
+
+def fill(kit, count):
+    """Have the outbox hold *count* records of 4 KB."""
+    events = [kit.event(f"F-{number}", event_status="Started", description="x" * 4096) for number in range(count)]
+    seen = Observation(
+        stream_id=kit.outbox.read(meta.load).result().stream_id,
+        document=Document(incarnation=1),
+        changes=[Change(transition=Transition.STARTED, evidence=Evidence.OBSERVED, event=event) for event in events],
+        observed_at=kit.now(),
+        incarnation=1,
+        previous_incarnation=None,
+        is_settled=True,
+        boot_id="boot-1",
+    )
+    kit.outbox.write(kit.outbox.records.append_observation, seen).result()
 
 
 def held(kit):
@@ -161,3 +181,20 @@ def test_what_was_followed_is_known_after_the_database_was_rebuilt(make):
     kit.go(3, kit.event())
     assert kit.imds.posts == [["E-1"]]
     assert len(kit.outcomes) == before
+
+
+@pytest.mark.parametrize("backlog", [0, 3_000], ids=["copied into memory", "too large for memory"])
+def test_a_hold_outlives_a_file_that_is_lost_while_its_disk_refuses(make, backlog):
+    kit = make(FREEZE)
+    kit.offer(kit.token(kit.event(), "hold"))
+    fill(kit, backlog)
+    full = sqlite3.OperationalError("database or disk is full")
+    kit.outbox.exclusive(lambda storage: storage.recover(full)).result()
+    assert kit.outbox.in_memory
+    delete(kit)
+    kit.outbox.tend().result()
+    assert not kit.outbox.in_memory
+    kit.hear_portal()
+    kit.go(30, kit.event())
+    assert held(kit) == {"E-1"}
+    assert kit.imds.posts == []
