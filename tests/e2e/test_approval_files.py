@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from portal_stub import PortalStub
 
 from bridge.events.record import decode_record
 from bridge.testing import EventSpec, Simulator
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="access lists decide there, which are not looked at")
 
 FREEZE_RULE = '[[approval.rules]]\nname = "freeze"\nevent_types = ["Freeze"]\naction = "approve"\n'
 STRANGER = 65534
