@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 
@@ -38,7 +39,7 @@ from bridge.approval.inbox import DecisionInbox, RefusalLimiter
 from bridge.approval.off_switch import OffSwitch
 from bridge.approval.rule_commands import RuleCommands
 from bridge.approval.rules import RuleEngine
-from bridge.approval.submit import Submitter
+from bridge.approval.submit import Submitter, batches
 from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.config.approval import ApprovalSettings
 from bridge.errors import BridgeError, OutboxReadOnly
@@ -290,11 +291,25 @@ class Approver:
             ready = self._outbox.write(approvals.begin_attempt, stream_id, due, now).result()
             if not ready:
                 return None
-            evaluation = self._submitter.post(ready, self._confirmed)
+            evaluation = self._post_confirmed(ready)
             kept_back = {each.key for each in ready} - {each.key for each in evaluation.approvals}
             evaluation.approvals += [each for each in due if each.key in kept_back]  # their attempt was none
             written = self._begin_write(evaluation, stream_id, self._incarnation)
         self._announce(written.result())
+        return evaluation
+
+    def _post_confirmed(self, ready: Sequence[PendingApproval]) -> Evaluation:
+        """Post *ready*, each part after a last look that says that it still may be; return what became of them."""
+        evaluation = Evaluation()
+        parts = deque(batches(ready))
+        while parts:
+            part = parts.popleft()
+            look = self._submitter.last_look()
+            confirmed = [] if look is None else self._confirmed(part, look.document, look.asked_at)
+            keys = {each.key for each in confirmed}
+            self._submitter.keep_back([each for each in part if each.key not in keys])
+            if look is not None and confirmed:
+                parts.extend(self._submitter.post(confirmed, look.document.incarnation, evaluation))
         return evaluation
 
     def _confirmed(

@@ -35,7 +35,7 @@ from bridge.approval.evaluate import Evaluation, approval_record
 from bridge.backoff import delivery_gap
 from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.errors import ImdsError, ImdsStatus
-from bridge.events.event import Document
+from bridge.events.event import Document, Incarnation
 from bridge.events.record import Transition
 from bridge.logs import ThrottledLog
 from bridge.outbox.approvals import ApprovalResult, ApprovalStage, DecisionStage, EventVersion, PendingApproval
@@ -65,8 +65,16 @@ def is_disabled(directory: Path) -> bool:
     return True
 
 
-Confirm = Callable[[Sequence[PendingApproval], Document, Instant], list[PendingApproval]]
-"""Returns which approvals may be posted, given a document and the instant at which it was asked for."""
+class LastLook(msgspec.Struct, frozen=True, kw_only=True):
+    """The document right before a request, and when it was asked for."""
+
+    document: Document
+    asked_at: Instant
+
+
+def batches(approvals: Sequence[PendingApproval]) -> list[Sequence[PendingApproval]]:
+    """Return *approvals* in parts that one request may have."""
+    return [approvals[start : start + _MOST_IN_A_REQUEST] for start in range(0, len(approvals), _MOST_IN_A_REQUEST)]
 
 
 class _Attempt(msgspec.Struct, kw_only=True):
@@ -99,6 +107,7 @@ class Submitter:
         self._clock = clock
         self._log = ThrottledLog(logger, clock=clock)
         self._attempts: dict[EventVersion, _Attempt] = {}
+        self._gap_seconds = _RETRY_SECONDS
         self._landed = threading.Condition()
         self._in_flight: frozenset[str] = frozenset()
 
@@ -201,29 +210,40 @@ class Submitter:
 
     # The request.
 
-    def post(self, approvals: Sequence[PendingApproval], confirmed: Confirm) -> Evaluation:
-        """Post *approvals*, in one request if possible, and return what became of each that was posted.
-
-        *confirmed* is asked right before each request which of them may still be posted, given the document that was
-        got just now and the instant at which it was asked for.
-        """
-        result = Evaluation()
-        for start in range(0, len(approvals), _MOST_IN_A_REQUEST):
-            self._post(approvals[start : start + _MOST_IN_A_REQUEST], confirmed, result)
-        return result
-
-    def _post(self, approvals: Sequence[PendingApproval], confirmed: Confirm, result: Evaluation) -> None:
-        document, approvals = self._confirmed(approvals, confirmed)
-        if document is None or not approvals:
-            return
+    def last_look(self) -> LastLook | None:
+        """Return the document as it is now, to be asked for right before each `post`; None when it cannot be had."""
+        asked_at = self._clock.instant()
+        self._gap_seconds = _RETRY_SECONDS
         try:
-            status = self._imds.start_requests([each.event_id for each in approvals], incarnation=document.incarnation)
+            document = self._imds.scheduled_events_again()
+        except ImdsError as error:
+            self._log.problem("look", logging.WARNING, f"Nothing is approved without a last look. {error}")
+            if isinstance(error, ImdsStatus) and error.retry_after_seconds is not None:
+                self._gap_seconds = min(max(error.retry_after_seconds, _RETRY_SECONDS), _LONGEST_GAP_SECONDS)
+            return None
+        self._log.recovered("look", "The metadata service gives the last look before an approval again.")
+        return LastLook(document=document, asked_at=asked_at)
+
+    def keep_back(self, approvals: Iterable[PendingApproval]) -> None:
+        """Let *approvals*, which may not be posted beside the last look, wait for a moment."""
+        for each in approvals:
+            self._attempt(each).retry_at = self._clock.monotonic() + self._gap_seconds
+            message = "The last look before the request says that this may not be approved now."
+            self._log.problem(each.key, logging.INFO, message, event_id=each.event_id)
+
+    def post(
+        self, approvals: Sequence[PendingApproval], incarnation: Incarnation, result: Evaluation
+    ) -> list[Sequence[PendingApproval]]:
+        """Post *approvals* in one request, and add to *result* what became of each.
+
+        Returns what is to be posted next, each in a request of its own: one of them may be why Azure refused all.
+        """
+        try:
+            status = self._imds.start_requests([each.event_id for each in approvals], incarnation=incarnation)
         except ImdsStatus as error:
             about_one_of_them = 400 <= error.status < 500 and error.status != _TOO_MANY_REQUESTS  # noqa: PLR2004
             if about_one_of_them and len(approvals) > 1:
-                for each in approvals:
-                    self._post([each], confirmed, result)
-                return
+                return [[each] for each in approvals]
             for each in approvals:
                 self._failed(each, error, result, status=error.status, retry_after=error.retry_after_seconds)
         except ImdsError as error:
@@ -232,29 +252,7 @@ class Submitter:
         else:
             for each in approvals:
                 self._accepted(each, status, result)
-
-    def _confirmed(
-        self, approvals: Sequence[PendingApproval], confirmed: Confirm
-    ) -> tuple[Document | None, list[PendingApproval]]:
-        """Return the document as it is now, and which of *approvals* may be posted beside it; the others wait."""
-        document, ready, gap = None, [], _RETRY_SECONDS
-        asked_at = self._clock.instant()
-        try:
-            document = self._imds.scheduled_events_again()
-        except ImdsError as error:
-            self._log.problem("confirm", logging.WARNING, f"Nothing is approved without a last look. {error}")
-            if isinstance(error, ImdsStatus) and error.retry_after_seconds is not None:
-                gap = min(max(error.retry_after_seconds, gap), _LONGEST_GAP_SECONDS)
-        else:
-            self._log.recovered("confirm", "The metadata service gives the last look before an approval again.")
-            ready = confirmed(approvals, document, asked_at)
-        going = {each.key for each in ready}
-        for each in approvals:
-            if each.key not in going:
-                self._attempt(each).retry_at = self._clock.monotonic() + gap
-                message = "The last look before the request says that this may not be approved now."
-                self._log.problem(each.key, logging.INFO, message, event_id=each.event_id)
-        return document, ready
+        return []
 
     def _accepted(self, approval: PendingApproval, status: int, result: Evaluation) -> None:
         self._log.recovered(approval.key, "Azure takes the approval now.", event_id=approval.event_id)

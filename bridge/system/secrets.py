@@ -29,7 +29,7 @@ class ChangingFile(Generic[_T]):
     def __init__(self, path: Path, parse: Callable[[bytes], _T]) -> None:
         self.path = path
         self._parse = parse
-        self._found: tuple[tuple[int, int, int], _T] | None = None
+        self._found: tuple[tuple[int, int, int, int], _T] | None = None
 
     def value(self) -> _T:
         """Return it as the file is now.
@@ -39,7 +39,8 @@ class ChangingFile(Generic[_T]):
         """
         last, self._found = self._found, None
         status = self.path.stat()
-        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        # st_ctime_ns: whoever copies with times (cp -p, rsync -t) may leave the time and the size as they were.
+        stamp = (status.st_ctime_ns, status.st_mtime_ns, status.st_size, status.st_ino)
         if last is None or last[0] != stamp:
             last = stamp, self._parse(self._content(status))
         self._found = last

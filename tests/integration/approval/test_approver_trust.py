@@ -1,5 +1,6 @@
 """Trust is asked again right before each StartRequests: the keys, the number of approvers, the event, the holds."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -37,6 +38,14 @@ def replace_the_key_file(kit):
     shutil.copy(f"{other.private_key_file}.pub", public_key(kit, "k1"))
 
 
+def overwrite_the_key_file_and_keep_its_time(kit):
+    file = public_key(kit, "k1")
+    before = file.stat()
+    replace_the_key_file(kit)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat().st_size == before.st_size
+
+
 def take_the_key_out_of_the_configuration(kit):
     kit.trust(("k2", BORIS))
     kit.reload()
@@ -65,6 +74,7 @@ def restart_without_the_portal(kit):
 WAYS = [
     remove_the_key_file,
     replace_the_key_file,
+    overwrite_the_key_file_and_keep_its_time,
     take_the_key_out_of_the_configuration,
     restart_without_the_key,
     give_the_key_to_another_approver,
