@@ -33,6 +33,7 @@ top of a thread catches Exception.
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import Enum
 
 
@@ -219,8 +220,8 @@ class RefusedDecision(BridgeError):
     """A signed decision does not count, for *reason*.
 
     *approver* is who signed it, None unless the signature verified. *decision_id*, *event_id* and *payload_sha256* are
-    what it claims; they are None also when the signed text could not be read. The message of a reason that is not
-    verified holds nothing of the token.
+    what it claims; they are None also when the signed text could not be read. *counts_from* is when it may count after
+    all, for what is only too early. The message of a reason that is not verified holds nothing of the token.
     """
 
     def __init__(
@@ -232,9 +233,11 @@ class RefusedDecision(BridgeError):
         decision_id: str | None = None,
         event_id: str | None = None,
         payload_sha256: str | None = None,
+        counts_from: datetime | None = None,
     ) -> None:
         super().__init__(message)
         self.reason = reason
+        self.counts_from = counts_from
         self.approver = approver
         self.decision_id = decision_id
         self.event_id = event_id

@@ -212,7 +212,7 @@ class Approver:
         if self._inbox.has_waiting:
             self._refuse(self._inbox.receive_waiting())
         self._note_portal_read()
-        wait_seconds = min(_RETRY_SECONDS if self._inbox.has_waiting else _IDLE_SECONDS, self._refusals.wait_seconds())
+        wait_seconds = min(_IDLE_SECONDS, self._inbox.wait_seconds(), self._refusals.wait_seconds())
         state = self._outbox.read(approvals.read_state).result()
         self._publish(state)
         self._note_new(state)

@@ -4,7 +4,8 @@ A token is verified and its decision kept before anything else is done with it, 
 stranger's forgeries delay no other part, and a crash a moment later loses nothing. While this VM's id is unknown or
 the outbox lives in memory, tokens wait here, as many as two answers of the portal may hold: after a restart the portal
 gives all of them again. So do tokens whose key file cannot be used: somebody may be writing it just now, and what is
-wrong on this VM consumes no decision.
+wrong on this VM consumes no decision. And so do those that came before their time (``nbf``, or a clock that is behind):
+the portal does not give them again.
 
 A stranger can send ten thousand forgeries, and must not be able to push real records out of the outbox or to page
 people ten thousand times. So refusals make at most one record a minute and reason, with a count (`RefusalLimiter`).
@@ -17,6 +18,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import datetime
 
 import msgspec
 
@@ -37,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 QUIET_SECONDS = 60.0
 _MOST_WAITING = 2_000
+_RETRY_SECONDS = 1.0
 _NOT_KEPT = {
     KeepResult.REPLAYED: (RefusalReason.REPLAYED, "Its jti was used before for something else."),
     KeepResult.TOO_OLD: (
@@ -72,8 +75,8 @@ class DecisionInbox:
         self._log = ThrottledLog(logger, clock=clock)
         self._lock = threading.Lock()
         self._waiting: deque[str] = deque(maxlen=_MOST_WAITING)
-        self._without_key: dict[str, str] = {}
-        """From a token whose key file could not be used to the kid; they are tried again once it can."""
+        self._later: dict[str, str | datetime] = {}
+        """From a token to the kid whose file must become usable, or to the time from which it may count."""
 
     def receive(self, tokens: Sequence[str]) -> list[Refusal]:
         """Keep the decisions in *tokens*, or let them wait; return the refusals. Raises nothing a token can cause."""
@@ -90,7 +93,15 @@ class DecisionInbox:
     @property
     def has_waiting(self) -> bool:
         """Return whether tokens wait."""
-        return bool(self._waiting or self._without_key)
+        return bool(self._waiting or self._later)
+
+    def wait_seconds(self) -> float:
+        """Return the seconds until tokens that wait are to be tried again; infinity when none wait."""
+        with self._lock:
+            times = [each for each in self._later.values() if isinstance(each, datetime)]
+            if self._waiting or len(times) < len(self._later):
+                return _RETRY_SECONDS
+        return max((min(times) - self._clock.now()).total_seconds(), _RETRY_SECONDS) if times else math.inf
 
     @property
     def has_unkept(self) -> bool:
@@ -101,7 +112,7 @@ class DecisionInbox:
     def awaits_key(self) -> bool:
         """Return whether a token waits for a key file that is there and cannot be used, maybe while it is written."""
         with self._lock:
-            kids = set(self._without_key.values())
+            kids = {until for until in self._later.values() if isinstance(until, str)}
         return any(key.kid in kids and _is_broken(key) for key in self._keys)
 
     def receive_waiting(self) -> list[Refusal]:
@@ -109,8 +120,13 @@ class DecisionInbox:
         with self._lock:
             tokens = list(self._waiting)
             self._waiting.clear()
-            kids = {key.kid for key in self._keys if self._without_key and _is_usable(key)}
-            tokens += [token for token, kid in self._without_key.items() if kid in kids]
+            kids = {key.kid for key in self._keys if self._later and _is_usable(key)}
+            now = self._clock.now()
+            tokens += [
+                token
+                for token, until in self._later.items()
+                if (until in kids if isinstance(until, str) else until <= now)
+            ]
         return self.receive(tokens) if tokens else []
 
     def trust(self, decision: StoredDecision) -> Trust:
@@ -132,17 +148,12 @@ class DecisionInbox:
         created_at = self._outbox.created_at
         decisions: dict[str, StoredDecision] = {}
         refusals: list[Refusal] = []
-        without_key = set()
         for token in tokens:
             try:
                 claims = verify(token, keys=self._keys, audience=vm_id, now=self._clock.now(), created_at=created_at)
                 decisions[token] = self._stored(claims)
             except RefusedDecision as refused:
-                if refused.reason is RefusalReason.KEY_UNUSABLE:
-                    without_key.add(token)
-                    if not self._begin_waiting_for_key(token):
-                        continue
-                if not self._is_known(refused):
+                if not (self._waits_already(token, refused) or self._is_known(refused)):
                     refusals.append(_refusal(refused))
         if decisions:
             kept = list(decisions.values())
@@ -155,18 +166,21 @@ class DecisionInbox:
             ]
             refusals += [_not_kept(each, *_NOT_KEPT[each.why]) for each in given_up]
         with self._lock:
-            for token in set(tokens) - without_key:  # they are kept now, or refused
-                self._without_key.pop(token, None)
+            for token in decisions:
+                self._later.pop(token, None)
         return refusals
 
-    def _begin_waiting_for_key(self, token: str) -> bool:
-        """Let *token* wait until its key can be used; return whether it did not wait before."""
+    def _waits_already(self, token: str, refused: RefusedDecision) -> bool:
+        """Let *token* wait if its key file or its time may come yet; return whether it waited for that before."""
+        is_about_key = refused.reason is RefusalReason.KEY_UNUSABLE
+        until = str(read_header(token).get("kid")) if is_about_key else refused.counts_from
         with self._lock:
-            is_new = token not in self._without_key
-            self._without_key[token] = str(read_header(token).get("kid"))
-            while len(self._without_key) > _MOST_WAITING:
-                del self._without_key[next(iter(self._without_key))]
-        return is_new
+            before = self._later.pop(token, None)
+            if until is not None:
+                self._later[token] = until
+            while len(self._later) > _MOST_WAITING:
+                del self._later[next(iter(self._later))]
+        return until is not None and before == until
 
     def _is_known(self, refused: RefusedDecision) -> bool:
         """Return whether the decision was kept when it came; that it would not count any more is no refusal."""

@@ -69,6 +69,7 @@ _CLAIM_NAMES = {
     "not_valid_before": "nbf",
     "verdict": "decision",
 }
+_KNOWN_CLAIMS = frozenset({*_CLAIM_NAMES.values(), "reason", "event_digest"})
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
@@ -167,7 +168,7 @@ def read_header(token: str) -> dict[str, Any]:
 
 def read_claims(payload: bytes, *, kid: str, approver: str, key_sha256: str) -> Claims:
     """Return the claims in *payload*, which the key *kid* signed; raise ClaimsMalformed, naming what is wrong."""
-    members = _strict_object(payload)
+    members = {name: value for name, value in _strict_object(payload).items() if name in _KNOWN_CLAIMS}
     members["reason"] = _printable(members.get("reason"))
     for name in ("iat", "exp", "nbf"):
         members[name] = _date(name, members.get(name))
@@ -251,12 +252,15 @@ def _check_times(claims: Claims, *, now: datetime, created_at: datetime) -> None
             f"was issued at {claims.issued_at.isoformat()}, before the outbox was made at {created_at.isoformat()}",
         )
     if starts - skew > now:
-        raise _refused(RefusalReason.NOT_YET_VALID, claims, f"is not valid before {starts.isoformat()}")
+        why = f"is not valid before {starts.isoformat()}, and is looked at again then"
+        raise _refused(RefusalReason.NOT_YET_VALID, claims, why, counts_from=starts - skew)
     if now >= claims.expires_at + skew:
         raise _refused(RefusalReason.EXPIRED, claims, f"expired at {claims.expires_at.isoformat()}")
 
 
-def _refused(reason: RefusalReason, claims: Claims, what: str) -> RefusedDecision:
+def _refused(
+    reason: RefusalReason, claims: Claims, what: str, *, counts_from: datetime | None = None
+) -> RefusedDecision:
     return RefusedDecision(
         reason,
         f"The decision {claims.decision_id} signed by {claims.approver} {what}.",
@@ -264,6 +268,7 @@ def _refused(reason: RefusalReason, claims: Claims, what: str) -> RefusedDecisio
         decision_id=claims.decision_id,
         event_id=claims.event_id,
         payload_sha256=claims.payload_sha256,
+        counts_from=counts_from,
     )
 
 

@@ -15,7 +15,6 @@ from bridge.errors import BridgeError
 from bridge.events.event import ScheduledEvent, VmIdentity
 from bridge.events.record import Evidence, Transition, TransitionRecord, record_id, transition_key
 from bridge.imds.client import client_of
-from bridge.text import escaped
 
 _IDENTITY_SECONDS = 2.0
 
@@ -38,7 +37,7 @@ def send_test(settings: Settings, names: Sequence[str]) -> bool:
     record = _test_record(settings)
     problems = [(sink.name, _send(sink, record)) for sink in chosen]
     for name, problem in problems:
-        click.echo(escaped(f"{name}: {problem or 'delivered'}"), err=True)
+        click.echo(f"{name}: {problem or 'delivered'}", err=True)
     return all(problem is None for _, problem in problems)
 
 

@@ -8,6 +8,7 @@ approval that comes last and must arrive, so that "nothing was posted" never mea
 
 from __future__ import annotations
 
+import json
 import random
 import sqlite3
 import time
@@ -301,6 +302,45 @@ def test_a_clock_that_was_a_day_ahead_at_the_first_start_costs_no_approval(stage
         database.execute("UPDATE meta SET value = ? WHERE key = 'created_at'", (tomorrow + made_at[19:],))
     stage.restart()
     stage.control()
+    stage.end()
+
+
+def test_what_the_page_allows_is_followed(stage):
+    stage.start()
+    anne, boris = stage.anne, stage.boris
+    plain, named_alike, in_capitals, cut = [stage.event() for _ in range(4)]
+    elsewhere = stage.event(resources=("vm_7",), is_seen=False)
+    records = [plain, named_alike, in_capitals, cut, elsewhere]
+    claims = anne.claims(plain)
+    stage.put(
+        anne.sign(json.dumps({**claims, "nbf": None, "reason": None, "ticket": ["x"]}).encode()),
+        boris.decide(named_alike, jti=claims["jti"]),
+        anne.decide(elsewhere),
+        anne.decide(in_capitals, aud=stage.vm_id.upper()),
+        anne.decide(cut, reason="cut \ud83d", **{"\ud83d": 1}),
+    )
+    stage.wait_posted(*records)
+    assert stage.posted == only(*records)
+    stage.end()
+
+
+def test_the_decisions_of_an_answer_with_a_lower_index_count(stage):
+    stage.start()
+    stage.control()
+    record = stage.event()
+    stage.portal.answer_next(2, stage.anne.decide(record))
+    stage.wait_posted(record)
+    stage.control()
+    stage.end()
+
+
+def test_an_approval_that_comes_before_its_time_waits_for_it(stage):
+    stage.start()
+    early = stage.event()
+    stage.put(stage.anne.decide(early, nbf=time.time() + 63))  # a VM takes it from 60 seconds before
+    control = stage.control(stage.boris)
+    stage.wait_posted(early)
+    assert stage.posted == only(control, early)
     stage.end()
 
 

@@ -260,6 +260,26 @@ def test_an_accepted_approval_ends_at_exp_or_an_hour_after_not_before_whichever_
     assert "NotBefore" in kit.records[-1].approval.reason
 
 
+def test_an_approval_that_comes_before_its_time_is_followed_when_the_time_comes(kit):
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event(), after=300))
+    kit.go(239, kit.event())
+    assert kit.imds.posts == []
+    kit.go(2, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+    assert kit.outcomes == [("approval_refused", "not_yet_valid"), ("approved", "accepted")]
+    assert "looked at again" in kit.records[0].approval.reason
+
+
+def test_a_hold_made_meanwhile_wins_over_an_approval_that_came_before_its_time(kit):
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event(), after=300))
+    kit.offer(kit.token(kit.event(), "hold", after=301, kid="k2", approver=BORIS))
+    kit.go(320, kit.event())
+    assert kit.imds.posts == []
+    assert kit.outcomes[-1] == ("approval_refused", "superseded")
+
+
 def test_a_dry_run_does_all_but_the_post(kit):
     configure(kit, dry_run=True)
     kit.go(1, kit.event())

@@ -146,6 +146,9 @@ def _accepted() -> Iterator[tuple[str, str]]:
         token(claims(reason="line 1\nline 2 \u001b[31m é 日本 \u202e")),
     )
     yield "a reason that is cut", token(claims(reason="x" * 300))
+    yield "nbf and reason are null", token(claims(nbf=None, reason=None))
+    yield "half an emoji in the reason", token(claims(reason="cut \ud83d"))
+    yield "half an emoji in a claim nobody knows here, and in its name", token(claims(**{"\ud83d": "\ud83d"}))
     yield "claims nobody knows here", token(claims(ticket={"id": [1, 2, None]}, scope="*"))
     yield (
         "header members in another order, with spaces",
