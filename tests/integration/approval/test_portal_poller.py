@@ -155,7 +155,7 @@ def test_the_limits_are_those_of_the_page():
     assert f"`wait` plus {GRACE_SECONDS:g} seconds at most" in PAGE
     assert MAX_ANSWER_BYTES == 1024 * 1024
     assert "| body of an answer | 1 MiB |" in PAGE
-    assert f"| decisions in an answer | {MAX_DECISIONS:,}." in PAGE
+    assert f"| decisions in an answer | {MAX_DECISIONS:,} |" in PAGE
 
 
 def test_without_a_token_there_is_no_authorization(portal, start):
