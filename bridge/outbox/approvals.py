@@ -19,12 +19,12 @@ from typing import Any
 
 import msgspec
 
-from bridge.clock import CLOCK_SKEW_SECONDS, parse_time
+from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.errors import OutboxReadOnly, StreamChanged
 from bridge.events.event import ScheduledEvent, encode
 from bridge.events.record import Approval, Transition, Verdict
 from bridge.outbox.database import SQL, is_in_memory
-from bridge.outbox.meta import document_of, get, read_meta
+from bridge.outbox.meta import count_decision_change, created_at, document_of, get, read_meta
 
 #: A jti is remembered so long after its expiry: the clocks' skew, and a day for a clock that is set back.
 REMEMBER_SECONDS = CLOCK_SKEW_SECONDS + 86_400.0
@@ -283,7 +283,7 @@ def keep_decisions(
     """
     _refuse_memory(connection)
     # What was approved before this database was made may have been followed already. To hold again does no harm.
-    oldest = int(parse_time(get(connection, "created_at") or "").timestamp() * 1_000_000)
+    oldest = int(created_at(read_meta(connection)).timestamp() * 1_000_000)
     return [
         KeepResult.TOO_OLD
         if decision.issued_at < oldest and decision.verdict is not Verdict.HOLD
@@ -299,6 +299,7 @@ def keep_decision(connection: sqlite3.Connection, decision: StoredDecision, toke
         arrival = connection.execute(SQL["add_decision"], msgspec.to_builtins(decision)).lastrowid
         if token is not None:
             connection.execute(SQL["add_token"], (arrival, token))
+        count_decision_change(connection)
         return KeepResult.NEW
     return KeepResult.KNOWN if found == decision.payload_sha256 else KeepResult.REPLAYED
 
@@ -307,8 +308,8 @@ def write_changes(
     connection: sqlite3.Connection,
     stream_id: str,
     *,
-    approvals: Iterable[PendingApproval] = (),
-    decisions: Iterable[DecisionUpdate] = (),
+    approvals: Sequence[PendingApproval] = (),
+    decisions: Sequence[DecisionUpdate] = (),
 ) -> None:
     """Write what became of approvals and decisions; raise StreamChanged when they are not this outbox's."""
     _refuse_memory(connection)
@@ -320,6 +321,8 @@ def write_changes(
     for update in decisions:
         change = (update.state.value, update.outcome, update.message, update.arrival)
         connection.execute(SQL["update_decision"], change)
+    if approvals or decisions:
+        count_decision_change(connection)
 
 
 def begin_attempt(

@@ -22,6 +22,10 @@ DISABLED_BY = "approvals_disabled_by"
 
 
 AWAITS_PORTAL = "awaits_portal"
+CREATED_AT_CORRECTED = "created_at_corrected"
+"""The key of when the database counts as made while the clock is before ``created_at``; empty: it is not."""
+DECISION_CHANGES = "decision_changes"
+"""The key of how often decisions and approvals were written: a file that knows of fewer has lost some."""
 
 
 class SavedState(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,12 +64,30 @@ def begin_stream(connection: sqlite3.Connection, moment: datetime) -> None:
 def forget_decisions(connection: sqlite3.Connection, moment: datetime) -> None:
     """Have the database count as made at *moment*, without decisions from before, of which holds may be missing."""
     put(connection, "created_at", format_time(moment))
+    if get(connection, CREATED_AT_CORRECTED):
+        put(connection, CREATED_AT_CORRECTED, "")
     put(connection, AWAITS_PORTAL, "1")
 
 
-def note_portal_read(connection: sqlite3.Connection, created_at: datetime) -> None:
-    """Note that the portal gave all of its decisions to the database that was made at *created_at*, if this is it."""
-    if get(connection, "created_at") == format_time(created_at) and awaits_portal(read_meta(connection)):
+def created_at(meta: Mapping[str, str]) -> datetime:
+    """Return when the database counts as made: no approval from before is accepted."""
+    return parse_time(meta.get(CREATED_AT_CORRECTED) or meta["created_at"])
+
+
+def count_decision_change(connection: sqlite3.Connection) -> None:
+    """Count one more write of decisions or approvals, in its transaction."""
+    put(connection, DECISION_CHANGES, str(int(get(connection, DECISION_CHANGES) or 0) + 1))
+
+
+def decision_changes(meta: Mapping[str, str]) -> int:
+    """Return how often decisions and approvals were written."""
+    return int(meta.get(DECISION_CHANGES) or 0)
+
+
+def note_portal_read(connection: sqlite3.Connection, made_at: datetime) -> None:
+    """Note that the portal gave all of its decisions to the database made at *made_at*, if this is it."""
+    known = read_meta(connection)
+    if created_at(known) == made_at and awaits_portal(known):
         put(connection, AWAITS_PORTAL, "0")
 
 

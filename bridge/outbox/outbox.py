@@ -33,7 +33,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from bridge.clock import parse_time, utc_now
+from bridge.clock import utc_now
 from bridge.errors import OutboxError
 from bridge.events.event import VmIdentity
 from bridge.logs import ThrottledLog
@@ -167,11 +167,11 @@ class Outbox:
     def created_at(self) -> datetime:
         """Return when the database was made, as of the last commit: what was decided earlier does not count.
 
-        A time that the clock has not reached is corrected first.
+        A time that the clock has not reached is corrected first, for as long as the clock has not reached it.
         """
-        if self._storage.is_made_in_future:
+        if self._storage.is_creation_to_correct:
             self._submit(_Mode.WRITE, Storage.correct_created_at).result()
-        return parse_time(self._storage.meta["created_at"])
+        return meta.created_at(self._storage.meta)
 
     @property
     def awaits_portal(self) -> bool:

@@ -281,6 +281,10 @@ def _is_sound_meta(key: str | bytes, value: str | bytes) -> bool:
             parse_time(value)
         elif key == "next_sequence":
             return int(value) > 0
+        elif key == meta.DECISION_CHANGES:
+            return int(value) >= 0
+        elif key == meta.CREATED_AT_CORRECTED and value:
+            parse_time(value)
     except (ValueError, msgspec.MsgspecError):
         return False
     return True

@@ -50,6 +50,8 @@ MEMORY_BYTES = 16 * 1024 * 1024
 _COPIED_BYTES = 10 * 1024 * 1024
 #: Of so many records memory knows the ids when it is no copy, so that a change seen again gets its repeat.
 _RECENT_IDS = 2_000
+#: Of meta, what a file knows better than memory.
+_OF_THE_FILE = ("stream_id", "created_at", meta.CREATED_AT_CORRECTED, meta.DECISION_CHANGES)
 #: In memory no lock is waited for: work goes on meanwhile, and the next try is near.
 _PROBE_SECONDS = 0.1
 
@@ -129,22 +131,38 @@ class Storage:
             self.replace_database("damaged", carry=True, why=trouble)
 
     @property
-    def is_made_in_future(self) -> bool:
-        """Return whether the database counts as made at a time that the clock has not reached."""
-        return not self.in_memory and self._now() < parse_time(self.meta["created_at"])
+    def is_creation_to_correct(self) -> bool:
+        """Return whether `correct_created_at` has something to do."""
+        if self.in_memory:
+            return False
+        if self._is_made_in_future:
+            return self._now() < meta.created_at(self.meta)
+        return bool(self.meta.get(meta.CREATED_AT_CORRECTED))
+
+    @property
+    def _is_made_in_future(self) -> bool:
+        return self._now() < parse_time(self.meta["created_at"])
 
     def correct_created_at(self) -> None:
-        """Have a database that was made while the clock was ahead count as made when it was, inside a transaction."""
-        if not self.is_made_in_future:
+        """Have a database that was made while the clock was ahead count as made when it was, inside a transaction.
+
+        Only until the clock reaches that time: it may as well be behind now, and what was decided before the database
+        was made must not count for good.
+        """
+        if not self.is_creation_to_correct:
+            return
+        if not self._is_made_in_future:
+            logger.info("The clock has reached the time when the outbox was made, which counts again.")
+            meta.put(self.connection, meta.CREATED_AT_CORRECTED, "")
             return
         made_at = self._now() - timedelta(seconds=self._monotonic() - self._known_since)
         logger.warning(
-            "The clock was ahead when the outbox was made. From now on it counts as made at %s, and decisions from "
-            "then on count.",
+            "The outbox was made at a time that the clock has not reached: it was ahead then, or is behind now. Until "
+            "it reaches that time the outbox counts as made at %s, and decisions from then on count.",
             format_time(made_at),
             extra={"before": self.meta["created_at"]},
         )
-        meta.put(self.connection, "created_at", format_time(made_at))
+        meta.put(self.connection, meta.CREATED_AT_CORRECTED, format_time(made_at))
 
     def replace_database(self, reason: str, *, carry: bool, why: str) -> None:
         """Set the file aside as *reason* and go on with a new one, with all that can be read when *carry*."""
@@ -412,7 +430,9 @@ class Storage:
         disk = database.open_file(self.path)
         try:
             database.check(disk, self.path)
-            if self._is_ours(meta.read_meta(disk)):
+            theirs = meta.read_meta(disk)
+            if self._is_ours(theirs):
+                self._refuse_older(theirs)
                 return disk
         except BaseException:
             disk.close()
@@ -422,6 +442,15 @@ class Storage:
         self.set_aside_count += aside is not None
         logger.error("The state directory holds another outbox; it is set aside.", extra={"set_aside_as": str(aside)})
         return self._open_new()
+
+    def _refuse_older(self, theirs: dict[str, str]) -> None:
+        """Raise sqlite3.DatabaseError for a file that has lost decisions which the agent had committed there.
+
+        A -wal that was cut off looks like a disk that fails, and leaves a sound database of an earlier time behind.
+        """
+        is_same = theirs.get("stream_id") == self.meta["stream_id"]
+        if is_same and meta.decision_changes(theirs) < meta.decision_changes(self.meta):
+            raise sqlite3.DatabaseError(f"{self.path.name} is malformed: it has lost its last decisions")
 
     def _is_ours(self, theirs: dict[str, str]) -> bool:
         their_vm, my_vm = meta.vm_id_of(theirs), meta.vm_id_of(self.meta)
@@ -509,7 +538,7 @@ def _write_back(memory: sqlite3.Connection, disk: sqlite3.Connection, *, is_blin
         if sequence in moved:
             disk.execute(SQL["paste_delivery"], (sink, moved[sequence], *rest))
     _add_deleted(disk, deleted)
-    of_the_stream = {key: on_disk[key] for key in ("stream_id", "created_at") if key in on_disk}
+    of_the_stream = {key: on_disk[key] for key in _OF_THE_FILE if key in on_disk}
     if of_the_stream:  # the disk had its decisions all along
         in_memory.pop(meta.AWAITS_PORTAL, None)
     for key, value in (in_memory | of_the_stream).items():

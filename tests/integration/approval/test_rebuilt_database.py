@@ -1,12 +1,14 @@
 """What people decided outlives the database that it is kept in, a hold wherever it can be read."""
 
+import os
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 from approver_kit import ANNE, BORIS, ApproverKit
 
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
+from bridge.errors import ImdsStatus, OutboxError
 from bridge.events.diff import Change
 from bridge.events.event import Document
 from bridge.events.record import Evidence, Transition
@@ -55,6 +57,26 @@ def damage(kit, table="records"):
     with database(kit).open("r+b") as file:
         file.seek((page - 1) * size)
         file.write(b"\xa5" * size)
+
+
+def checkpoint(kit):
+    """Have the file itself hold all that was committed so far."""
+    with closing(sqlite3.connect(database(kit))) as connection:
+        connection.execute("PRAGMA wal_checkpoint(FULL)")
+
+
+def cut_wal(kit):
+    """Take away, in place, what was committed since; the agent has none of it in its cache."""
+    kit.outbox.exclusive(lambda storage: storage.connection.execute("PRAGMA shrink_memory")).result()
+    os.truncate(kit.state / "outbox.db-wal", 0)
+
+
+def tend(kit, *events):
+    """Let time pass, in memory at first, until the agent is back on the disk."""
+    for _ in range(4):
+        with suppress(OutboxError):
+            kit.go(5, *events)
+        kit.outbox.tend().result()
 
 
 def replace(kit):
@@ -198,3 +220,73 @@ def test_a_hold_outlives_a_file_that_is_lost_while_its_disk_refuses(make, backlo
     kit.go(30, kit.event())
     assert held(kit) == {"E-1"}
     assert kit.imds.posts == []
+
+
+def test_a_hold_that_was_lost_with_a_cut_wal_lets_no_rule_act_before_the_portal_has_given_it_again(make):
+    kit = make(FREEZE)
+    kit.go(1)
+    checkpoint(kit)
+    hold = kit.token(kit.event(), "hold")
+    kit.offer(hold)
+    before = kit.outbox.created_at
+    cut_wal(kit)
+    tend(kit, kit.event())
+    assert kit.outbox.set_aside_count == 1
+    assert kit.outbox.created_at > before  # so the portal is asked from the beginning
+    assert kit.outbox.awaits_portal
+    kit.offer(hold)
+    kit.hear_portal()
+    kit.go(30, kit.event())
+    assert kit.imds.posts == []
+
+
+def test_an_approval_that_a_hold_had_withdrawn_does_not_revive_when_the_wal_is_cut(make):
+    kit = make()
+    approve = kit.token(kit.event())
+    kit.imds.get_answer = ImdsStatus("no", status=503)
+    kit.see(kit.event())
+    kit.offer(approve)
+    checkpoint(kit)
+    kit.offer(kit.token(kit.event(), "hold"))
+    kit.imds.get_answer = None
+    cut_wal(kit)
+    tend(kit, kit.event())
+    kit.offer(approve)
+    kit.go(3, kit.event())
+    assert not kit.outbox.in_memory
+    assert kit.imds.posts == []
+
+
+def test_a_disk_that_refused_for_a_while_and_has_all_that_was_committed_is_gone_on_with(make):
+    kit = make(required=2)
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event()))
+    before = kit.outbox.created_at
+    full = sqlite3.OperationalError("database or disk is full")
+    kit.outbox.exclusive(lambda storage: storage.recover(full)).result()
+    kit.outbox.tend().result()
+    assert (kit.outbox.set_aside_count, kit.outbox.created_at) == (0, before)
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event(), kid="k2", approver=BORIS))
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_a_clock_that_is_behind_for_a_moment_lets_nothing_count_from_before_the_database(make):
+    kit = make()
+    kit.wait(3600)
+    kit.close()
+    delete(kit)
+    old = kit.token(kit.event(), after=-1800, valid_seconds=7200)
+    kit.start()
+    kit.hear_portal()
+    kit.wait(5)
+    made_at = kit.outbox.created_at
+    kit.wall_jump_seconds = -7200
+    assert kit.outbox.created_at < made_at
+    kit.wall_jump_seconds = 0
+    assert kit.outbox.created_at == made_at
+    kit.see(kit.event())
+    kit.offer(old)
+    kit.go(3, kit.event())
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", "issued_before_this_outbox")]
