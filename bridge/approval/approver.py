@@ -79,8 +79,9 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Approver:
-    """Follows the decisions in *outbox* and *rules* on one VM; without *rules* only decisions.
+    """Follows the decisions in *outbox* and *rules* on one VM.
 
+    Without *rules* it posts only what a person on this VM decides from now on: what else is open waits for the agent.
     The commands of rules do not get the environment's *secret_variables*.
     """
 
@@ -112,6 +113,7 @@ class Approver:
         self._has_portal = settings.remote is not None
         self._metrics = metrics
         self._clock = clock
+        self._made_at = clock.timestamp()
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approver", daemon=True)
@@ -328,10 +330,18 @@ class Approver:
     def _postable(
         self, state: ApprovalState, index: DocumentIndex, due: Sequence[PendingApproval]
     ) -> list[PendingApproval]:
-        due = [each for each in due if each.arrivals or self._may_rules_act()]
+        if self._rules is None:
+            asked_for = {each.key for each in state.decisions if self._is_asked_for(each)}
+            due = [each for each in due if each.arrivals and each.key in asked_for]
+        else:
+            due = [each for each in due if each.arrivals or self._may_rules_act()]
         return postable(state, index, due, required_approvals=self._required_approvals, trust=self._inbox.trust)
 
     # What it depends on.
+
+    def _is_asked_for(self, decision: StoredDecision) -> bool:
+        """Return whether a person on this VM made *decision* since this approver is there."""
+        return decision.source == "cli" and decision.received_at >= self._made_at
 
     def _is_fresh(self, answer: _Answer) -> bool:
         return self._clock.instant().seconds_since(answer.instant) <= FRESH_SECONDS

@@ -31,7 +31,8 @@ _JOIN_SECONDS = 1.0
 class ApprovalService:
     """Approves for the VM that *vm* returns; *directory* is the state directory.
 
-    With *on_request_only* no rule begins anything and no portal is asked: a person wants one approval.
+    With *on_request_only* no rule begins anything, no portal is asked, and of what is open nothing else is posted: a
+    person wants one approval.
     """
 
     def __init__(

@@ -5,6 +5,7 @@ the directory's lock and runs an agent of its own for a moment, with the sinks b
 the outcome is read from the stored decision.
 
 What is approved is the event as it was shown: if Azure changes it between the question and the answer, nothing happens.
+So it is with holds: one that arrives while the question stands was not shown, and stops the approval.
 
 Who may write to the outbox owns this VM, so such an approval ends a hold and needs no second person. That is said,
 asked for, and in the record: it is never done by `--yes` alone.
@@ -23,7 +24,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,7 +77,9 @@ def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool, ov
     with _agent(settings, directory) as tick, OutboxFile(directory) as outbox:
         event = _event(outbox, event_id, wait_seconds=0.0 if tick is None else _ANSWER_SECONDS)
         click.echo(describe(event), err=True)
-        overruled = _overruled(settings, outbox, event)
+        shown_at = time.time()
+        holds = _holds(outbox, event)
+        overruled = _overruled(settings, holds)
         for sentence in overruled:
             click.echo(escaped(sentence), err=True)
         if yes and overruled and not overrule:
@@ -93,21 +96,30 @@ def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool, ov
             event_digest=digest(event),
             valid_seconds=_VALID_SECONDS,
             reason=one_line(" ".join(overruled), EXCERPT_CHARACTERS) or None,
+            issued_at=shown_at,
         )
-        outbox.decide(decision)
+        came = outbox.decide(decision, [hold.arrival for hold in holds])
+        if came:
+            names = " and ".join(f"the hold of {each}" for each in _by_approver(came))
+            raise WouldOverrule(escaped(f"Meanwhile came {names}. Nothing was approved; ask again to overrule that."))
         return _outcome(outbox, decision, tick)
 
 
-def _overruled(settings: Settings, outbox: OutboxFile, event: ScheduledEvent) -> list[str]:
-    """Return a sentence for each hold that an approval here ends, and for approvers that it does not wait for."""
-    holds = [
-        each for each in outbox.snapshot().decisions if each.event_id == event.event_id and each.verdict is Verdict.HOLD
-    ]
+def _holds(outbox: OutboxFile, event: ScheduledEvent) -> list[StoredDecision]:
+    """Return the holds on *event* as they are now."""
+    decisions = outbox.snapshot().decisions
+    return [each for each in decisions if each.event_id == event.event_id and each.verdict is Verdict.HOLD]
+
+
+def _by_approver(holds: Iterable[StoredDecision]) -> list[str]:
+    """Return who holds and why, by each approver's newest hold."""
     newest = {each.approver: each for each in sorted(holds, key=lambda hold: hold.issued_at)}
-    sentences = []
-    for hold in newest.values():
-        because = f": {hold.reason}" if hold.reason else ""
-        sentences.append(f"This overrules the hold of {hold.approver}{because}.")
+    return [f"{each.approver}: {each.reason}" if each.reason else each.approver for each in newest.values()]
+
+
+def _overruled(settings: Settings, holds: Iterable[StoredDecision]) -> list[str]:
+    """Return a sentence for each approver whose *holds* an approval here ends, and for those it does not wait for."""
+    sentences = [f"This overrules the hold of {each}." for each in _by_approver(holds)]
     remote = None if settings.approval is None else settings.approval.remote
     if remote is not None and remote.required_approvals > 1:
         sentences.append(f"This overrules required_approvals = {remote.required_approvals}: nobody else is asked.")

@@ -304,6 +304,28 @@ def keep_decision(connection: sqlite3.Connection, decision: StoredDecision, toke
     return KeepResult.KNOWN if found == decision.payload_sha256 else KeepResult.REPLAYED
 
 
+def keep_overruling(
+    connection: sqlite3.Connection, decision: StoredDecision, overruled: Collection[int]
+) -> tuple[StoredDecision, ...]:
+    """Keep a person's *decision* on this VM, which ends the holds known by *overruled*; return other holds, if any.
+
+    With another hold on the event nothing is kept: nobody was told of it. One that is overruled and dated ahead, by a
+    clock or by mistake, is dated back, so that it does not win, and one that is signed from now on does.
+    """
+    holds = [
+        each
+        for each in open_decisions(connection)
+        if each.event_id == decision.event_id and each.verdict is Verdict.HOLD
+    ]
+    unnamed = tuple(hold for hold in holds if hold.arrival not in overruled)
+    if not unnamed:
+        for hold in holds:
+            if hold.issued_at >= decision.issued_at:
+                connection.execute(SQL["date_decision"], (decision.issued_at - 1, hold.arrival))
+        keep_decision(connection, decision)
+    return unnamed
+
+
 def write_changes(
     connection: sqlite3.Connection,
     stream_id: str,
@@ -371,8 +393,12 @@ def cli_decision(
     event_digest: str,
     valid_seconds: float,
     reason: str | None = None,
+    issued_at: float | None = None,
 ) -> StoredDecision:
-    """Return an approval that a person gives on this VM, now."""
+    """Return an approval that a person gives on this VM, now.
+
+    *issued_at*, a Unix time, is when they were shown what there is against it: what is signed later wins. None: now.
+    """
     now = time.time()
     return StoredDecision(
         source="cli",
@@ -382,7 +408,7 @@ def cli_decision(
         event_id=event.event_id or "",
         event_digest=event_digest,
         verdict=Verdict.APPROVE,
-        issued_at=int(now * 1_000_000),
+        issued_at=int((now if issued_at is None else issued_at) * 1_000_000),
         expires_at=now + valid_seconds,
         reason=reason,
         received_at=now,

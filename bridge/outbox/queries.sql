@@ -289,6 +289,9 @@ INSERT INTO decisions (source, approver, kid, key_sha256, jti, payload_sha256, e
 VALUES (:source, :approver, :kid, :key_sha256, :decision_id, :payload_sha256, :event_id, :event_digest, :verdict,
   :issued_at, :expires_at, :reason, :received_at, 'new');
 
+-- name: date_decision
+UPDATE decisions SET issued_at = ? WHERE arrival = ?;
+
 -- name: add_token
 -- OR REPLACE: nothing is left of a decision that was deleted, whoever deleted it; this is to be sure.
 INSERT OR REPLACE INTO decision_tokens (arrival, token) VALUES (?, ?);

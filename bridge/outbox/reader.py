@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,7 +26,7 @@ from bridge.outbox import database, deliveries, locks, meta
 from bridge.outbox.approvals import (
     PendingApproval,
     StoredDecision,
-    keep_decision,
+    keep_overruling,
     one_decision,
     open_decisions,
     remembered_approvals,
@@ -146,10 +146,13 @@ class OutboxFile(AbstractContextManager["OutboxFile"]):
             except msgspec.MsgspecError as error:
                 raise _unreadable(error) from error
 
-    def decide(self, decision: StoredDecision) -> None:
-        """Write down a decision that the running agent shall follow."""
+    def decide(self, decision: StoredDecision, overruled: Collection[int] = ()) -> tuple[StoredDecision, ...]:
+        """Write down a decision that the running agent shall follow, in spite of the holds known by *overruled*.
+
+        With other holds on its event it is not written down, and those are returned.
+        """
         with self._writing() as connection:
-            keep_decision(connection, decision)
+            return keep_overruling(connection, decision, overruled)
 
     def decision(self, decision: StoredDecision) -> StoredDecision | None:
         """Read what became of a decision."""

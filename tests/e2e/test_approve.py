@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 from contextlib import contextmanager
@@ -209,6 +210,30 @@ def test_a_person_on_the_vm_overrules_others_only_in_so_many_words(agent, azure,
         assert code == 0, err
         assert_in_order(agent, azure)
     assert words in agent.records[1]["approval"]["reason"]
+
+
+def test_a_hold_that_comes_while_a_person_is_asked_stops_the_approval(agent, azure, tmp_path):
+    with PortalStub(tmp_path / "portal") as portal:
+        configure(agent, azure, portal.toml())
+        agent.start()
+        event_id = azure.world.add_event(EventSpec(event_type="Reboot"))
+        agent.wait_for(lambda: told(agent) == ["scheduled"])
+        record = decode_record(agent.out.read_text())
+        asking, said = agent.command("approve", event_id, "--config", agent.config), tmp_path / "said"
+        with (
+            said.open("w") as output,
+            subprocess.Popen(
+                asking, stdin=subprocess.PIPE, stdout=output, stderr=output, env=agent.env, cwd=tmp_path
+            ) as person,
+        ):
+            agent.wait_for(lambda: "Approve it for all of these?" in said.read_text())
+            portal.decide(record.event, vm_id=record.vm.vm_id, decision="hold", reason="backup runs")
+            agent.wait_for(lambda: "backup runs" in agent.call("status", "--config", agent.config)[1])
+            person.communicate(b"y\n", timeout=60)
+        assert person.returncode == 1
+        assert "Meanwhile came the hold of portal: backup runs. Nothing was approved" in said.read_text()
+        time.sleep(1)
+        assert approvals(azure) == []
 
 
 def test_an_unknown_event_is_not_approved(agent, azure):

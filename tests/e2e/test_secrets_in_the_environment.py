@@ -5,6 +5,7 @@ import signal
 import sys
 
 import pytest
+from portal_stub import PortalStub
 
 from bridge.testing import EventSpec, Simulator
 
@@ -22,7 +23,7 @@ def print_environment_to(path):
     return json.dumps([sys.executable, "-c", f"import json, os; json.dump(dict(os.environ), open({str(path)!r}, 'w'))"])
 
 
-def configuration(directory, portal_key):
+def configuration(directory, portal):
     return f"""
 [[sinks]]
 type = "command"
@@ -39,13 +40,7 @@ name = "pager"
 format = "pagerduty"
 routing_key_env = "PAGER_KEY"
 transitions = ["test"]
-[approval.remote]
-url = "http://127.0.0.1:1/"
-token_env = "PORTAL_TOKEN"
-[[approval.remote.keys]]
-kid = "k"
-approver = "portal"
-public_key_file = "{portal_key}"
+{portal.toml(token_env="PORTAL_TOKEN")}
 [[approval.rules]]
 name = "drained"
 action = "approve"
@@ -54,12 +49,12 @@ command = {print_environment_to(directory / "rule.json")}
 
 
 def test_no_program_gets_a_variable_that_an_env_key_of_any_table_names(agent, azure, tmp_path):
-    assert agent.call("keygen", tmp_path / "k.key")[0] == 0
     agent.env = agent.env | {name: f"https://secret.invalid/{name}" for name in SECRETS} | {"CLUSTER": "west"}
-    agent.configure(azure.endpoints["vm_0"], configuration(tmp_path, tmp_path / "k.key.pub"))
-    agent.start()
-    azure.world.add_event(EventSpec(event_type="Reboot"))
-    agent.wait_for(lambda: azure.world.approvals)
+    with PortalStub(tmp_path / "portal") as portal:  # on a new database no rule acts before the portal answered once
+        agent.configure(azure.endpoints["vm_0"], configuration(tmp_path, portal))
+        agent.start()
+        azure.world.add_event(EventSpec(event_type="Reboot"))
+        agent.wait_for(lambda: azure.world.approvals)
     agent.wait_for(lambda: (tmp_path / "sink.json").exists() and (tmp_path / "sink.json").read_text().endswith("}"))
     for name in ("sink.json", "rule.json"):
         got = json.loads((tmp_path / name).read_text())

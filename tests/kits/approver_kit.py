@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
+
 from bridge.approval.approver import Approver
+from bridge.approval.digest import digest
 from bridge.approval.service import ApprovalService
 from bridge.approval.signing import generate_key, sign_decision
 from bridge.clock import Clock, Instant
@@ -17,8 +20,10 @@ from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentit
 from bridge.events.record import TransitionRecord
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics
-from bridge.outbox import deliveries, meta
+from bridge.outbox import approvals, deliveries, meta
+from bridge.outbox.approvals import StoredDecision, cli_decision
 from bridge.outbox.outbox import Outbox
+from bridge.outbox.reader import OutboxFile
 
 VM_ID = "542afd79-4f70-5562-aa13-70d60565ec97"
 START = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
@@ -76,6 +81,7 @@ class ApproverKit:
         self.vm = VmIdentity(name="vm_0", vm_id=VM_ID)
         self.keys: dict[str, Path] = {}
         self.settings = ApprovalSettings()
+        self.on_request_only = False
         self.document = Document(incarnation=1)
         self.outbox: Outbox | None = None
         self.approver: Approver | None = None
@@ -129,7 +135,14 @@ class ApproverKit:
 
     def _made(self) -> Approver:
         assert self.outbox is not None
-        service = ApprovalService(self.outbox, self.metrics, vm=lambda: self.vm, directory=self.state, clock=self.clock)
+        service = ApprovalService(
+            self.outbox,
+            self.metrics,
+            vm=lambda: self.vm,
+            directory=self.state,
+            on_request_only=self.on_request_only,
+            clock=self.clock,
+        )
         service.configure(self.settings, cast(ImdsClient, self.imds))
         assert service.approver is not None
         self.service = service
@@ -219,6 +232,27 @@ class ApproverKit:
         assert self.approver is not None
         self.approver.receive(tokens)
         self.turn()
+
+    def approve_here(
+        self, event: ScheduledEvent, overruled: Collection[StoredDecision] = ()
+    ) -> tuple[StoredDecision, ...]:
+        """Approve *event* as a person on the VM does, who was told of the holds *overruled*; return the other holds."""
+        moment = self.now().timestamp()
+        decision = cli_decision(
+            approver="root", decision_id=f"here-{moment}", event=event, event_digest=digest(event), valid_seconds=120
+        )
+        decision = msgspec.structs.replace(
+            decision, issued_at=int(moment * 1_000_000), expires_at=moment + 120, received_at=moment
+        )
+        with OutboxFile(self.state) as beside:
+            return beside.decide(decision, [hold.arrival for hold in overruled])
+
+    @property
+    def holds(self) -> list[StoredDecision]:
+        """Return the holds that are in force."""
+        assert self.outbox is not None
+        found = self.outbox.read(approvals.open_decisions).result()
+        return [each for each in found if each.verdict.value == "hold"]
 
     @property
     def records(self) -> list[TransitionRecord]:

@@ -9,7 +9,7 @@ import pytest
 from approver_kit import ApproverKit
 
 from bridge.approval.digest import digest
-from bridge.config.approval import ApprovalSettings
+from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import ImdsStatus, ImdsUnreachable, OutboxReadOnly
 from bridge.outbox import approvals
 from bridge.outbox.approvals import cli_decision
@@ -533,3 +533,29 @@ def test_an_outbox_of_another_machine_approves_nothing_here(kit):
     kit.restart()
     kit.go(3, kit.event())
     assert kit.imds.posts == []
+
+
+def test_for_one_approval_of_a_person_nothing_else_that_is_open_is_posted(kit):
+    freeze = RuleSettings(name="freeze", action="approve", event_types=("Freeze",), act="each")
+    kit.settings = msgspec.structs.replace(kit.settings, rules=(freeze,))
+    kit.reload()
+    kit.hear_portal()
+    of_rule, of_portal, asked_for = kit.event(), *(kit.event(name, event_type="Reboot") for name in ("E-2", "E-3"))
+    kit.imds.refuses = {"E-1", "E-2", "E-3"}
+    kit.offer(kit.token(of_portal), kit.token(asked_for))
+    kit.go(3, of_rule, of_portal, asked_for)
+    assert {each for post in kit.imds.posts for each in post} == {"E-1", "E-2", "E-3"}
+    kit.settings = msgspec.structs.replace(kit.settings, rules=())
+    kit.on_request_only = True
+    kit.imds.refuses = set()
+    kit.imds.posts.clear()
+    kit.restart()
+    kit.go(60, of_rule, of_portal, asked_for)
+    assert kit.imds.posts == []
+    kit.approve_here(asked_for)
+    kit.go(60, of_rule, of_portal, asked_for)
+    assert kit.imds.posts == [["E-3"]]
+    kit.on_request_only = False
+    kit.restart()
+    kit.go(60, of_rule, of_portal, asked_for)
+    assert {each for post in kit.imds.posts for each in post} >= {"E-2", "E-3"}

@@ -338,3 +338,45 @@ def test_a_decision_that_is_forgotten_takes_its_signed_text_along(kit):
     kit.wait(3 * 86_400)
     kit.outbox.write(approvals.prune, [], kit.now().timestamp()).result()
     assert signed_texts(kit) == []
+
+
+# A person on the VM.
+
+
+@pytest.mark.parametrize("ahead_seconds", [0, 30, 30 * 86_400], ids=["now", "a portal's clock", "a mistake"])
+def test_a_person_on_the_vm_ends_a_hold_that_is_dated_ahead(kit, ahead_seconds):
+    kit.go(1)
+    kit.offer(kit.token(kit.event(), "hold", after=ahead_seconds))
+    kit.go(2, kit.event())
+    assert kit.imds.posts == []
+    kit.approve_here(kit.event(), kit.holds)
+    kit.go(2, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+    assert held(kit) == {"E-1"}  # for rules
+
+
+def test_a_hold_that_is_signed_after_a_person_overruled_one_dated_ahead_wins(kit):
+    kit.go(1)
+    kit.offer(kit.token(kit.event(), "hold", after=50))
+    kit.go(2, kit.event())
+    kit.imds.refuses = {"E-1"}
+    kit.approve_here(kit.event(), kit.holds)
+    kit.go(1, kit.event())
+    kit.offer(kit.token(kit.event(), "hold", kid="k2", approver=BORIS, after=1))
+    posts = len(kit.imds.posts)
+    kit.go(60, kit.event())
+    assert len(kit.imds.posts) == posts
+
+
+def test_a_person_on_the_vm_overrules_no_hold_that_they_were_not_told_of(kit):
+    kit.go(1)
+    kit.offer(kit.token(kit.event(), "hold"))
+    told_of = kit.holds
+    kit.offer(kit.token(kit.event(), "hold", kid="k2", approver=BORIS))
+    kit.wait(2)
+    assert [each.approver for each in kit.approve_here(kit.event(), told_of)] == [BORIS]
+    kit.go(5, kit.event())
+    assert kit.imds.posts == []
+    assert kit.approve_here(kit.event(), kit.holds) == ()
+    kit.go(2, kit.event())
+    assert kit.imds.posts == [["E-1"]]
