@@ -175,9 +175,11 @@ def _refuse_for_root(directory: Path) -> None:
         ) from error
     if owner != 0:
         user = _name_of(owner)
+        command = f"{this_command()} {shlex.join(sys.argv[1:])}"
+        how = f": runuser -u {user} -- {command}" if user != _nameless(owner) else "."  # runuser takes names only
         raise StateDirectoryError(
             f"No agent runs on {directory}, which belongs to {user}; what root writes there, {user} could not use. "
-            f"Start the agent, or ask as {user}: runuser -u {user} -- {this_command()} {shlex.join(sys.argv[1:])}"
+            f"Start the agent, or ask as {user}{how}"
         )
 
 
@@ -195,7 +197,11 @@ def _name_of(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return f"uid {uid}"
+        return _nameless(uid)
+
+
+def _nameless(uid: int) -> str:
+    return f"uid {uid}"
 
 
 def _event(outbox: OutboxFile, event_id: str, *, wait_seconds: float) -> ScheduledEvent:

@@ -141,6 +141,9 @@ def test_root_leaves_nothing_of_its_own_in_a_directory_of_the_agents_user(agent,
     code, _, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
     assert code == 73
     assert f"runuser -u {NOBODY.pw_name} -- " in err
+    os.chown(agent.state, 54_321, 54_321)  # who has no name, as the user of a container
+    code, _, err = agent.call("approve", event_id, "--yes", "--config", agent.config)
+    assert (code, "ask as uid 54321." in err, "runuser" in err) == (73, True, False)
     assert list(agent.state.iterdir()) == []
     assert approvals(azure) == []
     assert second(agent) == []
