@@ -39,7 +39,7 @@ from bridge.approval.inbox import DecisionInbox, RefusalLimiter
 from bridge.approval.off_switch import OffSwitch
 from bridge.approval.rule_commands import RuleCommands
 from bridge.approval.rules import RuleEngine
-from bridge.approval.submit import Submitter, batches
+from bridge.approval.submit import LastLook, Submitter, batches
 from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.config.approval import ApprovalSettings
 from bridge.errors import BridgeError, OutboxReadOnly
@@ -295,7 +295,9 @@ class Approver:
                 return None
             evaluation = self._post_confirmed(ready)
             kept_back = {each.key for each in ready} - {each.key for each in evaluation.approvals}
-            evaluation.approvals += [each for each in due if each.key in kept_back]  # their attempt was none
+            evaluation.approvals += [  # their attempt was none; that nothing stops them any more is still so
+                msgspec.structs.replace(each, put_off_at=None) for each in due if each.key in kept_back
+            ]
             written = self._begin_write(evaluation, stream_id, self._incarnation)
         self._announce(written.result())
         return evaluation
@@ -307,23 +309,21 @@ class Approver:
         while parts:
             part = parts.popleft()
             look = self._submitter.last_look()
-            confirmed = [] if look is None else self._confirmed(part, look.document, look.asked_at)
+            confirmed = [] if look is None else self._confirmed(part, look)
             keys = {each.key for each in confirmed}
             self._submitter.keep_back([each for each in part if each.key not in keys])
             if look is not None and confirmed:
                 parts.extend(self._submitter.post(confirmed, look.document.incarnation, evaluation))
         return evaluation
 
-    def _confirmed(
-        self, ready: Sequence[PendingApproval], document: Document, asked_at: Instant
-    ) -> list[PendingApproval]:
-        """Return which of *ready* may be posted now, beside *document*; the last thing asked before a request."""
+    def _confirmed(self, ready: Sequence[PendingApproval], look: LastLook) -> list[PendingApproval]:
+        """Return which of *ready* may be posted now, beside the last *look*; the last thing asked before a request."""
         known = self._indexed
-        index = known[2] if known is not None and known[0] is document else index_document(document)
+        index = known[2] if known is not None and known[0] is look.document else index_document(look.document)
         state = self._outbox.read(approvals.read_open).result()
         if self._outbox.in_memory or self._submitter.is_disabled() or self._stop.is_set():
             return []
-        if self._clock.instant().seconds_since(asked_at) > FRESH_SECONDS:
+        if self._clock.instant().seconds_since(look.answered_at) > FRESH_SECONDS:
             return []
         return self._postable(state, index, ready)
 

@@ -6,7 +6,8 @@ them expired when the last one came. And nothing is carried over to an event tha
 
 Trust is asked again at each step, and right before each request (`postable`): an approval that rests on a key
 which is gone, or on fewer approvers than are required now, is withdrawn with a record. While it cannot be known whether
-a key still counts, because its file is being written, nothing is posted and nothing is given up.
+a key still counts, because its file is being written, nothing that rests on it is posted, and nothing is given up
+before its `exp`.
 
 A decision is ``new`` until it was evaluated beside a fresh document that has its event; one that comes before the
 event waits for it until it expires. An approval is ``waiting`` until enough others have come and Azure has answered.
@@ -194,6 +195,14 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
             and self.index.why_not(*decision.key) is None
         )
 
+    def behind(self, approval: PendingApproval) -> list[StoredDecision]:
+        """Return the decisions that *approval* rests on, those that are still open.
+
+        A rebuilt database may have lost one and given its number to another decision, which says nothing of this event.
+        """
+        found = [self.by_arrival.get(arrival) for arrival in approval.arrivals]
+        return [each for at, each in enumerate(found) if each is not None and approval.rests_on(each, at)]
+
     def is_put_off_too_long(self, approval: PendingApproval) -> bool:
         """Return whether ``approvals.disabled`` has kept *approval*, a rule's too, until the event should have begun.
 
@@ -207,8 +216,7 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
 
         Consent is for a moment, not for whenever the metadata service takes requests again. A rule has no end.
         """
-        found = self.by_arrival
-        expiries = [found[arrival].expires_at for arrival in approval.arrivals if arrival in found]
+        expiries = [each.expires_at for each in self.behind(approval)]
         if not expiries:
             return False
         ends_at = min(expiries) + CLOCK_SKEW_SECONDS
@@ -255,8 +263,7 @@ def evaluate(
         return step.result  # what is over first; what is new follows in another step
     for decision in state.decisions:
         if decision.state is DecisionStage.NEW:
-            if trust(decision) is not Trust.UNKNOWN:
-                _receive(step, decision)
+            _receive(step, decision)
         elif decision.state is DecisionStage.WAITING:
             _check_waiting(step, decision)
     if step.result.is_empty:
@@ -284,7 +291,7 @@ def postable(
 ) -> list[PendingApproval]:
     """Return those of *due* of which Azure may be told now, given *state* and a document that is newer than they are.
 
-    A decision on the event that was not evaluated yet stands in the way: it may be a hold.
+    A hold on the event stands in the way until it was evaluated.
     """
     step = _Step(
         state=state,
@@ -299,8 +306,10 @@ def postable(
         result=Evaluation(),
         by_arrival={each.arrival: each for each in state.decisions},
     )
-    undecided = {each.event_id for each in state.decisions if each.state is DecisionStage.NEW}
-    return [each for each in due if each.event_id not in undecided and _is_postable(step, each)]
+    new_holds = {
+        each.event_id for each in state.decisions if each.state is DecisionStage.NEW and each.verdict is Verdict.HOLD
+    }
+    return [each for each in due if each.event_id not in new_holds and _is_postable(step, each)]
 
 
 def _is_postable(step: _Step, approval: PendingApproval) -> bool:
@@ -342,7 +351,7 @@ def _end_or_withdraw(step: _Step, approval: PendingApproval) -> None:
 
 def _behind(step: _Step, approval: PendingApproval) -> list[StoredDecision] | None:
     """Return the decisions that *approval* rests on; None when one of them is not open any more."""
-    found = [step.by_arrival[arrival] for arrival in approval.arrivals if arrival in step.by_arrival]
+    found = step.behind(approval)
     return found if len(found) == len(approval.arrivals) else None
 
 
@@ -377,7 +386,7 @@ def _end(step: _Step, approval: PendingApproval, why: RefusalReason, explained: 
     if approval.attempts == 0:
         message = f"The approval was not posted before: {explained}"
         _refuse_approval(step, approval, why, message)
-        step.result.update_decisions(approval.arrivals, DecisionStage.REFUSED, why.value, message)
+        _refuse_behind(step, approval, why.value, message)
         return
     if approval.http_status is None:
         result = ApprovalResult.UNANSWERED
@@ -396,7 +405,12 @@ def _end(step: _Step, approval: PendingApproval, why: RefusalReason, explained: 
             http_status=approval.http_status,
         )
     )
-    step.result.update_decisions(approval.arrivals, DecisionStage.REFUSED, result.value, message)
+    _refuse_behind(step, approval, result.value, message)
+
+
+def _refuse_behind(step: _Step, approval: PendingApproval, outcome: str, message: str) -> None:
+    arrivals = [each.arrival for each in step.behind(approval)]
+    step.result.update_decisions(arrivals, DecisionStage.REFUSED, outcome, message)
 
 
 def _move(step: _Step, approval: PendingApproval, stage: ApprovalStage) -> None:
@@ -424,6 +438,10 @@ def _receive(step: _Step, decision: StoredDecision) -> None:
     if decision.verdict is Verdict.HOLD:
         _hold(step, decision)
         return
+    if step.trust(decision) is Trust.UNKNOWN:
+        if step.is_expired(decision):
+            _refuse(step, decision, RefusalReason.EXPIRED)
+        return  # else it stays new: its key file may be usable again
     why = _why_not(step, decision)
     if why in _OF_THE_DOCUMENT and (decision.event_id in step.index.unsettled or step.predates(decision)):
         return  # it stays new: the next answer of the metadata service tells
@@ -462,7 +480,7 @@ def _why_not(step: _Step, decision: StoredDecision) -> RefusalReason | None:
 
 def _check_waiting(step: _Step, decision: StoredDecision) -> None:
     approval = step.state.approvals.get(decision.key)
-    if approval is not None and decision.arrival in approval.arrivals and approval.state in OPEN_STAGES:
+    if approval is not None and approval.state in OPEN_STAGES and decision in step.behind(approval):
         return
     if approval is not None and approval.state in step.done and not step.is_decided_anew(decision, approval):
         _follow_late(step, decision, approval)
@@ -529,6 +547,7 @@ def _want_if_enough(step: _Step, key: EventVersion) -> None:
             approvers=tuple(each.approver for each in enough),
             reason=last.reason,
             arrivals=tuple(each.arrival for each in enough),
+            payloads_sha256=tuple(each.payload_sha256 for each in enough),
             oldest_issued_at=min(each.issued_at for each in enough),
             # A rule or others may have wanted it before, and StartRequests may have been sent.
             attempts=approval.attempts if approval is not None and may_have_been_sent else 0,

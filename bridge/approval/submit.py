@@ -26,6 +26,7 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,10 +67,11 @@ def is_disabled(directory: Path) -> bool:
 
 
 class LastLook(msgspec.Struct, frozen=True, kw_only=True):
-    """The document right before a request, and when it was asked for."""
+    """The document right before a request, and when it came."""
 
     document: Document
-    asked_at: Instant
+    answered_at: Instant
+    """Its wall time is the question's and what the monotonic clock counted: a pause of the VM makes it older."""
 
 
 def batches(approvals: Sequence[PendingApproval]) -> list[Sequence[PendingApproval]]:
@@ -222,7 +224,9 @@ class Submitter:
                 self._gap_seconds = min(max(error.retry_after_seconds, _RETRY_SECONDS), _LONGEST_GAP_SECONDS)
             return None
         self._log.recovered("look", "The metadata service gives the last look before an approval again.")
-        return LastLook(document=document, asked_at=asked_at)
+        monotonic = self._clock.monotonic()
+        wall = asked_at.wall + timedelta(seconds=monotonic - asked_at.monotonic)
+        return LastLook(document=document, answered_at=Instant(wall=wall, monotonic=monotonic))
 
     def keep_back(self, approvals: Iterable[PendingApproval]) -> None:
         """Let *approvals*, which may not be posted beside the last look, wait for a moment."""

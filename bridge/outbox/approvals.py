@@ -144,6 +144,8 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     arrivals: tuple[int, ...] = ()
     """The decisions behind it."""
+    payloads_sha256: tuple[str, ...] = ()
+    """Of each of them; empty in what was written before these were kept."""
     oldest_issued_at: int | None = None
     """Of those decisions; a hold that is not older withdraws it. None: a rule."""
     attempts: int = 0
@@ -163,6 +165,15 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> EventVersion:
         """Return the event it is for, as it was."""
         return self.event_id, self.event_digest
+
+    def rests_on(self, decision: StoredDecision, at: int) -> bool:
+        """Return whether *decision* is the one behind it that `arrivals` names *at* this place: numbers come again."""
+        return (
+            decision.key == self.key
+            and decision.verdict is Verdict.APPROVE
+            and self.approvers[at : at + 1] == (decision.approver,)
+            and self.payloads_sha256[at : at + 1] in ((), (decision.payload_sha256,))
+        )
 
 
 class ApprovalRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -352,7 +363,7 @@ def begin_attempt(
 ) -> list[PendingApproval]:
     """Count an attempt for each of *approvals* that may still be posted, and return those, as they are now.
 
-    One with a decision beside it that was not evaluated yet is left out: it may be a hold.
+    One with a hold beside it that was not evaluated yet is left out.
     """
     on_their_way = _open_approvals(connection)
     ready = [
@@ -360,7 +371,7 @@ def begin_attempt(
         for approval in approvals
         if (known := on_their_way.get(approval.key)) is not None
         and known.state is ApprovalStage.WANTED
-        and connection.execute(SQL["has_new_decision"], (known.event_id,)).fetchone() is None
+        and connection.execute(SQL["has_new_hold"], (known.event_id,)).fetchone() is None
     ]
     write_changes(connection, stream_id, approvals=ready)
     return ready

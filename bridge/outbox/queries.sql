@@ -311,8 +311,8 @@ SELECT arrival, source, approver, kid, key_sha256, jti, payload_sha256, event_id
   EXISTS (SELECT 1 FROM records INDEXED BY records_by_event WHERE event_key = decisions.event_id)
 FROM decisions WHERE source = ? AND jti = ?;
 
--- name: has_new_decision
-SELECT 1 FROM decisions INDEXED BY decisions_open WHERE state = 'new' AND event_id = ? LIMIT 1;
+-- name: has_new_hold
+SELECT 1 FROM decisions INDEXED BY decisions_open WHERE state = 'new' AND event_id = ? AND verdict = 'hold' LIMIT 1;
 
 -- name: open_decisions_of_key
 SELECT arrival, jti, verdict, arrival IN (

@@ -4,12 +4,16 @@ import os
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 from approver_kit import ApproverKit
 
+from bridge.approval.digest import digest
 from bridge.approval.signing import generate_key
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import ImdsStatus, ImdsUnreachable
+from bridge.outbox import approvals
+from bridge.outbox.approvals import cli_decision
 
 ANNE, BORIS = "anne", "boris"
 FREEZE = RuleSettings(name="freeze", event_types=("Freeze",), action="approve")
@@ -185,6 +189,60 @@ def test_decision_that_is_first_looked_at_while_its_key_file_is_being_written_wa
     assert kit.imds.posts == [["E-1"]]
 
 
+@pytest.fixture
+def early(kit):
+    """The approver kit with an approval of k2 that came before its event, and then k2's file broke."""
+    kit.go(1)
+    kit.offer(kit.token(kit.event(), kid="k2", approver=BORIS, valid_seconds=60))
+    kit.go(1)
+    public_key(kit, "k2").write_bytes(b"half")
+    kit.go(3, kit.event())
+    return kit
+
+
+def decide_here(kit, event):
+    """Approve *event* on the VM itself."""
+    local = cli_decision(
+        approver="root", decision_id="local", event=event, event_digest=digest(event), valid_seconds=3600
+    )
+    now = kit.now().timestamp()
+    local = msgspec.structs.replace(local, issued_at=round(now * 1_000_000), expires_at=now + 3600)
+    kit.outbox.write(approvals.keep_decision, local).result()
+    kit.approver.wake()
+
+
+@pytest.mark.parametrize("by", ["another key", "the VM itself"])
+def test_early_approval_whose_key_file_broke_keeps_no_other_approval_back(early, by):
+    if by == "another key":
+        early.offer(early.token(early.event()))
+    else:
+        decide_here(early, early.event())
+    early.go(2, early.event())
+    assert early.imds.posts == [["E-1"]]
+    assert early.outcomes == [("approved", "accepted")]
+
+
+def test_early_approval_whose_key_file_broke_expires_with_a_record(early):
+    early.go(200, early.event())
+    assert early.imds.posts == []
+    assert early.outcomes == [("approval_refused", "expired")]
+    assert early.outbox.read(approvals.open_decisions).result() == ()
+
+
+def test_hold_whose_key_file_broke_is_in_force_and_a_later_approval_ends_it(kit):
+    kit.approver.receive([kit.token(kit.event(), "hold", kid="k2", approver=BORIS)])
+    public_key(kit, "k2").write_bytes(b"half")
+    older = kit.token(kit.event(), after=-5)
+    kit.go(1, kit.event())
+    kit.offer(older)
+    kit.go(5, kit.event())
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", "superseded")]
+    decide_here(kit, kit.event())
+    kit.go(2, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+
+
 def test_key_that_goes_during_the_last_get_is_in_time(kit):
     kit.see(kit.event())
     kit.imds.on_get = lambda: public_key(kit, "k1").unlink(missing_ok=True)
@@ -264,7 +322,32 @@ def test_nothing_is_posted_without_the_last_get_and_it_is_tried_again(kit, fault
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_get_that_took_longer_than_three_seconds_is_too_old_to_post_on(kit):
+def test_metadata_service_that_takes_four_seconds_for_each_answer_keeps_no_approval_back(kit):
+    kit.see(kit.event())
+    kit.imds.on_get = lambda: kit.wait(4)
+    kit.offer(kit.token(kit.event()))
+    assert kit.imds.requests == ["GET", "POST"]
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_last_look_that_is_longer_ago_than_three_seconds_is_too_old_to_post_on(kit, monkeypatch):
+    kit.see(kit.event())
+    read = kit.outbox.read
+
+    def read_slowly_once(work, *arguments, **options):  # no surface makes the disk slow just there
+        if work is approvals.read_open:
+            monkeypatch.undo()
+            kit.wait(4)
+        return read(work, *arguments, **options)
+
+    monkeypatch.setattr(kit.outbox, "read", read_slowly_once)
+    kit.offer(kit.token(kit.event()))
+    assert kit.imds.requests == ["GET"]
+    kit.go(3, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_answer_that_lay_there_while_the_vm_was_paused_is_too_old_to_post_on(kit):
     kit.see(kit.event())
     kit.imds.on_get = lambda: setattr(kit, "wall_jump_seconds", kit.wall_jump_seconds + 4)
     kit.offer(kit.token(kit.event()))

@@ -1,11 +1,13 @@
 """The file `approvals.disabled`: both its coming and its going are recorded, and what it kept back too long is gone."""
 
 import os
+from datetime import timedelta
 
 import pytest
 from approver_kit import ApproverKit
 
 from bridge.config.approval import ApprovalSettings, RuleSettings
+from bridge.errors import ImdsStatus
 
 ANNE, BORIS = "anne", "boris"
 NOT_BEFORE_SECONDS = 7200
@@ -119,3 +121,19 @@ def test_what_the_file_kept_back_for_a_moment_has_its_whole_time_afterwards(kit,
     switch.unlink()
     kit.go(3, kit.event())
     assert kit.imds.posts == [["E-1"]]
+
+
+def test_approval_that_the_file_kept_back_goes_on_after_not_before_when_the_file_was_removed_in_time(kit, switch):
+    event = kit.event(not_before=kit.now() + timedelta(seconds=60))
+    switch.touch()
+    kit.see(event)
+    kit.offer(kit.token(event))
+    kit.go(2, event)
+    switch.unlink()
+    kit.imds.get_answer = ImdsStatus("Unavailable", status=503)
+    kit.go(70, event)
+    assert kit.imds.posts == []
+    kit.imds.get_answer = None
+    kit.go(5, event)
+    assert kit.imds.posts == [["E-1"]]
+    assert kit.records[-1].approval.result == "accepted"

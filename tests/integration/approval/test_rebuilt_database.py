@@ -290,3 +290,68 @@ def test_a_clock_that_is_behind_for_a_moment_lets_nothing_count_from_before_the_
     kit.go(3, kit.event())
     assert kit.imds.posts == []
     assert kit.outcomes == [("approval_refused", "issued_before_this_outbox")]
+
+
+# A decision that was lost, and one that got its number.
+
+
+def lose_the_decision_behind_an_approval(kit, *events):
+    """Let an approval wait for Azure, and drop its decision, as a rebuild does when it finds that table damaged."""
+    kit.go(1, *events)
+    kit.imds.get_answer = ImdsStatus("Unavailable", status=503)
+    kit.offer(kit.token(events[0]))
+    kit.go(2, *events)
+    with closing(sqlite3.connect(database(kit), isolation_level=None)) as connection:
+        connection.execute("DELETE FROM decisions")
+
+
+def first_arrival(kit):
+    return kit.outbox.read(approvals.open_decisions).result()[0].arrival
+
+
+def test_hold_on_another_event_that_got_the_number_of_a_lost_decision_carries_no_approval(make):
+    kit = make()
+    events = kit.event("E-1"), kit.event("E-2")
+    lose_the_decision_behind_an_approval(kit, *events)
+    kit.offer(kit.token(events[1], "hold", kid="k2", approver=BORIS))
+    assert first_arrival(kit) == 1
+    kit.imds.get_answer = None
+    kit.go(5, *events)
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", "unknown_key")]
+
+
+@pytest.mark.parametrize("other", ["event", "version of the event", "approver", "jti"])
+def test_approval_that_got_the_number_of_a_lost_decision_counts_for_itself_only(make, other):
+    kit = make(required=2)
+    events = kit.event("E-1"), kit.event("E-2")
+    kit.go(1, *events)
+    kit.imds.get_answer = ImdsStatus("Unavailable", status=503)
+    kit.offer(kit.token(events[0]), kit.token(events[0], kid="k2", approver=BORIS))
+    kit.go(2, *events)
+    with closing(sqlite3.connect(database(kit), isolation_level=None)) as connection:
+        connection.execute("DELETE FROM decisions")
+    moved = kit.event("E-1", duration_seconds=9)
+    tokens = {
+        "event": [kit.token(events[1]), kit.token(events[1], kid="k2", approver=BORIS)],
+        "version of the event": [kit.token(moved), kit.token(moved, kid="k2", approver=BORIS)],
+        "approver": [kit.token(events[0], kid="k2", approver=BORIS), kit.token(events[0], kid="k2", approver=BORIS)],
+        "jti": [kit.token(events[0]), kit.token(events[0])],
+    }[other]
+    kit.approver.receive(tokens)
+    assert first_arrival(kit) == 1
+    kit.imds.get_answer = None
+    kit.go(5, *events)
+    assert kit.imds.posts == ([["E-2"]] if other == "event" else [])
+
+
+def test_hold_that_got_the_number_of_a_lost_decision_outlives_the_event_of_that_decision(make):
+    kit = make()
+    lost, kept = kit.event("E-1"), kit.event("E-2")
+    lose_the_decision_behind_an_approval(kit, lost, kept)
+    hold = kit.token(kept, "hold", kid="k2", approver=BORIS)
+    kit.see(kept)
+    kit.offer(hold)
+    kit.go(5, kept)
+    (still,) = kit.outbox.read(approvals.open_decisions).result()
+    assert (still.arrival, still.event_id, still.state.value) == (1, "E-2", "held")
