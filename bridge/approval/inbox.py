@@ -5,7 +5,8 @@ stranger's forgeries delay no other part, and a crash a moment later loses nothi
 the outbox lives in memory, tokens wait here, as many as two answers of the portal may hold: after a restart the portal
 gives all of them again. So do tokens whose key file cannot be used: somebody may be writing it just now, and what is
 wrong on this VM consumes no decision. And so do those that came before their time (``nbf``, or a clock that is behind):
-the portal does not give them again.
+the portal does not give them again. Of the last two kinds 2,000 wait; of more, those before their time go first, since
+they are no holds, and always those of the key that has the most.
 
 A stranger can send ten thousand forgeries, and must not be able to push real records out of the outbox or to page
 people ten thousand times. So refusals make at most one record a minute and reason, with a count (`RefusalLimiter`).
@@ -57,6 +58,13 @@ _NOT_KEPT = {
 }
 
 
+class _Later(msgspec.Struct, frozen=True, kw_only=True):
+    """What a token waits for: the time from which it may count, or else that the key *kid* can be used."""
+
+    kid: str
+    counts_from: datetime | None
+
+
 class DecisionInbox:
     """Verifies tokens with *keys* and keeps their decisions; *vm* returns who this VM is."""
 
@@ -74,20 +82,22 @@ class DecisionInbox:
         self._clock = clock
         self._log = ThrottledLog(logger, clock=clock)
         self._lock = threading.Lock()
-        self._waiting: deque[str] = deque(maxlen=_MOST_WAITING)
-        self._later: dict[str, str | datetime] = {}
-        """From a token to the kid whose file must become usable, or to the time from which it may count."""
+        self._waiting: dict[str, None] = {}
+        self._later: dict[str, _Later] = {}
 
     def receive(self, tokens: Sequence[str]) -> list[Refusal]:
-        """Keep the decisions in *tokens*, or let them wait; return the refusals. Raises nothing a token can cause."""
-        vm_id = self._vm().vm_id
-        if vm_id and not self._outbox.in_memory:
-            try:
-                return self._keep(tokens, vm_id)
-            except OutboxReadOnly:
-                pass
+        """Keep the decisions in *tokens*, or let them wait; return the refusals.
+
+        Raises nothing that one token can cause; OutboxError when too many wait, and the portal must give these again.
+        """
+        refusals = self._keep_if_possible(tokens)
+        if refusals is not None:
+            return refusals
         with self._lock:
-            self._waiting.extend(tokens)
+            waiting = {**self._waiting, **dict.fromkeys(tokens)}
+            if len(waiting) > _MOST_WAITING:
+                raise OutboxError(f"More than {_MOST_WAITING:,} decisions wait until they can be kept.")
+            self._waiting = waiting
         return []
 
     @property
@@ -98,7 +108,7 @@ class DecisionInbox:
     def wait_seconds(self) -> float:
         """Return the seconds until tokens that wait are to be tried again; infinity when none wait."""
         with self._lock:
-            times = [each for each in self._later.values() if isinstance(each, datetime)]
+            times = [each.counts_from for each in self._later.values() if each.counts_from is not None]
             if self._waiting or len(times) < len(self._later):
                 return _RETRY_SECONDS
         return max((min(times) - self._clock.now()).total_seconds(), _RETRY_SECONDS) if times else math.inf
@@ -112,22 +122,27 @@ class DecisionInbox:
     def awaits_key(self) -> bool:
         """Return whether a token waits for a key file that is there and cannot be used, maybe while it is written."""
         with self._lock:
-            kids = {until for until in self._later.values() if isinstance(until, str)}
+            kids = {each.kid for each in self._later.values() if each.counts_from is None}
         return any(key.kid in kids and _is_broken(key) for key in self._keys)
 
     def receive_waiting(self) -> list[Refusal]:
-        """Try again the tokens that wait."""
+        """Try again the tokens that wait; those that were not looked at go on waiting when that fails."""
         with self._lock:
-            tokens = list(self._waiting)
-            self._waiting.clear()
+            waiting = list(self._waiting)
             kids = {key.kid for key in self._keys if self._later and _is_usable(key)}
             now = self._clock.now()
-            tokens += [
+            later = [
                 token
                 for token, until in self._later.items()
-                if (until in kids if isinstance(until, str) else until <= now)
+                if (until.kid in kids if until.counts_from is None else until.counts_from <= now)
             ]
-        return self.receive(tokens) if tokens else []
+        refusals = self._keep_if_possible(waiting + later) if waiting or later else None
+        if refusals is None:
+            return []
+        with self._lock:
+            for token in waiting:
+                self._waiting.pop(token, None)
+        return refusals
 
     def trust(self, decision: StoredDecision) -> Trust:
         """Return whether the key behind a kept decision still counts; a local decision has none."""
@@ -143,6 +158,16 @@ class DecisionInbox:
                     self._log.problem(key.kid, logging.ERROR, f"{error} What it signed waits.")
                     return Trust.UNKNOWN
         return Trust.REVOKED
+
+    def _keep_if_possible(self, tokens: Sequence[str]) -> list[Refusal] | None:
+        """Keep the decisions in *tokens* and return the refusals; None while nothing can be kept."""
+        vm_id = self._vm().vm_id
+        if not vm_id or self._outbox.in_memory:
+            return None
+        try:
+            return self._keep(tokens, vm_id)
+        except OutboxReadOnly:
+            return None
 
     def _keep(self, tokens: Sequence[str], vm_id: str) -> list[Refusal]:
         created_at = self._outbox.created_at
@@ -168,19 +193,31 @@ class DecisionInbox:
         with self._lock:
             for token in decisions:
                 self._later.pop(token, None)
+            self._limit_later()
         return refusals
 
     def _waits_already(self, token: str, refused: RefusedDecision) -> bool:
         """Let *token* wait if its key file or its time may come yet; return whether it waited for that before."""
-        is_about_key = refused.reason is RefusalReason.KEY_UNUSABLE
-        until = str(read_header(token).get("kid")) if is_about_key else refused.counts_from
+        until = None
+        if refused.reason is RefusalReason.KEY_UNUSABLE or refused.counts_from is not None:
+            until = _Later(kid=str(read_header(token).get("kid")), counts_from=refused.counts_from)
         with self._lock:
             before = self._later.pop(token, None)
             if until is not None:
                 self._later[token] = until
-            while len(self._later) > _MOST_WAITING:
-                del self._later[next(iter(self._later))]
         return until is not None and before == until
+
+    def _limit_later(self) -> None:
+        """Drop what is too much: what came before its time first, and of the key of which the most waits."""
+        groups: dict[tuple[bool, str], deque[str]] = {}
+        if len(self._later) > _MOST_WAITING:
+            for token, until in self._later.items():
+                groups.setdefault((until.counts_from is not None, until.kid), deque()).append(token)
+        for _ in range(len(self._later) - _MOST_WAITING):
+            group = max(groups, key=lambda each: (each[0], len(groups[each])))
+            del self._later[groups[group].popleft()]
+            if not groups[group]:
+                del groups[group]
 
     def _is_known(self, refused: RefusedDecision) -> bool:
         """Return whether the decision was kept when it came; that it would not count any more is no refusal."""

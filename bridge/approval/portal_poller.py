@@ -127,7 +127,7 @@ class PortalPoller:
         self._epoch: str | None = None
         self._was_asked = False
         self.taken: Instant | None = None
-        """When the last answer came of which all decisions were taken; None before the first."""
+        """When all that the portal has was last taken: the time of an answer that left nothing out; None before it."""
         self.read_whole: object = None
         """The `database` for which all of the portal's decisions were taken; None before the first."""
         self._stop = threading.Event()
@@ -192,15 +192,16 @@ class PortalPoller:
         if answer.decisions:
             self._receive(answer.decisions)
             self._log.recovered("offer", "Decisions of the portal are handed on again.")
-        self.taken = answered
         before, self._index = self._index, answer.index
         if answer.index < before or self._is_other_epoch(answer, before):
             self._log.problem("index", logging.INFO, "The portal started over, so it is asked from the beginning.")
             self._index = 0
             return self._pacing.after_nothing(began_at=began_at)
-        if not _is_full(answer) and self.read_whole != asked_for[1]:
-            self.read_whole = asked_for[1]
-            self._receive(())  # so that it is noticed
+        if not _is_full(answer):
+            self.taken = answered
+            if self.read_whole != asked_for[1]:
+                self.read_whole = asked_for[1]
+                self._receive(())  # so that it is noticed
         if answer.index > before:
             return self._pacing.after_news()
         return self._pacing.after_nothing(began_at=began_at)

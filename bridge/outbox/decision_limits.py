@@ -5,16 +5,20 @@ thief's hands, would fill the disk and evict every record, and each turn of the 
 key the newest decisions on an event count, so the older ones can go; its newest hold stays in any case, and so does
 what an approval on its way to Azure stands on.
 
-When the decisions need more room than is theirs, those that are followed or refused go first, then open approvals of
-events that this VM does not have, then holds of such events. What the portal still has comes again after a restart, and
-what it was superseded by is still here.
+When the decisions need more room than is theirs, the key that takes the most gives, so that no key can push out what
+another one signed: neither a hold, nor an approval that was refused and would count anew if it were forgotten. Of that
+key go first the approvals that are followed or refused, then the open ones, both of events that this VM does not have,
+then what is followed or refused of events that it has, and last the holds of events that it does not have. Before all
+of that go holds that are over, since to hold again does no harm. What the portal still has comes again after a restart.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -38,6 +42,25 @@ class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
     decision_id: str
     event_id: str
     why: KeepResult
+
+
+class _Droppable(NamedTuple):
+    """A decision that may be deleted to make room; those of the lowest rank go first."""
+
+    arrival: int
+    source: str
+    approver: str
+    kid: str | None
+    decision_id: str
+    event_id: str
+    is_open: int
+    rank: int
+    size: int
+
+    @property
+    def key(self) -> tuple[str, str, str | None]:
+        """Return who signed it, and with what."""
+        return self.source, self.approver, self.kid
 
 
 def limit_decisions(connection: sqlite3.Connection, kept: Sequence[StoredDecision], *, max_bytes: int) -> list[GivenUp]:
@@ -78,12 +101,32 @@ def _make_room(connection: sqlite3.Connection, limit_bytes: float) -> Iterator[G
         return
     document = document_of(read_meta(connection))
     active = json.dumps([] if document is None else [event.event_id for event in document.events])
-    for arrival, approver, decision_id, event_id, is_open, size in connection.execute(
-        SQL["droppable_decisions"], (active,)
-    ).fetchall():
-        connection.execute(SQL["delete_decision"], (arrival,))
-        used -= size
-        if is_open:
-            yield GivenUp(approver=approver, decision_id=decision_id, event_id=event_id, why=KeepResult.NO_ROOM)
+    rows = (_Droppable(*row) for row in connection.execute(SQL["droppable_decisions"], (active,)).fetchall())
+    for each in _in_turn(rows):
+        connection.execute(SQL["delete_decision"], (each.arrival,))
+        used -= each.size
+        if each.is_open:
+            yield GivenUp(
+                approver=each.approver, decision_id=each.decision_id, event_id=each.event_id, why=KeepResult.NO_ROOM
+            )
         if used <= limit_bytes * _TARGET:
             return
+
+
+def _in_turn(rows: Iterable[_Droppable]) -> Iterator[_Droppable]:
+    """Yield *rows* in the order in which they go: what costs nothing, then always of the key that has the most."""
+    by_key: dict[tuple[str, str, str | None], deque[_Droppable]] = {}
+    sizes: dict[tuple[str, str, str | None], int] = {}
+    for each in rows:
+        if each.rank == 0:
+            yield each
+        else:
+            by_key.setdefault(each.key, deque()).append(each)
+            sizes[each.key] = sizes.get(each.key, 0) + each.size
+    while sizes:
+        key = max(sizes, key=sizes.__getitem__)
+        each = by_key[key].popleft()
+        sizes[key] -= each.size
+        if not by_key[key]:
+            del sizes[key]
+        yield each

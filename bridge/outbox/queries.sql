@@ -330,12 +330,18 @@ SELECT COALESCE(SUM(400 + 2 * (LENGTH(event_id) + LENGTH(approver) + LENGTH(jti)
 FROM decisions LEFT JOIN decision_tokens USING (arrival);
 
 -- name: droppable_decisions
-SELECT arrival, approver, jti, event_id, state IN ('new', 'waiting', 'held') AS is_open,
+-- By rank: 0 a hold that is over, of any key. Then of each key: 1 approvals that are over, of events that are not there,
+-- 2 open ones of such events, 3 those that are over, of events that are there, 4 holds of events that are not there.
+WITH active AS (SELECT value AS event_id FROM json_each(?) WHERE value IS NOT NULL),
+  found AS (SELECT *, state IN ('new', 'waiting', 'held') AS is_open, event_id IN active AS is_there FROM decisions)
+SELECT arrival, source, approver, kid, jti, event_id, is_open,
+  CASE WHEN verdict = 'hold' THEN CASE WHEN is_open THEN 4 ELSE 0 END
+    WHEN is_open THEN 2 WHEN is_there THEN 3 ELSE 1 END AS rank,
   400 + 2 * (LENGTH(event_id) + LENGTH(approver) + LENGTH(jti)) + LENGTH(COALESCE(reason, ''))
   + LENGTH(COALESCE(said, '')) + COALESCE(LENGTH(token), 0) * 5 / 4
-FROM decisions LEFT JOIN decision_tokens USING (arrival)
-WHERE state IN ('followed', 'refused') OR event_id NOT IN (SELECT value FROM json_each(?) WHERE value IS NOT NULL)
-ORDER BY is_open, is_open AND verdict = 'hold', arrival;
+FROM found LEFT JOIN decision_tokens USING (arrival)
+WHERE NOT (is_open AND is_there)
+ORDER BY rank, arrival;
 
 -- name: delete_decision
 DELETE FROM decisions WHERE arrival = ?;

@@ -173,3 +173,54 @@ def test_decisions_on_events_that_nobody_knows_fill_no_outbox_and_push_out_no_ho
     assert size <= MAX_BYTES / 2
     with OutboxFile(kit.state) as beside:
         assert len(beside.snapshot().decisions) < 1_200
+
+
+# One key beside another.
+
+
+@pytest.fixture
+def small(tmp_path):
+    """Return a kit with little room for decisions."""
+    made = ApproverKit(tmp_path)
+    made.trust(("k1", ANNE), ("k2", BORIS))
+    made.start(max_bytes=2**20)
+    made.wait(10)
+    yield made
+    made.close()
+
+
+def flood_by_another_key(kit, decision):
+    for part in range(12):
+        events = [kit.event(f"X-{part}-{number}") for number in range(50)]
+        kit.offer(*(kit.token(each, decision, kid="k2", approver=BORIS, reason="x" * 250) for each in events))
+
+
+@pytest.mark.parametrize("decision", ["hold", "approve"])
+def test_a_hold_that_waits_for_its_event_outlives_any_number_of_decisions_by_another_key(small, decision):
+    small.see()
+    small.offer(small.token(small.event(), "hold"))
+    flood_by_another_key(small, decision)
+    small.go(62, small.event())
+    assert ("approval_refused", "no_room") in small.outcomes
+    assert [each.event_id for each in open_decisions(small) if each.approver == ANNE] == ["E-1"]
+    small.offer(small.token(small.event(), kid="k2", approver=BORIS, after=-70))
+    assert small.imds.posts == []
+
+
+def test_an_approval_that_was_refused_is_not_followed_after_any_number_of_decisions_by_another_key(small):
+    small.imds.get_answer = ImdsStatus("Unavailable", status=503)
+    small.see(small.event())
+    store_document(small)
+    token = small.token(small.event())
+    small.offer(token)
+    file = small.key("k1").with_name("k1.key.pub")
+    content = file.read_bytes()
+    file.unlink()
+    small.go(2, small.event())
+    assert small.outcomes == [("approval_refused", "unknown_key")]
+    file.write_bytes(content)
+    small.imds.get_answer = None
+    flood_by_another_key(small, "hold")
+    small.offer(token)  # as a portal gives it again after a restart
+    small.go(3, small.event())
+    assert small.imds.posts == []

@@ -9,9 +9,12 @@ import msgspec
 import pytest
 from approver_kit import ANNE, BORIS, ApproverKit
 
+from bridge.approval.inbox import DecisionInbox
+from bridge.clock import Clock
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
+from bridge.errors import OutboxError
 from bridge.events.diff import Change
-from bridge.events.event import Document
+from bridge.events.event import Document, VmIdentity
 from bridge.events.record import Evidence, Transition
 from bridge.outbox import approvals, meta
 from bridge.outbox.records import Observation
@@ -278,6 +281,70 @@ def test_no_rule_acts_while_a_hold_waits_for_its_key_file(kit):
     assert kit.imds.posts == []
     file.write_bytes(whole)
     kit.go(30, kit.event())
+    assert kit.imds.posts == []
+    assert held(kit) == {"E-1"}
+
+
+def test_a_hold_that_waits_for_its_key_file_outlives_any_number_of_approvals_before_their_time(kit):
+    file = kit.key("k1").with_name("k1.key.pub")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:40])
+    kit.approver.receive([kit.token(kit.event(), "hold")])
+    for part in range(3):
+        events = [kit.event(f"X-{part}-{number}") for number in range(700)]
+        kit.approver.receive([kit.token(each, kid="k2", approver=BORIS, after=3600) for each in events])
+    kit.go(1)
+    file.write_bytes(whole)
+    kit.go(5, kit.event())
+    assert kit.imds.posts == []
+    assert held(kit) == {"E-1"}
+
+
+# A database, or a name of this VM, that is not there yet.
+
+
+class FailsOnce:
+    """Stands for an outbox whose next write fails."""
+
+    def __init__(self, outbox):
+        self._outbox = outbox
+        self._failed = False
+
+    def __getattr__(self, name):
+        return getattr(self._outbox, name)
+
+    def write(self, *arguments):
+        if not self._failed:
+            self._failed = True
+            raise OutboxError("The outbox failed.")
+        return self._outbox.write(*arguments)
+
+
+def test_a_hold_that_could_not_be_kept_goes_on_waiting(kit):
+    vm = VmIdentity(name="vm_0")
+    inbox = DecisionInbox(kit.settings.trusted_keys(), FailsOnce(kit.outbox), vm=lambda: vm, clock=Clock(now=kit.now))
+    inbox.receive([kit.token(kit.event(), "hold")])
+    vm = kit.vm
+    with pytest.raises(OutboxError):
+        inbox.receive_waiting()
+    assert inbox.has_unkept
+    assert inbox.receive_waiting() == []
+    assert not inbox.has_unkept
+    kit.go(3, kit.event())
+    assert kit.imds.posts == []
+    assert held(kit) == {"E-1"}
+
+
+def test_no_number_of_tokens_pushes_out_a_hold_while_nothing_can_be_kept(kit):
+    named, kit.vm = kit.vm, VmIdentity(name="vm_0")
+    answers = [[f"{part} {number}" for number in range(1_000)] for part in range(2)]
+    kit.approver.receive([kit.token(kit.event(), "hold")])
+    kit.approver.receive(answers[0])
+    with pytest.raises(OutboxError):  # so the portal gives them again
+        kit.approver.receive(answers[1])
+    kit.approver.receive(answers[0])
+    kit.vm = named
+    kit.go(5, kit.event())
     assert kit.imds.posts == []
     assert held(kit) == {"E-1"}
 

@@ -312,6 +312,44 @@ def test_more_than_an_answer_holds_comes_at_once_in_pages(portal, desk, start):
     assert [request.index for request in portal.requests[:4]] == [0, 1_001, 2_001, 3_001]
 
 
+def test_the_portal_counts_as_heard_once_the_last_page_is_taken(portal, start):
+    started = threading.Event()
+    heard = []
+
+    def receive(tokens):
+        assert started.wait(PATIENCE_SECONDS)
+        heard.append((len(tokens), channel.taken))
+
+    portal.put(VM, *(f"t{number}" for number in range(1_500)))
+    channel = start(portal, receive=receive)
+    started.set()
+    until(lambda: channel.taken is not None)
+    assert heard[:2] == [(1_000, None), (500, None)]
+
+
+def test_an_answer_of_a_portal_that_started_over_does_not_count_as_heard(portal, desk, start):
+    started = threading.Event()
+    taken = {}
+
+    def receive(tokens):
+        assert started.wait(PATIENCE_SECONDS)
+        taken.update(dict.fromkeys(set(tokens) - taken.keys(), channel.taken))
+        desk(tokens)
+
+    portal.epoch = "before"
+    portal.put(VM, *"abc")
+    channel = start(portal, receive=receive)
+    started.set()
+    assert portal.wait_for_requests(2)  # so what came is taken
+    before = channel.taken
+    portal.down()
+    portal.lose_state(epoch="restored")
+    portal.put(VM, *"defghi")
+    portal.up()
+    assert desk.has(*"defghi")
+    assert taken["d"] == before  # it was left out of the first answer, which had "i" only
+
+
 def test_duplicates_are_handed_on_for_others_to_know(portal, desk, start):
     portal.repeats = True
     portal.put(VM, "a")
