@@ -6,6 +6,8 @@ import json
 import re
 import shutil
 import subprocess
+import sys
+import unicodedata
 from datetime import datetime, timezone
 from importlib import resources
 
@@ -15,11 +17,14 @@ from vectors import make
 
 from bridge.approval import token as token_module
 from bridge.approval.digest import canonical_json, digest
+from bridge.approval.portal_client import MAX_ANSWER_BYTES, MAX_DECISIONS, MAX_EPOCH_CHARACTERS, MAX_INDEX
 from bridge.approval.signing import sign_decision
 from bridge.approval.token import verify
-from bridge.config.trusted_keys import TrustedKey
+from bridge.config.approval import RemoteSettings
+from bridge.config.trusted_keys import MAX_NAME_CHARACTERS, TrustedKey
 from bridge.errors import RefusalReason
-from bridge.events.event import ScheduledEvent
+from bridge.events.event import ScheduledEvent, encode
+from bridge.events.record import decode_record
 
 PAGE = (resources.files("bridge.approval") / "PROTOCOL.md").read_text(encoding="utf-8")
 EXAMPLES = {
@@ -124,6 +129,36 @@ def test_every_claim_that_is_signed_is_in_the_table():
     assert listed == {*json.loads(EXAMPLES["payload"]), "nbf", *json.loads(EXAMPLES["header"])}
 
 
+def test_the_record_of_the_page_is_one_with_the_event_of_the_example():
+    record = decode_record(EXAMPLES["record"])
+
+    assert json.loads(encode(record)) == json.loads(EXAMPLES["record"]), "every member, and no other"
+    assert list(json.loads(EXAMPLES["record"])) == list(record.__struct_fields__)
+    assert json.loads(EXAMPLES["event"]).items() <= json.loads(EXAMPLES["record"])["event"].items()
+    assert record.vm.vm_id == json.loads(EXAMPLES["payload"])["aud"]
+    assert digest(record.event) == EXAMPLES["digest"]
+
+
+def test_what_cannot_be_printed_is_of_the_categories_that_the_page_names():
+    assert "categories C (Cc, Cf, Cs, Co, Cn) and Z (Zs, Zl, Zp), except the space" in PAGE
+    for character in map(chr, range(sys.maxunicode + 1)):
+        unprintable = unicodedata.category(character)[0] in "CZ" and character != " "
+        assert character.isprintable() != unprintable
+
+
+def test_the_limits_of_an_answer_are_those_of_the_code():
+    assert MAX_ANSWER_BYTES - 2 * token_module.MAX_TOKEN_CHARACTERS == 1_032_192
+    assert f"{MAX_DECISIONS:,} decisions, or with more than 1,032,192\ncharacters" in _section(3)
+    assert MAX_INDEX == 2**53 - 1
+    assert f"no text of 1 to {MAX_EPOCH_CHARACTERS} characters" in _section(4)
+
+
+def test_the_limits_of_a_wait_are_those_of_the_configuration():
+    [definition] = [field for field in msgspec.inspect.type_info(RemoteSettings).fields if field.name == "wait_seconds"]
+
+    assert f"a whole number from {definition.type.ge} to {definition.type.le}" in _section(2)
+
+
 def test_the_limits_are_those_of_the_code():
     text = _section(5)
 
@@ -134,12 +169,15 @@ def test_the_limits_are_those_of_the_code():
     assert f"Cut at {token_module.MAX_REASON_CHARACTERS} characters" in text
     assert f"1 to {token_module.MAX_EVENT_ID_CHARACTERS} characters" in text
     assert f"`{token_module.TOKEN_TYPE}`" in text
+    assert f"1 to {MAX_NAME_CHARACTERS} printable ASCII characters" in text
+    assert f"1 to {MAX_NAME_CHARACTERS} printable characters" in text
+    assert f"from 0 to {token_module._LAST_SECOND}" in text
 
 
 def test_every_link_leads_somewhere():
     anchors = {
         re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
-        for heading in re.findall(r"^## (.+)$", PAGE, re.MULTILINE)
+        for heading in re.findall(r"^###? (.+)$", PAGE, re.MULTILINE)
     }
 
     assert set(re.findall(r"\]\(#([^)]+)\)", PAGE)) <= anchors

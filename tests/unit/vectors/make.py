@@ -132,6 +132,14 @@ def token(
 def _accepted() -> Iterator[tuple[str, str]]:
     yield "approve", token()
     yield "hold", token(claims(decision="hold", jti="hold-1"))
+    for what, times in (
+        ("late: exp passed a day ago", {"iat": NOW - 90000, "exp": NOW - 86400}),
+        ("early: iat an hour ahead", {"iat": NOW + 3600, "exp": NOW + 7200}),
+        ("early: nbf an hour ahead", {"nbf": NOW + 3600, "exp": NOW + 7200}),
+        ("old: decided before the database was made", {"iat": CREATED_AT - 3600}),
+        ("for a week", {"exp": NOW + 7 * 86400}),
+    ):
+        yield f"hold, {what}", token(claims(decision="hold", **times))
     yield "by the next key of the same approver", token(by=PORTAL_NEXT)
     yield "by another approver", token(by=ALICE)
     yield "vmId in upper case", token(claims(aud=VM_ID.upper()))
