@@ -302,6 +302,16 @@ def test_a_204_means_nothing_new(portal, desk, start):
     assert desk.tokens == ["a", "b"]
 
 
+def test_a_204_to_the_first_request_says_that_there_is_no_decision(portal, start):
+    portal.strike("status", status=204, body="")
+    channel = start(portal, database=lambda: "new")
+    until(lambda: channel.read_whole == "new")
+    assert portal.wait_for_requests(2)
+
+    assert channel.taken is not None
+    assert {request.index for request in portal.requests} == {0}
+
+
 def test_more_than_an_answer_holds_comes_at_once_in_pages(portal, desk, start):
     tokens = [f"t{number}" for number in range(3_500)]
     portal.put(VM, *tokens)
