@@ -9,6 +9,7 @@ import re
 import statistics
 import threading
 import time
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from importlib import resources
 from pathlib import Path
@@ -858,6 +859,7 @@ def test_twenty_silent_portals_hold_no_call_beyond_its_deadline_and_leave_nothin
             )
             client = PortalClient(remote, grace_seconds=grace_seconds)
             channels.append(PortalPoller(client, vm_id=moments.begin, receive=desk, wait=moments.end))
+        lag = stack.enter_context(_lag_of_this_machine())
         for channel in channels:
             stack.callback(stop_in_time, channel)
             channel.start()
@@ -868,7 +870,27 @@ def test_twenty_silent_portals_hold_no_call_beyond_its_deadline_and_leave_nothin
         assert len(list(_DESCRIPTORS.iterdir())) <= sockets + SILENT_PEERS * 2
         longest = max(end - begin for begin, end in calls)
         record_property("longest_seconds", longest)
-        assert longest <= deadline * 1.1 + 0.2
+        assert longest <= deadline * 1.1 + 0.2 + max(lag)
+
+
+@contextlib.contextmanager
+def _lag_of_this_machine() -> Iterator[list[float]]:
+    """Note by how much a thread that only waits comes late, beside all the others: nobody's deadline is better."""
+    lags, done = [0.0], threading.Event()
+
+    def watch() -> None:
+        began = time.monotonic()
+        while not done.wait(0.05):
+            lags.append(time.monotonic() - began - 0.05)
+            began = time.monotonic()
+
+    thread = threading.Thread(target=watch, name="lag")
+    thread.start()
+    try:
+        yield lags
+    finally:
+        done.set()
+        thread.join()
 
 
 class _Moments:
