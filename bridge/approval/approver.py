@@ -40,7 +40,7 @@ from bridge.approval.off_switch import OffSwitch
 from bridge.approval.rule_commands import RuleCommands
 from bridge.approval.rules import RuleEngine
 from bridge.approval.submit import LastLook, Submitter, batches
-from bridge.clock import REAL_CLOCK, Clock, Instant
+from bridge.clock import REAL_CLOCK, Clock, Instant, SettledTime
 from bridge.config.approval import ApprovalSettings
 from bridge.errors import BridgeError, OutboxReadOnly
 from bridge.events.event import Document, Incarnation
@@ -124,7 +124,10 @@ class Approver:
         self._wants_answer = False
         self._indexed: tuple[Document, frozenset[str], DocumentIndex] | None = None
         self._new_since: dict[tuple[str, str], float] = {}
+        self._settled = SettledTime(clock)
         self._prune_at = clock.monotonic() + _PRUNE_SECONDS
+        self._seen_event_ids: set[str] = set()
+        """Of all documents since decisions were pruned last: one without an event does not end what is kept for it."""
         self._posted_at: list[tuple[str, float]] = []
         self._attempted: frozenset[str] = frozenset()
         self._publish(outbox.read(approvals.read_state).result())
@@ -253,6 +256,7 @@ class Approver:
                 state,
                 index,
                 now=self._clock.timestamp(),
+                settled_now=self._settled.timestamp(),
                 required_approvals=self._required_approvals,
                 trust=self._inbox.trust,
                 predates=lambda decision: asked_at < self._new_since.get(_name(decision), asked_at),
@@ -335,7 +339,14 @@ class Approver:
             due = [each for each in due if each.arrivals and each.key in asked_for]
         else:
             due = [each for each in due if each.arrivals or self._may_rules_act()]
-        return postable(state, index, due, required_approvals=self._required_approvals, trust=self._inbox.trust)
+        return postable(
+            state,
+            index,
+            due,
+            now=self._clock.timestamp(),
+            required_approvals=self._required_approvals,
+            trust=self._inbox.trust,
+        )
 
     # What it depends on.
 
@@ -386,6 +397,7 @@ class Approver:
         if known is None or known[0] is not answer.document or known[1] != answer.unsettled:
             index = index_document(answer.document, answer.unsettled)
             self._indexed = known = (answer.document, answer.unsettled, index)
+            self._seen_event_ids.update(index.events)
         return known[2]
 
     def _note_new(self, state: ApprovalState) -> None:
@@ -457,7 +469,8 @@ class Approver:
     def _prune(self, index: DocumentIndex) -> None:
         if self._clock.monotonic() >= self._prune_at:
             self._prune_at = self._clock.monotonic() + _PRUNE_SECONDS
-            self._outbox.write(approvals.prune, list(index.events), self._clock.timestamp())
+            self._outbox.write(approvals.prune, list(self._seen_event_ids), self._settled.timestamp())
+            self._seen_event_ids = set(index.events)
 
     # What is visible.
 

@@ -162,6 +162,8 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     state: ApprovalState
     index: DocumentIndex
     now: float
+    settled_now: float
+    """What ends for its time ends by this; a clock that is ahead for a moment ends nothing, and nothing is posted."""
     required_approvals: int
     trust: Callable[[StoredDecision], Trust]
     predates: Callable[[StoredDecision], bool]
@@ -183,6 +185,9 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_expired(self, decision: StoredDecision) -> bool:
         return self.now >= decision.expires_at + CLOCK_SKEW_SECONDS
+
+    def is_surely_expired(self, decision: StoredDecision) -> bool:
+        return self.settled_now >= decision.expires_at + CLOCK_SKEW_SECONDS
 
     def is_decided_anew(self, decision: StoredDecision, approval: PendingApproval) -> bool:
         """Return whether *decision* was made after Azure took *approval*, and the event still waits as it was.
@@ -209,7 +214,7 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
         To remove the file must not release what nobody expects any more.
         """
         not_before = self.event_of(approval).not_before
-        return approval.put_off_at is not None and not_before is not None and self.now >= not_before.timestamp()
+        return approval.put_off_at is not None and not_before is not None and self.settled_now >= not_before.timestamp()
 
     def is_over_age(self, approval: PendingApproval) -> bool:
         """Return whether the time is over in which Azure may be told: ``exp``, or an hour after NotBefore if later.
@@ -222,7 +227,7 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
         ends_at = min(expiries) + CLOCK_SKEW_SECONDS
         if approval.event.not_before is not None:
             ends_at = max(ends_at, approval.event.not_before.timestamp() + _AFTER_NOT_BEFORE_SECONDS)
-        return self.now >= ends_at
+        return self.settled_now >= ends_at
 
     def event_of(self, approval: PendingApproval) -> ScheduledEvent:
         return self.index.events.get(approval.event_id) or approval.event
@@ -233,6 +238,7 @@ def evaluate(
     index: DocumentIndex,
     *,
     now: float,
+    settled_now: float | None = None,
     required_approvals: int,
     trust: Callable[[StoredDecision], Trust],
     predates: Callable[[StoredDecision], bool] = lambda _decision: False,
@@ -240,6 +246,7 @@ def evaluate(
 ) -> Evaluation:
     """Return the next step from *state*, given a fresh document and the Unix time *now*; empty at the end.
 
+    *settled_now* is the same without a jump of the clock that may not last: nothing ends by a later time than that.
     *predates* returns whether the document was asked for before a new decision came: it refuses no such decision.
     """
     stages = {ApprovalStage.POSTED, ApprovalStage.DRY_RUN} if dry_run else {ApprovalStage.POSTED}
@@ -247,6 +254,7 @@ def evaluate(
         state=state,
         index=index,
         now=now,
+        settled_now=now if settled_now is None else settled_now,
         required_approvals=required_approvals,
         trust=trust,
         predates=predates,
@@ -286,17 +294,19 @@ def postable(
     index: DocumentIndex,
     due: Iterable[PendingApproval],
     *,
+    now: float,
     required_approvals: int,
     trust: Callable[[StoredDecision], Trust],
 ) -> list[PendingApproval]:
-    """Return those of *due* of which Azure may be told now, given *state* and a document that is newer than they are.
+    """Return those of *due* of which Azure may be told at *now*, given *state* and a document newer than they are.
 
     A hold on the event stands in the way until it was evaluated.
     """
     step = _Step(
         state=state,
         index=index,
-        now=0.0,
+        now=now,
+        settled_now=now,
         required_approvals=required_approvals,
         trust=trust,
         predates=lambda _decision: False,
@@ -467,13 +477,13 @@ def _hold(step: _Step, hold: StoredDecision) -> None:
 def _may_come(step: _Step, decision: StoredDecision) -> bool:
     """Return whether this VM may see the event only later: it has seen no such event, and there is time yet."""
     is_here = decision.event_id in step.index.events
-    return not (is_here or decision.is_event_known or step.is_expired(decision))
+    return not (is_here or decision.is_event_known or step.is_surely_expired(decision))
 
 
 def _why_not(step: _Step, decision: StoredDecision) -> RefusalReason | None:
     if step.trust(decision) is Trust.REVOKED:
         return RefusalReason.UNKNOWN_KEY
-    if step.is_expired(decision) and decision.event_id in step.index.events:
+    if step.is_surely_expired(decision) and decision.event_id in step.index.events:
         return RefusalReason.EXPIRED
     return step.index.why_not(*decision.key)
 
@@ -490,7 +500,7 @@ def _check_waiting(step: _Step, decision: StoredDecision) -> None:
         why = RefusalReason.UNKNOWN_KEY
     if why is None and step.is_held(decision):
         why = RefusalReason.SUPERSEDED
-    if why is None and step.is_expired(decision):
+    if why is None and step.is_surely_expired(decision):
         why = RefusalReason.TOO_FEW_APPROVERS
     if why is not None:
         _refuse(step, decision, why)
