@@ -18,16 +18,6 @@ from bridge.outbox.reader import OutboxFile
 ANNE, BORIS = "anne", "boris"
 
 
-@pytest.fixture
-def kit(tmp_path):
-    made = ApproverKit(tmp_path)
-    made.trust(("k1", ANNE), ("k2", BORIS))
-    made.start()
-    made.wait(10)
-    yield made
-    made.close()
-
-
 def configure(kit, **options):
     kit.settings = ApprovalSettings(remote=kit.settings.remote, **options)
     kit.restart()

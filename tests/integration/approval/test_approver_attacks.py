@@ -17,16 +17,6 @@ from bridge.outbox import approvals, deliveries
 ANNE, BORIS = "anne", "boris"
 
 
-@pytest.fixture
-def kit(tmp_path):
-    made = ApproverKit(tmp_path)
-    made.trust(("k1", ANNE), ("k2", BORIS))
-    made.start()
-    made.wait(10)
-    yield made
-    made.close()
-
-
 def b64(value):
     text = value if isinstance(value, bytes) else json.dumps(value).encode()
     return base64.urlsafe_b64encode(text).rstrip(b"=").decode()

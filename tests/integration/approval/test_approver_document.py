@@ -7,7 +7,7 @@ hand, and time stands on a dial.
 from datetime import timedelta
 
 import pytest
-from approver_kit import ANNE, BORIS, START, ApproverKit
+from approver_kit import ANNE, BORIS, START
 
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import ImdsStatus
@@ -64,16 +64,6 @@ class Watched:
             self.poller.poll_once()
             if turn:
                 self.kit.turn()
-
-
-@pytest.fixture
-def kit(tmp_path):
-    made = ApproverKit(tmp_path)
-    made.trust(("k1", ANNE), ("k2", BORIS))
-    made.start()
-    made.wait(10)
-    yield made
-    made.close()
 
 
 @pytest.fixture

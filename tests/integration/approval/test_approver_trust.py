@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from approver_kit import ApproverKit
 
 from bridge.approval.digest import digest
 from bridge.approval.signing import generate_key
@@ -17,16 +16,6 @@ from bridge.outbox.approvals import cli_decision
 
 ANNE, BORIS = "anne", "boris"
 FREEZE = RuleSettings(name="freeze", event_types=("Freeze",), action="approve")
-
-
-@pytest.fixture
-def kit(tmp_path):
-    made = ApproverKit(tmp_path)
-    made.trust(("k1", ANNE), ("k2", BORIS))
-    made.start()
-    made.wait(10)
-    yield made
-    made.close()
 
 
 def public_key(kit, kid):

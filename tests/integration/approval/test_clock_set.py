@@ -1,35 +1,13 @@
 """A clock that is wrong for a moment ends nothing that was kept, and lets nothing be posted that has expired."""
 
-import pytest
-from approver_kit import ANNE, BORIS, ApproverKit
+from approver_kit import BORIS
 
-from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
+from bridge.config.approval import RuleSettings
 from bridge.errors import ImdsStatus
 
 FREEZE = RuleSettings(name="freeze", action="approve", event_types=("Freeze",))
 TWO_HOURS = 7200.0
 THREE_DAYS = 3 * 86_400.0
-
-
-@pytest.fixture
-def make(tmp_path):
-    """Return a function that starts a kit with a portal, with or without a rule that approves everything."""
-    made = ApproverKit(tmp_path)
-
-    def start(*rules, required=1):
-        keys = tuple(
-            KeySettings(kid=kid, approver=approver, public_key_file=f"{made.key(kid)}.pub")
-            for kid, approver in (("k1", ANNE), ("k2", BORIS))
-        )
-        remote = RemoteSettings(url="https://portal.invalid", keys=keys, required_approvals=required)
-        made.settings = ApprovalSettings(rules=rules, remote=remote)
-        made.start()
-        made.hear_portal()
-        made.wait(10)
-        return made
-
-    yield start
-    made.close()
 
 
 def undated(kit):

@@ -1,8 +1,6 @@
 """What is worked out in memory is what the outbox has afterwards: `applied` is checked against the database."""
 
 import msgspec
-import pytest
-from approver_kit import ApproverKit
 
 from bridge.approval.evaluate import Trust, applied, evaluate, index_document
 from bridge.approval.rules import RuleEngine
@@ -14,16 +12,6 @@ from bridge.outbox.approvals import ApprovalState, StoredDecision
 
 ANNE, BORIS = "anne", "boris"
 FREEZE = RuleSettings(name="freeze", event_types=("Freeze",), action="approve", act="each")
-
-
-@pytest.fixture
-def kit(tmp_path):
-    made = ApproverKit(tmp_path)
-    made.trust(("k1", ANNE), ("k2", BORIS))
-    made.start()
-    made.wait(10)
-    yield made
-    made.close()
 
 
 def steps_to_the_end(kit, *events):

@@ -4,7 +4,6 @@ import os
 from datetime import timedelta
 
 import pytest
-from approver_kit import ApproverKit
 
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import ImdsStatus
@@ -17,16 +16,6 @@ try:
     ME = pwd.getpwuid(os.getuid()).pw_name
 except (ImportError, KeyError):
     ME = f"uid {os.getuid()}"
-
-
-@pytest.fixture
-def kit(tmp_path):
-    made = ApproverKit(tmp_path)
-    made.trust(("k1", ANNE), ("k2", BORIS))
-    made.start()
-    made.wait(10)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import sqlite3
 from contextlib import closing, suppress
 
 import pytest
-from approver_kit import ANNE, BORIS, ApproverKit
+from approver_kit import BORIS
 
-from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
+from bridge.config.approval import RuleSettings
 from bridge.errors import ImdsStatus, OutboxError
 from bridge.events.diff import Change
 from bridge.events.event import Document
@@ -16,27 +16,6 @@ from bridge.outbox import approvals, meta
 from bridge.outbox.records import Observation
 
 FREEZE = RuleSettings(name="freeze", action="approve", event_types=("Freeze",))
-
-
-@pytest.fixture
-def make(tmp_path):
-    """Return a function that starts a kit with a portal, with or without a rule that approves everything."""
-    made = ApproverKit(tmp_path)
-
-    def start(*rules, required=1):
-        keys = tuple(
-            KeySettings(kid=kid, approver=approver, public_key_file=f"{made.key(kid)}.pub")
-            for kid, approver in (("k1", ANNE), ("k2", BORIS))
-        )
-        remote = RemoteSettings(url="https://portal.invalid", keys=keys, required_approvals=required)
-        made.settings = ApprovalSettings(rules=rules, remote=remote)
-        made.start()
-        made.hear_portal()
-        made.wait(10)
-        return made
-
-    yield start
-    made.close()
 
 
 def database(kit):
