@@ -14,8 +14,9 @@ import pytest
 from azure.eventhub.aio import EventHubConsumerClient
 from eventhubs_emulator.process import NEEDS, Emulator, started
 from private_ca import PrivateCa
+from record_kit import record
 
-from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord, VmIdentity
+from bridge.sink import ScheduledEvent, TransitionRecord, VmIdentity
 from bridge.testing import Simulator
 from sinks.eventhubs.config import EventHubsConfig
 from sinks.eventhubs.sink import EventHubsSink
@@ -94,25 +95,8 @@ def make_record() -> Callable[..., TransitionRecord]:
 
     def make(event_id: str = "A-1", sequence: int = 1, **fields: Any) -> TransitionRecord:
         event = ScheduledEvent(event_id=event_id, event_type="Freeze", event_status="Scheduled", resources=("vm-1",))
-        values: dict[str, Any] = {
-            "id": f"{event_id}/{sequence}",
-            "transition_key": "k",
-            "stream_id": "s",
-            "sequence": sequence,
-            "transition": Transition.SCHEDULED,
-            "evidence": Evidence.OBSERVED,
-            "observed_at": "2026-11-20T11:00:05.000Z",
-            "incarnation": 1,
-            "previous_incarnation": None,
-            "event": event,
-            "previous": None,
-            "changed": (),
-            "notice_seconds": 895.0,
-            "affects_this_vm": True,
-            "vm": VmIdentity(name="vm-1"),
-            "labels": {},
-        }
-        return TransitionRecord(**{**values, **fields})
+        own = {"id": f"{event_id}/{sequence}", "sequence": sequence, "event": event, "vm": VmIdentity(name="vm-1")}
+        return record(**{**own, **fields})
 
     return make
 
