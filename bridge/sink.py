@@ -39,7 +39,7 @@ from bridge.errors import (
 from bridge.events.environment import ENVIRONMENT_PREFIX, environment_of
 from bridge.events.event import URGENT_EVENT_TYPES, ScheduledEvent, VmIdentity, encode
 from bridge.events.record import Evidence, Transition, TransitionRecord
-from bridge.http.failures import causes, root_cause
+from bridge.http.failures import causes, is_loopback, root_cause
 from bridge.http.session import (
     DeadlineSession,
     ResponseEncoded,
@@ -48,7 +48,7 @@ from bridge.http.session import (
     retry_after_seconds,
 )
 from bridge.http.tls_files import tls_file_problems
-from bridge.system.entra import AccessToken, EntraToken, fetch_token
+from bridge.system.entra import AccessToken, EntraToken, check_scope, fetch_token, token_of
 from bridge.system.process import Ending, Finished, Runner, find_program
 from bridge.system.secrets import Secret, masked
 from bridge.system.threads import run_daemon
@@ -83,6 +83,7 @@ __all__ = [
     "TransitionRecord",
     "VmIdentity",
     "causes",
+    "check_scope",
     "duration",
     "encode",
     "environment_of",
@@ -91,6 +92,7 @@ __all__ = [
     "fetch_token",
     "find_program",
     "format_time",
+    "is_loopback",
     "masked",
     "one_line",
     "parse_time",
@@ -98,6 +100,7 @@ __all__ = [
     "root_cause",
     "run_daemon",
     "tls_file_problems",
+    "token_of",
     "utc_now",
 ]
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from bridge.config.approval import RemoteSettings
 from bridge.errors import CredentialFailed, SecretUnavailable
-from bridge.system.entra import AccessToken, EntraToken, fetch_token
+from bridge.system.entra import AccessToken, EntraToken, fetch_own_token, token_of
 from bridge.system.secrets import Secret
 
 ENTRA_DEADLINE_SECONDS = 10.0
@@ -85,11 +85,8 @@ class EntraCredential:
         deadline_seconds: float = ENTRA_DEADLINE_SECONDS,
     ) -> None:
         self._deadline_seconds = deadline_seconds
-        self._token = EntraToken(
-            fetch or partial(fetch_portal_token, scope),
-            source="Entra ID (approval.remote.entra_scope)",
-            advice="Check the scope, and that this VM has a managed identity.",
-        )
+        fetch = fetch or partial(fetch_portal_token, scope)
+        self._token: EntraToken = token_of(scope, key="approval.remote.entra_scope", fetch=fetch)
 
     def bearer(self) -> str:
         """Return a token that is good for now; one that still counts, when no newer can be had."""
@@ -106,8 +103,7 @@ class EntraCredential:
 
 def fetch_portal_token(scope: str) -> AccessToken:
     """Return a new token of the identity that AZURE_CLIENT_ID names, or of the only one; the portal is asked again."""
-    client_id = os.environ.get("AZURE_CLIENT_ID") or None
-    return fetch_token(scope, client_id=client_id, retry_total=0, connection_timeout=ENTRA_DEADLINE_SECONDS)
+    return fetch_own_token(scope)
 
 
 def _is_sendable(token: str) -> bool:

@@ -21,6 +21,7 @@ from bridge.config.trusted_keys import TrustedKey, key_mistakes
 from bridge.events.event import check_event_source, check_event_type
 from bridge.http.failures import is_loopback
 from bridge.http.tls_files import tls_file_problems
+from bridge.system.entra import check_scope
 
 _LONGEST_SECONDS = 315_360_000
 _LONGEST_COMMAND_SECONDS = 86_400
@@ -39,11 +40,6 @@ def _portal_url(value: str) -> None:
         raise ValueError(wanted)
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise ValueError(wanted, " Plain http goes to a loopback address only: anybody on the way could withhold.")
-
-
-def _entra_scope(value: str) -> None:
-    if not value or any(map(str.isspace, value)):
-        raise ValueError('one scope, such as "api://scheduled-events-portal/.default"')
 
 
 _Bound = Annotated[float, Meta(ge=0, le=_LONGEST_SECONDS)]
@@ -122,7 +118,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A file with the bearer token for the portal; read again when it changes."""
     token_env: _Text | None = None
     """An environment variable with that token."""
-    entra_scope: Annotated[str, Check(_entra_scope)] | None = None
+    entra_scope: Annotated[str, Check(check_scope)] | None = None
     """Instead: ask Entra ID for a token of this scope, as this VM's managed identity."""
     client_cert_file: _Text | None = None
     """Instead: a PEM file with the client certificate, and its key unless client_key_file is set."""

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 from bridge.clock import REAL_CLOCK, Clock
@@ -29,6 +30,8 @@ _LEAST_SECONDS = 60.0
 _READ_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 5.0
+#: How long a token that came in place of a refused one is kept, refused or not: a new one would hardly fare better.
+_REPLACEMENT_SECONDS = 300.0
 
 
 class AccessToken(NamedTuple):
@@ -54,6 +57,7 @@ class EntraToken:
         self._lock = threading.Lock()
         self._token: AccessToken | None = None
         self._renew_at = 0.0
+        self._refused_at = -_REPLACEMENT_SECONDS
         self._fetching: Future[AccessToken] | None = None
         self._closed: Future[Any] = Future()
 
@@ -82,6 +86,13 @@ class EntraToken:
     def forget(self) -> None:
         """Drop the token: the service has refused it."""
         self._token = None
+
+    def refuse(self, token: AccessToken) -> None:
+        """Drop *token*, which the service has refused; one that came in its place stays for five minutes."""
+        now = self._clock.monotonic()
+        if token == self._token and now - self._refused_at >= _REPLACEMENT_SECONDS:
+            self._refused_at = now
+            self.forget()
 
     def close(self) -> None:
         """Break off the wait of another thread; the one that fetches ends when its own time is over."""
@@ -119,6 +130,30 @@ class EntraToken:
             f"{self._source} gave no token: {one_line(reason, EXCERPT_CHARACTERS)} {self._advice}",
             needs_attention=True,
         ) from error
+
+
+def token_of(scope: str, *, key: str, fetch: Callable[[], AccessToken] | None = None) -> EntraToken:
+    """Return the token for *scope* of the identity that AZURE_CLIENT_ID names, or of the only one.
+
+    *key* is the setting that the scope stands under, for messages; *fetch* gets a token in another way.
+    """
+    return EntraToken(
+        fetch or partial(fetch_own_token, scope),
+        source=f"Entra ID ({key})",
+        advice="Check the scope, and that this VM has a managed identity.",
+    )
+
+
+def fetch_own_token(scope: str) -> AccessToken:
+    """Return a new token of the identity that AZURE_CLIENT_ID names, or of the only one; who asks tries again."""
+    client_id = os.environ.get("AZURE_CLIENT_ID") or None
+    return fetch_token(scope, client_id=client_id, retry_total=0, connection_timeout=_READ_SECONDS)
+
+
+def check_scope(scope: str) -> None:
+    """Raise ValueError, with what is wanted, when *scope* is none."""
+    if not scope or any(map(str.isspace, scope)):
+        raise ValueError('one scope, such as "api://scheduled-events-portal/.default"')
 
 
 def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = False, **options: Any) -> AccessToken:

@@ -6,10 +6,11 @@ Nothing here quotes a value that may be a secret: the path of a webhook's URL, a
 from __future__ import annotations
 
 import re
+from urllib.parse import urlsplit
 
 import msgspec
 
-from bridge.sink import SinkConfig, tls_file_problems
+from bridge.sink import SinkConfig, check_scope, is_loopback, tls_file_problems
 from sinks.http.urls import origin, plain_url
 
 #: A field name is a token (RFC 9110 section 5.1).
@@ -32,6 +33,8 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
     """A file with the token for `Authorization: Bearer`; read again when it changes."""
     bearer_token_env: str | None = None
     """An environment variable with that token."""
+    entra_scope: str | None = None
+    """Instead: a token from Entra ID for this scope, as the VM's managed identity (AZURE_CLIENT_ID: one of several)."""
     ca_file: str | None = None
     """A PEM file of the authorities to trust instead of those that come with requests (certifi)."""
     client_cert_file: str | None = None
@@ -53,7 +56,12 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
         """Raise ValueError with what is wrong; a Config that derives from this calls it."""
         self._check_statuses()
         self._check_files()
-        one_of(bearer_token_file=self.bearer_token_file, bearer_token_env=self.bearer_token_env)
+        one_of(
+            bearer_token_file=self.bearer_token_file,
+            bearer_token_env=self.bearer_token_env,
+            entra_scope=self.entra_scope,
+        )
+        self._check_scope()
         one_of(proxy=self.proxy, proxy_file=self.proxy_file, proxy_env=self.proxy_env)
         if self.proxy is not None:
             plain_url(self.proxy, key="proxy")
@@ -74,6 +82,16 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
         if odd:
             raise ValueError(f"{_listed(odd)} is no HTTP status. Statuses are 100 to 599.")
 
+    def _check_scope(self) -> None:
+        if self.entra_scope is None:
+            return
+        try:
+            check_scope(self.entra_scope)
+        except ValueError as wanted:
+            raise ValueError(f"entra_scope must be {wanted}.") from None
+        if any(name.lower() == "authorization" for name in self.headers):
+            raise ValueError("headers has an Authorization, and entra_scope makes one; keep one.")
+
     def _check_files(self) -> None:
         if self.client_key_file is not None and self.client_cert_file is None:
             raise ValueError("client_key_file needs client_cert_file beside it.")
@@ -89,6 +107,14 @@ def one_of(**keys: str | None) -> None:
     given = [name for name, value in keys.items() if value is not None]
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} are both set; keep one.")
+
+
+def check_token_stays_private(config: HttpConfig, url: str) -> None:
+    """Raise ValueError when *config* would show a token of Entra ID to everybody on the way to *url*."""
+    if config.entra_scope is not None:
+        parts = urlsplit(url)
+        if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+            raise ValueError("entra_scope needs an https URL: over plain http anybody on the way can read the token.")
 
 
 def check_header(name: str, value: str, *, where: str) -> None:

@@ -26,10 +26,13 @@ from typing import Any
 import requests
 
 from bridge.sink import (
+    AccessToken,
+    CredentialFailed,
     DeadlineExceeded,
     DeadlineSession,
     DeliveryFailed,
     DeliveryRejected,
+    EntraToken,
     ResponseUnread,
     RetryReason,
     Secret,
@@ -37,8 +40,9 @@ from bridge.sink import (
     masked,
     retry_after_seconds,
     root_cause,
+    token_of,
 )
-from sinks.http.config import HttpConfig, check_header
+from sinks.http.config import HttpConfig, check_header, check_token_stays_private
 from sinks.http.errors import is_about_settings, is_about_tls, never_sent
 from sinks.http.urls import http_url, origin, url_secrets
 
@@ -55,20 +59,29 @@ _NEEDS_A_PERSON = {
     404: "Check the URL.",
     407: "Check the user name and the password in the proxy's URL.",
 }
+#: Statuses that may be about the token alone: it has expired early, or lacks a role that a new one has.
+_TOKEN_REFUSED = frozenset({401, 403})
 #: 5xx that say the request was not carried out; any other may come from a gateway behind which it was.
 _NOT_CARRIED_OUT = frozenset({501, 503, 505, 507, 508, 511})
 #: What `check` takes for a wrong URL or credential.
 _BAD_NEWS = frozenset({401, 403, 404, 407, 410})
 _MOST_ANSWER_BYTES = 64 * 1024
 _MOST_IDLE_SECONDS = 60.0
+#: What is left of a deadline that passed while the token was waited for: the call then fails by itself.
+_LEAST_SECONDS = 0.001
 _NOISY_LOGGERS = ("urllib3.connection", "urllib3.connectionpool", "urllib3.util.retry")
 _SECRET_HEADER = re.compile(r"(?i)auth|token|key|secret|cookie|passw|signature")
+
+
+def entra_token(config: HttpConfig) -> EntraToken | None:
+    """Return the token that every request of a sink shows, None without `entra_scope`; the sink closes it."""
+    return None if config.entra_scope is None else token_of(config.entra_scope, key="entra_scope")
 
 
 class Endpoint:
     """One URL that records are POSTed to; *secrets*, beside those of *config*, are masked in every message.
 
-    For one thread, but for `close`.
+    *token* is what `entra_token` returned for *config*. For one thread, but for `close`.
     """
 
     def __init__(
@@ -77,6 +90,7 @@ class Endpoint:
         config: HttpConfig,
         *,
         secrets: Iterable[str | Secret] = (),
+        token: EntraToken | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = url
@@ -84,6 +98,8 @@ class Endpoint:
         self._config = config
         self._secrets = tuple(secrets)
         self._bearer = Secret(key="bearer_token", file=config.bearer_token_file, env=config.bearer_token_env)
+        self._token = token
+        self._shown_token: AccessToken | None = None
         self._headers_file = Secret(key="headers", file=config.headers_file)
         self._proxy = Secret(key="proxy", file=config.proxy_file, env=config.proxy_env)
         self._session = DeadlineSession()
@@ -108,31 +124,40 @@ class Endpoint:
         A body of more than 64 KiB, or one that is compressed, is left unread, and reads as empty.
         """
         limit = self._config.timeout_seconds if deadline_seconds is None else deadline_seconds
-        all_headers = {**self._config.headers, **self._secret_headers(), **headers}
+        ends_at = self._monotonic() + limit
+        all_headers = {**self._config.headers, **self._secret_headers(), **self._entra_header(limit), **headers}
         self._drop_idle()
         if self._is_closed:  # cut while a file was read; the record may have gone out through another instance since
             raise DeliveryFailed(f"{self.shown}: the sink was closed.")
         try:
-            return self._session.request(
+            answer = self._session.request(
                 method,
                 self.url,
                 data=body,
                 headers=all_headers,
                 auth=_as_given if any(name.lower() == "authorization" for name in all_headers) else None,
-                deadline_seconds=limit,
+                deadline_seconds=max(_LEAST_SECONDS, ends_at - self._monotonic()),
                 max_body_bytes=_MOST_ANSWER_BYTES,
                 proxies=self._proxies(),
                 verify=self._config.ca_file or True,
                 cert=self._client_certificate,
             )
         except ResponseUnread as error:
-            return _answered(error)
+            return self._heard(_answered(error))
         except (DeadlineExceeded, requests.RequestException, OSError, ValueError) as error:
             failure = self._unanswered(error, limit)
+        else:
+            return self._heard(answer)
         finally:
             self._used_at = self._monotonic()
         # Out here, so that it has neither a cause nor a context: a traceback would show the whole URL.
         raise failure
+
+    def _heard(self, answer: requests.Response) -> requests.Response:
+        """Return *answer*; a token that it refuses is not shown again."""
+        if self._token is not None and self._shown_token is not None and answer.status_code in _TOKEN_REFUSED:
+            self._token.refuse(self._shown_token)
+        return answer
 
     def check(self, method: str = "OPTIONS", *, bad_news: frozenset[int] = _BAD_NEWS) -> requests.Response:
         """Ask with *method*, which writes nothing, and return the answer.
@@ -237,10 +262,25 @@ class Endpoint:
             _sendable("Authorization", headers["Authorization"], where="the bearer token")
         return headers
 
+    def _entra_header(self, wait_seconds: float) -> dict[str, str]:
+        """Return Authorization with the token of Entra ID, if there is to be one; waiting for it counts as sending."""
+        if self._token is None:
+            return {}
+        try:
+            check_token_stays_private(self._config, self.url)
+            self._shown_token = self._token.current(wait_seconds=wait_seconds)
+        except ValueError as error:
+            raise DeliveryFailed(str(error), needs_attention=True, reason=RetryReason.SETTINGS) from None
+        except CredentialFailed as error:
+            raise DeliveryFailed(f"{self.shown}: {error}", needs_attention=error.needs_attention) from error
+        return {"Authorization": f"Bearer {self._shown_token.token}"}
+
     def _known_secrets(self) -> Iterator[str]:
         yield from url_secrets(self.url)
         for url in _values(self._proxy):
             yield from url_secrets(url)
+        if self._shown_token is not None:
+            yield self._shown_token.token
         for secret in (*self._secrets, self._bearer):
             yield from (secret,) if isinstance(secret, str) else _values(secret)
         for name, value in self._config.headers.items():

@@ -13,8 +13,8 @@ from typing import ClassVar, Literal
 from urllib.parse import urlsplit, urlunsplit
 
 from bridge.sink import DeliveryFailed, DeliveryRejected, Sink, SinkConfig, TransitionRecord, excerpt
-from sinks.http.config import HttpConfig
-from sinks.http.endpoint import Endpoint
+from sinks.http.config import HttpConfig, check_token_stays_private
+from sinks.http.endpoint import Endpoint, entra_token
 
 _PATH = "/v1/logs"
 
@@ -29,7 +29,7 @@ class OtlpConfig(HttpConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        logs_url(self.endpoint)
+        check_token_stays_private(self, logs_url(self.endpoint))
 
 
 class OtlpSink(Sink):
@@ -39,7 +39,8 @@ class OtlpSink(Sink):
 
     def __init__(self, config: OtlpConfig) -> None:
         super().__init__(config)
-        self._endpoint = Endpoint(logs_url(config.endpoint), config)
+        self._token = entra_token(config)
+        self._endpoint = Endpoint(logs_url(config.endpoint), config, token=self._token)
         self._headers = {"Content-Type": "application/x-protobuf", "User-Agent": "scheduled-events-bridge"}
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
@@ -74,6 +75,8 @@ class OtlpSink(Sink):
     def close(self) -> None:
         """Close the connection; a send in flight ends with an error."""
         self._endpoint.close()
+        if self._token is not None:
+            self._token.close()
 
 
 def logs_url(endpoint: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from bridge.sink import Secret
-from sinks.http.config import HttpConfig, check_header, one_of
+from sinks.http.config import HttpConfig, check_header, check_token_stays_private, one_of
 from sinks.http.urls import plain_url
 from sinks.webhook import pagerduty
 from sinks.webhook.alertmanager import AlertmanagerFormat
@@ -70,6 +70,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
         one_of(url=self.url, url_file=self.url_file, url_env=self.url_env)
         if self.url is not None:
             plain_url(self.url, key="url")
+            check_token_stays_private(self, self.url)
             if self.format == "pagerduty":
                 pagerduty.check_url(self.url)
         elif self.url_file is None and self.url_env is None and self.format != "pagerduty":

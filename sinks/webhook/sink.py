@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from bridge.sink import DeliveryFailed, DeliveryRejected, Secret, Sink, SinkConfig, TransitionRecord, utc_now
-from sinks.http.endpoint import Endpoint
+from sinks.http.endpoint import Endpoint, entra_token
 from sinks.http.signature import Signer
 from sinks.http.urls import http_url
 from sinks.webhook.config import WebhookConfig, format_of
@@ -41,6 +41,7 @@ class WebhookSink(Sink):
         secret = Secret(key="secret", file=config.secret_file, env=config.secret_env)
         self._signer = Signer(secret)
         self._secrets = (self._url, secret, *self._format.secrets)
+        self._token = entra_token(config)
         self._endpoints: dict[str, Endpoint] = {}
         self._last_url = ""
         self._is_closed = False
@@ -75,6 +76,8 @@ class WebhookSink(Sink):
         """Close every connection; a send in flight ends with an error."""
         self._is_closed = True
         self._close_endpoints()
+        if self._token is not None:
+            self._token.close()
 
     def _close_endpoints(self) -> None:
         for endpoint in list(self._endpoints.values()):
@@ -106,7 +109,7 @@ class WebhookSink(Sink):
         """Return the endpoint of *url*, whose connection is kept from send to send."""
         endpoint = self._endpoints.get(url)
         if endpoint is None:
-            endpoint = self._endpoints[url] = Endpoint(url, self.config, secrets=self._secrets)
+            endpoint = self._endpoints[url] = Endpoint(url, self.config, secrets=self._secrets, token=self._token)
             if self._is_closed:
                 endpoint.close()
         return endpoint

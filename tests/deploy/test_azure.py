@@ -2,13 +2,14 @@
 
 The compiler comes through no package registry. tree-sitter-bicep parses; names, modules and functions are resolved
 here; the keys, the types and the enumerated values of a resource are looked up in azure-mgmt-compute, -eventhub,
--authorization and -msi, which are made from the same specifications as the types of the compiler. What cloud-init gets
-is put together as Bicep would, and cloud-init itself judges it.
+-authorization, -msi, -monitor and -loganalytics, which are made from the same specifications as the types of the
+compiler. What cloud-init gets is put together as Bicep would, and cloud-init itself judges it.
 """
 
 import base64
 import importlib
 import inspect
+import json
 import re
 import shutil
 import subprocess
@@ -29,12 +30,16 @@ FILES = sorted(path.name for path in AZURE.glob("*.bicep"))
 FUNCTIONS = {
     "base64": 1,
     "empty": 1,
+    "filter": 2,
     "guid": 3,
+    "join": 2,
     "loadFileAsBase64": 1,
+    "loadJsonContent": 1,
     "loadTextContent": 1,
     "replace": 3,
     "resourceGroup": 0,
     "split": 2,
+    "startsWith": 2,
     "subscriptionResourceId": 2,
     "take": 2,
     "uniqueString": 1,
@@ -57,7 +62,11 @@ MAPPED = {
         "RoleAssignmentCreateParameters",
     ),
     "Microsoft.ManagedIdentity/userAssignedIdentities": ("azure.mgmt.msi", "2024-11-30", "Identity"),
+    "Microsoft.Insights/dataCollectionRules": ("azure.mgmt.monitor", "2023-03-11", "DataCollectionRuleResource"),
+    "Microsoft.OperationalInsights/workspaces/tables": ("azure.mgmt.loganalytics", "2025-07-01", "Table"),
 }
+#: Those of which the SDK has the newest version alone.
+UNVERSIONED = {"azure.mgmt.monitor", "azure.mgmt.loganalytics"}
 
 #: The first versions that know osImageNotificationProfile, and retentionDescription.
 OLDEST = {"Microsoft.Compute": "2022-08-01", "Microsoft.EventHub": "2024-01-01"}
@@ -151,9 +160,11 @@ def decorators(root, parameter):
 
 
 def resources(parse):
-    """Yield every resource: its type, its version, and its object."""
+    """Yield every resource that is made: its type, its version, and its object."""
     for name in FILES:
         for declaration in declared(parse(name), "resource").values():
+            if "existing" in {child.type for child in declaration.children}:
+                continue
             type_name, version = literal(declaration.named_children[1]).split("@")
             yield type_name, version, body(declaration)
 
@@ -167,7 +178,7 @@ def the_resource(parse, wanted):
 
 
 def test_there_is_something_to_check():
-    assert {"main.bicep", "eventhub.bicep", "scaleset.bicep"} == set(FILES)
+    assert {"main.bicep", "eventhub.bicep", "logs.bicep", "scaleset.bicep"} == set(FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -183,6 +194,7 @@ def test_every_name_is_declared_and_every_declaration_used(parse, name):
     known = {kind: set(declared(root, kind)) for kind in ("parameter", "variable", "resource", "module")}
     assert sum(map(len, known.values())) == len(set().union(*known.values())), "one name for two things"
     loops = {text(node.child_by_field_name("initializer")) for node in nodes(root, "for_statement")}
+    loops |= {text(node.named_children[0]) for node in nodes(root, "lambda_expression")}
     used = set()
     for node in nodes(root, "identifier"):
         parent = node.parent
@@ -219,8 +231,9 @@ def test_modules_exist_and_get_what_they_ask_for_and_nothing_else(parse, name):
         assert read <= set(declared(target, "output"))
 
 
-def test_defaults_are_within_their_bounds_and_every_parameter_of_main_is_explained(parse):
-    root = parse("main.bicep")
+@pytest.mark.parametrize("template", ["main.bicep", "logs.bicep"])
+def test_defaults_are_within_their_bounds_and_every_parameter_of_a_template_is_explained(parse, template):
+    root = parse(template)
     for name, node in declared(root, "parameter").items():
         found = decorators(root, name)
         assert found["description"].endswith("."), name
@@ -326,7 +339,7 @@ def test_keys_types_and_values_are_those_of_the_sdk(parse, sdk, type_name):
 @pytest.mark.parametrize("type_name", MAPPED)
 def test_keys_are_those_of_the_sdk_and_none_that_is_required_is_missing(parse, sdk, type_name):
     library, version, model = MAPPED[type_name]
-    module = sdk(f"{library}.v{version.replace('-', '_')}.models")
+    module = sdk(f"{library}.models" if library in UNVERSIONED else f"{library}.v{version.replace('-', '_')}.models")
     attributes = getattr(module, model)._attribute_map
     keys = {attribute["key"] for attribute in attributes.values()}
     required = {
@@ -336,10 +349,44 @@ def test_keys_are_those_of_the_sdk_and_none_that_is_required_is_missing(parse, s
         if found == type_name:
             assert used_version <= version
             top = properties(node)
-            inner = properties(top["properties"]) if "properties" in top else {}
+            inner = body_of(top["properties"]) if "properties" in top else {}
             given = (set(top) - OF_BICEP - {"properties"}) | {f"properties.{name}" for name in inner}
             assert given <= keys
             assert required <= given
+
+
+def body_of(node):
+    """Return the properties of *node*, those of a JSON file that it loads too."""
+    if node.type == "object":
+        return properties(node)
+    [path, inner] = re.fullmatch(r"loadJsonContent\('(.+)'\)\.(\w+)", text(node)).groups()
+    return json.loads((AZURE / path).read_text(encoding="utf-8"))[inner]
+
+
+def check_mapped(value, kind, models, path):
+    """Compare plain *value* with *kind*, as an _attribute_map of *models* names it, at *path*."""
+    if kind[0] in "[{":
+        assert isinstance(value, list if kind[0] == "[" else dict), path
+        for name, inner in enumerate(value) if kind[0] == "[" else value.items():
+            check_mapped(inner, kind[1:-1], models, f"{path}.{name}")
+    elif kind in {"str", "bool", "int"}:
+        assert value is UNKNOWN or type(value).__name__ == kind, f"{path} is {value!r}"
+    else:
+        keys = {each["key"]: each["type"] for each in getattr(models, kind)._attribute_map.values()}
+        for name, inner in value.items():
+            assert name in keys, f"{path}.{name} is unknown; there are {sorted(keys)}"
+            check_mapped(inner, keys[name], models, f"{path}.{name}")
+
+
+@pytest.mark.parametrize("type_name", [name for name in MAPPED if MAPPED[name][0] in UNVERSIONED])
+def test_what_stands_inside_is_of_the_sdk_too(parse, sdk, type_name):
+    library, _, model = MAPPED[type_name]
+    models = sdk(f"{library}.models")
+    kinds = {each["key"]: each["type"] for each in getattr(models, model)._attribute_map.values()}
+    (node,) = (node for found, _, node in resources(parse) if found == type_name)
+    for name, value in body_of(properties(node)["properties"]).items():
+        plain_value = plain(value) if hasattr(value, "children") else value
+        check_mapped(plain_value, kinds[f"properties.{name}"], models, name)
 
 
 def test_versions_are_released_know_what_is_used_and_are_none_of_the_future(parse, sdk):
@@ -392,9 +439,33 @@ def test_only_the_one_identity_may_send_and_there_are_no_keys(parse):
     assert namespace["minimumTlsVersion"] >= "1.2"
     role = literal(declared(parse("eventhub.bicep"), "variable")["senderRoleId"].named_children[1])
     assert role == "2b629674-e913-4c01-ae53-ef4638d8f975"  # Azure Event Hubs Data Sender
-    (assignment,) = (node for name, _, node in resources(parse) if name == "Microsoft.Authorization/roleAssignments")
+    assignment = body(declared(parse("eventhub.bicep"), "resource")["sender"])
     assert text(properties(assignment)["scope"]) == "hub"
     assert plain(properties(assignment)["properties"])["principalType"] == "ServicePrincipal"
+
+
+def test_records_go_to_the_table_by_the_transformation_that_is_tested(parse):
+    rule = the_resource(parse, "Microsoft.Insights/dataCollectionRules")
+    assert rule["kind"] == "Direct"  # the kind that has an address of its own
+    [flow] = rule["properties"]["dataFlows"]
+    root = parse("logs.bicep")
+    variables = {name: text(node.named_children[1]) for name, node in declared(root, "variable").items()}
+    assert variables["lines"] == "split(loadTextContent('kql/log-analytics/transform.kql'), '\\n')"
+    assert variables["transform"] == "join(filter(lines, line => !startsWith(line, '/')), '\\n')"
+    lines = (AZURE / "kql" / "log-analytics" / "transform.kql").read_text(encoding="utf-8").splitlines()
+    assert all(line.startswith("//") for line in lines if line.startswith("/"))
+    table = json.loads((AZURE / "kql" / "log-analytics" / "table.json").read_text(encoding="utf-8"))
+    name = table["properties"]["schema"]["name"]
+    assert (flow["outputStream"], flow["destinations"]) == (f"Custom-{name}", ["workspace"])
+    assert the_resource(parse, "Microsoft.OperationalInsights/workspaces/tables")["name"] == name
+    assert variables["stream"].startswith("'Custom-")
+
+
+def test_only_the_one_identity_may_send_to_the_rule(parse):
+    root = parse("logs.bicep")
+    role = literal(declared(root, "variable")["senderRoleId"].named_children[1])
+    assert role == "3913510d-42f4-4e42-8a64-420c390055eb"  # Monitoring Metrics Publisher
+    assert text(properties(body(declared(root, "resource")["sender"]))["scope"]) == "rule"
 
 
 @pytest.mark.parametrize("name", ["main.bicep", "scaleset.bicep"])

@@ -69,6 +69,29 @@ def test_token_that_the_service_refused_is_fetched_anew(manual):
     assert token.current(wait_seconds=PATIENCE_SECONDS).token == "token 2"
 
 
+def test_refused_token_is_exchanged_once_in_five_minutes(manual):
+    fetch, fetched = counted(manual, 3_600)
+    token = token_of(fetch, manual.clock)
+    for _ in range(4):
+        token.refuse(token.current(wait_seconds=PATIENCE_SECONDS))
+    assert len(fetched) == 2
+    manual.advance(301)
+    token.refuse(token.current(wait_seconds=PATIENCE_SECONDS))
+    assert token.current(wait_seconds=PATIENCE_SECONDS).token == "token 3"
+
+
+def test_refusal_of_a_token_that_is_not_used_any_more_changes_nothing(manual):
+    fetch, fetched = counted(manual, 3_600)
+    token = token_of(fetch, manual.clock)
+    first = token.current(wait_seconds=PATIENCE_SECONDS)
+    token.refuse(first)
+    token.current(wait_seconds=PATIENCE_SECONDS)
+    manual.advance(301)
+    token.refuse(first)
+    assert token.good() is not None
+    assert len(fetched) == 2
+
+
 def test_token_about_to_expire_is_used_only_while_no_newer_can_be_had(manual):
     answers = iter([90, None, 3_600])
 

@@ -1,0 +1,209 @@
+"""Tokens of Entra ID for the sinks over HTTP: the simulator's token endpoint, and a receiver that reads each token."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from bridge.config.loader import read
+from bridge.errors import ConfigurationError
+from bridge.sink import DeliveryFailed
+from bridge.testing import Simulator
+from bridge.testing.http_contract import Answer, HttpPeer
+from bridge.testing.records import sample_record
+from bridge.testing.simulator.faults import Fault
+
+SCOPE = "https://monitor.azure.com//.default"
+AUDIENCE = "https://monitor.azure.com/"
+TABLES = {
+    "webhook": lambda url: {"type": "webhook", "url": f"{url}/hook"},
+    "otlp": lambda url: {"type": "otlp", "endpoint": url},
+}
+
+
+@pytest.fixture
+def imds(monkeypatch):
+    """A simulator whose token endpoint azure-identity finds; a proxy that is nowhere must not be asked."""
+    for name in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    with Simulator("quiet", listen="127.0.0.1:0") as simulator:
+        monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", simulator.endpoint)
+        yield simulator
+
+
+class Receiver:
+    """Takes what shows a valid token for *AUDIENCE* that it has not been told to refuse."""
+
+    def __init__(self, peer):
+        self._peer = peer
+        self.url = f"http://{peer.address.authority}"
+        self.refused = set()
+        self.refuses_all = False
+        peer.reply(self._answer)
+
+    @property
+    def tokens(self):
+        return [request.headers["authorization"].removeprefix("Bearer ") for request in self._peer.requests]
+
+    def _answer(self, request):
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        if scheme != "Bearer" or self.refuses_all or token in self.refused or claims(token)["aud"] != AUDIENCE:
+            return Answer(status=401, body=f"refused: {token}".encode())
+        return Answer(status=204)
+
+
+def claims(token):
+    payload = token.split(".")[1]
+    return json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+
+
+@pytest.fixture
+def receiver():
+    with HttpPeer() as peer:
+        yield Receiver(peer)
+
+
+@pytest.fixture
+def make_sink(receiver):
+    made = []
+
+    def make(kind="webhook", **keys):
+        table = {**TABLES[kind](receiver.url), "entra_scope": SCOPE, "timeout_seconds": 5.0, **keys}
+        [settings] = read({"sinks": [table]}).sinks
+        made.append(settings.build())
+        return made[-1]
+
+    yield make
+    for sink in made:
+        sink.close()
+
+
+@pytest.mark.usefixtures("imds")
+@pytest.mark.parametrize("kind", TABLES)
+def test_each_request_shows_the_token_of_the_managed_identity(make_sink, receiver, kind):
+    sink = make_sink(kind)
+    sink.send([sample_record(1)])
+    sink.send([sample_record(2)])
+    sink.check()
+    assert [claims(token)["aud"] for token in receiver.tokens] == [AUDIENCE] * 3
+    assert len(set(receiver.tokens)) == 1
+
+
+@pytest.mark.usefixtures("imds")
+def test_one_of_several_identities_is_the_one_that_the_environment_names(make_sink, receiver, monkeypatch):
+    monkeypatch.setenv("AZURE_CLIENT_ID", "11111111-2222-3333-4444-555555555555")
+    make_sink().send([sample_record()])
+    assert claims(receiver.tokens[0])["appid"] == "11111111-2222-3333-4444-555555555555"
+
+
+@pytest.mark.usefixtures("imds")
+@pytest.mark.parametrize("kind", TABLES)
+def test_token_that_is_refused_is_asked_for_anew_and_not_shown_to_people(make_sink, receiver, kind):
+    sink = make_sink(kind)
+    sink.send([sample_record(1)])
+    receiver.refused.add(receiver.tokens[0])
+    time.sleep(1.01 - time.time() % 1)  # the simulator's tokens differ by the second in which they were made
+    with pytest.raises(DeliveryFailed, match="401") as caught:
+        sink.send([sample_record(2)])
+    assert caught.value.needs_attention
+    assert receiver.tokens[0] not in str(caught.value) + repr(caught.value)
+    sink.send([sample_record(2)])
+    assert len(set(receiver.tokens)) == 2
+
+
+def test_token_in_place_of_a_refused_one_is_not_exchanged_again_at_each_try(make_sink, receiver, imds):
+    receiver.refuses_all = True
+    sink = make_sink()
+    for _ in range(5):
+        with pytest.raises(DeliveryFailed, match="401"):
+            sink.send([sample_record()])
+    assert len([each for each in imds.requests if "oauth2/token" in each.path]) == 2
+
+
+def test_token_endpoint_that_hangs_counts_under_the_deadline(make_sink, receiver, imds):
+    make_sink().send([sample_record(1)])  # azure-identity is imported
+    imds.world.set_fault(Fault(kind="slow", target="token", delay_seconds=3.0))
+    sink = make_sink(timeout_seconds=0.4)
+    for _ in range(2):
+        began = time.monotonic()
+        with pytest.raises(DeliveryFailed, match=r"gave no token within 0\.4 s") as caught:
+            sink.send([sample_record(2)])
+        assert time.monotonic() - began < 0.44 + 0.2
+        assert not caught.value.uncertain
+    assert len(receiver.tokens) == 1
+
+
+def test_close_ends_a_wait_for_a_token(make_sink, imds):
+    imds.world.set_fault(Fault(kind="silence", target="token"))
+    sink = make_sink(timeout_seconds=60.0)
+    errors = []
+
+    def send():
+        try:
+            sink.send([sample_record()])
+        except DeliveryFailed as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not imds.requests and time.monotonic() < deadline:
+        time.sleep(0.01)
+    sink.close()
+    thread.join(2)
+    assert errors
+
+
+def test_machine_without_an_identity_needs_a_person(make_sink, imds):
+    imds.world.set_fault(Fault(kind="status", status=400, target="token"))
+    with pytest.raises(DeliveryFailed, match="entra_scope") as caught:
+        make_sink().send([sample_record()])
+    assert caught.value.needs_attention
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"entra_scope": ""}, "entra_scope"),
+        ({"entra_scope": "two scopes"}, "one scope"),
+        ({"entra_scope": SCOPE, "bearer_token_file": "/token"}, "bearer_token_file and entra_scope are both set"),
+        ({"entra_scope": SCOPE, "headers": {"authorization": "Bearer x"}}, "Authorization"),
+    ],
+)
+@pytest.mark.parametrize("kind", TABLES)
+def test_scope_that_cannot_be_meant_is_a_mistake(kind, keys, words):
+    with pytest.raises(ConfigurationError, match=words):
+        read({"sinks": [{**TABLES[kind]("https://example.net"), **keys}]})
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_token_goes_over_plain_http_to_this_machine_only(kind):
+    with pytest.raises(ConfigurationError, match="https"):
+        read({"sinks": [{**TABLES[kind]("http://example.net"), "entra_scope": SCOPE}]})
+
+
+def test_token_is_not_shown_to_a_plain_url_that_a_file_names(tmp_path):
+    (tmp_path / "url").write_text("http://example.net/hook\n")
+    table = {"type": "webhook", "url_file": str(tmp_path / "url"), "entra_scope": SCOPE}
+    sink = read({"sinks": [table]}).sinks[0].build()
+    with pytest.raises(DeliveryFailed, match="https") as caught:
+        sink.send([sample_record()])
+    sink.close()
+    assert caught.value.needs_attention
+
+
+def test_azure_identity_is_not_imported_before_the_first_send():
+    code = (
+        "import sys; from sinks.otlp.sink import *; from sinks.webhook.sink import *;"
+        "s = OtlpSink(OtlpConfig(name='x', entra_scope='api://x')); s.close();"
+        "s = WebhookSink(WebhookConfig(name='x', url='https://example.net', entra_scope='api://x')); s.close();"
+        "sys.exit(any(m.startswith('azure') for m in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
