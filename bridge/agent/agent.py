@@ -89,6 +89,7 @@ class Agent:
             directory,
             max_bytes=settings.state.max_bytes,
             keep_delivered_seconds=settings.state.keep_delivered_seconds,
+            claim=self._lock.claim,
         )
         self._imds = client_of(settings.imds)
         self._identity = IdentityResolver(self._imds, self.outbox, settings.vm)
@@ -177,8 +178,15 @@ class Agent:
         )
 
     def run_due(self) -> None:
-        """Run the periodic tasks that are due; called about once a second."""
+        """Run the periodic tasks that are due; called about once a second.
+
+        Raises StateDirectoryError when another agent has the state directory, because it was deleted or moved: two
+        agents would tell every record twice, and this one can only stop.
+        """
         self._loop_watch.expect_within(_TICK_SECONDS)
+        with suppress(OSError):  # without a directory the outbox works from memory, and says so
+            if self._lock.claim():
+                self.outbox.tend()
         self._periodic.run_due()
 
     def _start_periodic_tasks(self) -> None:

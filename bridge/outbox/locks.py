@@ -2,7 +2,8 @@
 
 - `DirectoryLock`: one agent a directory, since two would tell every record twice, in two orders. The lock is on the
   directory's own descriptor, because a lock file cannot be made on a disk that is read-only. Windows has no such lock;
-  there it is on a file. The system releases it when the process dies, however it dies.
+  there it is on a file. The system releases it when the process dies, however it dies. A directory that is deleted,
+  moved or replaced takes the lock along with it: `claim` locks what is at the path then.
 - `is_locked`: whether an agent runs there. It asks for the shared lock and releases it at once, so that two commands
   that ask at the same time do not take each other for an agent.
 - `notify_agent`: a command touches the file ``nudge`` after a write; the agent checks its time once a second.
@@ -13,8 +14,10 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import sys
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -25,6 +28,8 @@ if sys.platform == "win32":
     import msvcrt
 else:
     import fcntl
+
+logger = logging.getLogger(__name__)
 
 NUDGE_FILE = "nudge"
 #: While this file is in the state directory, nothing is approved.
@@ -51,6 +56,10 @@ class DirectoryLock:
     """The lock on *directory*, until `release`; raise StateDirectoryError when another agent has it."""
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._gate = threading.Lock()
+        self._moved: list[int] = []
+        """Directories that were moved away: no other agent may go on from what is in them while this one does."""
         give_up_at = time.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
@@ -62,12 +71,55 @@ class DirectoryLock:
             else:
                 return
 
+    def claim(self) -> bool:
+        """Lock what is at the path now, made if need be, where that is no longer the directory that was locked.
+
+        Return whether it had to be locked again. From any thread. Raises StateDirectoryError when another agent has it,
+        OSError when it cannot be had for now.
+        """
+        with self._gate:
+            if self._descriptor is None or self._is_in_place(self._descriptor):
+                return False
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                descriptor = _lock_directory(self._directory)
+            except OSError as error:
+                if _is_taken(error):
+                    raise StateDirectoryError(_why(self._directory, error)) from error
+                raise
+            old, self._descriptor = self._descriptor, descriptor
+            self._let_go_if_deleted(old)
+        logger.error(
+            "The state directory was deleted, moved or replaced under the agent. What is there now is locked again, "
+            "and the outbox begins anew there with what the agent still has of it.",
+            extra={"directory": str(self._directory)},
+        )
+        return True
+
     def release(self) -> None:
         """Release the lock; doing so twice is fine."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
+        with self._gate:
+            descriptors = [*self._moved, *([] if self._descriptor is None else [self._descriptor])]
+            self._moved, self._descriptor = [], None
+        for descriptor in descriptors:
             with suppress(OSError):
                 os.close(descriptor)
+
+    def _is_in_place(self, descriptor: int) -> bool:
+        locked = os.fstat(descriptor)
+        try:
+            found = _lock_path(self._directory).stat()
+        except FileNotFoundError:
+            return False
+        except OSError:  # it cannot be seen for now, which is no sign that it has gone
+            return True
+        return (found.st_dev, found.st_ino) == (locked.st_dev, locked.st_ino)
+
+    def _let_go_if_deleted(self, descriptor: int) -> None:
+        if os.fstat(descriptor).st_nlink:
+            self._moved.append(descriptor)
+        else:
+            os.close(descriptor)
 
 
 def is_locked(directory: Path) -> bool | None:
@@ -150,10 +202,14 @@ def is_in_memory(directory: Path) -> bool:
     return False
 
 
+def _lock_path(directory: Path) -> Path:
+    return directory / "lock" if sys.platform == "win32" else directory
+
+
 def _open_directory(directory: Path, *, create: bool = False) -> int:
     if sys.platform == "win32":
-        return os.open(directory / "lock", os.O_RDWR | (os.O_CREAT if create else 0))
-    return os.open(directory, os.O_RDONLY)
+        return os.open(_lock_path(directory), os.O_RDWR | (os.O_CREAT if create else 0))
+    return os.open(_lock_path(directory), os.O_RDONLY)
 
 
 def _lock_directory(directory: Path) -> int:

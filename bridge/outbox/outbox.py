@@ -78,6 +78,8 @@ class _Job(msgspec.Struct, kw_only=True):
 class Outbox:
     """The outbox in *directory*: at most *max_bytes*, delivered records are kept *keep_delivered_seconds*.
 
+    *claim* is called before a database is made anew there; it raises StateDirectoryError when another agent has it.
+
     Raises OutboxError when the file there must not be used, because a newer version wrote it.
     """
 
@@ -89,6 +91,7 @@ class Outbox:
         keep_delivered_seconds: float,
         now: Callable[[], datetime] = utc_now,
         monotonic: Callable[[], float] = time.monotonic,
+        claim: Callable[[], object] = lambda: None,
     ) -> None:
         self._keep_seconds = keep_delivered_seconds
         self._now = now
@@ -103,7 +106,7 @@ class Outbox:
         opened: Future[Storage] = Future()
         self._thread = threading.Thread(
             target=self._run,
-            args=(lambda: Storage(directory, max_bytes=max_bytes, now=now, monotonic=monotonic), opened),
+            args=(lambda: Storage(directory, max_bytes=max_bytes, now=now, monotonic=monotonic, claim=claim), opened),
             name="outbox",
         )
         self._thread.daemon = True

@@ -27,14 +27,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
 
 from bridge.clock import format_time, parse_time, utc_now
-from bridge.errors import OutboxError
+from bridge.errors import OutboxError, StateDirectoryError
 from bridge.events.diff import is_over
 from bridge.events.event import encode
 from bridge.events.record import decode_record
@@ -75,8 +75,11 @@ class Storage:
         max_bytes: int,
         now: Callable[[], datetime] = utc_now,
         monotonic: Callable[[], float] = time.monotonic,
+        claim: Callable[[], object] = lambda: None,
     ) -> None:
         self.directory = directory
+        self._claim = claim
+        """Makes sure that the directory is this agent's, as `DirectoryLock.claim`, before a file is made in it."""
         self.path = directory / DATABASE
         self._max_bytes = max_bytes
         self._now = now
@@ -166,6 +169,8 @@ class Storage:
 
     def replace_database(self, reason: str, *, carry: bool, why: str) -> None:
         """Set the file aside as *reason* and go on with a new one, with all that can be read when *carry*."""
+        with suppress(OSError):  # where the directory cannot be had, memory is next
+            self._claim_directory()
         is_another = self._guard is not None and self._guard.is_replaced
         if sys.platform == "win32" and not self.in_memory:
             self._switch_to_memory(why)  # a file that is open cannot be renamed there
@@ -303,12 +308,20 @@ class Storage:
             if not recovery.copy_decisions(sources, connection, live=live):
                 self._forget_decisions(connection)
 
+    def _claim_directory(self) -> None:
+        """Raise OutboxError when the directory is another agent's now: what is there is not touched."""
+        try:
+            self._claim()
+        except StateDirectoryError as error:
+            raise OutboxError(str(error)) from error
+
     def _forget_decisions(self, connection: sqlite3.Connection) -> None:
         """Have the database count as made now: some of its decisions are gone, and must not come again."""
         self._known_since = self._monotonic()
         meta.forget_decisions(connection, self._now())
 
     def _open_new(self) -> sqlite3.Connection:
+        self._claim_directory()
         if database.is_in_the_way(self.path):
             raise OSError(f"{self.path} cannot be renamed")
         return database.open_file(self.path)
@@ -426,6 +439,7 @@ class Storage:
         return disk
 
     def _file_to_return_to(self) -> sqlite3.Connection:
+        self._claim_directory()
         database.refuse_emptied(self.path)
         disk = database.open_file(self.path)
         try:
