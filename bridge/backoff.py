@@ -15,6 +15,7 @@ DELIVERY_BASE_SECONDS = 1.0
 DELIVERY_CAP_SECONDS = 300.0
 RETRY_AFTER_CAP_SECONDS = 3600.0
 URGENT_CAP_SECONDS = 2.0
+NOTICE_CAP_SECONDS = 15.0
 POLL_CAP_SECONDS = 5.0
 
 #: Too Many Requests, and Gone: "retry within 70 seconds" (Microsoft, "Azure Instance Metadata Service").
@@ -32,6 +33,16 @@ def full_jitter(attempt: int, *, base_seconds: float, cap_seconds: float, random
     return max(min(MINIMUM_DELAY_SECONDS, cap_seconds), random() * window)
 
 
+def delivery_cap(seconds_to_not_before: float | None) -> float:
+    """Return the longest gap of a record: 300 s, but while NotBefore is ahead 15 s or a quarter of the time left.
+
+    The quarter is never less than 1 s. Whoever is to drain or to be paged has 15 minutes for a Freeze or a Reboot.
+    """
+    if seconds_to_not_before is None or seconds_to_not_before <= 0:
+        return DELIVERY_CAP_SECONDS
+    return min(NOTICE_CAP_SECONDS, max(1.0, seconds_to_not_before / 4))
+
+
 def delivery_gap(
     attempts: int,
     *,
@@ -42,13 +53,11 @@ def delivery_gap(
 ) -> float:
     """Return the seconds until a record that failed *attempts* times is sent again; never less than 0.1 s.
 
-    Full jitter from 1 s to 300 s; while NotBefore is ahead at most a quarter of the time left, but not less than 1 s.
-    The peer's *retry_after* is a floor of at most an hour that wins over those. For an *urgent* event (its VM will be
-    gone) the gap is at most 2 s whatever else says.
+    Full jitter from 1 s to `delivery_cap`. The peer's *retry_after* is a floor of at most an hour that wins over that.
+    For an *urgent* event (its VM will be gone) the gap is at most 2 s whatever else says.
     """
-    gap = full_jitter(attempts, base_seconds=DELIVERY_BASE_SECONDS, cap_seconds=DELIVERY_CAP_SECONDS, random=random)
-    if seconds_to_not_before is not None and seconds_to_not_before > 0:
-        gap = min(gap, max(1.0, seconds_to_not_before / 4))
+    cap = delivery_cap(seconds_to_not_before)
+    gap = full_jitter(attempts, base_seconds=DELIVERY_BASE_SECONDS, cap_seconds=cap, random=random)
     if retry_after is not None:
         gap = max(gap, min(retry_after, RETRY_AFTER_CAP_SECONDS))
     return min(gap, URGENT_CAP_SECONDS) if urgent else gap

@@ -92,8 +92,11 @@ class Batcher:
         self._alone.update(sequences)
         self.drop_prefetch()
 
-    def note_new_records(self, now: float) -> None:
-        """Tell the schedule which records arrived since the last call; at most 64 of them are tried out of turn."""
+    def note_new_records(self, now: float, *, wall: float) -> None:
+        """Tell the schedule which records arrived since the last call; at most 64 of them are tried out of turn.
+
+        *wall* is *now* by the wall clock, in seconds since 1970.
+        """
         self.drop_prefetch()
         # One call behind: the newest sequence is known before its commit, and what is not committed cannot be read.
         after, self._noted_sequence = self._noted_sequence, self._newest_sequence
@@ -108,7 +111,8 @@ class Batcher:
         )
         for row in new_rows.result():
             if row.attempts == 0:
-                self._schedule.record_arrived(row.event_key, now, urgent=row.urgent)
+                ahead = None if row.not_before is None else row.not_before - wall
+                self._schedule.record_arrived(row.event_key, now, urgent=row.urgent, seconds_to_not_before=ahead)
 
     def _probe(self, mode: SendMode, now: float) -> list[PendingDelivery]:
         only: frozenset[str] | None = None

@@ -15,6 +15,9 @@ So that a few events which always fail cannot keep the rest from going, the batc
 An answer also releases an event that failed before it, once: what failed may have been the destination. An event that
 fails again after such an answer fails on its own account, and only its own delay, or the end of a pause, makes it due.
 
+While the NotBefore of any pending record is ahead, a gap is at most 15 s, that between two probes included: the probe
+that gets through makes that record due, whichever event it was of.
+
 A Preempt or Terminate has a timer of its own, of at most 2 s, whatever the pause or the peer's Retry-After ask for: the
 VM will be gone.
 
@@ -29,10 +32,10 @@ from enum import Enum
 import msgspec
 
 from bridge.backoff import (
-    DELIVERY_CAP_SECONDS,
     MINIMUM_DELAY_SECONDS,
     RETRY_AFTER_CAP_SECONDS,
     URGENT_CAP_SECONDS,
+    delivery_cap,
     delivery_gap,
 )
 
@@ -162,7 +165,9 @@ class RetrySchedule:
 
     # What happened.
 
-    def record_arrived(self, event_key: str, now: float, *, urgent: bool) -> None:
+    def record_arrived(
+        self, event_key: str, now: float, *, urgent: bool, seconds_to_not_before: float | None = None
+    ) -> None:
         """Note a new record: its event is tried once at once, unless a Retry-After binds the sink."""
         delay = self._delays.get(event_key)
         if delay is not None:
@@ -170,6 +175,7 @@ class RetrySchedule:
             delay.urgent = delay.urgent or urgent
         if self._probe_at is None:
             return
+        self._bring_probe_forward(now, seconds_to_not_before)  # for the end of a Retry-After
         if urgent:
             self._urgent_at = _LONG_AGO
         elif now >= self._bound_until:
@@ -262,9 +268,12 @@ class RetrySchedule:
         if self._probe_at is None or during is SendMode.PROBE:
             self._probes += 1
             self._probe_at = now + self._gap(self._probes, seconds_to_notice)
-        elif seconds_to_notice is not None:
-            longest = max(1.0, seconds_to_notice / 4)
-            self._probe_at = min(self._probe_at, now + min(longest, DELIVERY_CAP_SECONDS))
+        else:
+            self._bring_probe_forward(now, seconds_to_notice)
+
+    def _bring_probe_forward(self, now: float, seconds_to_notice: float | None) -> None:
+        if self._probe_at is not None:
+            self._probe_at = min(self._probe_at, now + delivery_cap(seconds_to_notice))
 
     def _set_urgent(self, now: float, during: SendMode, *, has_urgent: bool) -> None:
         self._urgent_was_last = during is SendMode.URGENT

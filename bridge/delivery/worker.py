@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -156,7 +156,7 @@ class DeliveryWorker:
             self._retry_requests = self._outbox.read(deliveries.retry_requests, self.name).result()
             if self._retry_requests != before:
                 self._schedule.resume()
-        self._batcher.note_new_records(self._clock.monotonic())
+        self._batcher.note_new_records(self._clock.monotonic(), wall=self._clock.timestamp())
 
     def _expire(self, now: float) -> None:
         """Give up what is older than `max_age_seconds`, at most once a second."""
@@ -296,11 +296,16 @@ class DeliveryWorker:
 
     def _reschedule(self, batch: list[PendingDelivery], error: DeliveryFailed, mode: SendMode) -> None:
         wall = self._clock.timestamp()
-        events = [_failed_event(rows, wall) for rows in _by_event(batch)]
-        try:
-            has_urgent, soonest = self._outbox.read(deliveries.urgency, self.name, now=wall).result()
-        except OutboxError:
-            has_urgent, soonest = any(event.urgent for event in events), None
+        groups = _by_event(batch)
+        has_urgent, soonest, notices = self._urgency(groups, wall)
+        events = [
+            FailedEvent(
+                event_key=key,
+                urgent=any(row.urgent for row in rows),
+                seconds_to_not_before=notices[key] - wall if key in notices else None,
+            )
+            for key, rows in groups.items()
+        ]
         self._schedule.failed(
             events,
             self._clock.monotonic(),
@@ -311,18 +316,25 @@ class DeliveryWorker:
             is_gone=error.held,
         )
 
+    def _urgency(
+        self, events: Mapping[str, list[PendingDelivery]], wall: float
+    ) -> tuple[bool, float | None, Mapping[str, float]]:
+        """Return what `deliveries.urgency` and `deliveries.soonest_notices` tell of *events*, which failed."""
+        try:
+            has_urgent, soonest = self._outbox.read(deliveries.urgency, self.name, now=wall).result()
+            if soonest is None:
+                return has_urgent, None, {}
+            read = self._outbox.read(deliveries.soonest_notices, self.name, now=wall, events=tuple(events))
+            return has_urgent, soonest, read.result()
+        except OutboxError:
+            rows = [row for group in events.values() for row in group]
+            ahead = [(row.not_before, row.event_key) for row in rows if row.not_before is not None]
+            notices = {key: not_before for not_before, key in sorted(ahead, reverse=True) if not_before > wall}
+            return any(row.urgent for row in rows), min(notices.values(), default=None), notices
 
-def _by_event(batch: Sequence[PendingDelivery]) -> list[list[PendingDelivery]]:
+
+def _by_event(batch: Sequence[PendingDelivery]) -> dict[str, list[PendingDelivery]]:
     groups: dict[str, list[PendingDelivery]] = {}
     for row in batch:
         groups.setdefault(row.event_key, []).append(row)
-    return list(groups.values())
-
-
-def _failed_event(rows: Sequence[PendingDelivery], wall: float) -> FailedEvent:
-    ahead = [row.not_before - wall for row in rows if row.not_before is not None and row.not_before > wall]
-    return FailedEvent(
-        event_key=rows[0].event_key,
-        urgent=any(row.urgent for row in rows),
-        seconds_to_not_before=min(ahead, default=None),
-    )
+    return groups

@@ -16,7 +16,7 @@ but ends. From memory nothing is skipped: there not all marks are known.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from functools import cached_property
 from itertools import groupby, islice
@@ -217,6 +217,17 @@ def urgency(connection: sqlite3.Connection, sink: str, *, now: float) -> tuple[b
     urgent = connection.execute(SQL["has_urgent"], (sink,)).fetchone()
     (soonest,) = connection.execute(SQL["soonest_notice"], (sink, now)).fetchone()
     return bool(urgent and urgent[0]), soonest
+
+
+def soonest_notices(
+    connection: sqlite3.Connection, sink: str, *, now: float, events: Iterable[str]
+) -> dict[str, float]:
+    """Return event key -> its soonest NotBefore still ahead, for those of *events* that have one.
+
+    Any record counts that the event has pending: a record waits for those before it.
+    """
+    found = {key: connection.execute(SQL["soonest_notice_of_event"], (key, sink, now)).fetchone()[0] for key in events}
+    return {key: not_before for key, not_before in found.items() if not_before is not None}
 
 
 def retry_requests(connection: sqlite3.Connection, sink: str) -> int:

@@ -53,6 +53,10 @@ SELECT CASE WHEN json_valid(body) THEN body END FROM records WHERE sequence = ?;
 SELECT MIN(not_before) FROM deliveries INDEXED BY deliveries_notice
 WHERE sink = ? AND state = 'pending' AND not_before > ?;
 
+-- name: soonest_notice_of_event
+SELECT MIN(not_before) FROM deliveries INDEXED BY deliveries_pending_event
+WHERE event_key = ? AND sink = ? AND state = 'pending' AND not_before > ?;
+
 -- name: has_urgent
 SELECT urgent FROM deliveries INDEXED BY deliveries_due WHERE sink = ? AND state = 'pending'
 ORDER BY urgent DESC, sequence LIMIT 1;

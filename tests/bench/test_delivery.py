@@ -195,6 +195,33 @@ def test_a_black_hole_delays_no_other_sink_and_no_poll(server, start_agent, figu
     assert longest <= 2 * _INTERVAL_SECONDS
 
 
+_SINKS_THAT_WAIT = tuple(f"waits-{number}" for number in range(32))
+
+
+@pytest.mark.parametrize("down_seconds", [20, 60])
+def test_after_an_outage_a_freeze_waits_fifteen_seconds_at_most(server, start_agent, figure, is_short, down_seconds):
+    if is_short and down_seconds > 20:
+        pytest.skip("The short form waits for the short outage alone.")
+    sinks = "".join(_webhook(server.url, name) for name in _SINKS_THAT_WAIT)
+    start_agent("agent", server.url, sinks=sinks, poll_interval_seconds=_INTERVAL_SECONDS, stdout=None)
+    server.wait(lambda: server.polls)
+    server.status = 503
+    server.show(_event("O-1", minutes=15), _event("O-2", "Reboot", minutes=15))
+    time.sleep(down_seconds)
+    assert not server.taken
+    server.status = 200
+    back_at = time.monotonic()
+    keys = [(sink, event_id, "scheduled") for sink in _SINKS_THAT_WAIT for event_id in ("O-1", "O-2")]
+    server.wait(lambda: all(key in server.taken for key in keys))
+    waits = [server.taken[key] - back_at for key in keys]
+    p50, p99 = _percentiles(waits)
+    figure(
+        f"a webhook that was down for {down_seconds} s: a Freeze and a Reboot wait p50 {p50 / 1000:.1f} s, "
+        f"p99 {p99 / 1000:.1f} s, at most {max(waits):.1f} s"
+    )
+    assert p99 < 15_000
+
+
 def _fill(server: _Server, records: int) -> None:
     """Make *records* pending: nothing is taken meanwhile."""
     server.status = 503

@@ -42,10 +42,15 @@ def test_jitter_stays_between_floor_and_cap(attempt, chance):
 
 
 @pytest.mark.parametrize(
-    ("ahead", "expected"), [(None, 300), (-5, 300), (0, 300), (2, 1), (4, 1), (40, 10), (900, 225), (1e9, 300)]
+    ("ahead", "expected"),
+    [(None, 300), (-5, 300), (0, 300), (0.5, 1), (2, 1), (4, 1), (40, 10), (60, 15), (61, 15), (900, 15), (1e9, 15)],
 )
-def test_while_not_before_is_ahead_a_quarter_of_the_time_left_is_the_most(ahead, expected):
+def test_while_not_before_is_ahead_fifteen_seconds_or_a_quarter_of_the_time_left_is_the_most(ahead, expected):
     assert gap(50, ahead=ahead) == expected
+
+
+def test_a_fleet_does_not_come_back_in_step_while_not_before_is_ahead():
+    assert gap(50, ahead=900, random=lambda: 0.5) == 7.5
 
 
 @pytest.mark.parametrize(("retry_after", "expected"), [(0, 1), (120, 120), (86_400, 3600), (float("inf"), 3600)])

@@ -96,33 +96,56 @@ def test_a_retry_after_that_asks_for_nothing_binds_nothing(wish):
     assert not schedule.is_paused
 
 
-@pytest.mark.parametrize(("ahead", "longest"), [(900, 225), (40, 10), (2, 1), (0.5, 1)])
-def test_while_not_before_is_ahead_an_event_waits_a_quarter_of_the_time_at_most(ahead, longest):
+AHEAD = pytest.mark.parametrize(("ahead", "longest"), [(1e9, 15), (900, 15), (60, 15), (40, 10), (2, 1), (0.5, 1)])
+
+
+def pause_for_long(schedule):
+    """Pause the sink, fail twenty probes, and return when the last of them failed."""
+    now = 0.0
+    pause(schedule)
+    for _ in range(20):
+        now = schedule.next_at()
+        fail(schedule, "a", now=now, during=SendMode.PROBE)
+    assert schedule.next_at() - now == pytest.approx(300, abs=0.01)
+    return now
+
+
+@AHEAD
+def test_while_not_before_is_ahead_an_event_waits_fifteen_seconds_or_a_quarter_of_the_time_at_most(ahead, longest):
     schedule = make()
     for _ in range(20):
         fail(schedule, "a", ahead=ahead)
     assert schedule.next_at() == pytest.approx(longest, abs=0.01)
 
 
-def test_while_a_not_before_is_ahead_a_pause_lasts_a_quarter_of_the_time_at_most():
+@AHEAD
+def test_while_a_not_before_is_ahead_the_next_probe_waits_no_longer_than_an_event(ahead, longest):
     schedule, now = make(), 0.0
     pause(schedule)
     for _ in range(20):
         now = schedule.next_at()
-        fail(schedule, "a", now=now, during=SendMode.PROBE, notice=40)
-    assert schedule.next_at() - now == pytest.approx(10, abs=0.01)
+        fail(schedule, "a", now=now, during=SendMode.PROBE, notice=ahead)
+    assert schedule.next_at() - now == pytest.approx(longest, abs=0.01)
 
 
-def test_news_with_a_near_not_before_shortens_a_long_pause():
-    schedule, now = make(), 0.0
-    pause(schedule)
-    for _ in range(20):
-        now = schedule.next_at()
-        fail(schedule, "a", now=now, during=SendMode.PROBE)
+@AHEAD
+def test_news_with_not_before_ahead_shortens_a_long_pause(ahead, longest):
+    schedule = make()
+    now = pause_for_long(schedule)
     schedule.record_arrived("c", now, urgent=False)
     schedule.take_fresh()
-    fail(schedule, "c", now=now, during=SendMode.FRESH, notice=40)
-    assert schedule.next_at() - now == pytest.approx(10)
+    fail(schedule, "c", now=now, during=SendMode.FRESH, notice=ahead)
+    assert schedule.next_at() - now == pytest.approx(longest)
+
+
+@AHEAD
+def test_news_with_not_before_ahead_under_a_retry_after_does_not_wait_for_a_long_pause_behind_it(ahead, longest):
+    schedule = make()
+    now = pause_for_long(schedule)
+    fail(schedule, "a", now=now, during=SendMode.PROBE, retry_after=20)
+    schedule.record_arrived("c", now + 1, urgent=False, seconds_to_not_before=ahead)
+    assert schedule.mode(now + 19) is SendMode.WAIT
+    assert schedule.next_at() == pytest.approx(now + max(20, 1 + longest))
 
 
 def test_a_new_record_is_tried_once_at_once_in_a_pause_and_does_not_put_off_the_probe():
