@@ -150,6 +150,16 @@ class Sink(ABC):
         return False
 
     @classmethod
+    def refresh_seconds(cls, config: Any) -> float | None:
+        """Return how often the sink wants to be told again what is active; None for never.
+
+        For a destination that forgets what it was told. The host then sends the last delivered record of each active
+        event again so often, under the same id, unless something newer of the event is pending. No account counts it.
+        """
+        del config
+        return None
+
+    @classmethod
     def withholding(cls, config: Any, variables: frozenset[str]) -> Any:
         """Return *config* so that no program of the sink sees *variables*, the names that `*_env` keys name.
 

@@ -15,6 +15,7 @@ import msgspec
 
 from bridge.clock import REAL_CLOCK, Clock, parse_time
 from bridge.delivery.batcher import Batcher
+from bridge.delivery.refresher import Refresher
 from bridge.delivery.results import ResultWriter
 from bridge.delivery.retry_schedule import FailedEvent, RetrySchedule, SendMode
 from bridge.delivery.sender import Sender
@@ -33,6 +34,7 @@ _REASON_CHARACTERS = 256
 #: An idle worker reads the outbox by itself now and then, in case it was not notified.
 _IDLE_WAIT_SECONDS = 60.0
 _FAULT_SECONDS = 1.0
+_NEVER = float("inf")
 
 
 class DeliveryWorker:
@@ -62,6 +64,8 @@ class DeliveryWorker:
             config=config,
             batch_by_event=sink_class.batch_by_event,
         )
+        every_seconds = sink_class.refresh_seconds(config)
+        self._refresher = Refresher(outbox, sink=config.name, every_seconds=every_seconds, clock=clock)
         self._skips_what_is_over = sink_class.skips_what_is_over(config)
         self._prepares_next = sink_class.prepare_next is not Sink.prepare_next
         self._report = ThrottledLog(logger, clock=clock)
@@ -133,12 +137,15 @@ class DeliveryWorker:
             self._send(batch, mode)
             return 0.0
         self._results.retry_unwritten()
+        refresh_seconds = self._refresh(now)
+        if refresh_seconds <= 0:
+            return 0.0
         self._clear_attention_if_idle()
-        return min(self._schedule.next_at() - self._clock.monotonic(), self._idle_seconds())
+        return min(self._schedule.next_at() - self._clock.monotonic(), self._idle_seconds(), refresh_seconds)
 
     def _clear_attention_if_idle(self) -> None:
         """Reset needs_attention once nothing is pending for the sink; one that is gone (410) still needs a person."""
-        if not self._metrics.needs_attention or self._schedule.is_gone:
+        if not self._metrics.needs_attention or self._schedule.is_gone or self._refresher.is_failing:
             return
         if not self._outbox.read(deliveries.probe, self.name).result():
             self._metrics.set_needs_attention(needed=False)
@@ -198,6 +205,32 @@ class DeliveryWorker:
         elif isinstance(error, DeliveryFailed):
             self._failed(batch, error, mode)
         self._clear_start_mark(batch[0], mark, error)
+
+    def _refresh(self, now: float) -> float:
+        """Send again a record that is due to be told again; return for how many seconds there is none."""
+        if self._stop_at is not None or self._schedule.mode(now) is not SendMode.ALL:
+            return _NEVER  # the sink is being ended, or is paused: `RetrySchedule.next_at` says until when
+        row = self._refresher.next(now)
+        if row is None:
+            return self._refresher.next_at - self._clock.monotonic()
+        started = self._clock.monotonic()
+        try:
+            self._sender.send([row.record])
+        except DeliveryFailed as error:
+            self._refresher.failed(self._clock.monotonic())
+            self._note_failure(error, "Telling it again what is active failed")
+            if error.held or error.retry_after:  # that is about the sink, whatever was sent
+                self._reschedule([row], error, SendMode.ALL)
+        except DeliveryRejected as error:
+            self._refresher.told(self._clock.monotonic())
+            message = f"The sink refused what it had accepted before; it stays delivered. {error}"[:_REASON_CHARACTERS]
+            self._report.problem(f"{self.name}: refused", logging.ERROR, message, sink=self.name)
+            self._answered([row])
+        else:
+            self._refresher.told(self._clock.monotonic())
+            self._answered([row])
+        self._metrics.sent(self._clock.monotonic() - started)
+        return 0.0
 
     def _following(self) -> list[TransitionRecord]:
         """Return the records that probably go next, for a sink that makes use of that."""
@@ -283,16 +316,20 @@ class DeliveryWorker:
         self._answered(batch)
 
     def _failed(self, batch: list[PendingDelivery], error: DeliveryFailed, mode: SendMode) -> None:
-        reason = str(error)[:_REASON_CHARACTERS]
-        self._results.tried(batch, reason)
+        self._results.tried(batch, str(error)[:_REASON_CHARACTERS])
         self._batcher.drop_prefetch()
+        self._note_failure(error, "Sending failed")
+        self._reschedule(batch, error, mode)
+
+    def _note_failure(self, error: DeliveryFailed, what: str) -> None:
+        """Count the failure *error*, and tell the log *what* failed."""
         self._metrics.retried(error.reason)
         if error.needs_attention:
             self._metrics.set_needs_attention(needed=True)  # until the sink answers
         level = logging.ERROR if error.needs_attention else logging.WARNING
         next_step = " Nothing is sent until `outbox retry` or a restart." if error.held else ""
-        self._report.problem(self.name, level, f"Sending failed: {reason}{next_step}", sink=self.name)
-        self._reschedule(batch, error, mode)
+        reason = str(error)[:_REASON_CHARACTERS]
+        self._report.problem(self.name, level, f"{what}: {reason}{next_step}", sink=self.name)
 
     def _reschedule(self, batch: list[PendingDelivery], error: DeliveryFailed, mode: SendMode) -> None:
         wall = self._clock.timestamp()

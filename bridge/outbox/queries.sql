@@ -72,6 +72,27 @@ WHERE sink = ? AND state = 'pending' AND aged_from < ?;
 UPDATE deliveries SET state = ?, error = ?, attempts = attempts + ?, changed_at = ?
 WHERE sink = ? AND sequence IN (SELECT value FROM json_each(?)) AND state = 'pending';
 
+-- name: told_of_event
+SELECT records.sequence, deliveries.changed_at, body
+FROM records INDEXED BY records_by_event CROSS JOIN deliveries
+  ON deliveries.sink = ? AND deliveries.sequence = records.sequence
+WHERE records.event_key = ? AND deliveries.state = 'delivered' AND json_valid(body)
+ORDER BY records.sequence DESC;
+
+-- name: has_newer
+SELECT 1 FROM deliveries INDEXED BY deliveries_pending_event
+WHERE event_key = :event_key AND sink = :sink AND state = 'pending'
+UNION ALL
+SELECT 1 FROM held WHERE event_key = :event_key
+LIMIT 1;
+
+-- name: last_told_sequences
+SELECT deliveries.sink, MAX(records.sequence)
+FROM records INDEXED BY records_by_event CROSS JOIN deliveries USING (sequence)
+WHERE records.event_key = ? AND deliveries.state = 'delivered'
+  AND CASE WHEN json_valid(body) THEN json_extract(body, '$.transition') END IN ('scheduled', 'started', 'updated')
+GROUP BY deliveries.sink;
+
 -- name: note_failure
 UPDATE deliveries SET attempts = attempts + 1, error = ?, changed_at = ?
 WHERE sink = ? AND sequence = ? AND state = 'pending';

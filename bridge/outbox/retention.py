@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from collections.abc import Collection
 
-from bridge.events.diff import is_over
-from bridge.events.event import decode_document
-from bridge.outbox import meta
 from bridge.outbox.database import SQL, is_in_memory, used_bytes
 from bridge.outbox.deliveries import clean_start_marks
+from bridge.outbox.refresh import active_events, told_sequences
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +33,9 @@ def enforce_size(connection: sqlite3.Connection, *, max_bytes: int, disk_sequenc
     if _used_bytes(connection) <= max_bytes * _FULL:
         return 0
     room = _Room(connection, target_bytes=max_bytes * _TARGET, after=disk_sequence, before=newest)
-    room.delete_oldest("oldest_finished")
+    room.delete_oldest("oldest_finished", keep=_last_of_active(connection))
+    if room.has_kept:
+        room.delete_oldest("oldest_finished")
     evicted = room.delete_oldest("oldest_parked", "evict_parked", now)
     evicted += room.delete_oldest("oldest_unfinished", "evict_unfinished", now)
     if evicted:
@@ -53,14 +54,21 @@ class _Room:
         self._target_bytes = target_bytes
         self._after = after
         self._before = before
+        self.has_kept = False
+        """Whether anything was left because it was to be kept."""
 
     @property
     def is_missing(self) -> bool:
         """Return whether more than the target is used."""
         return _used_bytes(self._connection) > self._target_bytes
 
-    def delete_oldest(self, choose: str, evict: str | None = None, now: float = 0.0) -> int:
-        """Delete what the statement *choose* finds, oldest first; return how many rows *evict* changed before."""
+    def delete_oldest(
+        self, choose: str, evict: str | None = None, now: float = 0.0, *, keep: Collection[int] = ()
+    ) -> int:
+        """Delete what the statement *choose* finds, oldest first; return how many rows *evict* changed before.
+
+        The sequences in *keep* are left.
+        """
         evicted, last = 0, self._after
         while self.is_missing:
             found = self._connection.execute(SQL[choose], (last, _CHUNK)).fetchall()
@@ -68,6 +76,9 @@ class _Room:
             if not chosen:
                 break
             for sequence in chosen:
+                if sequence in keep:
+                    self.has_kept = True
+                    continue
                 if evict is not None:
                     evicted += self._connection.execute(SQL[evict], (now, sequence)).rowcount
                 if not self._connection.execute(SQL["is_unfinished"], (sequence,)).fetchone():
@@ -84,8 +95,9 @@ def _used_bytes(connection: sqlite3.Connection) -> int:
 def delete_expired(connection: sqlite3.Connection, *, before: float, limit: int) -> int:
     """Delete up to *limit* records observed before *before* that no sink has still to get; return how many.
 
-    The last record of an active event stays: a sink that is configured tomorrow gets it. In memory nothing goes: there
-    the disk's own rows are only known in part.
+    The last record of an active event stays: a sink that is configured tomorrow gets it. So does the last one of its
+    life that each sink was told: it may have to be told again. In memory nothing goes: there the disk's own rows are
+    only known in part.
     """
     if is_in_memory(connection):
         return 0
@@ -101,10 +113,9 @@ def delete_expired(connection: sqlite3.Connection, *, before: float, limit: int)
 
 
 def _last_of_active(connection: sqlite3.Connection) -> set[int]:
-    text = meta.get(connection, "document")
-    events = () if text is None else decode_document(text).events
-    keys = {event.key for event in events if not is_over(event)}
-    return {connection.execute(SQL["last_sequence_of_event"], (key,)).fetchone()[0] for key in keys}
+    keys = active_events(connection)
+    last = {connection.execute(SQL["last_sequence_of_event"], (key,)).fetchone()[0] for key in keys}
+    return last | told_sequences(connection, keys)
 
 
 def _delete(connection: sqlite3.Connection, sequence: int) -> None:

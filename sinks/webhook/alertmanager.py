@@ -4,23 +4,25 @@ Alertmanager knows an alert by its labels, so they hold only what stays the same
 no NotBefore. Where Azure changes the type or the source after all (a Reboot may turn out a Freeze), the alert under
 the old labels is resolved in the same request.
 
-`endsAt` is always set, because the agent may not live to resolve the alert: max(now, NotBefore) + 24 h, and + 15 min
-for Preempt and Terminate, which take the agent with them. Alertmanager takes an end in its own future for a mere
-refresh and then keeps the later of the two (provider/mem, Alert.Merge), so a resolve from a clock that is ahead would
-be lost without an error: an end is sent as two seconds ago, and where the `Date` of the answer shows that this was
-still the future, the send has failed and the next one counts by Alertmanager's clock.
+Alertmanager keeps alerts in memory alone and forgets them on a restart, so the host sends each active one again every
+`refresh_seconds`. `endsAt` is always set, to four times that from now, as Prometheus does it: an alert whose VM is
+deleted ends with it, and so does one whose labels changed. An end that is told is sent as two seconds ago, because
+Alertmanager takes one in its own future for a mere refresh and then keeps the later of the two (provider/mem,
+Alert.Merge), without an error. Where the `Date` of the answer shows that the clocks differ so much that an end was
+still the future, or an alert over on arrival, the send has failed, and the next one counts by Alertmanager's clock.
 
-Alertmanager keeps alerts in memory and its members do not exchange them: configure one sink for each member of a
-cluster. While this VM's name is unknown its alerts have no `vm_name`; those end at their `endsAt` alone.
+Members of a cluster do not exchange alerts: configure one sink for each. While this VM's name is unknown its alerts
+have no `vm_name`; those end at their `endsAt` alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -40,19 +42,30 @@ from sinks.webhook.format import Format, Message
 _ALERTS_PATH = "/api/v2/alerts"
 _STATUS_PATH = "/api/v2/status"
 
-_LIFE = timedelta(hours=24)
-_URGENT_LIFE = timedelta(minutes=15)
+#: How often the host tells an active alert again, unless the configuration says otherwise.
+REFRESH_SECONDS = 180.0
+_REFRESHES_IN_A_LIFE = 4
 _TEST_LIFE = timedelta(minutes=5)
 _MARGIN = timedelta(seconds=2)
+
+#: The portals of the clouds, by how the names of their regions begin.
+_PORTAL = "portal.azure.com"
+_PORTALS = {"usgov": "portal.azure.us", "usdod": "portal.azure.us", "china": "portal.azure.cn"}
 
 _NO_LABEL_CHARACTER = re.compile(r"[^a-zA-Z0-9_]")
 
 
 class AlertmanagerFormat(Format):
-    """Makes the alerts of one Alertmanager, and remembers how far its clock is behind ours."""
+    """Makes the alerts of one Alertmanager, and remembers how far its clock is ahead of ours, or behind.
 
-    def __init__(self) -> None:
-        self._behind = timedelta(0)
+    The host tells it again every *refresh_seconds*. The VM's tags called *tag_labels* become labels.
+    """
+
+    def __init__(self, *, refresh_seconds: float = REFRESH_SECONDS, tag_labels: Sequence[str] = ()) -> None:
+        self._refresh = timedelta(seconds=refresh_seconds)
+        self._life = self._refresh * _REFRESHES_IN_A_LIFE
+        self._tag_labels = tuple(tag_labels)
+        self._ahead = timedelta(0)
         self._doubted: str | None = None
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
@@ -60,28 +73,40 @@ class AlertmanagerFormat(Format):
         event = alerting_event(record)
         if event is None:
             return None
-        ends_at = self._ends_at(record, event, now)
-        alerts = [_alert(record, _labels(record, event), ends_at)]
+        alerts = [_alert(record, self._labels(record, event), self._ends_at(record, now))]
         earlier = _earlier(record, event)
         if earlier is not None:
-            alerts.insert(0, _alert(record, _labels(record, earlier), self._past(now)))
+            alerts.insert(0, _alert(record, self._labels(record, earlier), self._past(now)))
         return Message(alerts_url(url), msgspec.json.encode(alerts), "application/json")
 
     def accepted(self, record: TransitionRecord, headers: Mapping[str, str], now: datetime) -> None:
-        """Raise DeliveryFailed when the end that *record* was sent with still lay in Alertmanager's future."""
+        """Raise DeliveryFailed when Alertmanager's clock makes of *record* something else than it says."""
         theirs = _date(headers.get("Date", ""))
         if theirs is None:
             return
-        believed, self._behind = self._behind, max(timedelta(0), now - theirs)
-        is_lost = record.transition.is_ending and self._behind > believed + _MARGIN
+        believed, self._ahead = self._ahead, theirs - now
+        took_for = self._taken_for(record, believed)
         # Once for each record: the Date of a proxy may be anything.
-        if is_lost and self._doubted != record.id:
+        if took_for is not None and self._doubted != record.id:
             self._doubted = record.id
+            side = "behind" if self._ahead < timedelta(0) else "ahead of"
             raise DeliveryFailed(
-                f"Alertmanager's clock is about {self._behind.total_seconds():.0f} s behind this VM's, so it took the "
-                "end of an event for a refresh. The end is sent again by its clock. Set the clocks right.",
+                f"Alertmanager's clock is about {abs(self._ahead).total_seconds():.0f} s {side} this VM's, so it took "
+                f"{took_for}. It is sent again by its clock. Set the clocks right.",
                 uncertain=True,
             )
+
+    def _taken_for(self, record: TransitionRecord, believed: timedelta) -> str | None:
+        """Return what *record* was taken for, sent when its clock was *believed* so far ahead; None: what it says."""
+        zero = timedelta(0)
+        if record.transition.is_ending:
+            return (
+                "the end of an event for a refresh" if min(self._ahead, zero) < min(believed, zero) - _MARGIN else None
+            )
+        is_test = record.transition is Transition.TEST
+        # Less than one refresh would be left of it.
+        is_over = max(self._ahead, zero) - max(believed, zero) >= self._life - self._refresh
+        return "an alert for one that is over" if is_over and not is_test else None
 
     def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
         """Ask Alertmanager for its status."""
@@ -92,16 +117,20 @@ class AlertmanagerFormat(Format):
                 f"{endpoint.shown} does not answer as Alertmanager does. Check the URL.", needs_attention=True
             )
 
-    def _ends_at(self, record: TransitionRecord, event: ScheduledEvent, now: datetime) -> datetime:
+    def _ends_at(self, record: TransitionRecord, now: datetime) -> datetime:
         if record.transition.is_ending:
             return self._past(now)
-        if record.transition is Transition.TEST:
-            return now + _TEST_LIFE
-        begins = now if event.not_before is None else max(now, event.not_before)
-        return begins + (_URGENT_LIFE if event.is_urgent else _LIFE)
+        life = _TEST_LIFE if record.transition is Transition.TEST else self._life
+        return now + life + max(self._ahead, timedelta(0))
 
     def _past(self, now: datetime) -> datetime:
-        return now - _MARGIN - self._behind
+        return now - _MARGIN + min(self._ahead, timedelta(0))
+
+    def _labels(self, record: TransitionRecord, event: ScheduledEvent) -> dict[str, str]:
+        """Return what routes and silences go by; chosen tags and the configuration's labels replace none of ours."""
+        labels = _tags(record, self._tag_labels) | record.labels
+        spelt = {_label_name(name): value for name, value in labels.items()} | _own_labels(record, event)
+        return {name: value for name, value in spelt.items() if name and value}
 
 
 def alerts_url(base: str) -> str:
@@ -115,33 +144,48 @@ def status_url(base: str) -> str:
 
 
 def _alert(record: TransitionRecord, labels: dict[str, str], ends_at: datetime) -> dict[str, Any]:
+    generator_url = _generator_url(record)
     return {
         "labels": labels,
         "annotations": _annotations(record),
         # Not after its end: Alertmanager refuses that.
         "startsAt": format_time(min(parse_time(record.observed_at), ends_at)),
         "endsAt": format_time(ends_at),
+        **({} if generator_url is None else {"generatorURL": generator_url}),
     }
 
 
-def _labels(record: TransitionRecord, event: ScheduledEvent) -> dict[str, str]:
-    """Return what routes and silences go by; the configuration's labels are among them, and never replace ours."""
+def _own_labels(record: TransitionRecord, event: ScheduledEvent) -> dict[str, str]:
     vm = record.vm
     ours = {
         "alertname": "AzureScheduledEvent",
         "event_id": event.key,
         "event_type": event.event_type,
         "event_source": event.event_source,
-        "severity": Severity.INFO if record.transition is Transition.TEST else severity(event.event_type),
+        "severity": Severity.INFO.value if record.transition is Transition.TEST else severity(event.event_type).value,
         "vm_name": vm.name or vm.vm_id,
         "region": vm.location,
         "resource_group": vm.resource_group,
         "subscription_id": vm.subscription_id,
         "scale_set": vm.scale_set,
     }
-    labels = {_label_name(name): value for name, value in record.labels.items()}
-    labels.update({name: value for name, value in ours.items() if value})
-    return {name: value for name, value in labels.items() if name and value}
+    return {name: value for name, value in ours.items() if value}
+
+
+def _tags(record: TransitionRecord, names: Sequence[str]) -> dict[str, str]:
+    """Return those of the VM's tags that are called *names*; Azure compares a tag's name without case."""
+    values = {name.casefold(): value for name, value in record.vm.tags.items()}
+    return {name: values[name.casefold()] for name in names if name.casefold() in values}
+
+
+def _generator_url(record: TransitionRecord) -> str | None:
+    """Return the VM's page in the Azure portal of its cloud, None when its resource id is unknown."""
+    resource_id = record.vm.resource_id
+    if not resource_id or not resource_id.startswith("/"):
+        return None
+    region = (record.vm.location or "").lower()
+    host = next((host for prefix, host in _PORTALS.items() if region.startswith(prefix)), _PORTAL)
+    return f"https://{host}/#resource{quote(resource_id)}"
 
 
 def _label_name(name: str) -> str:

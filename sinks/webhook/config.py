@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -11,16 +11,20 @@ from bridge.sink import Secret
 from sinks.http.config import HttpConfig, check_header, check_token_stays_private, one_of
 from sinks.http.urls import plain_url
 from sinks.webhook import pagerduty
-from sinks.webhook.alertmanager import AlertmanagerFormat
+from sinks.webhook.alertmanager import REFRESH_SECONDS, AlertmanagerFormat
 from sinks.webhook.format import CloudEventsFormat, Format
 from sinks.webhook.pagerduty import PagerDutyFormat
 from sinks.webhook.template import TemplateFormat, samples
 
 #: Keys that mean something to one format alone.
 _KEYS_OF = {
+    "alertmanager": ("tag_labels",),
     "pagerduty": ("routing_key_file", "routing_key_env", "urgent_as"),
     "template": ("template", "template_file", "content_type"),
 }
+
+#: So often may an event be told again, in seconds: four times that is how long an alert lives.
+_REFRESH = msgspec.Meta(ge=0.1, le=24 * 3600.0)
 
 
 class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
@@ -39,6 +43,11 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
     """A file of Standard Webhooks secrets (whsec_...), one a line: each signs, for rotation. Read again too."""
     secret_env: str | None = None
     """An environment variable with such a secret."""
+    refresh_seconds: Annotated[float, _REFRESH] | None = None
+    """How often an active event is told again, under the same id: a destination may forget. Default: 180 for
+    alertmanager, whose alerts end four times that after they were last told; else never. Not for pagerduty."""
+    tag_labels: tuple[str, ...] = ()
+    """alertmanager: the names of tags of the VM that become labels of its alerts."""
     routing_key_file: str | None = None
     """pagerduty: a file with the routing key of the service (Events API v2)."""
     routing_key_env: str | None = None
@@ -62,6 +71,11 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
         self._check_other_formats_keys()
         if self.format == "pagerduty":
             self._check_routing_key()
+            if self.refresh_seconds is not None:
+                raise ValueError(
+                    "refresh_seconds is not for format = 'pagerduty', which forgets nothing: an incident that a person "
+                    "has resolved would open again. Take it out."
+                )
         if self.format == "template":
             check_header("Content-Type", self.content_type, where="content_type")
             _template(self).try_out(samples(self))
@@ -88,10 +102,17 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
             raise ValueError("routing_key_file or routing_key_env is missing: format = 'pagerduty' needs one.")
 
 
+def refresh_seconds_of(config: WebhookConfig) -> float | None:
+    """Return how often the sink with *config* is told again what is active, None for never."""
+    default = REFRESH_SECONDS if config.format == "alertmanager" else None
+    return default if config.refresh_seconds is None else config.refresh_seconds
+
+
 def format_of(config: WebhookConfig) -> Format:
     """Return the format that *config* chooses; raise ValueError for a template that went wrong since."""
     if config.format == "alertmanager":
-        return AlertmanagerFormat()
+        refresh_seconds = config.refresh_seconds or REFRESH_SECONDS
+        return AlertmanagerFormat(refresh_seconds=refresh_seconds, tag_labels=config.tag_labels)
     if config.format == "pagerduty":
         routing_key = Secret(key="routing_key", file=config.routing_key_file, env=config.routing_key_env)
         return PagerDutyFormat(routing_key, urgent_as=config.urgent_as)

@@ -18,7 +18,7 @@ from bridge.sink import DeliveryFailed, DeliveryRejected, Secret, Sink, SinkConf
 from sinks.http.endpoint import Endpoint, entra_token
 from sinks.http.signature import Signer
 from sinks.http.urls import http_url
-from sinks.webhook.config import WebhookConfig, format_of
+from sinks.webhook.config import WebhookConfig, format_of, refresh_seconds_of
 from sinks.webhook.format import Message
 from sinks.webhook.pagerduty import DEFAULT_URL, check_url
 
@@ -32,6 +32,11 @@ class WebhookSink(Sink):
     def skips_what_is_over(cls, config: Any) -> bool:
         """Return True for what pages people."""
         return config.format in {"alertmanager", "pagerduty"}
+
+    @classmethod
+    def refresh_seconds(cls, config: Any) -> float | None:
+        """Return how often it is told again what is active: Alertmanager forgets on a restart."""
+        return refresh_seconds_of(config)
 
     def __init__(self, config: WebhookConfig, *, now: Callable[[], datetime] = utc_now) -> None:
         super().__init__(config)

@@ -6,9 +6,11 @@ import json
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ from typing import Any
 import pytest
 import requests
 
+from bridge.outbox.reader import OutboxFile
 from bridge.sink import DeliveryFailed, Transition, format_time, parse_time
+from bridge.testing import EventSpec, Simulator
 from bridge.testing.http_contract import HttpPeer
 from bridge.testing.records import sample_event, sample_record
 from sinks.webhook.config import WebhookConfig
@@ -49,18 +53,51 @@ def eventually(question: Callable[[], Any]) -> Any:
 
 
 class Alertmanager:
-    """The running program, and whom it notifies."""
+    """The program in *directory*, started, stopped and started again at one address, and whom it notifies."""
 
-    def __init__(self, url: str, notified: HttpPeer) -> None:
-        self.url = url
+    def __init__(self, directory: Path, notified: HttpPeer) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self._port = listener.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._directory = directory
         self._notified = notified
+        self._process: subprocess.Popen[bytes] | None = None
+        (directory / "config.yml").write_text(CONFIGURATION % notified.address.authority)
 
-    def alerts(self, event_id: str) -> list[dict[str, Any]]:
-        """Return the alerts of *event_id* that it shows: those that fire."""
-        answer = requests.get(f"{self.url}/api/v2/alerts", params={"filter": f'event_id="{event_id}"'}, timeout=10)
+    def start(self) -> None:
+        """Start it, and wait until it is ready."""
+        command = [
+            str(PROGRAM),
+            f"--config.file={self._directory / 'config.yml'}",
+            f"--storage.path={self._directory / 'data'}",
+            f"--web.listen-address=127.0.0.1:{self._port}",
+            "--cluster.listen-address=",
+        ]
+        with (self._directory / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        eventually(lambda: is_up(self.url))
+
+    def stop(self) -> None:
+        """Stop it as systemd does: it writes down whom it has notified, and of no alert."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(PATIENCE_SECONDS)
+
+    def forget(self) -> None:
+        """Delete its data, as a container without a volume does at each start."""
+        shutil.rmtree(self._directory / "data")
+
+    def alerts(self, event_id: str | None = None) -> list[dict[str, Any]]:
+        """Return the alerts that it shows, those that fire: all, or those of *event_id*."""
+        chosen = {} if event_id is None else {"filter": f'event_id="{event_id}"'}
+        answer = requests.get(f"{self.url}/api/v2/alerts", params=chosen, timeout=10)
         answer.raise_for_status()
         found: list[dict[str, Any]] = answer.json()
         return found
+
+    def labels(self) -> list[dict[str, str]]:
+        """Return the labels of each alert that fires, in the order of the events' ids."""
+        return sorted((alert["labels"] for alert in self.alerts()), key=lambda labels: str(labels["event_id"]))
 
     def notifications(self, event_id: str) -> list[str]:
         """Return the state in each notification of *event_id*: firing or resolved."""
@@ -68,27 +105,22 @@ class Alertmanager:
         return [body["status"] for body in bodies if body["commonLabels"].get("event_id") == event_id]
 
 
+@contextmanager
+def alertmanager_in(directory: Path) -> Iterator[Alertmanager]:
+    """Run an Alertmanager in *directory*."""
+    with HttpPeer() as notified:
+        running = Alertmanager(directory, notified)
+        try:
+            running.start()
+            yield running
+        finally:
+            running.stop()
+
+
 @pytest.fixture(scope="module")
 def alertmanager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Alertmanager]:
-    directory: Path = tmp_path_factory.mktemp("alertmanager")
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with HttpPeer() as notified, (directory / "log").open("wb") as log:
-        (directory / "config.yml").write_text(CONFIGURATION % notified.address.authority)
-        command = [
-            str(PROGRAM),
-            f"--config.file={directory / 'config.yml'}",
-            f"--storage.path={directory / 'data'}",
-            f"--web.listen-address=127.0.0.1:{port}",
-            "--cluster.listen-address=",
-        ]
-        with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as process:
-            try:
-                url = f"http://127.0.0.1:{port}"
-                eventually(lambda: is_up(url))
-                yield Alertmanager(url, notified)
-            finally:
-                process.terminate()
+    with alertmanager_in(tmp_path_factory.mktemp("alertmanager")) as running:
+        yield running
 
 
 def is_up(url: str) -> bool:
@@ -140,7 +172,8 @@ def test_an_update_refreshes_the_same_alert(alertmanager: Alertmanager, sink: An
     each.send([record("refreshed", Transition.UPDATED, event={"not_before": later})])
     each.send([record("refreshed", Transition.STARTED, event={"not_before": None, "event_status": "Started"})])
     (alert,) = alertmanager.alerts("refreshed")
-    assert parse_time(alert["endsAt"]) == later + timedelta(hours=24)
+    assert timedelta(minutes=11) < parse_time(alert["endsAt"]) - datetime.now(timezone.utc) < timedelta(minutes=13)
+    assert alert["generatorURL"].startswith("https://portal.azure.com/#resource/subscriptions/")
     assert alert["annotations"]["transition"] == "started"
     each.send([record("refreshed", Transition.COMPLETED)])
     assert alertmanager.alerts("refreshed") == []
@@ -176,3 +209,84 @@ def test_an_end_counts_though_the_clocks_differ(alertmanager: Alertmanager, sink
 def test_what_it_refuses_would_be_parked(alertmanager: Alertmanager) -> None:
     answer = requests.post(f"{alertmanager.url}/api/v2/alerts", json=[{"labels": {}}], timeout=10)
     assert answer.status_code == 400
+
+
+# An Alertmanager that is restarted keeps, at best, whom it has notified: it knows of no alert until it is told again.
+
+REFRESH_SECONDS = 3.0
+
+
+@pytest.fixture
+def azure() -> Iterator[Simulator]:
+    with Simulator(vms=["WestNO_0"], rate_limit=False) as simulator:
+        yield simulator
+
+
+@pytest.fixture
+def agent(azure: Simulator, tmp_path: Path, agent_env: dict[str, str]) -> Iterator[Callable[[str], None]]:
+    """Run the agent with one table for the Alertmanager at a URL."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(url: str) -> None:
+        config = tmp_path / "config.toml"
+        config.write_text(
+            f'[imds]\nendpoint = "{azure.endpoint}"\npoll_interval_seconds = 0.2\n'
+            f'[state]\ndirectory = "{tmp_path / "state"}"\n[status]\nlisten = ""\n'
+            f'[[sinks]]\ntype = "webhook"\nname = "alerts"\nformat = "alertmanager"\nurl = "{url}"\n'
+            f"refresh_seconds = {REFRESH_SECONDS}\n"
+        )
+        command = [sys.executable, "-m", "bridge", "run", "--config", str(config)]
+        with (tmp_path / "agent.log").open("wb") as log:
+            started.append(subprocess.Popen(command, stdout=log, stderr=log, env=agent_env))
+
+    yield start
+    for process in started:
+        process.terminate()
+        assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_an_alertmanager_that_is_restarted_has_the_same_alerts_again_and_notifies_nobody_twice(
+    azure: Simulator, agent: Callable[[str], None], tmp_path: Path
+) -> None:
+    week = 7 * 24 * 3600.0
+    # A long notice, and a duration that no simulated time reaches: each is ended by the test.
+    ids = {
+        kind: azure.world.add_event(EventSpec(event_type=kind, notice_seconds=notice, duration_seconds=None))
+        for kind, notice in (("Freeze", 900.0), ("Reboot", 900.0), ("Redeploy", week))
+    }
+    directory = tmp_path / "alertmanager"
+    directory.mkdir()
+    with alertmanager_in(directory) as running:
+        agent(running.url)
+        eventually(lambda: len(running.alerts()) == len(ids))
+        for event_id in ids.values():
+            eventually(lambda: running.notifications(event_id))  # noqa: B023
+        before = running.labels()
+
+        running.stop()
+        running.start()
+        since = time.monotonic()
+        eventually(lambda: running.labels() == before)
+        assert time.monotonic() - since < REFRESH_SECONDS + 2.0
+        threading.Event().wait(REFRESH_SECONDS)
+        assert {event_id: running.notifications(event_id) for event_id in ids.values()} == {
+            event_id: ["firing"] for event_id in ids.values()
+        }
+
+        running.stop()
+        running.forget()
+        running.start()
+        eventually(lambda: running.labels() == before)
+
+        azure.world.start(ids["Freeze"])
+        azure.world.complete(ids["Freeze"])
+        azure.world.cancel(ids["Reboot"])
+        azure.world.cancel(ids["Redeploy"])
+        eventually(lambda: not running.alerts())
+        for event_id in ids.values():
+            eventually(lambda: running.notifications(event_id)[-1] == "resolved")  # noqa: B023
+    with OutboxFile(tmp_path / "state") as outbox:
+        account = outbox.accounts()["alerts"]
+    # The Freeze was told in two or three records, each other in two; how often they were told again, nothing counts.
+    assert account.accepted == account.delivered
+    assert account.accepted in {6, 7}

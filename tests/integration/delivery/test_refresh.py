@@ -1,0 +1,241 @@
+"""A sink that asks for it is told again what is active, under the same id: its destination forgets on a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from delivery_kit import DeliveryKit
+
+from bridge.errors import DeliveryFailed
+from bridge.events.event import Document
+from bridge.events.record import Approval, Transition
+from bridge.outbox import deliveries, refresh
+from bridge.outbox.approvals import ApprovalRecord
+from bridge.testing.sinks import Box, ScriptedSink
+
+EVERY_SECONDS = 60.0
+
+
+class Forgetful(ScriptedSink):
+    """A sink whose destination forgets."""
+
+    class Config(ScriptedSink.Config, frozen=True, kw_only=True):
+        """The keys of this sink."""
+
+        refresh_seconds: float | None = EVERY_SECONDS
+        """How often to tell again."""
+
+    @classmethod
+    def refresh_seconds(cls, config: Any) -> float | None:
+        seconds: float | None = config.refresh_seconds
+        return seconds
+
+
+@pytest.fixture
+def bench(kit: Any) -> Iterator[DeliveryKit]:
+    bench = DeliveryKit(kit)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def box(bench: DeliveryKit, request: pytest.FixtureRequest) -> Iterator[Box]:
+    name = request.node.name
+    bench.sink(sink_class=Forgetful, box=name)
+    yield Box.named(name)
+    Box.named(name).released.set()
+    Box.forget(name)
+
+
+def show(bench: DeliveryKit, *event_ids: str, transition: str | None = None, changed: str = "", **fields: Any) -> None:
+    """Commit a document with these events, and of *changed* a record of *transition*."""
+    events = tuple(bench.event(each, **fields) for each in event_ids)
+    named = [bench.event(changed, **fields)] if changed else []
+    document = Document(incarnation=2, events=events)
+    bench.outbox_kit.commit(bench.outbox, *named, transition=transition or "scheduled", document=document)
+    bench.notify()
+
+
+def approve(bench: DeliveryKit, event_id: str) -> None:
+    approval = Approval(source="cli", result="sent")
+    outcome = ApprovalRecord(transition=Transition.APPROVED, event=bench.event(event_id), approval=approval)
+    bench.outbox.write(bench.outbox.records.append_outcomes, [outcome], incarnation=2).result()
+    bench.notify()
+
+
+def told(box: Box) -> list[tuple[str | None, str]]:
+    found = []
+    for (record,) in box.tries:
+        assert record.event is not None
+        found.append((record.event.event_id, record.transition.value))
+    return found
+
+
+def test_each_active_event_is_told_again_with_the_same_id_and_is_no_new_delivery(bench: DeliveryKit, box: Box) -> None:
+    show(bench, "A", "B", changed="A")
+    show(bench, "A", "B", changed="B")
+    bench.start()
+    bench.until_totals(delivered=2)
+    written = bench.outbox.read(lambda connection: connection.total_changes).result()
+    for number in (2, 3, 4):
+        bench.advance(EVERY_SECONDS)
+        bench.until(lambda: len(box.tries) == 2 * number)  # noqa: B023
+    assert [batch[0].id for batch in box.tries] == [batch[0].id for batch in box.tries[:2]] * 4
+    assert bench.totals() == {"delivered": 2}
+    assert bench.outbox.read(lambda connection: connection.total_changes).result() == written
+
+
+def test_it_is_the_last_record_of_the_events_life_that_is_told_again(bench: DeliveryKit, box: Box) -> None:
+    show(bench, "A", changed="A")
+    bench.start()
+    show(bench, "A", changed="A", transition="started", status="Started")
+    approve(bench, "A")
+    bench.until_totals(delivered=3)
+    bench.advance(EVERY_SECONDS)
+    bench.until(lambda: len(box.tries) == 4)
+    assert told(box)[-1] == ("A", "started")
+
+
+def test_an_event_that_ended_is_never_told_again(bench: DeliveryKit, box: Box) -> None:
+    show(bench, "A", "B", changed="A")
+    show(bench, "A", "B", changed="B")
+    bench.start()
+    bench.until_totals(delivered=2)
+    show(bench, "B", changed="A", transition="canceled")
+    bench.until_totals(delivered=3)
+    for count in (4, 5):
+        bench.advance(EVERY_SECONDS)
+        bench.until(lambda: len(box.tries) >= count)  # noqa: B023
+    assert told(box)[3:] == [("B", "scheduled")] * 2
+
+
+def test_an_end_that_the_sink_does_not_take_ends_it_all_the_same(bench: DeliveryKit) -> None:
+    bench.sink("s", sink_class=Forgetful, box="starts", transitions=("scheduled",))
+    box = Box.named("starts")
+    show(bench, "A", "B", changed="A")
+    show(bench, "A", "B", changed="B")
+    bench.start()
+    bench.until_totals(delivered=2)
+    show(bench, "B", changed="A", transition="canceled")
+    bench.advance(EVERY_SECONDS)
+    bench.until(lambda: len(box.tries) == 3)
+    Box.forget("starts")
+    assert told(box)[2:] == [("B", "scheduled")]
+
+
+def test_nothing_is_told_again_while_something_newer_of_the_event_is_pending(bench: DeliveryKit, box: Box) -> None:
+    show(bench, "A", changed="A")
+    bench.start()
+    bench.until_totals(delivered=1)
+    box.script("fail:100000")
+    show(bench, "A", changed="A", transition="started", status="Started")
+    bench.until_failed(1)
+    for _ in range(3):
+        bench.advance(EVERY_SECONDS)
+    while bench.totals() != {"delivered": 2}:
+        bench.advance(3600)
+    assert told(box) == [("A", "scheduled"), ("A", "started"), ("A", "started")]
+
+
+def test_after_a_restart_of_the_agent_what_is_due_is_told_at_once(bench: DeliveryKit, box: Box) -> None:
+    show(bench, "A", changed="A")
+    bench.start()
+    bench.until_totals(delivered=1)
+    bench.stop()
+    bench.advance(EVERY_SECONDS + 1)
+    bench.start()
+    bench.until(lambda: len(box.tries) == 2)
+    assert told(box) == [("A", "scheduled")] * 2
+
+
+def test_a_failed_refresh_is_tried_again_with_growing_gaps_and_counted(bench: DeliveryKit, box: Box) -> None:
+    show(bench, "A", changed="A")
+    bench.start()
+    bench.until_totals(delivered=1)
+    box.script("fail", "fail")
+    bench.advance(EVERY_SECONDS)
+    bench.until_failed(2)
+    bench.until(lambda: len(box.tries) == 4)
+    assert bench.totals() == {"delivered": 1}
+
+
+def test_a_refused_refresh_parks_nothing_and_holds_up_no_other(bench: DeliveryKit, box: Box) -> None:
+    show(bench, "A", "B", changed="A")
+    show(bench, "A", "B", changed="B")
+    bench.start()
+    bench.until_totals(delivered=2)
+    box.script("reject")
+    bench.advance(EVERY_SECONDS)
+    bench.until(lambda: len(box.tries) == 4)
+    assert told(box)[2:] == [("A", "scheduled"), ("B", "scheduled")]
+    assert bench.totals() == {"delivered": 2}
+
+
+def test_a_refresh_that_needs_a_person_says_so_until_one_succeeds(bench: DeliveryKit, box: Box) -> None:
+    def unauthorized(_batch: Any) -> None:
+        raise DeliveryFailed("401", needs_attention=True)
+
+    show(bench, "A", changed="A")
+    bench.start(chance=1.0)
+    bench.until_totals(delivered=1)
+    box.script(unauthorized)
+    bench.advance(EVERY_SECONDS)
+    bench.until(lambda: bench.sample("sink_needs_attention") == 1)
+    bench.until_failed(1)
+    bench.advance(EVERY_SECONDS)
+    bench.until(lambda: bench.sample("sink_needs_attention") == 0)
+    assert len(box.tries) == 3
+
+
+def test_a_retry_after_to_a_refresh_binds_it(bench: DeliveryKit, box: Box) -> None:
+    show(bench, "A", changed="A")
+    bench.start()
+    bench.until_totals(delivered=1)
+    box.script("fail:600")
+    bench.advance(EVERY_SECONDS)
+    bench.until_failed(1)
+    bench.advance(EVERY_SECONDS)
+    bench.advance(300)
+    assert len(box.tries) == 2
+    while len(box.tries) < 3:
+        bench.advance(300)
+
+
+def test_a_sink_that_does_not_ask_is_told_once(bench: DeliveryKit) -> None:
+    box = bench.sink("plain")
+    show(bench, "A", changed="A")
+    bench.start("plain")
+    bench.until_totals("plain", delivered=1)
+    bench.advance(10 * EVERY_SECONDS)
+    show(bench, "A", changed="A", transition="started", status="Started")
+    bench.until_totals("plain", delivered=2)
+    assert told(box) == [("A", "scheduled"), ("A", "started")]
+
+
+def test_a_record_told_again_outlives_the_time_that_delivered_ones_are_kept(bench: DeliveryKit, box: Box) -> None:
+    show(bench, "A", changed="A")
+    bench.start()
+    approve(bench, "A")
+    bench.until_totals(delivered=2)
+    bench.outbox_kit.wait(7200)
+    bench.outbox.clean().result()
+    bench.advance(EVERY_SECONDS)
+    bench.until(lambda: len(box.tries) == 3)
+    assert told(box)[-1] == ("A", "scheduled")
+
+
+def test_a_full_outbox_deletes_what_may_be_told_again_after_all_else_that_was_delivered(kit: Any) -> None:
+    outbox = kit.open(sinks=("a",), max_bytes=1024 * 1024)
+    active = kit.event("A")
+    kit.commit(outbox, active)
+    kit.settle(outbox, "a", 1)
+    for number in range(40):
+        passing = kit.event(f"F-{number}", description="x" * 40_000)
+        kit.commit(outbox, passing, document=Document(events=(active,)))
+        kit.settle(outbox, "a", number + 2)
+    told = outbox.read(refresh.last_told, "a", "A").result()
+    assert told is not None
+    assert told.record.event_key == "A"
+    assert outbox.read(deliveries.last_record, "F-0").result() is None
