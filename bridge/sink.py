@@ -150,6 +150,15 @@ class Sink(ABC):
         return False
 
     @classmethod
+    def superseded_by_end(cls, config: Any, record: TransitionRecord) -> bool:
+        """Return whether *record* need not be sent once the end of its event, a later record, is to be sent too.
+
+        Only asked of a sink that skips what is over. What is then not sent counts as expired.
+        """
+        del config, record
+        return False
+
+    @classmethod
     def refresh_seconds(cls, config: Any) -> float | None:
         """Return how often the sink wants to be told again what is active; None for never.
 

@@ -66,6 +66,7 @@ class DeliveryWorker:
         )
         every_seconds = sink_class.refresh_seconds(config)
         self._refresher = Refresher(outbox, sink=config.name, every_seconds=every_seconds, clock=clock)
+        self._sink_class = sink_class
         self._skips_what_is_over = sink_class.skips_what_is_over(config)
         self._prepares_next = sink_class.prepare_next is not Sink.prepare_next
         self._report = ThrottledLog(logger, clock=clock)
@@ -188,7 +189,7 @@ class DeliveryWorker:
         if not batch:
             return
         mark = self._mark_started(batch[0])
-        if mark.skipped:
+        if mark.skipped or self._give_up_superseded(batch[0], mark):
             self._batcher.drop_prefetch()
             return
         error: DeliveryError | None = None
@@ -271,6 +272,19 @@ class DeliveryWorker:
                 extra={"sink": self.name, "event_id": row.event_key, "expired": mark.skipped},
             )
         return mark
+
+    def _give_up_superseded(self, row: PendingDelivery, mark: StartMark) -> bool:
+        """Give *row* up if its sink needs only the end of the event, which is pending; return whether it was."""
+        if mark.last_end is None or row.sequence >= mark.last_end:
+            return False
+        if not self._sink_class.superseded_by_end(self.config, row.record):
+            return False
+        self._results.finished([row], DeliveryState.EXPIRED, "The end of its event is known.")
+        logger.info(
+            "A record was skipped: the end of its event is known and is sent.",
+            extra={"sink": self.name, "event_id": row.event_key, "sequence": row.sequence},
+        )
+        return True
 
     def _clear_start_mark(self, row: PendingDelivery, mark: StartMark, error: DeliveryError | None) -> None:
         """Take the mark away when surely nothing of the event arrived, and when its end did."""

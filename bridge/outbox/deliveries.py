@@ -11,6 +11,9 @@ before each send the event is marked, in a commit of its own, and the mark is ta
 not take the record. A crash or a timeout leaves the mark: the end is sent then, of an event that perhaps never began.
 Only what is over is skipped: what came back after its end is sent, and so is an end alone, for sinks that want nothing
 but ends. From memory nothing is skipped: there not all marks are known.
+
+Once the end is pending, of an event that began too, the rows before it that the sink does not need beside it
+(`Sink.superseded_by_end`) are given up one by one.
 """
 
 from __future__ import annotations
@@ -78,6 +81,8 @@ class StartMark(msgspec.Struct, frozen=True, kw_only=True):
     """How many rows were given up, because the event is over and never began; nothing is to be sent then."""
     is_new: bool = False
     """True when nothing of the event had been tried before: a sure failure of this try takes the mark away."""
+    last_end: int | None = None
+    """The sequence of the last end of the event that is pending; None when none is."""
 
 
 class SinkAccount(msgspec.Struct, frozen=True, kw_only=True):
@@ -297,7 +302,8 @@ def mark_started(connection: sqlite3.Connection, sink: str, event_key: str, *, n
         skipped = connection.execute(SQL["expire_event"], (now, event_key, sink, end)).rowcount
         return StartMark(skipped=skipped)
     marked = connection.execute(SQL["add_start_mark"], (sink, event_key)).rowcount
-    return StartMark(is_new=marked == 1)
+    (last_end,) = connection.execute(SQL["last_pending_end"], (event_key, sink)).fetchone()
+    return StartMark(is_new=marked == 1, last_end=last_end)
 
 
 def clear_started(connection: sqlite3.Connection, sink: str, event_key: str) -> None:

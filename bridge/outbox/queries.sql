@@ -301,6 +301,11 @@ LIMIT 1;
 SELECT sequence, body FROM deliveries INDEXED BY deliveries_pending_event JOIN records USING (sequence)
 WHERE deliveries.event_key = ? AND sink = ? AND state = 'pending' AND body <> '' ORDER BY sequence;
 
+-- name: last_pending_end
+SELECT MAX(sequence) FROM deliveries INDEXED BY deliveries_pending_event JOIN records USING (sequence)
+WHERE deliveries.event_key = ? AND sink = ? AND state = 'pending'
+  AND CASE WHEN json_valid(body) THEN json_extract(body, '$.transition') END IN ('completed', 'canceled', 'ended');
+
 -- name: expire_event
 UPDATE deliveries INDEXED BY deliveries_pending_event SET state = 'expired', changed_at = ?
 WHERE event_key = ? AND sink = ? AND state = 'pending' AND sequence <= ?;

@@ -18,7 +18,7 @@ from bridge.sink import DeliveryFailed, DeliveryRejected, Secret, Sink, SinkConf
 from sinks.http.endpoint import Endpoint, entra_token
 from sinks.http.signature import Signer
 from sinks.http.urls import http_url
-from sinks.webhook.config import WebhookConfig, format_of, refresh_seconds_of
+from sinks.webhook.config import WebhookConfig, format_of, is_superseded_by_end, refresh_seconds_of
 from sinks.webhook.format import Message
 from sinks.webhook.pagerduty import DEFAULT_URL, check_url
 
@@ -32,6 +32,11 @@ class WebhookSink(Sink):
     def skips_what_is_over(cls, config: Any) -> bool:
         """Return True for what pages people."""
         return config.format in {"alertmanager", "pagerduty"}
+
+    @classmethod
+    def superseded_by_end(cls, config: Any, record: TransitionRecord) -> bool:
+        """Return whether *record* would only page somebody for what is over."""
+        return is_superseded_by_end(config, record)
 
     @classmethod
     def refresh_seconds(cls, config: Any) -> float | None:

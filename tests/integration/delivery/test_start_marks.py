@@ -18,6 +18,15 @@ class Pager(ScriptedSink):
         return True
 
 
+class Incidents(Pager):
+    """A pager whose every record but an updated one is worth nothing beside the end of its event."""
+
+    @classmethod
+    def superseded_by_end(cls, config, record):
+        del config
+        return record.transition.value != "updated"
+
+
 def mark(bench, event_key):
     """Mark an event as the sink's worker does before it sends."""
     return bench.outbox.write(deliveries.mark_started, "s", event_key, now=bench.outbox_kit.time.timestamp()).result()
@@ -163,3 +172,54 @@ def test_marks_do_not_pile_up(bench, pager):
     bench.outbox.clean().result()
     assert all(mark(bench, f"E-{number}").is_new for number in range(5))
     assert len(pager.tries) == 10
+
+
+@pytest.fixture
+def incidents(bench, request):
+    name = request.node.name
+    bench.sink(sink_class=Incidents, box=name)
+    yield Box.named(name)
+    Box.named(name).released.set()
+    Box.forget(name)
+
+
+def test_of_an_event_that_began_only_the_end_is_sent_once_it_is_known(bench, incidents):
+    bench.add("E")
+    bench.start(chance=1.0)
+    bench.until_totals(delivered=1)
+    incidents.script("fail")
+    bench.add("E", status="Started")
+    bench.until_failed(1)
+    bench.stop()
+    bench.add("E", status="Started", description="longer")
+    end(bench)
+    bench.start()
+    bench.until_totals(delivered=2, expired=2)
+    assert sent(incidents) == ["scheduled", "scheduled", "canceled"]
+
+
+def test_what_its_sink_needs_beside_the_end_is_sent_before_it(bench, incidents):
+    bench.add("E")
+    bench.start()
+    bench.until_totals(delivered=1)
+    bench.stop()
+    changed = bench.event("E", description="other")
+    bench.outbox_kit.commit(bench.outbox, changed, transition="updated")
+    bench.outbox_kit.commit(bench.outbox, changed, transition="started")
+    end(bench)
+    bench.start()
+    bench.until_totals(delivered=3, expired=1)
+    assert sent(incidents) == ["scheduled", "updated", "canceled"]
+
+
+def test_what_comes_back_after_its_end_is_sent_though_an_end_was_pending(bench, incidents):
+    bench.add("E")
+    bench.start()
+    bench.until_totals(delivered=1)
+    bench.stop()
+    bench.add("E", status="Started")
+    end(bench)
+    bench.add("E")
+    bench.start()
+    bench.until_totals(delivered=3, expired=1)
+    assert sent(incidents) == ["scheduled", "canceled", "scheduled"]
