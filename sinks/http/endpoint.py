@@ -21,7 +21,8 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import requests
 
@@ -44,7 +45,7 @@ from bridge.sink import (
 )
 from sinks.http.config import HttpConfig, check_header, check_token_stays_private
 from sinks.http.errors import is_about_settings, is_about_tls, never_sent
-from sinks.http.urls import http_url, origin, url_secrets
+from sinks.http.urls import http_url, origin, public_path, url_secrets
 
 SUCCESS, REDIRECTION = range(200, 300), range(300, 400)
 CLIENT_ERROR, SERVER_ERROR = range(400, 500), range(500, 600)
@@ -73,6 +74,13 @@ _NOISY_LOGGERS = ("urllib3.connection", "urllib3.connectionpool", "urllib3.util.
 _SECRET_HEADER = re.compile(r"(?i)auth|token|key|secret|cookie|passw|signature")
 
 
+class Hint(NamedTuple):
+    """What a request without an answer may be due to; when that is certain, a person must act."""
+
+    text: str = ""
+    is_certain: bool = False
+
+
 def entra_token(config: HttpConfig) -> EntraToken | None:
     """Return the token that every request of a sink shows, None without `entra_scope`; the sink closes it."""
     return None if config.entra_scope is None else token_of(config.entra_scope, key="entra_scope")
@@ -81,7 +89,8 @@ def entra_token(config: HttpConfig) -> EntraToken | None:
 class Endpoint:
     """One URL that records are POSTed to; *secrets*, beside those of *config*, are masked in every message.
 
-    *token* is what `entra_token` returned for *config*. For one thread, but for `close`.
+    *token* is what `entra_token` returned for *config*; *default_headers* give way to all others. For one thread, but
+    for `close`.
     """
 
     def __init__(
@@ -90,12 +99,16 @@ class Endpoint:
         config: HttpConfig,
         *,
         secrets: Iterable[str | Secret] = (),
+        default_headers: Mapping[str, str] | None = None,
         token: EntraToken | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = url
-        self.shown = origin(url)
+        self.port = urlsplit(url).port
+        self.shown = origin(url) + public_path(url)
+        self.has_answered = False
         self._config = config
+        self._default_headers = dict(default_headers or {})
         self._secrets = tuple(secrets)
         self._bearer = Secret(key="bearer_token", file=config.bearer_token_file, env=config.bearer_token_env)
         self._token = token
@@ -125,7 +138,13 @@ class Endpoint:
         """
         limit = self._config.timeout_seconds if deadline_seconds is None else deadline_seconds
         ends_at = self._monotonic() + limit
-        all_headers = {**self._config.headers, **self._secret_headers(), **self._entra_header(limit), **headers}
+        all_headers = {
+            **self._default_headers,
+            **self._config.headers,
+            **self._secret_headers(),
+            **self._entra_header(limit),
+            **headers,
+        }
         self._drop_idle()
         if self._is_closed:  # cut while a file was read; the record may have gone out through another instance since
             raise DeliveryFailed(f"{self.shown}: the sink was closed.")
@@ -155,6 +174,7 @@ class Endpoint:
 
     def _heard(self, answer: requests.Response) -> requests.Response:
         """Return *answer*; a token that it refuses is not shown again."""
+        self.has_answered = True
         if self._token is not None and self._shown_token is not None and answer.status_code in _TOKEN_REFUSED:
             self._token.refuse(self._shown_token)
         return answer
@@ -176,6 +196,15 @@ class Endpoint:
         """Close the connections; a request in flight ends with an error, and none follows."""
         self._is_closed = True
         self._session.close()
+
+    def body_text(self, response: requests.Response) -> str:
+        """Return what the peer says in its answer; a receiver whose errors are no text overrides this."""
+        return response.content.decode("utf-8", "replace")
+
+    def hint(self, error: BaseException) -> Hint:
+        """Return what the *error* of a request without an answer may be due to; for a protocol that knows more."""
+        del error
+        return Hint()
 
     def mask(self, text: str) -> str:
         """Return *text* without this endpoint's secrets."""
@@ -211,8 +240,7 @@ class Endpoint:
         status = response.status_code
         reason = excerpt(self.mask(response.reason or "").encode())
         head = f"{self.shown} answered {status} {reason}".rstrip()
-        body = response.content.decode("utf-8", "replace")
-        shown = excerpt(self.mask(body).encode()).strip()
+        shown = excerpt(self.mask(self.body_text(response)).encode()).strip()
         return f"{head}{f': {shown}' if shown else '.'} {self._advice(response)}".rstrip()
 
     def _advice(self, response: requests.Response) -> str:
@@ -220,7 +248,7 @@ class Endpoint:
         if status in REDIRECTION:
             target = response.headers.get("Location", "")
             there = origin(target)
-            shown = there if there == self.shown else self.mask(there)
+            shown = there if there == origin(self.url) else self.mask(there)
             where = f" It points to {shown}." if "://" in target else ""
             return f"Redirects are not followed.{where} Put the right URL into the configuration."
         return _NEEDS_A_PERSON.get(status, "")
@@ -237,12 +265,13 @@ class Endpoint:
             message = f"{self.shown}: the proxy refused. {_NEEDS_A_PERSON[407]}"
             return DeliveryFailed(message, needs_attention=True, reason=RetryReason.PROXY)
         if is_about_tls(error):
-            message = f"{self.shown}: TLS failed: {text}"
+            message = f"{self.shown}: TLS failed: {text} {self.hint(error).text}".rstrip()
             return DeliveryFailed(message, needs_attention=True, uncertain=is_uncertain, reason=RetryReason.TLS)
         is_ours = is_about_settings(error)
+        hint = self.hint(error)
         return DeliveryFailed(
-            f"{self.shown} cannot be reached: {text}",
-            needs_attention=is_ours,
+            f"{self.shown} cannot be reached: {text}{hint.text and f'. {hint.text}'}",
+            needs_attention=is_ours or hint.is_certain,
             uncertain=is_uncertain and not is_ours,
             reason=RetryReason.SETTINGS if is_ours else RetryReason.CONNECTION,
         )

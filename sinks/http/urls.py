@@ -8,6 +8,8 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 #: A shorter part of a path is a word like "hook", which says nothing.
 _SHORTEST_SECRET = 6
+#: Paths that a protocol prescribes: what stands before one may be a secret, the path itself is in every manual.
+_PRESCRIBED = ("/v1/logs", "/v1/traces", "/api/v2/alerts", "/api/v2/status", "/v2/enqueue", "/v2/change/enqueue")
 
 
 def http_url(url: str, *, key: str) -> SplitResult:
@@ -44,6 +46,7 @@ def origin(url: str) -> str:
 def url_secrets(url: str) -> Iterator[str]:
     """Yield what may be secret of *url*: all but scheme, host and port, whole and in parts, and as it is sent."""
     parts = urlsplit(url)
+    parts = parts._replace(path=_own_path(parts.path))
     has_more = parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc
     yield from (url if has_more else "", parts.path, parts.query, parts.username or "", parts.password or "")
     yield from (unquote(parts.username or ""), unquote(parts.password or ""), unquote(parts.path))
@@ -51,6 +54,20 @@ def url_secrets(url: str) -> Iterator[str]:
         yield from _basic(unquote(parts.username or ""), unquote(parts.password or ""))
     yield from (value for _, value in parse_qsl(parts.query))
     yield from (segment for segment in parts.path.split("/") if len(segment) >= _SHORTEST_SECRET)
+
+
+def public_path(url: str) -> str:
+    """Return the path of *url* when a protocol prescribes all of it; empty when some of it is the user's own."""
+    try:
+        path = urlsplit(url).path
+    except ValueError:
+        return ""
+    return path if path in _PRESCRIBED else ""
+
+
+def _own_path(path: str) -> str:
+    """Return *path* without what a protocol prescribes of it."""
+    return next((path.removesuffix(each) for each in _PRESCRIBED if path.endswith(each)), path)
 
 
 def _basic(user: str, password: str) -> Iterator[str]:

@@ -16,6 +16,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
@@ -24,7 +26,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, Instr
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs, SeverityNumber
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
-from bridge.sink import TransitionRecord, VmIdentity, encode, parse_time
+from bridge.sink import TransitionRecord, encode, parse_time
 from sinks.sentence import sentence
 
 PREFIX = "azure.scheduled_event."
@@ -44,14 +46,17 @@ _SEVERITIES = {
 _ELSEWHERE = frozenset({"id", "incarnation", "previous_incarnation", "event", "previous", "approval", "vm", "labels"})
 
 
-def encode_request(batch: Sequence[TransitionRecord]) -> bytes:
-    """Return *batch* as one ExportLogsServiceRequest, records of one resource together and in order."""
+def encode_request(batch: Sequence[TransitionRecord], resource_defaults: Mapping[str, str] | None = None) -> bytes:
+    """Return *batch* as one ExportLogsServiceRequest, records of one resource together and in order.
+
+    *resource_defaults* are attributes of the resource that give way to labels and to who the VM is.
+    """
     groups: dict[bytes, ResourceLogs] = {}
     for record in batch:
-        resource = Resource(attributes=_attributes(resource_attributes(record.vm, record.labels)))
+        resource = Resource(attributes=_attributes(resource_attributes(record, resource_defaults or {})))
         key = resource.SerializeToString(deterministic=True)
         if key not in groups:
-            scope_logs = ScopeLogs(scope=InstrumentationScope(name=SERVICE_NAME))
+            scope_logs = ScopeLogs(scope=InstrumentationScope(name=SERVICE_NAME, version=_version()))
             groups[key] = ResourceLogs(resource=resource, scope_logs=[scope_logs])
         groups[key].scope_logs[0].log_records.append(log_record(record))
     encoded: bytes = ExportLogsServiceRequest(resource_logs=groups.values()).SerializeToString()
@@ -84,8 +89,13 @@ def _json_rejection(content: bytes) -> tuple[int, str]:
         return 0, ""
 
 
-def resource_attributes(vm: VmIdentity, labels: Mapping[str, str]) -> dict[str, str | None]:
-    """Return what is true of this VM whatever happens to it; labels may set anything but its identity."""
+def resource_attributes(record: TransitionRecord, defaults: Mapping[str, str]) -> dict[str, str]:
+    """Return what is true of this VM whatever happens to it.
+
+    *defaults* may set anything but its identity, and labels go before them.
+    """
+    vm = record.vm
+    service = {"service.name": SERVICE_NAME, "service.version": _version(), "service.instance.id": record.stream_id}
     known = {
         "cloud.provider": "azure",
         "cloud.platform": "azure.vm",
@@ -97,8 +107,21 @@ def resource_attributes(vm: VmIdentity, labels: Mapping[str, str]) -> dict[str, 
         "host.name": vm.name,
         "azure.resource_group.name": vm.resource_group,
         "azure.vm.scaleset.name": vm.scale_set,
+        "azure.vm.placement_group.id": vm.placement_group_id,
+        # As the Collector's detector of Azure calls them.
+        **{f"azure.tag.{name}": value for name, value in vm.tags.items()},
     }
-    return {"service.name": SERVICE_NAME, **labels, **{name: text for name, text in known.items() if text}}
+    found = {**service, **defaults, **record.labels, **{name: text for name, text in known.items() if text}}
+    return {name: text for name, text in found.items() if text}
+
+
+@cache
+def _version() -> str:
+    """Return the version of this distribution; empty in a checkout that was never installed."""
+    try:
+        return version("scheduled-events-bridge")
+    except PackageNotFoundError:
+        return ""
 
 
 def log_record(record: TransitionRecord) -> LogRecord:

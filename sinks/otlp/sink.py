@@ -3,33 +3,87 @@
 The answer is read here and not by the SDK's exporter, because a 200 may say that records were rejected. Those are
 parked with the whole request: OTLP forbids to send it again, and does not say which of its records were meant. So
 `max_batch` is 1 unless the configuration raises it.
+
+A key that a table leaves out is taken from OpenTelemetry's own variables, as any exporter of the field takes it.
 """
 
 from __future__ import annotations
 
 import gzip
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
 
 from bridge.sink import DeliveryFailed, DeliveryRejected, Sink, SinkConfig, TransitionRecord, excerpt
 from sinks.http.config import HttpConfig, check_token_stays_private
-from sinks.http.endpoint import Endpoint, entra_token
+from sinks.http.endpoint import entra_token
+from sinks.otlp.endpoint import OtlpEndpoint
+from sinks.otlp.environment import OtlpEnvironment
 
 _PATH = "/v1/logs"
+_DEFAULT_ENDPOINT = "http://127.0.0.1:4318"
+#: Known again by what it is, not by its value: a table that says 10 has said something.
+_DEFAULT_TIMEOUT_SECONDS = float("10")
+#: The keys that name TLS files, and OpenTelemetry's words for them.
+_FILES = {"ca_file": "CERTIFICATE", "client_cert_file": "CLIENT_CERTIFICATE", "client_key_file": "CLIENT_KEY"}
 
 
 class OtlpConfig(HttpConfig, frozen=True, kw_only=True):
     """The keys of a ``[[sinks]]`` table of type otlp."""
 
-    endpoint: str = "http://127.0.0.1:4318"
-    """Where the receiver listens for OTLP over HTTP; /v1/logs is added unless it is there."""
-    compression: Literal["none", "gzip"] = "none"
-    """How the body is compressed. none is what OpenTelemetry's exporters do unless they are told otherwise."""
+    endpoint: str | None = None
+    """Where the receiver listens for OTLP over HTTP; /v1/logs is added unless it is there. Default: what the
+    environment says, else http://127.0.0.1:4318."""
+    compression: Literal["none", "gzip"] | None = None
+    """How the body is compressed. Default: what the environment says, else none, as OpenTelemetry's exporters do."""
+    timeout_seconds: float = _DEFAULT_TIMEOUT_SECONDS
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_token_stays_private(self, logs_url(self.endpoint))
+        environment = OtlpEnvironment()
+        taken = self._take_from(environment)
+        try:
+            super().__post_init__()
+            check_token_stays_private(self, self.logs_url())
+        except ValueError as error:
+            names = ", ".join(f"{key} from {variable}" for key, variable in taken.items())
+            raise ValueError(f"{error}{names and f' (The environment was read: {names}.)'}") from None
+
+    def logs_url(self, environment: OtlpEnvironment | None = None) -> str:
+        """Return the URL that logs are POSTed to; raise ValueError when it is none."""
+        environment = environment or OtlpEnvironment()
+        given = environment.value("ENDPOINT")
+        if self.endpoint is not None or given is None:
+            return logs_url(_DEFAULT_ENDPOINT if self.endpoint is None else self.endpoint)
+        variable = str(environment.variable("ENDPOINT"))
+        if environment.value("PROTOCOL") == "grpc":
+            raise ValueError(
+                f"endpoint is missing, and {variable} is that of gRPC, by {environment.variable('PROTOCOL')}. "
+                "This sink speaks OTLP over HTTP: set endpoint."
+            )
+        return logs_url(given, key=variable, is_whole=environment.is_url_of_logs)
+
+    def environment_headers(self) -> dict[str, str]:
+        """Return the headers of the environment; none when the table has some of its own."""
+        has_own = bool(self.headers) or self.headers_file is not None
+        return {} if has_own else OtlpEnvironment().headers()
+
+    def _take_from(self, environment: OtlpEnvironment) -> dict[str, str]:
+        """Set what the table leaves out and *environment* says; return key -> variable."""
+        values: dict[str, Any] = {}
+        if self.compression is None:
+            values["compression"] = environment.compression()
+        if self.timeout_seconds is _DEFAULT_TIMEOUT_SECONDS:
+            values["timeout_seconds"] = environment.timeout_seconds(_DEFAULT_TIMEOUT_SECONDS)
+        absent = [key for key in _FILES if getattr(self, key) is None]
+        if self.client_cert_file is not None:  # its key is its own business
+            absent = [key for key in absent if key != "client_key_file"]
+        taken = {key: environment.variable(_FILES[key]) for key in absent}
+        values |= {key: environment.value(_FILES[key]) for key in absent}
+        for key, value in values.items():
+            msgspec.structs.force_setattr(self, key, value)
+        return {key: variable for key, variable in taken.items() if variable is not None}
 
 
 class OtlpSink(Sink):
@@ -40,7 +94,15 @@ class OtlpSink(Sink):
     def __init__(self, config: OtlpConfig) -> None:
         super().__init__(config)
         self._token = entra_token(config)
-        self._endpoint = Endpoint(logs_url(config.endpoint), config, token=self._token)
+        environment_headers = config.environment_headers()
+        self._endpoint = OtlpEndpoint(
+            config.logs_url(),
+            config,
+            default_headers=environment_headers,
+            secrets=environment_headers.values(),
+            token=self._token,
+        )
+        self._resource = OtlpEnvironment().resource_attributes()
         self._headers = {"Content-Type": "application/x-protobuf", "User-Agent": "scheduled-events-bridge"}
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
@@ -48,7 +110,7 @@ class OtlpSink(Sink):
         # With the first send: an agent that only checks its configuration does without protobuf's 3 MB.
         from sinks.otlp.encoding import encode_request, rejection  # noqa: PLC0415
 
-        body = encode_request(batch)
+        body = encode_request(batch, self._resource)
         headers = self._headers
         if self.config.compression == "gzip":
             body = gzip.compress(body, mtime=0)
@@ -79,13 +141,18 @@ class OtlpSink(Sink):
             self._token.close()
 
 
-def logs_url(endpoint: str) -> str:
-    """Return the URL that logs are POSTed to; raise ValueError when *endpoint* is no HTTP URL."""
+def logs_url(endpoint: str, *, key: str = "endpoint", is_whole: bool = False) -> str:
+    """Return the URL that logs are POSTed to; raise ValueError when *endpoint* is no HTTP URL.
+
+    /v1/logs is added unless it is there, or the URL *is_whole*: that of OTEL_EXPORTER_OTLP_LOGS_ENDPOINT is.
+    """
     parts = urlsplit(endpoint)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError("endpoint is no HTTP URL. Write it like http://127.0.0.1:4318")
+        raise ValueError(f"{key} is no HTTP URL. Write it like http://127.0.0.1:4318")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("endpoint holds a user name or a password. Put an Authorization header into headers_file")
+        raise ValueError(f"{key} holds a user name or a password. Put an Authorization header into headers_file")
     _ = parts.port  # raises ValueError when it is no port
+    if is_whole:
+        return urlunsplit(parts._replace(path=parts.path or "/", fragment=""))
     path = parts.path.rstrip("/")
     return urlunsplit(parts._replace(path=path if path.endswith(_PATH) else path + _PATH, fragment=""))

@@ -9,11 +9,12 @@ import socket
 import subprocess
 import threading
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from bridge.sink import DeliveryFailed, Transition
+from bridge.sink import DeliveryFailed, DeliveryRejected, Transition, VmIdentity
 from bridge.testing.records import sample_event, sample_record
 from sinks.otlp.sink import OtlpConfig, OtlpSink
 
@@ -25,6 +26,8 @@ receivers:
     protocols:
       http:
         endpoint: 127.0.0.1:{port}
+      grpc:
+        endpoint: 127.0.0.1:{grpc_port}
 exporters:
   debug:
     verbosity: detailed
@@ -53,7 +56,8 @@ class Collector:
     def __init__(self, program: str, directory: Path) -> None:
         self.endpoint = f"http://127.0.0.1:{(port := _free_port())}"
         config = directory / "config.yaml"
-        config.write_text(CONFIG.format(port=port))
+        config.write_text(CONFIG.format(port=port, grpc_port=(grpc_port := _free_port())))
+        self.grpc_endpoint = f"http://127.0.0.1:{grpc_port}"
         self._log = directory / "log"
         with self._log.open("wb") as log:
             self._process = subprocess.Popen([program, "--config", str(config)], stdout=log, stderr=log)
@@ -153,6 +157,40 @@ def test_collector_reads_a_record_of_odd_fields(collector, make_sink):
     make_sink(max_batch=2).send(records)
     printed = _printed(collector, records[1])
     assert {"EventName: azure.scheduled_event.heartbeat", "SeverityNumber: Info(9)"} <= set(printed)
+
+
+def test_collector_reads_tags_and_the_agent(collector, make_sink):
+    record = sample_record(vm=VmIdentity(name="a", placement_group_id="5a7e", tags={"env": "prod"}))
+    make_sink().send([record])
+    assert {
+        "azure.tag.env: Str(prod)",
+        "azure.vm.placement_group.id: Str(5a7e)",
+        f"service.instance.id: Str({record.stream_id})",
+        f"service.version: Str({version('scheduled-events-bridge')})",
+    } <= set(_printed(collector, record))
+
+
+def test_collector_is_found_by_its_environment(collector, make_sink, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=prod")
+    record = sample_record()
+    make_sink(endpoint=None).send([record])
+    assert "deployment.environment.name: Str(prod)" in _printed(collector, record)
+
+
+def test_errors_of_the_collector_are_read_to_people(make_sink):
+    sink = make_sink(headers={"Content-Encoding": "zstd"})
+    with pytest.raises(DeliveryRejected, match=r"/v1/logs answered 400 .*: .+ \(INVALID_ARGUMENT\)$"):
+        sink.send([sample_record()])
+
+
+def test_grpc_port_of_the_collector_is_called_so(collector, make_sink):
+    sink = make_sink(endpoint=collector.grpc_endpoint)
+    with pytest.raises(DeliveryFailed, match="gRPC port"):
+        sink.send([sample_record()])
+    with pytest.raises(DeliveryFailed, match="gRPC port"):
+        sink.check()
 
 
 def test_check_is_accepted_and_writes_nothing(collector, make_sink):
