@@ -42,7 +42,7 @@ from bridge.outbox.locks import DISABLED_FILE, NUDGE_FILE, DirectoryLock, prepar
 from bridge.outbox.outbox import Outbox, result_or_stop
 from bridge.polling.identity import IdentityResolver
 from bridge.polling.poller import Poller
-from bridge.system.boot import boot_id
+from bridge.system.boot import boot_id, seconds_since_boot
 from bridge.system.ephemeral_disk import EphemeralDiskWatch
 from bridge.system.systemd import SystemdNotifier
 from bridge.system.threads import LoopWatch
@@ -163,6 +163,7 @@ class Agent:
             boot_id=boot_id(),
             poll_interval_seconds=self._settings.imds.poll_interval_seconds,
             approvals=self._approvals.approver,
+            seconds_since_boot=seconds_since_boot(),
         )
         self._approvals.start()
         self._poll_thread = threading.Thread(

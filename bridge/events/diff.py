@@ -14,16 +14,26 @@ The first row that fits wins:
     other status, absent  any other status    updated                observed
     same status           another field       updated                observed
     Started               absent              completed              observed; inferred after a gap, after a fall of the
-                                                                     incarnation, and when it may be renamed, see below
-    Scheduled             absent              completed              boot_id: this VM booted, and it is not a Freeze
+                                                                     incarnation, when its absence was doubted, and when
+                                                                     it may be renamed, see below
+    Scheduled             absent              completed              boot_id: a Reboot or Redeploy of this VM, which
+                                                                     booted when the event could have started
     Scheduled             absent              canceled               inferred: it cannot have started, and it cannot be
                                                                      renamed
     any other             absent              ended                  unknown
 
-Two things look like an ending and are none. Events of one document may share a key: while one of them is left, the
-event is there, and nothing ended. And an event without an EventId is known by its type and Resources: when they change,
-it looks as if one event vanished and another appeared, so such a pair proves neither that it was canceled nor,
-observed, that it completed.
+Vanished events come first, then the document's order: who drains a VM and brings it back must not hear of the end of
+one event after the start of the next.
+
+A boot proves something only at or after NotBefore, but for a minute in which clocks may differ, or for an event that
+this agent approved; a user's own reboot in the notice time is none of Azure's. It proves nothing about a Freeze, which
+boots no VM, nor about Preempt and Terminate, after which there is none.
+
+Some things look like an ending and are none. Events of one document may share a key: while one of them is left, the
+event is there, and nothing ended. An event without an EventId is known by its type and Resources: when they change, it
+looks as if one event vanished and another appeared, so such a pair proves neither that it was canceled nor, observed,
+that it completed. And mock servers, Microsoft's own among them, draw a new EventId at each status: when an event of the
+same type, source and Resources appears in the very document in which one vanishes, that one was not canceled.
 
 No clock is read and nothing is stored: time comes in with `DiffContext`.
 """
@@ -32,8 +42,8 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -45,6 +55,7 @@ from bridge.events.event import (
     ScheduledEvent,
     format_not_before,
     names_vm,
+    normal_name,
 )
 from bridge.events.record import Evidence, Transition
 
@@ -52,6 +63,10 @@ from bridge.events.record import Evidence, Transition
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 
 _SCHEDULED, _STARTED = "Scheduled", "Started"
+#: After another event a boot explains nothing: a Freeze boots no VM, and after Preempt and Terminate there is none.
+_BOOTING_TYPES = frozenset({"Reboot", "Redeploy"})
+#: How much earlier than NotBefore a boot may look: this VM's clock is not Azure's.
+_BOOT_TOLERANCE = timedelta(seconds=60)
 _ENDING_STATUSES = {"Completed": Transition.COMPLETED, "Canceled": Transition.CANCELED}
 _BY_STATUS = {_SCHEDULED: Transition.SCHEDULED, _STARTED: Transition.STARTED, **_ENDING_STATUSES}
 
@@ -78,11 +93,17 @@ class DiffContext(msgspec.Struct, frozen=True, kw_only=True):
     """The agent did not watch all the time since the document before: it may have missed documents."""
     booted: bool = False
     """This VM has booted since the last good answer."""
+    booted_at: datetime | None = None
+    """When it did, at the latest; None: nothing is known but that it was before *now*."""
+    shown_since_boot: Collection[str] = frozenset()
+    """The keys of the events that an answer showed after that boot: it did not end them."""
     seconds_since_good: float = 0.0
     """The age of the last good answer before this one."""
     vm_name: str | None = None
     approved: frozenset[str] = frozenset()
     """The keys of the events that this agent approved: they may start before NotBefore."""
+    doubted: Collection[str] = frozenset()
+    """The keys of the events whose absence was not believed at first."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,18 +119,20 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 def diff(before: Document | None, after: Document, ctx: DiffContext) -> list[Change]:
     """Return the changes from *before* (None: nothing was ever seen) to *after*.
 
-    They come in the order of *after*, then the vanished events in the order of *before*. Two documents with the same
-    content, Resources taken as a set, give none.
+    The vanished events come first, in the order of *before*, then the others in the order of *after*. Two documents
+    with the same content, Resources taken as a set, give none.
     """
     old = before or Document()
     pairs, vanished = match_events(old.events, after.events)
-    changes = [change for was, now in pairs if (change := _classify_shown(was, now)) is not None]
+    new = [now for was, now in pairs if was is None] if vanished else []
     step = _Step(
         incarnation=incarnation_step(old.incarnation, after.incarnation),
         are_integers=isinstance(old.incarnation, int) and isinstance(after.incarnation, int),
-        has_new_event_without_id=any(was is None and now.event_id is None for was, now in pairs),
+        has_new_event_without_id=any(event.event_id is None for event in new),
+        new_subjects=frozenset(_subject(event) for event in new),
     )
-    changes.extend(classify_ending(event, ctx, step) for event in vanished if not is_over(event))
+    changes = [classify_ending(event, ctx, step) for event in vanished if not is_over(event)]
+    changes.extend(change for was, now in pairs if (change := _classify_shown(was, now)) is not None)
     return changes
 
 
@@ -232,13 +255,15 @@ class _Step(msgspec.Struct, frozen=True, kw_only=True):
     are_integers: bool
     """Both incarnations came as integers, as Azure documents them."""
     has_new_event_without_id: bool
+    new_subjects: frozenset[Hashable]
+    """What the new events are about, see `_subject`."""
 
 
 def classify_ending(event: ScheduledEvent, ctx: DiffContext, step: _Step) -> Change:
     """Return how *event*, which vanished, ended."""
     if event.event_status == _STARTED:
         fell = step.incarnation is not None and step.incarnation < 0
-        is_sure = not ctx.has_gap and not fell and not _may_be_renamed(event, step)
+        is_sure = not (ctx.has_gap or fell or event.key in ctx.doubted or _may_be_renamed(event, step))
         transition, evidence = Transition.COMPLETED, Evidence.OBSERVED if is_sure else Evidence.INFERRED
     elif event.event_status == _SCHEDULED and _booted_for(event, ctx):
         transition, evidence = Transition.COMPLETED, Evidence.BOOT_ID
@@ -254,15 +279,30 @@ def _may_be_renamed(event: ScheduledEvent, step: _Step) -> bool:
     return event.event_id is None and step.has_new_event_without_id
 
 
+def _subject(event: ScheduledEvent) -> Hashable:
+    """Return what *event* is about: equal for the events that a mock server makes of one, a new EventId each."""
+    return event.event_type, event.event_source, frozenset(normal_name(name) for name in event.resources or ())
+
+
 def _booted_for(event: ScheduledEvent, ctx: DiffContext) -> bool:
-    # A freeze never boots a VM, so a boot explains nothing about it.
-    return ctx.booted and event.event_type != "Freeze" and names_vm(event, ctx.vm_name) is True
+    """Return whether this VM booted, as *event* says, once that could have started."""
+    if not ctx.booted or event.key in ctx.shown_since_boot:
+        return False
+    if event.event_type not in _BOOTING_TYPES or names_vm(event, ctx.vm_name) is not True:
+        return False
+    if event.key in ctx.approved:
+        return True
+    booted_at = ctx.now if ctx.booted_at is None else ctx.booted_at
+    # Not NotBefore - tolerance: that of the year 1 has nothing before it.
+    return event.not_before is not None and event.not_before - booted_at <= _BOOT_TOLERANCE
 
 
 def _cannot_have_started(event: ScheduledEvent, ctx: DiffContext, step: _Step) -> bool:
     return (
         not ctx.booted
+        and event.key not in ctx.doubted
         and not _may_be_renamed(event, step)
+        and _subject(event) not in step.new_subjects
         and event.not_before is not None
         and ctx.now < event.not_before
         and event.key not in ctx.approved

@@ -1,14 +1,17 @@
 """The document that the agent takes for true, and when it believes that an event which is absent has ended.
 
 It stands between the answers of the metadata service and the transition table of `bridge.events.diff`. Absence is
-believed at once, with two exceptions, because a false ending sends traffic to a machine that is about to freeze:
+believed at once, with three exceptions, because a false ending sends traffic to a machine that is about to freeze:
 
 - the last good answer is over 24 hours old: Azure had turned Scheduled Events off, turns it on again with the first
   request, and may take five minutes to show events. Absence ends nothing until 300 s of good answers have passed.
-- the incarnation fell: the service started over. Absence counts once three good answers in a row agree on it.
+- the incarnation fell: the service started over, or another front end of it answers. For five minutes, also on the way
+  up again, an absence counts once three good answers in a row agree on it.
+- the incarnation fell again within these five minutes: front ends answer in turn, and one of them is stale. Absence
+  ends nothing until five minutes after the last fall.
 
-Until then the event stays in the tracked document, and so does the old incarnation: the agent can stop and start in
-between, and the same reasons still hold. What is known of the gap before the first answer is kept as long.
+Until then the event stays in the tracked document, and so do the old incarnation and the fall: the agent can stop and
+start in between, and the same reasons still hold. What is known of the gap before the first answer is kept as long.
 
 `DocumentTracker.observe` only returns what an answer means; `DocumentTracker.commit` takes it over once it is stored,
 so that what could not be stored is seen again with the next poll. No clock is read here and nothing is fetched.
@@ -18,17 +21,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
 from bridge.clock import Instant
 from bridge.events.diff import Change, DiffContext, diff, incarnation_step
-from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, ScheduledEvent
+from bridge.events.event import (
+    SERVICE_OFF_AFTER_SECONDS,
+    Document,
+    Incarnation,
+    IncarnationFall,
+    ScheduledEvent,
+)
 
 #: How long Scheduled Events may take to show events after it was turned on (Microsoft: Scheduled Events for Linux VMs).
 TURNING_ON_SECONDS = 300.0
 AGREEING_ANSWERS = 3
+#: How long after a fall of the incarnation absences are doubtful.
+FALL_DOUBT_SECONDS = 300.0
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,31 +57,78 @@ class _Gap(msgspec.Struct, kw_only=True):
     booted: bool
     seconds_since_good: float
     seconds_of_good: float = 0.0
+    shown_since: set[str] = msgspec.field(default_factory=set)
+    """The keys of the events that were shown since the gap began."""
 
     @property
     def is_service_turning_on(self) -> bool:
         return self.seconds_since_good >= SERVICE_OFF_AFTER_SECONDS and self.seconds_of_good < TURNING_ON_SECONDS
 
 
+class _IncarnationWatch:
+    """Whether the incarnation fell in the last minutes, from answer to answer and over a restart."""
+
+    def __init__(self, document: Document | None) -> None:
+        self._fall = None if document is None else document.fall
+        self._shown = None if document is None else document.incarnation
+        if self._fall is not None:
+            self._shown = self._fall.shown
+        self._fell_at: Instant | None = None
+
+    def note(self, incarnation: Incarnation, moment: Instant) -> None:
+        """Take the incarnation of one good answer."""
+        fall = self._recent(moment)
+        step = incarnation_step(self._shown, incarnation)
+        if step is not None and step < 0:
+            self._fell_at = moment
+            fall = IncarnationFall(at=moment.wall, is_repeated=fall is not None, shown=incarnation)
+        elif fall is not None and fall.shown != incarnation:
+            fall = msgspec.structs.replace(fall, shown=incarnation)
+        self._fall, self._shown = fall, incarnation
+
+    @property
+    def fall(self) -> IncarnationFall | None:
+        """Return the last fall, None when there was none in the last minutes."""
+        return self._fall
+
+    def _recent(self, moment: Instant) -> IncarnationFall | None:
+        """Return the last fall unless it is over; one that is stored in the future was just now."""
+        if self._fall is None:
+            return None
+        if self._fell_at is None:
+            age = min(max((moment.wall - self._fall.at).total_seconds(), 0.0), FALL_DOUBT_SECONDS)
+            self._fell_at = Instant(wall=moment.wall - timedelta(seconds=age), monotonic=moment.monotonic - age)
+        return self._fall if moment.seconds_since(self._fell_at) < FALL_DOUBT_SECONDS else None
+
+
 class DocumentTracker:
     """Tracks the document from answer to answer.
 
     *document* and *last_good_at* are what the outbox holds, None when it never saw one. *booted*: this machine has
-    booted since. More than *gap_seconds* without a good answer make a gap; so does every start of the agent.
+    booted since, at *booted_at* at the latest. More than *gap_seconds* without a good answer make a gap; so does every
+    start of the agent.
     """
 
     def __init__(
-        self, document: Document | None, *, last_good_at: datetime | None, booted: bool, gap_seconds: float
+        self,
+        document: Document | None,
+        *,
+        last_good_at: datetime | None,
+        booted: bool,
+        gap_seconds: float,
+        booted_at: datetime | None = None,
     ) -> None:
         self.document = document
         self.gap_seconds = gap_seconds
         self._booted = booted
+        self._booted_at = booted_at
         self._stored_good_at = last_good_at
         self._last_good: Instant | None = None
         self._was_good = False
         self._gap: _Gap | None = None
+        self._incarnations = _IncarnationWatch(document)
         self._absences: Counter[str] = Counter()
-        self._withholds = False
+        self._doubted: frozenset[str] = frozenset()
         self._observed: Document | None = None
 
     def poll_failed(self) -> None:
@@ -88,36 +146,45 @@ class DocumentTracker:
     ) -> Update | None:
         """Return what *document*, a good answer, means; None when it holds nothing that was not known."""
         self._note(moment)
-        if document is self._observed and self._gap is None and not self._withholds:
+        self._incarnations.note(document.incarnation, moment)
+        if document is self._observed and self._gap is None and not self._doubted:
             return None
-        gap = self._gap
-        ctx = DiffContext(
-            now=moment.wall,
-            has_gap=gap is not None,
-            booted=gap is not None and gap.booted,
-            seconds_since_good=0.0 if gap is None else gap.seconds_since_good,
-            vm_name=vm_name,
-            approved=approved,
-        )
-        changes = diff(self.document, document, ctx)
+        changes = diff(self.document, document, self._context(moment, vm_name=vm_name, approved=approved))
         withheld = self._withheld(document, changes)
-        self._withholds = bool(withheld)
+        self._doubted = frozenset(event.key for event in withheld)
         self._observed = document
+        if self._gap is not None:
+            self._gap.shown_since.update(event.key for event in document.events)
         if withheld:
-            keys = {event.key for event in withheld}
-            changes = [change for change in changes if change.event.key not in keys]
+            changes = [change for change in changes if change.event.key not in self._doubted]
         return self._update(document, withheld, changes)
 
     def commit(self, update: Update) -> None:
         """Go on from *update*, which is stored now."""
-        if update.is_news:
+        if update.is_news or self.document is None:
             self.document = update.document
+        else:
+            self.document = msgspec.structs.replace(self.document, fall=update.document.fall)
         if update.is_settled:
             self._gap = None
 
     def invalidate(self) -> None:
         """Compare the next answer as if it were new: the update before it could not be stored."""
         self._observed = None
+
+    def _context(self, moment: Instant, *, vm_name: str | None, approved: frozenset[str]) -> DiffContext:
+        gap = self._gap
+        return DiffContext(
+            now=moment.wall,
+            has_gap=gap is not None,
+            booted=gap is not None and gap.booted,
+            booted_at=self._booted_at,
+            shown_since_boot=frozenset() if gap is None else gap.shown_since,
+            seconds_since_good=0.0 if gap is None else gap.seconds_since_good,
+            vm_name=vm_name,
+            approved=approved,
+            doubted=self._doubted,
+        )
 
     def _note(self, moment: Instant) -> None:
         """Keep the time, and open a gap where there was one."""
@@ -146,26 +213,32 @@ class DocumentTracker:
         self._absences = Counter({event.key: self._absences[event.key] + 1 for event in absent})
         if self._gap is not None and self._gap.is_service_turning_on:
             return tuple(absent)
-        if self._has_incarnation_fallen(document):
+        fall = self._incarnations.fall
+        if fall is not None and fall.is_repeated:
+            return tuple(absent)
+        if fall is not None or self._is_below_tracked(document):
             return tuple(event for event in absent if self._absences[event.key] < AGREEING_ANSWERS)
         return ()
 
-    def _has_incarnation_fallen(self, document: Document) -> bool:
+    def _is_below_tracked(self, document: Document) -> bool:
         if self.document is None:
             return False
         step = incarnation_step(self.document.incarnation, document.incarnation)
         return step is not None and step < 0
 
     def _update(self, document: Document, withheld: tuple[ScheduledEvent, ...], changes: list[Change]) -> Update:
-        before = self.document
+        before, fall = self.document, self._incarnations.fall
         if withheld and before is not None:
             # The old incarnation stays while an event is withheld, so that the reason for it survives a restart.
-            document = Document(incarnation=before.incarnation, events=document.events + withheld)
+            document = Document(incarnation=before.incarnation, events=document.events + withheld, fall=fall)
+        elif fall is not None:
+            document = msgspec.structs.replace(document, fall=fall)
         is_news = (
             before is None
             or bool(changes)
             or before.incarnation != document.incarnation
             or len(before.events) != len(document.events)
+            or (before.fall is None) != (fall is None)
         )
         return Update(document=document, changes=changes, is_news=is_news, is_settled=not withheld)
 

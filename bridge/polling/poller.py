@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Collection
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 from typing import Protocol
 
@@ -71,7 +71,10 @@ class Approvals(Protocol):
 
 
 class Poller:
-    """Polls *imds* and stores what changed in *outbox*; *approvals* is None where nothing is ever approved."""
+    """Polls *imds* and stores what changed in *outbox*; *approvals* is None where nothing is ever approved.
+
+    *boot_id* names the boot that this VM runs since *seconds_since_boot*: 0 where only that is known, that it runs.
+    """
 
     def __init__(
         self,
@@ -83,6 +86,7 @@ class Poller:
         boot_id: str,
         poll_interval_seconds: float,
         approvals: Approvals | None = None,
+        seconds_since_boot: float = 0.0,
         clock: Clock = REAL_CLOCK,
     ) -> None:
         self._imds = imds
@@ -90,6 +94,7 @@ class Poller:
         self._identity = identity
         self._metrics = metrics
         self._boot_id = boot_id
+        self._booted_at = clock.now() - timedelta(seconds=seconds_since_boot)
         self.approvals = approvals
         self._interval_seconds = poll_interval_seconds
         self._clock = clock
@@ -255,6 +260,7 @@ class Poller:
             stored.document,
             last_good_at=stored.last_good_at,
             booted=has_booted(stored.boot_id, self._boot_id),
+            booted_at=self._booted_at,
             gap_seconds=self.gap_seconds,
         )
         return stored.stream_id, tracker

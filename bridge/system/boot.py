@@ -1,4 +1,4 @@
-"""Which boot this is: a VM that booted since an event was announced has been through it.
+"""Which boot this is, and since when: a VM that booted once an event could start has been through it.
 
 Linux names each boot by a UUID. Windows has no such name; there it is the time of the boot, which two readings tell a
 little differently, hence the tolerance.
@@ -25,6 +25,13 @@ def boot_id(path: Path = _LINUX) -> str:
         # On Windows the monotonic clock counts from the boot.
         return f"{_TIME}{time.time() - time.monotonic():.0f}"
     return ""
+
+
+def seconds_since_boot() -> float:
+    """Return how long ago the current boot was; 0 where the system does not tell."""
+    if sys.platform == "linux":
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic() if sys.platform == "win32" else 0.0
 
 
 def has_booted(before: str | None, now: str) -> bool:

@@ -75,7 +75,7 @@ class Bench:
         logging.getLogger("bridge.polling.poller").removeHandler(self._log)
         self.outbox.close()
 
-    def start(self, *, boot_id="boot-1"):
+    def start(self, *, boot_id="boot-1", seconds_since_boot=0.0):
         self.outbox = Outbox(self.directory, max_bytes=2**24, keep_delivered_seconds=3600, now=self.clock.now)
         self.outbox.write(self.outbox.records.configure, lambda _record, _name: ["here"], ["here"], labels={})
         self.outbox.identify(VmIdentity(name=VM, vm_id="V"))
@@ -85,18 +85,19 @@ class Bench:
             self.identity,
             metrics=Metrics(),
             boot_id=boot_id,
+            seconds_since_boot=seconds_since_boot,
             poll_interval_seconds=1.0,
             clock=self.clock.clock,
         )
 
-    def restart(self, *, after_seconds=1.0, boot_id="boot-1", cleanly=True):
+    def restart(self, *, after_seconds=1.0, boot_id="boot-1", seconds_since_boot=0.0, cleanly=True):
         if cleanly:
             stop = threading.Event()
             stop.set()
             self.poller.run(stop)
         self.outbox.close()
         self.clock.advance(after_seconds)
-        self.start(boot_id=boot_id)
+        self.start(boot_id=boot_id, seconds_since_boot=seconds_since_boot)
 
     def poll(self, answer, *, times=1):
         self.imds.answer = answer
@@ -141,11 +142,35 @@ def test_only_an_eviction_or_a_deletion_expedites_the_identity(bench):
     assert bench.identity.expedited == 1
 
 
-def test_an_eviction_that_is_gone_after_a_boot_happened(bench):
-    bench.poll(document(1, event()))
+def test_a_reboot_that_is_gone_after_a_boot_in_its_time_happened(bench):
+    bench.poll(document(1, event(event_type="Reboot")))
     bench.restart(after_seconds=120, boot_id="boot-2")
     bench.poll(document(2))
     assert bench.told == [("scheduled", "observed"), ("completed", "boot_id")]
+
+
+def test_a_boot_before_not_before_does_not_end_a_reboot_however_late_the_answer_comes(bench):
+    """A user's own reboot in the notice time, and a service that answers only after NotBefore."""
+    bench.poll(document(1, event(event_type="Reboot", not_before=START + timedelta(minutes=15))))
+    bench.restart(after_seconds=60, boot_id="boot-2")
+    bench.poll(ImdsUnreachable("silent"), times=1200)
+    bench.poll(document(2))
+    assert bench.told == [("scheduled", "observed"), ("ended", "unknown")]
+
+
+def test_an_agent_that_starts_late_takes_the_time_of_the_boot_not_its_own(bench):
+    bench.poll(document(1, event(event_type="Reboot", not_before=START + timedelta(minutes=15))))
+    bench.restart(after_seconds=3600, boot_id="boot-2", seconds_since_boot=3500.0)
+    bench.poll(document(2))
+    assert bench.told == [("scheduled", "observed"), ("ended", "unknown")]
+
+
+@pytest.mark.parametrize("event_type", ["Preempt", "Terminate"])
+def test_a_boot_says_nothing_of_an_eviction_or_deletion_that_is_gone(bench, event_type):
+    bench.poll(document(1, event(event_type=event_type)))
+    bench.restart(after_seconds=120, boot_id="boot-2")
+    bench.poll(document(2))
+    assert bench.told == [("scheduled", "observed"), ("ended", "unknown")]
 
 
 def test_an_eviction_that_is_gone_without_a_boot_is_not_said_to_have_happened(bench):

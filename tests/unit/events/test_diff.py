@@ -92,9 +92,8 @@ def test_another_unreadable_time_is_a_change():
         ("Scheduled", 2, {"approved": frozenset({"A-1"})}, ("ended", "unknown")),
         ("Scheduled", 2, {"now": SOON}, ("ended", "unknown")),
         ("Scheduled", 2, {"seconds_since_good": 86400.0, "has_gap": True}, ("ended", "unknown")),
-        ("Scheduled", 2, {"booted": True, "has_gap": True}, ("completed", "boot_id")),
-        ("Scheduled", 3, {"booted": True, "has_gap": True, "vm_name": "VM_0"}, ("completed", "boot_id")),
-        ("Scheduled", 2, {"booted": True, "has_gap": True, "vm_name": "vm_00"}, ("ended", "unknown")),
+        ("Scheduled", 2, {"doubted": {"A-1"}}, ("ended", "unknown")),
+        ("Started", 2, {"doubted": {"A-1"}}, ("completed", "inferred")),
         ("Paused", 2, {}, ("ended", "unknown")),
     ],
 )
@@ -102,9 +101,77 @@ def test_an_absence_says_no_more_than_is_known(status, incarnation, known, expec
     assert the_change(document(event(status)), document(incarnation=incarnation), **known) == expected
 
 
-def test_a_boot_explains_no_freeze():
-    before = document(event(event_type="Freeze"))
-    assert the_change(before, document(incarnation=2), booted=True, has_gap=True) == ("ended", "unknown")
+@pytest.mark.parametrize(
+    ("fields", "known", "expected"),
+    [
+        ({}, {}, ("completed", "boot_id")),
+        ({"event_type": "Redeploy"}, {"vm_name": "VM_0"}, ("completed", "boot_id")),
+        ({}, {"vm_name": "vm_00"}, ("ended", "unknown")),
+        ({}, {"shown_since_boot": {"A-1"}}, ("ended", "unknown")),
+        ({"event_type": "Freeze"}, {}, ("ended", "unknown")),
+        ({"event_type": "Preempt"}, {}, ("ended", "unknown")),
+        ({"event_type": "Terminate"}, {}, ("ended", "unknown")),
+        ({"event_type": None}, {}, ("ended", "unknown")),
+        ({"event_type": "Preempt"}, {"approved": frozenset({"A-1"})}, ("ended", "unknown")),
+        ({"not_before": None, "not_before_raw": "soon"}, {}, ("ended", "unknown")),
+    ],
+)
+def test_a_boot_proves_that_a_reboot_or_redeploy_of_this_vm_happened_and_no_other_event(fields, known, expected):
+    before = document(event(**fields))
+    known = {"booted": True, "has_gap": True, "now": SOON + timedelta(hours=1), "booted_at": SOON, **known}
+    assert the_change(before, document(incarnation=3), **known) == expected
+
+
+@pytest.mark.parametrize(
+    ("booted_before_not_before", "approved", "expected"),
+    [
+        (timedelta(0), frozenset(), ("completed", "boot_id")),
+        (timedelta(seconds=60), frozenset(), ("completed", "boot_id")),
+        (timedelta(seconds=61), frozenset(), ("ended", "unknown")),
+        (timedelta(minutes=9), frozenset(), ("ended", "unknown")),
+        (timedelta(minutes=9), frozenset({"A-1"}), ("completed", "boot_id")),
+        (timedelta(minutes=9), frozenset({"B-2"}), ("ended", "unknown")),
+    ],
+)
+def test_a_boot_before_not_before_proves_nothing_unless_this_agent_approved(
+    booted_before_not_before, approved, expected
+):
+    """The user's own reboot in the notice time: the event is still to come, or was called off for it."""
+    known = {"booted": True, "has_gap": True, "booted_at": SOON - booted_before_not_before, "approved": approved}
+    for now in (SOON - timedelta(minutes=1), SOON + timedelta(hours=1)):
+        assert the_change(document(event()), document(incarnation=2), now=now, **known) == expected
+
+
+def test_a_boot_whose_time_is_unknown_was_before_now():
+    known = {"booted": True, "has_gap": True}
+    assert the_change(document(event()), document(incarnation=2), now=NOW, **known) == ("ended", "unknown")
+    assert the_change(document(event()), document(incarnation=2), now=SOON, **known) == ("completed", "boot_id")
+
+
+RENAMED = {"event_id": "NEW", "not_before": None, "not_before_raw": ""}
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        (event("Started", **RENAMED), ("ended", "unknown")),
+        (event(event_id="NEW"), ("ended", "unknown")),
+        (event("Started", **{**RENAMED, "event_id": None}), ("ended", "unknown")),
+        (event("Started", **RENAMED, resources=("VM_0",)), ("ended", "unknown")),
+        (event("Started", **RENAMED, event_type="Freeze"), ("canceled", "inferred")),
+        (event("Started", **RENAMED, event_source="User"), ("canceled", "inferred")),
+        (event("Started", **RENAMED, resources=(VM, "vm_1")), ("canceled", "inferred")),
+    ],
+)
+def test_nothing_is_canceled_when_its_like_appears_in_the_same_document_and_its_end_is_told_first(shown, expected):
+    gone, new = diff(document(event()), document(shown, incarnation=2), DiffContext(now=NOW, vm_name=VM))
+    assert (gone.event.event_id, gone.transition.value, gone.evidence.value) == ("A-1", *expected)
+    assert new.event is shown
+
+
+def test_an_event_that_was_there_before_keeps_none_from_being_canceled():
+    other = event(event_id="B")
+    assert the_change(document(event(), other), document(other, incarnation=2)) == ("canceled", "inferred")
 
 
 def test_an_unknown_not_before_is_not_the_future():
@@ -124,14 +191,14 @@ def test_a_vanished_event_keeps_its_last_known_form():
     assert change.previous == {"event_status": "Started", "not_before": None}
 
 
-def test_changes_come_in_the_order_of_the_document_then_the_vanished():
+def test_the_vanished_come_first_then_the_others_in_the_order_of_the_document():
     before = document(event("Started", event_id="gone"), event("Scheduled", event_id="x"))
     after = document(event(event_id="new"), event("Started", event_id="x"), incarnation=2)
     changes = diff(before, after, DiffContext(now=NOW))
     assert [(c.event.event_id, c.transition.value) for c in changes] == [
+        ("gone", "completed"),
         ("new", "scheduled"),
         ("x", "started"),
-        ("gone", "completed"),
     ]
 
 
@@ -140,7 +207,7 @@ def test_an_event_without_an_id_is_known_by_type_and_resources():
     after = document(event("Started", event_id=None, resources=("b", "a")), incarnation=2)
     assert the_change(before, after) == ("started", "observed")
     other = document(event("Started", event_id=None, resources=("b", "a"), event_type="Freeze"), incarnation=2)
-    assert [c.transition.value for c in diff(before, other, DiffContext(now=NOW))] == ["started", "ended"]
+    assert [c.transition.value for c in diff(before, other, DiffContext(now=NOW))] == ["ended", "started"]
 
 
 WITHOUT_ID = {"event_id": None, "resources": ("a", "b")}
@@ -158,7 +225,7 @@ WITHOUT_ID = {"event_id": None, "resources": ("a", "b")}
 )
 def test_an_event_without_an_id_may_go_on_as_a_new_one_without_an_id(status, shown, expected):
     before, after = document(event(status, **WITHOUT_ID)), document(event(**shown), incarnation=2)
-    new, gone = diff(before, after, DiffContext(now=NOW, vm_name=VM))
+    gone, new = diff(before, after, DiffContext(now=NOW, vm_name=VM))
     assert (new.transition, new.previous) == (Transition.SCHEDULED, None)
     assert (gone.transition.value, gone.evidence.value) == expected
 
@@ -168,7 +235,7 @@ def test_an_event_without_an_id_is_canceled_beside_others_that_stay_and_one_with
     before = document(event(**WITHOUT_ID), stays)
     assert the_change(before, document(stays, incarnation=2)) == ("canceled", "inferred")
     changes = diff(document(event()), document(new, incarnation=2), DiffContext(now=NOW))
-    assert [c.transition.value for c in changes] == ["scheduled", "canceled"]
+    assert [c.transition.value for c in changes] == ["canceled", "scheduled"]
 
 
 def test_events_that_share_an_id_are_paired_by_shape_then_by_position():

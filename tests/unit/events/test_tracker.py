@@ -1,7 +1,9 @@
 """The tracker over histories of answers: when an absence is believed, and what a restart may not change."""
 
+import random
 from datetime import timedelta
 
+import pytest
 from document_kit import DOCUMENTS, NOW, VM, document, event
 from hypothesis import given
 from hypothesis import strategies as st
@@ -94,6 +96,91 @@ def test_a_fall_is_still_doubted_after_a_restart():
     tracker = new_tracker(None)
     assert feed(tracker, document(STARTED, incarnation=9), document()) == [(1, "started", "observed")]
     assert feed(new_tracker(tracker.document), document(), document(), document()) == [(3, "completed", "inferred")]
+
+
+def in_turn(*answers, times):
+    return [answer for _ in range(times) for answer in answers]
+
+
+HERE, GONE = document(STARTED, incarnation=4), document(incarnation=5)
+FOR_GOOD = 600
+"""More polls than the minutes in which a fall is remembered."""
+
+
+@pytest.mark.parametrize(
+    ("answers", "most_endings"),
+    [((HERE, GONE), 1), ((GONE, HERE), 0), ((HERE, HERE, GONE, GONE), 1), ((HERE, GONE, GONE, GONE, GONE), 2)],
+    ids=["stale-first", "stale-second", "two-by-two", "mostly-new"],
+)
+def test_a_stale_front_end_that_answers_in_turn_does_not_end_an_event_again_and_again(answers, most_endings):
+    seen = feed(new_tracker(None), *in_turn(*answers, times=200))
+    endings = [each for each in seen if each[1] == "completed"]
+    assert len(endings) <= most_endings
+    assert len(seen) <= most_endings * 2 + 1
+
+
+def test_front_ends_in_any_turn_end_an_event_a_few_times_at_most():
+    chance = random.Random(40)
+    seen = feed(new_tracker(None), *(chance.choice((HERE, GONE)) for _ in range(3600)))
+    assert len([each for each in seen if each[1] == "completed"]) <= 2
+
+
+def test_an_event_of_the_newer_front_end_is_not_ended_by_the_older_one():
+    older, newer = document(incarnation=4), document(STARTED, incarnation=5)
+    assert feed(new_tracker(None), *in_turn(newer, older, times=200)) == [(1, "started", "observed")]
+
+
+def test_when_the_stale_front_end_is_gone_the_ending_is_inferred_after_five_minutes():
+    turns = in_turn(HERE, GONE, times=10)
+    seen = feed(new_tracker(None), *turns, *[GONE] * FOR_GOOD)
+    assert seen[-1] == (len(turns) - 1 + 300, "completed", "inferred")
+
+
+def test_what_is_not_believed_of_front_ends_in_turn_is_still_not_after_a_restart():
+    tracker, turns = new_tracker(None), in_turn(HERE, GONE, times=10)
+    told = len(feed(tracker, *turns))
+    again = new_tracker(tracker.document)
+    assert feed(again, *in_turn(GONE, HERE, times=20)) == []
+    assert told <= 3
+
+
+def test_an_event_that_was_only_announced_is_not_called_off_by_front_ends_in_turn():
+    announced = document(event(), incarnation=4)
+    seen = feed(new_tracker(None), *in_turn(GONE, announced, times=10), *[GONE] * FOR_GOOD)
+    assert [each[1:] for each in seen] == [("scheduled", "observed"), ("ended", "unknown")]
+
+
+def test_after_one_fall_an_ending_on_the_way_up_needs_three_agreeing_answers_too():
+    low, up = document(STARTED, incarnation=1), document(incarnation=2)
+    seen = feed(new_tracker(None), document(STARTED, incarnation=9), low, up, low_again := document(STARTED), up, up)
+    assert low_again.incarnation < up.incarnation
+    assert seen == [(1, "started", "observed")]
+    seen = feed(new_tracker(None), document(STARTED, incarnation=9), low, up, up, up)
+    assert seen[1:] == [(5, "completed", "inferred")]
+
+
+def test_minutes_after_a_fall_absence_is_believed_at_once_again():
+    low, up = document(STARTED, incarnation=1), document(incarnation=2)
+    seen = feed(new_tracker(None), document(STARTED, incarnation=9), *[low] * 301, up)
+    assert seen[1:] == [(303, "completed", "observed")]
+
+
+def test_a_fall_is_remembered_without_another_write_for_each_answer():
+    tracker, news = new_tracker(None), 0
+    for second, answer in enumerate(in_turn(HERE, GONE, times=50), start=1):
+        update = tracker.observe(answer, at(second), vm_name=VM)
+        tracker.commit(update)
+        news += update.is_news
+    assert news <= 4
+
+
+def test_a_boot_does_not_end_what_an_answer_showed_after_it():
+    past = event(not_before=NOW - timedelta(hours=1))
+    other = event("Started", event_id="B", not_before=None)
+    tracker = new_tracker(document(past, other, incarnation=9), last_good_at=NOW - timedelta(hours=2), booted=True)
+    low = document(past, incarnation=1)
+    seen = feed(tracker, low, document(incarnation=1), document(incarnation=1), document(incarnation=1))
+    assert [each[1:] for each in seen] == [("completed", "inferred"), ("ended", "unknown")]
 
 
 def test_a_new_event_is_told_at_once_while_an_absence_is_in_doubt():
