@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -12,9 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import fork_server
 import pytest
+from fork_server import Process
 
 
 class PlainServer(ThreadingHTTPServer):
@@ -96,7 +97,7 @@ class AgentProcess:
         self.config = directory / "config.toml"
         self.state = directory / "state"
         self.out, self.err = directory / "out.jsonl", directory / "err.log"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: Process | None = None
 
     def configure(self, imds_url: str, text: str = "", *, poll_interval_seconds: float = 0.2) -> None:
         self.config.write_text(
@@ -109,13 +110,7 @@ class AgentProcess:
 
     def start(self, *arguments: object) -> AgentProcess:
         with self.out.open("ab") as stdout, self.err.open("ab") as stderr:
-            self.process = subprocess.Popen(
-                self.command("run", "--config", self.config, *arguments),
-                stdout=stdout,
-                stderr=stderr,
-                env=self.env,
-                cwd=self.directory,
-            )
+            self.process = self.start_command("run", "--config", self.config, *arguments, stdout=stdout, stderr=stderr)
         return self
 
     def stop(self, *, timeout_seconds: float = 20) -> int:
@@ -129,18 +124,13 @@ class AgentProcess:
         self.process.kill()
         self.process.wait()
 
+    def start_command(self, *arguments: object, stdout: IO[Any] | int, stderr: IO[Any] | int, **env: str) -> Process:
+        """Start another command beside it, with *env* as well, and return its process."""
+        return fork_server.start(*arguments, stdout=stdout, stderr=stderr, env={**self.env, **env}, cwd=self.directory)
+
     def call(self, *arguments: object) -> tuple[int, str, str]:
         """Run another command beside it; return (exit code, stdout, stderr)."""
-        done = subprocess.run(
-            self.command(*arguments),
-            check=False,
-            capture_output=True,
-            text=True,
-            env=self.env,
-            cwd=self.directory,
-            timeout=60,
-        )
-        return done.returncode, done.stdout, done.stderr
+        return fork_server.call(*arguments, env=self.env, cwd=self.directory)
 
     @property
     def records(self) -> list[dict[str, Any]]:

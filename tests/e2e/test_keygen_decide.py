@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import stat
-import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
 
+import fork_server
 import pytest
 
 from bridge.approval.digest import digest
@@ -43,16 +43,7 @@ DOCUMENT = {
 @pytest.fixture
 def call(agent_env, tmp_path):
     def call(*arguments, stdin=b""):
-        done = subprocess.run(
-            [sys.executable, "-m", "bridge", *map(str, arguments)],
-            input=stdin,
-            capture_output=True,
-            check=False,
-            cwd=tmp_path,
-            env=agent_env,
-            timeout=60,
-        )
-        return done.returncode, done.stdout.decode(), done.stderr.decode()
+        return fork_server.call(*arguments, stdin=stdin, env=agent_env, cwd=tmp_path)
 
     return call
 

@@ -323,13 +323,10 @@ def test_no_line_holds_a_secret_whatever_the_peers_repeat(agent, imds):
 def on_terminal(agent, *arguments):
     """Run the agent with a terminal as its standard error until it says that it runs; return what stood there."""
     pty = pytest.importorskip("pty", reason="Windows has no pseudo-terminals")
-    import subprocess  # noqa: PLC0415
-
     shown, terminal = pty.openpty()
-    env = {**agent.env, "TERM": "xterm"}
     with agent.out.open("wb") as stdout:
-        agent.process = subprocess.Popen(
-            agent.command("run", "--config", agent.config, *arguments), stdout=stdout, stderr=terminal, env=env
+        agent.process = agent.start_command(
+            *("run", "--config", agent.config, *arguments), stdout=stdout, stderr=terminal, TERM="xterm"
         )
     os.close(terminal)
     text, asked, deadline = b"", False, time.monotonic() + 30

@@ -343,8 +343,7 @@ def test_records_from_before_the_disk_refused_are_said_not_to_be_the_newest(agen
     wait_for_status(agent, lambda report: sink_of(report, "stdout")["delivered"] == 1)
     followed, said = agent.directory / "followed", agent.directory / "said"
     with followed.open("wb") as stdout, said.open("wb") as stderr:
-        command = agent.command("events", "--follow", "-c", agent.config)
-        process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=agent.env)
+        process = agent.start_command("events", "--follow", "-c", agent.config, stdout=stdout, stderr=stderr)
     try:
         agent.wait_for(lambda: len(followed.read_text().splitlines()) == 2)
         assert said.read_text() == ""
@@ -589,11 +588,9 @@ def on_a_terminal(agent, columns, more):
     pty = pytest.importorskip("pty")
     here, there = pty.openpty()
     try:
-        process = subprocess.Popen(
-            agent.command("status", "--config", agent.config),
-            stdout=there,
-            env={**agent.env, "COLUMNS": str(columns), "LINES": "50", **more},
-        )
+        with agent.err.open("ab") as err:
+            size = {"COLUMNS": str(columns), "LINES": "50"}
+            process = agent.start_command("status", "--config", agent.config, stdout=there, stderr=err, **size, **more)
         os.close(there)
         chunks = []
         try:
@@ -630,13 +627,8 @@ def test_events_that_are_followed_stay_under_their_header(agent, azure):
     agent.start()
     wait_for_status(agent, lambda report: report["agent"]["ready"])
     followed = agent.directory / "followed"
-    with followed.open("wb") as out:
-        process = subprocess.Popen(
-            agent.command("events", "--follow", "-c", agent.config),
-            stdout=out,
-            stderr=subprocess.DEVNULL,
-            env=agent.env,
-        )
+    with followed.open("wb") as out, agent.err.open("ab") as err:
+        process = agent.start_command("events", "--follow", "-c", agent.config, stdout=out, stderr=err)
     try:
         event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
         agent.wait_for(lambda: len(followed.read_text().splitlines()) == 2)

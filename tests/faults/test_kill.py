@@ -10,9 +10,6 @@ server's own steps, not from the agent's code.
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -23,6 +20,7 @@ from email.utils import format_datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 
+import fork_server
 import pytest
 
 KILLS = int(os.environ.get("KILLS", "20"))
@@ -147,26 +145,29 @@ def run_chain(directory, env, *, kills, seed):
         f'[state]\ndirectory = "{directory / "state"}"\n[status]\nlisten = ""\n'
     )
     out = directory / "out.jsonl"
-    command = [sys.executable, "-m", "bridge", "run", "--config", str(config)]
     chance = random.Random(seed)
     with out.open("ab") as stdout, (directory / "err.log").open("ab") as stderr:
-        for _ in range(kills):
+
+        def new_life():
             server.new_life()
-            with subprocess.Popen(command, stdout=stdout, stderr=stderr, env=env, cwd=directory) as agent:
-                if chance.random() < 0.75:  # else while it starts
-                    wait_for_a_poll(server)
-                time.sleep(chance.uniform(0.0, 1.2))
-                agent.send_signal(signal.SIGKILL)
+            return fork_server.start("run", "--config", config, stdout=stdout, stderr=stderr, env=env, cwd=directory)
+
+        for _ in range(kills):
+            agent = new_life()
+            if chance.random() < 0.75:  # else while it starts
+                wait_for_a_poll(server)
+            time.sleep(chance.uniform(0.0, 1.2))
+            agent.kill()
+            agent.wait()
         server.is_frozen = True
-        server.new_life()
-        with subprocess.Popen(command, stdout=stdout, stderr=stderr, env=env, cwd=directory) as agent:
-            deadline = time.monotonic() + 30
-            while time.monotonic() < deadline and not (
-                server.served_in_this_life and len(ids(lines(out))) >= len(world.expected)
-            ):
-                time.sleep(0.2)
-            agent.terminate()
-            assert agent.wait(20) == 0
+        agent = new_life()
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and not (
+            server.served_in_this_life and len(ids(lines(out))) >= len(world.expected)
+        ):
+            time.sleep(0.05)
+        agent.terminate()
+        assert agent.wait(20) == 0
     server.shutdown()
     server.server_close()
     return world.expected, lines(out), (directory / "err.log").read_text()

@@ -10,13 +10,11 @@ approved, and a person's hold must hold. The simulator keeps every approved even
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
+import fork_server
 import pytest
 from portal_stub import PortalStub
 
@@ -83,13 +81,14 @@ def run_story(directory, env, *, kills, seed):
             f'[imds]\nendpoint = "{azure.endpoint}"\npoll_interval_seconds = 0.2\n'
             f'[state]\ndirectory = "{directory / "state"}"\n[status]\nlisten = ""\n{portal.toml()}'
         )
-        command = [sys.executable, "-m", "bridge", "run", "--config", str(config)]
         story = Story(azure, portal, directory, seed)
         out = directory / "out.jsonl"
         with out.open("ab") as stdout, (directory / "err.log").open("ab") as stderr:
 
             def started():
-                return subprocess.Popen(command, stdout=stdout, stderr=stderr, env=env, cwd=directory)
+                return fork_server.start(
+                    "run", "--config", config, stdout=stdout, stderr=stderr, env=env, cwd=directory
+                )
 
             agent = started()
             wait_until((directory / "state" / "outbox.db").exists)
@@ -97,7 +96,7 @@ def run_story(directory, env, *, kills, seed):
                 wait_until(lambda agent=agent: is_polling(azure, agent))
                 story.go_on()
                 time.sleep(story.chance.choice([0.0, 0.0, 0.01, 0.02, 0.05, story.chance.uniform(0, 1.2)]))
-                agent.send_signal(signal.SIGKILL)
+                agent.kill()
                 agent.wait()
                 agent = started()
             wait_until(lambda: is_polling(azure, agent))
@@ -158,19 +157,26 @@ def judge(summary):
 
 
 def test_approvals_survive_sigkill_at_random_points(tmp_path, agent_env):
-    judge(run_story(tmp_path, agent_env, kills=KILLS, seed=random.SystemRandom().randrange(2**32)))
+    judge(kill_many(tmp_path, agent_env, kills=KILLS, chains=2))
 
 
 @pytest.mark.long
 @pytest.mark.timeout(5400)
 def test_approvals_survive_sigkill_two_hundred_times(tmp_path, agent_env):
+    total = kill_many(tmp_path, agent_env, kills=max(KILLS, 200), chains=CHAINS)
+    print(f"\nbench: approvals and SIGKILL: {dict(total)}")  # noqa: T201
+    judge(total)
+
+
+def kill_many(tmp_path, env, *, kills, chains):
+    """Share *kills* out over *chains* agents, two at a time; return the summed counts."""
+
     def one(chain):
         directory = tmp_path / f"chain{chain}"
         directory.mkdir()
-        kills = -(-max(KILLS, 200) // CHAINS)
-        return Counter(run_story(directory, agent_env, kills=kills, seed=random.SystemRandom().randrange(2**32)))
+        return Counter(
+            run_story(directory, env, kills=-(-kills // chains), seed=random.SystemRandom().randrange(2**32))
+        )
 
     with ThreadPoolExecutor(2) as pool:
-        total = sum(pool.map(one, range(CHAINS)), Counter())
-    print(f"\nbench: approvals and SIGKILL: {dict(total)}")  # noqa: T201
-    judge(total)
+        return sum(pool.map(one, range(chains)), Counter())
