@@ -127,7 +127,13 @@ class Endpoint:
         self, body: bytes, headers: Mapping[str, str], *, deadline_seconds: float | None = None
     ) -> requests.Response:
         """POST *body* and return the answer when it is a 2xx; raise what any other means for the record."""
-        return self._accepted(self.request("POST", body, headers, deadline_seconds=deadline_seconds))
+        return self.send("POST", body, headers, deadline_seconds=deadline_seconds)
+
+    def send(
+        self, method: str, body: bytes, headers: Mapping[str, str], *, deadline_seconds: float | None = None
+    ) -> requests.Response:
+        """Send *body* with *method* and return the answer when it is a 2xx, as `post` does."""
+        return self._accepted(self.request(method, body, headers, deadline_seconds=deadline_seconds))
 
     def request(
         self, method: str, body: bytes | None, headers: Mapping[str, str], *, deadline_seconds: float | None = None

@@ -14,13 +14,14 @@ from sinks.webhook import alertmanager, pagerduty
 from sinks.webhook.alertmanager import REFRESH_SECONDS, AlertmanagerFormat
 from sinks.webhook.format import CloudEventsFormat, Format
 from sinks.webhook.pagerduty import PagerDutyFormat
-from sinks.webhook.template import TemplateFormat, samples
+from sinks.webhook.samples import samples
+from sinks.webhook.template import TemplateFormat, check_url_template, is_url_template
 
 #: Keys that mean something to one format alone.
 _KEYS_OF = {
     "alertmanager": ("tag_labels",),
     "pagerduty": ("routing_key_file", "routing_key_env", "urgent_as"),
-    "template": ("template", "template_file", "content_type"),
+    "template": ("template", "template_file", "content_type", "method"),
 }
 
 #: So often may an event be told again, in seconds: four times that is how long an alert lives.
@@ -32,7 +33,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
 
     url: str | None = None
     """Where to POST; an address is enough for alertmanager, none is needed for pagerduty. Else url, url_file or
-    url_env is required."""
+    url_env is required. What follows its host may be a template, with format template."""
     url_file: str | None = None
     """A file with the URL, whose path is often a secret; read again when it changes."""
     url_env: str | None = None
@@ -60,6 +61,8 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
     """template: a file with that template; read when the sink starts."""
     content_type: str = "application/json"
     """template: the Content-Type. A body that is said to be JSON must be."""
+    method: str = "POST"
+    """template: the method of the request, POST, PUT, PATCH, DELETE or GET; it may be a template itself."""
 
     def __post_init__(self) -> None:
         """Raise ValueError with what is wrong."""
@@ -78,11 +81,13 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
                 )
         if self.format == "template":
             check_header("Content-Type", self.content_type, where="content_type")
-            _template(self).try_out(samples(self))
+            _template(self).try_out(samples(self), self.url)
 
     def _check_url(self) -> None:
         one_of(url=self.url, url_file=self.url_file, url_env=self.url_env)
-        if self.url is not None:
+        if self.url is not None and self.format == "template" and is_url_template(self.url):
+            check_url_template(self.url)
+        elif self.url is not None:
             plain_url(self.url, key="url")
             check_token_stays_private(self, self.url)
             if self.format == "pagerduty":
@@ -139,7 +144,7 @@ def _template(config: WebhookConfig) -> TemplateFormat:
             raise ValueError(f"template_file {config.template_file} cannot be read: {reason}.") from None
     if text is None:
         raise ValueError("template or template_file is missing: format = 'template' needs one.")
-    return TemplateFormat(text, content_type=config.content_type)
+    return TemplateFormat(text, content_type=config.content_type, method=config.method)
 
 
 def _default(key: str) -> Any:

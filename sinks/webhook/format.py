@@ -18,6 +18,7 @@ class Message(NamedTuple):
     url: str
     body: bytes
     content_type: str
+    method: str = "POST"
 
 
 class Format(ABC):

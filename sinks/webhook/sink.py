@@ -1,4 +1,4 @@
-"""The sink `webhook`: one POST a record to an HTTP endpoint, in the format that the endpoint understands.
+"""The sink `webhook`: one request a record to an HTTP endpoint, in the format that the endpoint understands.
 
 Four formats: CloudEvents for programs, Alertmanager and PagerDuty for people on call, a template for everything else.
 `sinks.http.endpoint` says what an answer means, the file of each format what it makes of each transition. A record for
@@ -21,6 +21,9 @@ from sinks.http.urls import http_url
 from sinks.webhook.config import WebhookConfig, format_of, is_superseded_by_end, refresh_seconds_of
 from sinks.webhook.format import Message
 from sinks.webhook.pagerduty import DEFAULT_URL, check_url
+from sinks.webhook.template import check_url_template, is_url_template
+
+_MOST_ENDPOINTS = 4
 
 
 class WebhookSink(Sink):
@@ -57,7 +60,7 @@ class WebhookSink(Sink):
         self._is_closed = False
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """POST the one record of *batch*."""
+        """Send the one record of *batch*."""
         (record,) = batch
         now = self._now()
         message = self._format.message(self._base_url(), record, now)
@@ -95,7 +98,9 @@ class WebhookSink(Sink):
         self._endpoints = {}
 
     def _post(self, message: Message, headers: dict[str, str]) -> Any:
-        return self._endpoint(message.url).post(message.body, {**headers, "Content-Type": message.content_type})
+        if message.body:
+            headers = {**headers, "Content-Type": message.content_type}
+        return self._endpoint(message.url).send(message.method, message.body, headers)
 
     def _base_url(self) -> str:
         """Return the URL of the configuration, as of now."""
@@ -103,7 +108,10 @@ class WebhookSink(Sink):
             return self.config.url or DEFAULT_URL
         url = self._url.value() or ""
         try:
-            http_url(url, key="url")
+            if self.config.format == "template" and is_url_template(url):
+                check_url_template(url)
+            else:
+                http_url(url, key="url")
             if self.config.format == "pagerduty":
                 check_url(url)
         except ValueError as error:
@@ -119,6 +127,8 @@ class WebhookSink(Sink):
         """Return the endpoint of *url*, whose connection is kept from send to send."""
         endpoint = self._endpoints.get(url)
         if endpoint is None:
+            if len(self._endpoints) >= _MOST_ENDPOINTS:  # a template may make one of each event
+                self._endpoints.pop(next(iter(self._endpoints))).close()
             endpoint = self._endpoints[url] = Endpoint(url, self.config, secrets=self._secrets, token=self._token)
             if self._is_closed:
                 endpoint.close()

@@ -1,9 +1,11 @@
-"""A record as whatever JSON (or text) a user's endpoint wants, by a Jinja2 template.
+"""A record as whatever JSON (or text) a user's endpoint wants, by Jinja2 templates: body, path of the URL, and method.
 
 The template is the user's, but what it is filled with is not, so it runs in Jinja2's sandbox, an unknown name is an
-error instead of a blank, and it is tried out when the configuration is read: once for every transition that the sink
-gets, with awkward text in it and, where a record may have none, without an event. A template that breaks on a quotation
-mark shall break at a desk, not at the first eviction.
+error instead of a blank, and it is tried out when the configuration is read: for every transition that the sink gets,
+with awkward text in it, and with every null that a real record may have (`sinks.webhook.samples`). A template that
+breaks on a quotation mark shall break at a desk, not at the first eviction.
+
+The URL's host stands before the first brace, so that no record decides who gets the headers, with their secrets.
 
 A template that would not end hangs neither the start nor a delivery: each rendering has a second of the processor's
 time and a MiB of text. Python cannot end a thread from outside, so the template looks at its time itself: a call is put
@@ -15,26 +17,23 @@ Jinja2 comes with the extra [template] and is imported only where a template is 
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bridge.sink import (
-    DeliveryRejected,
-    Evidence,
-    ScheduledEvent,
-    SinkConfig,
-    Transition,
-    TransitionRecord,
-    VmIdentity,
-    excerpt,
-)
+from bridge.sink import DeliveryError, DeliveryFailed, DeliveryRejected, Transition, TransitionRecord, excerpt
+from sinks.http.endpoint import Endpoint
+from sinks.http.urls import plain_url
+from sinks.webhook.alerts import Severity, details, severity, summary
 from sinks.webhook.format import Format, Message
+from sinks.webhook.samples import Sample, sample_to_check
 
 if TYPE_CHECKING:  # it belongs to an extra
+    import jinja2
     import jinja2.nodes
     import jinja2.runtime
     import jinja2.sandbox
@@ -42,68 +41,138 @@ if TYPE_CHECKING:  # it belongs to an extra
 _MOST_SECONDS = 1.0
 _MOST_CHARACTERS = 1024 * 1024
 _LOOK = "_look_at_the_time"
-_AWKWARD = 'He said "soon",\\ then\n<nothing> \u2014 {{ & }}'
-_WITHOUT_EVENT = frozenset(
-    {Transition.HEARTBEAT, Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED}
-)
-_APPROVALS = _WITHOUT_EVENT - {Transition.HEARTBEAT}
+#: The time that the trial of all that is rare may take: each rendering has a second, and there are two hundred.
+_RARE_SECONDS = 2.0
+_METHODS = ("POST", "PUT", "PATCH", "DELETE", "GET")
+#: Requests that may come without a body.
+_BODILESS = frozenset({"GET", "DELETE"})
+_BRACES = re.compile(r"\{[{%#]")
+_ANY_TIME = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
+_HOST = re.compile(r"https?://[^/?#]+/")
 
 
 class TemplateFormat(Format):
-    """The template *text*; raises ValueError when Jinja2 is missing or the text is no template."""
+    """The template *text*, and that of the *method*; raises ValueError when Jinja2 is missing or one is no template."""
 
-    def __init__(self, text: str, *, content_type: str) -> None:
+    def __init__(self, text: str, *, content_type: str, method: str = _METHODS[0]) -> None:
         try:
             # Inside: it costs memory, and belongs to an extra.
-            import jinja2  # noqa: PLC0415
+            import jinja2  # noqa: F401, PLC0415
         except ImportError:
             raise ValueError(
                 "format = 'template' needs Jinja2, which is not installed. It comes with the extra [template]: in the "
                 "checkout, pip install '.[template]'."
             ) from None
-        environment = _environment()
+        self._environment = _environment()
         self._content_type = content_type
         self._is_json = _says_json(content_type)
-        try:
-            self._template = environment.from_string(_bounded(environment.parse(text)))
-        except jinja2.TemplateError as error:
-            line = getattr(error, "lineno", None)
-            raise ValueError(f"The template is wrong{f' in line {line}' if line else ''}: {error}") from None
+        self._body = self._compiled(text, "The template")
+        self._method = self._compiled(method, "method")
+        self._url_text = ""
+        self._url: jinja2.Template | None = None
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
-        """Return what the template makes of *record*."""
+        """Return what the templates make of *record*; *url* may be one too."""
         del now
-        return Message(url, self.render(record), self._content_type)
+        target, method = self.url(url, record), self.method(record)
+        body = self.render(record, may_be_empty=method in _BODILESS)
+        return Message(target, body, self._content_type, method)
 
-    def render(self, record: TransitionRecord) -> bytes:
+    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
+        """Ask the address that a test would go to."""
+        endpoint_of(self.url(url, sample_to_check())).check()
+
+    def render(self, record: TransitionRecord, *, may_be_empty: bool = False) -> bytes:
         """Return the body for *record*; raise DeliveryRejected when the template cannot make one."""
+        text = self._filled(self._body, record, "The template")
+        if may_be_empty and not text.strip():
+            return b""
         try:
-            text = _joined(self._template.generate({**variables(record), _LOOK: _Time().look}))
-            body = text.encode()
             if self._is_json:
                 json.loads(text)
-        except _TooMuch as error:
-            raise DeliveryRejected(f"The template does not end: {error}.") from None
         except json.JSONDecodeError as error:
             raise DeliveryRejected(
                 f"The template makes no valid JSON: {error.msg} at line {error.lineno}, column {error.colno}: "
                 f"{excerpt(_around(text, error.pos).encode())} Quote values with | tojson."
             ) from None
-        except Exception as error:  # noqa: BLE001  # the template is a program of the user's: it may raise anything
-            raise DeliveryRejected(f"The template fails: {type(error).__name__}: {error}") from None
-        return body
+        except RecursionError:
+            raise DeliveryRejected("The template makes JSON that is nested too deep.") from None
+        return text.encode()
 
-    def try_out(self, samples: Iterable[TransitionRecord]) -> None:
-        """Raise ValueError with the first of *samples* that the template cannot render."""
-        for sample in samples:
+    def method(self, record: TransitionRecord) -> str:
+        """Return the method for *record*; raise DeliveryRejected for one that no endpoint takes records by."""
+        method = self._filled(self._method, record, "method").strip().upper()
+        if method not in _METHODS:
+            raise DeliveryRejected(
+                f"method makes {excerpt(method.encode())!r}, which is none of {', '.join(_METHODS)}."
+            )
+        return method
+
+    def url(self, text: str, record: TransitionRecord) -> str:
+        """Return the URL for *record* by the template *text*; raise DeliveryRejected when it makes none.
+
+        Raises DeliveryFailed when *text*, from a file or a variable, is no template that can be used.
+        """
+        if not is_url_template(text):
+            return text
+        if self._url is None or text != self._url_text:
             try:
-                self.render(sample)
-            except DeliveryRejected as error:
-                event = " with event = null" if sample.event is None else ""
-                hint = " Put {% if event %} around what is about the event." if sample.event is None else ""
-                raise ValueError(
-                    f"For a record of transition {sample.transition.value}{event}: {error}{hint}"
-                ) from None
+                self._url = self._compiled(text, "url")
+            except ValueError as error:
+                raise DeliveryFailed(f"The URL cannot be used: {error}", needs_attention=True) from None
+            self._url_text = text
+        made = self._filled(self._url, record, "url").strip()
+        try:
+            plain_url(made, key="url")
+        except ValueError as error:
+            raise DeliveryRejected(f"url makes none that can be used: {error} Quote values with | urlencode.") from None
+        return made
+
+    def try_out(self, samples: Iterable[Sample], url: str | None) -> None:
+        """Raise ValueError with the first of *samples* that the templates, and *url* if it is one, cannot render."""
+        began = time.thread_time()
+        for record, nulls in samples:
+            if nulls and time.thread_time() - began > _RARE_SECONDS:
+                return
+            try:
+                self.message(url or "", record, _ANY_TIME)
+            except DeliveryError as error:
+                null = f" with {' and '.join(nulls)} = null" if nulls else ""
+                hint = " Put {% if event %} around what is about the event." if record.event is None else ""
+                raise ValueError(f"For a record of transition {record.transition.value}{null}: {error}{hint}") from None
+
+    def _compiled(self, text: str, what: str) -> jinja2.Template:
+        import jinja2  # noqa: PLC0415  # likewise
+
+        try:
+            return self._environment.from_string(_bounded(self._environment.parse(text)))
+        except jinja2.TemplateError as error:
+            line = getattr(error, "lineno", None)
+            raise ValueError(f"{what} is wrong{f' in line {line}' if line else ''}: {error}") from None
+
+    def _filled(self, template: jinja2.Template, record: TransitionRecord, what: str) -> str:
+        try:
+            text = _joined(template.generate({**variables(record), _LOOK: _Time().look}))
+            text.encode()
+        except _TooMuch as error:
+            raise DeliveryRejected(f"{what} does not end: {error}.") from None
+        except Exception as error:  # noqa: BLE001  # the template is a program of the user's: it may raise anything
+            raise DeliveryRejected(f"{what} fails: {type(error).__name__}: {error}") from None
+        return text
+
+
+def is_url_template(text: str) -> bool:
+    """Return whether *text* has anything in it that Jinja2 fills in."""
+    return _BRACES.search(text) is not None
+
+
+def check_url_template(text: str) -> None:
+    """Raise ValueError unless the host of *text* stands before its first brace."""
+    braces = _BRACES.search(text)
+    if braces and not _HOST.match(text[: braces.start()]):
+        raise ValueError(
+            "Only what follows the host of a URL may be a template, such as https://example.net/{{ event.event_id }}."
+        )
 
 
 class _TooMuch(Exception):
@@ -176,58 +245,15 @@ def _joined(parts: Iterable[str]) -> str:
 
 
 def variables(record: TransitionRecord) -> dict[str, Any]:
-    """Return what a template may name: ``record``, the wire record, and each of its fields."""
+    """Return what a template may name: ``record``, the wire record, each of its fields, and the words of alerts."""
     fields: dict[str, Any] = msgspec.to_builtins(record)
-    return {"record": fields, **fields}
-
-
-def samples(config: SinkConfig) -> Iterator[TransitionRecord]:
-    """Yield a record of every transition that a sink with *config* may get; where the event may be null, both."""
-    for transition in Transition:
-        is_wanted = config.transitions is None or transition.value in config.transitions
-        if config.heartbeat if transition is Transition.HEARTBEAT else is_wanted or transition is Transition.TEST:
-            if transition is not Transition.HEARTBEAT:
-                yield _sample(transition, _EVENT)
-            if transition in _WITHOUT_EVENT:
-                yield _sample(transition, None)
-
-
-_EVENT = ScheduledEvent(
-    event_id="C7061BAC-AFDC-4513-B24B-AA5F13A16123",
-    event_type="Freeze",
-    event_status="Scheduled",
-    resource_type="VirtualMachine",
-    resources=("WestNO_0", "WestNO_1"),
-    not_before=datetime(2026, 11, 20, 11, 15, tzinfo=timezone.utc),
-    not_before_raw="Fri, 20 Nov 2026 11:15:00 GMT",
-    description=_AWKWARD,
-    event_source="Platform",
-    duration_seconds=5,
-)
-
-
-def _sample(transition: Transition, event: ScheduledEvent | None) -> TransitionRecord:
-    approval = {"source": "portal", "decision_id": "d-1", "reason": _AWKWARD, "result": "sent", "http_status": 200}
-    value = {
-        "id": "7d6b5d5e-3f2f-5d7a-9a0a-5f1f2c7f9b11",
-        "transition_key": "0" * 64,
-        "stream_id": "b1a5c1de-0000-4000-8000-000000000000",
-        "sequence": 17,
-        "transition": transition.value,
-        "evidence": Evidence.OBSERVED.value,
-        "observed_at": "2026-11-20T11:00:01.123Z",
-        "incarnation": 3,
-        "previous_incarnation": 2,
-        "event": msgspec.to_builtins(event),
-        "previous": {"event_status": None} if transition is Transition.UPDATED else None,
-        "changed": ["event_status"] if transition is Transition.UPDATED else [],
-        "notice_seconds": None if event is None else 898.877,
-        "affects_this_vm": None if event is None else True,
-        "vm": msgspec.to_builtins(VmIdentity(name="WestNO_0", vm_id="a3d7b4a0-0000-4000-8000-000000000000")),
-        "labels": {"note": _AWKWARD},
-        "approval": approval if transition in _APPROVALS else None,
+    event = None if record.transition is Transition.TEST else record.event
+    words = {
+        "summary": summary(record),
+        "sentence": details(record),
+        "severity": (Severity.INFO if event is None else severity(event.event_type)).value,
     }
-    return msgspec.convert(value, TransitionRecord)
+    return {"record": fields, **words, **fields}
 
 
 def _not_json(value: object) -> str:

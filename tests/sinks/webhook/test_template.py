@@ -86,6 +86,141 @@ def test_a_template_is_tried_only_with_what_the_sink_gets() -> None:
     assert not mistake(template='{"a": {{ (event or {}) | tojson }}}', heartbeat=True)
 
 
+@pytest.mark.parametrize(
+    ("value", "null"),
+    [
+        ("event.not_before[:10]", "event.not_before"),
+        ("notice_seconds | round", "notice_seconds"),
+        ("event.description[:80]", "event.description"),
+        ("event.duration_seconds * 2", "event.duration_seconds"),
+        ("event.event_source.lower()", "event.event_source"),
+        ("vm.scale_set.lower()", "vm.scale_set"),
+        ("vm.name.split('_')", "vm.name"),
+    ],
+)
+def test_a_template_that_only_fails_with_a_null_that_real_records_have_is_found_at_a_desk(
+    value: str, null: str
+) -> None:
+    transitions = ["scheduled", "started", "completed"]
+    said = mistake(template=f"{{{{ {value} }}}}", content_type="text/plain", transitions=transitions)
+    assert null in said
+    assert "= null: The template fails" in said
+    careful = f"{{% if {null} %}}{{{{ {value} }}}}{{% endif %}}"
+    assert not mistake(template=careful, content_type="text/plain", transitions=transitions)
+
+
+def test_a_branch_for_one_transition_is_tried_with_what_that_transition_lacks() -> None:
+    template = '{"a": {{ (event.not_before[:10] if transition == "completed" else "") | tojson }}}'
+    assert "transition completed with event.not_before" in mistake(template=template, transitions=["completed"])
+    assert not mistake(template=template, transitions=["scheduled"])
+
+
+def test_a_template_may_name_what_the_other_formats_say() -> None:
+    template = "{{ severity }}|{{ summary }}|{{ sentence }}"
+    config = WebhookConfig(url="http://x", format="template", template=template, content_type="text/plain")
+    assert config.template == template
+    made = TemplateFormat(template, content_type="text/plain")
+    said = made.render(sample_record(event=sample_event(event_type="Reboot"))).decode()
+    assert said.startswith(
+        "warning|Reboot of WestNO_0, WestNO_1 scheduled, not before 2026-11-20 11:15:00 UTC|scheduled: "
+    )
+    assert "in 14 min 59 s" in said
+    assert made.render(sample_record(transition=Transition.HEARTBEAT, event=None)).startswith(b"info|heartbeat")
+
+
+OPSGENIE = {
+    "format": "template",
+    "transitions": ("scheduled", "started", "updated", "completed", "canceled", "ended"),
+    "template": '{% if transition in ["completed", "canceled", "ended"] %}{"note": {{ sentence | tojson }}}'
+    '{% else %}{"alias": {{ event.event_id | tojson }}, "message": {{ summary | tojson }}}{% endif %}',
+}
+CLOSE = (
+    "{% if transition in ['completed', 'canceled', 'ended'] %}"
+    "/{{ event.event_id | urlencode }}/close?identifierType=alias{% endif %}"
+)
+
+
+@pytest.mark.parametrize("by", ["url", "url_env"])
+def test_an_alert_is_closed_at_the_url_that_the_template_makes(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    with HttpPeer() as peer:
+        url = f"http://{peer.address.authority}/v2/alerts{CLOSE}"
+        monkeypatch.setenv("OPSGENIE", url)
+        sink = WebhookSink(WebhookConfig(**OPSGENIE, **{by: url if by == "url" else "OPSGENIE"}))
+        sink.check()
+        sink.send([sample_record(event=sample_event(event_id="A b"))])
+        sink.send([sample_record(2, transition=Transition.COMPLETED, event=sample_event(event_id="A b"))])
+        sink.close()
+        asked, opened, closed = peer.requests
+    assert (asked.method, asked.path) == ("OPTIONS", "/v2/alerts")
+    assert (opened.method, opened.path, json.loads(opened.body)["alias"]) == ("POST", "/v2/alerts", "A b")
+    assert (closed.method, closed.path) == ("POST", "/v2/alerts/A%20b/close")
+    assert closed.query == {"identifierType": "alias"}
+    assert set(json.loads(closed.body)) == {"note"}
+
+
+def test_the_method_may_be_chosen_by_the_transition_and_a_delete_needs_no_body() -> None:
+    with HttpPeer() as peer:
+        sink = WebhookSink(
+            WebhookConfig(
+                url=f"http://{peer.address.authority}/silences/{{{{ event.event_id }}}}",
+                format="template",
+                transitions=("scheduled", "canceled"),
+                method="{{ 'delete' if transition == 'canceled' else 'PUT' }}",
+                template="{% if transition != 'canceled' %}{}{% endif %}",
+            )
+        )
+        sink.send([sample_record()])
+        sink.send([sample_record(2, transition=Transition.CANCELED)])
+        sink.close()
+        put, deleted = peer.requests
+    assert (put.method, put.body, put.headers["content-type"]) == ("PUT", b"{}", "application/json")
+    assert (deleted.method, deleted.body, "content-type" in deleted.headers) == ("DELETE", b"", False)
+
+
+def test_many_urls_of_one_template_keep_few_connections() -> None:
+    with HttpPeer() as peer:
+        config = WebhookConfig(
+            url=f"http://{peer.address.authority}/{{{{ sequence }}}}", format="template", template="{}"
+        )
+        sink = WebhookSink(config)
+        for number in range(1, 20):
+            sink.send([sample_record(number)])
+        descriptors = len(list(Path("/proc/self/fd").iterdir())) if Path("/proc/self/fd").is_dir() else 0
+        for number in range(20, 40):
+            sink.send([sample_record(number)])
+        assert not descriptors or len(list(Path("/proc/self/fd").iterdir())) <= descriptors + 2
+        sink.close()
+        assert [request.path for request in peer.requests] == [f"/{number}" for number in range(1, 40)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        ({"url": "http://{{ vm.name }}/x"}, "Only what follows the host of a URL may be a template"),
+        ({"url": "http://example.net{{ vm.name }}"}, "Only what follows the host of a URL may be a template"),
+        ({"url": "http://user:secret@example.net/{{ vm.name }}"}, "user name or a password"),
+        ({"url": "http://example.net/{{ event.description }}"}, "Quote values with | urlencode"),
+        ({"url": "http://example.net/{{ event.nothing }}"}, "url fails"),
+        ({"url": "http://example.net/{% if %}"}, "url is wrong"),
+        ({"url": "http://example.net/x", "method": "OPTIONS"}, "none of POST, PUT, PATCH, DELETE, GET"),
+        ({"url": "http://example.net/x", "method": "{{ nothing }}"}, "method fails"),
+        ({"url": "http://example.net/x", "method": "PUT", "template": ""}, "makes no valid JSON"),
+    ],
+)
+def test_a_url_or_a_method_that_would_fail_is_found_when_the_configuration_is_read(
+    keys: dict[str, Any], sentence: str
+) -> None:
+    found = mistake(**{"template": "{}", "transitions": ["scheduled"], **keys})
+    assert sentence in found
+    assert "secret" not in found
+
+
+def test_a_url_in_another_format_is_no_template() -> None:
+    found = mistake(format="cloudevents", url="http://example.net/{{ vm.name }}")
+    assert "without blanks" in found
+    assert "method is for format = 'template'" in mistake(format="cloudevents", method="PUT")
+
+
 def test_a_record_that_the_template_cannot_take_is_parked_without_a_request() -> None:
     made = TemplateFormat('{"n": {{ 1 // (sequence - 2) }}}', content_type="application/json")
     assert made.render(sample_record(3)) == b'{"n": 1}'
