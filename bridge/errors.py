@@ -158,11 +158,28 @@ class DeliveryRejected(DeliveryError):
 
     *records* names the refused ones, which are parked; the others of the batch are sent again. Left empty it means
     the whole batch: one record is parked, more than one are sent again one by one until the culprit is found.
+
+    *may_be_endpoint*: the answer fits a wrong endpoint as well as a wrong record (an HTTP 400 comes from a TLS port
+    that was spoken to in the clear, too). Then nothing is parked while the endpoint has accepted nothing since the
+    configuration changed, nor when it refuses different events in a row; *reason* is then the word for the metric of
+    retries.
     """
 
-    def __init__(self, message: str, records: tuple[object, ...] | list[object] = ()) -> None:
+    may_be_endpoint = False
+    reason: str = RetryReason.REFUSED.value
+
+    def __init__(
+        self,
+        message: str,
+        records: tuple[object, ...] | list[object] = (),
+        *,
+        may_be_endpoint: bool = False,
+        reason: RetryReason | str = RetryReason.REFUSED,
+    ) -> None:
         super().__init__(message)
         self.records = tuple(records)
+        self.may_be_endpoint = may_be_endpoint
+        self.reason = reason.value if isinstance(reason, RetryReason) else reason
 
 
 class RefusalReason(str, Enum):

@@ -140,6 +140,12 @@ class Sink(ABC):
     send_test_by_name_only: ClassVar[bool] = False
     """True: `send-test` leaves this sink out unless it is named (it runs a command)."""
 
+    sent_nothing: bool = False
+    """True after a `send` that made no request, because the format has nothing to say of that record.
+
+    The record counts as delivered, but not as a sign that the destination accepts anything.
+    """
+
     @classmethod
     def skips_what_is_over(cls, config: Any) -> bool:
         """Return whether an event is skipped whole when its end is known before its start was delivered.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 
 from bridge.clock import Clock
@@ -45,6 +45,7 @@ class ResultWriter:
         self._gathered_since = 0.0
         self._refused: list[DeliveryResult] = []
         self._retry_at = 0.0
+        self._accepted_under: str | None = None
         self._report = ThrottledLog(logger, clock=clock)
 
     @property
@@ -68,9 +69,21 @@ class ResultWriter:
         if state is not DeliveryState.DELIVERED or is_late or len(self._gathered) >= _MOST_GATHERED:
             self.flush()
 
+    def accepted_under(self, configuration: str) -> None:
+        """Write with the next results that the destination takes records under *configuration*, a digest."""
+        self._accepted_under = configuration
+
+    def take_back(self, sequences: Collection[int]) -> None:
+        """Have what was parked pending again; raise OutboxError when that cannot be written."""
+        self.wait()
+        self._refused = [result for result in self._refused if result.sequence not in sequences]
+        self._unwritten.difference_update(sequences)
+        now = self._clock.timestamp()
+        self._outbox.write(deliveries.unpark, self._sink, sequences, now=now).result()
+
     def flush(self) -> None:
         """Hand what was gathered to the outbox."""
-        if self._gathered:
+        if self._gathered or self._accepted_under is not None:
             gathered, self._gathered = self._gathered, []
             self._write(gathered)
 
@@ -104,7 +117,10 @@ class ResultWriter:
     def _write(self, results: list[DeliveryResult]) -> None:
         try:
             now = self._clock.timestamp()
-            written = self._outbox.write(deliveries.record_results, self._sink, results, now=now)
+            written = self._outbox.write(
+                deliveries.record_results, self._sink, results, now=now, accepted_under=self._accepted_under
+            )
+            self._accepted_under = None
             self._underway.append((written, results))
         except OutboxError as error:
             self._keep(results, error)

@@ -222,6 +222,11 @@ class RetrySchedule:
             delay.until = _LONG_AGO
         return bool(released)
 
+    def needed_no_request(self, event_keys: Iterable[str]) -> None:
+        """Note that the sink had nothing to send of these events: that tells nothing of the destination."""
+        for event_key in event_keys:
+            self._delays.pop(event_key, None)
+
     def resume(self) -> None:
         """Make every row due: the sink answered, or a person asked for it."""
         self._probe_at, self._bound_until, self._urgent_at = None, _LONG_AGO, _NEVER

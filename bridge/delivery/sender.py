@@ -46,16 +46,22 @@ class Sender:
         self._current: _SinkThread | None = None
         self._abandoned: list[_SinkThread] = []
 
-    def send(self, batch: Sequence[TransitionRecord], following: Sequence[TransitionRecord] = ()) -> None:
-        """Send *batch*, which *following* probably follows; raise DeliveryFailed when the deadline passes."""
+    def send(self, batch: Sequence[TransitionRecord], following: Sequence[TransitionRecord] = ()) -> bool:
+        """Send *batch*, which *following* probably follows; raise DeliveryFailed when the deadline passes.
+
+        Return whether a request was made: False when the sink had nothing to say of these records.
+        """
+        made_request = []
 
         def call(sink: Sink) -> None:
             if following:
                 with suppress(Exception):  # a hint; what is wrong with these records shows when they are sent
                     sink.prepare_next(following)
             sink.send(batch)
+            made_request.append(not sink.sent_nothing)
 
         self._call(call)
+        return all(made_request)
 
     def check(self) -> None:
         """Try the destination; raise DeliveryFailed when the deadline passes."""
@@ -193,11 +199,20 @@ def _is_whole(error: DeliveryRejected | DeliveryFailed) -> bool:
     try:
         str(error)
         if isinstance(error, DeliveryRejected):
-            return isinstance(error.records, tuple)
-        is_a_word = isinstance(error.reason, str) and error.reason.isascii() and error.reason.isprintable()
-        return isinstance(error.retry_after, int | float | None) and isinstance(error.held, bool) and is_a_word
+            return (
+                isinstance(error.records, tuple) and isinstance(error.may_be_endpoint, bool) and _is_word(error.reason)
+            )
+        return (
+            isinstance(error.retry_after, int | float | None)
+            and isinstance(error.held, bool)
+            and _is_word(error.reason)
+        )
     except Exception:  # noqa: BLE001  # whatever a stranger's exception does when it is read
         return False
+
+
+def _is_word(reason: object) -> bool:
+    return isinstance(reason, str) and reason.isascii() and reason.isprintable()
 
 
 def _describe(error: BaseException) -> str:

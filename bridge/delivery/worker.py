@@ -16,6 +16,7 @@ import msgspec
 from bridge.clock import REAL_CLOCK, Clock, parse_time
 from bridge.delivery.batcher import Batcher
 from bridge.delivery.refresher import Refresher
+from bridge.delivery.refusals import Refusals, configuration_digest
 from bridge.delivery.results import ResultWriter
 from bridge.delivery.retry_schedule import FailedEvent, RetrySchedule, SendMode
 from bridge.delivery.sender import Sender
@@ -35,6 +36,10 @@ _REASON_CHARACTERS = 256
 _IDLE_WAIT_SECONDS = 60.0
 _FAULT_SECONDS = 1.0
 _NEVER = float("inf")
+_ENDPOINT_REFUSES = (
+    "The endpoint has accepted nothing since the configuration changed, or refuses one event after the other: so it is "
+    "the endpoint, and nothing is parked. Check the URL and what signs the requests; park_statuses parks all the same."
+)
 
 
 class DeliveryWorker:
@@ -69,6 +74,9 @@ class DeliveryWorker:
         self._sink_class = sink_class
         self._skips_what_is_over = sink_class.skips_what_is_over(config)
         self._prepares_next = sink_class.prepare_next is not Sink.prepare_next
+        self._configuration = configuration_digest(sink_class, config)
+        accepts = outbox.read(deliveries.accepts_configuration, config.name, self._configuration)
+        self._refusals = Refusals(has_accepted=accepts.result())
         self._report = ThrottledLog(logger, clock=clock)
         self.loop_watch = LoopWatch(clock)
         self._woken = threading.Event()
@@ -193,16 +201,17 @@ class DeliveryWorker:
             self._batcher.drop_prefetch()
             return
         error: DeliveryError | None = None
+        made_request = True
         started = self._clock.monotonic()
         try:
-            self._sender.send([row.record for row in batch], self._following())
+            made_request = self._sender.send([row.record for row in batch], self._following())
         except DeliveryError as raised:
             error = raised
         self._metrics.sent(self._clock.monotonic() - started)
         if error is None:
-            self._delivered(batch)
+            self._delivered(batch, made_request=made_request)
         elif isinstance(error, DeliveryRejected):
-            self._rejected(batch, error)
+            self._rejected(batch, error, mode)
         elif isinstance(error, DeliveryFailed):
             self._failed(batch, error, mode)
         self._clear_start_mark(batch[0], mark, error)
@@ -216,22 +225,32 @@ class DeliveryWorker:
             return self._refresher.next_at - self._clock.monotonic()
         started = self._clock.monotonic()
         try:
-            self._sender.send([row.record])
+            made_request = self._sender.send([row.record])
         except DeliveryFailed as error:
-            self._refresher.failed(self._clock.monotonic())
-            self._note_failure(error, "Telling it again what is active failed")
-            if error.held or error.retry_after:  # that is about the sink, whatever was sent
-                self._reschedule([row], error, SendMode.ALL)
+            self._refresh_failed(row, error)
         except DeliveryRejected as error:
-            self._refresher.told(self._clock.monotonic())
-            message = f"The sink refused what it had accepted before; it stays delivered. {error}"[:_REASON_CHARACTERS]
-            self._report.problem(f"{self.name}: refused", logging.ERROR, message, sink=self.name)
-            self._answered([row])
+            self._refresh_rejected(row, error)
         else:
             self._refresher.told(self._clock.monotonic())
-            self._answered([row])
+            if made_request:
+                self._accepted([row])
         self._metrics.sent(self._clock.monotonic() - started)
         return 0.0
+
+    def _refresh_rejected(self, row: PendingDelivery, error: DeliveryRejected) -> None:
+        if error.may_be_endpoint and self._refusals.are_about_endpoint([row]):
+            self._refresh_failed(row, _endpoint_failed(error), next_step=_ENDPOINT_REFUSES)
+            return
+        self._refresher.told(self._clock.monotonic())
+        message = f"The sink refused what it had accepted before; it stays delivered. {error}"[:_REASON_CHARACTERS]
+        self._report.problem(f"{self.name}: refused", logging.ERROR, message, sink=self.name)
+        self._answered([row])
+
+    def _refresh_failed(self, row: PendingDelivery, error: DeliveryFailed, *, next_step: str = "") -> None:
+        self._refresher.failed(self._clock.monotonic())
+        self._note_failure(error, "Telling it again what is active failed", next_step=next_step)
+        if error.held or error.retry_after:  # that is about the sink, whatever was sent
+            self._reschedule([row], error, SendMode.ALL)
 
     def _following(self) -> list[TransitionRecord]:
         """Return the records that probably go next, for a sink that makes use of that."""
@@ -297,12 +316,21 @@ class DeliveryWorker:
 
     # What became of it.
 
-    def _delivered(self, batch: list[PendingDelivery]) -> None:
+    def _delivered(self, batch: list[PendingDelivery], *, made_request: bool) -> None:
         self._results.finished(batch, DeliveryState.DELIVERED)
-        self._report.recovered(f"{self.name}: refused", "The sink accepts records again.", sink=self.name)
         now = self._clock.now()
         for row in batch:
             self._metrics.delivered((now - parse_time(row.record.observed_at)).total_seconds())
+        if not made_request:
+            self._schedule.needed_no_request([row.event_key for row in batch])
+            return
+        self._report.recovered(f"{self.name}: refused", "The sink accepts records again.", sink=self.name)
+        self._accepted(batch)
+
+    def _accepted(self, batch: list[PendingDelivery]) -> None:
+        """Note that the destination took *batch*."""
+        if self._refusals.accepted([row.sequence for row in batch]):
+            self._results.accepted_under(self._configuration)
         self._answered(batch)
 
     def _answered(self, batch: list[PendingDelivery]) -> None:
@@ -312,7 +340,10 @@ class DeliveryWorker:
         self._metrics.set_needs_attention(needed=False)
         self._report.recovered(self.name, "The sink answers again.", sink=self.name)
 
-    def _rejected(self, batch: list[PendingDelivery], error: DeliveryRejected) -> None:
+    def _rejected(self, batch: list[PendingDelivery], error: DeliveryRejected, mode: SendMode) -> None:
+        if error.may_be_endpoint and self._refusals.are_about_endpoint(batch):
+            self._endpoint_refuses(batch, error, mode)
+            return
         reason = str(error)[:_REASON_CHARACTERS]
         named = [getattr(record, "id", record) for record in error.records]
         refused = batch if len(batch) == 1 else [row for row in batch if row.record.id in named]
@@ -329,21 +360,31 @@ class DeliveryWorker:
         self._batcher.send_alone({row.sequence for row in batch} - {row.sequence for row in refused})
         self._answered(batch)
 
-    def _failed(self, batch: list[PendingDelivery], error: DeliveryFailed, mode: SendMode) -> None:
+    def _endpoint_refuses(self, batch: list[PendingDelivery], error: DeliveryRejected, mode: SendMode) -> None:
+        """Keep *batch* pending, and what was parked by such refusals before: the endpoint is to blame."""
+        self._failed(batch, _endpoint_failed(error), mode, next_step=_ENDPOINT_REFUSES)
+        if parked := self._refusals.take_back():
+            self._results.take_back(parked)
+            self._batcher.drop_prefetch()
+
+    def _failed(
+        self, batch: list[PendingDelivery], error: DeliveryFailed, mode: SendMode, *, next_step: str = ""
+    ) -> None:
         self._results.tried(batch, str(error)[:_REASON_CHARACTERS])
         self._batcher.drop_prefetch()
-        self._note_failure(error, "Sending failed")
+        self._note_failure(error, "Sending failed", next_step=next_step)
         self._reschedule(batch, error, mode)
 
-    def _note_failure(self, error: DeliveryFailed, what: str) -> None:
+    def _note_failure(self, error: DeliveryFailed, what: str, *, next_step: str = "") -> None:
         """Count the failure *error*, and tell the log *what* failed."""
         self._metrics.retried(error.reason)
         if error.needs_attention:
             self._metrics.set_needs_attention(needed=True)  # until the sink answers
         level = logging.ERROR if error.needs_attention else logging.WARNING
-        next_step = " Nothing is sent until `outbox retry` or a restart." if error.held else ""
+        if error.held:
+            next_step = "Nothing is sent until `outbox retry` or a restart."
         reason = str(error)[:_REASON_CHARACTERS]
-        self._report.problem(self.name, level, f"{what}: {reason}{next_step}", sink=self.name)
+        self._report.problem(self.name, level, f"{what}: {reason} {next_step}".rstrip(), sink=self.name)
 
     def _reschedule(self, batch: list[PendingDelivery], error: DeliveryFailed, mode: SendMode) -> None:
         wall = self._clock.timestamp()
@@ -382,6 +423,10 @@ class DeliveryWorker:
             ahead = [(row.not_before, row.event_key) for row in rows if row.not_before is not None]
             notices = {key: not_before for not_before, key in sorted(ahead, reverse=True) if not_before > wall}
             return any(row.urgent for row in rows), min(notices.values(), default=None), notices
+
+
+def _endpoint_failed(error: DeliveryRejected) -> DeliveryFailed:
+    return DeliveryFailed(str(error), needs_attention=True, reason=error.reason)
 
 
 def _by_event(batch: Sequence[PendingDelivery]) -> dict[str, list[PendingDelivery]]:

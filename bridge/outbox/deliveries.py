@@ -19,7 +19,7 @@ Once the end is pending, of an event that began too, the rows before it that the
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import Enum
 from functools import cached_property
 from itertools import groupby, islice
@@ -33,6 +33,8 @@ from bridge.outbox import meta
 from bridge.outbox.database import SQL, is_in_memory, used_bytes
 
 Row = tuple[Any, ...]
+#: The key of the digest of a sink's configuration, but for the sink's name.
+_ACCEPTED_UNDER = "accepted_under:"
 #: How far a probe looks for the event tried least.
 _MOST_PROBED = 2_000
 
@@ -199,8 +201,20 @@ def _pending(connection: sqlite3.Connection, row: Row) -> PendingDelivery:
     )
 
 
-def record_results(connection: sqlite3.Connection, sink: str, results: Sequence[DeliveryResult], *, now: float) -> None:
-    """Write *results* down; a row that a person has discarded meanwhile stays as it is."""
+def record_results(
+    connection: sqlite3.Connection,
+    sink: str,
+    results: Sequence[DeliveryResult],
+    *,
+    now: float,
+    accepted_under: str | None = None,
+) -> None:
+    """Write *results* down; a row that a person has discarded meanwhile stays as it is.
+
+    *accepted_under* is the digest of the configuration under which the destination took something for the first time.
+    """
+    if accepted_under is not None:
+        connection.execute(SQL["put_meta"], (f"{_ACCEPTED_UNDER}{sink}", accepted_under))
     for (state, error), group in groupby(results, key=lambda result: (result.state, result.error)):
         sequences = [result.sequence for result in group]
         if state is None:
@@ -256,6 +270,17 @@ def retry(connection: sqlite3.Connection, sink: str | None, *, record_id: str | 
     # A record that comes back joins its event, which may have become urgent meanwhile.
     connection.execute(SQL["align_urgency"])
     return count
+
+
+def unpark(connection: sqlite3.Connection, sink: str, sequences: Collection[int], *, now: float) -> None:
+    """Make rows pending again that were parked in error: they keep their age, and their place in their event."""
+    connection.execute(SQL["unpark"], (now, sink, msgspec.json.encode(list(sequences)).decode()))
+    connection.execute(SQL["align_urgency"])
+
+
+def accepts_configuration(connection: sqlite3.Connection, sink: str, digest: str) -> bool:
+    """Return whether the destination of *sink* took something under the configuration of *digest*."""
+    return meta.get(connection, f"{_ACCEPTED_UNDER}{sink}") == digest
 
 
 def discard(connection: sqlite3.Connection, sink: str, *, state: str | None, record_id: str | None, now: float) -> int:

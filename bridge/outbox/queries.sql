@@ -199,6 +199,10 @@ UPDATE deliveries INDEXED BY deliveries_parked SET state = 'pending', attempts =
 WHERE state = 'parked' AND sink = :sink AND (:id IS NULL
   OR sequence = (SELECT sequence FROM records WHERE id = :id));
 
+-- name: unpark
+UPDATE deliveries SET state = 'pending', changed_at = ?
+WHERE sink = ? AND state = 'parked' AND sequence IN (SELECT value FROM json_each(?));
+
 -- name: discard
 UPDATE deliveries SET state = 'discarded', changed_at = :now
 WHERE sink = :sink AND state IN ('pending', 'parked') AND (:state IS NULL OR state = :state)

@@ -37,7 +37,7 @@ class Host:
         """Close the sink, as the host does."""
         self._sender.close()
 
-    def _timed(self, call: Callable[[], None]) -> DeliveryError | None:
+    def _timed(self, call: Callable[[], object]) -> DeliveryError | None:
         started = time.monotonic()
         try:
             call()

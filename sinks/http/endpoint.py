@@ -2,7 +2,8 @@
 
 An answer about the endpoint (moved, unauthorized, throttled, broken) is tried again, because a token that expired on
 Saturday must not park five thousand VMs' records. An answer about the record (malformed, too large) parks it, because
-it would be refused for ever. A 410 holds the sink. `retry_statuses` and `park_statuses` override the table.
+it would be refused for ever; but a wrong endpoint may answer so too, which the host finds out (`may_be_endpoint`). A
+410 holds the sink. `retry_statuses` and `park_statuses` override the table.
 
 Only the status line of a 2xx counts: a peer that answers with a megabyte of text has accepted the record all the same.
 
@@ -232,7 +233,7 @@ class Endpoint:
             raise DeliveryFailed(self._description(response), held=True, reason=f"status_{status}")
         is_about_record = status in CLIENT_ERROR and status not in _RETRIED
         if is_about_record and status not in config.retry_statuses:
-            raise DeliveryRejected(self._description(response))
+            raise DeliveryRejected(self._description(response), may_be_endpoint=True, reason=f"status_{status}")
         raise DeliveryFailed(
             self._description(response),
             retry_after_seconds(response.headers),

@@ -64,6 +64,7 @@ class WebhookSink(Sink):
         (record,) = batch
         now = self._now()
         message = self._format.message(self._base_url(), record, now)
+        self.sent_nothing = message is None
         if message is None:
             return
         headers = self._signer.headers(record.id, message.body, timestamp=int(now.timestamp()))

@@ -1,0 +1,200 @@
+"""What a 400 costs: a wrong record is parked, while a wrong endpoint parks nothing, however often it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from delivery_kit import DeliveryKit
+
+from bridge.testing.http_peer import HttpPeer
+from bridge.testing.simulator.imds_api import Answer
+from sinks.otlp.sink import OtlpSink
+from sinks.webhook.sink import WebhookSink
+
+NOT_ACCEPTED = "status_400"
+
+
+@pytest.fixture
+def bench(kit):
+    bench = DeliveryKit(kit)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def peer() -> Iterator[HttpPeer]:
+    with HttpPeer() as peer:
+        yield peer
+
+
+def webhook(bench, peer, **keys):
+    bench.sink("s", WebhookSink, url=f"http://{peer.address.authority}/hook", **keys)
+
+
+def events_received(peer):
+    return [json.loads(request.body)["subject"] for request in peer.requests]
+
+
+def refuse_only(peer, *event_ids):
+    """Refuse these events, and accept all others."""
+
+    def reply(request):
+        return Answer(status=400 if json.loads(request.body)["subject"] in event_ids else 200)
+
+    peer.reply(reply)
+
+
+def accept_one(bench, peer, name="fine"):
+    peer.accept()
+    bench.add(name)
+    bench.until_totals(delivered=1)
+
+
+def turn_until(bench, **totals):
+    """Let time pass until the totals are these."""
+
+    def are_there():
+        bench.advance(5)
+        return bench.totals() == totals
+
+    bench.until(are_there)
+
+
+def test_an_endpoint_that_never_accepted_anything_parks_nothing(bench, peer):
+    peer.refuse_for_good()
+    webhook(bench, peer)
+    bench.add("E-1", "E-2", "E-3")
+    bench.start()
+    bench.until(lambda: len(set(events_received(peer))) >= 2)
+    for _ in range(5):
+        bench.advance(300)
+    bench.until(lambda: bench.sample("sink_needs_attention") == 1)
+    assert bench.totals() == {"pending": 3}
+    assert bench.sample("sink_retries_total", reason=NOT_ACCEPTED) > 0
+    peer.accept()
+    turn_until(bench, delivered=3)
+    bench.until(lambda: bench.sample("sink_needs_attention") == 0)
+
+
+def test_otlp_endpoint_that_never_accepted_anything_parks_no_batch(bench, peer):
+    peer.refuse_for_good()
+    bench.sink("s", OtlpSink, endpoint=f"http://{peer.address.authority}", max_batch=10)
+    bench.add("E-1", "E-2", "E-3")
+    bench.start()
+    bench.until(lambda: bench.sample("sink_needs_attention") == 1)
+    bench.advance(300)
+    bench.until(lambda: len(peer.requests) >= 2)
+    assert bench.totals() == {"pending": 3}
+    peer.accept()
+    turn_until(bench, delivered=3)
+
+
+def test_an_endpoint_that_refuses_different_events_in_a_row_parks_none_of_them(bench, peer, caplog):
+    webhook(bench, peer)
+    bench.start()
+    accept_one(bench, peer)
+    peer.refuse_for_good()
+    bench.add("E-1", "E-2", "E-3", "E-4")
+    bench.until(lambda: bench.sample("sink_needs_attention") == 1)
+    turn_until(bench, delivered=1, pending=4)
+    for _ in range(5):
+        bench.advance(300)
+    assert bench.totals() == {"delivered": 1, "pending": 4}
+    assert "nothing is parked" in caplog.text
+    peer.accept()
+    turn_until(bench, delivered=5)
+
+
+def test_of_a_parked_event_that_comes_back_the_records_go_in_their_order(bench, peer):
+    webhook(bench, peer)
+    bench.start()
+    accept_one(bench, peer)
+    peer.refuse_for_good()
+    bench.add("E-1")
+    bench.until_totals(delivered=1, parked=1)
+    bench.add("E-1", description="later")
+    bench.until_totals(delivered=1, parked=2)  # the same event again: that says nothing of others
+    bench.add("E-2")
+    turn_until(bench, delivered=1, pending=3)
+    refused = len(peer.requests)
+    peer.accept()
+    turn_until(bench, delivered=4)
+    taken = [json.loads(request.body)["data"]["sequence"] for request in peer.requests[refused:]]
+    assert [sequence for sequence in taken if sequence != 4] == [2, 3]
+
+
+def test_one_bad_record_at_an_endpoint_that_accepts_others_is_parked_at_once(bench, peer):
+    webhook(bench, peer)
+    bench.start()
+    accept_one(bench, peer)
+    refuse_only(peer, "bad")
+    bench.add("bad")
+    bench.until_totals(delivered=1, parked=1)
+    assert not bench.sample("sink_needs_attention")
+    bench.add("good")
+    bench.until_totals(delivered=2, parked=1)
+
+
+def test_a_bad_record_that_came_first_is_parked_once_the_endpoint_has_accepted_another(bench, peer):
+    refuse_only(peer, "bad")
+    webhook(bench, peer)
+    bench.add("bad")
+    bench.start()
+    bench.until(lambda: bench.sample("sink_needs_attention") == 1)
+    assert bench.totals() == {"pending": 1}
+    bench.add("good")
+    turn_until(bench, delivered=1, parked=1)
+    bench.until(lambda: bench.sample("sink_needs_attention") == 0)
+
+
+def test_several_bad_records_in_a_row_are_parked_once_the_endpoint_has_accepted_another(bench, peer):
+    webhook(bench, peer)
+    bench.start()
+    accept_one(bench, peer)
+    refuse_only(peer, "bad-1", "bad-2", "bad-3")
+    bench.add("bad-1", "bad-2", "bad-3")
+    turn_until(bench, delivered=1, pending=3)
+    bench.add("good")
+    turn_until(bench, delivered=2, parked=3)
+
+
+@pytest.mark.parametrize("is_changed", [False, True], ids=["as it was", "changed"])
+def test_what_an_endpoint_accepted_counts_after_a_restart_while_its_configuration_is(bench, peer, is_changed):
+    webhook(bench, peer)
+    bench.start()
+    accept_one(bench, peer)
+    bench.stop()
+    peer.refuse_for_good()
+    bench.add("E-1")
+    if is_changed:
+        webhook(bench, peer, headers={"X-Team": "sre"})
+    bench.start()
+    bench.until_totals(delivered=1, **({"pending": 1} if is_changed else {"parked": 1}))
+    bench.until(lambda: bool(bench.sample("sink_needs_attention")) == is_changed)
+    bench.advance(300)
+    assert bench.totals() == {"delivered": 1, **({"pending": 1} if is_changed else {"parked": 1})}
+
+
+def test_park_statuses_park_whatever_the_endpoint_accepted(bench, peer):
+    peer.refuse_for_good()
+    webhook(bench, peer, park_statuses=(400,))
+    bench.add("E-1", "E-2", "E-3")
+    bench.start()
+    bench.until_totals(parked=3)
+
+
+def test_a_record_that_makes_no_request_shows_nothing_of_the_endpoint(bench, peer):
+    """Alertmanager is sent nothing of an approval's outcome, so that is neither accepted nor refused there."""
+    peer.refuse_for_good()
+    webhook(bench, peer, format="alertmanager")
+    bench.add("E-1")
+    bench.start()
+    bench.until(lambda: bench.sample("sink_needs_attention") == 1)
+    bench.outbox_kit.commit(bench.outbox, bench.event("E-2"), transition="approved")
+    turn_until(bench, delivered=1, pending=1)
+    for _ in range(3):
+        bench.advance(300)
+    assert bench.totals() == {"delivered": 1, "pending": 1}
+    assert bench.sample("sink_needs_attention") == 1
