@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,6 +27,7 @@ _NOT_FOR_AGENTS = (
 )
 _LAST_THREADS_SECONDS = 2.0
 _WORKERS = 6
+_HERE = Path(__file__).parent
 
 # No deadline and no too_slow: a busy machine is no fault of the code. Random on a desk, where a new counter-example
 # is welcome and its blob is printed; the same every time in CI, where red must mean that this commit broke it.
@@ -35,11 +37,12 @@ settings.register_profile("ci", _PROFILE, derandomize=True, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "desk")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Give signals back their meaning: whoever starts the tests in the background hands them on ignored.
 
     And let what tests write be written by its owner alone: with a umask of 002 their agents would rightly not approve.
     """
+    _begin_elsewhere(config)
     os.umask(os.umask(0o022) | 0o022)
     for name, handler in (
         ("SIGINT", signal.default_int_handler),
@@ -66,6 +69,23 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         return
     config.option.numprocesses = _WORKERS
     config.option.dist = "worksteal"
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each worker would compile every test for itself
+
+
+def _begin_elsewhere(config: pytest.Config) -> None:
+    """Let each worker import another part of the tests first, and find the others' compiled by their workers."""
+    folders = [Path(argument).resolve() for argument in config.args]
+    if not hasattr(config, "workerinput") or not all(each.is_dir() and each.is_relative_to(_HERE) for each in folders):
+        return
+    files = [str(path) for folder in folders for path in sorted(folder.rglob("test_*.py"))]
+    first = len(files) * int(config.workerinput["workerid"].removeprefix("gw")) // config.workerinput["workercount"]
+    config.args[:] = files[first:] + files[:first]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give all workers the tests in the same order, wherever they began."""
+    items.sort(key=lambda item: item.path)  # those of a file stay in theirs
 
 
 @pytest.fixture

@@ -241,8 +241,9 @@ def test_broken_sinks_are_shown_with_their_last_error_and_what_to_do(agent, azur
     configure(agent, azure.endpoint, "".join(sinks))
     azure.world.add_event(EventSpec(event_type="Freeze"))
     agent.start()
-    report = wait_for_status(agent, lambda report: all(sink["last_error"] for sink in report["sinks"]))
-    assert report["agent"]["ready"] is False
+    report = wait_for_status(
+        agent, lambda r: r["agent"]["ready"] is False and all(sink["last_error"] for sink in r["sinks"])
+    )
     assert any("token" in reason for reason in report["agent"]["reasons"])
     assert [sink["needs_attention"] for sink in report["sinks"]] == [True, False, False]
     text = status(agent)
