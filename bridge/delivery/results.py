@@ -5,7 +5,8 @@ backlog down. Until a result is written the outbox still lists its row as pendin
 it out (`unwritten`).
 
 Deliveries are gathered first, up to 100 records or 20 ms: a transaction for each batch of a few records costs more than
-sending them. A crash then repeats so many records more, also one during a send that hangs.
+sending them. The transaction itself waits up to 20 ms more for the other sinks. A crash then repeats so many records
+more, also one during a send that hangs.
 """
 
 from __future__ import annotations
@@ -116,8 +117,11 @@ class ResultWriter:
 
     def _write(self, results: list[DeliveryResult]) -> None:
         try:
+            # What was delivered together is committed together, with other sinks' too; what failed counts at once.
+            is_delivered = all(result.state is DeliveryState.DELIVERED for result in results)
+            write = self._outbox.write_soon if is_delivered else self._outbox.write
             now = self._clock.timestamp()
-            written = self._outbox.write(
+            written = write(
                 deliveries.record_results, self._sink, results, now=now, accepted_under=self._accepted_under
             )
             self._accepted_under = None

@@ -107,8 +107,15 @@ class Measured:
 
     def write_calls(self) -> int:
         """Return how often it called write(2) and its like, which a socket's send is not."""
+        return self._io("syscw")
+
+    def disk_bytes(self) -> int:
+        """Return how many bytes it caused to be written to disks."""
+        return self._io("write_bytes")
+
+    def _io(self, name: str) -> int:
         fields = dict(line.split(": ") for line in self._proc("io").splitlines())
-        return int(fields["syscw"])
+        return int(fields[name])
 
     def _proc(self, name: str) -> str:
         return Path(f"/proc/{self.process.pid}/{name}").read_text(encoding="ascii")

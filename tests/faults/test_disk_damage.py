@@ -24,17 +24,17 @@ DAMAGES = {
     "cut to half": "os.truncate(path, size // 2)",
     "cut within a page": "os.truncate(path, size // 3 * 2 + 1234)",
     "header overwritten": "write(0, garbage(100))",
-    "first page overwritten": "write(0, garbage(4096))",
-    "middle overwritten": "write(size // 3 // 4096 * 4096, garbage(size // 4))",
-    "one page of garbage": "write(size // 2 // 4096 * 4096, garbage(4096))",
-    "one page of zeros": "write(size // 2 // 4096 * 4096, bytes(4096))",
+    "first page overwritten": "write(0, garbage(page))",
+    "middle overwritten": "write(size // 3 // page * page, garbage(size // 4))",
+    "one page of garbage": "write(size // 2 // page * page, garbage(page))",
+    "one page of zeros": "write(size // 2 // page * page, bytes(page))",
     "everything overwritten": "write(0, garbage(size))",
     "deleted": "os.unlink(path)",
     "deleted with its -wal": "[os.unlink(name) for name in glob.glob(path + '*')]",
 }
 #: What a working agent does not see of its file, but the next start does, and how many records it saves at least.
 SEEN_AT_THE_START = {
-    "middle overwritten": COUNT // 3,
+    "middle overwritten": COUNT // 4,
     "one page of garbage": COUNT - 20,
     "one page of zeros": COUNT - 20,
 }
@@ -43,6 +43,7 @@ import glob, os, random, sys
 path = sys.argv[1]
 garbage = random.Random(sys.argv[2]).randbytes
 size = os.path.getsize(path)
+page = int.from_bytes(open(path, "rb").read(18)[16:], "big")
 def write(offset, what):
     with open(path, "r+b") as file:
         file.seek(offset)
@@ -72,11 +73,10 @@ def set_aside(kit):
 
 
 def assert_totals_hold(outbox, kit):
-    connection = sqlite3.connect(kit.directory / "outbox.db")
-    try:
-        rows = connection.execute("SELECT sink, state, COUNT(*) FROM deliveries GROUP BY sink, state").fetchall()
-    finally:
-        connection.close()
+    def count(connection):
+        return connection.execute("SELECT sink, state, COUNT(*) FROM deliveries GROUP BY sink, state").fetchall()
+
+    rows = outbox.read(count).result()  # the outbox's own read: a page of the file may be damaged that it has in memory
     counted = {(sink, state): count for sink, state, count in rows}
     for sink, totals in kit.totals(outbox).items():
         assert totals["accepted"] == sum(totals[state] for state in ENDS), totals
@@ -187,7 +187,7 @@ def test_damage_that_shows_only_at_a_write_costs_nothing(kit, index):
     connection = sqlite3.connect(kit.directory / "outbox.db")
     (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (index,)).fetchone()
     connection.close()
-    damage(kit, f"write({root - 1} * 4096, b'\\xff' * 4096)")
+    damage(kit, f"write({root - 1} * page, b'\\xff' * page)")
     new = keep_working(kit, outbox)
     assert whole_due(outbox, kit, new) == list(range(1, COUNT + 1))
     assert len(set_aside(kit)) == 1
@@ -388,9 +388,9 @@ def test_records_that_are_found_without_the_state_they_belong_to_are_joined_by_t
     connection = sqlite3.connect(kit.directory / "outbox.db")
     pages = dict(connection.execute("SELECT name, rootpage FROM sqlite_master WHERE name IN ('meta', 'records')"))
     connection.close()
-    for page in pages.values():
+    for root in pages.values():
         shutil.copy(kit.directory / "outbox.db", kit.directory.parent / "whole")
-        damage(kit, f"write({page - 1} * 4096, bytes(4096))")
+        damage(kit, f"write({root - 1} * page, bytes(page))")
         with no_file_may_grow():
             outbox = kit.open()
             assert outbox.in_memory
@@ -398,7 +398,7 @@ def test_records_that_are_found_without_the_state_they_belong_to_are_joined_by_t
         outbox.tend().result()
         assert not outbox.in_memory
         rows = outbox.read(deliveries.due, "b", limit=9999).result()
-        expected = COUNT if page == pages["meta"] else 0
+        expected = COUNT if root == pages["meta"] else 0
         assert [row.record.event.event_id for row in rows] == [*(f"F-{n}" for n in range(expected)), "N-0"]
         assert len({row.sequence for row in rows}) == len(rows)
         assert_totals_hold(outbox, kit)

@@ -397,8 +397,9 @@ def test_what_a_command_commits_just_as_the_disk_is_left_is_kept(kit):
 def overwrite_middle(path):
     """Put garbage into one page."""
     with path.open("r+b") as file:
-        file.seek(path.stat().st_size // 2 // 4096 * 4096)
-        file.write(b"\xff" * 4096)
+        page = int.from_bytes(file.read(18)[16:], "big")
+        file.seek(path.stat().st_size // 2 // page * page)
+        file.write(b"\xff" * page)
 
 
 def set_aside(kit):

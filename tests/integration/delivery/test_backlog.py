@@ -22,11 +22,11 @@ class WatchedOutbox(Outbox):
         self.reads = 0
         super().__init__(*args, **kwargs)
 
-    def write(self, work, /, *args, **kwargs):
+    def write_soon(self, work, /, *args, **kwargs):
         if work is deliveries.record_results:
             _sink, results = args
             self.settled.append(len(results))
-        return super().write(work, *args, **kwargs)
+        return super().write_soon(work, *args, **kwargs)
 
     def read(self, work, /, *args, **kwargs):
         self.reads += work is deliveries.due

@@ -9,6 +9,7 @@ from bridge.errors import OutboxError
 from bridge.events.record import Approval, Transition
 from bridge.outbox import approvals, deliveries, meta
 from bridge.outbox.approvals import ApprovalRecord
+from bridge.outbox.deliveries import DeliveryResult, DeliveryState
 
 
 def test_what_is_handed_in_together_is_committed_together(kit):
@@ -40,6 +41,44 @@ def test_a_commit_that_writes_no_meta_does_not_read_the_document_again(kit):
     outbox._storage.connection.set_trace_callback(None)
     assert statements
     assert not any("SELECT key, value FROM meta" in statement for statement in statements)
+
+
+@pytest.mark.parametrize(("sinks", "most_kilobytes"), [(1, 48), (4, 96)], ids=["one sink", "four sinks"])
+def test_a_transition_costs_few_bytes_of_disk(kit, sinks, most_kilobytes):
+    """Less than what is promised by a fifth, for the file itself is written too, now and then, from the -wal."""
+    names = tuple("abcd"[:sinks])
+    outbox = kit.open(sinks=names)
+    wal = kit.directory / "outbox.db-wal"
+    for number in range(10):
+        kit.commit(outbox, kit.event(f"W-{number}", description="x" * 500))
+    before = wal.stat().st_size
+    for number in range(20):
+        (record,) = kit.commit(outbox, kit.event(f"E-{number}", description="x" * 500))
+        results = [DeliveryResult(sequence=record.sequence, state=DeliveryState.DELIVERED)]
+        wait([outbox.write_soon(deliveries.record_results, name, results, now=0.0) for name in names])
+    assert (wal.stat().st_size - before) / 20 / 1000 <= most_kilobytes
+    assert [totals["delivered"] for totals in kit.totals(outbox).values()] == [20] * sinks
+
+
+def test_what_may_wait_is_committed_with_the_next_write_and_by_itself_soon(kit):
+    outbox = kit.open()
+    statements = []
+    outbox._storage.connection.set_trace_callback(statements.append)
+    first = outbox.write_soon(meta.put, "one", "1")
+    second = outbox.write_soon(meta.put, "two", "2")
+    outbox.write(meta.put, "three", "3").result(10)
+    assert (first.done(), second.done(), statements.count("COMMIT")) == (True, True, 1)
+    outbox.write_soon(meta.put, "four", "4").result(10)
+    outbox._storage.connection.set_trace_callback(None)
+    assert statements.count("COMMIT") == 2
+
+
+def test_closing_does_not_leave_out_what_may_wait(kit):
+    outbox = kit.open()
+    waiting = outbox.write_soon(meta.put, "boot_id", "b")
+    outbox.close()
+    assert waiting.done()
+    assert kit.open().read(meta.get, "boot_id").result(10) == "b"
 
 
 def test_work_that_fails_is_rolled_back_alone(kit):

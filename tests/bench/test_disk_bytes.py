@@ -1,0 +1,94 @@
+"""How many bytes reach the disk for a transition that is stored and delivered: one sink, four sinks.
+
+What counts is `write_bytes` of /proc/PID/io: the pages of files that the agent made dirty, each time anew once the disk
+had them, checkpoints and the index of the -wal included. The file system's own journal is not in it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+pytestmark = [
+    pytest.mark.bench,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
+]
+
+_POLL_SECONDS = 0.2
+_BEFORE = 10
+_MOST_KILOBYTES = {1: 60, 4: 120}
+
+
+class _Accepting(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Peer
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        self.server.took()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class _Peer(ThreadingHTTPServer):
+    """Takes every record of every sink, and counts them."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Accepting)
+        self.taken = 0
+        self._more = threading.Condition()
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def took(self) -> None:
+        with self._more:
+            self.taken += 1
+            self._more.notify_all()
+
+    def wait(self, least: int) -> None:
+        with self._more:
+            assert self._more.wait_for(lambda: self.taken >= least, 300), f"{self.taken} records came, not {least}."
+
+
+@pytest.fixture
+def peer():
+    peer = _Peer()
+    yield peer
+    peer.shutdown()
+    peer.server_close()
+
+
+@pytest.mark.parametrize("sinks", [1, 4])
+def test_bytes_that_reach_the_disk_for_a_transition(*, sinks, peer, serve, start_agent, figure, is_short):
+    changes = 100 if is_short else 600
+    documents = serve(changes=changes, polls_a_change=2, events=1)
+    tables = [
+        f'[[sinks]]\ntype = "webhook"\nname = "hook-{number}"\nurl = "http://127.0.0.1:{peer.server_port}/{number}"\n'
+        for number in range(sinks)
+    ]
+    agent = start_agent(
+        "agent",
+        documents.endpoints[0],
+        sinks="".join(tables),
+        poll_interval_seconds=_POLL_SECONDS,
+        stdout=subprocess.DEVNULL,
+    )
+    peer.wait(_BEFORE * sinks)
+    before, first = agent.disk_bytes(), peer.taken
+    peer.wait(changes * sinks)
+    time.sleep(1)  # what became of the last ones is committed
+    transitions = (changes * sinks - first) / sinks
+    kilobytes = (agent.disk_bytes() - before) / transitions / 1000
+    figure(f"bytes to disk a transition, {sinks} sinks: {kilobytes:.0f} KB ({transitions:.0f} transitions)")
+    assert kilobytes <= _MOST_KILOBYTES[sinks]
