@@ -175,6 +175,18 @@ class Sink(ABC):
         return None
 
     @classmethod
+    def warnings(cls, config: Any) -> Sequence[str]:
+        """Return a sentence for each setting of *config* that is seldom meant; `check-config` shows them."""
+        del config
+        return ()
+
+    @classmethod
+    def shown_by_check(cls, config: Any) -> str:
+        """Return what it shows, and what not, when `check` raises nothing: `check-config --connect` says it."""
+        del config
+        return "its own check found nothing wrong."
+
+    @classmethod
     def withholding(cls, config: Any, variables: frozenset[str]) -> Any:
         """Return *config* so that no program of the sink sees *variables*, the names that `*_env` keys name.
 

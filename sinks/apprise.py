@@ -129,6 +129,11 @@ class AppriseSink(Sink):
             raise DeliveryFailed("The message before it still hangs in Apprise. Does every service answer?")
         return self._sending_id == record.id and self._sending.result() is None
 
+    @classmethod
+    def shown_by_check(cls, config: AppriseConfig) -> str:
+        """Return what `check` shows: it asks no service."""
+        return f"Apprise can use its URLs. No service was asked; `send-test {config.name}` sends each a message."
+
     def check(self) -> None:
         """Raise DeliveryFailed when a URL is none that Apprise knows; nothing is sent."""
         self._current()

@@ -162,6 +162,12 @@ class CommandSink(Sink):
             raise self._not_started(error) from error
         self._raise_unless_delivered(finished)
 
+    @classmethod
+    def shown_by_check(cls, config: CommandConfig) -> str:
+        """Return what `check` shows: it runs nothing."""
+        del config
+        return "its program is there; it was not run."
+
     def check(self) -> None:
         """Raise DeliveryFailed when the program or its directory is not there or may not be used; nothing is run."""
         directory = self.config.directory

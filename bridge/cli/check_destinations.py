@@ -132,4 +132,4 @@ def _checked(sink: SinkSettings, seconds: float) -> str:
         sender.check()
     finally:
         sender.close()
-    return "its program is there; it was not run." if sink.sink_class.send_test_by_name_only else "reached."
+    return sink.sink_class.shown_by_check(sink.config)

@@ -241,6 +241,7 @@ def _about_sink(sink: SinkSettings, settings: Settings) -> Iterator[str]:
     config = sink.config
     if config.scope == "all":
         yield 'scope = "all" sends events of other VMs too; those send them as well, each once.'
+    yield from sink.sink_class.warnings(config)
     if config.transitions is not None:
         yield from _about_transitions(set(config.transitions), sink, settings)
     headers = getattr(config, "headers", None)

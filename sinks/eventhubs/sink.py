@@ -44,6 +44,13 @@ class EventHubsSink(Sink):
         if isinstance(self._sender, AmqpSender):
             self._sender.prepare_next(batch)
 
+    @classmethod
+    def shown_by_check(cls, config: EventHubsConfig) -> str:
+        """Return what `check` shows: over HTTPS a request that sends nothing shows nothing of the right to send."""
+        if config.transport != "https":
+            return "the event hub is there, and lets this identity send."
+        return f"it answers. Whether this identity may send was not tried; `send-test {config.name}` sends a record."
+
     def check(self) -> None:
         """Connect, show the credential, and find the event hub; nothing is sent."""
         self._sender.check()

@@ -125,6 +125,11 @@ class OtlpSink(Sink):
                 records=list(batch),
             )
 
+    @classmethod
+    def shown_by_check(cls, config: Any) -> str:
+        """Return what `check` shows."""
+        return f"it took a request without records; `send-test {config.name}` sends one."
+
     def check(self) -> None:
         """POST a request without records, which every receiver accepts and which writes nothing."""
         try:

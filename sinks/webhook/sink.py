@@ -18,12 +18,18 @@ from bridge.sink import DeliveryFailed, DeliveryRejected, Secret, Sink, SinkConf
 from sinks.http.endpoint import Endpoint, entra_token
 from sinks.http.signature import Signer
 from sinks.http.urls import http_url
+from sinks.webhook.alerts import alert_warnings
 from sinks.webhook.config import WebhookConfig, format_of, is_superseded_by_end, refresh_seconds_of
 from sinks.webhook.format import Message
 from sinks.webhook.pagerduty import DEFAULT_URL, check_url
 from sinks.webhook.template import check_url_template, is_url_template
 
 _MOST_ENDPOINTS = 4
+#: By format, what a check that finds nothing wrong has shown, and what it has not.
+_SHOWN = {
+    "alertmanager": ("an Alertmanager answers", "Whether it takes alerts from here"),
+    "pagerduty": ("a server answers", "Whether it takes events with this routing key"),
+}
 
 
 class WebhookSink(Sink):
@@ -40,6 +46,17 @@ class WebhookSink(Sink):
     def superseded_by_end(cls, config: Any, record: TransitionRecord) -> bool:
         """Return whether *record* would only page somebody for what is over."""
         return is_superseded_by_end(config, record)
+
+    @classmethod
+    def warnings(cls, config: Any) -> Sequence[str]:
+        """Return what an alert format makes of settings that other formats may have."""
+        return alert_warnings(config)
+
+    @classmethod
+    def shown_by_check(cls, config: Any) -> str:
+        """Return what `check` shows: not that a record would be taken, nor by these credentials."""
+        who, untried = _SHOWN.get(config.format, ("a server answers", "Whether it takes records from here"))
+        return f"{who}. {untried} was not tried; `send-test {config.name}` sends one."
 
     @classmethod
     def refresh_seconds(cls, config: Any) -> float | None:

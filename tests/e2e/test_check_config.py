@@ -14,6 +14,7 @@ from portal_stub import PortalStub
 from private_ca import PrivateCa
 
 from bridge.testing import EventSpec, Simulator
+from bridge.testing.http_contract import HttpPeer
 
 if sys.platform != "win32":
     import pwd
@@ -53,6 +54,16 @@ def starting(lines, word):
 
 def webhook(name, *lines, url="http://127.0.0.1:9/hook"):
     return "\n".join(['[[sinks]]\ntype = "webhook"', f'name = "{name}"', f'url = "{url}"', *lines, ""])
+
+
+LIFE = ["scheduled", "started", "completed", "canceled", "ended"]
+
+
+def pagerduty(*lines):
+    """A table for PagerDuty whose key any environment has."""
+    return "\n".join(
+        ['[[sinks]]\ntype = "webhook"\nformat = "pagerduty"\nrouting_key_env = "PATH"', *lines, ""],
+    )
 
 
 def test_a_configuration_with_nothing_wrong_is_exit_0_and_makes_nothing(agent, check):
@@ -211,6 +222,25 @@ def test_a_state_directory_that_cannot_be_made_or_is_none_is_said(agent, check):
         ('[[sinks]]\ntype = "stdout"\ntransitions = ["scheduled", "heartbeat"]\n', "does nothing by itself"),
         ('[status]\nlisten = "0.0.0.0:9464"\n', "There is no password"),
         ('[[sinks]]\ntype = "stdout"\nscope = "all"\n', "events of other VMs"),
+        (
+            webhook("a", 'format = "alertmanager"', 'transitions = ["scheduled", "started", "completed"]'),
+            "transitions lacks canceled, ended: an alert of an event that ends so is not resolved until it ages out.",
+        ),
+        (
+            webhook("a", 'format = "alertmanager"', 'transitions = ["completed", "canceled", "ended"]'),
+            "names neither scheduled nor started: an alert that it would resolve never opens",
+        ),
+        (
+            webhook("a", 'format = "alertmanager"', "heartbeat = true") + "[heartbeat]\ninterval_seconds = 300\n",
+            "heartbeat = true does nothing: format = 'alertmanager' sends nothing for heartbeats.",
+        ),
+        (pagerduty('transitions = ["started"]'), "transitions lacks completed, canceled, ended: an incident"),
+        (pagerduty("max_age_seconds = 900"), "gives up the end of an event too"),
+        (pagerduty('urgent_as = "alert"'), "which takes along the VM that would resolve it"),
+        (
+            "[approval]\n" + webhook("a", 'format = "alertmanager"', f"transitions = {[*LIFE, 'approved']}"),
+            "transitions names approved, for which format = 'alertmanager' sends nothing.",
+        ),
         (webhook("a", 'headers = {Authorization = "Basic c2VjcmV0OnNlY3JldA=="}'), "headers has Authorization"),
         (webhook("a", 'headers = {X-Api-Key = "c2VjcmV0OnNlY3JldA=="}'), "headers has X-Api-Key"),
     ],
@@ -231,6 +261,10 @@ def test_settings_that_do_nothing_or_surprise_are_warned_of_and_do_not_fail(agen
         '[approval]\n[[sinks]]\ntype = "stdout"\ntransitions = ["approved"]\n',
         '[status]\nlisten = "[::1]:9464"\n',
         webhook("a", 'headers = {X-Team = "payments", Idempotency-Key = "none"}'),
+        webhook("a", 'format = "alertmanager"'),
+        webhook("a", 'format = "alertmanager"', f"transitions = {LIFE}", 'event_types = ["Reboot"]'),
+        pagerduty(f"transitions = {LIFE}"),
+        webhook("a", 'transitions = ["started"]', "max_age_seconds = 900"),
     ],
 )
 def test_settings_that_make_sense_are_not_warned_of(agent, check, text):
@@ -267,6 +301,29 @@ def test_connecting_says_one_line_a_destination_and_what_is_wrong_with_each(agen
     assert starting(lines, "mine") == ["cannot be tried without writing to it; `send-test mine` sends it a record."]
     assert starting(lines, "stdout") == ["nothing to try: it writes to the agent's own standard output."]
     assert starting(lines, "drain") == ["its program is there; it was not run."]
+
+
+def test_connecting_claims_nothing_that_it_did_not_try(agent, check, azure):
+    agent.env["KEY"] = "R0123456789ABCDEFGHIJKLMNOPQRSTU"
+    with HttpPeer() as peer:
+        url = f"http://{peer.address.authority}"
+        code, lines = check(
+            f'[imds]\nendpoint = "{azure.endpoint}"\n{state(agent)}'
+            + webhook("events", 'bearer_token_env = "KEY"', url=f"{url}/hook")
+            + pagerduty('name = "pager"', f'url = "{url}/v2/enqueue"').replace("PATH", "KEY")
+            + f'[[sinks]]\ntype = "otlp"\nendpoint = "{url}"\n',
+            "--connect",
+        )
+        asked = {(request.method, request.path, request.body) for request in peer.requests}
+    assert code == 0
+    assert starting(lines, "events") == [
+        "a server answers. Whether it takes records from here was not tried; `send-test events` sends one."
+    ]
+    assert starting(lines, "pager") == [
+        "a server answers. Whether it takes events with this routing key was not tried; `send-test pager` sends one."
+    ]
+    assert starting(lines, "otlp") == ["it took a request without records; `send-test otlp` sends one."]
+    assert asked == {("OPTIONS", "/hook", b""), ("OPTIONS", "/v2/enqueue", b""), ("POST", "/v1/logs", b"")}
 
 
 def test_connecting_does_not_turn_scheduled_events_on_but_asks_for_them_beside_an_agent(agent, check, azure):
