@@ -37,8 +37,11 @@ and the program, for example:
     set -eu
     case "$SCHEDULED_EVENT_TRANSITION" in
       scheduled)                 /usr/local/bin/drain --until "$SCHEDULED_EVENT_NOT_BEFORE" ;;
+      started)                   /usr/local/bin/drain --now ;;
       completed|canceled|ended)  /usr/local/bin/undrain ;;
     esac
+
+(sinks/README.md has one that also asks whether another event is still there.)
 
 An event whose end is known before its start was delivered is skipped whole: nothing is drained for what is over.
 

@@ -291,6 +291,7 @@ def discard(directory: Path, sink: str, record_id: str | None, state: str | None
 @_option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="60: a minute in a second.")
 @_option("--rate-limit/--no-rate-limit", default=True, help="Answer 429 above five requests a second, as Azure does.")
 @_option("--first-call", "first_call_seconds", type=click.FloatRange(min=0), default=0.0, help="Seconds of the first.")
+@_option("--new-id-each-status", is_flag=True, help="A new EventId at each status, as Microsoft's mock server has.")
 @_option("--until-finished", is_flag=True, help="End when the scenario has.")
 @_option("--allow-remote", is_flag=True, help="Listen on an address that is not loopback.")
 def simulate(*, list_scenarios: bool, **options: Any) -> None:

@@ -20,6 +20,7 @@ from bridge.approval.submit import is_disabled
 from bridge.clock import format_time, parse_time
 from bridge.config.loader import Settings
 from bridge.config.trusted_keys import unusable_keys
+from bridge.events.diff import is_over
 from bridge.events.event import ScheduledEvent, names_vm
 from bridge.events.record import Evidence, Transition, TransitionRecord, Verdict
 from bridge.health.client import AgentAnswer
@@ -178,7 +179,8 @@ def build_report(
     """Return the report. *is_locked*: an agent runs on the directory; *in_memory*: one has marked it as not current."""
     live = answer.readiness
     vm_name = _vm_name(snapshot, live, settings)
-    events = () if snapshot.stored.document is None else snapshot.stored.document.events
+    shown = () if snapshot.stored.document is None else snapshot.stored.document.events
+    events = tuple(event for event in shown if not is_over(event))
     return StatusReport(
         at=format_time(now),
         known_at=_known_at(snapshot),

@@ -91,6 +91,7 @@ def test_drain_script_drains_and_undrains(tmp_path):
     when = "--until 2026-11-20T11:15:00Z"
     assert log.read_text().splitlines() == [
         f"drain-node {when}",
+        "drain-node --now",
         "undrain-node ",
         "undrain-node ",
         "undrain-node ",

@@ -50,12 +50,14 @@ class Simulator:
         first_call_seconds: float = 0.0,
         token_lifetime_seconds: int = 86_400,
         allow_remote: bool = False,
+        new_id_each_status: bool = False,
         clock: Clock | None = None,
     ) -> None:
         """Bind the ports; the VMs after the first take the ports that follow, or free ones when the port is 0.
 
         *speed* is scenario seconds a real second. *first_call_seconds* (real) is how long the first request for
-        events takes, up to two minutes in Azure.
+        events takes, up to two minutes in Azure. With *new_id_each_status* an event has another EventId once it
+        started, as in Microsoft's mock server; Azure keeps one.
         """
         self.machines = tuple(vm if isinstance(vm, Machine) else Machine(name=vm) for vm in vms)
         if not self.machines:
@@ -63,7 +65,12 @@ class Simulator:
         if isinstance(scenario, (str, Path)):
             scenario = load_scenario(scenario)
         self.scenario = scenario
-        self.world = World([machine.name for machine in self.machines], clock=clock, speed=speed)
+        self.world = World(
+            [machine.name for machine in self.machines],
+            clock=clock,
+            speed=speed,
+            new_id_each_status=new_id_each_status,
+        )
         self.requests: deque[RequestSeen] = deque(maxlen=_REMEMBERED)
         self.stop_requested = threading.Event()
         self._stop = threading.Event()

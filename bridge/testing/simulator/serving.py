@@ -30,6 +30,8 @@ class ServeOptions:
     allow_remote: bool = False
     until_finished: bool = False
     """End by itself when the scenario is over and every VM that asks has seen the empty document."""
+    new_id_each_status: bool = False
+    """Draw a new EventId when an event starts, as Microsoft's mock server does; Azure keeps one."""
 
 
 def serve(options: ServeOptions, *, stop: threading.Event, say: Callable[[str], None]) -> None:
@@ -45,6 +47,7 @@ def serve(options: ServeOptions, *, stop: threading.Event, say: Callable[[str], 
         rate_limit=options.rate_limit,
         first_call_seconds=options.first_call_seconds,
         allow_remote=options.allow_remote,
+        new_id_each_status=options.new_id_each_status,
     )
     simulator.world.listen(lambda change: say(describe_change(change)))
     with simulator:

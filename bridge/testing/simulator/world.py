@@ -5,7 +5,8 @@ asked something, one instant after the other, so a test steps a manual clock and
 needs no timer. All that happens at one instant is one change of the document and raises the incarnation once.
 
 The life of an event is that of Microsoft's page "Scheduled Events for Linux VMs": one EventId from Scheduled over
-Started until it leaves the document; a canceled one leaves while Scheduled; a hardware failure begins as Started.
+Started until it leaves the document; a canceled one leaves while Scheduled; a hardware failure begins as Started. On
+request an event gets a new EventId when it starts, as Microsoft's mock server does it and Azure does not.
 """
 
 from __future__ import annotations
@@ -57,12 +58,20 @@ class ApprovalReceived:
 class World:
     """Everything that the VMs of one simulator see; safe to use from many threads."""
 
-    def __init__(self, vm_names: Sequence[str] = ("vm",), *, clock: Clock | None = None, speed: float = 1.0) -> None:
+    def __init__(
+        self,
+        vm_names: Sequence[str] = ("vm",),
+        *,
+        clock: Clock | None = None,
+        speed: float = 1.0,
+        new_id_each_status: bool = False,
+    ) -> None:
         if not (speed > 0 and math.isfinite(speed)):
             raise WrongRequest(f"speed = {speed!r} must be a number above 0; 60 lets a minute pass in a second.")
         self.vm_names = tuple(vm_names)
         self.clock: Clock = clock or RealClock()
         self.speed = speed
+        self.new_id_each_status = new_id_each_status
         self.faults = FaultQueue()
         self.approvals: deque[ApprovalReceived] = deque(maxlen=_REMEMBERED)
         self._lock = threading.RLock()
@@ -115,6 +124,7 @@ class World:
             event = Event(
                 spec=spec,
                 event_id=event_id,
+                announced_id=event_id,
                 resources=self.vm_names if spec.resources is None else spec.resources,
                 status="Scheduled",
                 not_before_seconds=not_before,
@@ -122,6 +132,7 @@ class World:
             )
             self._events[event_id] = event
             if spec.status == "Started":
+                event.status = "Started"
                 self._start(event, at)
             else:
                 self._note("scheduled", event)
@@ -271,9 +282,16 @@ class World:
                 self._tell(f"a step of the scenario was left out: {exc}")
 
     def _start(self, event: Event, at: float) -> None:
+        if self.new_id_each_status and event.status == "Scheduled":
+            self._rename(event)
         event.status = "Started"
         event.ends_seconds = at + event.spec.impact_seconds
         self._note("started", event)
+
+    def _rename(self, event: Event) -> None:
+        """Give *event* a new EventId, at its place in the document."""
+        before, event.event_id = event.event_id, new_event_id()
+        self._events = {event.event_id if key == before else key: each for key, each in self._events.items()}
 
     def _remove(self, event: Event, what: str) -> None:
         del self._events[event.event_id]
@@ -305,7 +323,10 @@ class World:
         return next((event for event in self._events.values() if event.event_id.upper() == wanted), None)
 
     def _known(self, event_id: str) -> Event:
-        event = self._find(event_id)
+        """Return the event that has, or was announced with, *event_id*."""
+        wanted = event_id.upper()
+        announced = (event for event in self._events.values() if event.announced_id.upper() == wanted)
+        event = self._find(event_id) or next(announced, None)
         if event is None:
             there = ", ".join(self._events) or "none"
             raise UnknownEvent(f"No event in the document has the EventId {event_id}. There: {there}.")

@@ -467,6 +467,18 @@ def test_serve_tells_every_change_and_ends_with_the_scenario(tmp_path):
     assert "for a, b, NotBefore in 30 s (incarnation 2)" in said[3]
 
 
+def test_serve_draws_a_new_event_id_at_each_status_when_it_is_asked_to(tmp_path):
+    path = tmp_path / "short.toml"
+    path.write_text('[[steps]]\nat = 1\nadd = "a"\nevent_type = "Preempt"\nimpact_seconds = 10\n', encoding="utf-8")
+    said = []
+    options = ServeOptions(
+        scenario=str(path), listen="127.0.0.1:0", speed=200, until_finished=True, new_id_each_status=True
+    )
+    serve(options, stop=threading.Event(), say=said.append)
+    scheduled, started, completed = (line.split("] ")[1].split()[2] for line in said[2:])
+    assert scheduled != started == completed
+
+
 def test_serve_lets_whoever_watches_see_the_end(tmp_path):
     path = tmp_path / "short.toml"
     path.write_text(

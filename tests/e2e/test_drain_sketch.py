@@ -1,0 +1,80 @@
+"""The drain script of the sinks' page under an agent process: no VM is brought back while its impact runs.
+
+Played are the scenarios of Microsoft's mock server, which draws a new EventId at each status, and an event that ends
+while another one runs. MOCK_SCENARIOS=all plays the twelve; else three of them.
+"""
+
+import os
+import re
+import sys
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from mock_server import NOTICE, SCENARIOS, VM, MockServer
+
+if sys.platform == "win32":
+    pytest.skip("a shell script", allow_module_level=True)
+
+PAGE = Path(__file__).parents[2] / "sinks" / "README.md"
+_FEW = {"Live Migration - Dev Timing", "User Reboot", "Canceled Maintenance - Dev Timing"}
+PLAYED = [each for each in SCENARIOS if os.environ.get("MOCK_SCENARIOS") == "all" or each.name in _FEW]
+
+
+@pytest.fixture
+def drained(agent, imds, tmp_path):
+    """An agent that runs the sketch of the page for each record; return what was run, as a function."""
+    log, path = tmp_path / "drains", f"{tmp_path}:/usr/bin:/bin"
+    imds.identity = (200, f'{{"name": "{VM}", "vmId": "AAAA"}}'.encode())
+    [sketch] = re.findall(r"^```sh\n(#!/bin/sh\n.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    scripts = {
+        "on-scheduled-event": sketch,
+        "drain-node": f'#!/bin/sh\necho drain >> "{log}"\n',
+        "undrain-node": f'#!/bin/sh\necho undrain >> "{log}"\n',
+        "scheduled-events-bridge": f'#!/bin/sh\nexec "{sys.executable}" -m bridge "$@"\n',
+    }
+    for name, text in scripts.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    agent.env.update(PATH=path, SCHEDULED_EVENTS_BRIDGE_CONFIG=str(agent.config))
+    command = f'[[sinks]]\ntype = "command"\ncommand = ["{tmp_path}/on-scheduled-event"]\n'
+    agent.configure(imds.url, command)
+    imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
+    agent.start()
+    return lambda: log.read_text().split() if log.exists() else []
+
+
+def show(agent, imds, drained, document, *, until):
+    """Show *document* until the sketch has run *until* as the last thing; return all that it ran meanwhile."""
+    before = len(drained())
+    imds.show(document)
+    agent.wait_for(lambda: drained()[before:][-1:] == [until])
+    return drained()[before:]
+
+
+def test_no_vm_is_undrained_while_the_impact_of_a_mock_servers_event_runs(agent, imds, drained):
+    server = MockServer()
+    for scenario in PLAYED:
+        # With Azure's times the impact begins when NotBefore has just passed.
+        notice = timedelta(0) if scenario.is_dev_timing or scenario.is_canceled else NOTICE - timedelta(seconds=1)
+        for status, _, document in server.play(scenario, datetime.now(timezone.utc) - notice):
+            if status == "Chosen":
+                imds.show(document)
+                continue
+            until = "undrain" if status == "Over" else "drain"
+            assert show(agent, imds, drained, document, until=until) == [until], (scenario, status)
+    assert agent.stop() == 0
+
+
+def test_the_end_of_one_event_does_not_undrain_a_vm_while_another_one_runs(agent, imds, drained):
+    def document(incarnation, **statuses):
+        events = [
+            {"EventId": name, "EventStatus": status, "EventType": "Freeze", "Resources": [VM], "NotBefore": ""}
+            for name, status in statuses.items()
+        ]
+        return {"DocumentIncarnation": incarnation, "Events": events}
+
+    assert show(agent, imds, drained, document(2, a="Started"), until="drain") == ["drain"]
+    assert show(agent, imds, drained, document(3, b="Started"), until="drain") == ["drain"]
+    assert show(agent, imds, drained, document(4, b="Completed"), until="undrain") == ["undrain"]
+    assert agent.stop() == 0
