@@ -10,6 +10,7 @@ from urllib.parse import unquote_plus
 from bridge.sink import AccessToken, CredentialFailed, DeliveryFailed, EntraToken, Secret, fetch_token
 from sinks.eventhubs.config import EventHubsConfig
 from sinks.eventhubs.connection_string import ConnectionString, parse, shared_access_signature
+from sinks.http.urls import http_url, url_secrets
 
 _SCOPE = "https://eventhubs.azure.net/.default"
 _SIGNATURE_SECONDS = 3_600
@@ -34,14 +35,23 @@ class Access:
         self._secret = Secret(
             key="connection_string", file=config.connection_string_file, env=config.connection_string_env
         )
+        self._proxy = Secret(key="proxy", file=config.proxy_file, env=config.proxy_env)
         self._token: EntraToken | None = None
         if config.credential != "connection_string":
             self._token = identity_token(config)
         self._signature: AccessToken | None = None
         self.string: ConnectionString | None = None
+        self.proxy: str | None = None
+        """The URL of the proxy, after `prepare`; None: there is none."""
 
     def prepare(self, *, wait_seconds: float) -> None:
-        """Read the connection string, or get a token; raise DeliveryFailed when there is none in time."""
+        """Read the proxy, and the connection string or a token; raise DeliveryFailed when there is none in time."""
+        self.proxy = self._config.proxy or self._proxy.value()
+        if self.proxy is not None:
+            try:
+                http_url(self.proxy, key="proxy")
+            except ValueError as error:
+                raise DeliveryFailed(f"The proxy's URL cannot be used: {error}", needs_attention=True) from None
         if self._token is not None:
             try:
                 self._token.current(wait_seconds=wait_seconds)
@@ -71,6 +81,11 @@ class Access:
     @property
     def secrets(self) -> tuple[str, ...]:
         """Return what must stand in no message, after `prepare`."""
+        proxy = () if self.proxy is None else tuple(filter(None, url_secrets(self.proxy)))
+        return (*proxy, *self._credentials)
+
+    @property
+    def _credentials(self) -> tuple[str, ...]:
         if self._token is not None:
             token = self._token.good()
             return () if token is None else (token.token,)

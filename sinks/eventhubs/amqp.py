@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from bridge.sink import DeliveryError, DeliveryFailed, DeliveryRejected, RetryReason, TransitionRecord
 from sinks.cloudevent import CONTENT_TYPE, cloud_event_bytes
@@ -221,6 +222,7 @@ def _client(config: EventHubsConfig, access: Access) -> Any:
         "transport_type": TransportType.AmqpOverWebsocket
         if config.transport == "amqp_websocket"
         else TransportType.Amqp,
+        "http_proxy": _proxy(access.proxy),
         "custom_endpoint_address": config.endpoint,
         "connection_verify": config.ca_file,
         "user_agent": "scheduled-events-bridge",
@@ -235,3 +237,18 @@ def _client(config: EventHubsConfig, access: Access) -> Any:
         credential=credential,
         **options,
     )
+
+
+def _proxy(url: str | None) -> dict[str, Any] | None:
+    """Return *url* as the SDK takes a proxy.
+
+    Scheme, user and password stay with the name: the SDK puts name and port together, and aiohttp wants a URL. By keys
+    of their own the SDK would make them into an object that aiohttp is about to drop.
+    """
+    if url is None:
+        return None
+    parts = urlsplit(url)
+    user, at, _ = parts.netloc.rpartition("@")
+    host = f"[{parts.hostname}]" if ":" in str(parts.hostname) else parts.hostname
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return {"proxy_hostname": f"{parts.scheme}://{user}{at}{host}", "proxy_port": port}

@@ -10,6 +10,7 @@ import msgspec
 
 from bridge.sink import SinkConfig, tls_file_problems
 from sinks.http.config import one_of
+from sinks.http.urls import origin, plain_url
 
 _LONGEST_IDLE_SECONDS = 3_600
 _HOST = re.compile(r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+)(:[0-9]{1,5})?")
@@ -36,6 +37,12 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
     """The address to connect to instead of the namespace's own, `host` or `host:port`, as for a private endpoint."""
     ca_file: str | None = None
     """A PEM file of the authorities to trust instead of the usual ones."""
+    proxy: str | None = None
+    """URL of an HTTP proxy, for amqp_websocket and https. Proxies of the environment are not used."""
+    proxy_file: str | None = None
+    """A file with the proxy's URL, for one that has a password in it; read again when it changes."""
+    proxy_env: str | None = None
+    """An environment variable with the proxy's URL, likewise."""
     idle_close_seconds: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_IDLE_SECONDS)] = 30.0
     """Close the connection after so many seconds without a send: a Standard namespace takes 5,000 of them."""
     max_batch: int = 100
@@ -50,8 +57,28 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
                 "transport amqp_websocket needs aiohttp, which is not installed. It comes with the extra [websocket]: "
                 "in the checkout, pip install '.[websocket]'"
             )
+        self._check_proxy()
         if self.transport == "https":
             msgspec.structs.force_setattr(self, "max_batch", 1)
+
+    def __repr__(self) -> str:
+        """Return the settings without what may be a secret of the proxy's URL."""
+        values = {name: getattr(self, name) for name in self.__struct_fields__}
+        shown = {
+            name: origin(value) if name == "proxy" else value for name, value in values.items() if value is not None
+        }
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+    def _check_proxy(self) -> None:
+        keys = {"proxy": self.proxy, "proxy_file": self.proxy_file, "proxy_env": self.proxy_env}
+        one_of(**keys)
+        if self.proxy is not None:
+            plain_url(self.proxy, key="proxy")
+        given = next((key for key, value in keys.items() if value is not None), None)
+        if given is not None and self.transport == "amqp":
+            raise ValueError(
+                f'{given} needs transport = "amqp_websocket" or "https": AMQP itself goes through no HTTP proxy'
+            )
 
     def _check_credential(self) -> None:
         has_string = self.connection_string_file is not None or self.connection_string_env is not None

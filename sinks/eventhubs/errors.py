@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from bridge.sink import DeliveryError, DeliveryFailed, DeliveryRejected, RetryReason, excerpt, masked
+from bridge.sink import DeliveryError, DeliveryFailed, DeliveryRejected, RetryReason, causes, excerpt, masked
 
 #: What the SDK leaves of a condition in `error`: all after its first colon.
 _ABOUT_THE_RECORD = frozenset({"link:message-size-exceeded", "argument-error", "argument-out-of-range"})
@@ -25,6 +25,12 @@ _WAIT = re.compile(r"wait (\d{1,4}) seconds")
 #: Conditions that the SDK makes up when the service named none: the record may have been stored.
 _MADE_UP = frozenset({"", "unknown-error", "client-error", "socket-error", "connection:forced"})
 _CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
+#: aiohttp's names, which may not be imported here: nobody answered at that address, a proxy did not, or it said no.
+_NO_CONNECTION, _NO_PROXY, _PROXY_ANSWER = "ClientConnectorError", "ClientProxyConnectionError", "ClientHttpProxyError"
+#: What a person must mend at the proxy: its rules, or the user and the password.
+_PROXY_REFUSES = frozenset({401, 403, 407})
+#: In aiohttp's texts; another at each try, so that the same failure would be a new line in the log each time.
+_ADDRESS = re.compile(r" ssl:<[^<>]*>")
 
 
 class TooLarge(Exception):
@@ -33,7 +39,10 @@ class TooLarge(Exception):
 
 def delivery_error(error: BaseException, *, peer: str, is_sending: bool, secrets: tuple[str, ...]) -> DeliveryError:
     """Return what *error* of the SDK means; *is_sending*: a record may have been on its way."""
-    condition, text = _condition(error), _description(error)
+    from_proxy = _proxy_error(error, peer)
+    if from_proxy is not None:
+        return from_proxy
+    condition, text = _condition(error), _ADDRESS.sub("", _description(error))
     shown = masked(excerpt(" ".join(text.split()).encode()), secrets)
     message = f"{peer}: {shown or type(error).__name__}" + (f" ({condition})" if condition else "")
     if condition in _ABOUT_THE_RECORD:
@@ -44,6 +53,25 @@ def delivery_error(error: BaseException, *, peer: str, is_sending: bool, secrets
     if condition in _NEEDS_A_PERSON or is_about_access(error) or _CERTIFICATE in text:
         return DeliveryFailed(message, needs_attention=True, reason=RetryReason.REFUSED)
     return DeliveryFailed(message, uncertain=is_sending and condition in _MADE_UP, reason=RetryReason.CONNECTION)
+
+
+def _proxy_error(error: BaseException, peer: str) -> DeliveryFailed | None:
+    """Return what *error* means if the proxy is to blame, None if it is not."""
+    answer = _found(error, _PROXY_ANSWER)
+    if answer is not None:
+        status = getattr(answer, "status", None)
+        message = (
+            f"{peer}: the proxy answered {status}. Check the user name and the password in its URL, and its rules."
+        )
+        return DeliveryFailed(message, needs_attention=status in _PROXY_REFUSES, reason=RetryReason.PROXY)
+    if _found(error, _NO_PROXY) is not None:
+        return DeliveryFailed(f"{peer}: the proxy cannot be reached.", reason=RetryReason.CONNECTION)
+    return None
+
+
+def _found(error: BaseException, name: str) -> BaseException | None:
+    """Return the first of the causes of *error* that is called *name*, or derives from what is."""
+    return next((each for each in causes(error) if name in {cls.__name__ for cls in type(each).__mro__}), None)
 
 
 def _condition(error: Any) -> str:
@@ -79,8 +107,12 @@ def link_error(client: Any) -> BaseException | None:
 
 
 def is_about_access(error: Any) -> bool:
-    """Return whether the service refused the token; by name, because the SDK may not be imported."""
-    return any(each.__name__ == "AuthenticationError" for each in type(error).__mro__)
+    """Return whether the service refused the token; by name, because the SDK may not be imported.
+
+    Through a websocket to an address of one's own the SDK says so, too, where nobody listens.
+    """
+    is_refusal = any(each.__name__ == "AuthenticationError" for each in type(error).__mro__)
+    return is_refusal and _found(error, _NO_CONNECTION) is None
 
 
 def is_answer(error: Any) -> bool:

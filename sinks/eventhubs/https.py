@@ -31,7 +31,14 @@ class HttpsSender:
     def __init__(self, config: EventHubsConfig, access: Access) -> None:
         self._config = config
         self._access = access
-        self._http = HttpConfig(name=config.name, timeout_seconds=config.timeout_seconds, ca_file=config.ca_file)
+        self._http = HttpConfig(
+            name=config.name,
+            timeout_seconds=config.timeout_seconds,
+            ca_file=config.ca_file,
+            proxy=config.proxy,
+            proxy_file=config.proxy_file,
+            proxy_env=config.proxy_env,
+        )
         self._endpoint: Endpoint | None = None
         self._secrets: tuple[str, ...] = ()
         self._is_closed = False

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from connect_proxy import ConnectProxy
 from eventhubs_emulator.claims import jwt_refusal, sas_refusal
 
 from bridge.sink import DeliveryFailed, DeliveryRejected
@@ -158,6 +159,22 @@ def test_hub_that_is_gone_pauses_the_sink(sink, service, make_record) -> None:
     with pytest.raises(DeliveryFailed) as caught:
         sink.send([make_record()])
     assert caught.value.held
+
+
+def test_record_goes_through_a_proxy_and_no_other_way(make_https, service, authority, make_record, tmp_path) -> None:
+    port = service.server_address[1]
+    with ConnectProxy(password="agent:right") as proxy:
+        (tmp_path / "proxy").write_text(f"http://agent:hunter2-4711@127.0.0.1:{proxy.port}\n")
+        sink = make_https(port, authority.ca_file, proxy_file=str(tmp_path / "proxy"))
+        with pytest.raises(DeliveryFailed, match="proxy") as caught:
+            sink.send([make_record()])
+        assert (caught.value.needs_attention, caught.value.reason) == (True, "proxy")
+        assert "hunter2" not in str(caught.value)
+        assert service.requests == []
+        (tmp_path / "proxy").write_text(f"http://agent:right@127.0.0.1:{proxy.port}\n")
+        sink.send([make_record()])
+        assert proxy.targets[-1] == f"127.0.0.1:{port}"
+    assert len(service.events) == 1
 
 
 def test_wrong_key_is_refused_by_the_service(make_https, service, authority, make_record) -> None:

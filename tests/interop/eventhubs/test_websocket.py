@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from connect_proxy import ConnectProxy
 from eventhubs_emulator.process import running
 
 from bridge.sink import DeliveryFailed
@@ -59,6 +60,47 @@ def test_silence_through_a_websocket_ends_at_the_deadline(make_websocket_sink, m
     emulator.wait_for(lambda state: state["connections"] == 0)
     sink.send([make_record(sequence=3)])
     gc.collect()  # here, where its warning is expected
+
+
+def test_record_arrives_through_a_proxy_that_asks_for_a_password(
+    make_websocket_sink, make_record, emulator, front_port, tmp_path
+) -> None:
+    with ConnectProxy(password="agent:pass/word") as proxy:
+        (tmp_path / "proxy").write_text(f"http://agent:pass%2Fword@127.0.0.1:{proxy.port}\n")
+        sink = make_websocket_sink(proxy_file=str(tmp_path / "proxy"))
+        sink.send([make_record(sequence=1)])
+        sink.send([make_record(sequence=2)])
+        sink.check()
+        sink.close()
+        assert set(proxy.targets) == {f"127.0.0.1:{front_port}"}
+    assert len(emulator.state()["events"]) == 2
+
+
+def test_proxy_that_refuses_needs_a_person_and_shows_no_password(make_websocket_sink, make_record, monkeypatch) -> None:
+    with ConnectProxy(password="agent:right") as proxy:
+        monkeypatch.setenv("PROXY", f"http://agent:hunter2-4711@127.0.0.1:{proxy.port}")
+        sink = make_websocket_sink(proxy_env="PROXY")
+        with pytest.raises(DeliveryFailed, match="proxy") as caught:
+            sink.send([make_record()])
+        monkeypatch.setenv("PROXY", f"http://agent:right@127.0.0.1:{proxy.port}")
+        sink.send([make_record()])
+    assert (caught.value.needs_attention, caught.value.uncertain, caught.value.reason) == (True, False, "proxy")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_proxy_that_nobody_is_behind_or_that_stays_silent_is_tried_again(make_websocket_sink, make_record) -> None:
+    with ConnectProxy() as proxy:
+        proxy.is_silent = True
+        sink = make_websocket_sink(proxy=f"http://127.0.0.1:{proxy.port}", timeout_seconds=1.0)
+        with pytest.raises(DeliveryFailed, match="no answer within 1 s; the connection attempt was cut"):
+            sink.send([make_record()])
+        proxy.is_silent = False
+        sink.send([make_record()])
+        sink.close()
+    sink = make_websocket_sink(proxy=f"http://127.0.0.1:{proxy.port}", timeout_seconds=2.0)
+    with pytest.raises(DeliveryFailed) as caught:
+        sink.send([make_record()])
+    assert (caught.value.needs_attention, caught.value.uncertain) == (False, False)
 
 
 def uncertain_failure(sink, record) -> str:

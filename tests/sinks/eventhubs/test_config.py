@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from connect_proxy import ConnectProxy
 
 from bridge.config.sinks import read_sinks
 from bridge.config.toml import Problems
+from bridge.sink import DeliveryFailed
+from bridge.testing.records import sample_record
 from sinks.eventhubs.config import EventHubsConfig
+from sinks.eventhubs.sink import EventHubsSink
 
 KEY = "c2VjcmV0LWtleQ=="
 IDENTITY: dict[str, Any] = {"fully_qualified_namespace": "ns.servicebus.windows.net", "eventhub": "hub"}
@@ -39,6 +43,11 @@ def mistakes(**keys: Any) -> str:
         ({**IDENTITY, "ca_file": "/nowhere/ca.pem"}, "ca_file: The file /nowhere/ca.pem does not exist."),
         ({**IDENTITY, "transport": "kafka"}, "transport"),
         ({**IDENTITY, "idle_close_seconds": -1}, "idle_close_seconds"),
+        ({**IDENTITY, "proxy": "http://proxy:3128"}, 'proxy needs transport = "amqp_websocket" or "https"'),
+        ({**IDENTITY, "proxy_env": "PROXY"}, "proxy_env needs transport"),
+        ({**IDENTITY, "transport": "https", "proxy": "proxy:3128"}, "proxy must be a URL"),
+        ({**IDENTITY, "transport": "https", "proxy": "http://me:hunter2@proxy:3128"}, "proxy_file or proxy_env"),
+        ({**IDENTITY, "transport": "https", "proxy": "http://a:1", "proxy_file": "/b"}, "both set; keep one"),
     ],
 )
 def test_configuration_that_cannot_work_is_refused(keys, said) -> None:
@@ -68,3 +77,25 @@ def test_identity_with_its_defaults_is_enough() -> None:
     config = EventHubsConfig(**IDENTITY)
     assert (config.credential, config.transport, config.max_batch) == ("managed_identity", "amqp", 100)
     assert EventHubsConfig(transport="https", **IDENTITY).max_batch == 1
+
+
+def test_proxy_is_shown_without_what_may_be_secret() -> None:
+    config = EventHubsConfig(**IDENTITY, name="hub", transport="https", proxy="http://proxy:3128/secret-4711")
+    assert "http://proxy:3128" in repr(config)
+    assert "secret-4711" not in repr(config)
+
+
+def test_record_goes_through_the_proxy_over_https(monkeypatch) -> None:
+    """The namespace does not exist: only the proxy is told its name."""
+    key = "Endpoint=sb://ns.servicebus.windows.net;SharedAccessKeyName=send;SharedAccessKey=a2V5;EntityPath=hub"
+    monkeypatch.setenv("EVENT_HUBS", key)
+    with ConnectProxy(password="agent:right") as proxy:
+        monkeypatch.setenv("PROXY", f"http://agent:hunter2-4711@127.0.0.1:{proxy.port}")
+        keys = {"credential": "connection_string", "connection_string_env": "EVENT_HUBS", "proxy_env": "PROXY"}
+        sink = EventHubsSink(EventHubsConfig(name="hub", transport="https", timeout_seconds=5.0, **keys))
+        with pytest.raises(DeliveryFailed, match="proxy") as caught:
+            sink.send([sample_record()])
+        sink.close()
+        assert proxy.targets == ["ns.servicebus.windows.net:443"]
+    assert (caught.value.needs_attention, caught.value.reason) == (True, "proxy")
+    assert "hunter2" not in str(caught.value)
