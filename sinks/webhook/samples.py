@@ -94,15 +94,17 @@ def _transitions(config: SinkConfig) -> Iterator[Transition]:
 
 
 def _with_nulls(full: dict[str, Any]) -> Iterator[Sample]:
-    possible = [names for names in _NULLS if _has(full, names[0])]
+    possible = [names for names in _NULLS if all(_may_be_null(full, name) for name in names)]
     for names in possible:
         yield Sample(_record(_without(full, *names)), names)
-    everything = [name for names in possible for name in names if name != "previous.not_before"]
+    everything = [name for names in possible for name in names]
     bare = _without(full, *everything) | {"labels": {}, "vm": dict.fromkeys(full["vm"]) | {"tags": {}}}
     yield Sample(_record(bare), ("everything that may be",))
 
 
-def _has(full: dict[str, Any], name: str) -> bool:
+def _may_be_null(full: dict[str, Any], name: str) -> bool:
+    if name == "previous":  # an event may be seen first when it has started; nothing else that has a past
+        return bool(full["transition"] == Transition.STARTED)
     outer, _, inner = name.partition(".")
     return full[outer] is not None and (not inner or inner in full[outer])
 

@@ -1,12 +1,16 @@
 """What is over is skipped by a sink that disturbs people, but only while surely nothing of it arrived."""
 
+import json
+
 import pytest
 from delivery_kit import DeliveryKit
 
 from bridge.errors import DeliveryFailed
 from bridge.events.event import Document
 from bridge.outbox import deliveries
+from bridge.testing.http_contract import HttpPeer
 from bridge.testing.sinks import Box, ScriptedSink
+from sinks.webhook.sink import WebhookSink
 
 
 class Pager(ScriptedSink):
@@ -223,3 +227,24 @@ def test_what_comes_back_after_its_end_is_sent_though_an_end_was_pending(bench, 
     bench.start()
     bench.until_totals(delivered=3, expired=1)
     assert sent(incidents) == ["scheduled", "canceled", "scheduled"]
+
+
+def test_a_vm_that_was_cut_off_pages_nobody_for_what_is_over(bench, monkeypatch):
+    monkeypatch.setenv("ROUTING_KEY", "R0123456789ABCDEFGHIJKLMNOPQRSTU")
+    with HttpPeer() as peer:
+        url = f"http://{peer.address.authority}/v2/enqueue"
+        bench.sink("p", sink_class=WebhookSink, url=url, format="pagerduty", routing_key_env="ROUTING_KEY")
+        bench.add("E")
+        bench.start("p", chance=1.0)
+        bench.until_totals("p", delivered=1)
+        peer.say(503)
+        bench.add("E", status="Started")
+        bench.until_failed(1, "p", reason="status_503")
+        end(bench)
+        tries = len(peer.requests)
+        peer.say(202)
+        while bench.totals("p").get("pending"):
+            bench.advance(15)
+        actions = [json.loads(request.body)["event_action"] for request in peer.requests]
+        assert actions[tries:] == ["resolve"]
+        assert bench.totals("p") == {"delivered": 2, "expired": 1}

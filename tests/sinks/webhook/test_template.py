@@ -115,6 +115,15 @@ def test_a_branch_for_one_transition_is_tried_with_what_that_transition_lacks() 
     assert not mistake(template=template, transitions=["scheduled"])
 
 
+def test_a_template_is_not_refused_for_what_no_record_lacks() -> None:
+    template = "{% if transition == 'updated' %}{{ previous.event_status }}{{ changed | join(',') }}{% endif %}"
+    template += "{{ event.resources | join(', ') }} {{ event.event_id.lower() }} {{ event.event_type.upper() }}"
+    life = ["scheduled", "started", "updated", "completed", "canceled", "ended"]
+    assert not mistake(template=template, content_type="text/plain", transitions=life)
+    missed = "{% if transition == 'started' %}{{ previous.event_status }}{% endif %}"
+    assert "started with previous = null" in mistake(template=missed, content_type="text/plain", transitions=life)
+
+
 def test_a_template_may_name_what_the_other_formats_say() -> None:
     template = "{{ severity }}|{{ summary }}|{{ sentence }}"
     config = WebhookConfig(url="http://x", format="template", template=template, content_type="text/plain")
