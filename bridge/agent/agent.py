@@ -28,6 +28,7 @@ from pathlib import Path
 
 from bridge.agent.periodic import FileWatch, PeriodicTasks
 from bridge.approval.service import ApprovalService
+from bridge.clock import REAL_CLOCK, AgeClock
 from bridge.config.loader import Settings
 from bridge.config.secret_keys import readable_secrets
 from bridge.delivery.pool import CUT_SECONDS, WorkerPool
@@ -89,6 +90,7 @@ class Agent:
             directory,
             max_bytes=settings.state.max_bytes,
             keep_delivered_seconds=settings.state.keep_delivered_seconds,
+            ages=AgeClock(REAL_CLOCK),
             claim=self._lock.claim,
         )
         self._imds = client_of(settings.imds)

@@ -181,8 +181,7 @@ class DeliveryWorker:
             return
         self._expired_at = now
         self._results.flush()  # what is delivered does not expire
-        wall = self._clock.timestamp()
-        expired = self._outbox.write(deliveries.expire, self.name, now=wall, max_age_seconds=max_age).result()
+        expired = self._outbox.expire(self.name, max_age_seconds=max_age).result()
         if expired:
             self._batcher.drop_prefetch()
             logger.warning(

@@ -21,8 +21,6 @@ from bridge.errors import BridgeError, OutboxError
 from bridge.health.readiness import Readiness, SinkReadiness, why_polling_is_not_ready, why_sink_is_not_ready
 from bridge.health.server import Response
 from bridge.metrics.metrics import CONTENT_TYPE, Metrics, OutboxReading, own_version
-from bridge.outbox import deliveries
-from bridge.outbox.deliveries import OutboxTotals
 from bridge.outbox.outbox import Outbox
 from bridge.system.threads import LoopWatch
 
@@ -106,7 +104,7 @@ class HealthReporter:
         totals = reading.totals
         if reading.in_memory:
             reasons.append("The disk refuses, so the outbox is in memory.")
-        sinks = {name: self._sink(name, totals) for name in totals.sinks}
+        sinks = {name: self._sink(name, reading) for name in totals.sinks}
         reasons += [
             reason for name in self._sinks() if name in sinks for reason in why_sink_is_not_ready(name, sinks[name])
         ]
@@ -129,20 +127,23 @@ class HealthReporter:
     def outbox(self) -> OutboxReading:
         """Return what the outbox holds, from one commit; raise OutboxError when it does not answer in time."""
         try:
-            totals = self._outbox.read(deliveries.totals).result(_READ_SECONDS)
+            totals, ages_now = self._outbox.totals().result(_READ_SECONDS)
         except FutureTimeout:
             raise OutboxError(f"The outbox did not answer within {_READ_SECONDS:g} s.") from None
         return OutboxReading(
             totals=totals,
+            ages_now=ages_now,
             configured=frozenset(self._sinks()),
             max_bytes=self._outbox.max_bytes,
             in_memory=self._outbox.in_memory,
             set_aside=self._outbox.set_aside_count,
         )
 
-    def _sink(self, name: str, totals: OutboxTotals) -> SinkReadiness:
+    def _sink(self, name: str, reading: OutboxReading) -> SinkReadiness:
+        totals = reading.totals
+        now = self._clock.timestamp() if reading.ages_now is None else reading.ages_now
         return SinkReadiness(
             **msgspec.structs.asdict(totals.sinks[name]),
-            oldest_pending_seconds=round(totals.oldest_pending_seconds(name, self._clock.timestamp()), 3),
+            oldest_pending_seconds=round(totals.oldest_pending_seconds(name, now), 3),
             needs_attention=self._metrics.needs_attention(name),
         )

@@ -37,6 +37,8 @@ class OutboxReading(msgspec.Struct, frozen=True, kw_only=True):
 
     totals: OutboxTotals = OutboxTotals()
     """Every sink's account, from one commit."""
+    ages_now: float | None = None
+    """The time by which records age, in Unix seconds; None: that of the wall clock."""
     configured: frozenset[str] = frozenset()
     """The sinks that the configuration names; the outbox may know others."""
     max_bytes: int = 0
@@ -158,7 +160,7 @@ class OutboxCollector(Collector):
         for field, text in self._GAUGES.items():
             counts = {sink: getattr(account, field) for sink, account in totals.sinks.items()}
             yield _by_sink(GaugeMetricFamily(f"{PREFIX}sink_{field}_records", text, labels=["sink"]), counts)
-        now = self._clock.timestamp()
+        now = self._clock.timestamp() if reading.ages_now is None else reading.ages_now
         yield _by_sink(
             GaugeMetricFamily(
                 f"{PREFIX}sink_oldest_pending_age_seconds",

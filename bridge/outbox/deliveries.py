@@ -231,6 +231,11 @@ def expire(connection: sqlite3.Connection, sink: str, *, now: float, max_age_sec
     return connection.execute(SQL["expire"], (now, sink, now - max_age_seconds)).rowcount
 
 
+def shift_ages(connection: sqlite3.Connection, seconds: float) -> None:
+    """Move the times from which pending rows age by *seconds*: the clock that they are compared with moves too."""
+    connection.execute(SQL["shift_ages"], (seconds,))
+
+
 def urgency(connection: sqlite3.Connection, sink: str, *, now: float) -> tuple[bool, float | None]:
     """Return whether an urgent row is pending, and the soonest NotBefore still ahead (seconds since 1970)."""
     urgent = connection.execute(SQL["has_urgent"], (sink,)).fetchone()

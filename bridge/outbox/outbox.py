@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from datetime import datetime
 from enum import Enum
 from itertools import groupby
@@ -35,12 +36,13 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from bridge.clock import utc_now
+from bridge.clock import AgeClock, Clock, utc_now
 from bridge.errors import OutboxError
 from bridge.events.event import VmIdentity
 from bridge.logs import ThrottledLog
-from bridge.outbox import meta, retention
-from bridge.outbox.database import is_lock
+from bridge.outbox import deliveries, meta, retention
+from bridge.outbox.database import is_lock, transaction
+from bridge.outbox.deliveries import OutboxTotals
 from bridge.outbox.records import RecordWriter
 from bridge.outbox.storage import Storage
 
@@ -55,6 +57,8 @@ _MOST_CLEANED = 500
 _TICK_SECONDS = 0.05
 #: A recovery that does not help, again and again, would fill the disk with files set aside.
 _MOST_RECOVERIES = 3
+#: The wall clock was set, not only slewed.
+_STEP_SECONDS = 2.0
 #: Each is a busy timeout of 5 s.
 _MOST_LOCKS = 2
 
@@ -98,10 +102,13 @@ class Outbox:
         now: Callable[[], datetime] = utc_now,
         monotonic: Callable[[], float] = time.monotonic,
         claim: Callable[[], object] = lambda: None,
+        ages: AgeClock | None = None,
     ) -> None:
         self._keep_seconds = keep_delivered_seconds
         self._now = now
-        self.records = RecordWriter(now=now)
+        self.ages = ages or AgeClock(Clock(now=now, monotonic=lambda: now().timestamp()))
+        """The clock by which records age; by default *now*."""
+        self.records = RecordWriter(now=now, ages=self.ages)
         """Writes records; its methods are for `write`."""
         self.on_added: Callable[[], None] = lambda: None
         """Called on the outbox's thread after a commit that added deliveries; must be quick."""
@@ -144,6 +151,18 @@ class Outbox:
         """Run *work* between two transactions, with the storage: it may exchange the database itself."""
         return self._submit(_Mode.EXCLUSIVE, lambda storage: work(storage, *args, **kwargs))
 
+    def expire(self, sink: str, *, max_age_seconds: float) -> Future[int]:
+        """Give up what has been pending for *sink* for longer; return how many records."""
+        return self.write(
+            lambda connection: deliveries.expire(
+                connection, sink, now=self.ages.timestamp(), max_age_seconds=max_age_seconds
+            )
+        )
+
+    def totals(self) -> Future[tuple[OutboxTotals, float]]:
+        """Return every sink's account and how full the outbox is, and the time by which its records age."""
+        return self.read(lambda connection: (deliveries.totals(connection), self.ages.timestamp()))
+
     def identify(self, vm: VmIdentity) -> Future[bool]:
         """Take *vm* as this machine; return whether the outbox was another machine's and was started over."""
         was_foreign = self.exclusive(self.records.reset_if_foreign, vm)
@@ -160,6 +179,7 @@ class Outbox:
         def tend(storage: Storage) -> None:
             if storage.return_to_disk():
                 storage.check_file()
+                self._follow_wall_clock(storage)
 
         return self.exclusive(tend)
 
@@ -216,6 +236,19 @@ class Outbox:
         return future
 
     # On the outbox's thread.
+
+    def _follow_wall_clock(self, storage: Storage) -> None:
+        """Count ages by the wall clock as it is now, and move what is stored with it, so that no age changes.
+
+        Not in memory: the rows that wait on the disk would stay behind.
+        """
+        step_seconds = self.ages.step_seconds
+        if abs(step_seconds) < _STEP_SECONDS or storage.in_memory:
+            return
+        with suppress(sqlite3.Error):  # then the next call does it; until then ages are right all the same
+            with transaction(storage.connection):
+                deliveries.shift_ages(storage.connection, step_seconds)
+            self.ages.follow(step_seconds)
 
     def _run(self, open_storage: Callable[[], Storage], opened: Future[Storage]) -> None:
         try:

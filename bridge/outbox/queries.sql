@@ -68,6 +68,9 @@ SELECT MIN(aged_from) FROM deliveries INDEXED BY deliveries_age WHERE sink = ? A
 UPDATE deliveries INDEXED BY deliveries_age SET state = 'expired', changed_at = ?
 WHERE sink = ? AND state = 'pending' AND aged_from < ?;
 
+-- name: shift_ages
+UPDATE deliveries SET aged_from = aged_from + ? WHERE state = 'pending';
+
 -- name: finish
 UPDATE deliveries SET state = ?, error = ?, attempts = attempts + ?, changed_at = ?
 WHERE sink = ? AND sequence IN (SELECT value FROM json_each(?)) AND state = 'pending';

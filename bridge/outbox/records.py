@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from bridge.clock import format_time, parse_time
+from bridge.clock import AgeClock, Clock, format_time, parse_time
 from bridge.errors import StreamChanged
 from bridge.events.diff import Change, is_over
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity, encode, names_vm
@@ -80,8 +80,9 @@ class _NewRecord(msgspec.Struct, frozen=True, kw_only=True):
 class RecordWriter:
     """Writes records for one VM; only ever called on the outbox's thread, but for `await_identity`."""
 
-    def __init__(self, *, now: Callable[[], datetime]) -> None:
+    def __init__(self, *, now: Callable[[], datetime], ages: AgeClock | None = None) -> None:
         self._now = now
+        self._ages = ages or AgeClock(Clock(now=now, monotonic=lambda: now().timestamp()))
         self._vm = VmIdentity()
         self._router: Router | None = None
         self._sinks: tuple[str, ...] = ()
@@ -333,7 +334,8 @@ class RecordWriter:
         event = record.event
         not_before = None if event is None or event.not_before is None else event.not_before.timestamp()
         observed_at = parse_time(record.observed_at).timestamp()
-        arguments = (sink, record.sequence, record.event_key, record.is_urgent, not_before, observed_at, observed_at)
+        aged_from = self._ages.at(observed_at)
+        arguments = (sink, record.sequence, record.event_key, record.is_urgent, not_before, aged_from, observed_at)
         connection.execute(SQL["add_delivery"], arguments)
         self._has_added = True
 

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from bridge.clock import AgeClock, Clock
 from bridge.events.diff import Change
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Evidence, Transition, TransitionRecord
@@ -29,13 +30,25 @@ class OutboxKit:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.time = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
+        self._waited_seconds = 0.0
         self._opened: list[Outbox] = []
 
     def now(self) -> datetime:
         return self.time
 
     def wait(self, seconds: float) -> None:
+        """Let time pass, by every clock."""
         self.time += timedelta(seconds=seconds)
+        self._waited_seconds += seconds
+
+    def set_clock(self, seconds: float) -> None:
+        """Set the wall clock so much ahead; no time passes."""
+        self.time += timedelta(seconds=seconds)
+
+    @property
+    def ages(self) -> AgeClock:
+        """A new clock by which records age."""
+        return AgeClock(Clock(now=self.now, monotonic=lambda: self._waited_seconds))
 
     def open(
         self,
@@ -47,7 +60,11 @@ class OutboxKit:
     ) -> Outbox:
         """Return an outbox that sends everything to *sinks*; with none it is not configured."""
         outbox = Outbox(
-            self.directory, max_bytes=max_bytes, keep_delivered_seconds=keep_delivered_seconds, now=self.now
+            self.directory,
+            max_bytes=max_bytes,
+            keep_delivered_seconds=keep_delivered_seconds,
+            now=self.now,
+            ages=self.ages,
         )
         self._opened.append(outbox)
         if sinks:

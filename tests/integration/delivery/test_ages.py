@@ -1,0 +1,129 @@
+"""How old a record is while the wall clock is set: as old as the time that has passed, by no clock that jumped."""
+
+from __future__ import annotations
+
+import pytest
+from delivery_kit import DeliveryKit
+from outbox_kit import OutboxKit
+
+from bridge.health.reporter import HealthReporter
+
+HOUR = 3_600
+
+
+@pytest.fixture
+def bench(kit):
+    bench = DeliveryKit(kit)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture(params=[False, True], ids=["at once", "once the stored times have followed"])
+def set_clock(bench, request):
+    """Return what sets the wall clock; with what the agent does every five seconds, or before it does."""
+
+    def set_clock(seconds):
+        bench.outbox_kit.set_clock(seconds)
+        if request.param:
+            bench.outbox.tend().result()
+        bench.notify()
+
+    return set_clock
+
+
+def waiting_sink(bench, **keys):
+    """Start a sink that takes nothing before `box.script` ends; its gaps are a tenth of a second."""
+    box = bench.sink(max_age_seconds=600, **keys)
+    box.script(*["fail"] * 3)
+    bench.add("E-1")
+    bench.start()
+    bench.until_failed(1)
+    return box
+
+
+def test_a_clock_that_is_set_an_hour_ahead_expires_nothing_that_waited_for_seconds(bench, set_clock):
+    waiting_sink(bench)
+    bench.advance(3)
+    set_clock(HOUR)
+    for _ in range(6):
+        bench.advance(2)
+    bench.until_totals(delivered=1)
+
+
+@pytest.mark.parametrize("step_seconds", [HOUR, -HOUR])
+def test_a_record_expires_by_the_time_that_passed_whatever_the_clock_was_set_to(bench, set_clock, step_seconds):
+    box = bench.sink(max_age_seconds=600)
+    box.script(*["fail"] * 10_000)
+    bench.add("before")
+    bench.start()
+    bench.until_failed(1)
+    bench.advance(300)
+    set_clock(step_seconds)
+    bench.add("after")
+    bench.advance(290)
+    assert bench.totals() == {"pending": 2}
+    bench.advance(20)
+    bench.until_totals(pending=1, expired=1)
+    bench.advance(270)
+    assert bench.totals() == {"pending": 1, "expired": 1}
+    bench.advance(30)
+    bench.until_totals(expired=2)
+
+
+def test_a_clock_that_is_set_for_a_moment_expires_nothing(bench, set_clock):
+    waiting_sink(bench)
+    set_clock(HOUR)
+    bench.advance(1)
+    set_clock(-HOUR)
+    for _ in range(6):
+        bench.advance(2)
+    bench.until_totals(delivered=1)
+
+
+def test_what_a_person_has_tried_again_is_not_too_old_after_the_clock_was_set_back(bench):
+    box = bench.sink(max_age_seconds=600)
+    box.script("reject", "fail", "fail")
+    bench.add("E-1")
+    bench.start()
+    bench.until_totals(parked=1)
+    bench.outbox_kit.set_clock(-HOUR)
+    bench.outbox.tend().result()
+    bench.retry()
+    for _ in range(6):
+        bench.advance(2)
+    bench.until_totals(delivered=1)
+
+
+@pytest.mark.parametrize("step_seconds", [HOUR, -HOUR])
+def test_an_age_is_kept_across_a_restart_after_the_clock_was_set(kit, step_seconds):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event("E-1"))
+    kit.wait(100)
+    kit.set_clock(step_seconds)
+    outbox.tend().result()
+    outbox.close()
+    kit.wait(50)
+    again = OutboxKit(kit.directory)
+    again.time = kit.time
+    outbox = again.open()
+    totals, now = outbox.totals().result()
+    outbox.close()
+    assert totals.oldest_pending_seconds("a", now) == pytest.approx(150)
+
+
+@pytest.mark.parametrize("step_seconds", [HOUR, -HOUR])
+def test_no_sink_looks_stuck_because_the_clock_was_set(bench, set_clock, step_seconds):
+    bench.sink()
+    bench.add("E-1")
+    reporter = HealthReporter(
+        outbox=bench.outbox,
+        metrics=bench.metrics,
+        directory=bench.directory,
+        loop_watches=dict,
+        sinks=lambda: ["s"],
+    )
+    bench.metrics.watch_outbox(reporter.outbox)
+    bench.advance(100)
+    set_clock(step_seconds)
+    assert reporter.report().sinks["s"].oldest_pending_seconds == pytest.approx(100)
+    assert bench.sample("sink_oldest_pending_age_seconds") == pytest.approx(100)
