@@ -82,6 +82,12 @@ FROM records INDEXED BY records_by_event CROSS JOIN deliveries
 WHERE records.event_key = ? AND deliveries.state = 'delivered' AND json_valid(body)
 ORDER BY records.sequence DESC;
 
+-- name: newest_of_life
+SELECT CASE WHEN json_valid(body) THEN json_extract(body, '$.transition') END AS transition
+FROM records INDEXED BY records_by_event
+WHERE event_key = ? AND transition IN ('scheduled', 'started', 'updated', 'completed', 'canceled', 'ended')
+ORDER BY sequence DESC LIMIT 1;
+
 -- name: has_newer
 SELECT 1 FROM deliveries INDEXED BY deliveries_pending_event
 WHERE event_key = :event_key AND sink = :sink AND state = 'pending'

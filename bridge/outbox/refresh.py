@@ -41,8 +41,12 @@ def told_events(connection: sqlite3.Connection, sink: str) -> dict[str, float]:
 
 
 def last_told(connection: sqlite3.Connection, sink: str, event_key: str) -> PendingDelivery | None:
-    """Return what *sink* was told last of the event, None when it is not to be told that again."""
-    if event_key not in active_events(connection):
+    """Return what *sink* was told last of the event, None when it is not to be told that again.
+
+    Whether it has ended since `told_events` its newest record says: to decode a large document for each would be dear.
+    """
+    newest = connection.execute(SQL["newest_of_life"], (event_key,)).fetchone()
+    if newest is None or Transition(newest[0]).is_ending:
         return None
     if connection.execute(SQL["has_newer"], {"sink": sink, "event_key": event_key}).fetchone():
         return None
