@@ -94,7 +94,7 @@ class Agent:
             claim=self._lock.claim,
         )
         self._imds = client_of(settings.imds)
-        self._identity = IdentityResolver(self._imds, self.outbox, settings.vm)
+        self._identity = IdentityResolver(self._imds, self.outbox, settings.vm, boot_id=boot_id())
         self._pool = WorkerPool(self.outbox, self.metrics)
         self._approvals = ApprovalService(
             self.outbox,
@@ -320,7 +320,9 @@ class Agent:
     def _exchange_imds(self, settings: Settings, stop: Callable[[], bool]) -> None:
         old, self._imds = self._imds, client_of(settings.imds)
         self._identity.stop(timeout_seconds=CUT_SECONDS)
-        self._identity = IdentityResolver(self._imds, self.outbox, settings.vm)
+        # Who this VM is was confirmed, or it is not known yet under the new configuration either.
+        known_boot = None if self._identity.is_found else boot_id()
+        self._identity = IdentityResolver(self._imds, self.outbox, settings.vm, boot_id=known_boot)
         self._identity.start(stop, timeout_seconds=settings.imds.timeout_seconds)
         if self._poller is not None:
             interval_seconds = settings.imds.poll_interval_seconds

@@ -202,6 +202,11 @@ class Outbox:
         return self._storage.in_memory
 
     @property
+    def stream_id(self) -> str:
+        """Return the id of the stream, as of the last commit; another after the outbox was started over."""
+        return self._storage.meta["stream_id"]
+
+    @property
     def created_at(self) -> datetime:
         """Return when the database was made, as of the last commit: what was decided earlier does not count.
 

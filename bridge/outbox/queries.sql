@@ -88,15 +88,6 @@ FROM records INDEXED BY records_by_event
 WHERE event_key = ? AND transition IN ('scheduled', 'started', 'updated', 'completed', 'canceled', 'ended')
 ORDER BY sequence DESC LIMIT 1;
 
--- name: was_told
--- Nothing when no record of the event was ever for the sink; 0 when the last one that was is its end.
-SELECT COALESCE(CASE WHEN json_valid(body) THEN json_extract(body, '$.transition') END, '')
-  NOT IN ('completed', 'canceled', 'ended')
-FROM records INDEXED BY records_by_event CROSS JOIN deliveries
-  ON deliveries.sink = ? AND deliveries.sequence = records.sequence
-WHERE records.event_key = ? AND records.sequence < ?
-ORDER BY records.sequence DESC LIMIT 1;
-
 -- name: has_newer
 SELECT 1 FROM deliveries INDEXED BY deliveries_pending_event
 WHERE event_key = :event_key AND sink = :sink AND state = 'pending'
@@ -446,3 +437,23 @@ ON CONFLICT (event_id, event_digest) DO UPDATE SET state = excluded.state, chang
 
 -- name: prune_approvals
 DELETE FROM approvals WHERE changed_at < ? AND event_id NOT IN (SELECT value FROM json_each(?));
+
+-- name: hold
+CREATE TEMP TABLE held (event_key TEXT PRIMARY KEY) WITHOUT ROWID;
+
+-- name: hold_left_on_disk
+INSERT OR IGNORE INTO temp.held (event_key) SELECT event_key FROM main.held;
+
+-- name: hold_pending
+INSERT OR IGNORE INTO temp.held (event_key) SELECT event_key FROM deliveries WHERE state = 'pending' AND sequence <= ?;
+
+-- name: drop_hold
+DROP TABLE IF EXISTS temp.held;
+
+-- name: routed_after
+SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records
+WHERE sequence > ? AND is_routed = 1 AND body <> '' ORDER BY sequence;
+
+-- name: deliveries_after
+SELECT sink, sequence, state, event_key, urgent, not_before, aged_from, attempts, error, changed_at
+FROM deliveries WHERE sequence > ? ORDER BY sink, sequence;

@@ -6,7 +6,7 @@ same ids. Sequence, repeat and id are only known here: they depend on what the o
 
 While this VM's identity was never known, a record is stored without sinks and without the VM it is about, since its
 very id depends on it. When the identity comes, the record is completed, before any sink saw it, as if the identity had
-been known all along.
+been known all along. An identity that is stored may be another machine's: see `bridge.outbox.doubt`.
 """
 
 from __future__ import annotations
@@ -35,17 +35,14 @@ from bridge.events.record import (
 )
 from bridge.outbox import approvals, meta
 from bridge.outbox.approvals import ApprovalRecord, DecisionUpdate, KeepResult, PendingApproval, StoredDecision
-from bridge.outbox.database import SQL
+from bridge.outbox.database import SQL, transaction
 from bridge.outbox.decision_limits import GivenUp, limit_decisions
+from bridge.outbox.doubt import Doubt, take_along
 from bridge.outbox.retention import enforce_size
 from bridge.outbox.storage import Storage
 
 Router = Callable[[TransitionRecord, str | None], Iterable[str]]
-"""From a record and this VM's name to the names of the sinks that want it.
-
-One with a method ``if_told`` of the same shape names by it those that want the record only if they were told of its
-event before, which ends with the end of the event.
-"""
+"""From a record and this VM's name to the names of the sinks that want it."""
 
 _Repeats = dict[str, int]
 """From an id without repeat to the first repeat that may be free, as found within one job.
@@ -89,11 +86,11 @@ class RecordWriter:
         self._ages = ages or AgeClock(Clock(now=now, monotonic=lambda: now().timestamp()))
         self._vm = VmIdentity()
         self._router: Router | None = None
-        self._router_if_told: Router = _nobody
         self._sinks: tuple[str, ...] = ()
         self._labels: dict[str, str] = {}
         self._is_decided = False
         self._is_waiting = False
+        self._doubt = Doubt()
         self._has_added = False
         self._storage: Storage
         self.last_sequence = 0
@@ -103,6 +100,14 @@ class RecordWriter:
         """Write to *storage*, from where its stream stands."""
         self._storage = storage
         self.last_sequence = int(storage.meta.get("next_sequence", "1")) - 1
+
+    @property
+    def doubted_vm_name(self) -> str | None:
+        """Return the name of the VM that is stored while it may be another's; what is stored is compared under it.
+
+        What follows from that is only told when the name is right.
+        """
+        return self._doubt.vm_name
 
     def take_added(self) -> bool:
         """Return whether deliveries may have been added since this was asked last."""
@@ -129,8 +134,13 @@ class RecordWriter:
             raise StreamChanged("The outbox was started over; the document is compared anew.")
         meta.put(connection, "document", encode(observation.document).decode())
         if observation.is_settled:
-            meta.save_liveness(connection, last_good_at=observation.observed_at, boot_id=observation.boot_id)
+            self.save_liveness(connection, last_good_at=observation.observed_at, boot_id=observation.boot_id)
         return self._append(connection, [_new_record(observation, change) for change in observation.changes])
+
+    def save_liveness(self, connection: sqlite3.Connection, *, last_good_at: datetime, boot_id: str) -> None:
+        """Store when IMDS last answered, and under which boot, unless that may not be the boot of this machine."""
+        if not self._doubt.is_open:
+            meta.save_liveness(connection, last_good_at=last_good_at, boot_id=boot_id)
 
     def append_heartbeat(self, connection: sqlite3.Connection, *, incarnation: Incarnation) -> list[TransitionRecord]:
         """Add a heartbeat for the sinks that want it."""
@@ -190,7 +200,6 @@ class RecordWriter:
     ) -> None:
         """Route by *router* from now on; give sinks seen for the first time the last record of each active event."""
         self._router, self._sinks, self._labels = router, tuple(sinks), labels
-        self._router_if_told = getattr(router, "if_told", _nobody)
         known = {name for (name,) in connection.execute(SQL["known_sinks"])}
         new = [name for name in sinks if name not in known]
         self._add_sinks(connection)
@@ -202,10 +211,16 @@ class RecordWriter:
             for name in router(record, vm_name):
                 if name in new:
                     self._add_delivery(connection, name, record)
+        self._doubt.hold(connection)
 
     def await_identity(self) -> None:
         """Let records wait for `identify`: this VM's name was never known."""
         self._is_waiting = True
+
+    def distrust_stored(self, connection: sqlite3.Connection) -> None:
+        """Let records wait for `identify`, and what is stored too: it may have come with another machine's image."""
+        self._is_waiting = True
+        self._doubt.begin(connection, last_sequence=int(meta.get(connection, "next_sequence") or 1) - 1)
 
     def reset_if_foreign(self, storage: Storage, vm: VmIdentity) -> bool:
         """Start over when the outbox belongs to another machine: it came with an image; return whether it did."""
@@ -213,12 +228,19 @@ class RecordWriter:
         if not vm.vm_id or before is None or before == vm.vm_id.lower():
             return False
         why = f"it belongs to vmId {before}, this machine is {vm.vm_id}"
+        told = self._doubt.told(storage.connection)
         storage.replace_database("other-vm", carry=False, why=why)
+        with transaction(storage.connection):
+            self._doubt.end(storage.connection)
+            take_along(storage.connection, told)
+        storage.refresh()
         return True
 
     def identify(self, connection: sqlite3.Connection, vm: VmIdentity) -> None:
         """Take *vm* as this machine, for good, and route the records that waited for it."""
         self._vm = vm
+        self._doubt.end(connection)
+        self._has_added = True  # what waited in doubt is due
         meta.save_vm(connection, vm)
         self._add_sinks(connection)
         self.stop_waiting(connection)
@@ -231,6 +253,7 @@ class RecordWriter:
     def catch_up(self, connection: sqlite3.Connection) -> None:
         """Look at what another database holds: sinks it had not seen, records that waited there, deliveries."""
         self._add_sinks(connection)
+        self._doubt.hold(connection)
         self._route_waiting(connection)
         self._has_added = True
 
@@ -244,7 +267,10 @@ class RecordWriter:
             return
         repeats: _Repeats = {}
         for sequence, body in connection.execute(SQL["unrouted"]).fetchall():
-            record, first_id = self._with_identity(connection, decode_record(body), repeats)
+            waiting = decode_record(body)
+            if self._doubt.withholds(waiting):
+                continue
+            record, first_id = self._with_identity(connection, waiting, repeats)
             text = encode(record).decode()
             connection.execute(SQL["route_record"], (record.id, first_id, text, sequence))
             self._route(connection, record)
@@ -289,17 +315,18 @@ class RecordWriter:
 
     def _add(self, connection: sqlite3.Connection, unnamed: TransitionRecord, repeats: _Repeats) -> TransitionRecord:
         record, first_id = self._with_identity(connection, unnamed, repeats)
+        waits = self._doubt.withholds(record) or self._is_waiting
         arguments = (
             record.sequence,
             record.id,
             first_id,
             record.event_key,
             parse_time(record.observed_at).timestamp(),
-            not self._is_waiting,
+            not waits,
             encode(record).decode(),
         )
         connection.execute(SQL["add_record"], arguments)
-        if not self._is_waiting:
+        if not waits:
             self._route(connection, record)
         return record
 
@@ -331,9 +358,6 @@ class RecordWriter:
     def _route(self, connection: sqlite3.Connection, record: TransitionRecord) -> None:
         for name in () if self._router is None else self._router(record, self._vm.name):
             self._add_delivery(connection, name, record)
-        for name in self._router_if_told(record, self._vm.name):
-            if _was_told(connection, name, record):
-                self._add_delivery(connection, name, record)
         if record.is_urgent:
             # Its older records go before it, so they are as urgent.
             made_urgent = connection.execute(SQL["make_event_urgent"], (record.event_key,)).rowcount
@@ -347,16 +371,6 @@ class RecordWriter:
         arguments = (sink, record.sequence, record.event_key, record.is_urgent, not_before, aged_from, observed_at)
         connection.execute(SQL["add_delivery"], arguments)
         self._has_added = True
-
-
-def _nobody(_record: TransitionRecord, _vm_name: str | None) -> Iterable[str]:
-    return ()
-
-
-def _was_told(connection: sqlite3.Connection, sink: str, record: TransitionRecord) -> bool:
-    """Return whether *sink* was told of the record's event, or will be, and not yet of its end."""
-    row = connection.execute(SQL["was_told"], (sink, record.event_key, record.sequence)).fetchone()
-    return row is not None and bool(row[0])
 
 
 def _last_of_active(connection: sqlite3.Connection, saved: Mapping[str, str]) -> list[TransitionRecord]:

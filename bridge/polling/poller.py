@@ -162,7 +162,7 @@ class Poller:
         started = self._clock.monotonic()
         result, delay = PollResult.OK.value, self._interval_seconds
         try:
-            if self._has_stream_changed:
+            if self._has_stream_changed or self._outbox.stream_id != self._stream_id:
                 self._stream_id, self._tracker = self._load()
                 self._has_stream_changed = False
             self._process(self._imds.scheduled_events(), asked_at=started)
@@ -204,7 +204,8 @@ class Poller:
         moment = self._clock.instant()
         approvals = self.approvals
         approved = frozenset[str]() if approvals is None else approvals.approved
-        update = self._tracker.observe(document, moment, vm_name=self._identity.vm.name, approved=approved)
+        vm_name = self._identity.vm.name or self._outbox.records.doubted_vm_name
+        update = self._tracker.observe(document, moment, vm_name=vm_name, approved=approved)
         if update is not None:
             if approvals is not None and update.changes:
                 approvals.wait_for_submission([change.event.key for change in update.changes])
@@ -246,7 +247,9 @@ class Poller:
         if self.good_at is None or not self._is_settled:
             return
         self._saved_at = self._clock.monotonic()
-        future = self._outbox.write(meta.save_liveness, last_good_at=self.good_at, boot_id=self._boot_id)
+        future = self._outbox.write(
+            self._outbox.records.save_liveness, last_good_at=self.good_at, boot_id=self._boot_id
+        )
         if wait:
             try:
                 future.result()

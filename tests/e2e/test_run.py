@@ -112,6 +112,28 @@ def test_an_eviction_does_not_wait_for_the_identity(agent, imds):
     agent.wait_for(lambda: agent.records, timeout_seconds=10)
 
 
+class Hanging:
+    """An answer that does not come before *released*."""
+
+    def __init__(self, released):
+        self._released = released
+
+    def __iter__(self):
+        self._released.wait()
+        return iter((503, b""))
+
+
+def test_an_eviction_does_not_wait_for_an_instance_endpoint_that_hangs(agent, imds):
+    imds.identity = Hanging(imds.released)
+    agent.configure(imds.url)
+    agent.config.write_text(agent.config.read_text().replace("[imds]", "[imds]\ntimeout_seconds = 60"))
+    imds.body = json.dumps(document(1)).encode()
+    agent.start()
+    imds.wait_for_polls(2)
+    imds.show(document(2, event(EventType="Preempt", NotBefore=in_minutes(0.5))), polls=1)
+    agent.wait_for(lambda: agent.records, timeout_seconds=3.5)
+
+
 def test_an_identity_that_comes_late_is_in_the_records_that_waited_for_it(agent, imds):
     imds.identity = (503, b"")
     agent.configure(imds.url, '[[sinks]]\ntype = "stdout"\nscope = "mine"')

@@ -1,4 +1,5 @@
 import threading
+from datetime import datetime, timezone
 
 import pytest
 
@@ -179,6 +180,79 @@ def test_an_answer_that_is_later_than_the_start_may_wait_is_taken_all_the_same(o
     assert resolver.vm == ME
     assert outbox.read(meta.load).result().vm == ME
     resolver.stop()
+
+
+def test_an_eviction_waits_two_seconds_at_most_while_the_service_hangs(outbox):
+    time, service = ManualClock(), SilentService()
+    resolver = IdentityResolver(service, outbox, VmIdentity(), clock=time.clock)
+    resolver.start(timeout_seconds=0.1)
+    assert resolver.is_waiting
+    resolver.expedite()
+    time.advance(3)
+    resolver.wake()
+    wait_until(lambda: not resolver.is_waiting)
+    assert not service.released.is_set()
+    service.released.set()
+    resolver.stop()
+
+
+def test_a_minute_is_waited_at_most_while_the_service_hangs(outbox):
+    time, service = ManualClock(), SilentService()
+    resolver = IdentityResolver(service, outbox, VmIdentity(), clock=time.clock)
+    resolver.start(timeout_seconds=0.1)
+    time.advance(61)
+    resolver.wake()
+    wait_until(lambda: not resolver.is_waiting)
+    service.released.set()
+    resolver.stop()
+
+
+@pytest.fixture
+def stored(outbox):
+    """The identity is stored, under the boot boot-1."""
+    outbox.identify(ME).result()
+    outbox.write(meta.save_liveness, last_good_at=datetime.now(timezone.utc), boot_id="boot-1").result()
+    return ME
+
+
+def test_what_is_stored_is_no_identity_before_the_service_says_so(resolver_of, stored):
+    service = Service(ImdsStatus("busy", status=503))
+    resolver = resolver_of(service, boot_id="boot-2")
+    assert (resolver.vm, resolver.is_waiting) == (VmIdentity(), True)
+    service.failure = None
+    wait_until(lambda: resolver.vm == stored)
+
+
+@pytest.mark.parametrize("failure", [ImdsUnreachable("silent"), ImdsStatus("busy", status=503)], ids=["silent", "503"])
+def test_what_is_stored_is_believed_after_a_minute_under_the_same_boot(resolver_of, stored, failure):
+    time = ManualClock()
+    resolver = resolver_of(Service(failure), boot_id="boot-1", clock=time.clock)
+    resolver.expedite()
+    time.advance(3)
+    resolver.wake()
+    wait_until(lambda: not resolver.is_waiting)
+    assert resolver.vm == VmIdentity()
+    time.advance(60)
+    resolver.wake()
+    wait_until(lambda: resolver.vm == stored)
+
+
+def test_what_is_stored_stays_in_doubt_after_a_boot_until_the_service_says_who_this_is(resolver_of, stored):
+    time, service = ManualClock(), Service(ImdsUnreachable("silent"))
+    resolver = resolver_of(service, boot_id="boot-2", clock=time.clock)
+    time.advance(61)
+    resolver.wake()
+    wait_until(lambda: not resolver.is_waiting)
+    assert resolver.vm == VmIdentity()
+    service.failure = None
+    time.advance(61)
+    resolver.wake()
+    wait_until(lambda: resolver.vm == stored)
+
+
+def test_a_configured_vm_id_that_is_the_stored_one_leaves_no_doubt(resolver_of, stored):
+    resolver = resolver_of(Service(ImdsUnreachable("silent")), VmIdentity(vm_id="aaaa"), boot_id="boot-2")
+    assert (resolver.vm.name, resolver.is_waiting) == (stored.name, False)
 
 
 def test_an_answer_after_the_stop_changes_nothing(outbox):

@@ -1,0 +1,126 @@
+"""Doubt: what is stored may be another machine's, which came with an image, until this VM's identity is known again.
+
+Meanwhile nothing is told that rests on it: what was pending at the start waits, and so do the ends of events that only
+the stored document knows. What this machine's own document shows is told as that of an unknown VM. When the identity
+proves to be the stored one, all of it goes on in its order; when it does not, the database is set aside, and what was
+already told of this machine's events goes along into the new one, so that it is not told again.
+
+The events whose rows wait are in a table ``held`` of the connection's own, which stands before the one of the file for
+the statements that choose what is due. It is gone with the process, however that ends.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import suppress
+
+import msgspec
+
+from bridge.events.event import Document, encode
+from bridge.events.record import TransitionRecord, decode_record
+from bridge.outbox import meta
+from bridge.outbox.database import SQL
+
+Row = tuple[object, ...]
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What was told in doubt: records with their rows, and the start marks of their events."""
+
+    records: list[Row] = []
+    deliveries: list[Row] = []
+    marks: list[Row] = []
+    next_sequence: str | None = None
+
+
+class Doubt:
+    """The doubt about one database, from `begin` to `end`; for the outbox's thread."""
+
+    def __init__(self) -> None:
+        self._through: int | None = None
+        """The last sequence of what may be another machine's; None: there is no doubt."""
+        self._known: frozenset[str] = frozenset()
+        self._withheld: set[str] = set()
+        self.vm_name: str | None = None
+        """The name of the VM that is stored."""
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether what is stored may be another machine's."""
+        return self._through is not None
+
+    def begin(self, connection: sqlite3.Connection, *, last_sequence: int) -> None:
+        """Doubt all that *connection* has now."""
+        if self._through is None:
+            saved = meta.read_meta(connection)
+            document, vm = meta.document_of(saved), meta.vm_of(saved)
+            self.vm_name = None if vm is None else vm.name
+            self._known = frozenset(event.key for event in (document.events if document else ()))
+            self._through = last_sequence
+        self.hold(connection)
+
+    def hold(self, connection: sqlite3.Connection) -> None:
+        """Let what is pending of before wait; again after another connection, or another sink, has come."""
+        if self._through is not None:
+            self._drop_hold(connection)
+            connection.execute(SQL["hold"])
+            connection.execute(SQL["hold_left_on_disk"])
+            connection.execute(SQL["hold_pending"], (self._through,))
+
+    def end(self, connection: sqlite3.Connection) -> None:
+        """Go on with what is stored: it is this machine's."""
+        self._through = self.vm_name = None
+        self._known = frozenset()
+        self._withheld.clear()
+        self._drop_hold(connection)
+
+    def withholds(self, record: TransitionRecord) -> bool:
+        """Return whether *record* waits for the identity: it was there before, or it follows from what was."""
+        if self._through is None:
+            return False
+        key = record.event_key
+        if key in self._known and record.transition.is_ending:
+            self._withheld.add(key)
+        return record.sequence <= self._through or key in self._withheld
+
+    def told(self, connection: sqlite3.Connection) -> Told:
+        """Return what was told since `begin`, as far as it can be read."""
+        if self._through is None:
+            return Told()
+        with suppress(sqlite3.Error):
+            after = (self._through,)
+            rows = connection.execute(SQL["routed_after"], after).fetchall()
+            keys = {row[3] for row in rows}
+            return Told(
+                records=rows,
+                deliveries=connection.execute(SQL["deliveries_after"], after).fetchall(),
+                marks=[row for row in connection.execute(SQL["copy_start_marks"]) if row[1] in keys],
+                next_sequence=meta.get(connection, "next_sequence"),
+            )
+        return Told()
+
+    @staticmethod
+    def _drop_hold(connection: sqlite3.Connection) -> None:
+        connection.execute(SQL["drop_hold"])
+
+
+def take_along(connection: sqlite3.Connection, told: Told) -> None:
+    """Write *told* into another stream, inside its transaction.
+
+    The sequences stay: what is being sent just now is noted under them.
+    """
+    if not told.records or told.next_sequence is None:
+        return
+    stream_id = meta.get(connection, "stream_id") or ""
+    events = {}
+    for sequence, own_id, first_id, key, observed_at, is_routed, body in told.records:
+        record = msgspec.structs.replace(decode_record(str(body)), stream_id=stream_id)
+        text = encode(record).decode()
+        connection.execute(SQL["paste_record"], (sequence, own_id, first_id, key, observed_at, is_routed, text))
+        if record.event is not None:
+            events[record.event_key] = None if record.transition.is_ending else record.event
+    connection.executemany(SQL["paste_delivery"], told.deliveries)
+    connection.executemany(SQL["add_start_mark"], told.marks)
+    shown = tuple(event for event in events.values() if event is not None)
+    meta.put(connection, "document", encode(Document(events=shown)).decode())
+    meta.put(connection, "next_sequence", told.next_sequence)

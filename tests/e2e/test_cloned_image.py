@@ -1,0 +1,117 @@
+"""A state directory that may have come with an image, while the service does not say yet which machine this is."""
+
+import json
+
+import pytest
+
+from bridge.testing.http_peer import HttpPeer
+
+FIRST = (200, b'{"name": "vm_a", "vmId": "AAAA"}')
+CLONE = (200, b'{"name": "vm_b", "vmId": "BBBB"}')
+
+
+def event(event_id, vm, event_type="Freeze", status="Scheduled"):
+    return {"EventId": event_id, "EventStatus": status, "EventType": event_type, "Resources": [vm]}
+
+
+def document(incarnation, *events):
+    return {"DocumentIncarnation": incarnation, "Events": list(events)}
+
+
+@pytest.fixture
+def peer():
+    with HttpPeer(ids_in=lambda request: [request.headers["webhook-id"]]) as made:
+        yield made
+
+
+def told(peer):
+    """Return what was sent since the start from the image, once each."""
+    bodies = [json.loads(request.body)["data"] for request in peer.requests[peer.before :] if request.body]
+    return list(dict.fromkeys((body["event"]["event_id"], body["transition"], body["vm"]["name"]) for body in bodies))
+
+
+@pytest.fixture
+def image(agent, imds, peer):
+    """The state of vm_a: E-1 and E-2 are active, both told to standard output, neither to the webhook."""
+    peer.refuse_for_now()
+    imds.identity = FIRST
+    imds.body = json.dumps(document(1)).encode()
+    agent.configure(
+        imds.url,
+        '[[sinks]]\ntype = "stdout"\nscope = "mine"\n'
+        f'[[sinks]]\ntype = "webhook"\nurl = "http://{peer.address.authority}/"\n',
+    )
+    agent.start()
+    imds.wait_for_polls(2)
+    imds.show(document(2, event("E-1", "vm_a"), event("E-2", "vm_a", status="Started")))
+    agent.wait_for(lambda: len(agent.records) == 2)
+    assert agent.stop() == 0
+    agent.out.unlink()
+    peer.before = len(peer.requests)
+    peer.say(200)
+    return agent
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_clone_says_nothing_of_the_other_machine_and_its_own_eviction_at_once(image, imds, peer, status):
+    imds.identity = (status, b"")
+    imds.body = json.dumps(document(1, event("P-1", "vm_b", "Preempt"))).encode()
+    image.start()
+    image.wait_for(lambda: image.records and told(peer), timeout_seconds=8)
+    imds.identity = CLONE
+    image.wait_for(lambda: list(image.state.glob("outbox.db.other-vm-*")))
+    imds.show(document(2, event("P-1", "vm_b", "Preempt"), event("E-3", "vm_b"), event("E-4", "vm_a")))
+    image.wait_for(lambda: len(image.records) >= 2 and len(told(peer)) >= 2)
+    assert image.stop() == 0
+    assert told(peer) == [("P-1", "scheduled", None), ("E-3", "scheduled", "vm_b")]
+    assert [record["event"]["event_id"] for record in image.records] == ["P-1", "E-3"]
+    assert [record["affects_this_vm"] for record in image.records] == [None, True]
+
+
+def test_what_a_clone_announced_and_nobody_took_yet_is_told_once_its_name_is_known(image, imds, peer):
+    peer.refuse_for_now()
+    imds.identity = (503, b"")
+    imds.body = json.dumps(document(1, event("P-1", "vm_b", "Preempt"), event("E-3", "vm_b"))).encode()
+    image.start()
+    image.wait_for(lambda: len(image.records) == 2 and peer.received)
+    imds.identity = CLONE
+    image.wait_for(lambda: list(image.state.glob("outbox.db.other-vm-*")))
+    peer.say(200)
+    image.wait_for(lambda: len(told(peer)) == 2)
+    assert image.stop() == 0
+    assert {(event_id, transition) for event_id, transition, _ in told(peer)} == {
+        ("P-1", "scheduled"),
+        ("E-3", "scheduled"),
+    }
+    assert len(image.records) == 2
+
+
+def test_clone_whose_name_comes_in_time_tells_only_what_is_its_own(image, imds, peer):
+    imds.identity = (503, b"")
+    imds.body = json.dumps(document(7, event("E-3", "vm_b"))).encode()
+    image.start()
+    imds.wait_for_polls(3)
+    imds.identity = CLONE
+    image.wait_for(lambda: image.records and told(peer))
+    assert image.stop() == 0
+    assert told(peer) == [("E-3", "scheduled", "vm_b")]
+    assert [record["event"]["event_id"] for record in image.records] == ["E-3"]
+
+
+def test_same_machine_goes_on_where_it_was_once_its_name_is_known_again(image, imds, peer):
+    imds.identity = (503, b"")
+    imds.body = json.dumps(document(3, event("E-1", "vm_a"), event("E-3", "vm_a"))).encode()
+    image.start()
+    imds.wait_for_polls(3)
+    assert not told(peer)
+    imds.identity = FIRST
+    image.wait_for(lambda: len(told(peer)) == 4 and len(image.records) == 2)
+    assert image.stop() == 0
+    assert not list(image.state.glob("outbox.db.other-vm-*"))
+    assert sorted(told(peer)) == [
+        ("E-1", "scheduled", "vm_a"),
+        ("E-2", "completed", "vm_a"),
+        ("E-2", "started", "vm_a"),
+        ("E-3", "scheduled", "vm_a"),
+    ]
+    assert sorted(record["event"]["event_id"] for record in image.records) == ["E-2", "E-3"]
