@@ -8,6 +8,9 @@ stalls. So lines go straight to the descriptor, on POSIX only while `poll` says 
 PIPE_BUF bytes at a time: that much a pipe with room takes without blocking, and a shorter line is never cut (POSIX,
 write). What is written to ``sys.stdout`` beside this should be flushed by its writer. Windows has no `poll`: there a
 write may block, and the host cuts it.
+
+A pipe may outlive an agent that was killed in the middle of a longer line. So the first line into a pipe begins with a
+line break: a reader sees an empty line, and what was cut spoils no record.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import io
 import os
 import select
+import stat
 import sys
 import threading
 import time
@@ -44,6 +48,8 @@ class StdoutSink(Sink):
     """
 
     Config: ClassVar[type[SinkConfig]] = StdoutConfig
+    breaks_first_line: ClassVar[bool] = True
+    """Begin the first line into a pipe with a line break; False where the pipe is known to be new, as in `demo`."""
 
     def __init__(self, config: StdoutConfig) -> None:
         super().__init__(config)
@@ -53,7 +59,8 @@ class StdoutSink(Sink):
         """Write *batch*; raise DeliveryFailed when the reader stalls past the deadline, is gone, or the disk full."""
         deadline = time.monotonic() + self.config.timeout_seconds
         for record in batch:
-            _STANDARD_OUTPUT.write_line(self._line(record), deadline=deadline)
+            line = self._line(record)
+            _STANDARD_OUTPUT.write_line(line, deadline=deadline, breaks_first_line=self.breaks_first_line)
 
     def check(self) -> None:
         """Raise DeliveryFailed when standard output is closed or its reader is gone; nothing is written."""
@@ -86,9 +93,11 @@ class _StandardOutput:
         self._lock = threading.Lock()
         self._rest = b""
         self._rest_of: tuple[int, int, int] | None = None
+        self._begun: tuple[int, int, int] | None = None
+        """What was written to already."""
         self._never = threading.Event()
 
-    def write_line(self, line: bytes, *, deadline: float) -> None:
+    def write_line(self, line: bytes, *, deadline: float, breaks_first_line: bool) -> None:
         """Write *line*; *deadline* is on the monotonic clock. Raise DeliveryFailed when it was not written whole."""
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise DeliveryFailed("Standard output is held up by another sink. Does its reader still read?")
@@ -98,11 +107,16 @@ class _StandardOutput:
                 _write_text(stream, line)
             else:
                 self._finish(descriptor, deadline)
-                self._write(descriptor, line, deadline)
+                is_break_due = breaks_first_line and not self._has_begun(descriptor)
+                self._write(descriptor, b"\n" + line if is_break_due else line, deadline)
         except OSError as exc:
             raise _failure(exc) from exc
         finally:
             self._lock.release()
+
+    def _has_begun(self, descriptor: int) -> bool:
+        """Return whether the next line need not begin with a line break: it is not the first one, or not to a pipe."""
+        return self._begun == _identity(descriptor) or not stat.S_ISFIFO(os.fstat(descriptor).st_mode)
 
     def _finish(self, descriptor: int, deadline: float) -> None:
         """Write what is left of a line that was cut, if this is still the same pipe or file."""
@@ -116,6 +130,8 @@ class _StandardOutput:
             while left:
                 left = left[self._write_some(descriptor, left, deadline) :]
         finally:
+            if len(left) < len(line):
+                self._begun = _identity(descriptor)
             if left and (is_rest or len(left) < len(line)):
                 self._rest, self._rest_of = bytes(left), _identity(descriptor)
 

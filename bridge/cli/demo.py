@@ -68,7 +68,7 @@ class JsonLines:
 
     def __init__(self) -> None:
         logs.configure(level=logging.WARNING)
-        self.sinks = read({}).sinks
+        self.sinks = tuple(_without_first_break(sink) for sink in read({}).sinks)
         self._probes = [sink.build() for sink in self.sinks]
 
     def begin(self, simulator: Simulator) -> None:
@@ -84,6 +84,12 @@ class JsonLines:
 
     def end(self, *, is_whole: bool) -> None:
         """Do nothing: the exit code is the answer."""
+
+
+def _without_first_break(sink: SinkSettings) -> SinkSettings:
+    """Return *sink*, of standard output, for one that begins with this process: no cut line can be in it."""
+    sink_class = type(sink.sink_class.__name__, (sink.sink_class,), {"breaks_first_line": False})
+    return msgspec.structs.replace(sink, sink_class=sink_class)
 
 
 def _play(scenario: Scenario, view: JsonLines | Screen, directory: Path, stop: threading.Event) -> None:

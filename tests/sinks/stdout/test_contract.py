@@ -62,6 +62,8 @@ class Redirected(Peer):
     def _read(self):
         with os.fdopen(self._read_end) as stream:
             for line in stream:
+                if line == "\n":  # before the first line, in case another agent was killed in the middle of one
+                    continue
                 with self._changed:
                     self._lines.append(line)
                     self._changed.notify_all()

@@ -41,6 +41,13 @@ def failure(sink, batch):
 """
 
 
+def records_in(out: bytes) -> list[dict[str, Any]]:
+    """Return the records in *out*, of which the first begins with a line break."""
+    first, *lines = out.splitlines()
+    assert first == b""
+    return [json.loads(line) for line in lines]
+
+
 def child(code: str, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.Popen([sys.executable, "-c", CHILD + code], env=env, **options)
@@ -105,7 +112,7 @@ sink.send([record(number + 1, {filling})])
         process.stdin.write(b"go on\n")
         process.stdin.flush()
         out, _ = process.communicate(timeout=60)
-    seen = [json.loads(line)["sequence"] for line in out.splitlines()]
+    seen = [record["sequence"] for record in records_in(out)]
     last = int(number)
     assert sorted(set(seen)) == list(range(1, last + 2))
     assert seen in ([*range(1, last + 2)], [*range(1, last + 1), last, last + 1])
@@ -131,6 +138,31 @@ except DeliveryFailed as exc:
     )
 
 
+def test_line_after_a_kill_in_the_middle_of_one_is_whole_for_the_reader_of_the_pipe(agent_env: dict[str, str]) -> None:
+    reader, writer = os.pipe()
+    code = "sink = StdoutSink(StdoutConfig(timeout_seconds=30))\n"
+    with child(f"{code}sink.send([record(1, 200_000)])", agent_env, stdout=writer) as killed:
+        seen = os.read(reader, 4096)
+        killed.kill()
+    with child(f"{code}sink.send([record(2, 9000), record(3)])", agent_env, stdout=writer) as second:
+        os.close(writer)
+        with os.fdopen(reader, "rb") as rest:
+            lines = (seen + rest.read()).splitlines()
+        assert second.wait(60) == 0
+    assert [json.loads(line)["id"] for line in lines[-2:]] == ["id-2", "id-3"]
+    with pytest.raises(ValueError, match=r"Unterminated|Expecting"):
+        json.loads(lines[0])
+
+
+def test_file_begins_with_a_record(agent_env: dict[str, str], tmp_path: Path) -> None:
+    with (
+        (tmp_path / "out").open("wb") as out,
+        child("StdoutSink(StdoutConfig()).send([record(1)])", agent_env, stdout=out),
+    ):
+        pass
+    assert [json.loads(line)["id"] for line in (tmp_path / "out").read_bytes().splitlines()] == ["id-1"]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a full disk to write to")
 def test_full_disk_is_said(agent_env: dict[str, str]) -> None:
     with Path("/dev/full").open("wb") as full:
@@ -154,7 +186,7 @@ workers = [threading.Thread(target=work, args=(first,)) for first in (0, 50)]
 """
     process = child(code, agent_env)
     out, _ = process.communicate(timeout=60)
-    assert sorted(json.loads(line)["sequence"] for line in out.splitlines()) == list(range(100))
+    assert sorted(record["sequence"] for record in records_in(out)) == list(range(100))
 
 
 def test_reader_that_stalls_delays_only_until_it_reads_on(agent_env: dict[str, str]) -> None:
@@ -162,6 +194,7 @@ def test_reader_that_stalls_delays_only_until_it_reads_on(agent_env: dict[str, s
     with child(code, agent_env) as process:
         assert process.stdout
         before = time.monotonic()
+        assert process.stdout.readline() == b"\n"
         assert json.loads(process.stdout.readline())["sequence"] == 0
         rest = process.stdout.read().splitlines()
         assert [json.loads(line)["sequence"] for line in rest] == list(range(1, 40))
