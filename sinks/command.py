@@ -47,8 +47,9 @@ An event whose end is known before its start was delivered is skipped whole: not
 
 Standard output goes nowhere. The end of standard error becomes part of the reason that `outbox list` shows, so it
 should hold no secret. Five seconds before `timeout_seconds` is over (10 % of it, if that is less) the process group
-gets SIGTERM, half a second before (5 %) SIGKILL; on Windows its tree of processes is ended then. What the program
-leaves running in the background when it exits is left alone, but must not write to the standard error it inherited.
+gets SIGTERM, half a second before (5 %) SIGKILL; on Windows its tree of processes is ended then. Only time in which
+the VM ran counts: a freeze uses nothing of it up. What the program leaves running in the background when it exits is
+left alone, but must not write to the standard error it inherited.
 
 The program inherits the agent's environment and user, but for the variables that a `*_env` key of any table names: they
 hold secrets. `unset_environment` takes away others too.
@@ -95,7 +96,7 @@ class CommandConfig(SinkConfig, frozen=True, kw_only=True):
     command: tuple[str, ...]
     """The program and its arguments. No shell reads them; the program is a whole path, or a name found in PATH."""
     timeout_seconds: float = 600.0
-    """How long the program may run; then it is killed with its whole process group, and the record parked."""
+    """How long the program may run while the VM does; then its whole process group is killed, and the record parked."""
     max_age_seconds: float | None = 900.0
     """Do not run it for a record that was observed longer ago than this (expired, counted)."""
     environment: dict[str, str] = msgspec.field(default_factory=dict)

@@ -5,6 +5,8 @@ waits for it no longer than `timeout_seconds` and a little: the little is there 
 itself can report what happened. A sink that does not is abandoned: it is closed on yet another thread, and the next
 try, which waits for that within its own deadline, builds a new instance. Threads that never come back are counted; with
 too many of them the sink is left alone until one ends, because a leak would take the healthy sinks down with it.
+
+Time in which the VM was frozen is not counted: a command that is half done would be cut for it, and run again.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from queue import SimpleQueue
 
 from bridge.errors import DeliveryError, DeliveryFailed, DeliveryRejected, RetryReason
 from bridge.sink import Sink, TransitionRecord
+from bridge.system.threads import RunningTime
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +42,17 @@ class Sender:
     Raises DeliveryRejected as the sink does; anything else it raises is a DeliveryFailed, caused by it. For one thread.
     """
 
-    def __init__(self, build: Callable[[], Sink], *, name: str, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        build: Callable[[], Sink],
+        *,
+        name: str,
+        timeout_seconds: float,
+        on_stall: Callable[[float], None] = lambda _seconds: None,
+    ) -> None:
         self._build = build
+        self._on_stall = on_stall
+        """Called with the seconds in which this process did not run."""
         self._name = name
         self._timeout_seconds = timeout_seconds
         self._current: _SinkThread | None = None
@@ -82,21 +94,34 @@ class Sender:
                 current.abandon()
 
     def _call(self, call: _Call) -> None:
-        deadline = time.monotonic() + self._timeout_seconds * GRACE
+        limit = RunningTime(self._timeout_seconds * GRACE)
         if self._abandoned:
             self._reap_abandoned()
         current = self._current
         if current is None:
             current = self._current = _SinkThread(self._build, name=f"sink:{self._name}")
         future = current.call(call)
-        try:
-            error = future.exception(max(deadline - time.monotonic(), 0.0))
-        except FutureTimeoutError:
+        if not self._is_done(future, limit):
             self._abandon(current)
             message = f"No answer within {self._timeout_seconds:g} s; the send was cut."
-            raise DeliveryFailed(message, uncertain=True, reason=RetryReason.TIMEOUT) from None
+            raise DeliveryFailed(message, uncertain=True, reason=RetryReason.TIMEOUT)
+        error = future.exception()
         if error is not None:
             raise _as_delivery_error(error)
+
+    def _is_done(self, future: Future[None], limit: RunningTime) -> bool:
+        """Wait until *future* is done; return False when *limit* is over before."""
+        stalled = 0.0
+        while not future.done():
+            wait_seconds = limit.next_wait()
+            if wait_seconds <= 0:
+                return False
+            if limit.stalled_seconds > stalled:
+                self._on_stall(limit.stalled_seconds - stalled)
+                stalled = limit.stalled_seconds
+            with suppress(FutureTimeoutError):
+                future.exception(wait_seconds)
+        return True
 
     def _reap_abandoned(self) -> None:
         """Wait a little until what was cut is closed; raise DeliveryFailed when too much of it stays."""

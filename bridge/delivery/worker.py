@@ -59,7 +59,13 @@ class DeliveryWorker:
         self._outbox = outbox
         self._metrics = metrics
         self._clock = clock
-        self._sender = Sender(lambda: sink_class(config), name=config.name, timeout_seconds=config.timeout_seconds)
+        self.loop_watch = LoopWatch(clock)
+        self._sender = Sender(
+            lambda: sink_class(config),
+            name=config.name,
+            timeout_seconds=config.timeout_seconds,
+            on_stall=self.loop_watch.extend,
+        )
         self._schedule = RetrySchedule(clock.random)
         self._results = ResultWriter(outbox, sink=config.name, clock=clock)
         self._batcher = Batcher(
@@ -78,7 +84,6 @@ class DeliveryWorker:
         accepts = outbox.read(deliveries.accepts_configuration, config.name, self._configuration)
         self._refusals = Refusals(has_accepted=accepts.result())
         self._report = ThrottledLog(logger, clock=clock)
-        self.loop_watch = LoopWatch(clock)
         self._woken = threading.Event()
         self._was_woken_by_command = False
         self._retry_requests = outbox.read(deliveries.retry_requests, config.name).result()

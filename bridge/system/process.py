@@ -35,7 +35,7 @@ from typing import IO, Any
 
 import msgspec
 
-from bridge.system.threads import run_daemon
+from bridge.system.threads import RunningTime, run_daemon
 from bridge.text import one_line
 
 _TAIL_BYTES = 4096
@@ -97,7 +97,7 @@ class Runner:
         without: Collection[str] = (),
         directory: str | None = None,
     ) -> Finished:
-        """Run *argv* without a shell and return how it ended, within *deadline_seconds*.
+        """Run *argv* without a shell and return how it ended, within *deadline_seconds* in which this process ran.
 
         It inherits this process's environment but for the names in *without*, and gets *environment* on top. Raises
         OSError when it cannot be started: FileNotFoundError, PermissionError, or for want of processes or memory.
@@ -153,11 +153,14 @@ class _Program:
 
     def finish(self, started: float, deadline_seconds: float) -> Finished:
         """Wait for the end, make it come at the deadline, and let go of everything."""
-        kill_at = started + deadline_seconds - min(_KILL_SECONDS, deadline_seconds * _KILL_SHARE)
-        ask_at = started + deadline_seconds - min(_NOTICE_SECONDS, deadline_seconds * _NOTICE_SHARE)
-        if not self._wait(kill_at if sys.platform == "win32" else ask_at):
-            self.end(Ending.DEADLINE, notice_seconds=kill_at - time.monotonic(), pause=self._read)
-            self._wait(time.monotonic() + min(_REAP_SECONDS, deadline_seconds * _REAP_SHARE))
+        kill_before = min(_KILL_SECONDS, deadline_seconds * _KILL_SHARE)
+        notice = (
+            0.0 if sys.platform == "win32" else min(_NOTICE_SECONDS, deadline_seconds * _NOTICE_SHARE) - kill_before
+        )
+        limit = RunningTime(deadline_seconds - kill_before - (time.monotonic() - started))
+        if not self._wait(limit, until_left=notice):
+            self.end(Ending.DEADLINE, notice_seconds=limit.left_seconds, pause=self._read)
+            self._wait(RunningTime(min(_REAP_SECONDS, deadline_seconds * _REAP_SHARE)))
         rest_until = time.monotonic() + (_LAST_OUTPUT_SECONDS if self._ending is None else 0.0)
         while not self._is_quiet and self._read(max(rest_until - time.monotonic(), 0.0)):
             if time.monotonic() >= rest_until:
@@ -187,14 +190,17 @@ class _Program:
             pause(min(left, _LONGEST_TICK_SECONDS))
         self._signal(signal.SIGKILL)
 
-    def _wait(self, until: float) -> bool:
-        """Read standard error until the program is gone, at *until* at the latest; return whether it is gone."""
+    def _wait(self, limit: RunningTime, *, until_left: float = 0.0) -> bool:
+        """Read standard error until the program is gone, or no more than *until_left* of *limit* is left.
+
+        Return whether it is gone.
+        """
         tick = _SHORTEST_TICK_SECONDS
         while not self._has_ended():
-            left = until - time.monotonic()
-            if left <= 0:
+            wait_seconds = min(limit.next_wait(tick), limit.left_seconds - until_left)
+            if wait_seconds <= 0:
                 return False
-            tick = _SHORTEST_TICK_SECONDS if self._read(min(tick, left)) else min(2 * tick, _LONGEST_TICK_SECONDS)
+            tick = _SHORTEST_TICK_SECONDS if self._read(wait_seconds) else min(2 * tick, _LONGEST_TICK_SECONDS)
         return True
 
     def _has_ended(self) -> bool:

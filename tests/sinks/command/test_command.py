@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -128,6 +130,41 @@ def test_close_with_a_send_in_flight_ends_it_and_it_is_tried_again(script: Write
     assert [str(error) for error in raised] == ["on-event was killed, because the agent let go of it."]
     assert getattr(raised[0], "uncertain", False)
     sink.close()
+
+
+FROZEN = """
+import sys
+from bridge.delivery.sender import Sender
+from bridge.testing.records import sample_record
+from sinks.command import CommandConfig, CommandSink
+
+config = CommandConfig(command=(sys.argv[1],), timeout_seconds=2.0)
+sender = Sender(lambda: CommandSink(config), name="s", timeout_seconds=config.timeout_seconds)
+try:
+    sender.send([sample_record()])
+except Exception as error:
+    print(error)
+sender.close()
+"""
+
+
+def test_freeze_longer_than_the_rest_of_the_timeout_runs_no_program_again(
+    script: WriteScript, tmp_path: Path, agent_env: dict[str, str]
+) -> None:
+    pid = tmp_path / "pid"
+    steps = "for step in 1 2 3 4 5 6 7; do sleep 0.1; done"
+    program = script(f"echo $$ >{pid}.new; mv {pid}.new {pid}; {steps}; echo done >>{tmp_path}/done")
+    command = [sys.executable, "-c", FROZEN, program]
+    with subprocess.Popen(command, env=agent_env, stdout=subprocess.PIPE, text=True) as host:
+        while not pid.exists():
+            time.sleep(0.01)
+        os.kill(host.pid, signal.SIGSTOP)
+        os.killpg(int(pid.read_text()), signal.SIGSTOP)
+        time.sleep(2.5)  # longer than the timeout
+        os.killpg(int(pid.read_text()), signal.SIGCONT)
+        os.kill(host.pid, signal.SIGCONT)
+        out, _ = host.communicate(timeout=30)
+    assert (out, (tmp_path / "done").exists()) == ("", True)
 
 
 def test_missing_program_needs_a_person_and_the_record_waits(tmp_path: Path) -> None:
