@@ -160,6 +160,7 @@ class OutboxCollector(Collector):
         for field, text in self._GAUGES.items():
             counts = {sink: getattr(account, field) for sink, account in totals.sinks.items()}
             yield _by_sink(GaugeMetricFamily(f"{PREFIX}sink_{field}_records", text, labels=["sink"]), counts)
+        yield _expired_by_reason(totals)
         now = self._clock.timestamp() if reading.ages_now is None else reading.ages_now
         yield _by_sink(
             GaugeMetricFamily(
@@ -205,6 +206,19 @@ class OutboxCollector(Collector):
             return None
         self._log.recovered("read", "The outbox's totals can be read again.")
         return reading
+
+
+def _expired_by_reason(totals: OutboxTotals) -> Metric:
+    family = CounterMetricFamily(
+        f"{PREFIX}sink_expired_by_reason_total",
+        "The expired records by reason: age (max_age_seconds), or event_over, before the sink could be told of it.",
+        labels=["sink", "reason"],
+    )
+    for sink, account in totals.sinks.items():
+        over = totals.event_over.get(sink, 0)
+        family.add_metric([sink, "age"], account.expired - over)
+        family.add_metric([sink, "event_over"], over)
+    return family
 
 
 def _by_sink(

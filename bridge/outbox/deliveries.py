@@ -19,7 +19,7 @@ Once the end is pending, of an event that began too, the rows before it that the
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
 from itertools import groupby, islice
@@ -35,6 +35,8 @@ from bridge.outbox.database import SQL, is_in_memory, used_bytes
 Row = tuple[Any, ...]
 #: The key of the digest of a sink's configuration, but for the sink's name.
 _ACCEPTED_UNDER = "accepted_under:"
+#: The key of how many records expired because their event was over, but for the sink's name.
+_EVENT_OVER = "expired_event_over:"
 #: How far a probe looks for the event tried least.
 _MOST_PROBED = 2_000
 
@@ -107,6 +109,8 @@ class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Every sink's account, and how full the outbox is, all from one commit."""
 
     sinks: dict[str, SinkAccount] = {}
+    event_over: dict[str, int] = {}
+    """By sink, how many of the expired were given up because their event was over; the others were too old."""
     oldest_pending_at: dict[str, float] = {}
     """By sink, when its oldest pending record was observed, in seconds since 1970."""
     used_bytes: int = 0
@@ -223,7 +227,9 @@ def record_results(
         else:
             # One statement, so that the interpreter's lock is free meanwhile for the thread that sends.
             numbers = msgspec.json.encode(sequences).decode()
-            connection.execute(SQL["finish"], (state.value, error, 1, now, sink, numbers))
+            finished = connection.execute(SQL["finish"], (state.value, error, 1, now, sink, numbers)).rowcount
+            if state is DeliveryState.EXPIRED:  # what is too old expires by `expire`
+                _count_event_over(connection, sink, finished)
 
 
 def expire(connection: sqlite3.Connection, sink: str, *, now: float, max_age_seconds: float) -> int:
@@ -315,10 +321,23 @@ def oldest_pending(connection: sqlite3.Connection) -> dict[str, float]:
     return {sink: moment for sink, moment in found.items() if moment is not None}
 
 
+def event_over(connection: sqlite3.Connection, expired: Mapping[str, int]) -> dict[str, int]:
+    """Return sink -> how many of its *expired* records were given up because their event was over."""
+    found = {sink: meta.get(connection, f"{_EVENT_OVER}{sink}") or "" for sink in expired}
+    return {sink: min(int(text), expired[sink]) if text.isdecimal() else 0 for sink, text in found.items()}
+
+
+def _count_event_over(connection: sqlite3.Connection, sink: str, records: int) -> None:
+    before = meta.get(connection, f"{_EVENT_OVER}{sink}") or ""
+    meta.put(connection, f"{_EVENT_OVER}{sink}", str((int(before) if before.isdecimal() else 0) + records))
+
+
 def totals(connection: sqlite3.Connection) -> OutboxTotals:
     """Return every sink's account, and how full the outbox is."""
+    sinks = accounts(connection)
     return OutboxTotals(
-        sinks=accounts(connection),
+        sinks=sinks,
+        event_over=event_over(connection, {name: account.expired for name, account in sinks.items()}),
         oldest_pending_at=oldest_pending(connection),
         used_bytes=used_bytes(connection),
         stream_id=meta.get(connection, "stream_id"),
@@ -330,6 +349,7 @@ def mark_started(connection: sqlite3.Connection, sink: str, event_key: str, *, n
     end = None if is_in_memory(connection) else _end_of_what_never_began(connection, sink, event_key)
     if end is not None:
         skipped = connection.execute(SQL["expire_event"], (now, event_key, sink, end)).rowcount
+        _count_event_over(connection, sink, skipped)
         return StartMark(skipped=skipped)
     marked = connection.execute(SQL["add_start_mark"], (sink, event_key)).rowcount
     (last_end,) = connection.execute(SQL["last_pending_end"], (event_key, sink)).fetchone()

@@ -57,7 +57,8 @@ def sink_down(stage: Stage) -> list[Scene]:
 
 @STORIES.tell("A destination refuses a record for good")
 def record_refused(stage: Stage) -> list[Scene]:
-    agent = stage.watching()
+    # Else a 400 of an endpoint that has accepted nothing yet is taken as one about the endpoint.
+    agent = stage.watching(stage.webhook(more="park_statuses = [400]"))
     before = agent.phase(15)
     stage.peer.refuse_for_good()
     stage.announce(notice_seconds=_DAY_SECONDS)
