@@ -1,16 +1,17 @@
 """One transition record as one line that a person reads.
 
-This stands beside the sinks because four of them show it: stdout, webhook, otlp and apprise. It tells what a text of
-fixed fields would hide: how sure the agent is, how long is left, and what Microsoft advises. Control characters and
-those that turn the direction of writing are escaped: a description cannot forge a line, paint a terminal or show
-another name.
+This stands beside the sinks because six of them show it: stdout, file, eventlog, webhook, otlp and apprise. It tells
+what a text of fixed fields would hide: how sure the agent is, how long is left, and what Microsoft advises. Control
+characters and those that turn the direction of writing are escaped: a description cannot forge a line, paint a terminal
+or show another name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
-from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord, duration, escaped
+from bridge.sink import Evidence, ScheduledEvent, Transition, TransitionRecord, duration, encode, escaped
 
 _MOST_NAMES = 5
 
@@ -28,6 +29,19 @@ def sentence(record: TransitionRecord) -> str:
     start = f"{record.observed_at} {_headline(record)}"
     notes = [note for note in (_change(record), _outcome(record), _description(record), _advice(record)) if note]
     return escaped(". ".join([start, *(note.rstrip(".") for note in notes)]))
+
+
+def line_of(kind: Literal["json", "text"]) -> Callable[[TransitionRecord], bytes]:
+    """Return what makes a record into a line with its line break: the record's JSON, or its sentence."""
+    return _text if kind == "text" else _json
+
+
+def _json(record: TransitionRecord) -> bytes:
+    return encode(record) + b"\n"
+
+
+def _text(record: TransitionRecord) -> bytes:
+    return sentence(record).encode() + b"\n"
 
 
 def _headline(record: TransitionRecord) -> str:

@@ -25,8 +25,8 @@ import time
 from collections.abc import Sequence
 from typing import ClassVar, Literal, TextIO
 
-from bridge.sink import DeliveryFailed, Sink, SinkConfig, TransitionRecord, encode
-from sinks.sentence import sentence
+from bridge.sink import DeliveryFailed, Sink, SinkConfig, TransitionRecord
+from sinks.sentence import line_of
 
 _PIPE_BUF = getattr(select, "PIPE_BUF", 512)
 _CAN_POLL = hasattr(select, "poll")
@@ -53,7 +53,7 @@ class StdoutSink(Sink):
 
     def __init__(self, config: StdoutConfig) -> None:
         super().__init__(config)
-        self._line = _text if config.format == "text" else _json
+        self._line = line_of(config.format)
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Write *batch*; raise DeliveryFailed when the reader stalls past the deadline, is gone, or the disk full."""
@@ -73,14 +73,6 @@ class StdoutSink(Sink):
                 raise BrokenPipeError
         except OSError as exc:
             raise _failure(exc) from exc
-
-
-def _json(record: TransitionRecord) -> bytes:
-    return encode(record) + b"\n"
-
-
-def _text(record: TransitionRecord) -> bytes:
-    return sentence(record).encode() + b"\n"
 
 
 class _StandardOutput:

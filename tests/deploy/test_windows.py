@@ -159,6 +159,22 @@ def test_what_is_called_of_pywin32_is_there_with_these_types(package):
     assert judged.returncode == 0, judged.stdout + judged.stderr
 
 
+def test_sinks_call_pywin32_and_files_as_they_are_on_windows(package):
+    package("mypy")
+    if not {path.name for entry in sys.path for path in Path(entry).glob("win32-stubs")}:
+        package("win32evtlog")  # likewise
+    program = [sys.executable, "-m", "mypy", "--strict", "--platform", "win32", "--cache-dir", os.devnull]
+    judged = subprocess.run(
+        [*program, "-m", "sinks.eventlog", "-m", "sinks.file"],
+        cwd=WINDOWS,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=150,
+    )
+    assert judged.returncode == 0, judged.stdout + judged.stderr
+
+
 # ---- the installer ----
 
 #: The cmdlets that it uses, with the parameters they have in Windows PowerShell 5.1 (Microsoft, "PowerShell modules").

@@ -1,0 +1,123 @@
+"""The sink `eventlog`: each record as an event in the Windows event log, where an administrator looks first.
+
+The text is the sentence that the other sinks show, and the record's JSON below it. Each transition has an event id of
+its own, so that a task or a subscription can wait for one; the level follows what is announced. An event holds one
+record.
+
+Needs pywin32, which the installer of the Windows service brings. Windows shows the text without a complaint once the
+source is registered (deploy/windows/README.md); it is kept in any case.
+
+Source: Microsoft, "ReportEventW function" (winbase.h): a string has at most 31,839 characters.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from functools import partial
+from typing import ClassVar
+
+from bridge.sink import (
+    URGENT_EVENT_TYPES,
+    DeliveryFailed,
+    DeliveryRejected,
+    Sink,
+    SinkConfig,
+    Transition,
+    TransitionRecord,
+    encode,
+)
+from sinks.blocking import BlockingCalls
+from sinks.sentence import sentence
+
+#: What a subscription waits for: these never change.
+EVENT_IDS = {
+    Transition.SCHEDULED: 1,
+    Transition.STARTED: 2,
+    Transition.UPDATED: 3,
+    Transition.COMPLETED: 4,
+    Transition.CANCELED: 5,
+    Transition.ENDED: 6,
+    Transition.APPROVED: 11,
+    Transition.APPROVAL_REFUSED: 12,
+    Transition.APPROVAL_FAILED: 13,
+    Transition.HEARTBEAT: 21,
+    Transition.TEST: 22,
+}
+#: EVENTLOG_ERROR_TYPE and so on (winnt.h).
+_ERROR, _WARNING, _INFORMATION = 1, 2, 4
+_ANNOUNCING = frozenset({Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED})
+_FAILING = frozenset({Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
+_INTERRUPTING = frozenset({"Reboot", "Redeploy"})
+_MOST_CHARACTERS = 31_839
+#: winerror.h: the log is full and may not be overwritten; access denied; no such machine or log.
+_NEEDS_A_PERSON = frozenset({5, 1500, 1501, 1502})
+_LOG = "The Windows event log"
+
+
+class EventLogConfig(SinkConfig, frozen=True, kw_only=True):
+    """The keys of a ``[[sinks]]`` table of type eventlog."""
+
+    source: str = "scheduled-events-bridge"
+    """The source of the events. One that is not registered writes to the log Application."""
+
+    def __post_init__(self) -> None:
+        if self.max_batch != 1:
+            raise ValueError(f"max_batch is {self.max_batch}, but an event holds one record. Take it out.")
+        if not self.source.strip() or "\\" in self.source or not self.source.isprintable():
+            raise ValueError("source must be a name without backslashes.")
+        if importlib.util.find_spec("win32evtlog") is None:
+            raise ValueError("type eventlog needs Windows and pywin32, which deploy/windows/install.ps1 installs.")
+
+
+class EventLogSink(Sink):
+    """Writes each record as one event."""
+
+    Config: ClassVar[type[SinkConfig]] = EventLogConfig
+
+    def __init__(self, config: EventLogConfig) -> None:
+        super().__init__(config)
+        self._calls = BlockingCalls(f"eventlog:{config.name}", target=_LOG)
+
+    def send(self, batch: Sequence[TransitionRecord]) -> None:
+        """Write the one record of *batch*; raise DeliveryRejected when it is too long for an event."""
+        (record,) = batch
+        text = f"{sentence(record)}\r\n\r\n{encode(record).decode()}"
+        if len(text.encode("utf-16-le")) // 2 > _MOST_CHARACTERS:
+            raise DeliveryRejected(f"The record is longer than the {_MOST_CHARACTERS} characters that an event holds.")
+        work = partial(self._report, EVENT_IDS[record.transition], _level(record), text)
+        self._calls.run(work, timeout_seconds=self.config.timeout_seconds)
+
+    def check(self) -> None:
+        """Open the log, and write nothing."""
+        self._calls.run(partial(self._report, None, _INFORMATION, ""), timeout_seconds=self.config.timeout_seconds)
+
+    def close(self) -> None:
+        """End a send in another thread."""
+        self._calls.close()
+
+    def _report(self, event_id: int | None, level: int, text: str) -> None:
+        import pywintypes  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: PLC0415  # Windows alone has it
+        import win32evtlog  # type: ignore[import-not-found,import-untyped,unused-ignore]  # noqa: PLC0415  # likewise
+
+        try:
+            handle = win32evtlog.RegisterEventSource(None, self.config.source)
+            try:
+                if event_id is not None:
+                    win32evtlog.ReportEvent(handle, level, 0, event_id, None, [text], None)
+            finally:
+                win32evtlog.DeregisterEventSource(handle)
+        except pywintypes.error as error:
+            message = f"{_LOG} took no event: {error.strerror} (error {error.winerror})."
+            raise DeliveryFailed(message, needs_attention=error.winerror in _NEEDS_A_PERSON) from error
+
+
+def _level(record: TransitionRecord) -> int:
+    if record.transition in _FAILING:
+        return _WARNING
+    event_type = None if record.event is None else record.event.event_type
+    if record.transition not in _ANNOUNCING or event_type is None:
+        return _INFORMATION
+    if event_type in URGENT_EVENT_TYPES:
+        return _ERROR
+    return _WARNING if event_type in _INTERRUPTING else _INFORMATION

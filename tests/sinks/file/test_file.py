@@ -1,0 +1,262 @@
+"""The file sink against the contract every sink passes; rotation, half lines, two writers, and a disk that hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from bridge.config.loader import read
+from bridge.errors import ConfigurationError
+from bridge.sink import DeliveryFailed
+from bridge.testing.contract import SinkContract
+from bridge.testing.peers import Peer
+from bridge.testing.records import sample_record
+from sinks.blocking import BlockingCalls
+from sinks.sentence import line_of
+
+fcntl = pytest.importorskip("fcntl", reason="the files of these tests are locked as POSIX does")
+
+
+def sink_of(path, **table):
+    return read({"sinks": [{"type": "file", "path": str(path), **table}]}).sinks[0].build()
+
+
+def ids(path):
+    return [json.loads(line)["id"] for line in path.read_text().splitlines()]
+
+
+class FilePeer(Peer):
+    """A file that can be written, that is a directory, or that somebody else has locked."""
+
+    def __init__(self, path):
+        self.path = path
+        self._kept = path.with_name("kept")
+        self._lock = None
+
+    @property
+    def received(self):
+        path = self._kept if self._kept.exists() else self.path
+        return [[each] for each in ids(path)] if path.is_file() else []
+
+    def accept(self):
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        if self.path.is_dir():
+            self.path.rmdir()
+            if self._kept.exists():
+                self._kept.rename(self.path)
+
+    def refuse_for_now(self, retry_after_seconds=None):
+        assert retry_after_seconds is None
+        if self.path.is_file():
+            self.path.rename(self._kept)
+        self.path.mkdir(exist_ok=True)
+
+    def stay_silent(self):
+        self._lock = self.path.open("a")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def wait_until_busy(self, *, writes_before):
+        del writes_before
+        threading.Event().wait(0.1)
+
+    def close(self):
+        self.accept()
+
+
+class TestFileSinkContract(SinkContract):
+    sink_type = "file"
+    no_network = "it writes to a file"
+    skips: ClassVar = {
+        "test_refused_for_good_is_rejected": "a file takes any record or none",
+        "test_retry_after_is_passed_on": "a disk names no time",
+        "test_part_of_a_batch_refused_is_rejected_by_name": "a file takes any record or none",
+        "test_no_secret_is_in_a_log_line_or_an_error": "it has no secret",
+    }
+
+    @pytest.fixture(autouse=True)
+    def directory(self, tmp_path):
+        self.directory = tmp_path
+        self.count = 0
+
+    def peer(self):
+        self.count += 1
+        return FilePeer(self.directory / f"records-{self.count}.jsonl")
+
+    def table(self, address):
+        del address
+        return {"path": str(self.directory / f"records-{self.count}.jsonl")}
+
+
+def test_text_is_one_line_a_record_that_a_person_reads(tmp_path):
+    sink = sink_of(tmp_path / "a.log", format="text", max_batch=2)
+    sink.send([sample_record(1), sample_record(2)])
+    sink.close()
+    lines = (tmp_path / "a.log").read_text().splitlines()
+    assert len(lines) == 2
+    assert all(" scheduled: Freeze of this VM" in line for line in lines)
+
+
+def test_file_is_rotated_before_it_would_be_too_large_and_the_oldest_goes(tmp_path):
+    path = tmp_path / "a.jsonl"
+    line_bytes = len(line_of("json")(sample_record(1)))
+    sink = sink_of(path, max_bytes=line_bytes * 2 + 10, keep=2)
+    for number in range(1, 10):
+        sink.send([sample_record(number)])
+    sink.close()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl", "a.jsonl.1", "a.jsonl.2"]
+    wanted = [sample_record(number).id for number in range(5, 10)]
+    assert [*ids(tmp_path / "a.jsonl.2"), *ids(tmp_path / "a.jsonl.1"), *ids(path)] == wanted
+
+
+def test_record_that_is_larger_than_a_file_may_be_is_written_all_the_same(tmp_path):
+    sink = sink_of(tmp_path / "a.jsonl", max_bytes=10, keep=5)
+    for number in (1, 2):
+        sink.send([sample_record(number)])
+    sink.close()
+    assert (ids(tmp_path / "a.jsonl.1"), ids(tmp_path / "a.jsonl")) == ([sample_record(1).id], [sample_record(2).id])
+
+
+def test_file_that_another_tool_moves_away_is_made_anew(tmp_path):
+    path = tmp_path / "a.jsonl"
+    sink = sink_of(path, max_bytes=0)
+    sink.send([sample_record(1)])
+    path.rename(tmp_path / "moved")
+    sink.send([sample_record(2)])
+    sink.close()
+    assert (ids(tmp_path / "moved"), ids(path)) == ([sample_record(1).id], [sample_record(2).id])
+
+
+def test_half_a_line_that_a_kill_left_does_not_break_the_next_one(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"half": ')
+    sink = sink_of(path)
+    sink.send([sample_record(1)])
+    sink.close()
+    half, whole = path.read_text().splitlines()
+    assert half == '{"half": '
+    assert json.loads(whole)["id"] == sample_record(1).id
+
+
+def test_what_did_not_fit_on_the_disk_is_taken_back(tmp_path):
+    path = tmp_path / "a.jsonl"
+    sink = sink_of(path)
+    sink.send([sample_record(1)])
+    before = path.read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 100, limits[1]))
+    try:
+        with pytest.raises(DeliveryFailed, match="File too large") as caught:
+            sink.send([sample_record(2)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.needs_attention
+    assert path.read_bytes() == before
+    sink.send([sample_record(2)])
+    sink.close()
+    assert ids(path) == [sample_record(1).id, sample_record(2).id]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "nowhere"])
+def test_path_that_is_no_file_needs_a_person_and_is_not_waited_for(tmp_path, kind):
+    path = tmp_path / "no" / "a.jsonl" if kind == "nowhere" else tmp_path / "a.jsonl"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    sink = sink_of(path)
+    for call in (lambda: sink.send([sample_record(1)]), sink.check):
+        with pytest.raises(DeliveryFailed, match="cannot be written") as caught:
+            call()
+        assert caught.value.needs_attention
+    sink.close()
+
+
+def test_check_makes_no_file(tmp_path):
+    sink = sink_of(tmp_path / "a.jsonl")
+    sink.check()
+    sink.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+WRITER = """
+import sys
+from bridge.config.loader import read
+from bridge.testing.records import sample_record
+table = {"type": "file", "path": sys.argv[1], "max_bytes": 20_000, "keep": 1000}
+sink = read({"sinks": [table]}).sinks[0].build()
+for number in range(int(sys.argv[2]), int(sys.argv[2]) + 100):
+    sink.send([sample_record(number)])
+"""
+
+
+def test_two_writers_of_one_file_lose_and_break_no_line_when_it_rotates(tmp_path):
+    path = tmp_path / "a.jsonl"
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), str(first)]) for first in (1, 101)]
+    assert [each.wait(60) for each in writers] == [0, 0]
+    found = [each for file in tmp_path.iterdir() for each in ids(file)]
+    assert sorted(found) == sorted(sample_record(number).id for number in range(1, 201))
+    assert len(list(tmp_path.iterdir())) > 5
+
+
+@pytest.mark.parametrize("path", ["records.jsonl", "", "/var/log/", "/var/\0log"])
+def test_path_that_says_too_little_is_a_mistake(path):
+    with pytest.raises(ConfigurationError, match="path"):
+        sink_of(path)
+
+
+# A disk that hangs.
+
+
+def test_call_that_hangs_costs_one_thread_and_what_follows_waits_for_it():
+    calls, let_go, made = BlockingCalls("disk", target="/a"), threading.Event(), []
+
+    def hang():
+        made.append(1)
+        let_go.wait(10)
+
+    before = threading.active_count()
+    for _ in range(3):
+        began = time.monotonic()
+        with pytest.raises(DeliveryFailed, match=r"/a took nothing within 0\.1 s") as caught:
+            calls.run(hang, timeout_seconds=0.1)
+        assert time.monotonic() - began < 0.5
+        assert caught.value.uncertain
+    assert (threading.active_count(), len(made)) == (before + 1, 1)
+    let_go.set()
+    calls.run(lambda: made.append(2), timeout_seconds=5.0)
+    assert made == [1, 2]
+
+
+def test_close_ends_the_wait_for_a_call_that_hangs():
+    calls, let_go, errors = BlockingCalls("disk", target="/a"), threading.Event(), []
+
+    def run():
+        with contextlib.suppress(DeliveryFailed):
+            calls.run(lambda: let_go.wait(10), timeout_seconds=10.0)
+        errors.append(1)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    calls.close()
+    thread.join(2)
+    assert errors
+    let_go.set()
+    with pytest.raises(DeliveryFailed, match="closed"):
+        calls.run(lambda: None, timeout_seconds=1.0)
+
+
+def test_file_sink_is_in_the_page_with_the_directory_of_the_unit():
+    page = (Path(__file__).parents[3] / "sinks" / "README.md").read_text(encoding="utf-8")
+    assert "LogsDirectory=scheduled-events-bridge" in page.partition("### file\n")[2].partition("\n### ")[0]
