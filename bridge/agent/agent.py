@@ -116,6 +116,7 @@ class Agent:
         )
         self.health.vm_name = self.vm_name
         self.health.imds = lambda: self._imds.endpoint
+        self.health.refused_answer = lambda: None if self._poller is None else self._poller.refused_answer
         self._notifier = SystemdNotifier({} if on_request_only else os.environ)
         self._health_server = self._new_health_server()
         self._periodic = PeriodicTasks()

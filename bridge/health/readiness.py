@@ -45,13 +45,22 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
         return self.status == "ready"
 
 
-def why_polling_is_not_ready(silent_seconds: float | None, *, gap_seconds: float) -> list[str]:
-    """Return a sentence when IMDS has not answered for longer than *gap_seconds*, or never (None)."""
+def why_polling_is_not_ready(
+    silent_seconds: float | None, *, gap_seconds: float, refused_answer: str | None = None
+) -> list[str]:
+    """Return a sentence when IMDS gave no good answer for longer than *gap_seconds*, or never (None).
+
+    *refused_answer* says why the last one is no document; None when it is not known to be that.
+    """
     if silent_seconds is None:
-        return ["IMDS has not answered yet."]
-    if silent_seconds > gap_seconds:
+        return [
+            "IMDS has not answered yet." if refused_answer is None else f"IMDS gave no good answer: {refused_answer}"
+        ]
+    if silent_seconds <= gap_seconds:
+        return []
+    if refused_answer is None:
         return [f"IMDS answered last {silent_seconds:.0f} s ago."]
-    return []
+    return [f"IMDS gave its last good answer {silent_seconds:.0f} s ago: {refused_answer}"]
 
 
 def why_sink_is_not_ready(name: str, sink: SinkReadiness) -> list[str]:

@@ -65,6 +65,7 @@ class HealthReporter:
         self.polled: Polled | None = None
         self.vm_name: Callable[[], str | None] = lambda: None
         self.imds: Callable[[], str] = lambda: ""
+        self.refused_answer: Callable[[], str | None] = lambda: None
 
     @property
     def pages(self) -> Mapping[str, Callable[[], Response]]:
@@ -95,7 +96,8 @@ class HealthReporter:
         """Return what /readyz says."""
         polled = self.polled
         silent = None if polled is None else polled.silent_seconds
-        reasons = why_polling_is_not_ready(silent, gap_seconds=0.0 if polled is None else polled.gap_seconds)
+        gap = 0.0 if polled is None else polled.gap_seconds
+        reasons = why_polling_is_not_ready(silent, gap_seconds=gap, refused_answer=self.refused_answer())
         try:
             reading = self.outbox()
         except BridgeError as error:

@@ -22,7 +22,7 @@ from bridge.config.settings import ImdsSettings
 from bridge.errors import ConfigurationError, DeadlineExceeded, DocumentInvalid, ImdsStatus, ImdsUnreachable
 from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, Incarnation, VmIdentity
 from bridge.http.failures import root_cause
-from bridge.http.session import DeadlineSession, ResponseUnread, retry_after_seconds
+from bridge.http.session import DeadlineSession, ResponseTooLarge, ResponseUnread, retry_after_seconds
 from bridge.imds.discovery import find_endpoint
 from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_document, parse_identity, parse_os_disk
 from bridge.text import EXCERPT_CHARACTERS, excerpt, one_line
@@ -146,7 +146,7 @@ class ImdsClient:
             response = session.send(request, deadline_seconds=timeout_seconds, max_body_bytes=MAX_DOCUMENT_BYTES)
         except ResponseUnread as exc:
             if exc.response is None or (exc.response.status_code == _OK and request.method == "GET"):
-                raise DocumentInvalid(f"{request.method} {request.url}: {exc}") from exc
+                raise DocumentInvalid(f"{request.method} {request.url}: {_unread(exc)}") from exc
             response = exc.response  # what counts of it is the status
         except (DeadlineExceeded, requests.RequestException, OSError) as exc:
             raise ImdsUnreachable(
@@ -192,6 +192,16 @@ def _reason(error: BaseException) -> str:
     if not isinstance(error, DeadlineExceeded):
         error = root_cause(error)
     return (str(error) or type(error).__name__).rstrip(".")
+
+
+def _unread(error: ResponseUnread) -> str:
+    """Return why an answer with a 200 is not read, as a sentence."""
+    if not isinstance(error, ResponseTooLarge):
+        return str(error)
+    return (
+        f"The answer is larger than {MAX_DOCUMENT_BYTES // 1024**2} MiB, so it is not read: what it says is unknown. "
+        "Is imds.endpoint the metadata service?"
+    )
 
 
 def _resolved(endpoint: str) -> str:

@@ -23,7 +23,8 @@ from bridge.errors import DocumentInvalid
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity
 from bridge.text import excerpt
 
-MAX_DOCUMENT_BYTES = 1024 * 1024
+#: Of either document: room for a hundred events of a thousand VMs each.
+MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
 
 _MAX_DEPTH = 64
 _INT64 = range(-(2**63), 2**63)
@@ -48,7 +49,7 @@ _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct",
 def parse_document(body: bytes) -> Document:
     """Return the document that *body* holds; raise DocumentInvalid when it is not one.
 
-    At most 1 MiB of UTF-8 (RFC 8259 section 8.1; a byte order mark is tolerated), a JSON object whose Events is a
+    At most 4 MiB of UTF-8 (RFC 8259 section 8.1; a byte order mark is tolerated), a JSON object whose Events is a
     list of objects, each with a text EventStatus.
     """
     value = _json_object(body, "The Scheduled Events document")

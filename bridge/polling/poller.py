@@ -108,6 +108,8 @@ class Poller:
         self._saved_at = float("-inf")
         self.good_at: datetime | None = None
         """When the service last answered as it should, to this agent."""
+        self.refused_answer: str | None = None
+        """Why the last answer, a 200, is no document; None when it is one, or when there was no such answer."""
         self._is_settled = False
         self._stream_id, self._tracker = self._load()
 
@@ -185,6 +187,7 @@ class Poller:
         return delay
 
     def _recovered(self) -> None:
+        self.refused_answer = None
         if self._failures:
             self._failures = 0
             self._report.recovered("imds", "The metadata service answers again.")
@@ -194,6 +197,7 @@ class Poller:
             return 0.0  # the connection was closed under the poll, to end it
         self._failures += 1
         self._tracker.poll_failed()
+        self.refused_answer = str(error) if isinstance(error, DocumentInvalid) else None
         self._report.problem("imds", logging.WARNING, str(error))
         status = error.status if isinstance(error, ImdsStatus) else None
         retry_after = error.retry_after_seconds if isinstance(error, ImdsStatus) else None

@@ -24,7 +24,7 @@ KINDS = {
     "cut": "200, the connection closes in the middle of the body",
     "garbage": "200 with a body that is no JSON",
     "wrong_type": "200 with JSON of another shape",
-    "oversize": "200 with the right body followed by 2 MiB of blanks",
+    "oversize": "200 with the right body followed by 5 MiB of blanks",
     "silence": "the request is read and never answered",
     "drip": "the right answer, a byte every delay_seconds",
     "disconnect": "the connection closes without an answer",

@@ -16,7 +16,7 @@ from bridge.testing.simulator.faults import Fault
 from bridge.testing.simulator.http_server import Connection
 from bridge.testing.simulator.imds_api import Answer, error
 
-_OVERSIZE_BYTES = 2 << 20
+_OVERSIZE_BYTES = 5 << 20
 _GARBAGE = b"\x00\xff\xfe<html>this is no JSON"
 _WRONG_TYPE = b'{"DocumentIncarnation": [1], "Events": "none"}'
 _LOOK_SECONDS = 0.1

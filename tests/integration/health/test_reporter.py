@@ -118,6 +118,17 @@ def test_agent_that_does_not_see_is_not_ready(overview, silent_seconds, reason):
     assert ready(overview)["reasons"] == [reason] * bool(reason)
 
 
+@pytest.mark.parametrize("silent_seconds", [None, 35.0])
+def test_answer_that_is_no_document_is_named_as_the_reason(overview, silent_seconds):
+    overview.polled.silent_seconds = silent_seconds
+    overview.refused_answer = lambda: "GET http://imds: The answer is larger than 4 MiB."
+    [reason] = ready(overview)["reasons"]
+    assert reason.startswith("IMDS gave ")
+    assert "larger than 4 MiB" in reason
+    overview.polled.silent_seconds = 0.4
+    assert ready(overview)["reasons"] == []
+
+
 def test_record_that_waits_too_long_makes_it_not_ready_until_it_is_gone(overview, time):
     [record] = overview._outbox.write(overview._outbox.records.append_heartbeat, incarnation=1).result()
     time.advance(300)

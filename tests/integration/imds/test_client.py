@@ -189,11 +189,20 @@ def test_any_other_body_of_a_400_is_shown_in_short(service, connect, body):
     assert len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b'{"Events": null}', b"x" * (1024 * 1024 + 1)])
+@pytest.mark.parametrize("body", [b"", b"{", b'{"Events": null}', b"x" * (4 * 1024 * 1024 + 1)])
 def test_a_200_that_is_no_document_is_unknown(service, connect, body):
     service.answers = [(200, {}, body)]
     with pytest.raises(DocumentInvalid):
         connect().scheduled_events()
+
+
+def test_a_document_of_four_mebibytes_is_taken_and_a_larger_one_is_said_to_be_too_large(service, connect):
+    blanks = 4 * 1024 * 1024 - len(ONE)
+    service.answers = [(200, {}, ONE + b" " * blanks), (200, {}, ONE + b" " * (blanks + 1))]
+    client = connect()
+    assert [event.event_id for event in client.scheduled_events().events] == ["E-1"]
+    with pytest.raises(DocumentInvalid, match=r"larger than 4 MiB"):
+        client.scheduled_events()
 
 
 def test_a_body_that_breaks_off_is_no_answer(service, connect):

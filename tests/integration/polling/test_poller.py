@@ -207,6 +207,16 @@ def test_a_failed_poll_ends_nothing_and_the_next_one_follows(bench, failure):
     assert bench.told == [("started", "observed")]
 
 
+def test_why_an_answer_is_no_document_is_known_until_the_next_answer_or_none(bench):
+    bench.poll(DocumentInvalid("The answer is larger than 4 MiB."), times=2)
+    assert bench.poller.refused_answer == "The answer is larger than 4 MiB."
+    bench.poll(ImdsUnreachable("silent"))
+    assert bench.poller.refused_answer is None
+    bench.poll(DocumentInvalid("The answer is larger than 4 MiB."))
+    bench.poll(document(1))
+    assert bench.poller.refused_answer is None
+
+
 def test_a_throttled_poll_backs_off_and_is_never_starved(bench):
     bench.poll(document(1))
     delays = [bench.poll(ImdsStatus("slow down", status=429, retry_after_seconds=600)) for _ in range(20)]
