@@ -2,13 +2,17 @@
 
 A filter that names event types or sources does not apply to a record without an event: a refused approval of an unknown
 event must reach every sink.
+
+Filters look at the event as it is now, but an event changes: a Reboot may turn out a Freeze, a VM may leave Resources.
+A sink that was told of an event is told of it to its end, or its alert would never resolve and its VM would stay
+drained. The outbox knows who was told; the router says for which sinks that counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bridge.events.event import names_vm
+from bridge.events.event import ScheduledEvent, names_vm
 from bridge.events.record import Transition, TransitionRecord
 from bridge.sink import SinkConfig
 
@@ -17,9 +21,14 @@ def wants(config: SinkConfig, record: TransitionRecord, vm_name: str | None) -> 
     """Return whether the sink with *config* gets *record*, on the VM called *vm_name* (None: unknown)."""
     if record.transition is Transition.HEARTBEAT:
         return config.heartbeat
-    if config.transitions is not None and record.transition.value not in config.transitions:
-        return False
-    event = record.event
+    return _takes_transition(config, record) and _takes_event(config, record.event, vm_name)
+
+
+def _takes_transition(config: SinkConfig, record: TransitionRecord) -> bool:
+    return config.transitions is None or record.transition.value in config.transitions
+
+
+def _takes_event(config: SinkConfig, event: ScheduledEvent | None, vm_name: str | None) -> bool:
     if event is None:
         return True
     if config.event_types is not None and event.event_type not in config.event_types:
@@ -38,3 +47,13 @@ class Router:
     def __call__(self, record: TransitionRecord, vm_name: str | None) -> list[str]:
         """Return the names in the order of the configuration."""
         return [config.name for config in self._configs if wants(config, record, vm_name)]
+
+    def if_told(self, record: TransitionRecord, vm_name: str | None) -> list[str]:
+        """Return the names of the sinks that want *record* only if they were told of its event before."""
+        if record.event is None:
+            return []
+        return [
+            config.name
+            for config in self._configs
+            if _takes_transition(config, record) and not _takes_event(config, record.event, vm_name)
+        ]

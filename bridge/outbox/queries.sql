@@ -88,6 +88,15 @@ FROM records INDEXED BY records_by_event
 WHERE event_key = ? AND transition IN ('scheduled', 'started', 'updated', 'completed', 'canceled', 'ended')
 ORDER BY sequence DESC LIMIT 1;
 
+-- name: was_told
+-- Nothing when no record of the event was ever for the sink; 0 when the last one that was is its end.
+SELECT COALESCE(CASE WHEN json_valid(body) THEN json_extract(body, '$.transition') END, '')
+  NOT IN ('completed', 'canceled', 'ended')
+FROM records INDEXED BY records_by_event CROSS JOIN deliveries
+  ON deliveries.sink = ? AND deliveries.sequence = records.sequence
+WHERE records.event_key = ? AND records.sequence < ?
+ORDER BY records.sequence DESC LIMIT 1;
+
 -- name: has_newer
 SELECT 1 FROM deliveries INDEXED BY deliveries_pending_event
 WHERE event_key = :event_key AND sink = :sink AND state = 'pending'

@@ -42,7 +42,11 @@ from bridge.outbox.retention import enforce_size
 from bridge.outbox.storage import Storage
 
 Router = Callable[[TransitionRecord, str | None], Iterable[str]]
-"""From a record and this VM's name to the names of the sinks that want it."""
+"""From a record and this VM's name to the names of the sinks that want it.
+
+One with a method ``if_told`` of the same shape names by it those that want the record only if they were told of its
+event before, which ends with the end of the event.
+"""
 
 _Repeats = dict[str, int]
 """From an id without repeat to the first repeat that may be free, as found within one job.
@@ -86,6 +90,7 @@ class RecordWriter:
         self._ages = ages or AgeClock(Clock(now=now, monotonic=lambda: now().timestamp()))
         self._vm = VmIdentity()
         self._router: Router | None = None
+        self._router_if_told: Router = _nobody
         self._sinks: tuple[str, ...] = ()
         self._labels: dict[str, str] = {}
         self._is_decided = False
@@ -200,6 +205,7 @@ class RecordWriter:
     ) -> None:
         """Route by *router* from now on; give sinks seen for the first time the last record of each active event."""
         self._router, self._sinks, self._labels = router, tuple(sinks), labels
+        self._router_if_told = getattr(router, "if_told", _nobody)
         known = {name for (name,) in connection.execute(SQL["known_sinks"])}
         new = [name for name in sinks if name not in known]
         self._add_sinks(connection)
@@ -358,6 +364,9 @@ class RecordWriter:
     def _route(self, connection: sqlite3.Connection, record: TransitionRecord) -> None:
         for name in () if self._router is None else self._router(record, self._vm.name):
             self._add_delivery(connection, name, record)
+        for name in self._router_if_told(record, self._vm.name):
+            if _was_told(connection, name, record):
+                self._add_delivery(connection, name, record)
         if record.is_urgent:
             # Its older records go before it, so they are as urgent.
             made_urgent = connection.execute(SQL["make_event_urgent"], (record.event_key,)).rowcount
@@ -371,6 +380,16 @@ class RecordWriter:
         arguments = (sink, record.sequence, record.event_key, record.is_urgent, not_before, aged_from, observed_at)
         connection.execute(SQL["add_delivery"], arguments)
         self._has_added = True
+
+
+def _nobody(_record: TransitionRecord, _vm_name: str | None) -> Iterable[str]:
+    return ()
+
+
+def _was_told(connection: sqlite3.Connection, sink: str, record: TransitionRecord) -> bool:
+    """Return whether *sink* was told of the record's event, or will be, and not yet of its end."""
+    row = connection.execute(SQL["was_told"], (sink, record.event_key, record.sequence)).fetchone()
+    return row is not None and bool(row[0])
 
 
 def _last_of_active(connection: sqlite3.Connection, saved: Mapping[str, str]) -> list[TransitionRecord]:

@@ -1,0 +1,121 @@
+"""Which sinks get the records of an event that changes: who was told of it is told of it to its end."""
+
+import pytest
+from outbox_kit import OutboxKit
+
+from bridge.delivery.router import Router
+from bridge.events.event import Document, VmIdentity
+from bridge.outbox import deliveries
+from bridge.sink import SinkConfig
+
+ME = "vm_0"
+KEPT_SECONDS = 60.0
+
+
+@pytest.fixture
+def kit(tmp_path):
+    made = OutboxKit(tmp_path)
+    yield made
+    made.close()
+
+
+class Life:
+    """An event that changes, and the outbox of an agent whose one sink takes what *filters* say."""
+
+    def __init__(self, kit, **filters):
+        self._kit = kit
+        self.outbox = kit.open(sinks=(), keep_delivered_seconds=KEPT_SECONDS)
+        self.outbox.identify(VmIdentity(name=ME)).result()
+        self.configure(**filters)
+
+    def configure(self, **filters):
+        routes = Router([SinkConfig(name="s", **filters)])
+        self.outbox.write(self.outbox.records.configure, routes, ["s"], labels={}).result()
+
+    def goes(self, transition, event_type="Reboot", *, is_over=False, **fields):
+        """Commit a record, let the sink take all that is due, and return the transitions that it got."""
+        event = self._kit.event(**{"resources": (ME,), **fields, "event_type": event_type})
+        document = Document(incarnation=1, events=() if is_over else (event,))
+        self._kit.commit(self.outbox, event, transition=transition, document=document)
+        rows = self.outbox.read(deliveries.due, "s", limit=100).result()
+        self._kit.settle(self.outbox, "s", *(row.sequence for row in rows))
+        return [row.record.transition.value for row in rows]
+
+
+def test_a_reboot_that_becomes_a_freeze_is_told_to_its_end_to_a_sink_that_takes_reboots(kit):
+    life = Life(kit, event_types=("Reboot",))
+    assert life.goes("scheduled") == ["scheduled"]
+    assert life.goes("updated", "Freeze") == ["updated"]
+    assert life.goes("started", "Freeze") == ["started"]
+    assert life.goes("completed", "Freeze", is_over=True) == ["completed"]
+
+
+def test_an_event_of_another_type_is_still_not_told(kit):
+    life = Life(kit, event_types=("Reboot",))
+    assert life.goes("scheduled", "Freeze") == []
+    assert life.goes("started", "Freeze") == []
+    assert life.goes("completed", "Freeze", is_over=True) == []
+
+
+def test_an_event_that_becomes_of_the_type_is_told_from_then_on(kit):
+    life = Life(kit, event_types=("Reboot",))
+    assert life.goes("scheduled", "Freeze") == []
+    assert life.goes("updated") == ["updated"]
+    assert life.goes("updated", "Freeze") == ["updated"]
+    assert life.goes("ended", "Freeze", is_over=True) == ["ended"]
+
+
+@pytest.mark.parametrize(
+    ("filters", "change"),
+    [({"event_sources": ("Platform",)}, {"event_source": "User"}), ({"scope": "mine"}, {"resources": ("vm_1",)})],
+    ids=["source", "scope"],
+)
+def test_an_event_that_leaves_another_filter_is_told_to_its_end(kit, filters, change):
+    life = Life(kit, **filters)
+    assert life.goes("scheduled", event_source="Platform") == ["scheduled"]
+    assert life.goes("updated", **change) == ["updated"]
+    assert life.goes("canceled", **change, is_over=True) == ["canceled"]
+
+
+def test_a_sink_gets_only_the_transitions_it_takes_and_none_of_an_event_that_it_was_not_told_of(kit):
+    life = Life(kit, event_types=("Reboot",), transitions=("scheduled", "completed"))
+    assert life.goes("scheduled") == ["scheduled"]
+    assert life.goes("updated", "Freeze") == []
+    assert life.goes("completed", "Freeze", is_over=True) == ["completed"]
+    other = {"event_id": "E-2"}
+    life.configure(event_types=("Reboot",), transitions=("started", "completed"))
+    assert life.goes("scheduled", **other) == []
+    assert life.goes("started", "Freeze", **other) == []
+    assert life.goes("completed", "Freeze", **other, is_over=True) == []
+
+
+def test_what_was_told_longer_ago_than_delivered_records_are_kept_still_counts(kit):
+    life = Life(kit, event_types=("Reboot",))
+    assert life.goes("scheduled") == ["scheduled"]
+    kit.wait(KEPT_SECONDS * 10)
+    life.outbox.clean().result()
+    assert life.goes("started", "Freeze") == ["started"]
+    kit.wait(KEPT_SECONDS * 10)
+    life.outbox.clean().result()
+    assert life.goes("completed", "Freeze", is_over=True) == ["completed"]
+
+
+def test_a_filter_that_is_configured_later_does_not_leave_a_sink_without_the_end(kit):
+    life = Life(kit)
+    assert life.goes("scheduled", "Freeze") == ["scheduled"]
+    life.configure(event_types=("Reboot",))
+    assert life.goes("completed", "Freeze", is_over=True) == ["completed"]
+
+
+def test_an_event_id_that_comes_again_after_its_end_was_told_is_a_new_event(kit):
+    life = Life(kit, event_types=("Reboot",))
+    assert life.goes("scheduled") == ["scheduled"]
+    assert life.goes("completed", is_over=True) == ["completed"]
+    assert life.goes("started", "Freeze") == []
+    assert life.goes("completed", "Freeze", is_over=True) == []
+
+
+def test_a_sink_that_is_still_to_be_told_of_an_event_is_told_of_its_end_too(kit):
+    life = Life(kit, event_types=("Reboot",))
+    kit.commit(life.outbox, kit.event(resources=(ME,)))
+    assert life.goes("completed", "Freeze", is_over=True) == ["scheduled", "completed"]
