@@ -26,7 +26,7 @@ _NOT_FOR_AGENTS = (
     "STATE_DIRECTORY",
 )
 _LAST_THREADS_SECONDS = 2.0
-_WORKERS = 6
+_WORKERS = 8
 _HERE = Path(__file__).parent
 
 # No deadline and no too_slow: a busy machine is no fault of the code. Random on a desk, where a new counter-example
@@ -56,10 +56,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Run the normal suite side by side, as `-n 6 --dist worksteal` does; `-n` on the command line takes its place.
+    """Run the normal suite side by side, as `-n 8 --dist worksteal` does; `-n` on the command line takes its place.
 
-    Most tests wait for a deadline or a process, so six share two cores well. Not for single files, whose workers would
-    take longer to start than they run, nor for the other tiers, which measure or share what they start.
+    Most tests wait for a deadline or a process, so eight share two cores well. Not for single files, whose workers
+    would take longer to start than they run, nor for the other tiers, which measure or share what they start.
     """
     is_chosen = config.option.markexpr not in config.getini("addopts") or any(
         ".py" in argument for argument in config.args
