@@ -11,7 +11,7 @@ The host calls a sink from one thread only, except `close`, which may come from 
 - Keep within ``config.timeout_seconds``, wall clock. The host cuts what does not: it calls ``close`` and builds a new
   instance before it tries again.
 - The records of one EventId come in order. Delivery is at least once: after a crash a record comes again, with the
-  same ``id``.
+  same ``id``; so does the last one of an active event to a sink that asks for it (`Sink.refresh_seconds`).
 
 Beside the contract this module hands on what sinks have in common: a session with a deadline, secrets, tokens,
 programs, and texts for people. So a sink imports nothing else of the agent, whose own modules may move.
