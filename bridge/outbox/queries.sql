@@ -83,7 +83,7 @@ WHERE records.event_key = ? AND deliveries.state = 'delivered' AND json_valid(bo
 ORDER BY records.sequence DESC;
 
 -- name: newest_of_life
-SELECT CASE WHEN json_valid(body) THEN json_extract(body, '$.transition') END AS transition
+SELECT sequence, CASE WHEN json_valid(body) THEN json_extract(body, '$.transition') END AS transition, body
 FROM records INDEXED BY records_by_event
 WHERE event_key = ? AND transition IN ('scheduled', 'started', 'updated', 'completed', 'canceled', 'ended')
 ORDER BY sequence DESC LIMIT 1;

@@ -396,8 +396,17 @@ def _last_of_active(connection: sqlite3.Connection, saved: Mapping[str, str]) ->
     document = meta.document_of(saved)
     events = () if document is None else document.events
     keys = dict.fromkeys(event.key for event in events if not is_over(event))
-    bodies = (connection.execute(SQL["last_of_event"], (key,)).fetchone() for key in keys)
-    return [decode_record(body[0]) for body in bodies if body is not None]
+    return [record for key in keys for record in _last_of_event(connection, key)]
+
+
+def _last_of_event(connection: sqlite3.Connection, event_key: str) -> list[TransitionRecord]:
+    """Return the last record; where that is an approval's outcome, before it the one that says how the event stands."""
+    row = connection.execute(SQL["last_of_event"], (event_key,)).fetchone()
+    if row is None:
+        return []
+    last = decode_record(row[0])
+    life = None if last.approval is None else connection.execute(SQL["newest_of_life"], (event_key,)).fetchone()
+    return [last] if life is None else [decode_record(life[2]), last]
 
 
 def _new_record(observation: Observation, change: Change) -> _NewRecord:

@@ -46,7 +46,7 @@ def last_told(connection: sqlite3.Connection, sink: str, event_key: str) -> Pend
     Whether it has ended since `told_events` its newest record says: to decode a large document for each would be dear.
     """
     newest = connection.execute(SQL["newest_of_life"], (event_key,)).fetchone()
-    if newest is None or Transition(newest[0]).is_ending:
+    if newest is None or Transition(newest[1]).is_ending:
         return None
     if connection.execute(SQL["has_newer"], {"sink": sink, "event_key": event_key}).fetchone():
         return None
@@ -75,5 +75,9 @@ def _as_pending(sequence: int, record: TransitionRecord, body: str) -> PendingDe
 
 
 def told_sequences(connection: sqlite3.Connection, event_keys: Iterable[str]) -> set[int]:
-    """Return the records of *event_keys* that some sink may have to be told again."""
-    return {sequence for key in event_keys for (_, sequence) in connection.execute(SQL["last_told_sequences"], (key,))}
+    """Return the records of *event_keys* that a sink may have to be told, again or for the first time."""
+    found: set[int] = set()
+    for key in event_keys:
+        found.update(sequence for _, sequence in connection.execute(SQL["last_told_sequences"], (key,)))
+        found.update(sequence for sequence, _, _ in connection.execute(SQL["newest_of_life"], (key,)))
+    return found

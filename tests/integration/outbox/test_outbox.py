@@ -7,8 +7,9 @@ import pytest
 from bridge.delivery.router import Router
 from bridge.errors import OutboxError, StreamChanged
 from bridge.events.event import Document, VmIdentity
-from bridge.events.record import Transition, record_id, transition_key
+from bridge.events.record import Approval, Transition, record_id, transition_key
 from bridge.outbox import deliveries, meta
+from bridge.outbox.approvals import ApprovalRecord
 from bridge.sink import SinkConfig
 
 ENDS = ("delivered", "pending", "parked", "evicted", "discarded", "expired")
@@ -168,6 +169,19 @@ def test_a_sink_seen_for_the_first_time_gets_the_last_record_of_each_active_even
     assert kit.due(outbox, "a") == [1, 2, 3, 4]
     outbox.write(outbox.records.configure, lambda _record, _name: ["a", "new"], ["a", "new"], labels={}).result()
     assert kit.due(outbox, "new") == [2, 4]
+
+
+def test_a_sink_seen_for_the_first_time_is_told_how_an_approved_event_stands(kit):
+    outbox = kit.open(sinks=("a",), keep_delivered_seconds=60)
+    kit.commit(outbox, kit.event("E-1"))
+    approval = Approval(source="cli", result="sent")
+    outcome = ApprovalRecord(transition=Transition.APPROVED, event=kit.event("E-1"), approval=approval)
+    outbox.write(outbox.records.append_outcomes, [outcome], incarnation=1).result()
+    kit.settle(outbox, "a", 1, 2)
+    kit.wait(3600)
+    outbox.clean().result()
+    outbox.write(outbox.records.configure, lambda _record, _name: ["a", "new"], ["a", "new"], labels={}).result()
+    assert kit.due(outbox, "new") == [1, 2]
 
 
 def test_a_new_sink_gets_only_what_it_wants_by_the_name_that_is_stored(kit):
