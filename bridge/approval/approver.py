@@ -24,19 +24,12 @@ from concurrent.futures import Future
 
 import msgspec
 
-from bridge.approval.evaluate import (
-    DocumentIndex,
-    Evaluation,
-    Refusal,
-    applied,
-    approval_record,
-    evaluate,
-    index_document,
-    newest_holds,
-    postable,
-)
+from bridge.approval.evaluate import evaluate
+from bridge.approval.evaluation_step import DocumentIndex, index_document, newest_holds
 from bridge.approval.inbox import DecisionInbox, RefusalLimiter
 from bridge.approval.off_switch import OffSwitch
+from bridge.approval.open_approvals import postable
+from bridge.approval.outcomes import Evaluation, Refusal, applied, approval_record
 from bridge.approval.rule_commands import RuleCommands
 from bridge.approval.rules import RuleEngine
 from bridge.approval.submit import LastLook, Submitter, batches

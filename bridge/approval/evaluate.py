@@ -4,11 +4,6 @@ Three promises are kept here. The newest ``iat`` for an event wins, and on a tie
 mean two people: different kids, different keys, different approvers, each decided after the newest hold, and none of
 them expired when the last one came. And nothing is carried over to an event that is not the one that was decided on.
 
-Trust is asked again at each step, and right before each request (`postable`): an approval that rests on a key
-which is gone, or on fewer approvers than are required now, is withdrawn with a record. While it cannot be known whether
-a key still counts, because its file is being written, nothing that rests on it is posted, and nothing is given up
-before its `exp`.
-
 A decision is ``new`` until it was evaluated beside a fresh document that has its event; one that comes before the
 event waits for it until it expires. An approval is ``waiting`` until enough others have come and Azure has answered.
 
@@ -22,215 +17,29 @@ empty.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from enum import Enum
 
 import msgspec
 
-from bridge.approval.digest import digest
-from bridge.clock import CLOCK_SKEW_SECONDS
+from bridge.approval.evaluation_step import DocumentIndex, EvaluationStep, Trust, newest_holds
+from bridge.approval.open_approvals import end_or_withdraw
+from bridge.approval.outcomes import EXPLAINED, Evaluation, Refusal, approval_record
 from bridge.errors import RefusalReason
-from bridge.events.event import Document, ScheduledEvent
-from bridge.events.record import Approval, Transition, Verdict
+from bridge.events.record import Transition, Verdict
 from bridge.outbox.approvals import (
-    OPEN_DECISIONS,
     OPEN_STAGES,
-    ApprovalRecord,
     ApprovalResult,
     ApprovalStage,
     ApprovalState,
     DecisionStage,
-    DecisionUpdate,
     EventVersion,
     PendingApproval,
     StoredDecision,
 )
 
-#: An event that should have begun so long ago is not what anybody decided on any more.
-_AFTER_NOT_BEFORE_SECONDS = 3600.0
 #: What only an answer of the metadata service can tell that was asked for after the decision came.
 _OF_THE_DOCUMENT = frozenset(
     {RefusalReason.EVENT_UNKNOWN, RefusalReason.EVENT_CHANGED, RefusalReason.EVENT_NOT_SCHEDULED}
 )
-
-
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision or a rule that was not followed; it becomes a record, at most one a minute and reason."""
-
-    reason: RefusalReason
-    message: str
-    source: str
-    decision_id: str | None = None
-    approvers: tuple[str, ...] = ()
-    event_id: str | None = None
-    event: ScheduledEvent | None = None
-    arrivals: tuple[int, ...] = ()
-    """The decisions behind it that are kept."""
-
-
-class Trust(Enum):
-    """Whether the key behind a decision that was kept still counts."""
-
-    KEPT = "kept"
-    REVOKED = "revoked"
-    """Its file is gone or holds another key, or the configuration does not name it for this approver."""
-    UNKNOWN = "unknown"
-    """Its file is there and cannot be used, perhaps because it is being written."""
-
-
-class Evaluation(msgspec.Struct, kw_only=True):
-    """What is to be written; empty when nothing changed."""
-
-    approvals: list[PendingApproval] = msgspec.field(default_factory=list)
-    decisions: list[DecisionUpdate] = msgspec.field(default_factory=list)
-    records: list[ApprovalRecord] = msgspec.field(default_factory=list)
-    refusals: list[Refusal] = msgspec.field(default_factory=list)
-
-    @property
-    def is_empty(self) -> bool:
-        """Return whether nothing changed."""
-        return not (self.approvals or self.decisions or self.records or self.refusals)
-
-    def extend(self, following: Evaluation) -> None:
-        """Add the step that comes after this one."""
-        self.approvals += following.approvals
-        self.decisions += following.decisions
-        self.records += following.records
-        self.refusals += following.refusals
-
-    def update_decisions(
-        self, arrivals: Iterable[int], state: DecisionStage, outcome: str | None = None, message: str | None = None
-    ) -> None:
-        """Add what became of the decisions that are known by *arrivals*."""
-        self.decisions += [
-            DecisionUpdate(arrival=arrival, state=state, outcome=outcome, message=message) for arrival in arrivals
-        ]
-
-
-class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """The document, by EventId; an EventId that it has twice is ambiguous and cannot be approved."""
-
-    events: dict[str, ScheduledEvent]
-    digests: dict[str, str]
-    ambiguous: frozenset[str]
-    unsettled: frozenset[str] = frozenset()
-    """EventIds that are absent, which the poll does not believe yet: nothing ends by that, and nothing is posted."""
-
-    def why_not(self, event_id: str, event_digest: str) -> RefusalReason | None:
-        """Return why the event cannot be approved as it was decided on, None when it can."""
-        event = self.events.get(event_id)
-        if event is None or event_id in self.ambiguous:
-            return RefusalReason.EVENT_UNKNOWN
-        if event.event_status != "Scheduled":
-            return RefusalReason.EVENT_NOT_SCHEDULED
-        return None if self.digests[event_id] == event_digest else RefusalReason.EVENT_CHANGED
-
-
-def index_document(document: Document, unsettled: frozenset[str] = frozenset()) -> DocumentIndex:
-    """Return *document* as decisions are compared with it; it lacks the EventIds *unsettled*, maybe wrongly."""
-    events: dict[str, ScheduledEvent] = {}
-    ambiguous = set()
-    for event in document.events:
-        if event.event_id is not None:
-            if event.event_id in events:
-                ambiguous.add(event.event_id)
-            events[event.event_id] = event
-    digests = {event_id: digest(event) for event_id, event in events.items()}
-    return DocumentIndex(events=events, digests=digests, ambiguous=frozenset(ambiguous), unsettled=unsettled)
-
-
-def applied(state: ApprovalState, evaluation: Evaluation) -> ApprovalState:
-    """Return *state* as the outbox has it once *evaluation* is written."""
-    approvals = state.approvals | {each.key: each for each in evaluation.approvals}
-    updates = {each.arrival: each for each in evaluation.decisions}
-    decisions = [_updated(each, updates.get(each.arrival)) for each in state.decisions]
-    return ApprovalState(
-        stream_id=state.stream_id,
-        decisions=tuple(each for each in decisions if each.state in OPEN_DECISIONS),
-        approvals=dict(sorted(approvals.items(), key=lambda item: (item[1].changed_at, item[0]))),
-    )
-
-
-def _updated(decision: StoredDecision, update: DecisionUpdate | None) -> StoredDecision:
-    if update is None:
-        return decision
-    return msgspec.structs.replace(decision, state=update.state, outcome=update.outcome, message=update.message)
-
-
-class _Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What one step is made from, and what it found so far."""
-
-    state: ApprovalState
-    index: DocumentIndex
-    now: float
-    settled_now: float
-    """What ends for its time ends by this; a clock that is ahead for a moment ends nothing, and nothing is posted."""
-    required_approvals: int
-    trust: Callable[[StoredDecision], Trust]
-    predates: Callable[[StoredDecision], bool]
-    done: frozenset[ApprovalStage]
-    holds: dict[str, StoredDecision]
-    """By EventId: a hold binds it whatever else of the event changes."""
-    waiting: dict[EventVersion, list[StoredDecision]]
-    """The decisions that wait, by event, so that each is compared with its own event's only."""
-    result: Evaluation
-    by_arrival: dict[int, StoredDecision]
-
-    def is_held(self, decision: StoredDecision) -> bool:
-        hold = self.holds.get(decision.event_id)
-        return hold is not None and decision.issued_at <= hold.issued_at
-
-    def why_over(self, key: EventVersion) -> RefusalReason | None:
-        """Return why what was decided on the event *key* is over; None while it is not, or that is not sure."""
-        return None if key[0] in self.index.unsettled else self.index.why_not(*key)
-
-    def is_expired(self, decision: StoredDecision) -> bool:
-        return self.now >= decision.expires_at + CLOCK_SKEW_SECONDS
-
-    def is_surely_expired(self, decision: StoredDecision) -> bool:
-        return self.settled_now >= decision.expires_at + CLOCK_SKEW_SECONDS
-
-    def is_decided_anew(self, decision: StoredDecision, approval: PendingApproval) -> bool:
-        """Return whether *decision* was made after Azure took *approval*, and the event still waits as it was.
-
-        Azure may have forgotten it, or wait for others: to tell it once more is what was asked for, and does no harm.
-        """
-        return (
-            approval.state is ApprovalStage.POSTED
-            and decision.issued_at > approval.changed_at * 1_000_000
-            and self.index.why_not(*decision.key) is None
-        )
-
-    def behind(self, approval: PendingApproval) -> list[StoredDecision]:
-        """Return the decisions that *approval* rests on, those that are still open.
-
-        A rebuilt database may have lost one and given its number to another decision, which says nothing of this event.
-        """
-        found = [self.by_arrival.get(arrival) for arrival in approval.arrivals]
-        return [each for at, each in enumerate(found) if each is not None and approval.rests_on(each, at)]
-
-    def is_put_off_too_long(self, approval: PendingApproval) -> bool:
-        """Return whether ``approvals.disabled`` has kept *approval*, a rule's too, until the event should have begun.
-
-        To remove the file must not release what nobody expects any more.
-        """
-        not_before = self.event_of(approval).not_before
-        return approval.put_off_at is not None and not_before is not None and self.settled_now >= not_before.timestamp()
-
-    def is_over_age(self, approval: PendingApproval) -> bool:
-        """Return whether the time is over in which Azure may be told: ``exp``, or an hour after NotBefore if later.
-
-        Consent is for a moment, not for whenever the metadata service takes requests again. A rule has no end.
-        """
-        expiries = [each.expires_at for each in self.behind(approval)]
-        if not expiries:
-            return False
-        ends_at = min(expiries) + CLOCK_SKEW_SECONDS
-        if approval.event.not_before is not None:
-            ends_at = max(ends_at, approval.event.not_before.timestamp() + _AFTER_NOT_BEFORE_SECONDS)
-        return self.settled_now >= ends_at
-
-    def event_of(self, approval: PendingApproval) -> ScheduledEvent:
-        return self.index.events.get(approval.event_id) or approval.event
 
 
 def evaluate(
@@ -250,7 +59,7 @@ def evaluate(
     *predates* returns whether the document was asked for before a new decision came: it refuses no such decision.
     """
     stages = {ApprovalStage.POSTED, ApprovalStage.DRY_RUN} if dry_run else {ApprovalStage.POSTED}
-    step = _Step(
+    step = EvaluationStep(
         state=state,
         index=index,
         now=now,
@@ -266,7 +75,7 @@ def evaluate(
     )
     for approval in state.approvals.values():
         if approval.state in OPEN_STAGES:
-            _end_or_withdraw(step, approval)
+            end_or_withdraw(step, approval)
     if not step.result.is_empty:
         return step.result  # what is over first; what is new follows in another step
     for decision in state.decisions:
@@ -289,162 +98,7 @@ def _waiting(decisions: Iterable[StoredDecision]) -> dict[EventVersion, list[Sto
     return waiting
 
 
-def postable(
-    state: ApprovalState,
-    index: DocumentIndex,
-    due: Iterable[PendingApproval],
-    *,
-    now: float,
-    required_approvals: int,
-    trust: Callable[[StoredDecision], Trust],
-) -> list[PendingApproval]:
-    """Return those of *due* of which Azure may be told at *now*, given *state* and a document newer than they are.
-
-    A hold on the event stands in the way until it was evaluated.
-    """
-    step = _Step(
-        state=state,
-        index=index,
-        now=now,
-        settled_now=now,
-        required_approvals=required_approvals,
-        trust=trust,
-        predates=lambda _decision: False,
-        done=frozenset(),
-        holds=newest_holds(state.decisions),
-        waiting={},
-        result=Evaluation(),
-        by_arrival={each.arrival: each for each in state.decisions},
-    )
-    new_holds = {
-        each.event_id for each in state.decisions if each.state is DecisionStage.NEW and each.verdict is Verdict.HOLD
-    }
-    return [each for each in due if each.event_id not in new_holds and _is_postable(step, each)]
-
-
-def _is_postable(step: _Step, approval: PendingApproval) -> bool:
-    known = step.state.approvals.get(approval.key)
-    if known is None or known.state is not ApprovalStage.WANTED or step.index.why_not(*known.key) is not None:
-        return False
-    before = len(step.result.approvals)
-    _end_or_withdraw(step, known)
-    return len(step.result.approvals) == before and all(
-        step.trust(each) is Trust.KEPT for each in _behind(step, known) or ()
-    )
-
-
-# An approval on its way.
-
-
-def _end_or_withdraw(step: _Step, approval: PendingApproval) -> None:
-    why = step.why_over(approval.key)
-    if why is not None:
-        _end(step, approval, why, EXPLAINED[why])
-        return
-    if step.is_over_age(approval):
-        _end(step, approval, RefusalReason.EXPIRED, "Its time is over: exp, and an hour after NotBefore.")
-        return
-    if step.is_put_off_too_long(approval):
-        message = "approvals.disabled kept it back until NotBefore. Decide again."
-        _end(step, approval, RefusalReason.EXPIRED, message)
-        return
-    if (why := _why_not_trusted(step, approval)) is not None:
-        _withdraw_untrusted(step, approval, why)
-        return
-    hold = step.holds.get(approval.event_id)
-    if hold is not None and (approval.oldest_issued_at is None or approval.oldest_issued_at <= hold.issued_at):
-        _move(step, approval, ApprovalStage.WITHDRAWN)
-        if not approval.arrivals:  # else its decisions are refused one by one, those that are not newer
-            because = f": {hold.reason}" if hold.reason else ""
-            _refuse_approval(step, approval, RefusalReason.SUPERSEDED, f"{hold.approver} holds this event{because}.")
-
-
-def _behind(step: _Step, approval: PendingApproval) -> list[StoredDecision] | None:
-    """Return the decisions that *approval* rests on; None when one of them is not open any more."""
-    found = step.behind(approval)
-    return found if len(found) == len(approval.arrivals) else None
-
-
-def _why_not_trusted(step: _Step, approval: PendingApproval) -> RefusalReason | None:
-    """Return why *approval* does not count any more, None when it does, and for a rule's."""
-    if not approval.arrivals:
-        return None
-    decisions = _behind(step, approval)
-    if decisions is None or any(step.trust(each) is Trust.REVOKED for each in decisions):
-        return RefusalReason.UNKNOWN_KEY
-    is_local = any(each.source == "cli" for each in decisions)
-    return None if is_local or len(decisions) >= step.required_approvals else RefusalReason.TOO_FEW_APPROVERS
-
-
-def _withdraw_untrusted(step: _Step, approval: PendingApproval, why: RefusalReason) -> None:
-    """Withdraw *approval* with a record of its own; what else was decided on the event counts as before."""
-    _move(step, approval, ApprovalStage.WITHDRAWN)
-    if why is RefusalReason.UNKNOWN_KEY:
-        message = EXPLAINED[why]
-        revoked = [each for each in _behind(step, approval) or () if step.trust(each) is Trust.REVOKED]
-        step.result.update_decisions((each.arrival for each in revoked), DecisionStage.REFUSED, why.value, message)
-    else:
-        message = f"{step.required_approvals} approvers are required now; it waits for further ones."
-    if approval.attempts:
-        message += f" StartRequests had been sent {approval.attempts} times before, so Azure may have taken it."
-    record = approval_record(approval, Transition.APPROVAL_REFUSED, why, event=step.event_of(approval), message=message)
-    step.result.records.append(record)
-
-
-def _end(step: _Step, approval: PendingApproval, why: RefusalReason, explained: str) -> None:
-    _move(step, approval, ApprovalStage.OVER)
-    if approval.attempts == 0:
-        message = f"The approval was not posted before: {explained}"
-        _refuse_approval(step, approval, why, message)
-        _refuse_behind(step, approval, why.value, message)
-        return
-    if approval.http_status is None:
-        result = ApprovalResult.UNANSWERED
-        message = "StartRequests was sent and no answer came, so Azure may have taken it. "
-    else:
-        result = ApprovalResult.GAVE_UP
-        message = f"Azure answered {approval.http_status} to the last of {approval.attempts} tries. "
-    message += explained
-    step.result.records.append(
-        approval_record(
-            approval,
-            Transition.APPROVAL_FAILED,
-            result,
-            event=step.event_of(approval),
-            message=message,
-            http_status=approval.http_status,
-        )
-    )
-    _refuse_behind(step, approval, result.value, message)
-
-
-def _refuse_behind(step: _Step, approval: PendingApproval, outcome: str, message: str) -> None:
-    arrivals = [each.arrival for each in step.behind(approval)]
-    step.result.update_decisions(arrivals, DecisionStage.REFUSED, outcome, message)
-
-
-def _move(step: _Step, approval: PendingApproval, stage: ApprovalStage) -> None:
-    step.result.approvals.append(msgspec.structs.replace(approval, state=stage, changed_at=step.now))
-
-
-def _refuse_approval(step: _Step, approval: PendingApproval, why: RefusalReason, message: str) -> None:
-    step.result.refusals.append(
-        Refusal(
-            reason=why,
-            message=message,
-            source=approval.source,
-            decision_id=approval.decision_id,
-            approvers=approval.approvers,
-            event=step.event_of(approval),
-            arrivals=approval.arrivals,
-        )
-    )
-
-
-# Decisions.
-
-
-def _receive(step: _Step, decision: StoredDecision) -> None:
+def _receive(step: EvaluationStep, decision: StoredDecision) -> None:
     if decision.verdict is Verdict.HOLD:
         _hold(step, decision)
         return
@@ -465,7 +119,7 @@ def _receive(step: _Step, decision: StoredDecision) -> None:
         step.result.update_decisions([decision.arrival], DecisionStage.WAITING)
 
 
-def _hold(step: _Step, hold: StoredDecision) -> None:
+def _hold(step: EvaluationStep, hold: StoredDecision) -> None:
     """Put the event on hold, whatever became of it: its signature was good when it came, and a hold does no harm."""
     stage = DecisionStage.ON_HOLD
     step.result.update_decisions([hold.arrival], stage, stage.value, "The event is held.")
@@ -474,13 +128,13 @@ def _hold(step: _Step, hold: StoredDecision) -> None:
         _record_refusal(step, hold, RefusalReason.SUPERSEDED)
 
 
-def _may_come(step: _Step, decision: StoredDecision) -> bool:
+def _may_come(step: EvaluationStep, decision: StoredDecision) -> bool:
     """Return whether this VM may see the event only later: it has seen no such event, and there is time yet."""
     is_here = decision.event_id in step.index.events
     return not (is_here or decision.is_event_known or step.is_surely_expired(decision))
 
 
-def _why_not(step: _Step, decision: StoredDecision) -> RefusalReason | None:
+def _why_not(step: EvaluationStep, decision: StoredDecision) -> RefusalReason | None:
     if step.trust(decision) is Trust.REVOKED:
         return RefusalReason.UNKNOWN_KEY
     if step.is_surely_expired(decision) and decision.event_id in step.index.events:
@@ -488,7 +142,7 @@ def _why_not(step: _Step, decision: StoredDecision) -> RefusalReason | None:
     return step.index.why_not(*decision.key)
 
 
-def _check_waiting(step: _Step, decision: StoredDecision) -> None:
+def _check_waiting(step: EvaluationStep, decision: StoredDecision) -> None:
     approval = step.state.approvals.get(decision.key)
     if approval is not None and approval.state in OPEN_STAGES and decision in step.behind(approval):
         return
@@ -506,7 +160,7 @@ def _check_waiting(step: _Step, decision: StoredDecision) -> None:
         _refuse(step, decision, why)
 
 
-def _follow_late(step: _Step, decision: StoredDecision, approval: PendingApproval) -> None:
+def _follow_late(step: EvaluationStep, decision: StoredDecision, approval: PendingApproval) -> None:
     is_dry_run = approval.state is ApprovalStage.DRY_RUN
     result = ApprovalResult.DRY_RUN if is_dry_run else ApprovalResult.ALREADY_APPROVED
     step.result.update_decisions(
@@ -534,7 +188,7 @@ def _follow_late(step: _Step, decision: StoredDecision, approval: PendingApprova
     )
 
 
-def _want_if_enough(step: _Step, key: EventVersion) -> None:
+def _want_if_enough(step: EvaluationStep, key: EventVersion) -> None:
     """Want what enough people approved, unless it is wanted by people already, or the event is not there."""
     if step.index.why_not(*key) is not None:
         return
@@ -568,7 +222,7 @@ def _want_if_enough(step: _Step, key: EventVersion) -> None:
     )
 
 
-def _sufficient(step: _Step, key: EventVersion) -> list[StoredDecision]:
+def _sufficient(step: EvaluationStep, key: EventVersion) -> list[StoredDecision]:
     """Return the approvals that suffice together, in the order they came; empty when they do not."""
     approves = [
         each for each in step.waiting.get(key, ()) if step.trust(each) is Trust.KEPT and not step.is_expired(each)
@@ -587,12 +241,12 @@ def _sufficient(step: _Step, key: EventVersion) -> list[StoredDecision]:
     return chosen[: step.required_approvals] if len(chosen) >= step.required_approvals else []
 
 
-def _refuse(step: _Step, decision: StoredDecision, why: RefusalReason) -> None:
+def _refuse(step: EvaluationStep, decision: StoredDecision, why: RefusalReason) -> None:
     step.result.update_decisions([decision.arrival], DecisionStage.REFUSED, why.value, EXPLAINED[why])
     _record_refusal(step, decision, why)
 
 
-def _record_refusal(step: _Step, decision: StoredDecision, why: RefusalReason) -> None:
+def _record_refusal(step: EvaluationStep, decision: StoredDecision, why: RefusalReason) -> None:
     step.result.refusals.append(
         Refusal(
             reason=why,
@@ -604,55 +258,3 @@ def _record_refusal(step: _Step, decision: StoredDecision, why: RefusalReason) -
             arrivals=(decision.arrival,),
         )
     )
-
-
-# For the other modules of this package.
-
-
-def newest_holds(decisions: Iterable[StoredDecision]) -> dict[str, StoredDecision]:
-    """Return the newest hold on each EventId that is held, also one that was not evaluated yet."""
-    newest: dict[str, StoredDecision] = {}
-    for each in decisions:
-        if each.verdict is Verdict.HOLD and each.state in OPEN_DECISIONS:
-            known = newest.get(each.event_id)
-            if known is None or each.issued_at > known.issued_at:
-                newest[each.event_id] = each
-    return newest
-
-
-def approval_record(
-    approval: PendingApproval,
-    transition: Transition,
-    result: ApprovalResult | RefusalReason,
-    *,
-    event: ScheduledEvent | None = None,
-    message: str | None = None,
-    http_status: int | None = None,
-) -> ApprovalRecord:
-    """Return the record of what became of *approval*; *event* is the one that it is for, unless a newer is given."""
-    own = f"({approval.reason})" if message and approval.reason else approval.reason
-    reason = " ".join(text for text in (message, own) if text) or None
-    return ApprovalRecord(
-        transition=transition,
-        event=event or approval.event,
-        approval=Approval(
-            source=approval.source,
-            decision_id=approval.decision_id,
-            approvers=approval.approvers,
-            reason=reason,
-            result=result.value,
-            http_status=http_status,
-        ),
-        arrivals=approval.arrivals,
-    )
-
-
-EXPLAINED = {
-    RefusalReason.UNKNOWN_KEY: "The key that signed the decision is not trusted any more.",
-    RefusalReason.EXPIRED: "The decision expired before it could be checked. Decide again.",
-    RefusalReason.EVENT_UNKNOWN: "The document of this VM has no such event: it is over, or was never there.",
-    RefusalReason.EVENT_CHANGED: "The event is not any more what was decided on. Decide again on its newest record.",
-    RefusalReason.EVENT_NOT_SCHEDULED: "The event is not Scheduled any more, so nobody can approve it.",
-    RefusalReason.SUPERSEDED: "A newer decision on this event wins.",
-    RefusalReason.TOO_FEW_APPROVERS: "Too few approvers decided before this decision expired.",
-}

@@ -23,7 +23,8 @@ from datetime import datetime
 
 import msgspec
 
-from bridge.approval.evaluate import Refusal, Trust
+from bridge.approval.evaluation_step import Trust
+from bridge.approval.outcomes import Refusal
 from bridge.approval.token import MAX_LIFETIME_SECONDS, Claims, read_header, verify
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.trusted_keys import TrustedKey

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from bridge.approval.evaluate import DocumentIndex, Evaluation, Refusal, newest_holds
+from bridge.approval.evaluation_step import DocumentIndex, newest_holds
+from bridge.approval.outcomes import Evaluation, Refusal
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import RefusalReason

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bridge.approval.evaluate import Evaluation, approval_record
+from bridge.approval.outcomes import Evaluation, approval_record
 from bridge.backoff import delivery_gap
 from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.errors import ImdsError, ImdsStatus

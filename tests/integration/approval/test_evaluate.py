@@ -2,7 +2,9 @@
 
 import msgspec
 
-from bridge.approval.evaluate import Trust, applied, evaluate, index_document
+from bridge.approval.evaluate import evaluate
+from bridge.approval.evaluation_step import Trust, index_document
+from bridge.approval.outcomes import applied
 from bridge.approval.rules import RuleEngine
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.events.event import Document
