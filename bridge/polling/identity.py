@@ -243,7 +243,10 @@ class IdentityResolver:
             self._wait_until = min(self._wait_until, self._believe_at)
             self.wake()
         if not self._stop.is_set():
-            self._report.problem("identity", logging.WARNING, f"This VM's own name is not known yet: {error}")
+            name = self._configured.name
+            meanwhile = "" if name is None else f"; it is called {name!r} here, as configured"
+            message = f"The metadata service does not say who this VM is{meanwhile}: {error}"
+            self._report.problem("identity", logging.WARNING, message)
 
     def _identify(self, found: VmIdentity) -> Future[bool]:
         self.vm = found.with_overrides(self._configured)
@@ -257,7 +260,7 @@ class IdentityResolver:
                 return
             self.is_waiting = False
             self._outbox.write(self._outbox.records.stop_waiting)
-        if not self._stop.is_set():
+        if self.vm.name is None and not self._stop.is_set():
             logger.warning(
                 "The name of this VM is not known: sinks of scope 'mine' get every event. Set vm.name to be sure."
             )

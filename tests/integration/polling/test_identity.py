@@ -102,6 +102,29 @@ def test_a_vm_that_was_never_known_waits_and_is_told_when_it_is(resolver_of, out
     assert outbox.read(meta.load).result().vm == ME
 
 
+def test_a_configured_name_is_not_said_to_be_unknown(resolver_of, caplog):
+    resolver = resolver_of(Service(ImdsStatus("no", status=404)), VmIdentity(name="vm_7"))
+    resolver.stop()
+    [warning] = caplog.messages
+    assert "'vm_7'" in warning
+    assert "not known" not in warning
+
+
+def test_a_configured_name_is_not_said_to_be_unknown_while_the_stored_vm_may_be_another(resolver_of, outbox, caplog):
+    outbox.identify(ME).result()
+    refused = Service(ImdsStatus("no", status=404))
+    time = ManualClock()
+    resolver = resolver_of(refused, VmIdentity(name="vm_7"), boot_id="another boot", clock=time.clock)
+
+    def has_given_up():
+        time.advance(61)
+        resolver.wake()
+        return not resolver.is_waiting
+
+    wait_until(has_given_up)
+    assert not [message for message in caplog.messages if "name of this VM is not known" in message]
+
+
 def test_a_configured_name_is_enough_to_go_on(resolver_of):
     resolver = resolver_of(Service(ImdsUnreachable("silent")), VmIdentity(name="vm_7"))
     assert (resolver.vm.name, resolver.is_waiting) == ("vm_7", False)
