@@ -48,7 +48,10 @@ def test_record_arrives_through_a_websocket(make_websocket_sink, make_record, em
 
 
 # The SDK's aiohttp session is let go of unclosed when its sockets are reset under it; it holds nothing any more.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+unclosed = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@unclosed
 def test_silence_through_a_websocket_ends_at_the_deadline(make_websocket_sink, make_record, emulator) -> None:
     sink = make_websocket_sink(timeout_seconds=1.5)
     sink.send([make_record(sequence=1)])
@@ -76,6 +79,7 @@ def test_record_arrives_through_a_proxy_that_asks_for_a_password(
     assert len(emulator.state()["events"]) == 2
 
 
+@unclosed
 def test_proxy_that_refuses_needs_a_person_and_shows_no_password(make_websocket_sink, make_record, monkeypatch) -> None:
     with ConnectProxy(password="agent:right") as proxy:
         monkeypatch.setenv("PROXY", f"http://agent:hunter2-4711@127.0.0.1:{proxy.port}")
@@ -86,8 +90,11 @@ def test_proxy_that_refuses_needs_a_person_and_shows_no_password(make_websocket_
         sink.send([make_record()])
     assert (caught.value.needs_attention, caught.value.uncertain, caught.value.reason) == (True, False, "proxy")
     assert "hunter2" not in str(caught.value)
+    caught = None  # the exception holds the session
+    gc.collect()
 
 
+@unclosed
 def test_proxy_that_nobody_is_behind_or_that_stays_silent_is_tried_again(make_websocket_sink, make_record) -> None:
     with ConnectProxy() as proxy:
         proxy.is_silent = True
@@ -101,6 +108,8 @@ def test_proxy_that_nobody_is_behind_or_that_stays_silent_is_tried_again(make_we
     with pytest.raises(DeliveryFailed) as caught:
         sink.send([make_record()])
     assert (caught.value.needs_attention, caught.value.uncertain) == (False, False)
+    caught = None
+    gc.collect()
 
 
 def uncertain_failure(sink, record) -> str:

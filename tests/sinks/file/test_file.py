@@ -78,6 +78,7 @@ class FilePeer(Peer):
 class TestFileSinkContract(SinkContract):
     sink_type = "file"
     no_network = "it writes to a file"
+    deadline_seconds = 0.3
     skips: ClassVar = {
         "test_refused_for_good_is_rejected": "a file takes any record or none",
         "test_retry_after_is_passed_on": "a disk names no time",
@@ -217,6 +218,43 @@ def test_path_that_says_too_little_is_a_mistake(path):
 
 
 # A disk that hangs.
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system of its own, which can be frozen."""
+    image, mounted = tmp_path / "image", tmp_path / "mounted"
+    image.write_bytes(b"\0" * 4 * 1024 * 1024)
+    mounted.mkdir()
+    try:
+        for command in (["mkfs.ext4", "-q", "-F", image], ["mount", "-o", "loop", image, mounted]):
+            subprocess.run(command, check=True, capture_output=True, timeout=30)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"only root can mount a file system of its own, and not everywhere: {error}")
+    yield mounted
+    subprocess.run(["umount", "--lazy", mounted], check=True, timeout=30)
+
+
+def test_frozen_disk_costs_the_deadline_and_one_thread_and_nothing_is_lost(disk):
+    sink = sink_of(disk / "a.jsonl", timeout_seconds=0.2)
+    sink.send([sample_record(1)])
+    before = threading.active_count()
+    subprocess.run(["fsfreeze", "--freeze", disk], check=True, timeout=30)
+    try:
+        for _ in range(3):
+            began = time.monotonic()
+            with pytest.raises(DeliveryFailed, match=r"took nothing within 0\.2 s"):
+                sink.send([sample_record(2)])
+            assert time.monotonic() - began < 0.7
+        assert threading.active_count() == before + 1
+    finally:
+        subprocess.run(["fsfreeze", "--unfreeze", disk], check=True, timeout=30)
+    thawed_by = time.monotonic() + 10
+    while threading.active_count() > before and time.monotonic() < thawed_by:
+        threading.Event().wait(0.01)
+    sink.send([sample_record(3)])
+    sink.close()
+    assert set(ids(disk / "a.jsonl")) == {sample_record(number).id for number in (1, 2, 3)}
 
 
 def test_call_that_hangs_costs_one_thread_and_what_follows_waits_for_it():
