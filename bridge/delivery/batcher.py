@@ -107,12 +107,11 @@ class Batcher:
         if not self._schedule.is_troubled:
             return
         new_rows = self._outbox.read(
-            deliveries.due, self._sink, limit=_MOST_NEW_RECORDS, skip=self._results.unwritten, after=after
+            deliveries.new_events, self._sink, limit=_MOST_NEW_RECORDS, skip=self._results.unwritten, after=after
         )
         for row in new_rows.result():
-            if row.attempts == 0:
-                ahead = None if row.not_before is None else row.not_before - wall
-                self._schedule.record_arrived(row.event_key, now, urgent=row.urgent, seconds_to_not_before=ahead)
+            ahead = None if row.not_before is None else row.not_before - wall
+            self._schedule.record_arrived(row.event_key, now, urgent=row.urgent, seconds_to_not_before=ahead)
 
     def _probe(self, mode: SendMode, now: float) -> list[PendingDelivery]:
         only: frozenset[str] | None = None
@@ -160,7 +159,7 @@ class Batcher:
         per_event = Counter(row.event_key for row in rows) if self._batch_by_event else None
         found = len(rows) if per_event is None else len(per_event)
         # Fewer than asked for: nothing is behind them, but for the rest of an event of which a whole batch was read.
-        has_all_events = found < self._limit
+        has_all_events = found < self._limit and not deliveries.is_full(rows)
         self._refill_below = 0 if has_all_events else len(rows) // _REFILL_SHARE
         self._is_last_read = has_all_events and (
             per_event is None or max(per_event.values(), default=0) < self._max_batch

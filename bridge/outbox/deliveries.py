@@ -33,6 +33,8 @@ from bridge.outbox import meta
 from bridge.outbox.database import SQL, is_in_memory, used_bytes
 
 Row = tuple[Any, ...]
+#: About the bytes of records that one read returns, and one row more; each sink has one or two such reads at hand.
+MOST_READ_CHARACTERS = 1024 * 1024
 #: The key of the digest of a sink's configuration, but for the sink's name.
 _ACCEPTED_UNDER = "accepted_under:"
 #: The key of how many records expired because their event was over, but for the sink's name.
@@ -68,6 +70,15 @@ class PendingDelivery(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def record(self) -> TransitionRecord:
         """Return the record; decoded where it is used, because the outbox's thread has others to serve."""
         return decode_record(self.body)
+
+
+class NewDelivery(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a new record decides when it is tried."""
+
+    event_key: str
+    urgent: bool
+    not_before: float | None
+    """Seconds since 1970."""
 
 
 class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,19 +146,59 @@ def due(
 
     Rows in *skip* (sequences), rows up to *after* (a sequence) and events in *blocked* (event keys) are left out.
     *per_event* is for sinks whose batches hold one event each: up to *limit* events, up to so many rows of each.
+    What is returned ends with the row that brings it to 1 MiB of records (`is_full`).
     """
-    chosen: list[Row] = []
-    events: set[str] = set()
-    for row in connection.execute(SQL["due"], (sink, after)):
-        if row[0] in skip or row[1] in blocked or (per_event is not None and row[1] in events):
-            continue
-        events.add(row[1])
-        chosen.append(row)
-        if len(chosen) == limit:
-            break
+    rows = _due_rows(connection, sink, skip=skip, blocked=blocked, after=after)
+    chosen: Iterator[Row] = islice(rows, limit)
     if per_event is not None:
-        chosen = [row for head in chosen for row in islice(_rows_of(connection, sink, head[1], skip), per_event)]
-    return [_pending(connection, row) for row in chosen]
+        # Read to its end before the rows of each event are.
+        heads = list(islice(_first_of_each_event(rows), limit))
+        chosen = (row for head in heads for row in islice(_rows_of(connection, sink, head[1], skip), per_event))
+    found: list[PendingDelivery] = []
+    characters = 0
+    for row in chosen:
+        found.append(_pending(connection, row))
+        characters += len(found[-1].body)
+        if characters >= MOST_READ_CHARACTERS:
+            break
+    return found
+
+
+def is_full(rows: Sequence[PendingDelivery]) -> bool:
+    """Return whether *rows* hold as much as is read ahead at once: a document may be of megabytes."""
+    return sum(len(row.body) for row in rows) >= MOST_READ_CHARACTERS
+
+
+def new_events(
+    connection: sqlite3.Connection, sink: str, *, limit: int, skip: frozenset[int], after: int
+) -> list[NewDelivery]:
+    """Return what is pending for *sink* since *after* (a sequence) and was never tried, without the records."""
+    rows = islice(_due_rows(connection, sink, skip=skip, after=after), limit)
+    return [
+        NewDelivery(event_key=event_key, urgent=bool(urgent), not_before=not_before)
+        for _, event_key, attempts, not_before, urgent in rows
+        if attempts == 0
+    ]
+
+
+def _due_rows(
+    connection: sqlite3.Connection,
+    sink: str,
+    *,
+    skip: frozenset[int],
+    blocked: frozenset[str] = frozenset(),
+    after: int = 0,
+) -> Iterator[Row]:
+    rows = connection.execute(SQL["due"], (sink, after))
+    return (row for row in rows if row[0] not in skip and row[1] not in blocked)
+
+
+def _first_of_each_event(rows: Iterable[Row]) -> Iterator[Row]:
+    events: set[str] = set()
+    for row in rows:
+        if row[1] not in events:
+            events.add(row[1])
+            yield row
 
 
 def _rows_of(connection: sqlite3.Connection, sink: str, event_key: str, skip: frozenset[int]) -> Iterator[Row]:
@@ -173,9 +224,7 @@ def probe(
     What gets no turn by that: events behind 2,000 rows of others that the sink never takes, until news of them.
     """
     if only is None:
-        rows: Iterator[Row] = (
-            row for row in connection.execute(SQL["due"], (sink, 0)) if row[0] not in skip and row[1] not in blocked
-        )
+        rows = _due_rows(connection, sink, skip=skip, blocked=blocked)
     else:
         rows = (row for key in only - blocked for row in islice(_rows_of(connection, sink, key, skip), 1))
     heads: dict[str, Row] = {}
