@@ -95,7 +95,7 @@ class Agent:
         )
         self._imds = client_of(settings.imds)
         self._identity = IdentityResolver(self._imds, self.outbox, settings.vm, boot_id=boot_id())
-        self._pool = WorkerPool(self.outbox, self.metrics)
+        self._pool = WorkerPool(self.outbox, self.metrics, has_seen_document=self._has_seen_document)
         self._approvals = ApprovalService(
             self.outbox,
             self.metrics,
@@ -152,6 +152,9 @@ class Agent:
                 "sinks": [sink.name for sink in self._settings.sinks],
             },
         )
+
+    def _has_seen_document(self) -> bool:
+        return self._poller is not None and self._poller.good_at is not None
 
     def _start_workers(self) -> None:
         self._pool.start_missing([sink for sink in self._settings.sinks if sink.name not in self._without_sinks])

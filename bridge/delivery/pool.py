@@ -25,10 +25,16 @@ _RELOAD_SECONDS = 2.0
 
 
 class WorkerPool:
-    """One worker for each configured sink; for one thread, but for `notify` and `loop_watches`."""
+    """One worker for each configured sink; for one thread, but for `notify` and `loop_watches`.
 
-    def __init__(self, outbox: Outbox, metrics: Metrics) -> None:
+    *has_seen_document*: whether the document was seen since the start; until then no sink is told anything again.
+    """
+
+    def __init__(
+        self, outbox: Outbox, metrics: Metrics, *, has_seen_document: Callable[[], bool] = lambda: True
+    ) -> None:
         self._outbox = outbox
+        self._has_seen_document = has_seen_document
         self._metrics = metrics
         self._workers: dict[str, tuple[SinkSettings, DeliveryWorker]] = {}
 
@@ -51,7 +57,13 @@ class WorkerPool:
     def _start(self, sink: SinkSettings) -> None:
         metrics = self._metrics.sink(sink.name)
         metrics.set_needs_attention(needed=False)  # what the worker before needed a person for may be mended
-        worker = DeliveryWorker(config=sink.config, sink_class=sink.sink_class, outbox=self._outbox, metrics=metrics)
+        worker = DeliveryWorker(
+            config=sink.config,
+            sink_class=sink.sink_class,
+            outbox=self._outbox,
+            metrics=metrics,
+            has_seen_document=self._has_seen_document,
+        )
         worker.start()  # first: where no thread is to be had, there is no worker, and it is tried again
         self._workers[sink.name] = (sink, worker)
 

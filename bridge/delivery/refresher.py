@@ -2,8 +2,9 @@
 
 Each active event has a time of its own: so many seconds after it was last told, by a delivery or by a refresh. After a
 restart of the agent the time of the delivery counts, so what is due is told at once: the destination may have been
-restarted meanwhile. Right before each send the outbox is asked whether the event is still active and nothing newer of
-it is pending. Nothing is written: a refresh is no new delivery, and what is due follows from what is stored.
+restarted meanwhile. But not before the document was seen since: what was active may be over. Right before each send
+the outbox is asked whether the event is still active and nothing newer of it is pending. Nothing is written: a refresh
+is no new delivery, and what is due follows from what is stored.
 
 A refresh that fails is tried again with growing gaps, which end at the refresh time itself; others take their turn
 first. It never delays a record: records go first, and a refresh waits while the sink is paused.
@@ -12,6 +13,7 @@ first. It never delays a record: records go first, and a refresh waits while the
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from bridge.backoff import delivery_gap
 from bridge.clock import Clock
@@ -21,16 +23,32 @@ from bridge.outbox.outbox import Outbox
 
 _NEVER = float("inf")
 _AT_ONCE = float("-inf")
+#: How long the first document is waited for: the first answer may take two and a half minutes.
+_FIRST_DOCUMENT_SECONDS = 180.0
+_TICK_SECONDS = 0.25
 
 
 class Refresher:
-    """Chooses what the sink called *sink* is told again, every *every_seconds*; None: nothing. For one thread."""
+    """Chooses what the sink called *sink* is told again, every *every_seconds*; None: nothing. For one thread.
 
-    def __init__(self, outbox: Outbox, *, sink: str, every_seconds: float | None, clock: Clock) -> None:
+    *has_seen_document*: whether this agent has had the document, and stored what it changed.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        *,
+        sink: str,
+        every_seconds: float | None,
+        clock: Clock,
+        has_seen_document: Callable[[], bool],
+    ) -> None:
         self._outbox = outbox
         self._sink = sink
         self._every_seconds = every_seconds
         self._clock = clock
+        self._has_seen_document = has_seen_document
+        self._began_at = clock.monotonic()
         self._told_at: dict[str, float] = {}
         """By event key, when it was told again last, in monotonic seconds."""
         self._due: deque[str] = deque()
@@ -49,6 +67,9 @@ class Refresher:
             return None
         if not self._due:
             self._read_due(now, self._every_seconds)
+        if self._due and not self._may_tell(now):
+            self.next_at = now + _TICK_SECONDS
+            return None
         while self._due:
             told = self._outbox.read(refresh.last_told, self._sink, self._due[0]).result()
             if told is not None:
@@ -71,6 +92,10 @@ class Refresher:
             self._failures, seconds_to_not_before=None, urgent=False, retry_after=None, random=self._clock.random
         )
         self.next_at = now + min(gap, self._every_seconds or gap)
+
+    def _may_tell(self, now: float) -> bool:
+        """Return whether what is stored is what is: it may be of before a restart, and a service that is silent."""
+        return self._has_seen_document() or now >= self._began_at + _FIRST_DOCUMENT_SECONDS
 
     def _read_due(self, now: float, every_seconds: float) -> None:
         """Find the events that are due at *now*, those that waited longest first, and when the next one is."""

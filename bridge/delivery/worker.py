@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -53,6 +53,7 @@ class DeliveryWorker:
         outbox: Outbox,
         metrics: SinkMetrics,
         clock: Clock = REAL_CLOCK,
+        has_seen_document: Callable[[], bool] = lambda: True,
     ) -> None:
         self.name = config.name
         self.config = config
@@ -76,7 +77,9 @@ class DeliveryWorker:
             batch_by_event=sink_class.batch_by_event,
         )
         every_seconds = sink_class.refresh_seconds(config)
-        self._refresher = Refresher(outbox, sink=config.name, every_seconds=every_seconds, clock=clock)
+        self._refresher = Refresher(
+            outbox, sink=config.name, every_seconds=every_seconds, clock=clock, has_seen_document=has_seen_document
+        )
         self._sink_class = sink_class
         self._skips_what_is_over = sink_class.skips_what_is_over(config)
         self._prepares_next = sink_class.prepare_next is not Sink.prepare_next

@@ -47,6 +47,7 @@ class DeliveryKit:
         self.outbox: Outbox = outbox_kit.open(sinks=())
         self.metrics = Metrics()
         self.time = ShiftedTime()
+        self.has_seen_document = True
         self._workers: dict[str, DeliveryWorker] = {}
         self._boxes: list[str] = []
         self._configs: dict[str, SinkConfig] = {}
@@ -75,6 +76,7 @@ class DeliveryKit:
             outbox=outbox or self.outbox,
             metrics=self.metrics.sink(name),
             clock=Clock(now=self.outbox_kit.now, monotonic=self.time.monotonic, random=lambda: chance),
+            has_seen_document=lambda: self.has_seen_document,
         )
         self._workers[name] = worker
         (outbox or self.outbox).on_added = self.notify

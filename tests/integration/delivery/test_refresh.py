@@ -150,6 +150,42 @@ def test_after_a_restart_of_the_agent_what_is_due_is_told_at_once(bench: Deliver
     assert told(box) == [("A", "scheduled")] * 2
 
 
+def test_after_a_restart_of_the_agent_nothing_is_told_again_before_the_document_was_seen(
+    bench: DeliveryKit, box: Box
+) -> None:
+    show(bench, "A", "B", changed="A")
+    show(bench, "A", "B", changed="B")
+    bench.start()
+    bench.until_totals(delivered=2)
+    bench.stop()
+    bench.advance(EVERY_SECONDS + 1)
+    bench.has_seen_document = False
+    bench.start()
+    bench.until(lambda: bench.time.readings > 0)
+    show(bench, "B", changed="A", transition="completed")
+    bench.until_totals(delivered=3)
+    assert told(box)[2:] == [("A", "completed")]
+    bench.has_seen_document = True
+    bench.until(lambda: len(box.tries) == 4)
+    assert told(box)[3:] == [("B", "scheduled")]
+
+
+def test_while_the_metadata_service_is_silent_from_the_start_what_was_active_is_told_again_after_a_while(
+    bench: DeliveryKit, box: Box
+) -> None:
+    show(bench, "A", changed="A")
+    bench.start()
+    bench.until_totals(delivered=1)
+    bench.stop()
+    bench.has_seen_document = False
+    bench.advance(EVERY_SECONDS + 1)
+    bench.start()
+    bench.advance(100)
+    assert len(box.tries) == 1
+    bench.advance(100)
+    bench.until(lambda: len(box.tries) == 2)
+
+
 def test_a_failed_refresh_is_tried_again_with_growing_gaps_and_counted(bench: DeliveryKit, box: Box) -> None:
     show(bench, "A", changed="A")
     bench.start()

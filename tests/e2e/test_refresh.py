@@ -1,0 +1,49 @@
+"""The agent as a process tells a destination that forgets what is active, never what ended while it was down."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bridge.testing import EventSpec, Simulator
+from bridge.testing.http_contract import HttpPeer
+
+
+@pytest.fixture
+def azure():
+    with Simulator(vms=["vm_0"], rate_limit=False) as simulator:
+        yield simulator
+
+
+@pytest.fixture
+def peer():
+    with HttpPeer() as each:
+        yield each
+
+
+def told(peer, start=0):
+    """Return what each request told, as (EventId, transition)."""
+    alerts = [json.loads(request.body)[-1] for request in peer.requests[start:]]
+    return [(alert["labels"]["event_id"], alert["annotations"]["transition"]) for alert in alerts]
+
+
+def test_an_event_that_ended_while_the_agent_was_down_is_not_told_again_before_its_end(agent, azure, peer):
+    gone = azure.world.add_event(EventSpec(event_type="Freeze", notice_seconds=900))
+    stays = azure.world.add_event(EventSpec(event_type="Reboot", notice_seconds=900))
+    agent.configure(
+        azure.endpoint,
+        f'[[sinks]]\ntype = "webhook"\nformat = "alertmanager"\nurl = "http://{peer.address.authority}"\n'
+        "refresh_seconds = 0.3\n",
+    )
+    agent.start()
+    agent.wait_for(lambda: told(peer).count((gone, "scheduled")) > 1 and told(peer).count((stays, "scheduled")) > 1)
+    assert agent.stop() == 0
+    azure.world.cancel(gone)
+    before = len(peer.requests)
+    agent.start()
+    agent.wait_for(lambda: told(peer, before).count((stays, "scheduled")) > 2)
+    ends = [each for each in told(peer, before) if each[0] == gone]
+    assert len(ends) == 1
+    assert ends[0][1] in {"canceled", "ended"}
+    assert agent.stop() == 0
