@@ -69,6 +69,8 @@ class IncarnationFall(msgspec.Struct, frozen=True, kw_only=True):
     """It fell again within minutes: front ends of the service answer in turn, and one of them is stale."""
     shown: Incarnation
     """The incarnation of the last answer, which need not be that of the tracked document."""
+    highest: Incarnation
+    """The highest one of these minutes."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,8 @@ believed at once, with three exceptions, because a false ending sends traffic to
 - the incarnation fell: the service started over, or another front end of it answers. For five minutes, also on the way
   up again, an absence counts once three good answers in a row agree on it.
 - the incarnation fell again within these five minutes: front ends answer in turn, and one of them is stale. Absence
-  ends nothing until five minutes after the last fall.
+  ends nothing until five minutes after the last fall, and nothing else that an answer with a lower incarnation than
+  another had changes what is known of an event, but for its start.
 
 Until then the event stays in the tracked document, and so do the old incarnation and the fall: the agent can stop and
 start in between, and the same reasons still hold. What is known of the gap before the first answer is kept as long.
@@ -40,6 +41,8 @@ TURNING_ON_SECONDS = 300.0
 AGREEING_ANSWERS = 3
 #: How long after a fall of the incarnation absences are doubtful.
 FALL_DOUBT_SECONDS = 300.0
+
+_STARTED = "Started"
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,13 +81,23 @@ class _IncarnationWatch:
     def note(self, incarnation: Incarnation, moment: Instant) -> None:
         """Take the incarnation of one good answer."""
         fall = self._recent(moment)
-        step = incarnation_step(self._shown, incarnation)
-        if step is not None and step < 0:
+        if _is_lower(incarnation, self._shown):
             self._fell_at = moment
-            fall = IncarnationFall(at=moment.wall, is_repeated=fall is not None, shown=incarnation)
+            fall = IncarnationFall(
+                at=moment.wall,
+                is_repeated=fall is not None,
+                shown=incarnation,
+                highest=self._shown if fall is None else fall.highest,
+            )
         elif fall is not None and fall.shown != incarnation:
-            fall = msgspec.structs.replace(fall, shown=incarnation)
+            highest = incarnation if _is_lower(fall.highest, incarnation) else fall.highest
+            fall = msgspec.structs.replace(fall, shown=incarnation, highest=highest)
         self._fall, self._shown = fall, incarnation
+
+    @property
+    def is_stale(self) -> bool:
+        """Return whether the last answer came from the stale one of front ends that answer in turn."""
+        return self._fall is not None and self._fall.is_repeated and _is_lower(self._fall.shown, self._fall.highest)
 
     @property
     def fall(self) -> IncarnationFall | None:
@@ -129,6 +142,7 @@ class DocumentTracker:
         self._incarnations = _IncarnationWatch(document)
         self._absences: Counter[str] = Counter()
         self._doubted: frozenset[str] = frozenset()
+        self._was_stale = False
         self._observed: Document | None = None
 
     def poll_failed(self) -> None:
@@ -147,12 +161,15 @@ class DocumentTracker:
         """Return what *document*, a good answer, means; None when it holds nothing that was not known."""
         self._note(moment)
         self._incarnations.note(document.incarnation, moment)
-        if document is self._observed and self._gap is None and not self._doubted:
+        shown, was_stale, self._was_stale = document, self._was_stale, self._incarnations.is_stale
+        if shown is self._observed and self._gap is None and not (self._doubted or was_stale):
             return None
+        if self._was_stale and self.document is not None:
+            document = _updated_by_stale(self.document, document)
         changes = diff(self.document, document, self._context(moment, vm_name=vm_name, approved=approved))
         withheld = self._withheld(document, changes)
         self._doubted = frozenset(event.key for event in withheld)
-        self._observed = document
+        self._observed = shown
         if self._gap is not None:
             self._gap.shown_since.update(event.key for event in document.events)
         if withheld:
@@ -221,10 +238,7 @@ class DocumentTracker:
         return ()
 
     def _is_below_tracked(self, document: Document) -> bool:
-        if self.document is None:
-            return False
-        step = incarnation_step(self.document.incarnation, document.incarnation)
-        return step is not None and step < 0
+        return self.document is not None and _is_lower(document.incarnation, self.document.incarnation)
 
     def _update(self, document: Document, withheld: tuple[ScheduledEvent, ...], changes: list[Change]) -> Update:
         before, fall = self.document, self._incarnations.fall
@@ -241,6 +255,27 @@ class DocumentTracker:
             or (before.fall is None) != (fall is None)
         )
         return Update(document=document, changes=changes, is_news=is_news, is_settled=not withheld)
+
+
+def _is_lower(incarnation: Incarnation, than: Incarnation) -> bool:
+    """Return whether the two can be compared, and the first one is lower."""
+    step = incarnation_step(than, incarnation)
+    return step is not None and step < 0
+
+
+def _updated_by_stale(tracked: Document, stale: Document) -> Document:
+    """Return *stale* with what *tracked* knows of the same events, unless an event has started since."""
+    counts = Counter(event.key for document in (tracked, stale) for event in document.events)
+    # Of events that share a key nobody knows which is which: they are taken as they come.
+    known = {event.key: event for event in tracked.events if counts[event.key] == 2}  # noqa: PLR2004 - one in each
+    return Document(
+        incarnation=tracked.incarnation,
+        events=tuple(_newer(known.get(event.key, event), event) for event in stale.events),
+    )
+
+
+def _newer(known: ScheduledEvent, stale: ScheduledEvent) -> ScheduledEvent:
+    return stale if stale.event_status == _STARTED != known.event_status else known
 
 
 def _age(good_at: datetime | None, now: datetime) -> float:

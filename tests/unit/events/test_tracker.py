@@ -130,6 +130,43 @@ def test_an_event_of_the_newer_front_end_is_not_ended_by_the_older_one():
     assert feed(new_tracker(None), *in_turn(newer, older, times=200)) == [(1, "started", "observed")]
 
 
+ANNOUNCED = document(event(), incarnation=4)
+BEGUN = document(STARTED, incarnation=5)
+
+
+@pytest.mark.parametrize(
+    "stale",
+    [ANNOUNCED, document(event("Started", not_before=None, description="older"), incarnation=4)],
+    ids=["status", "field"],
+)
+def test_front_ends_that_differ_in_an_event_do_not_change_it_again_and_again(stale):
+    seen = feed(new_tracker(None), *in_turn(stale, BEGUN, times=200))
+    assert len(seen) <= 4
+    assert feed(new_tracker(None), *in_turn(BEGUN, stale, times=200), *[BEGUN] * FOR_GOOD)[4:] == []
+
+
+def test_a_start_is_told_at_once_also_by_a_front_end_with_a_lower_incarnation():
+    seen = feed(new_tracker(None), *in_turn(document(event(), incarnation=9), ANNOUNCED, times=20), BEGUN)
+    assert seen == [(1, "scheduled", "observed"), (41, "started", "observed")]
+
+
+def test_what_only_a_stale_front_end_has_is_told_and_what_it_has_for_good_in_five_minutes():
+    other = document(event(), event(event_id="B"), incarnation=4)
+    turns = in_turn(document(event(), incarnation=9), ANNOUNCED, times=20)
+    assert feed(new_tracker(None), *turns, other)[1:] == [(41, "scheduled", "observed")]
+    postponed = document(event(not_before=NOW + timedelta(hours=3)), incarnation=5)
+    assert feed(new_tracker(None), *turns, *[postponed] * FOR_GOOD)[1:] == [(40 + 300, "updated", "observed")]
+
+
+def test_front_ends_that_differ_in_the_incarnation_alone_cost_no_write_each_poll():
+    tracker, news = new_tracker(None), 0
+    for second, answer in enumerate(in_turn(BEGUN, document(STARTED, incarnation=4), times=50), start=1):
+        update = tracker.observe(answer, at(second), vm_name=VM)
+        tracker.commit(update)
+        news += update.is_news
+    assert news <= 5
+
+
 def test_when_the_stale_front_end_is_gone_the_ending_is_inferred_after_five_minutes():
     turns = in_turn(HERE, GONE, times=10)
     seen = feed(new_tracker(None), *turns, *[GONE] * FOR_GOOD)
