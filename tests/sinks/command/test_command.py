@@ -298,4 +298,4 @@ def test_script_of_the_docstring_runs(tmp_path: Path) -> None:
     for transition in (Transition.SCHEDULED, Transition.STARTED, Transition.CANCELED):
         event = sample_event(not_before=sample_event().not_before + timedelta(hours=1))
         send(str(program), sample_record(transition=transition, event=event), environment={"PATH": path})
-    assert (tmp_path / "notes").read_text() == "drain --until 2026-11-20T12:15:00Z\nundrain\n"
+    assert (tmp_path / "notes").read_text() == "drain --until 2026-11-20T12:15:00Z\ndrain --now\nundrain\n"
