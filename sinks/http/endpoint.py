@@ -23,7 +23,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 import requests
 
@@ -105,7 +104,6 @@ class Endpoint:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = url
-        self.port = urlsplit(url).port
         self.shown = origin(url) + public_path(url)
         self.has_answered = False
         self._config = config
@@ -258,6 +256,8 @@ class Endpoint:
             shown = there if there == origin(self.url) else self.mask(there)
             where = f" It points to {shown}." if "://" in target else ""
             return f"Redirects are not followed.{where} Put the right URL into the configuration."
+        if self._token is not None and status in _TOKEN_REFUSED:
+            return "Check entra_scope, and what the VM's identity is allowed to do there."
         return _NEEDS_A_PERSON.get(status, "")
 
     def _unanswered(self, error: BaseException, limit: float) -> DeliveryFailed:

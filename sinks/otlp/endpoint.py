@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+from urllib.parse import urlsplit
 
 import requests
 
@@ -35,4 +36,4 @@ class OtlpEndpoint(Endpoint):
         was_broken_off = any(isinstance(each, (ConnectionResetError, http.client.BadStatusLine)) for each in found)
         if self.has_answered or not was_broken_off:
             return Hint()
-        return Hint(f"Is that a gRPC port? {_PORTS}", is_certain=self.port == _GRPC_PORT)
+        return Hint(f"Is that a gRPC port? {_PORTS}", is_certain=urlsplit(self.url).port == _GRPC_PORT)

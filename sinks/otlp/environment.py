@@ -2,8 +2,8 @@
 
 Whoever runs exporters has these set for the whole machine. As in the SDKs a variable for logs alone goes before the one
 for all signals, and an empty one counts as unset. What cannot be used is left out with a warning: the variables are
-others' too, and a mistake in one of them must not keep an agent from starting. Only an endpoint that cannot be used is
-an error, because nothing would ever be sent.
+others' too, and a mistake in one of them must not keep an agent from starting. Only an endpoint that cannot be used, or
+a file that is not there, is an error, because nothing would ever be sent.
 
 Sources: OpenTelemetry, "OTLP Exporter Configuration" and "Environment Variable Specification" (resource attributes and
 headers are written as a W3C Baggage: commas, equals signs, percent-encoding).

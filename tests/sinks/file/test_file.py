@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import subprocess
 import sys
 import threading
@@ -25,6 +24,7 @@ from sinks.blocking import BlockingCalls
 from sinks.sentence import line_of
 
 fcntl = pytest.importorskip("fcntl", reason="the files of these tests are locked as POSIX does")
+resource = pytest.importorskip("resource", reason="likewise, a full disk is played by its limits")
 
 
 def sink_of(path, **table):

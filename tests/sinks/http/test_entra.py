@@ -113,6 +113,7 @@ def test_token_that_is_refused_is_asked_for_anew_and_not_shown_to_people(make_si
     with pytest.raises(DeliveryFailed, match="401") as caught:
         sink.send([sample_record(2)])
     assert caught.value.needs_attention
+    assert "Check entra_scope" in str(caught.value)
     assert receiver.tokens[0] not in str(caught.value) + repr(caught.value)
     sink.send([sample_record(2)])
     assert len(set(receiver.tokens)) == 2
