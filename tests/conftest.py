@@ -89,9 +89,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def agent_env() -> dict[str, str]:
-    """Return the environment to start an agent with: this one, without what would hide its faults."""
-    return {name: value for name, value in os.environ.items() if name not in _NOT_FOR_AGENTS}
+def agent_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the environment to start an agent with: this one, without what would hide its faults.
+
+    What an agent leaves until the next boot is left where the tests' other files go.
+    """
+    found = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_AGENTS}
+    return found | {"RUNTIME_DIRECTORY": str(tmp_path_factory.getbasetemp())}
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@
 - `is_locked`: whether an agent runs there. It asks for the shared lock and releases it at once, so that two commands
   that ask at the same time do not take each other for an agent.
 - `notify_agent`: a command touches the file ``nudge`` after a write; the agent checks its time once a second.
+- `write_note`, `read_note`: what an agent leaves in that file for the next one; it says how it ended.
 - `InMemoryFlag`: a lock that the agent has on that file while it works from memory. What a command wrote to the disk
   then would be lost, because the agent knows more. It is not on the database, whose locks are SQLite's own.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import stat
 import sys
 import threading
 import time
@@ -38,6 +40,7 @@ DISABLED_FILE = "approvals.disabled"
 _NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 #: `is_locked` has the lock for an instant.
 _PATIENCE_SECONDS = 0.2
+_NOTE_BYTES = 4096
 
 
 def prepare_directory(path: Path) -> None:
@@ -157,6 +160,38 @@ def notify_agent(directory: Path) -> None:
                 os.utime(directory / NUDGE_FILE)
         except FileNotFoundError:
             _make_nudge(directory)
+
+
+def read_note(directory: Path) -> str:
+    """Return what is in the file ``nudge``; "" when that is nothing, or cannot be read."""
+    with suppress(OSError, UnicodeDecodeError):
+        descriptor = _open_note(directory, os.O_RDONLY)
+        try:
+            return os.read(descriptor, _NOTE_BYTES).decode()
+        finally:
+            os.close(descriptor)
+    return ""
+
+
+def write_note(directory: Path, text: str) -> None:
+    """Write *text* into the file ``nudge``, for good, if the disk allows it."""
+    with suppress(OSError):
+        descriptor = _open_note(directory, os.O_RDWR)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, text.encode(), 0)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _open_note(directory: Path, flags: int) -> int:
+    descriptor = os.open(directory / NUDGE_FILE, flags | _NO_LINK)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:  # a hard link to another's is not written to
+        os.close(descriptor)
+        raise PermissionError(directory / NUDGE_FILE)
+    return descriptor
 
 
 def _make_nudge(directory: Path) -> None:

@@ -20,7 +20,6 @@ from bridge.outbox.database import SQL, TrackedConnection, transaction
 DISABLED_BY = "approvals_disabled_by"
 """The key of the owner of the file ``approvals.disabled``, as the last record told it; empty: it told that it went."""
 
-
 AWAITS_PORTAL = "awaits_portal"
 CREATED_AT_CORRECTED = "created_at_corrected"
 """The key of when the database counts as made while the clock is before ``created_at``; empty: it is not."""
@@ -53,12 +52,19 @@ def load(connection: sqlite3.Connection) -> SavedState:
         raise sqlite3.DatabaseError(f"What the outbox remembers is malformed: {error!r}") from error
 
 
-def begin_stream(connection: sqlite3.Connection, moment: datetime) -> None:
-    """Give a new outbox its stream; one that has a stream keeps it."""
-    if get(connection, "stream_id") is None:
-        with transaction(connection):
-            forget_decisions(connection, moment)
-            put(connection, "stream_id", str(uuid.uuid4()))
+def begin_stream(connection: sqlite3.Connection, moment: datetime) -> bool:
+    """Give a new outbox its stream; one that has a stream keeps it. Return whether it is new."""
+    if get(connection, "stream_id") is not None:
+        return False
+    with transaction(connection):
+        forget_decisions(connection, moment)
+        change_stream(connection)
+    return True
+
+
+def change_stream(connection: sqlite3.Connection) -> None:
+    """Have what follows belong to a stream of its own; its sequences go on."""
+    put(connection, "stream_id", str(uuid.uuid4()))
 
 
 def forget_decisions(connection: sqlite3.Connection, moment: datetime) -> None:
@@ -66,6 +72,11 @@ def forget_decisions(connection: sqlite3.Connection, moment: datetime) -> None:
     put(connection, "created_at", format_time(moment))
     if get(connection, CREATED_AT_CORRECTED):
         put(connection, CREATED_AT_CORRECTED, "")
+    await_portal(connection)
+
+
+def await_portal(connection: sqlite3.Connection) -> None:
+    """Note that holds may be missing that a portal has."""
     put(connection, AWAITS_PORTAL, "1")
 
 

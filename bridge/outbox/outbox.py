@@ -88,9 +88,9 @@ class _Job(msgspec.Struct, kw_only=True):
 class Outbox:
     """The outbox in *directory*: at most *max_bytes*, delivered records are kept *keep_delivered_seconds*.
 
-    *claim* is called before a database is made anew there; it raises StateDirectoryError when another agent has it.
-
-    Raises OutboxError when the file there must not be used, because a newer version wrote it.
+    *claim* is called before a database is made anew there; it raises StateDirectoryError when another agent has it. How
+    far its stream came is kept in *runtime*, which outlives the agent but not the boot; None: where the system has such
+    a place. Raises OutboxError when the file there must not be used, because a newer version wrote it.
     """
 
     def __init__(
@@ -103,6 +103,7 @@ class Outbox:
         monotonic: Callable[[], float] = time.monotonic,
         claim: Callable[[], object] = lambda: None,
         ages: AgeClock | None = None,
+        runtime: Path | None = None,
     ) -> None:
         self._keep_seconds = keep_delivered_seconds
         self._now = now
@@ -119,7 +120,12 @@ class Outbox:
         opened: Future[Storage] = Future()
         self._thread = threading.Thread(
             target=self._run,
-            args=(lambda: Storage(directory, max_bytes=max_bytes, now=now, monotonic=monotonic, claim=claim), opened),
+            args=(
+                lambda: Storage(
+                    directory, max_bytes=max_bytes, now=now, monotonic=monotonic, claim=claim, runtime=runtime
+                ),
+                opened,
+            ),
             name="outbox",
         )
         self._thread.daemon = True

@@ -16,6 +16,8 @@ A damaged one of that size is kept open meanwhile, and read on the way back.
 On the way back the rows of memory are written into the file, not over it: a command may have committed a decision in
 the very moment when the disk was left.
 
+A file that may not be the newest of its stream begins a new one (see `newest`): at the start, or on the way back.
+
 A storage belongs to one thread.
 """
 
@@ -27,7 +29,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -40,7 +42,8 @@ from bridge.events.event import encode
 from bridge.events.record import decode_record
 from bridge.outbox import database, meta, recovery
 from bridge.outbox.database import DATABASE, SQL, TrackedConnection, is_damage, is_lock, is_refusal, transaction
-from bridge.outbox.locks import InMemoryFlag, prepare_nudge
+from bridge.outbox.locks import InMemoryFlag, prepare_nudge, read_note, write_note
+from bridge.outbox.newest import Progress, StreamCounter, doubt_of, runtime_directory, stop_note
 from bridge.outbox.recovery import COUNTS, FileGuard
 
 logger = logging.getLogger(__name__)
@@ -76,11 +79,16 @@ class Storage:
         now: Callable[[], datetime] = utc_now,
         monotonic: Callable[[], float] = time.monotonic,
         claim: Callable[[], object] = lambda: None,
+        runtime: Path | None = None,
     ) -> None:
         self.directory = directory
         self._claim = claim
         """Makes sure that the directory is this agent's, as `DirectoryLock.claim`, before a file is made in it."""
         self.path = directory / DATABASE
+        self._counter = StreamCounter(runtime or runtime_directory())
+        self._is_stream_new = self._is_settled = False
+        self._stream_on_disk: str | None = None
+        """In memory: the stream of the file, where memory began another because the file may not be the newest."""
         self._max_bytes = max_bytes
         self._now = now
         self._monotonic = monotonic
@@ -103,7 +111,24 @@ class Storage:
         self.meta: dict[str, str] = {}
         """What the outbox remembers, as of the last commit: a damaged file cannot take it along."""
         self.connection = self._open()
-        self.refresh()
+        self.meta = meta.read_meta(self.connection)
+        self._begin_work()
+
+    def _begin_work(self) -> None:
+        """Go on with the stream that is there, or with a new one; in memory when the disk refuses that.
+
+        Until that is settled nothing is counted: what was counted before is what tells.
+        """
+        try:
+            if self._is_stream_new:
+                write_note(self.directory, "{}")
+            else:
+                self._continue_stream(self.connection)
+        except sqlite3.Error as error:
+            self.recover(error)
+            self._continue_stream(self.connection)
+        self._is_settled = True
+        self._read_meta()
 
     @property
     def max_bytes(self) -> int:
@@ -114,9 +139,14 @@ class Storage:
         """Read meta again after a commit that may have changed it."""
         connection = self.connection
         if not isinstance(connection, TrackedConnection) or connection.meta_changed:
-            self.meta = meta.read_meta(connection)
+            self._read_meta()
         if isinstance(connection, TrackedConnection):
             connection.meta_changed = False
+
+    def _read_meta(self) -> None:
+        self.meta = meta.read_meta(self.connection)
+        if self._is_settled:
+            self._counter.note(self.meta["stream_id"], Progress.of(self.meta))
 
     def recover(self, error: sqlite3.Error) -> None:
         """Answer *error* so that the same work can be done again; raise OutboxError when nothing helps."""
@@ -205,20 +235,55 @@ class Storage:
         self.connection.close()
         self._close_unread()
         self.connection = disk
-        self.in_memory, self.disk_sequence, self._is_blind = False, 0, False
+        self.in_memory, self.disk_sequence, self._is_blind, self._stream_on_disk = False, 0, False, None
         self.refresh()
         logger.warning("The outbox is back on disk.", extra={"directory": str(self.directory)})
         return True
 
     def close(self) -> None:
         """Close the connection, after a last try to bring what is in memory to the disk."""
-        if not self.return_to_disk():
+        if self.return_to_disk():
+            self._note_stop()
+        else:
             logger.error("What is in memory is lost: the disk under the outbox still refuses.")
+        self._counter.close()
         self.connection.close()
         self._close_unread()
         if self._guard is not None:
             self._guard.close()
         self._flag.clear()
+
+    def _note_stop(self) -> None:
+        """Note that the agent ends in order; without that note the next start may begin a new stream."""
+        with suppress(sqlite3.Error):
+            write_note(self.directory, stop_note(meta.read_meta(self.connection), self._now()))
+
+    def _continue_stream(self, connection: sqlite3.Connection) -> None:
+        """Begin a new stream in *connection* when it is not sure to be the newest of its own.
+
+        What a start finds in memory is less sure: no note of a stop can be taken back there.
+        """
+        known = meta.read_meta(connection)
+        is_memory = database.is_in_memory(connection)
+        note = read_note(self.directory)
+        doubt = doubt_of(known, self._counter, self._now(), note if not (is_memory and note) else None)
+        if not note:
+            write_note(self.directory, "{}")  # from now on it counts that there is no note of a stop
+        if doubt is None:
+            return
+        with nullcontext() if connection.in_transaction else transaction(connection):
+            meta.change_stream(connection)
+            if doubt.lacks_decisions:
+                self._forget_decisions(connection)
+            elif doubt.may_lack_decisions:
+                meta.await_portal(connection)
+        if is_memory:
+            self._stream_on_disk = known["stream_id"]
+        logger.warning(
+            "The outbox may not be the newest that this machine had: it was restored, or the agent ended while it "
+            "worked from memory or was cut off. Its records go on in a new stream, so that no sequence comes twice.",
+            extra={"why": doubt.why, "before": known["stream_id"], "stream_id": meta.get(connection, "stream_id")},
+        )
 
     def _close_unread(self) -> None:
         for connection in self._unread:
@@ -248,7 +313,7 @@ class Storage:
         connection = database.open_file(self.path)
         try:
             database.check(connection, self.path)
-            meta.begin_stream(connection, self._now())
+            self._is_stream_new = meta.begin_stream(connection, self._now())
             self._guard = FileGuard(self.path)
         except BaseException:
             connection.close()
@@ -275,7 +340,7 @@ class Storage:
             connection = self._open_new()
             try:
                 self._fill(connection, sources, known, live=live)
-                meta.begin_stream(connection, self._now())
+                self._is_stream_new = meta.begin_stream(connection, self._now())
                 self._guard = FileGuard(self.path)
             except BaseException:
                 connection.close()
@@ -368,7 +433,7 @@ class Storage:
 
     def _begin_in_memory(self, memory: sqlite3.Connection, why: str, *, is_whole: bool) -> sqlite3.Connection:
         self.in_memory, self._is_blind = True, meta.get(memory, "stream_id") is None
-        meta.begin_stream(memory, self._now())
+        self._is_stream_new = meta.begin_stream(memory, self._now())
         self._is_whole = is_whole
         (waiting,) = memory.execute(SQL["count_left_on_disk"]).fetchone()
         logger.error(
@@ -421,6 +486,8 @@ class Storage:
         try:
             with transaction(disk):
                 is_new = meta.get(disk, "stream_id") is None
+                if not is_new:
+                    self._join_streams(disk)
                 is_alone = is_new and not self._unread  # there is nothing but memory to tell what was
                 if self._unread:
                     recovery.copy_readable(self._unread, disk)
@@ -437,6 +504,13 @@ class Storage:
             raise
         prepare_nudge(self.directory)
         return disk
+
+    def _join_streams(self, disk: sqlite3.Connection) -> None:
+        """Have *disk* go on with the stream of memory, where that is not the same, or with one that is sure."""
+        if self._is_blind:
+            self._continue_stream(disk)
+        elif meta.get(disk, "stream_id") != self.meta["stream_id"]:
+            meta.put(disk, "stream_id", self.meta["stream_id"])
 
     def _file_to_return_to(self) -> sqlite3.Connection:
         self._claim_directory()
@@ -462,14 +536,17 @@ class Storage:
 
         A -wal that was cut off looks like a disk that fails, and leaves a sound database of an earlier time behind.
         """
-        is_same = theirs.get("stream_id") == self.meta["stream_id"]
-        if is_same and meta.decision_changes(theirs) < meta.decision_changes(self.meta):
+        if self._is_of_stream(theirs) and meta.decision_changes(theirs) < meta.decision_changes(self.meta):
             raise sqlite3.DatabaseError(f"{self.path.name} is malformed: it has lost its last decisions")
 
     def _is_ours(self, theirs: dict[str, str]) -> bool:
         their_vm, my_vm = meta.vm_id_of(theirs), meta.vm_id_of(self.meta)
-        is_mine = theirs.get("stream_id") in (None, self.meta["stream_id"])
+        is_mine = theirs.get("stream_id") is None or self._is_of_stream(theirs)
         return is_mine or (self._is_blind and (None in (their_vm, my_vm) or their_vm == my_vm))
+
+    def _is_of_stream(self, theirs: dict[str, str]) -> bool:
+        """Return whether the file that remembers *theirs* is the one that memory came from."""
+        return theirs.get("stream_id") in {self.meta["stream_id"], self._stream_on_disk} - {None}
 
 
 _Deleted = Counter[tuple[str, str]]

@@ -29,6 +29,8 @@ class OutboxKit:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.runtime = directory.parent
+        """Where files outlive the agent but not the boot."""
         self.time = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
         self._waited_seconds = 0.0
         self._opened: list[Outbox] = []
@@ -65,6 +67,7 @@ class OutboxKit:
             keep_delivered_seconds=keep_delivered_seconds,
             now=self.now,
             ages=self.ages,
+            runtime=self.runtime,
         )
         self._opened.append(outbox)
         if sinks:
