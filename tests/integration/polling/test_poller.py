@@ -173,6 +173,18 @@ def test_a_boot_says_nothing_of_an_eviction_or_deletion_that_is_gone(bench, even
     assert bench.told == [("scheduled", "observed"), ("ended", "unknown")]
 
 
+def test_a_stale_front_end_ends_nothing_again_and_again_over_restarts_of_the_agent(bench):
+    for minute in range(4):
+        for _ in range(30):
+            bench.poll(document(4, event("Started")))
+            bench.poll(document(5))
+        bench.restart(cleanly=minute % 2 == 0)
+    endings = [told for told in bench.told if told[0] in {"completed", "canceled", "ended"}]
+    assert len(endings) <= 1
+    bench.poll(document(5), times=302)
+    assert bench.told[-1] == ("completed", "inferred")
+
+
 def test_an_eviction_that_is_gone_without_a_boot_is_not_said_to_have_happened(bench):
     bench.poll(document(1, event()))
     bench.restart(after_seconds=120)

@@ -1,6 +1,9 @@
+import sys
+from pathlib import Path
+
 import pytest
 
-from bridge.system.boot import boot_id, has_booted
+from bridge.system.boot import boot_id, has_booted, seconds_since_boot
 
 
 def test_the_boot_id_is_the_kernels(tmp_path):
@@ -11,6 +14,12 @@ def test_the_boot_id_is_the_kernels(tmp_path):
 
 def test_a_system_that_does_not_tell_its_boot_gives_none(tmp_path):
     assert boot_id(tmp_path / "missing") == ""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux how long it is up")
+def test_the_time_since_the_boot_is_what_the_kernel_says():
+    up = float(Path("/proc/uptime").read_text().split()[0])
+    assert up - 1 < seconds_since_boot() < up + 5
 
 
 @pytest.mark.parametrize(
