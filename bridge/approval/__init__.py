@@ -7,5 +7,5 @@ what an ops portal implements.
 Public: `service.ApprovalService` for the agent; `digest.digest`, `signing.sign_decision`, `signing.generate_key` and
 `submit.is_disabled` for commands; `portal_client.PortalClient` and `credentials.SecretCredential` for `check-config`;
 `token.verify` for a portal. One decision goes `portal_poller` -> `inbox` -> `token` -> outbox, and then `approver` ->
-`evaluate` (with `open_approvals`) and `rules` -> outbox -> `submit` -> Azure -> outbox.
+`evaluate` (with `open_approvals`) and `rules` -> `approval_writer` -> outbox -> `submit` -> Azure -> outbox.
 """

@@ -20,29 +20,27 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
 
 import msgspec
 
+from bridge.approval.approval_writer import ApprovalWriter
 from bridge.approval.evaluate import evaluate
 from bridge.approval.evaluation_step import DocumentIndex, index_document, newest_holds
-from bridge.approval.inbox import DecisionInbox, RefusalLimiter
+from bridge.approval.inbox import DecisionInbox
 from bridge.approval.off_switch import OffSwitch
 from bridge.approval.open_approvals import postable
-from bridge.approval.outcomes import Evaluation, Refusal, applied, approval_record
+from bridge.approval.outcomes import Evaluation, applied
 from bridge.approval.rule_commands import RuleCommands
-from bridge.approval.rules import RuleEngine
+from bridge.approval.rules import RuleEngine, RulePreconditions
 from bridge.approval.submit import LastLook, Submitter, batches
 from bridge.clock import REAL_CLOCK, Clock, Instant, SettledTime
 from bridge.config.approval import ApprovalSettings
 from bridge.errors import BridgeError, OutboxReadOnly
 from bridge.events.event import Document, Incarnation
-from bridge.events.record import Transition, TransitionRecord
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
-from bridge.outbox import approvals, deliveries, meta
+from bridge.outbox import approvals, deliveries
 from bridge.outbox.approvals import (
-    ApprovalResult,
     ApprovalStage,
     ApprovalState,
     DecisionStage,
@@ -100,19 +98,17 @@ class Approver:
         self._rules = rules
         self._submitter = submitter
         self._off_switch = off_switch
-        self._require_portal_seconds = settings.require_portal_seconds if settings.rules else None
-        self._portal_taken = portal_taken
-        self._portal_read = portal_read
-        self._has_portal = settings.remote is not None
-        self._metrics = metrics
         self._clock = clock
         self._made_at = clock.timestamp()
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approver", daemon=True)
         self._commands = RuleCommands(self._wake.set, unset=secret_variables)
-        self._refusals = RefusalLimiter(clock)
+        self._writer = ApprovalWriter(outbox, metrics, logger, clock=clock)
         self._log = ThrottledLog(logger)
+        self._preconditions = RulePreconditions(
+            *(settings, outbox, inbox), portal_taken=portal_taken, portal_read=portal_read, log=self._log, clock=clock
+        )
         self._answer: _Answer | None = None
         self._wants_answer = False
         self._indexed: tuple[Document, frozenset[str], DocumentIndex] | None = None
@@ -121,10 +117,9 @@ class Approver:
         self._prune_at = clock.monotonic() + _PRUNE_SECONDS
         self._seen_event_ids: set[str] = set()
         """Of all documents since decisions were pruned last: one without an event does not end what is kept for it."""
-        self._posted_at: list[tuple[str, float]] = []
         self._attempted: frozenset[str] = frozenset()
         self._publish(outbox.read(approvals.read_state).result())
-        metrics.watch_approved(self._waiting_seconds)
+        metrics.watch_approved(lambda: self._writer.waiting_seconds(self._document))
 
     # Called from other threads.
 
@@ -173,7 +168,7 @@ class Approver:
 
     def receive(self, tokens: Sequence[str]) -> None:
         """Take tokens from the portal."""
-        self._refuse(self._inbox.receive(tokens))
+        self._writer.refuse(self._inbox.receive(tokens), self._document)
         self._wake.set()
 
     def wake(self) -> None:
@@ -201,16 +196,14 @@ class Approver:
 
     def run_once(self) -> float:
         """Do all that can be done now; return the seconds until something may be due."""
-        if records := self._refusals.take():
-            append = self._outbox.records.append_outcomes
-            self._announce(self._outbox.write(append, records, incarnation=self._incarnation).result())
+        self._writer.write_refusals(self._incarnation)
         if self._outbox.in_memory:
             raise OutboxReadOnly("No approval is given while the outbox lives in memory. Free the disk under it.")
-        self._announce(self._off_switch.check(self._incarnation))
+        self._writer.announce(self._off_switch.check(self._incarnation))
         if self._inbox.has_waiting:
-            self._refuse(self._inbox.receive_waiting())
-        self._note_portal_read()
-        wait_seconds = min(_IDLE_SECONDS, self._inbox.wait_seconds(), self._refusals.wait_seconds())
+            self._writer.refuse(self._inbox.receive_waiting(), self._document)
+        self._preconditions.note_portal_read()
+        wait_seconds = min(_IDLE_SECONDS, self._inbox.wait_seconds(), self._writer.wait_seconds())
         state = self._outbox.read(approvals.read_state).result()
         self._publish(state)
         self._note_new(state)
@@ -227,7 +220,7 @@ class Approver:
             message = "What follows from the decisions does not come to an end."
             self._log.problem("evaluation", logging.ERROR, message)
             return _RETRY_SECONDS
-        self._write(evaluation, after.stream_id, answer.document.incarnation)
+        self._writer.write(evaluation, after.stream_id, answer.document.incarnation)
         self._start_commands(after, index)
         self._publish(after)
         self._prune(index)
@@ -256,9 +249,9 @@ class Approver:
                 dry_run=self._dry_run,
             )
             if step.is_empty:
-                step = self._ended_commands(state)
+                step = self._commands.take(state, now=self._clock.timestamp())
             if step.is_empty and self._rules is not None:
-                may_begin = not index.events or self._may_rules_act()
+                may_begin = not index.events or self._preconditions.are_met()
                 step = self._rules.apply(state, index, commands_are_full=self._commands.is_full, may_begin=may_begin)
             if step.is_empty:
                 return evaluation, state
@@ -274,7 +267,7 @@ class Approver:
         if due:
             instead = self._submitter.instead_of_posting(due)
             if instead is not None:
-                self._write(instead, state.stream_id, answer.document.incarnation)
+                self._writer.write(instead, state.stream_id, answer.document.incarnation)
                 evaluation = instead
             elif (posted := self._post(due, state.stream_id)) is not None:
                 evaluation = posted
@@ -295,8 +288,8 @@ class Approver:
             evaluation.approvals += [  # their attempt was none; that nothing stops them any more is still so
                 msgspec.structs.replace(each, put_off_at=None) for each in due if each.key in kept_back
             ]
-            written = self._begin_write(evaluation, stream_id, self._incarnation)
-        self._announce(written.result())
+            written = self._writer.begin_write(evaluation, stream_id, self._incarnation)
+        self._writer.announce(written.result())
         return evaluation
 
     def _post_confirmed(self, ready: Sequence[PendingApproval]) -> Evaluation:
@@ -331,7 +324,7 @@ class Approver:
             asked_for = {each.key for each in state.decisions if self._is_asked_for(each)}
             due = [each for each in due if each.arrivals and each.key in asked_for]
         else:
-            due = [each for each in due if each.arrivals or self._may_rules_act()]
+            due = [each for each in due if each.arrivals or self._preconditions.are_met()]
         return postable(
             state,
             index,
@@ -350,40 +343,13 @@ class Approver:
     def _is_fresh(self, answer: _Answer) -> bool:
         return self._clock.instant().seconds_since(answer.instant) <= FRESH_SECONDS
 
-    def _may_rules_act(self) -> bool:
-        """Return whether no hold can be missing: the portal has answered lately, where rules need that."""
-        if self._has_portal and self._outbox.awaits_portal:
-            message = "No rule acts: the database is new, and the portal, which may have a hold, has not answered yet."
-            self._log.problem("new_database", logging.WARNING, message)
-            return False
-        self._log.recovered("new_database", "The portal has given its decisions; rules act.")
-        if self._inbox.awaits_key:
-            message = "No rule acts: a decision, which may be a hold, waits for its key file to be usable."
-            self._log.problem("awaits_key", logging.ERROR, message)
-            return False
-        self._log.recovered("awaits_key", "Every decision can be checked; rules act.")
-        limit = self._require_portal_seconds
-        if limit is None:
-            return True
-        taken = self._portal_taken()
-        if taken is not None and self._clock.instant().seconds_since(taken) <= limit:
-            self._log.recovered("portal", "The portal answers; rules act again.")
-            return True
-        message = f"No rule acts: the portal has not answered in the last {limit:g} s (require_portal_seconds)."
-        self._log.problem("portal", logging.WARNING, message)
-        return False
-
-    def _note_portal_read(self) -> None:
-        """Let rules act on a new database once all that the portal has for it is kept."""
-        if not self._outbox.awaits_portal or self._inbox.has_unkept:
-            return
-        created_at = self._outbox.created_at
-        if self._portal_read() == created_at:
-            self._outbox.write(meta.note_portal_read, created_at).result()
-
     @property
     def _incarnation(self) -> Incarnation:
-        return None if self._answer is None else self._answer.document.incarnation
+        return None if self._document is None else self._document.incarnation
+
+    @property
+    def _document(self) -> Document | None:
+        return None if self._answer is None else self._answer.document
 
     def _index(self, answer: _Answer) -> DocumentIndex:
         known = self._indexed
@@ -401,20 +367,6 @@ class Approver:
 
     # Commands of rules.
 
-    def _ended_commands(self, state: ApprovalState) -> Evaluation:
-        """Return what follows from the commands that have ended; nothing for an approval that was decided otherwise."""
-        result = Evaluation()
-        for ended in self._commands.take():
-            approval = state.approvals.get(ended.key)
-            if approval is None or approval.state is not ApprovalStage.DRAINING:
-                continue
-            stage = ApprovalStage.WANTED if ended.problem is None else ApprovalStage.COMMAND_FAILED
-            result.approvals.append(msgspec.structs.replace(approval, state=stage, changed_at=self._clock.timestamp()))
-            if ended.problem is not None:
-                failed, why = Transition.APPROVAL_FAILED, ApprovalResult.COMMAND_FAILED
-                result.records.append(approval_record(approval, failed, why, message=ended.problem))
-        return result
-
     def _start_commands(self, state: ApprovalState, index: DocumentIndex) -> None:
         if self._rules is None:
             return
@@ -425,39 +377,12 @@ class Approver:
                 continue
             rule = self._rules.rule_behind(approval, index)
             record = self._outbox.read(deliveries.last_record, approval.event.key).result()
-            if rule is not None and record is not None and approval.event_id not in holds and self._may_rules_act():
+            if rule is None or record is None or approval.event_id in holds:
+                continue
+            if self._preconditions.are_met():
                 self._commands.start(approval.key, rule, record)
 
-    # What is written.
-
-    def _refuse(self, refusals: Sequence[Refusal]) -> None:
-        """Count *refusals*, with the event that each names, as far as the document has it."""
-        answer = self._answer
-        events = {} if answer is None or not refusals else {event.event_id: event for event in answer.document.events}
-        for refusal in refusals:
-            event = refusal.event
-            if event is None and refusal.event_id is not None:
-                event = events.get(refusal.event_id)
-            self._refusals.add(msgspec.structs.replace(refusal, event=event))
-
-    def _write(self, evaluation: Evaluation, stream_id: str, incarnation: Incarnation) -> None:
-        if not evaluation.is_empty:
-            self._announce(self._begin_write(evaluation, stream_id, incarnation).result())
-
-    def _begin_write(
-        self, evaluation: Evaluation, stream_id: str, incarnation: Incarnation
-    ) -> Future[list[TransitionRecord]]:
-        """Hand *evaluation* to the outbox, in one transaction with its records."""
-        for refusal in evaluation.refusals:
-            self._refusals.add(refusal)
-        return self._outbox.write(
-            self._outbox.records.write_approvals,
-            stream_id,
-            pending=evaluation.approvals,
-            decisions=evaluation.decisions,
-            outcomes=[*evaluation.records, *self._refusals.take()],
-            incarnation=incarnation,
-        )
+    # What is kept, and what is visible.
 
     def _prune(self, index: DocumentIndex) -> None:
         if self._clock.monotonic() >= self._prune_at:
@@ -465,51 +390,16 @@ class Approver:
             self._outbox.write(approvals.prune, list(self._seen_event_ids), self._settled.timestamp())
             self._seen_event_ids = set(index.events)
 
-    # What is visible.
-
     def _publish(self, state: ApprovalState) -> None:
         """Take over from *state* what other threads and the metrics see, and whether a fresh answer is needed."""
         pending = state.approvals.values()
         self._attempted = frozenset(each.event.key for each in pending if each.attempts or each.posted_at is not None)
-        posted = [each for each in pending if each.state is ApprovalStage.POSTED]
-        self._posted_at = [(each.event_id, each.posted_at) for each in posted if each.posted_at is not None]
+        self._writer.follow(pending)
         self._wants_answer = (
             any(each.state in (DecisionStage.NEW, DecisionStage.WAITING) for each in state.decisions)
             or any(each.state in (ApprovalStage.WANTED, ApprovalStage.DRAINING) for each in pending)
             or (self._rules is not None and self._rules.is_waiting)
         )
-
-    def _waiting_seconds(self) -> float:
-        """Return how long the approval waits that Azure took first and has not acted on yet."""
-        answer = self._answer
-        if answer is None:
-            return 0.0
-        scheduled = {each.event_id for each in answer.document.events if each.event_status == "Scheduled"}
-        since = [posted_at for event_id, posted_at in self._posted_at if event_id in scheduled]
-        return max(self._clock.timestamp() - min(since), 0.0) if since else 0.0
-
-    def _announce(self, records: Sequence[TransitionRecord]) -> None:
-        """Count and log *records* about approvals."""
-        for record in records:
-            self._metrics.recorded(record.transition)
-            approval = record.approval
-            if approval is None:
-                continue
-            self._metrics.approval(approval.source, approval.result)
-            logger.log(
-                logging.INFO if record.transition is Transition.APPROVED else logging.WARNING,
-                "%s: %s",
-                record.transition.value,
-                approval.reason or approval.result,
-                extra={
-                    "source": approval.source,
-                    "result": approval.result,
-                    "event_id": None if record.event is None else record.event.event_id,
-                    "decision_id": approval.decision_id,
-                    "approvers": list(approval.approvers),
-                    "jws_sha256": list(approval.jws_sha256),
-                },
-            )
 
 
 def _name(decision: StoredDecision) -> tuple[str, str]:

@@ -18,11 +18,12 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
+from bridge.approval.outcomes import Evaluation, approval_record
 from bridge.config.approval import RuleSettings
 from bridge.events.environment import environment_of
 from bridge.events.event import encode
-from bridge.events.record import TransitionRecord
-from bridge.outbox.approvals import EventVersion
+from bridge.events.record import Transition, TransitionRecord
+from bridge.outbox.approvals import ApprovalResult, ApprovalStage, ApprovalState, EventVersion
 from bridge.system.process import Ending, Finished, Runner
 
 logger = logging.getLogger(__name__)
@@ -74,11 +75,24 @@ class RuleCommands:
         logger.info("A rule's command runs.", extra={"rule": rule.name, "event_id": key[0]})
         thread.start()
 
-    def take(self) -> list[CommandResult]:
-        """Return what has ended since the last call."""
+    def take(self, state: ApprovalState, *, now: float) -> Evaluation:
+        """Return what follows from *state* by the commands that have ended since the last call.
+
+        That is nothing for an approval that was decided otherwise meanwhile.
+        """
+        result = Evaluation()
         with self._lock:
-            ended, self._ended = self._ended, []
-        return ended
+            taken, self._ended = self._ended, []
+        for ended in taken:
+            approval = state.approvals.get(ended.key)
+            if approval is None or approval.state is not ApprovalStage.DRAINING:
+                continue
+            stage = ApprovalStage.WANTED if ended.problem is None else ApprovalStage.COMMAND_FAILED
+            result.approvals.append(msgspec.structs.replace(approval, state=stage, changed_at=now))
+            if ended.problem is not None:
+                failed, why = Transition.APPROVAL_FAILED, ApprovalResult.COMMAND_FAILED
+                result.records.append(approval_record(approval, failed, why, message=ended.problem))
+        return result
 
     def close(self) -> None:
         """Kill what runs; it runs again with the next start of the agent."""

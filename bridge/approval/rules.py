@@ -1,4 +1,4 @@
-"""Local rules: which rule matches an event, how long this VM waits before it acts, and what the rules want now.
+"""Local rules: which rule matches an event, whether and when this VM acts by it, and what the rules want now.
 
 Rules decide without a person, so they read an event strictly: what is unknown matches nothing that asks for it. An
 approval is consent for every VM in Resources, so an ``approve`` rule matches only where it is known who that is and who
@@ -12,18 +12,23 @@ agent that starts late waits too long rather than too short. A signed hold stops
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable
 
 import msgspec
 
 from bridge.approval.evaluation_step import DocumentIndex, newest_holds
+from bridge.approval.inbox import DecisionInbox
 from bridge.approval.outcomes import Evaluation, Refusal
-from bridge.clock import REAL_CLOCK, Clock
+from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import RefusalReason
 from bridge.events.event import ScheduledEvent, VmIdentity, names_vm, normal_name
+from bridge.logs import ThrottledLog
+from bridge.outbox import meta
 from bridge.outbox.approvals import ApprovalStage, ApprovalState, EventVersion, PendingApproval
+from bridge.outbox.outbox import Outbox
 
 _PREFIX = "rule:"
 _RETRY_SECONDS = 1.0
@@ -136,6 +141,66 @@ class RuleEngine:
                     event=approval.event,
                 )
             )
+
+
+class RulePreconditions:
+    """What must be so before any rule acts; *log* says what is not. For one thread.
+
+    A rule decides without a person, so a hold that this agent does not know yet would come too late. A new database
+    waits until the portal has given all that it has; a decision that cannot be checked yet may be a hold; and with
+    `require_portal_seconds` the portal must have answered lately.
+    """
+
+    def __init__(
+        self,
+        settings: ApprovalSettings,
+        outbox: Outbox,
+        inbox: DecisionInbox,
+        *,
+        portal_taken: Callable[[], Instant | None],
+        portal_read: Callable[[], object],
+        log: ThrottledLog,
+        clock: Clock,
+    ) -> None:
+        self._require_portal_seconds = settings.require_portal_seconds if settings.rules else None
+        self._has_portal = settings.remote is not None
+        self._outbox = outbox
+        self._inbox = inbox
+        self._portal_taken = portal_taken
+        self._portal_read = portal_read
+        self._log = log
+        self._clock = clock
+
+    def are_met(self) -> bool:
+        """Return whether no hold can be missing: the portal has answered lately, where rules need that."""
+        if self._has_portal and self._outbox.awaits_portal:
+            message = "No rule acts: the database is new, and the portal, which may have a hold, has not answered yet."
+            self._log.problem("new_database", logging.WARNING, message)
+            return False
+        self._log.recovered("new_database", "The portal has given its decisions; rules act.")
+        if self._inbox.awaits_key:
+            message = "No rule acts: a decision, which may be a hold, waits for its key file to be usable."
+            self._log.problem("awaits_key", logging.ERROR, message)
+            return False
+        self._log.recovered("awaits_key", "Every decision can be checked; rules act.")
+        limit = self._require_portal_seconds
+        if limit is None:
+            return True
+        taken = self._portal_taken()
+        if taken is not None and self._clock.instant().seconds_since(taken) <= limit:
+            self._log.recovered("portal", "The portal answers; rules act again.")
+            return True
+        message = f"No rule acts: the portal has not answered in the last {limit:g} s (require_portal_seconds)."
+        self._log.problem("portal", logging.WARNING, message)
+        return False
+
+    def note_portal_read(self) -> None:
+        """Let rules act on a new database once all that the portal has for it is kept."""
+        if not self._outbox.awaits_portal or self._inbox.has_unkept:
+            return
+        created_at = self._outbox.created_at
+        if self._portal_read() == created_at:
+            self._outbox.write(meta.note_portal_read, created_at).result()
 
 
 def first_match(rules: Iterable[RuleSettings], event: ScheduledEvent, *, vm_name: str | None) -> RuleSettings | None:
