@@ -237,6 +237,7 @@ def test_broken_sinks_are_shown_with_their_last_error_and_what_to_do(agent, azur
         webhook("token", f"{peer}/401"),
         webhook("refuses", f"{peer}/422"),
         webhook("dead", f"http://127.0.0.1:{free_port()}"),
+        webhook("parks", f"{peer}/422") + "park_statuses = [422]\n",
     )
     configure(agent, azure.endpoint, "".join(sinks))
     azure.world.add_event(EventSpec(event_type="Freeze"))
@@ -246,13 +247,14 @@ def test_broken_sinks_are_shown_with_their_last_error_and_what_to_do(agent, azur
     )
     assert any("token" in reason for reason in report["agent"]["reasons"])
     # One that has taken nothing yet and refuses what comes first may be the wrong endpoint: nothing is parked by it.
-    assert [sink["needs_attention"] for sink in report["sinks"]] == [True, True, False]
+    assert [sink["needs_attention"] for sink in report["sinks"]] == [True, True, False, False]
     text = status(agent)
     assert text.startswith("The agent is running, but not ready:\n  Sink token needs a person")
     assert re.search(
         r"^token +needs a person +1 +\d+ s +0 +0\n  last error \S+ \S+Z \(.* ago\): .*401", text, re.MULTILINE
     )
     assert re.search(r"^refuses +needs a person +1 +\d+ s +0 +0\n  last error .*422", text, re.MULTILINE)
+    assert re.search(r"^parks +refused some +0 +1 +0\n  last error .*422", text, re.MULTILINE)
     assert re.search(r"^dead +failing +1 .*\n  last error .*refused", text, re.MULTILINE)
     assert "`outbox retry`" in text
     assert agent.stop() == 0
@@ -260,7 +262,7 @@ def test_broken_sinks_are_shown_with_their_last_error_and_what_to_do(agent, azur
     configure(agent, azure.endpoint, webhook("new", f"{peer}/200") + sinks[1])
     report = status_json(agent)
     configured = {sink["name"]: sink["configured"] for sink in report["sinks"]}
-    assert configured == {"new": True, "refuses": True, "dead": False, "token": False}
+    assert configured == {"new": True, "refuses": True, "dead": False, "token": False, "parks": False}
     text = status(agent)
     assert re.search(r"^dead +not configured +1 ", text, re.MULTILINE)
     assert "`outbox discard`" in text
