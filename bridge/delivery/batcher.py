@@ -21,6 +21,8 @@ from bridge.sink import SinkConfig
 
 _ROWS_AHEAD = 64
 _EVENTS_AHEAD = 32
+#: About the bytes of records that one read brings, and one row more: a document may be of megabytes.
+_CHARACTERS_AHEAD = 1024 * 1024
 #: Reading keeps the outbox's thread from the poll; a batch may be smaller than `max_batch`.
 _MOST_ROWS = 1_000
 #: The next rows are prefetched when so much of what was read is left: one part of so many.
@@ -159,7 +161,7 @@ class Batcher:
         per_event = Counter(row.event_key for row in rows) if self._batch_by_event else None
         found = len(rows) if per_event is None else len(per_event)
         # Fewer than asked for: nothing is behind them, but for the rest of an event of which a whole batch was read.
-        has_all_events = found < self._limit and not deliveries.is_full(rows)
+        has_all_events = found < self._limit and sum(len(row.body) for row in rows) < _CHARACTERS_AHEAD
         self._refill_below = 0 if has_all_events else len(rows) // _REFILL_SHARE
         self._is_last_read = has_all_events and (
             per_event is None or max(per_event.values(), default=0) < self._max_batch
@@ -184,6 +186,7 @@ class Batcher:
             skip=self._results.unwritten.union(at_hand),
             blocked=frozenset(blocked),
             per_event=self._max_batch if self._batch_by_event else None,
+            most_characters=_CHARACTERS_AHEAD,
         )
 
     def _may_join(self, row: PendingDelivery, batch: list[PendingDelivery], failing: Collection[str]) -> bool:

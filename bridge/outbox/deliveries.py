@@ -18,6 +18,7 @@ Once the end is pending, of an event that began too, the rows before it that the
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
@@ -33,8 +34,6 @@ from bridge.outbox import meta
 from bridge.outbox.database import SQL, is_in_memory, used_bytes
 
 Row = tuple[Any, ...]
-#: About the bytes of records that one read returns, and one row more; each sink has one or two such reads at hand.
-MOST_READ_CHARACTERS = 1024 * 1024
 #: The key of the digest of a sink's configuration, but for the sink's name.
 _ACCEPTED_UNDER = "accepted_under:"
 #: The key of how many records expired because their event was over, but for the sink's name.
@@ -141,12 +140,13 @@ def due(
     blocked: frozenset[str] = frozenset(),
     after: int = 0,
     per_event: int | None = None,
+    most_characters: float = math.inf,
 ) -> list[PendingDelivery]:
     """Return up to *limit* rows pending for *sink*, urgent events first, each event's in sequence.
 
     Rows in *skip* (sequences), rows up to *after* (a sequence) and events in *blocked* (event keys) are left out.
     *per_event* is for sinks whose batches hold one event each: up to *limit* events, up to so many rows of each.
-    What is returned ends with the row that brings it to 1 MiB of records (`is_full`).
+    What is returned ends with the row that brings its records to *most_characters*.
     """
     rows = _due_rows(connection, sink, skip=skip, blocked=blocked, after=after)
     chosen: Iterator[Row] = islice(rows, limit)
@@ -159,14 +159,9 @@ def due(
     for row in chosen:
         found.append(_pending(connection, row))
         characters += len(found[-1].body)
-        if characters >= MOST_READ_CHARACTERS:
+        if characters >= most_characters:
             break
     return found
-
-
-def is_full(rows: Sequence[PendingDelivery]) -> bool:
-    """Return whether *rows* hold as much as is read ahead at once: a document may be of megabytes."""
-    return sum(len(row.body) for row in rows) >= MOST_READ_CHARACTERS
 
 
 def new_events(
