@@ -181,7 +181,11 @@ class Agent:
     def _configure_approvals(self) -> None:
         settings = self._settings
         self._approvals.configure(
-            settings.approval, self._imds, configuration=settings.file, secret_variables=settings.secret_variables
+            settings.approval,
+            self._imds,
+            configuration=settings.file,
+            secret_variables=settings.secret_variables,
+            imds_timeout_seconds=settings.imds.timeout_seconds,
         )
 
     def run_due(self) -> None:
@@ -229,7 +233,8 @@ class Agent:
 
     def _loop_watches(self) -> Mapping[str, LoopWatch]:
         poll = {} if self._poller is None else {"poll": self._poller.loop_watch}
-        return {**poll, **self._pool.loop_watches, "main": self._loop_watch}
+        own = {"main": self._loop_watch, "outbox": self.outbox.loop_watch}
+        return {**poll, **self._pool.loop_watches, **self._approvals.loop_watches, **own}
 
     def _new_health_server(self) -> HealthServer | None:
         address = self._settings.status.address

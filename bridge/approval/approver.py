@@ -48,6 +48,7 @@ from bridge.outbox.approvals import (
     StoredDecision,
 )
 from bridge.outbox.outbox import Outbox
+from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +57,8 @@ _WAIT_FOR_POST_SECONDS = 1.0
 _IDLE_SECONDS = 60.0
 _EXPIRY_SECONDS = 10.0
 _RETRY_SECONDS = 1.0
+#: What a step may take that asks the outbox alone.
+_STEP_SECONDS = 30.0
 _PRUNE_SECONDS = 3600.0
 #: Each step follows from the one before; more of them than this mean that two contradict each other.
 _MOST_STEPS = 20
@@ -89,6 +92,7 @@ class Approver:
         portal_read: Callable[[], object] = lambda: None,
         metrics: Metrics,
         secret_variables: Collection[str] = (),
+        imds_timeout_seconds: float = 5.0,
         clock: Clock = REAL_CLOCK,
     ) -> None:
         self._dry_run = settings.dry_run
@@ -103,6 +107,8 @@ class Approver:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approver", daemon=True)
+        self.loop_watch = LoopWatch(clock)
+        self._imds_timeout_seconds = imds_timeout_seconds
         self._commands = RuleCommands(self._wake.set, unset=secret_variables)
         self._writer = ApprovalWriter(outbox, metrics, logger, clock=clock)
         self._log = ThrottledLog(logger)
@@ -179,6 +185,7 @@ class Approver:
 
     def _run(self) -> None:
         while not self._stop.is_set():
+            self.loop_watch.expect_within(_STEP_SECONDS)
             wait_seconds = _RETRY_SECONDS
             try:
                 wait_seconds = self.run_once()
@@ -191,8 +198,10 @@ class Approver:
             except Exception as error:  # noqa: BLE001  # logged with its traceback; the thread outlives everything
                 message = f"The approver failed; it goes on. {type(error).__name__}: {error}"
                 self._log.problem("approver", logging.ERROR, message, exc_info=error)
+            self.loop_watch.expect_within(wait_seconds)
             self._wake.wait(wait_seconds)
             self._wake.clear()
+        self.loop_watch.idle()
 
     def run_once(self) -> float:
         """Do all that can be done now; return the seconds until something may be due."""
@@ -298,6 +307,7 @@ class Approver:
         parts = deque(batches(ready))
         while parts:
             part = parts.popleft()
+            self.loop_watch.expect_call_within(_STEP_SECONDS + 2 * self._imds_timeout_seconds)  # the look, the request
             look = self._submitter.last_look()
             confirmed = [] if look is None else self._confirmed(part, look)
             keys = {each.key for each in confirmed}

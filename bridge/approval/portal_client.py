@@ -20,7 +20,7 @@ import requests
 from msgspec import Meta
 
 from bridge import strict_json
-from bridge.approval.credentials import PortalCredential, credential_of
+from bridge.approval.credentials import ENTRA_DEADLINE_SECONDS, PortalCredential, credential_of
 from bridge.config.approval import RemoteSettings
 from bridge.errors import ConfigurationError, CredentialFailed, DeadlineExceeded, PortalFailed
 from bridge.http.failures import is_loopback, root_cause
@@ -80,6 +80,8 @@ class PortalClient:
         self._remote = remote
         self._url = remote.url.rstrip("/")
         self._deadline_seconds = remote.wait_seconds + grace_seconds
+        self.longest_poll_seconds = self._deadline_seconds + ENTRA_DEADLINE_SECONDS
+        """How long `poll` may take, the wait for a token included."""
         self._credential = credential or credential_of(remote)
         self._is_closed = False
         self._session = DeadlineSession()

@@ -25,6 +25,7 @@ from bridge.clock import CLOCK_SKEW_SECONDS, REAL_CLOCK, Clock, Instant
 from bridge.errors import PortalFailed
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import ChannelMetrics
+from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +133,7 @@ class PortalPoller:
         """The `database` for which all of the portal's decisions were taken; None before the first."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approval-channel", daemon=True)
+        self.loop_watch = LoopWatch(clock)
 
     def start(self) -> None:
         """Begin to ask."""
@@ -153,9 +155,12 @@ class PortalPoller:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
+                self.loop_watch.expect_call_within(self._client.longest_poll_seconds)
                 delay_seconds = self._run_once()
                 if delay_seconds > 0:
+                    self.loop_watch.expect_within(delay_seconds)
                     self._wait(self._stop, delay_seconds)
+            self.loop_watch.idle()
         finally:
             self._client.close()
 

@@ -6,7 +6,7 @@ One approver ends before another may start on the same decisions. Half of the ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from bridge.events.event import VmIdentity
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics
 from bridge.outbox.outbox import Outbox
-from bridge.system.threads import run_daemon
+from bridge.system.threads import LoopWatch, run_daemon
 
 if TYPE_CHECKING:
     from bridge.approval.approver import Approver
@@ -53,6 +53,7 @@ class ApprovalService:
         self._clock = clock
         self._configuration: Path | None = None
         self._secret_variables: Collection[str] = ()
+        self._imds_timeout_seconds = 5.0
         self._files: ApprovalFiles | None = None
         self._portal_poller: PortalPoller | None = None
         self.approver: Approver | None = None
@@ -65,14 +66,16 @@ class ApprovalService:
         *,
         configuration: Path | None = None,
         secret_variables: Collection[str] = (),
+        imds_timeout_seconds: float = 5.0,
     ) -> None:
         """Build what *settings* ask for, to be started by `start`; what was built before must have ended.
 
         *configuration* is the file they were read from. No command of a rule gets one of the *secret_variables* of this
-        process.
+        process. A request by *imds* takes *imds_timeout_seconds* at most.
         """
         self._configuration = configuration
         self._secret_variables = secret_variables
+        self._imds_timeout_seconds = imds_timeout_seconds
         remote = None if settings is None else settings.remote
         self._metrics.watch_approved(lambda: 0.0)
         if remote is None:
@@ -111,6 +114,7 @@ class ApprovalService:
             portal_read=lambda: None if self._portal_poller is None else self._portal_poller.read_whole,
             metrics=self._metrics,
             secret_variables=self._secret_variables,
+            imds_timeout_seconds=self._imds_timeout_seconds,
             clock=clock,
         )
 
@@ -127,6 +131,12 @@ class ApprovalService:
             metrics=self._metrics.approval_channel(),
             clock=self._clock,
         )
+
+    @property
+    def loop_watches(self) -> Mapping[str, LoopWatch]:
+        """The watches over the loops of the approver and of the way to the portal, where there are any."""
+        loops = {"approver": self.approver, "portal": self._portal_poller}
+        return {name: loop.loop_watch for name, loop in loops.items() if loop is not None}
 
     def check_files(self) -> None:
         """Look whether every key can be used, and whether others may write to what approvals rest on; log what not."""

@@ -45,6 +45,7 @@ from bridge.outbox.database import is_lock, transaction
 from bridge.outbox.deliveries import OutboxTotals
 from bridge.outbox.records import RecordWriter
 from bridge.outbox.storage import Storage
+from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ _MOST_IN_A_GROUP = 256
 _SOON_SECONDS = 0.02
 _MOST_CLEANED = 500
 _TICK_SECONDS = 0.05
+#: What the work that gathered may take: other programs' locks and a file that is copied included.
+_WORK_SECONDS = 60.0
 #: A recovery that does not help, again and again, would fill the disk with files set aside.
 _MOST_RECOVERIES = 3
 #: The wall clock was set, not only slewed.
@@ -113,6 +116,7 @@ class Outbox:
         """Writes records; its methods are for `write`."""
         self.on_added: Callable[[], None] = lambda: None
         """Called on the outbox's thread after a commit that added deliveries; must be quick."""
+        self.loop_watch = LoopWatch(Clock(monotonic=monotonic))
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._gate = threading.Lock()
         self._is_closed = False
@@ -278,6 +282,7 @@ class Outbox:
 
     def _gather(self) -> list[_Job]:
         """Return the next job and those that came meanwhile; empty when it is time to close."""
+        self.loop_watch.idle()
         group: list[_Job] = []
         until = math.inf
         while len(group) < _MOST_IN_A_GROUP:
@@ -289,6 +294,8 @@ class Outbox:
                 if group:
                     self._jobs.put(None)
                 break
+            if not group:
+                self.loop_watch.expect_within(_WORK_SECONDS)
             group.append(job)
             until = min(until, time.monotonic() + _SOON_SECONDS) if job.may_wait else -math.inf
         return group

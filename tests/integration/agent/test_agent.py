@@ -73,7 +73,7 @@ def test_worker_that_gets_no_thread_is_started_later_and_delays_no_stop(agent, m
 
 
 def test_every_loop_is_watched(agent):
-    assert set(agent._loop_watches()) == {"poll", "main", "delivery:stdout", "delivery:second"}
+    assert set(agent._loop_watches()) == {"poll", "main", "outbox", "delivery:stdout", "delivery:second"}
 
 
 def test_watchdog_is_fed_only_while_the_poll_turns(agent, manager):
