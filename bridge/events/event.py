@@ -66,11 +66,11 @@ class IncarnationFall(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     """When it fell last."""
     is_repeated: bool
-    """It fell again within minutes: front ends of the service answer in turn, and one of them is stale."""
+    """It came back and fell again within minutes: front ends of the service answer in turn, and one is stale."""
     shown: Incarnation
     """The incarnation of the last answer, which need not be that of the tracked document."""
     highest: Incarnation
-    """The highest one of these minutes."""
+    """The one that it fell from; of those when it fell again, the highest."""
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):

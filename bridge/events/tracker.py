@@ -5,9 +5,9 @@ believed at once, with three exceptions, because a false ending sends traffic to
 
 - the last good answer is over 24 hours old: Azure had turned Scheduled Events off, turns it on again with the first
   request, and may take five minutes to show events. Absence ends nothing until 300 s of good answers have passed.
-- the incarnation fell: the service started over, or another front end of it answers. For five minutes, also on the way
-  up again, an absence counts once three good answers in a row agree on it.
-- the incarnation fell again within these five minutes: front ends answer in turn, and one of them is stale. Absence
+- the incarnation fell: the service started over, or another front end of it answers. An absence counts once three good
+  answers in a row agree on it, and so it does within five minutes when the incarnation is back where it fell from.
+- it came back and fell again within these five minutes: front ends answer in turn, and one of them is stale. Absence
   ends nothing until five minutes after the last fall, and nothing else that an answer with a lower incarnation than
   another had changes what is known of an event, but for its start.
 
@@ -83,16 +83,22 @@ class _IncarnationWatch:
         fall = self._recent(moment)
         if _is_lower(incarnation, self._shown):
             self._fell_at = moment
+            is_repeated = fall is not None and (fall.is_repeated or not _is_lower(self._shown, fall.highest))
             fall = IncarnationFall(
                 at=moment.wall,
-                is_repeated=fall is not None,
+                is_repeated=is_repeated,
                 shown=incarnation,
-                highest=self._shown if fall is None else fall.highest,
+                highest=fall.highest if fall is not None and is_repeated else self._shown,
             )
         elif fall is not None and fall.shown != incarnation:
             highest = incarnation if _is_lower(fall.highest, incarnation) else fall.highest
             fall = msgspec.structs.replace(fall, shown=incarnation, highest=highest)
         self._fall, self._shown = fall, incarnation
+
+    @property
+    def is_back(self) -> bool:
+        """Return whether the last answer has the incarnation again that it fell from, or a higher one."""
+        return self._fall is not None and not _is_lower(self._fall.shown, self._fall.highest)
 
     @property
     def is_stale(self) -> bool:
@@ -233,7 +239,7 @@ class DocumentTracker:
         fall = self._incarnations.fall
         if fall is not None and fall.is_repeated:
             return tuple(absent)
-        if fall is not None or self._is_below_tracked(document):
+        if self._incarnations.is_back or self._is_below_tracked(document):
             return tuple(event for event in absent if self._absences[event.key] < AGREEING_ANSWERS)
         return ()
 

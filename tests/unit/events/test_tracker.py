@@ -187,18 +187,24 @@ def test_an_event_that_was_only_announced_is_not_called_off_by_front_ends_in_tur
     assert [each[1:] for each in seen] == [("scheduled", "observed"), ("ended", "unknown")]
 
 
-def test_after_one_fall_an_ending_on_the_way_up_needs_three_agreeing_answers_too():
-    low, up = document(STARTED, incarnation=1), document(incarnation=2)
-    seen = feed(new_tracker(None), document(STARTED, incarnation=9), low, up, low_again := document(STARTED), up, up)
-    assert low_again.incarnation < up.incarnation
+def test_after_one_fall_an_ending_on_the_way_back_up_needs_three_agreeing_answers_too():
+    before, back = document(STARTED, incarnation=5), document(incarnation=6)
+    seen = feed(new_tracker(None), before, HERE, back, back, HERE, GONE, GONE)
     assert seen == [(1, "started", "observed")]
-    seen = feed(new_tracker(None), document(STARTED, incarnation=9), low, up, up, up)
+    seen = feed(new_tracker(None), before, HERE, back, back, back)
     assert seen[1:] == [(5, "completed", "inferred")]
 
 
-def test_minutes_after_a_fall_absence_is_believed_at_once_again():
+def test_a_service_that_started_over_and_counts_up_again_is_believed_at_once():
     low, up = document(STARTED, incarnation=1), document(incarnation=2)
-    seen = feed(new_tracker(None), document(STARTED, incarnation=9), *[low] * 301, up)
+    assert feed(new_tracker(None), BEGUN, low, up)[1:] == [(3, "completed", "observed")]
+    twice = feed(new_tracker(None), BEGUN, low, document(STARTED, incarnation=2), low, up, up, up)
+    assert twice[1:] == [(7, "completed", "inferred")]
+
+
+def test_minutes_after_a_fall_absence_is_believed_at_once_again():
+    low, back = document(STARTED, incarnation=1), document(incarnation=9)
+    seen = feed(new_tracker(None), document(STARTED, incarnation=9), *[low] * 301, back)
     assert seen[1:] == [(303, "completed", "observed")]
 
 
