@@ -1,6 +1,6 @@
 """``python -m bridge`` is the command."""
 
-from bridge.cli.commands import main
+from bridge.cli import main
 
 if __name__ == "__main__":
     main()

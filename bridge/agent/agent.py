@@ -264,6 +264,8 @@ class Agent:
         self._log_pending(_left(end))
         if self.outbox.close(_left(end, at_most=math.inf)):
             self._lock.release()
+        elif self.outbox.is_committed:
+            logger.warning("The outbox is stored, but its file was not closed in time.")
         else:  # the outbox's thread may still write: the lock goes with the process
             logger.error("The outbox hangs and was left behind; what it has not committed is not stored.")
         if self._health_server is not None:
@@ -327,12 +329,14 @@ class Agent:
         self.metrics.reloaded(is_right=False)
 
     def _exchange_imds(self, settings: Settings, stop: Callable[[], bool]) -> None:
-        old, self._imds = self._imds, client_of(settings.imds)
+        """Ask another service from now on; where there is no thread for it, raise RuntimeError and keep the old one."""
+        imds = client_of(settings.imds)
         self._identity.stop(timeout_seconds=CUT_SECONDS)
         # Who this VM is was confirmed, or it is not known yet under the new configuration either.
         known_boot = None if self._identity.is_found else boot_id()
-        self._identity = IdentityResolver(self._imds, self.outbox, settings.vm, boot_id=known_boot)
-        self._identity.start(stop, timeout_seconds=settings.imds.timeout_seconds)
+        identity = IdentityResolver(imds, self.outbox, settings.vm, boot_id=known_boot)
+        identity.start(stop, timeout_seconds=settings.imds.timeout_seconds)
+        old, self._imds, self._identity = self._imds, imds, identity
         if self._poller is not None:
             interval_seconds = settings.imds.poll_interval_seconds
             self._poller.reconfigure(self._imds, self._identity, poll_interval_seconds=interval_seconds)

@@ -1,26 +1,35 @@
 """`run`: the agent from start to stop, with what signals ask of it.
 
-SIGTERM, SIGINT and Ctrl-Break stop it in order; SIGHUP reads the configuration again.
+SIGTERM, SIGINT and Ctrl-Break stop it in order; SIGHUP reads the configuration again. That is done on a thread of its
+own, because a FIFO or a file server that hangs may never come to the file's end, and a stop must not wait for it.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import wait as wait_for
 from pathlib import Path
 
 from bridge.agent.agent import Agent
 from bridge.cli.signals import STOP_SIGNALS, SignalEvents
 from bridge.config.loader import Settings, find_config, load, state_directory
 from bridge.errors import BridgeError, ConfigurationError
+from bridge.system.threads import run_daemon
 
 logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 1.0
+_STOP_TICK_SECONDS = 0.05
+#: The polls, the sinks and the approver do not wait for it, but the tasks that are done now and then do.
+_READ_SECONDS = 3.0
+_TRY_AGAIN_SECONDS = 10.0
 
 
 def run_agent(settings: Settings, config: Path | None) -> None:
@@ -36,11 +45,13 @@ def run_agent(settings: Settings, config: Path | None) -> None:
         signals.set_on(number, stop)
     try:
         agent.start(stop.is_set)
+        again_at = math.inf
         while not stop.wait(_TICK_SECONDS):
             agent.run_due()
-            if reload_wanted.is_set():
+            if reload_wanted.is_set() or time.monotonic() >= again_at:
                 reload_wanted.clear()
-                reload_configuration(agent, config, stop.is_set)
+                is_done = reload_configuration(agent, config, stop.is_set)
+                again_at = math.inf if is_done else time.monotonic() + _TRY_AGAIN_SECONDS
     finally:
         agent.stop()
         # The interpreter's own end takes a moment, in which a second signal would read as a crash.
@@ -49,15 +60,24 @@ def run_agent(settings: Settings, config: Path | None) -> None:
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
-def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], bool]) -> None:
-    """Put the file as it is now in force; one that is wrong or cannot be read is logged, and changes nothing."""
+def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], bool]) -> bool:
+    """Put the file as it is now in force; one that is wrong or cannot be read is logged, and changes nothing.
+
+    Return False when there is no thread to be had for it: then it is to be tried again.
+    """
     try:
-        settings = _read_again(config)
+        settings = _read_in_time(config, stop)
+        if settings is None:
+            return True
     except (BridgeError, OSError) as error:
         for mistake in error.mistakes if isinstance(error, ConfigurationError) else (str(error),):
             logger.error("The new configuration is wrong; nothing was changed. %s", mistake)  # noqa: TRY400
         agent.refused_configuration()
-        return
+        return True
+    except RuntimeError as error:  # can't start new thread
+        logger.error("The configuration cannot be read again yet: %s. It is tried again.", error)  # noqa: TRY400
+        agent.refused_configuration()
+        return False
     try:
         agent.reload(settings, stop)
     except (BridgeError, OSError) as error:
@@ -65,6 +85,26 @@ def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], b
             "The new configuration is not in force as a whole: %s Mend that and send SIGHUP again, or restart.", error
         )
         agent.refused_configuration()
+    except RuntimeError as error:
+        logger.exception("The new configuration is not in force as a whole: %s. It is tried again.", error)  # noqa: TRY401  # in the sentence
+        agent.refused_configuration()
+        return False
+    return True
+
+
+def _read_in_time(config: Path | None, stop: Callable[[], bool]) -> Settings | None:
+    """Return the settings of the file as it is now, or None once *stop* returns True."""
+    reading = run_daemon("configuration", _read_again, config)
+    give_up_at = time.monotonic() + _READ_SECONDS
+    while not wait_for([reading], _STOP_TICK_SECONDS).done:
+        if stop():
+            return None
+        if time.monotonic() >= give_up_at:
+            raise ConfigurationError(
+                f"It could not be read to its end within {_READ_SECONDS:g} s. Put a plain file there that can be read, "
+                "and send SIGHUP again."
+            )
+    return reading.result()
 
 
 def _read_again(config: Path | None) -> Settings:

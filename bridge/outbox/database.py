@@ -241,15 +241,16 @@ def open_to_read(path: Path | None) -> sqlite3.Connection | None:
     if path is None or path.is_symlink() or not os.access(path, os.R_OK):
         return None
     with suppress(sqlite3.Error):
-        return _open_to_read(path, "mode=ro")
+        return open_read_only(path)
     with suppress(sqlite3.Error):
         # Where no -shm can be made, and none is needed: an older state would be worse than none.
         if not Path(f"{path}-wal").exists() or Path(f"{path}-wal").stat().st_size == 0:
-            return _open_to_read(path, "mode=ro&immutable=1")
+            return open_read_only(path, "mode=ro&immutable=1")
     return None
 
 
-def _open_to_read(path: Path, options: str) -> sqlite3.Connection:
+def open_read_only(path: Path, options: str = "mode=ro") -> sqlite3.Connection:
+    """Return a connection that reads the database at *path*; raise sqlite3.Error when that cannot be had."""
     connection = sqlite3.connect(
         f"{path.absolute().as_uri()}?{options}", uri=True, isolation_level=None, check_same_thread=False
     )

@@ -119,7 +119,7 @@ class Outbox:
         self.loop_watch = LoopWatch(Clock(monotonic=monotonic))
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._gate = threading.Lock()
-        self._is_closed = False
+        self._is_closed = self._is_drained = False
         self._log = ThrottledLog(logger)
         opened: Future[Storage] = Future()
         self._thread = threading.Thread(
@@ -207,6 +207,11 @@ class Outbox:
         return not self._thread.is_alive()
 
     @property
+    def is_committed(self) -> bool:
+        """Return whether all that was handed in until `close` is on the disk, though the file may not be closed yet."""
+        return self._is_drained and not self._storage.in_memory
+
+    @property
     def in_memory(self) -> bool:
         """Return whether the disk refuses, so that what is kept would not survive the agent."""
         return self._storage.in_memory
@@ -277,6 +282,7 @@ class Outbox:
             while group := self._gather():
                 for is_exclusive, jobs in groupby(group, key=lambda job: job.mode is _Mode.EXCLUSIVE):
                     self._do_jobs(storage, list(jobs), is_exclusive=is_exclusive)
+            self._is_drained = True
         finally:
             storage.close()
 

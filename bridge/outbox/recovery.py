@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ from bridge.outbox.approvals import (
     approval_of,
     decision_of,
 )
-from bridge.outbox.database import SQL, check, open_to_read, used_bytes
+from bridge.outbox.database import SQL, check, is_damage, open_read_only, used_bytes
 
 _MAGIC = b"SQLite format 3\x00"
 _HEADER_BYTES = 100
@@ -97,16 +97,15 @@ class FileGuard:
 
 
 def _is_whole(path: Path) -> bool:
-    """Return whether the database at *path*, with its -wal, has all of its pages."""
-    connection = open_to_read(path)
-    if connection is None:
-        return False
+    """Return whether the database at *path*, with its -wal, has all of its pages, as far as can be seen.
+
+    Without a free descriptor nothing can, which is no damage.
+    """
     try:
-        check(connection, path)
-    except sqlite3.Error:
-        return False
-    finally:
-        connection.close()
+        with closing(open_read_only(path)) as connection:
+            check(connection, path)
+    except sqlite3.Error as error:
+        return not is_damage(error)
     return True
 
 

@@ -349,3 +349,39 @@ def test_thirty_hang_ups_in_a_row_lose_nothing_and_leave_no_thread_and_no_descri
     with OutboxFile(agent.state) as beside:
         assert {sink: account.pending for sink, account in beside.accounts().items()} == {"out": 0, "hook": 0}
     assert len(agent.records) == 182, "nothing is exchanged under a sink whose settings stayed, so nothing comes twice"
+
+
+# One that cannot be read to its end.
+
+
+def _fifo(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a file whose end never comes is a FIFO")
+def test_agent_goes_on_and_stops_while_the_configuration_cannot_be_read_to_its_end(agent, imds):
+    start(agent, imds, STDOUT)
+    _fifo(agent.config)
+    agent.process.send_signal(signal.SIGHUP)
+    time.sleep(1.2)  # a tick, in which it begins to read
+    imds.show(document(2, event("E-1")))
+    agent.wait_for(lambda: agent.records)
+    began_at = time.monotonic()
+    stop(agent)
+    assert time.monotonic() - began_at < 5
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a file whose end never comes is a FIFO")
+def test_configuration_that_can_be_read_again_is_taken_at_the_next_hang_up(agent, imds):
+    start(agent, imds, STDOUT)
+    _fifo(agent.config)
+    agent.process.send_signal(signal.SIGHUP)
+    time.sleep(1.2)
+    agent.config.unlink()
+    agent.configure(imds.url, STDOUT + '[labels]\nteam = "b"\n')
+    hang_up(agent)
+    imds.show(document(2, event("E-1")))
+    agent.wait_for(lambda: agent.records)
+    stop(agent)
+    assert agent.records[0]["labels"] == {"team": "b"}

@@ -131,7 +131,7 @@ def test_an_eviction_does_not_wait_for_an_instance_endpoint_that_hangs(agent, im
     agent.start()
     imds.wait_for_polls(2)
     imds.show(document(2, event(EventType="Preempt", NotBefore=in_minutes(0.5))), polls=1)
-    agent.wait_for(lambda: agent.records, timeout_seconds=3.5)
+    agent.wait_for(lambda: agent.records, timeout_seconds=10)
 
 
 def test_an_identity_that_comes_late_is_in_the_records_that_waited_for_it(agent, imds):

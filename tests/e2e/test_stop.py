@@ -4,6 +4,8 @@ import os
 import signal
 import socket
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from contextlib import ExitStack, closing, contextmanager
@@ -180,3 +182,41 @@ def test_a_stop_comes_in_time_while_the_start_asks_a_silent_metadata_service(age
     agent.start()
     with asked(silent, 1):
         stop_in_time(agent)
+
+
+@contextmanager
+def being_loaded(agent):
+    """Yield a process of `run` that has loaded the first of its modules."""
+    command = [sys.executable, "-m", "bridge", "run", "--config", agent.config]
+    with (
+        agent.err.open("wb") as log,
+        subprocess.Popen(command, env=agent.env, cwd=agent.directory, stderr=log) as process,
+    ):
+        try:
+            loaded, deadline = Path(f"/proc/{process.pid}/maps"), time.monotonic() + 20
+            while "msgspec" not in loaded.read_text():
+                assert time.monotonic() < deadline
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="what a process has loaded is seen in /proc only")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_while_the_agent_is_still_being_loaded_ends_with_0(agent, imds, number):
+    configure(agent, imds.url)
+    with being_loaded(agent) as process:
+        process.send_signal(number)
+        assert process.wait(20) == 0
+    assert agent.log == ""
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="what a process has loaded is seen in /proc only")
+def test_a_hang_up_while_the_agent_is_still_being_loaded_does_not_end_it(agent, imds):
+    imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
+    configure(agent, imds.url)
+    with being_loaded(agent) as process:
+        process.send_signal(signal.SIGHUP)
+        imds.wait_for_polls(1)
+        process.terminate()
+        assert process.wait(20) == 0

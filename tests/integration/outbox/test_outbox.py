@@ -1,8 +1,11 @@
 import re
 import sqlite3
+import threading
 from collections import Counter
+from pathlib import Path
 
 import pytest
+from starved import no_descriptors
 
 from bridge.delivery.router import Router
 from bridge.errors import OutboxError, StreamChanged
@@ -399,3 +402,31 @@ def test_a_sink_is_told_when_its_pending_record_becomes_urgent_by_one_that_it_do
     assert told == []
     kit.commit(outbox, kit.event(event_type="Preempt"), transition="updated")
     assert told == [True]
+
+
+def test_sound_outbox_whose_checkpoint_was_stopped_is_not_set_aside_while_there_is_no_descriptor(kit):
+    outbox = kit.open()
+    kit.fill(outbox, 100, size=2000)
+    file = kit.directory / "outbox.db"
+    wal = Path(f"{file}-wal").read_bytes()
+    page_bytes = int.from_bytes(wal[8:12], "big")
+    frames = [wal[at : at + 24 + page_bytes] for at in range(32, len(wal), 24 + page_bytes)]
+    first_page = [frame[24:] for frame in frames if frame[:4] == b"\0\0\0\1"][-1]
+    with file.open("r+b") as database:  # as far as the checkpoint came: the file says it is longer than it is
+        database.write(first_page)
+    assert file.stat().st_size < int.from_bytes(first_page[28:32], "big") * page_bytes
+    with no_descriptors():
+        for _ in range(3):
+            outbox.tend().result(60)
+    assert (outbox.set_aside_count, outbox.in_memory) == (0, False)
+    assert len(kit.due(outbox)) == 100
+
+
+def test_all_is_committed_once_what_was_handed_in_is_done_and_not_before(kit):
+    outbox, release = kit.open(), threading.Event()
+    outbox.write(lambda _connection: release.wait(20))
+    assert not outbox.close(0.0)
+    assert not outbox.is_committed
+    release.set()
+    assert outbox.close(20)
+    assert outbox.is_committed
