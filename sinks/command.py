@@ -68,6 +68,7 @@ import msgspec
 
 from bridge.sink import (
     ENVIRONMENT_PREFIX,
+    PASSING_ERRORS,
     DeliveryFailed,
     DeliveryRejected,
     Ending,
@@ -84,8 +85,6 @@ from bridge.sink import (
 #: What the host keeps of a reason. The last line of standard error tells most, so its end is what is kept.
 _MOST_MESSAGE_CHARACTERS = 256
 _TRY_AGAIN = 75
-#: For want of something that comes back by itself; ETXTBSY: a new version of the program is just being written.
-_PASSING = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR})
 #: A service manager that stops the agent sends these to its programs too: the program did not fail.
 _STOPPED_FROM_OUTSIDE = frozenset({-signal.SIGTERM, -signal.SIGINT, -getattr(signal, "SIGHUP", signal.SIGTERM)})
 
@@ -205,7 +204,7 @@ class CommandSink(Sink):
 
     def _not_started(self, error: OSError) -> DeliveryFailed:
         """Return what *error* means: for now, or until a person has mended the program."""
-        if error.errno in _PASSING:
+        if error.errno in PASSING_ERRORS:
             return DeliveryFailed(f"{self._name} cannot be started for now: {error.strerror}.")
         if error.errno == errno.ENOENT and find_program(self.config.command[0], self.config.environment) is None:
             return self._not_found()

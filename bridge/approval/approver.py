@@ -230,13 +230,15 @@ class Approver:
             self._log.problem("evaluation", logging.ERROR, message)
             return _RETRY_SECONDS
         self._writer.write(evaluation, after.stream_id, answer.document.incarnation)
-        self._start_commands(after, index)
+        all_run = self._start_commands(after, index)
         self._publish(after)
         self._prune(index)
         after, wait_seconds = self._submit(after, answer, index)
         self._publish(after)
         if self._rules is not None:
             wait_seconds = min(wait_seconds, self._rules.wait_seconds())
+        if not all_run:
+            wait_seconds = min(wait_seconds, _RETRY_SECONDS)
         if any(each.state is DecisionStage.WAITING for each in after.decisions):
             wait_seconds = min(wait_seconds, _EXPIRY_SECONDS)
         return wait_seconds
@@ -377,9 +379,11 @@ class Approver:
 
     # Commands of rules.
 
-    def _start_commands(self, state: ApprovalState, index: DocumentIndex) -> None:
+    def _start_commands(self, state: ApprovalState, index: DocumentIndex) -> bool:
+        """Start the commands that approvals wait for; return False when one could not be started yet."""
         if self._rules is None:
-            return
+            return True
+        all_run = True
         holds = newest_holds(state.decisions)
         for approval in state.approvals.values():
             is_draining = approval.state is ApprovalStage.DRAINING
@@ -390,7 +394,8 @@ class Approver:
             if rule is None or record is None or approval.event_id in holds:
                 continue
             if self._preconditions.are_met():
-                self._commands.start(approval.key, rule, record)
+                all_run = self._commands.start(approval.key, rule, record) and all_run
+        return all_run
 
     # What is kept, and what is visible.
 

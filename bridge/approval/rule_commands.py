@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection
 
 import msgspec
@@ -23,13 +24,17 @@ from bridge.config.approval import RuleSettings
 from bridge.events.environment import environment_of
 from bridge.events.event import encode
 from bridge.events.record import Transition, TransitionRecord
+from bridge.logs import ThrottledLog
 from bridge.outbox.approvals import ApprovalResult, ApprovalStage, ApprovalState, EventVersion
-from bridge.system.process import Ending, Finished, Runner
+from bridge.system.process import PASSING_ERRORS, Ending, Finished, Runner
 
 logger = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 8
 _JOIN_SECONDS = 1.0
+#: Without a descriptor or a process to be had, it is tried so often, and for so long.
+_TRY_AGAIN_SECONDS = 0.5
+_LONGEST_WAIT_SECONDS = 60.0
 
 
 class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,7 +54,8 @@ class RuleCommands:
         self._lock = threading.Lock()
         self._running: dict[EventVersion, tuple[Runner, threading.Thread]] = {}
         self._ended: list[CommandResult] = []
-        self._is_closed = False
+        self._closed = threading.Event()
+        self._log = ThrottledLog(logger)
 
     @property
     def is_full(self) -> bool:
@@ -62,18 +68,25 @@ class RuleCommands:
         with self._lock:
             return key in self._running or any(each.key == key for each in self._ended)
 
-    def start(self, key: EventVersion, rule: RuleSettings, record: TransitionRecord) -> None:
-        """Run the command of *rule* for the event of *record*."""
+    def start(self, key: EventVersion, rule: RuleSettings, record: TransitionRecord) -> bool:
+        """Run the command of *rule* for the event of *record*; return whether it runs: no thread may be to be had."""
         runner = Runner()
         thread = threading.Thread(
             target=self._run, args=(key, rule, record, runner), name=f"approval:command:{rule.name}", daemon=True
         )
         with self._lock:
-            if self._is_closed:
-                return
+            if self._closed.is_set():
+                return False
             self._running[key] = (runner, thread)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            with self._lock:
+                del self._running[key]
+            self._log.problem(key, logging.ERROR, f"The command of rule {rule.name} cannot run yet: {error}.")
+            return False
         logger.info("A rule's command runs.", extra={"rule": rule.name, "event_id": key[0]})
-        thread.start()
+        return True
 
     def take(self, state: ApprovalState, *, now: float) -> Evaluation:
         """Return what follows from *state* by the commands that have ended since the last call.
@@ -97,7 +110,7 @@ class RuleCommands:
     def close(self) -> None:
         """Kill what runs; it runs again with the next start of the agent."""
         with self._lock:
-            self._is_closed = True
+            self._closed.set()
             running = list(self._running.values())
         for runner, _ in running:
             runner.close()
@@ -106,13 +119,7 @@ class RuleCommands:
 
     def _run(self, key: EventVersion, rule: RuleSettings, record: TransitionRecord, runner: Runner) -> None:
         try:
-            finished = runner.run(
-                rule.command or (),
-                deadline_seconds=rule.command_timeout_seconds,
-                stdin=encode(record) + b"\n",
-                environment=environment_of(record, rule=rule.name),
-                without=self._unset,
-            )
+            finished = self._finished(rule, record, runner)
             problem = _problem(rule, finished)
             was_closed = finished.ending is Ending.CLOSED
         except OSError as error:
@@ -124,9 +131,28 @@ class RuleCommands:
             problem = f"The command of rule {rule.name} failed: {error!r}."
         with self._lock:
             del self._running[key]
-            if not (was_closed or self._is_closed):
+            if not (was_closed or self._closed.is_set()):
                 self._ended.append(CommandResult(key=key, problem=problem))
         self._wake()
+
+    def _finished(self, rule: RuleSettings, record: TransitionRecord, runner: Runner) -> Finished:
+        """Run the command, a while later when it cannot be started for now; raise OSError when it cannot at all."""
+        give_up_at = time.monotonic() + min(rule.command_timeout_seconds, _LONGEST_WAIT_SECONDS)
+        while True:
+            try:
+                return runner.run(
+                    rule.command or (),
+                    deadline_seconds=rule.command_timeout_seconds,
+                    stdin=encode(record) + b"\n",
+                    environment=environment_of(record, rule=rule.name),
+                    without=self._unset,
+                )
+            except OSError as error:
+                if error.errno not in PASSING_ERRORS or time.monotonic() >= give_up_at:
+                    raise
+                message = f"The command of rule {rule.name} cannot be started for now: {error.strerror}."
+                self._log.problem(rule.name, logging.ERROR, message)
+            self._closed.wait(_TRY_AGAIN_SECONDS)  # a runner that is closed says so
 
 
 def _problem(rule: RuleSettings, finished: Finished) -> str | None:

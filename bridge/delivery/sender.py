@@ -32,6 +32,7 @@ _CLOSE_SECONDS = 1.0
 #: How much of a try's time may go into waiting until the one before is closed.
 _CLOSE_SHARE = 0.25
 _MOST_ABANDONED = 8
+_NO_THREAD = "No thread can be started: raise the limit of tasks (TasksMax, pids.max), or end what uses them up."
 
 _Call = Callable[[Sink], None]
 
@@ -99,7 +100,7 @@ class Sender:
             self._reap_abandoned()
         current = self._current
         if current is None:
-            current = self._current = _SinkThread(self._build, name=f"sink:{self._name}")
+            current = self._current = self._begin()
         future = current.call(call)
         if not self._is_done(future, limit):
             self._abandon(current)
@@ -108,6 +109,12 @@ class Sender:
         error = future.exception()
         if error is not None:
             raise _as_delivery_error(error)
+
+    def _begin(self) -> _SinkThread:
+        try:
+            return _SinkThread(self._build, name=f"sink:{self._name}")
+        except RuntimeError as error:
+            raise DeliveryFailed(_NO_THREAD, needs_attention=True) from error
 
     def _is_done(self, future: Future[None], limit: RunningTime) -> bool:
         """Wait until *future* is done; return False when *limit* is over before."""
@@ -128,6 +135,8 @@ class Sender:
         until = time.monotonic() + min(_CLOSE_SECONDS, self._timeout_seconds * _CLOSE_SHARE)
         self._abandoned[-1].is_closed(until - time.monotonic())
         self._abandoned = [each for each in self._abandoned if not each.is_gone(0)]
+        if any(not each.is_being_closed() for each in self._abandoned):
+            raise DeliveryFailed(f"A send that was cut cannot be closed. {_NO_THREAD}", needs_attention=True)
         if len(self._abandoned) >= _MOST_ABANDONED:
             raise DeliveryFailed(
                 f"{len(self._abandoned)} sends hang beyond their deadline and cannot be cut; "
@@ -167,12 +176,20 @@ class _SinkThread:
         """Begin to close the sink under its hanging call."""
         self._is_abandoned = True
         self._calls.put(None)
-        self._closer = threading.Thread(target=self._close, name=f"{self._thread.name}:close", daemon=True)
-        self._closer.start()
+        self.is_being_closed()
+
+    def is_being_closed(self) -> bool:
+        """Return whether closing has begun, and begin it if it has not: there may have been no thread for it."""
+        if self._closer is None:
+            closer = threading.Thread(target=self._close, name=f"{self._thread.name}:close", daemon=True)
+            with suppress(RuntimeError):
+                closer.start()
+                self._closer = closer
+        return self._closer is not None
 
     def is_closed(self, timeout_seconds: float) -> bool:
         """Return whether `abandon` is done with closing, after *timeout_seconds* at most."""
-        if self._closer is None:
+        if not self.is_being_closed() or self._closer is None:
             return False
         self._closer.join(timeout_seconds)
         return not self._closer.is_alive()

@@ -35,6 +35,8 @@ _READ_SECONDS = 5.0
 #: cannot be woken by its shutdown.
 _WAKE_SECONDS = 60.0 if sys.platform == "linux" else 0.5
 _RETRY_SECONDS = 10.0
+#: How long a connection waits that could not be accepted: without a descriptor the next try fails as well.
+_REFUSED_SECONDS = 0.25
 _TEXT = "text/plain; charset=utf-8"
 _FOREIGN_NAME = (
     b"This listens on loopback, and answers to localhost or a loopback address as the name of its host alone.\n"
@@ -56,9 +58,10 @@ Pages = Mapping[str, Callable[[], Response]]
 class HealthServer:
     """Serves *pages* on *host* and *port*, from `open` to `close`; port 0 takes a free one."""
 
-    def __init__(self, host: str, port: int, pages: Pages) -> None:
+    def __init__(self, host: str, port: int, pages: Pages, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._address = (host, port)
         self._pages = pages
+        self._monotonic = monotonic
         self._log = ThrottledLog(logger)
         self._server: _Server | None = None
         self._next_try = float("-inf")
@@ -70,12 +73,12 @@ class HealthServer:
 
     def open(self) -> None:
         """Listen, unless that is done; otherwise try again at most every ten seconds. Call it now and then."""
-        if self._server is not None or time.monotonic() < self._next_try:
+        if self._server is not None or self._monotonic() < self._next_try:
             return
-        self._next_try = time.monotonic() + _RETRY_SECONDS
+        self._next_try = self._monotonic() + _RETRY_SECONDS
         host, port = self._address
         try:
-            server = _Server(host, port, self._pages)
+            self._server = self._started()
         except OSError as error:
             self._log.problem(
                 "listen",
@@ -84,17 +87,27 @@ class HealthServer:
                 "without /healthz, /readyz and /metrics, and tries again. Free the port, or set another one.",
             )
             return
-        self._server = server
-        threading.Thread(
-            target=server.serve_forever, kwargs={"poll_interval": _WAKE_SECONDS}, name="status", daemon=True
-        ).start()
         self._log.recovered("listen", "The port of status.listen is there now.")
         logger.info("Health and metrics are served.", extra={"listen": f"{host}:{self.port}"})
+
+    def _started(self) -> _Server:
+        """Return a server that listens; raise OSError when the port, or a thread, cannot be had."""
+        server = _Server(*self._address, self._pages)
+        serving = threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": _WAKE_SECONDS}, name="status", daemon=True
+        )
+        try:
+            serving.start()
+        except RuntimeError as error:
+            server.server_close()
+            raise OSError(str(error)) from error
+        return server
 
     def close(self) -> None:
         """Stop listening and cut every connection."""
         server, self._server = self._server, None
         if server is not None:
+            server.is_closing.set()
             _cut(server.socket)  # wakes the loop that `shutdown` waits for
             server.shutdown()
             server.cut_all()
@@ -113,16 +126,28 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         self.is_local = is_loopback(host)
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
+        self.is_closing = threading.Event()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # No name is looked up: that has no deadline of its own.
         super().__init__(("127.0.0.1" if host == "localhost" else host, port), _Handler)
+
+    def get_request(self) -> tuple[Any, Any]:
+        """Accept a connection; where that fails, wait a little, or the loop would try it again without end."""
+        try:
+            return super().get_request()
+        except OSError:
+            self.is_closing.wait(_REFUSED_SECONDS)
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
             while len(self._open) >= _MOST_CONNECTIONS:
                 _cut(self._open.pop(0))
             self._open.append(request)
-        super().process_request(request, client_address)
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no thread is to be had: one request after the other is better than no answer
+            self.process_request_thread(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
         with self._lock, suppress(ValueError):

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from enum import Enum
 
 from bridge.clock import REAL_CLOCK, Clock
@@ -145,7 +146,9 @@ class IdentityResolver:
         if identified is not None:
             result_or_stop(identified, stop)
         if self.is_waiting:
-            threading.Thread(target=self._watch_the_wait, name="identity:wait", daemon=True).start()
+            # Where no thread is to be had, the one that asks looks after the wait between two requests.
+            with suppress(RuntimeError):
+                threading.Thread(target=self._watch_the_wait, name="identity:wait", daemon=True).start()
 
     def _doubt_of(self, state: meta.SavedState) -> _Doubt:
         is_sure = self._boot_id is None or state.vm is None or state.vm.vm_id is None
@@ -185,6 +188,7 @@ class IdentityResolver:
         self._started.wait()
         pause, next_try = 1.0, self._clock.monotonic() + 1.0
         while not self._stop.is_set() and not self._is_found:
+            self._end_the_wait_in_time()
             if self._clock.monotonic() >= next_try:
                 self._try()
                 is_wanted = self.is_waiting or self._doubt is not _Doubt.NONE
@@ -194,19 +198,21 @@ class IdentityResolver:
             self._ask_now.clear()
 
     def _watch_the_wait(self) -> None:
-        """Give up waiting in time, whatever hangs; believe what is stored once nothing speaks against it any more."""
         while not (self._stop.is_set() or self._is_identified):
-            now = self._clock.monotonic()
-            if self._doubt is _Doubt.SAME_BOOT and now >= self._believe_at:
-                self._believe_stored()
-                return
-            if self.is_waiting and now >= self._wait_until:
-                self._give_up_waiting()
+            self._end_the_wait_in_time()
             if not self.is_waiting and self._doubt is not _Doubt.SAME_BOOT:
                 return
             until = self._wait_until if self.is_waiting else self._believe_at
             self._woken.wait(max(min(until, self._believe_at) - self._clock.monotonic(), 0.01))
             self._woken.clear()
+
+    def _end_the_wait_in_time(self) -> None:
+        """Give up waiting when it is time; believe what is stored once nothing speaks against it any more."""
+        now = self._clock.monotonic()
+        if self._doubt is _Doubt.SAME_BOOT and now >= self._believe_at:
+            self._believe_stored()
+        elif self.is_waiting and now >= self._wait_until:
+            self._give_up_waiting()
 
     def _believe_stored(self) -> None:
         with self._lock:

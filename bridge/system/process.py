@@ -61,6 +61,11 @@ _LONGEST_TICK_SECONDS = 0.05
 _CAN_POLL = hasattr(select, "poll")
 
 
+#: Why a program cannot be started for want of something that comes back by itself; ETXTBSY: a new version of it is
+#: just being written.
+PASSING_ERRORS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY, errno.EINTR})
+
+
 class Ending(str, Enum):
     """Why a program is no longer running."""
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 from approver_kit import ApproverKit
+from starved import no_descriptors, no_threads
 
 from bridge.clock import Instant
 from bridge.config.approval import ApprovalSettings, RuleSettings
@@ -171,6 +172,20 @@ def test_a_command_runs_first_once_and_gets_the_record(kit, tmp_path):
     kit.restart()
     kit.go(10, mine)
     assert kit.imds.posts == [["E-1"]]
+    assert runs(tmp_path) == [["E-1", "E-1", "drained"]]
+
+
+@pytest.mark.parametrize("starve", [no_threads, no_descriptors])
+def test_a_command_that_cannot_be_started_for_now_runs_once_it_can(kit, tmp_path, starve):
+    begin(kit, drain(tmp_path))
+    mine = kit.event(resources=("vm_0",))
+    record(kit, mine)
+    with starve():
+        kit.see(mine)
+        for _ in range(3):
+            kit.turn()
+    assert runs(tmp_path) == []
+    until(kit, lambda: kit.imds.posts)
     assert runs(tmp_path) == [["E-1", "E-1", "drained"]]
 
 

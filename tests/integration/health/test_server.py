@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 import requests
+from starved import no_descriptors, no_threads
 
 from bridge.health.server import HealthServer, Response
 
@@ -222,3 +223,33 @@ def test_ipv6_is_listened_on():
         assert requests.get(f"http://[::1]:{listening.port}/healthz", timeout=10).status_code == 200
     finally:
         listening.close()
+
+
+def test_prober_that_waits_while_there_is_no_descriptor_uses_no_core_and_is_answered_later(listener):
+    with socket.socket() as prober:
+        with no_descriptors():
+            prober.connect(("127.0.0.1", listener.port))
+            prober.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+            before = time.process_time()
+            threading.Event().wait(0.5)
+            used_seconds = time.process_time() - before
+        prober.settimeout(5)
+        assert prober.recv(100).startswith(b"HTTP/1.0 200")
+    assert used_seconds < 0.1
+
+
+def test_page_is_answered_while_no_thread_can_be_started(listener):
+    with no_threads():
+        assert get(listener, "/healthz").status_code == 200
+
+
+def test_listening_that_gets_no_thread_begins_later():
+    now = [0.0]
+    listening = HealthServer("127.0.0.1", 0, {"/healthz": page}, monotonic=lambda: now[0])
+    with no_threads():
+        listening.open()
+    assert listening.port is None
+    now[0] += 11
+    listening.open()
+    assert get(listening, "/healthz").status_code == 200
+    listening.close()
