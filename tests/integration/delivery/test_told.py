@@ -176,7 +176,10 @@ def test_a_worker_survives_an_outbox_that_cannot_be_read_for_a_while(bench, capl
             return super().read(work, *args, **kwargs)
 
     bench.outbox.close()
-    bench.outbox = Unreadable(bench.directory, max_bytes=2**26, keep_delivered_seconds=3_600)
+    kit = bench.outbox_kit
+    bench.outbox = Unreadable(
+        bench.directory, max_bytes=2**26, keep_delivered_seconds=3_600, now=kit.now, runtime=kit.runtime
+    )
     bench.outbox_kit._opened[0] = bench.outbox
     box = bench.sink()
     bench.add("E-1")
