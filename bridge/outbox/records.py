@@ -107,6 +107,11 @@ class RecordWriter:
         self.last_sequence = int(storage.meta.get("next_sequence", "1")) - 1
 
     @property
+    def is_in_doubt(self) -> bool:
+        """Return whether what is stored may be another machine's, so that nothing of it is to be told again."""
+        return self._doubt.is_open
+
+    @property
     def doubted_vm_name(self) -> str | None:
         """Return the name of the VM that is stored while it may be another's; what is stored is compared under it.
 

@@ -20,7 +20,7 @@ def document(incarnation, *events):
 
 @pytest.fixture
 def peer():
-    with HttpPeer(ids_in=lambda request: [request.headers["webhook-id"]]) as made:
+    with HttpPeer(ids_in=lambda request: [request.headers.get("webhook-id", "")]) as made:
         yield made
 
 
@@ -115,3 +115,24 @@ def test_same_machine_goes_on_where_it_was_once_its_name_is_known_again(image, i
         ("E-3", "scheduled", "vm_a"),
     ]
     assert sorted(record["event"]["event_id"] for record in image.records) == ["E-2", "E-3"]
+
+
+def test_clone_tells_no_destination_again_what_the_other_machine_told_it(agent, imds, peer):
+    peer.before = 0
+    imds.identity = FIRST
+    imds.body = json.dumps(document(1, event("E-1", "vm_a"))).encode()
+    sink = (
+        f'type = "webhook"\nformat = "alertmanager"\nurl = "http://{peer.address.authority}"\nrefresh_seconds = 0.3\n'
+    )
+    agent.configure(imds.url, f"[[sinks]]\n{sink}")
+    agent.start()
+    agent.wait_for(lambda: len(peer.requests) > 1)
+    assert agent.stop() == 0
+    before = len(peer.requests)
+    imds.identity = (503, b"")
+    agent.start()
+    imds.wait_for_polls(6)
+    assert len(peer.requests) == before
+    imds.identity = FIRST
+    agent.wait_for(lambda: len(peer.requests) > before)
+    assert agent.stop() == 0
