@@ -257,12 +257,19 @@ class ApproverKit:
     @property
     def records(self) -> list[TransitionRecord]:
         assert self.outbox is not None
-        return [row.record for row in self.outbox.read(deliveries.due, "sink", limit=10_000).result()]
+        found: list[deliveries.PendingDelivery] = []
+        while rows := self.outbox.read(deliveries.due, "sink", limit=10_000, skip=_sequences(found)).result():
+            found += rows  # a read ends at 1 MiB
+        return [row.record for row in found]
 
     @property
     def outcomes(self) -> list[tuple[str, str]]:
         """Return (transition, result) of each record about an approval."""
         return [(each.transition.value, each.approval.result) for each in self.records if each.approval is not None]
+
+
+def _sequences(rows: Sequence[deliveries.PendingDelivery]) -> frozenset[int]:
+    return frozenset(row.sequence for row in rows)
 
 
 __all__ = ["ANNE", "BORIS", "START", "VM_ID", "ApproverKit", "NotingImds"]
