@@ -3,11 +3,14 @@
 import socket
 import time
 
+import msgspec
 import pytest
+from starved import no_threads
 
 from bridge.agent.agent import Agent
 from bridge.config.loader import read
 from bridge.delivery.worker import DeliveryWorker
+from bridge.events.event import VmIdentity
 from bridge.testing import Simulator
 
 
@@ -70,6 +73,18 @@ def test_worker_that_gets_no_thread_is_started_later_and_delays_no_stop(agent, m
     assert "delivery:third" not in agent._loop_watches()
     agent._pool.start_missing([sink])
     assert "delivery:third" in agent._loop_watches()
+
+
+def test_reload_without_a_thread_leaves_what_was_there_and_can_be_repeated(agent):
+    name = agent.vm_name()
+    changed = msgspec.structs.replace(agent._settings, vm=VmIdentity(tags={"team": "a"}))
+    with no_threads(), pytest.raises(RuntimeError):
+        agent.reload(changed)
+    assert name is not None
+    assert agent.vm_name() == name
+    agent.reload(changed)
+    assert agent._identity.vm.tags == {"team": "a"}
+    assert agent.health.healthz().status == 200
 
 
 def test_every_loop_is_watched(agent):
