@@ -185,6 +185,17 @@ def write_note(directory: Path, text: str) -> None:
             os.close(descriptor)
 
 
+def sync_nudge(directory: Path) -> None:
+    """Have the disk make a change of the file ``nudge`` durable; nothing where it says that it cannot."""
+    with suppress(OSError):
+        descriptor = _open_note(directory, os.O_RDWR)
+        try:
+            os.utime(descriptor)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
 def _open_note(directory: Path, flags: int) -> int:
     descriptor = os.open(directory / NUDGE_FILE, flags | _NO_LINK)
     found = os.fstat(descriptor)

@@ -90,6 +90,11 @@ def count_decision_change(connection: sqlite3.Connection) -> None:
     put(connection, DECISION_CHANGES, str(int(get(connection, DECISION_CHANGES) or 0) + 1))
 
 
+def next_sequence(meta: Mapping[str, str]) -> int:
+    """Return the sequence that the next record gets."""
+    return int(meta.get("next_sequence") or 1)
+
+
 def decision_changes(meta: Mapping[str, str]) -> int:
     """Return how often decisions and approvals were written."""
     return int(meta.get(DECISION_CHANGES) or 0)

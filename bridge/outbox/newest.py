@@ -55,11 +55,6 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     next_sequence: int
     decision_changes: int
 
-    @classmethod
-    def of(cls, known: Mapping[str, str]) -> Progress:
-        """Return how far it came by what an outbox remembers."""
-        return cls(next_sequence=int(known.get("next_sequence") or 1), decision_changes=meta.decision_changes(known))
-
 
 class Doubt(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is not sure that an outbox is the newest that its stream had."""
@@ -151,7 +146,8 @@ def doubt_of(known: Mapping[str, str], counter: StreamCounter, now: datetime, no
 
     *note* is that of its last stop: "" where a version before was at work, None where it does not count.
     """
-    found, reached = Progress.of(known), counter.read(known["stream_id"])
+    found = Progress(next_sequence=meta.next_sequence(known), decision_changes=meta.decision_changes(known))
+    reached = counter.read(known["stream_id"])
     if reached is not None:
         lacks_decisions = found.decision_changes < reached.decision_changes
         if found.next_sequence >= reached.next_sequence and not lacks_decisions:

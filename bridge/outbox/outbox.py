@@ -12,6 +12,9 @@ together, and so is what several sinks delivered within a moment (`write_soon`).
 own is rolled back alone. A group that fails because of the disk is done again after `Storage.recover`, so a caller
 never sees a disk that is full or damaged.
 
+A commit that has not returned in 2 s is a disk that refuses, too: its thread is left behind, and another goes on from
+memory (see `stalls`). It does the group again there, unless that is on the disk by then.
+
 Another program's lock is waited for, since a command of ours is short; one that lasts for two busy timeouts (10 s)
 counts as a disk that refuses, or it would stop the poll and every sink.
 """
@@ -41,9 +44,10 @@ from bridge.errors import OutboxError
 from bridge.events.event import VmIdentity
 from bridge.logs import ThrottledLog
 from bridge.outbox import deliveries, meta, retention
-from bridge.outbox.database import is_lock, transaction
+from bridge.outbox.database import BUSY_SECONDS, is_lock, transaction
 from bridge.outbox.deliveries import OutboxTotals
 from bridge.outbox.records import RecordWriter
+from bridge.outbox.stalls import COMMIT_SECONDS, WORK_SECONDS, Left, StallWatch, Turn
 from bridge.outbox.storage import Storage
 from bridge.system.threads import LoopWatch
 
@@ -64,6 +68,9 @@ _MOST_RECOVERIES = 3
 _STEP_SECONDS = 2.0
 #: Each is a busy timeout of 5 s.
 _MOST_LOCKS = 2
+#: What a disk or a file that refuses may cost the work that waits; then it goes on from memory, and the rest beside it.
+_RECOVERY_SECONDS = 4.0
+_JOIN_SECONDS = 0.1
 
 
 def result_or_stop(future: Future[T], stop: Callable[[], bool]) -> T | None:
@@ -86,6 +93,10 @@ class _Job(msgspec.Struct, kw_only=True):
     future: Future[Any]
     may_wait: bool = False
     """It need not begin at once: others may join its transaction."""
+
+
+_Outcome = tuple[_Job, Any, Exception | None]
+"""A job, and what it returned or raised."""
 
 
 class Outbox:
@@ -121,6 +132,8 @@ class Outbox:
         self._gate = threading.Lock()
         self._is_closed = self._is_drained = False
         self._log = ThrottledLog(logger)
+        self._stop = threading.Event()
+        self._turn = Turn()
         opened: Future[Storage] = Future()
         self._thread = threading.Thread(
             target=self._run,
@@ -135,6 +148,7 @@ class Outbox:
         self._thread.daemon = True
         self._thread.start()
         self._storage = opened.result()
+        self._watch = StallWatch(lambda: self._turn, self._go_on)
 
     def read(
         self, work: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
@@ -203,7 +217,11 @@ class Outbox:
         with self._gate:
             self._is_closed = True
             self._jobs.put(None)
-        self._thread.join(timeout_seconds)
+        end = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while self._thread.is_alive() and (left := end - time.monotonic()) > 0:
+            self._thread.join(min(left, _JOIN_SECONDS))  # it may be left behind meanwhile, for another
+        self._stop.set()
+        self._watch.stop()
         return not self._thread.is_alive()
 
     @property
@@ -278,13 +296,53 @@ class Outbox:
             opened.set_exception(error)
             return
         opened.set_result(storage)
+        self._work(storage, self._turn, [])
+
+    def _work(self, storage: Storage, turn: Turn, left_over: list[_Job]) -> None:
+        """Do *left_over*, then what is handed in, until it is time to close or another thread goes on instead."""
+        storage.enter_step = turn.enter
         try:
-            while group := self._gather():
-                for is_exclusive, jobs in groupby(group, key=lambda job: job.mode is _Mode.EXCLUSIVE):
-                    self._do_jobs(storage, list(jobs), is_exclusive=is_exclusive)
-            self._is_drained = True
-        finally:
+            turn.group = left_over
+            while turn.group or (group := self._gather()):
+                turn.group = turn.group or group
+                for is_exclusive, jobs in groupby(turn.group, key=lambda job: job.mode is _Mode.EXCLUSIVE):
+                    self._do_jobs(storage, turn, list(jobs), is_exclusive=is_exclusive)
+                turn.group = []
+        except Left:
+            storage.abandon(self._stop)
+            turn.ended.set()
+        except BaseException:
             storage.close()
+            raise
+        else:
+            self._is_drained = True
+            storage.enter_step = lambda _limit_seconds: None
+            storage.close()
+
+    # On the thread that watches.
+
+    def _go_on(self, before: Turn) -> None:
+        """Go on from memory, on another thread: that of *before* is in a call to the disk which does not return."""
+        storage = self._storage.go_on_in_memory("a call to the disk does not return", before.ended.is_set)
+        if meta.next_sequence(storage.meta) > meta.next_sequence(self._storage.meta):
+            _answer(before.outcomes)  # the commit is on the disk: only what follows it hangs
+        left_over = []
+        for job in before.group:
+            if job.future.done():
+                continue
+            if job.mode is _Mode.EXCLUSIVE:
+                job.future.set_exception(OutboxError("The disk under the outbox hangs."))
+            else:
+                left_over.append(job)
+        self.records.open(storage)
+        self._storage, self._turn = storage, Turn()
+        catch_up = _Job(work=lambda _: self.records.catch_up(storage.connection), mode=_Mode.WRITE, future=Future())
+        self._thread = threading.Thread(
+            target=self._work, args=(storage, self._turn, [catch_up, *left_over]), name="outbox", daemon=True
+        )
+        self._thread.start()
+
+    # On the outbox's thread.
 
     def _gather(self) -> list[_Job]:
         """Return the next job and those that came meanwhile; empty when it is time to close."""
@@ -306,12 +364,12 @@ class Outbox:
             until = min(until, time.monotonic() + _SOON_SECONDS) if job.may_wait else -math.inf
         return group
 
-    def _do_jobs(self, storage: Storage, jobs: list[_Job], *, is_exclusive: bool) -> None:
+    def _do_jobs(self, storage: Storage, turn: Turn, jobs: list[_Job], *, is_exclusive: bool) -> None:
         before = storage.connection
         try:
-            (self._run_each if is_exclusive else self._commit)(storage, jobs)
+            (self._run_each if is_exclusive else self._commit)(storage, turn, jobs)
             if storage.connection is not before:
-                self._catch_up(storage)
+                self._catch_up(storage, turn)
             if self.records.take_added():
                 self.on_added()
         except Exception as problem:
@@ -321,26 +379,32 @@ class Outbox:
                 if not job.future.done():
                     job.future.set_exception(OutboxError(f"The outbox failed: {problem!r}."))
 
-    def _catch_up(self, storage: Storage) -> None:
+    def _catch_up(self, storage: Storage, turn: Turn) -> None:
         """Look at what another database holds: sinks it had not seen, records that waited in it."""
         job = _Job(work=lambda _: self.records.catch_up(storage.connection), mode=_Mode.WRITE, future=Future())
-        self._commit(storage, [job])
+        self._commit(storage, turn, [job])
 
-    def _run_each(self, storage: Storage, group: list[_Job]) -> None:
+    def _run_each(self, storage: Storage, turn: Turn, group: list[_Job]) -> None:
         for job in group:
+            turn.enter(storage.patience_seconds if storage.in_memory else _RECOVERY_SECONDS)
+            self._watch.wake()
+            value, problem = None, None
             try:
-                job.future.set_result(job.work(storage))
-            except Exception as problem:  # noqa: BLE001  # it is the caller's, who gets it from the Future
-                job.future.set_exception(problem)
+                value = job.work(storage)
+            except Exception as error:  # noqa: BLE001  # it is the caller's, who gets it from the Future
+                problem = error
+            turn.pause()
+            _answer([(job, value, problem)])
 
-    def _commit(self, storage: Storage, group: list[_Job]) -> None:
+    def _commit(self, storage: Storage, turn: Turn, group: list[_Job]) -> None:
         """Do *group* in one transaction, again and again while the storage recovers from what stops it."""
         recoveries = locks = 0
         while True:
             try:
-                results = self._attempt(storage, group)
+                outcomes = self._attempt(storage, turn, group)
                 break
             except sqlite3.Error as error:
+                turn.enter(_RECOVERY_SECONDS)
                 if is_lock(error):
                     locks += 1
                     message = "The outbox is locked by another program; waiting for it."
@@ -348,17 +412,15 @@ class Outbox:
                     if locks < _MOST_LOCKS:
                         continue
                 recoveries += 1
-                if recoveries > _MOST_RECOVERIES or not self._has_recovered(storage, error):
+                has_recovered = recoveries <= _MOST_RECOVERIES and self._has_recovered(storage, error)
+                turn.pause()
+                if not has_recovered:
                     for job in group:
                         job.future.set_exception(OutboxError(f"The outbox failed: {error}."))
                     return
         if not storage.in_memory and any(job.mode is _Mode.WRITE for job in group):
             self._log.recovered("lock", "The outbox is not locked any more.")
-        for job, (value, problem) in zip(group, results, strict=True):
-            if problem is None:
-                job.future.set_result(value)
-            else:
-                job.future.set_exception(problem)
+        _answer(outcomes)
 
     def _has_recovered(self, storage: Storage, error: sqlite3.Error) -> bool:
         try:
@@ -368,20 +430,40 @@ class Outbox:
             return False
         return True
 
-    def _attempt(self, storage: Storage, group: list[_Job]) -> list[tuple[Any, Exception | None]]:
+    def _attempt(self, storage: Storage, turn: Turn, group: list[_Job]) -> list[_Outcome]:
+        """Do *group* and commit it; memory has no limits, since nothing hangs there."""
         connection = storage.connection
         writes = any(job.mode is _Mode.WRITE for job in group)
+        factor = math.inf if storage.in_memory else 1.0
+        turn.outcomes = []
+        turn.enter((BUSY_SECONDS + COMMIT_SECONDS) * factor)
+        self._watch.wake()
         connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
         try:
-            results = [_do(storage, job) for job in group]
+            outcomes = []
+            for job in group:
+                turn.enter(WORK_SECONDS * factor)
+                outcomes.append((job, *_do(storage, job)))
+            turn.outcomes = outcomes
+            turn.enter(COMMIT_SECONDS * factor)
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+        turn.enter(WORK_SECONDS * factor)
         if writes:
             storage.refresh()
-        return results
+        turn.pause()
+        return outcomes
+
+
+def _answer(outcomes: list[_Outcome]) -> None:
+    for job, value, problem in outcomes:
+        if problem is None:
+            job.future.set_result(value)
+        else:
+            job.future.set_exception(problem)
 
 
 def _do(storage: Storage, job: _Job) -> tuple[Any, Exception | None]:

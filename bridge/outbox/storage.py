@@ -23,9 +23,11 @@ A storage belongs to one thread.
 
 from __future__ import annotations
 
+import copy
 import logging
 import sqlite3
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -42,9 +44,11 @@ from bridge.events.event import encode
 from bridge.events.record import decode_record
 from bridge.outbox import database, meta, recovery
 from bridge.outbox.database import DATABASE, SQL, TrackedConnection, is_damage, is_lock, is_refusal, transaction
-from bridge.outbox.locks import InMemoryFlag, prepare_nudge, read_note, write_note
+from bridge.outbox.locks import InMemoryFlag, prepare_nudge, read_note, sync_nudge, write_note
 from bridge.outbox.newest import Progress, StreamCounter, doubt_of, runtime_directory, stop_note
 from bridge.outbox.recovery import COUNTS, FileGuard
+from bridge.outbox.stalls import COMMIT_SECONDS, WORK_SECONDS
+from bridge.system.threads import run_daemon
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +61,8 @@ _RECENT_IDS = 2_000
 _OF_THE_FILE = ("stream_id", "created_at", meta.CREATED_AT_CORRECTED, meta.DECISION_CHANGES)
 #: In memory no lock is waited for: work goes on meanwhile, and the next try is near.
 _PROBE_SECONDS = 0.1
+#: A disk that has hung is gone back to once it makes something durable within that time.
+_PROMPT_SECONDS = 1.0
 
 _DAMAGED = (
     "The outbox is damaged or gone. What is left of it is set aside, and a new one is started with what can be read. "
@@ -86,6 +92,15 @@ class Storage:
         """Makes sure that the directory is this agent's, as `DirectoryLock.claim`, before a file is made in it."""
         self.path = directory / DATABASE
         self._counter = StreamCounter(runtime or runtime_directory())
+        self.enter_step: Callable[[float], None] = lambda _limit_seconds: None
+        """Called before a step that must not happen once another thread goes on instead (`Turn.enter`)."""
+        self._being_replaced: Path | None = None
+        self._stalled: list[tuple[Storage, Callable[[], bool]]] = []
+        """In memory: those before, each left to a thread in a call to the disk; and whether that has ended."""
+        self.written_back: _Deleted | None = None
+        """In memory: what `_deleted` found when all of it was last written into the file."""
+        self.patience_seconds = WORK_SECONDS
+        """How long the way back to the disk may take."""
         self._is_stream_new = self._is_settled = False
         self._stream_on_disk: str | None = None
         """In memory: the stream of the file, where memory began another because the file may not be the newest."""
@@ -95,6 +110,8 @@ class Storage:
         self._known_since = monotonic()
         """When the database was made, or opened by this process if it is older; in monotonic seconds."""
         self._guard: FileGuard | None = None
+        self._reader: sqlite3.Connection | None = None
+        """Open on the file too, and idle: what is there can be read by it while the other connection hangs."""
         self._flag = InMemoryFlag(directory)
         self._is_blind = False
         """In memory: the disk could not even be read, so memory began a stream of its own."""
@@ -146,7 +163,10 @@ class Storage:
     def _read_meta(self) -> None:
         self.meta = meta.read_meta(self.connection)
         if self._is_settled:
-            self._counter.note(self.meta["stream_id"], Progress.of(self.meta))
+            progress = Progress(
+                next_sequence=meta.next_sequence(self.meta), decision_changes=meta.decision_changes(self.meta)
+            )
+            self._counter.note(self.meta["stream_id"], progress)
 
     def recover(self, error: sqlite3.Error) -> None:
         """Answer *error* so that the same work can be done again; raise OutboxError when nothing helps."""
@@ -205,8 +225,9 @@ class Storage:
         if sys.platform == "win32" and not self.in_memory:
             self._switch_to_memory(why)  # a file that is open cannot be renamed there
         self._flag.clear()
-        old, guard = self.connection, self._guard
-        aside = self._set_aside(reason, why)
+        old, guard, reader = self.connection, self._guard, self._reader
+        self._reader = None
+        aside = self._being_replaced = self._set_aside(reason, why)
         # A file that somebody put in the place of ours is not read.
         readable = None if is_another or not carry else database.open_to_read(aside)
         sources = ([old] if carry else []) + ([] if readable is None else [readable])
@@ -215,17 +236,21 @@ class Storage:
         if not carry:
             self._close_unread()
         self.connection = self._rebuilt(sources, self.meta if carry else {}, live=live)
+        if reader is not None:
+            reader.close()
         for connection in {old, *sources}.difference(self._unread):
             connection.close()  # after the new one is open: the last to close takes the -wal of that name away
         if guard is not None:
             guard.close()
+        self.enter_step(WORK_SECONDS)
+        self._being_replaced = None
         self.refresh()
 
     def return_to_disk(self) -> bool:
         """Try to move what is in memory to the disk; return whether the outbox is on disk now."""
         if not self.in_memory:
             return True
-        if self._is_locked():
+        if not self._has_disk_answered() or self._is_locked():
             return False
         self._flag.clear()  # a command that hears of the return may write at once
         disk = self._merged()
@@ -234,6 +259,7 @@ class Storage:
             return False
         self.connection.close()
         self._close_unread()
+        self.patience_seconds = WORK_SECONDS
         self.connection = disk
         self.in_memory, self.disk_sequence, self._is_blind, self._stream_on_disk = False, 0, False, None
         self.refresh()
@@ -247,11 +273,23 @@ class Storage:
         else:
             logger.error("What is in memory is lost: the disk under the outbox still refuses.")
         self._counter.close()
+        self._close_reader()
         self.connection.close()
         self._close_unread()
         if self._guard is not None:
             self._guard.close()
         self._flag.clear()
+
+    def _watch_file(self) -> None:
+        """Notice from now on what becomes of the file, and keep a second connection to read it by."""
+        self._guard = FileGuard(self.path)
+        self._reader = database.open_to_read(self.path)
+
+    def _close_reader(self) -> None:
+        """Close the second connection; before the other, which takes the -wal along as the last one."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
     def _note_stop(self) -> None:
         """Note that the agent ends in order; without that note the next start may begin a new stream."""
@@ -314,7 +352,7 @@ class Storage:
         try:
             database.check(connection, self.path)
             self._is_stream_new = meta.begin_stream(connection, self._now())
-            self._guard = FileGuard(self.path)
+            self._watch_file()
         except BaseException:
             connection.close()
             raise
@@ -341,7 +379,7 @@ class Storage:
             try:
                 self._fill(connection, sources, known, live=live)
                 self._is_stream_new = meta.begin_stream(connection, self._now())
-                self._guard = FileGuard(self.path)
+                self._watch_file()
             except BaseException:
                 connection.close()
                 raise
@@ -408,6 +446,7 @@ class Storage:
     def _switch_to_memory(self, why: str) -> None:
         old, guard = self.connection, self._guard
         self.connection, self._guard = self._open_memory(why, old, self.meta), None
+        self._close_reader()
         old.close()
         if guard is not None:
             guard.close()
@@ -447,6 +486,83 @@ class Storage:
         self._deleted_before = _deleted(memory)
         self._flag.set()
         return memory
+
+    # A disk that hangs.
+
+    def go_on_in_memory(self, why: str, has_ended: Callable[[], bool]) -> Storage:
+        """Return a storage that goes on in memory, from another thread: this one is left in a call to the disk.
+
+        The disk's file is read by another connection, as of its last commit. Where that hangs too, memory begins with
+        what is known of the stream, and every active event waits for the disk. It goes back when *has_ended* is true.
+        """
+        after = copy.copy(self)
+        after.enter_step = lambda _limit_seconds: None
+        after.continue_after(self, why, has_ended)
+        return after
+
+    def continue_after(self, before: Storage, why: str, has_ended: Callable[[], bool]) -> None:
+        """Take the place of *before*, of which this is a copy; see `go_on_in_memory`."""
+        self._stalled = [*self._stalled, (before, has_ended)]
+        if self.in_memory:
+            self.patience_seconds *= 2
+            self._flag.set()
+            return
+        self._guard, self._unread = None, []
+        memory, is_whole = self._read_beside()
+        self._reader = None
+        self.connection = self._begin_in_memory(memory, why, is_whole=is_whole)
+        self._read_meta()
+
+    def _read_beside(self) -> tuple[sqlite3.Connection, bool]:
+        """Return a copy in memory of what is on the disk, or an outline of it, and which of these it is."""
+        found = run_daemon("outbox-copy", self._copied, self._being_replaced or self.path)
+        with suppress(Exception):  # whatever it is, the disk gave nothing
+            return found.result(COMMIT_SECONDS)
+        memory = database.open_memory()
+        document = meta.document_of(self.meta)
+        with transaction(memory):
+            self._outline(memory, [], self.meta)
+            events = () if document is None else document.events
+            memory.executemany(SQL["leave_on_disk"], [(event.key,) for event in events])
+        return memory, False
+
+    def _copied(self, path: Path) -> tuple[sqlite3.Connection, bool]:
+        source = self._reader or database.open_to_read(path)
+        if source is None:
+            raise OutboxError(f"{path} cannot be read.")
+        with closing(source):
+            memory = _copy(source, path)
+            if memory is not None:
+                return memory, True
+            memory = database.open_memory()
+            with transaction(memory):
+                self._outline(memory, [source], self.meta if self._being_replaced else {})
+                if meta.get(memory, "next_sequence") is None:
+                    raise OutboxError(f"{path} could be read in part only.")
+            return memory, False
+
+    def abandon(self, stop: threading.Event) -> None:
+        """Close what is on the disk, and return when the disk answers again, or *stop* is set.
+
+        For a storage that another goes on for, on its own thread.
+        """
+        if not self.in_memory:
+            with suppress(sqlite3.Error):
+                self.connection.close()
+        if self._guard is not None:
+            self._guard.close()
+        while not stop.is_set() and _sync_seconds(self.directory) > _PROMPT_SECONDS:
+            stop.wait(_PROMPT_SECONDS)
+
+    def _has_disk_answered(self) -> bool:
+        """Return whether no call to the disk hangs any more."""
+        if not all(has_ended() for _, has_ended in self._stalled):
+            return False
+        for before, _ in self._stalled:
+            if before.written_back is not None:  # its commit was done after all
+                self._deleted_before = before.written_back
+        self._stalled = []
+        return True
 
     # Back to disk.
 
@@ -498,7 +614,11 @@ class Storage:
                 if is_new:
                     recovery.copy_decisions([*self._unread, self.connection], disk)
                     self._forget_decisions(disk)
-            self._guard = FileGuard(self.path)
+                counted = _deleted(self.connection)
+                self.enter_step(COMMIT_SECONDS)
+            self.written_back = counted
+            self.enter_step(WORK_SECONDS)
+            self._watch_file()
         except BaseException:
             disk.close()
             raise
@@ -547,6 +667,13 @@ class Storage:
     def _is_of_stream(self, theirs: dict[str, str]) -> bool:
         """Return whether the file that remembers *theirs* is the one that memory came from."""
         return theirs.get("stream_id") in {self.meta["stream_id"], self._stream_on_disk} - {None}
+
+
+def _sync_seconds(directory: Path) -> float:
+    """Return how long the disk takes to make something durable, or to say why it does not."""
+    started = time.monotonic()
+    sync_nudge(directory)
+    return time.monotonic() - started
 
 
 _Deleted = Counter[tuple[str, str]]
