@@ -154,9 +154,7 @@ class Agent:
         )
 
     def _has_seen_document(self) -> bool:
-        """Return whether what is stored is what this machine has: it was compared with its own document."""
-        is_compared = self._poller is not None and self._poller.good_at is not None
-        return is_compared and not self.outbox.records.is_in_doubt
+        return self._poller is not None and self._poller.good_at is not None
 
     def _start_workers(self) -> None:
         self._pool.start_missing([sink for sink in self._settings.sinks if sink.name not in self._without_sinks])

@@ -94,7 +94,12 @@ class Refresher:
         self.next_at = now + min(gap, self._every_seconds or gap)
 
     def _may_tell(self, now: float) -> bool:
-        """Return whether what is stored is what is: it may be of before a restart, and a service that is silent."""
+        """Return whether what is stored is what is: it may be of before a restart, or of another machine.
+
+        A service that is silent is not waited for without end.
+        """
+        if self._outbox.records.is_in_doubt:
+            return False
         return self._has_seen_document() or now >= self._began_at + _FIRST_DOCUMENT_SECONDS
 
     def _read_due(self, now: float, every_seconds: float) -> None:
