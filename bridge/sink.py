@@ -113,6 +113,8 @@ class SinkConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What logs, metrics and the outbox call this sink. Default: its type."""
     scope: Literal["mine", "all"] = "mine"
     """mine: events that name this VM, or no VM; all events while this VM's name is unknown. all: every event."""
+    speak: Literal["each", "first"] = "each"
+    """each: every VM tells of its events. first: only the first VM in Resources does, so people get one message."""
     transitions: tuple[str, ...] | None = None
     """Send only these transitions. Default: all."""
     event_types: tuple[str, ...] | None = None

@@ -57,6 +57,7 @@ def _sink(sink: SinkSettings) -> str:
         )
         if chosen is not None
     ]
+    filters += ["only as the first VM in Resources"] if config.speak == "first" else []
     return f"Sink {sink.name} ({sink.type_name}): scope {config.scope}; {'; '.join(filters) or _EVERYTHING}."
 
 

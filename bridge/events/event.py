@@ -148,6 +148,13 @@ def names_vm(event: ScheduledEvent | None, vm_name: str | None) -> bool | None:
     return any(normal_name(name) == wanted for name in event.resources)
 
 
+def is_first_named(event: ScheduledEvent, vm_name: str | None) -> bool | None:
+    """Return whether this VM is the first in Resources; None when they name no VM, or when its name is unknown."""
+    if not event.resources or not vm_name:
+        return None
+    return normal_name(event.resources[0]) == normal_name(vm_name)
+
+
 EVENT_TYPES = ("Freeze", "Reboot", "Redeploy", "Preempt", "Terminate")
 EVENT_SOURCES = ("Platform", "User")
 

@@ -1,10 +1,11 @@
 """Which sinks are owed a record: the filters of a [[sinks]] table."""
 
+import msgspec
 import pytest
 
 from bridge.delivery.router import Router, wants
 from bridge.events.event import ScheduledEvent, VmIdentity
-from bridge.events.record import Evidence, Transition, TransitionRecord
+from bridge.events.record import Approval, Evidence, Transition, TransitionRecord
 from bridge.sink import SinkConfig
 
 ME = "vm_1"
@@ -113,3 +114,51 @@ def test_routes_name_the_sinks_in_the_order_of_the_configuration():
     )
     assert routes(record(resources=("other",)), ME) == ["z", "a"]
     assert Router([])(record(), ME) == []
+
+
+FLEET = ("vm_0", "vm_1", "vm_2")
+
+
+@pytest.mark.parametrize("transition", ["scheduled", "started", "updated", "completed", "canceled", "ended"])
+def test_of_three_vms_of_one_event_only_the_first_speaks_where_that_is_asked_for(transition):
+    each = record(resources=FLEET, transition=transition)
+    assert [name for name in FLEET if is_wanted(each, name, speak="first")] == ["vm_0"]
+    assert [name for name in FLEET if is_wanted(each, name)] == list(FLEET)
+
+
+def test_nine_messages_of_three_vms_become_three():
+    life = [record(resources=FLEET, transition=each) for each in ("scheduled", "started", "completed")]
+    chat = Router([SinkConfig(name="chat", speak="first")])
+    assert sum(len(chat(each, name)) for name in FLEET for each in life) == 3
+
+
+@pytest.mark.parametrize("scope", ["mine", "all"])
+def test_a_vm_that_the_event_does_not_name_does_not_speak_for_those_that_it_names(scope):
+    assert not is_wanted(record(resources=FLEET), "vm_9", speak="first", scope=scope)
+
+
+def test_names_are_compared_as_everywhere():
+    assert is_wanted(record(resources=("_VM_1", "vm_0")), "vm_1", speak="first")
+
+
+@pytest.mark.parametrize(("resources", "vm_name"), [((), ME), (None, ME), (FLEET, None), (FLEET, "")])
+def test_each_speaks_while_nobody_can_say_who_is_first(resources, vm_name):
+    assert is_wanted(record(resources=resources), vm_name, speak="first")
+
+
+def test_what_became_of_an_approval_is_told_by_the_vm_that_gave_it():
+    approval = Approval(source="cli", result="accepted")
+    outcome = msgspec.structs.replace(record(resources=FLEET, transition="approved"), approval=approval)
+    assert is_wanted(outcome, "vm_2", speak="first")
+
+
+def test_heartbeats_and_records_without_an_event_come_from_each_vm():
+    assert is_wanted(record(transition="heartbeat", event=NO_EVENT), "vm_2", speak="first", heartbeat=True)
+    assert is_wanted(record(transition="approval_refused", event=NO_EVENT), "vm_2", speak="first")
+
+
+def test_a_vm_that_spoke_of_an_event_speaks_of_it_to_its_end():
+    router = Router([SinkConfig(name="chat", speak="first")])
+    grown = record(resources=("vm_0", ME), transition="completed")
+    assert router(grown, ME) == []
+    assert router.if_told(grown, ME) == ["chat"]
