@@ -254,10 +254,11 @@ class DeliveryWorker:
         self._answered([row])
 
     def _refresh_failed(self, row: PendingDelivery, error: DeliveryFailed, *, next_step: str = "") -> None:
-        self._refresher.failed(self._clock.monotonic())
+        now = self._clock.monotonic()
+        self._refresher.failed(now)
         self._note_failure(error, "Telling it again what is active failed", next_step=next_step)
         if error.held or error.retry_after:  # that is about the sink, whatever was sent
-            self._reschedule([row], error, SendMode.ALL)
+            self._reschedule([row], error, SendMode.ALL, now)
 
     def _following(self) -> list[TransitionRecord]:
         """Return the records that probably go next, for a sink that makes use of that."""
@@ -377,10 +378,11 @@ class DeliveryWorker:
     def _failed(
         self, batch: list[PendingDelivery], error: DeliveryFailed, mode: SendMode, *, next_step: str = ""
     ) -> None:
+        now = self._clock.monotonic()
         self._results.tried(batch, str(error)[:_REASON_CHARACTERS])
         self._batcher.drop_prefetch()
         self._note_failure(error, "Sending failed", next_step=next_step)
-        self._reschedule(batch, error, mode)
+        self._reschedule(batch, error, mode, now)
 
     def _note_failure(self, error: DeliveryFailed, what: str, *, next_step: str = "") -> None:
         """Count the failure *error*, and tell the log *what* failed."""
@@ -393,7 +395,7 @@ class DeliveryWorker:
         reason = str(error)[:_REASON_CHARACTERS]
         self._report.problem(self.name, level, f"{what}: {reason} {next_step}".rstrip(), sink=self.name)
 
-    def _reschedule(self, batch: list[PendingDelivery], error: DeliveryFailed, mode: SendMode) -> None:
+    def _reschedule(self, batch: list[PendingDelivery], error: DeliveryFailed, mode: SendMode, now: float) -> None:
         wall = self._clock.timestamp()
         groups = _by_event(batch)
         has_urgent, soonest, notices = self._urgency(groups, wall)
@@ -407,7 +409,7 @@ class DeliveryWorker:
         ]
         self._schedule.failed(
             events,
-            self._clock.monotonic(),
+            now,
             during=mode,
             has_urgent=has_urgent,
             seconds_to_notice=None if soonest is None else soonest - wall,
