@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,62 +18,98 @@ logger = logging.getLogger(__name__)
 
 class _Task(msgspec.Struct, kw_only=True):
     run: Callable[[], object]
-    seconds: Callable[[], float]
+    seconds: float
     due: float
+    interval: Callable[[], float] | None = None
+    """What gives `seconds` anew at each turn, for an interval that may change."""
+    has_failed: bool = False
 
 
 class PeriodicTasks:
-    """The tasks of one agent."""
+    """The tasks of one agent.
+
+    A turn in which little is due does little: an agent has nothing to do but this and the poll, for months.
+    """
 
     def __init__(self, clock: Clock = REAL_CLOCK) -> None:
         self._clock = clock
-        self._tasks: list[_Task] = []
+        self._fixed: list[_Task] = []
+        self._adjustable: list[_Task] = []
+        self._next_due = -math.inf
+        """When the first of the fixed ones is due."""
         self._report = ThrottledLog(logger)
 
     def every(self, seconds: float | Callable[[], float], run: Callable[[], object], *, now: bool = False) -> None:
         """Call *run* each *seconds*, the first time at the next `run_due` with *now*; never while *seconds* is 0."""
-        interval = seconds if callable(seconds) else lambda: seconds
-        self._tasks.append(_Task(run=run, seconds=interval, due=self._clock.monotonic() + (0.0 if now else interval())))
+        interval = seconds if callable(seconds) else None
+        first = seconds() if callable(seconds) else seconds
+        due = self._clock.monotonic() + (0.0 if now else first)
+        task = _Task(run=run, seconds=first, due=due, interval=interval)
+        (self._fixed if interval is None else self._adjustable).append(task)
+        self._next_due = min(self._next_due, due)
 
     def run_due(self) -> None:
         """Run the tasks that are due; called about once a second."""
         now = self._clock.monotonic()
-        for task in self._tasks:
-            seconds = task.seconds()
-            if seconds:  # an interval that was shortened is in force at once
-                task.due = min(task.due, now + seconds)
-            if seconds and now >= task.due:
-                task.due = now + seconds
-                self._run(task)
+        for task in self._adjustable:
+            if task.interval is not None:
+                task.seconds = task.interval()
+            if task.seconds:  # an interval that was shortened is in force at once
+                task.due = min(task.due, now + task.seconds)
+            self._run_if_due(task, now)
+        if now >= self._next_due:
+            for task in self._fixed:
+                self._run_if_due(task, now)
+            self._next_due = min((task.due for task in self._fixed if task.seconds), default=math.inf)
+
+    def seconds_to_next(self) -> float:
+        """Return how long there is nothing to run."""
+        tasks = (task for task in (*self._fixed, *self._adjustable) if task.seconds)
+        return max(min((task.due for task in tasks), default=math.inf) - self._clock.monotonic(), 0.0)
+
+    def _run_if_due(self, task: _Task, now: float) -> None:
+        if task.seconds and now >= task.due:
+            task.due = now + task.seconds
+            self._run(task)
 
     def _run(self, task: _Task) -> None:
         try:
             task.run()
         except Exception as error:  # noqa: BLE001  # logged with its traceback, once; the others must run too
+            task.has_failed = True
             self._report.problem(
                 id(task), logging.ERROR, f"A periodic task failed; it runs again. {error}", exc_info=error
             )
         else:
-            self._report.recovered(id(task), "The periodic task works again.")
+            if task.has_failed:
+                task.has_failed = False
+                self._report.recovered(id(task), "The periodic task works again.")
 
 
 class FileWatch:
-    """Calls *react* when *file* has another time than before: a command beside the agent has touched it."""
+    """Calls *react* when *file* is another than before, or has another time: a command beside the agent touched it."""
 
     def __init__(self, file: Path, react: Callable[[], object]) -> None:
-        self._file = file
+        self._file = str(file)
         self._react = react
-        self._touched_at = self._read()
+        self._seen = self._read()
 
-    def check(self) -> None:
-        """Compare the file's time once."""
-        touched_at = self._read()
-        if touched_at != self._touched_at:
-            self._touched_at = touched_at
+    def check(self) -> bool:
+        """Compare once; return whether the file is there and was not touched."""
+        before, self._seen = self._seen, self._read()
+        if self._seen != before:
             self._react()
+            return False
+        return self._seen is not None
 
-    def _read(self) -> int | None:
+    @property
+    def is_touched(self) -> bool:
+        """Return whether `check` would find it touched, or not there."""
+        return self._seen is None or self._read() != self._seen
+
+    def _read(self) -> tuple[int, int, int] | None:
         try:
-            return self._file.lstat().st_mtime_ns
+            found = os.lstat(self._file)
         except OSError:
             return None
+        return found.st_dev, found.st_ino, found.st_mtime_ns

@@ -20,13 +20,14 @@ class SignalEvents:
     """Sets an event when its signal comes; made in the main thread, where alone handlers can be set."""
 
     def __init__(self) -> None:
-        self._came: SimpleQueue[threading.Event] = SimpleQueue()
+        self._came: SimpleQueue[tuple[threading.Event, ...]] = SimpleQueue()
         threading.Thread(target=self._set_each, name="signals", daemon=True).start()
 
-    def set_on(self, number: int, event: threading.Event) -> None:
-        """Set *event* each time the signal *number* comes."""
-        signal.signal(number, lambda *_: self._came.put(event))
+    def set_on(self, number: int, *events: threading.Event) -> None:
+        """Set *events*, in this order, each time the signal *number* comes."""
+        signal.signal(number, lambda *_: self._came.put(events))
 
     def _set_each(self) -> None:
         while True:
-            self._came.get().set()
+            for event in self._came.get():
+                event.set()

@@ -22,7 +22,6 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import urllib3
@@ -146,16 +145,21 @@ _in_flight = _InFlight()
 _watchdog = _Watchdog()
 
 
-@contextlib.contextmanager
-def watched(call: Call) -> Iterator[None]:
-    """Let *call* be cut at its deadline, with every connection that this thread uses meanwhile."""
-    _in_flight.call = call
-    _watchdog.arm(call)
-    try:
-        yield
-    finally:
+class Watched:
+    """Lets *call* be cut at its deadline, with every connection that this thread uses meanwhile; a context manager."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+
+    def __enter__(self) -> None:
+        _in_flight.call = self._call
+        _watchdog.arm(self._call)
+
+    def __exit__(self, *_: object) -> None:
         _in_flight.call = None
-        _watchdog.disarm(call)
+        _watchdog.disarm(self._call)
 
 
 def cut_calls_of(session: object) -> None:

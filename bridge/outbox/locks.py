@@ -60,6 +60,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._path = str(_lock_path(directory))
         self._gate = threading.Lock()
         self._moved: list[int] = []
         """Directories that were moved away: no other agent may go on from what is in them while this one does."""
@@ -111,7 +112,7 @@ class DirectoryLock:
     def _is_in_place(self, descriptor: int) -> bool:
         locked = os.fstat(descriptor)
         try:
-            found = _lock_path(self._directory).stat()
+            found = os.stat(self._path)  # noqa: PTH116  # each second, in an agent that has little else to do
         except FileNotFoundError:
             return False
         except OSError:  # it cannot be seen for now, which is no sign that it has gone

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 _MICROSECONDS = 1_000_000
 #: A watchdog is fed three times in its time: twice may fail.
 _FEEDINGS = 3
+_LEAST_SECONDS = 1.0
 
 
 class SystemdNotifier:
@@ -32,6 +33,8 @@ class SystemdNotifier:
         is_for_us = pid in ("", str(os.getpid())) and microseconds.isdecimal()
         self._feed_seconds = int(microseconds) / _MICROSECONDS / _FEEDINGS if is_for_us else 0.0
         self._fed_at = float("-inf")
+        self.feed_within_seconds = max(self._feed_seconds / _FEEDINGS, min(self._feed_seconds, _LEAST_SECONDS))
+        """How often to call `alive`; 0 where there is no watchdog."""
 
     def ready(self, status: str) -> None:
         """Say that the agent has started, and in *status* what it does; one line."""
@@ -43,7 +46,7 @@ class SystemdNotifier:
         self._send(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={within_seconds * _MICROSECONDS:.0f}\nSTATUS=Sending what is due")
 
     def alive(self) -> None:
-        """Feed the watchdog, if there is one and it is time to; call it about once a second."""
+        """Feed the watchdog, if there is one and it is time to."""
         now = self._monotonic()
         if self._feed_seconds and now - self._fed_at >= self._feed_seconds:
             self._fed_at = now

@@ -1,8 +1,8 @@
 """The whole agent as installed, doing nothing: its CPU against bare loops of the same beat, and its writes to disk.
 
 Agents and bare loops run side by side, several of each, for the same minutes on the same machine, so that whatever
-else happens there happens to both. Here counts what the poll alone does not show: the thread that ticks, the outbox
-that looks after its file, the watchdog of the deadlines.
+else happens there happens to both. Here counts what the poll alone does not show: the thread that has something to do
+now and then, the outbox that looks after its file, the watchdog of the deadlines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 
-_MOST_OF_BARE = 1.2
+_MOST_OF_BARE = 0.95
 _SIDE_BY_SIDE = 4
 _WINDOW_SECONDS = 15.0
 _STDOUT = '[[sinks]]\ntype = "stdout"'
@@ -50,7 +50,7 @@ def start_both(serve, start_agent, start_bare_loop):
 
 
 @pytest.mark.parametrize("interval_seconds", [1.0, 0.2])
-def test_idle_agent_costs_at_most_a_fifth_more_than_bare_loops(interval_seconds, start_both, files, figure, is_short):
+def test_idle_agent_costs_less_than_bare_loops(interval_seconds, start_both, files, figure, is_short):
     documents, agents, bare_loops = start_both(interval_seconds)
     before, calls = files(), [agent.write_calls() for agent in agents]
     # More than a minute in any form: what the agent does once a minute is part of it.

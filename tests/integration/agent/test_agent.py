@@ -1,6 +1,8 @@
 """The agent put together: which loops are watched, and that systemd's watchdog is fed only while the poll turns."""
 
+import os
 import socket
+import threading
 import time
 
 import msgspec
@@ -102,3 +104,31 @@ def test_watchdog_is_fed_only_while_the_poll_turns(agent, manager):
     agent._poller.loop_watch.idle()
     assert ticked(agent, manager) == [b"WATCHDOG=1"]
     assert agent.health.healthz().status == 200
+
+
+def test_the_main_thread_waits_for_what_commands_do_and_the_poll_sees_it(tmp_path):
+    """It is woken by the next poll, not by a second of its own; without anything to do it sleeps on."""
+    with Simulator(rate_limit=False) as simulator:
+        imds = {"endpoint": simulator.endpoint, "poll_interval_seconds": 0.2}
+        settings = read({"imds": imds, "status": {"listen": ""}, "sinks": [{"type": "stdout"}]})
+        agent, stop = Agent(settings, tmp_path / "state"), threading.Event()
+        agent.start()
+        agent.run_due()
+        turns = []
+
+        def turn():
+            while agent.wait_for_turn(stop):
+                turns.append(time.monotonic())
+                agent.run_due()
+
+        thread = threading.Thread(target=turn)
+        thread.start()
+        touched_at = time.monotonic()
+        os.utime(tmp_path / "state" / "nudge", ns=(1, 1))
+        while not turns and time.monotonic() < touched_at + 10:
+            time.sleep(0.01)
+        stop.set()
+        agent.turn.set()
+        thread.join(10)
+        agent.stop()
+    assert turns[0] - touched_at < 0.9

@@ -299,6 +299,17 @@ def test_a_connection_is_kept_between_calls(start, session):
     assert (response.status_code, response.text, peer.accepted) == (200, "ok", 1)
 
 
+def test_a_request_that_was_prepared_once_keeps_its_connection_until_the_session_is_closed(start, session):
+    peer = start(answer)
+    request = session.prepare_request(requests.Request("GET", peer.url))
+    for _ in range(3):
+        assert session.send(request, deadline_seconds=5).content == b"ok"
+    assert peer.accepted == 1
+    session.close()
+    assert session.send(request, deadline_seconds=5).content == b"ok"
+    assert peer.accepted == 2
+
+
 def wait_in_vain(session, url):
     with pytest.raises(requests.ConnectionError, match="closed"):
         session.request("GET", url, deadline_seconds=60)

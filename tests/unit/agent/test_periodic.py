@@ -1,5 +1,6 @@
 """What is done now and then: each at its own pace, and nothing while its pace is 0."""
 
+import math
 import os
 
 from bridge.agent.periodic import FileWatch, PeriodicTasks
@@ -43,6 +44,23 @@ def test_pace_that_is_quickened_is_in_force_at_once():
         tasks.run_due()
         time.advance(1)
     assert moments == [70, 130, 190]
+
+
+def test_there_is_nothing_to_do_until_the_first_task_is_due():
+    time = ManualClock()
+    tasks = PeriodicTasks(time.clock)
+    assert tasks.seconds_to_next() == math.inf
+    tasks.every(5.0, lambda: None)
+    tasks.every(lambda: 0.0, lambda: None)
+    tasks.run_due()
+    assert tasks.seconds_to_next() == 5
+    tasks.every(lambda: 60.0, lambda: None, now=True)
+    assert tasks.seconds_to_next() == 0
+    tasks.run_due()
+    time.advance(2)
+    assert tasks.seconds_to_next() == 3
+    time.advance(9)
+    assert tasks.seconds_to_next() == 0
 
 
 def test_task_that_fails_is_said_once_and_keeps_no_other_from_being_done(caplog):
