@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from bridge.agent.periodic import FileWatch, PeriodicTasks
@@ -174,7 +175,7 @@ class Agent:
             approvals=self._approvals.approver,
             seconds_since_boot=seconds_since_boot(),
         )
-        self._poller.on_polled = self._look_at_nudge
+        self._poller.on_polled = partial(self._nudge.set_if_touched, self.turn)
         self._approvals.start()
         self._poll_thread = threading.Thread(
             target=self._poller.run, args=(self._stop_polling,), name="poll", daemon=True
@@ -203,10 +204,6 @@ class Agent:
         self.turn.wait(max(most, _TICK_SECONDS))
         self.turn.clear()
         return not stop.is_set()
-
-    def _look_at_nudge(self) -> None:
-        if self._nudge.is_touched:
-            self.turn.set()
 
     def run_due(self) -> None:
         """Run the periodic tasks that are due; called once a second, or after `wait_for_turn`.
