@@ -86,7 +86,8 @@ class PostSink(Sink):
 
     def _post(self, batch):
         is_late = self.config.fault == "is late" or (self.config.fault == "is late at first" and not PostSink.failures)
-        slow = 1.6 if is_late else 1.0
+        # One that shrugs must be there before the host cuts it.
+        slow = 1.6 if is_late else 0.5 if self.config.fault == "shrugs" else 1.0
         return self._ask("POST", _body(batch), self.config.timeout_seconds * slow)
 
     def _ask(self, method, body, deadline_seconds):

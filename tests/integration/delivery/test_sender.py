@@ -243,11 +243,12 @@ def test_a_close_that_raises_harms_nobody(peer, sender, error):
 def test_too_many_hanging_sends_leave_the_sink_alone_until_one_ends(peer):
     with closing(Sender(peer.sink, name="s", timeout_seconds=0.05)) as sender:
         peer.on_send = peer.hang
-        for _ in range(12):
-            problem = failed(sender)
-        assert "hang beyond their deadline" in str(problem)
-        assert problem.needs_attention
-        assert peer.built == 8
+        until(lambda: "hang beyond their deadline" in str(failed(sender)))
+        hanging = peer.built
+        assert 8 <= hanging <= 12, "on a busy machine one may be given up before it hangs"
+        for _ in range(3):
+            assert failed(sender).needs_attention
+        assert peer.built == hanging
         peer.on_send = lambda: None
         failed(sender)
         peer.release.set()
