@@ -76,6 +76,11 @@ def is_refusal(error: Exception) -> bool:
     return isinstance(error, OSError) or (isinstance(error, sqlite3.Error) and _says(error, _REFUSED))
 
 
+def is_full(error: Exception) -> bool:
+    """Return whether *error* says that the disk has no room."""
+    return isinstance(error, sqlite3.Error) and _says(error, ("full",))
+
+
 def _says(error: Exception, words: tuple[str, ...]) -> bool:
     # By text: Python 3.10 does not hand on SQLite's error code.
     text = str(error).lower()

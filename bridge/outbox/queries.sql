@@ -165,6 +165,12 @@ SELECT sequence FROM records WHERE sequence > ? AND is_routed = 1
                   WHERE deliveries.sequence = records.sequence AND state IN ('pending', 'parked'))
 ORDER BY sequence LIMIT ?;
 
+-- name: newest_finished
+SELECT sequence FROM records WHERE is_routed = 1
+  AND NOT EXISTS (SELECT 1 FROM deliveries INDEXED BY deliveries_by_record
+                  WHERE deliveries.sequence = records.sequence AND state IN ('pending', 'parked'))
+ORDER BY sequence DESC LIMIT 1 OFFSET ?;
+
 -- name: oldest_parked
 SELECT sequence FROM deliveries INDEXED BY deliveries_parked WHERE state = 'parked' AND sequence > ?
 ORDER BY sequence LIMIT ?;

@@ -21,6 +21,7 @@ _CHUNK = 64
 #: Room is made when this part of the bound is used, down to the other: not with every single record.
 _FULL, _TARGET = 0.95, 0.94
 _WORTH_GIVING_BACK = 1024
+_KEPT_ON_FULL_DISK = 50
 
 
 def enforce_size(connection: sqlite3.Connection, *, max_bytes: int, disk_sequence: int, now: float, newest: int) -> int:
@@ -90,6 +91,22 @@ class _Room:
 def _used_bytes(connection: sqlite3.Connection) -> int:
     (document_bytes,) = connection.execute(SQL["document_bytes"]).fetchone()
     return used_bytes(connection) - int(document_bytes or 0)
+
+
+def delete_delivered(connection: sqlite3.Connection) -> int:
+    """Delete some of the oldest records that no sink has still to get, for a full disk; return how many.
+
+    The newest of them stay, and the last of each active event: a change that is seen again is known by them.
+    """
+    boundary = connection.execute(SQL["newest_finished"], (_KEPT_ON_FULL_DISK - 1,)).fetchone()
+    if boundary is None:
+        return 0
+    keep = _last_of_active(connection)
+    chosen = [sequence for (sequence,) in connection.execute(SQL["oldest_finished"], (0, _CHUNK)).fetchall()]
+    gone = [sequence for sequence in chosen if sequence < boundary[0] and sequence not in keep]
+    for sequence in gone:
+        _delete(connection, sequence)
+    return len(gone)
 
 
 def delete_expired(connection: sqlite3.Connection, *, before: float, limit: int) -> int:

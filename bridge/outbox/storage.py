@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import sqlite3
 import sys
 import threading
@@ -42,7 +43,7 @@ from bridge.errors import OutboxError, StateDirectoryError
 from bridge.events.diff import is_over
 from bridge.events.event import encode
 from bridge.events.record import decode_record
-from bridge.outbox import database, meta, recovery
+from bridge.outbox import database, meta, recovery, retention
 from bridge.outbox.database import DATABASE, SQL, TrackedConnection, is_damage, is_lock, is_refusal, transaction
 from bridge.outbox.locks import InMemoryFlag, prepare_nudge, read_note, sync_nudge, write_note
 from bridge.outbox.newest import Progress, StreamCounter, doubt_of, runtime_directory, stop_note
@@ -55,6 +56,10 @@ logger = logging.getLogger(__name__)
 #: What a storage in memory may use: an agent on a full disk must not be killed for its memory next.
 MEMORY_BYTES = 16 * 1024 * 1024
 _COPIED_BYTES = 10 * 1024 * 1024
+#: What a volume has beyond the database: for the -wal, and for pages that are on their way.
+_WAL_BYTES = 8 * 1024 * 1024
+#: A disk with less is about to be full; so much is given up at once then, or a twentieth if that is more.
+_ROOM_BYTES = 1024 * 1024
 #: Of so many records memory knows the ids when it is no copy, so that a change seen again gets its repeat.
 _RECENT_IDS = 2_000
 #: Of meta, what a file knows better than memory.
@@ -105,6 +110,8 @@ class Storage:
         self._stream_on_disk: str | None = None
         """In memory: the stream of the file, where memory began another because the file may not be the newest."""
         self._max_bytes = max_bytes
+        self._bound = max_bytes
+        self._may_make_room = True
         self._now = now
         self._monotonic = monotonic
         self._known_since = monotonic()
@@ -130,6 +137,7 @@ class Storage:
         self.connection = self._open()
         self.meta = meta.read_meta(self.connection)
         self._begin_work()
+        self._look_at_volume()
 
     def _begin_work(self) -> None:
         """Go on with the stream that is there, or with a new one; in memory when the disk refuses that.
@@ -150,10 +158,11 @@ class Storage:
     @property
     def max_bytes(self) -> int:
         """How much the outbox may use where it lives now."""
-        return MEMORY_BYTES if self.in_memory else self._max_bytes
+        return MEMORY_BYTES if self.in_memory else self._bound
 
     def refresh(self) -> None:
         """Read meta again after a commit that may have changed it."""
+        self._may_make_room = True
         connection = self.connection
         if not isinstance(connection, TrackedConnection) or connection.meta_changed:
             self._read_meta()
@@ -174,14 +183,60 @@ class Storage:
             raise OutboxError(f"The outbox failed: {error}.") from error
         if is_damage(error):
             self.replace_database("damaged", carry=True, why=str(error))
-        else:
+        elif not (database.is_full(error) and self._has_made_room_first()):
             self._switch_to_memory(str(error))
 
+    def _has_made_room_first(self) -> bool:
+        """Return whether room was made, once for each commit: when that did not help, nothing of it will."""
+        is_first, self._may_make_room = self._may_make_room, False
+        return is_first and self._make_room()
+
+    def _look_at_volume(self) -> None:
+        """Bound the outbox by its volume, which needs room for the -wal too, and make room there before it is full."""
+        try:
+            found = os.statvfs(self.directory)
+        except (OSError, AttributeError):  # Windows has no such call
+            return
+        size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+        if size:
+            self._bound = min(self._max_bytes, size - min(_WAL_BYTES, size // 2))
+        if size and free < _ROOM_BYTES and not self.in_memory:
+            self._make_room()
+
+    def _make_room(self) -> bool:
+        """Give up what is delivered for a disk without room, the oldest first; return whether there was any.
+
+        In small steps: to delete takes room in the -wal, and what it has may be all there is.
+        """
+        connection, deleted = self.connection, 0
+        try:
+            before = database.used_bytes(connection)
+            while database.used_bytes(connection) > before - max(_ROOM_BYTES, before // 20):
+                with suppress(sqlite3.Error):  # the file itself may have to grow for it
+                    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+                with transaction(connection):
+                    count = retention.delete_delivered(connection)
+                if not count:
+                    break
+                deleted += count
+            if deleted:
+                connection.execute("PRAGMA incremental_vacuum").fetchall()
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        except sqlite3.Error:
+            return False
+        if deleted:
+            logger.warning(
+                "The disk under the outbox is full: %d delivered records were given up before their time.", deleted
+            )
+        return deleted > 0
+
     def check_file(self) -> None:
-        """Replace the database if its file is no longer the one that is open."""
+        """Replace the database if its file is no longer the one that is open, and look at its volume."""
         trouble = None if self.in_memory or self._guard is None else self._guard.trouble()
         if trouble is not None:
             self.replace_database("damaged", carry=True, why=trouble)
+        elif not self.in_memory:
+            self._look_at_volume()
 
     @property
     def is_creation_to_correct(self) -> bool:

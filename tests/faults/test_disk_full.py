@@ -1,3 +1,4 @@
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -502,3 +503,38 @@ def test_records_keep_their_sequence_when_memory_moves_into_a_new_file(kit):
     assert not outbox.in_memory
     assert due[0] > 1
     assert kit.due(outbox, "a") == due
+
+
+# A volume that is smaller than the outbox may be.
+
+
+@pytest.mark.parametrize("disk", [16], indirect=True)
+@pytest.mark.usefixtures("disk")
+def test_an_outbox_on_a_small_volume_does_not_fill_it_with_what_is_delivered(kit):
+    outbox = kit.open(sinks=("a",), max_bytes=256 * MIB)
+    for _ in range(30):
+        sequences = [record.sequence for record in kit.fill(outbox, 100, size=5000)]
+        kit.settle(outbox, "a", *sequences)
+        assert not outbox.in_memory
+    assert outbox.max_bytes < 16 * MIB
+    assert_totals_hold(kit, outbox, delivered=3000, evicted=0, accepted=3000)
+    outbox.close()
+    assert kit.commit(kit.open(sinks=("a",)), kit.event("after"), document=Document())[0].sequence == 3001
+
+
+@pytest.mark.parametrize("disk", [32], indirect=True)
+def test_a_disk_that_others_fill_first_costs_what_is_delivered(kit, disk, caplog):
+    outbox = kit.open(sinks=("a",))
+    sequences = [record.sequence for record in kit.fill(outbox, 2000, size=5000)]
+    kit.settle(outbox, "a", *sequences[:1900])
+    disk.fill()
+    os.truncate(disk.path / "ballast", (disk.path / "ballast").stat().st_size - MIB // 2)
+    for number in range(60):
+        outbox.tend().result()
+        kit.commit(outbox, kit.event(f"M-{number}", description="x" * 20_000), document=Document())
+    assert not outbox.in_memory
+    assert "delivered records were given up" in caplog.text
+    assert_totals_hold(kit, outbox, delivered=1900, evicted=0, pending=160, accepted=2060)
+    kept = disk_counts(kit)
+    assert kept["pending"] == 160
+    assert 50 <= kept["delivered"] < 1900
