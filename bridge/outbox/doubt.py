@@ -107,9 +107,12 @@ class Doubt:
 def take_along(connection: sqlite3.Connection, told: Told) -> None:
     """Write *told* into another stream, inside its transaction.
 
-    The sequences stay: what is being sent just now is noted under them.
+    The sequences stay, and go on from there: what is being sent just now is noted under them.
     """
-    if not told.records or told.next_sequence is None:
+    if told.next_sequence is None:
+        return
+    meta.put(connection, "next_sequence", told.next_sequence)
+    if not told.records:
         return
     stream_id = meta.get(connection, "stream_id") or ""
     events = {}
@@ -123,4 +126,3 @@ def take_along(connection: sqlite3.Connection, told: Told) -> None:
     connection.executemany(SQL["add_start_mark"], told.marks)
     shown = tuple(event for event in events.values() if event is not None)
     meta.put(connection, "document", encode(Document(events=shown)).decode())
-    meta.put(connection, "next_sequence", told.next_sequence)
