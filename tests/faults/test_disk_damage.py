@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -415,3 +416,24 @@ def test_a_damaged_file_is_replaced_on_windows_by_way_of_memory(kit, monkeypatch
     assert len(kit.due(outbox, "b")) > COUNT - 20
     assert_totals_hold(outbox, kit)
     assert len(set_aside(kit)) == 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_large_damaged_file_is_salvaged_beside_the_work(kit):
+    outbox = kit.open(sinks=("a",), max_bytes=256 * 1024 * 1024)
+    last = kit.fill(outbox, 60_000, size=2000)[-1].sequence
+    checkpoint(outbox, forget=True)
+    salvage = outbox.exclusive(lambda storage: storage.replace_database("damaged", carry=True, why="a test"))
+    longest, began = 0.0, time.monotonic()
+    while not salvage.done() or (outbox.in_memory and time.monotonic() - began < 120):
+        started = time.monotonic()
+        last = kit.commit(outbox, kit.event(f"N-{last}"), document=Document())[0].sequence
+        longest = max(longest, time.monotonic() - started)
+        outbox.tend()
+        time.sleep(0.1)
+    print(f"\nbench: longest commit while a large outbox is salvaged: {longest:.1f} s")  # noqa: T201
+    assert longest < 10
+    assert not outbox.in_memory
+    assert kit.due(outbox, "a") == list(range(1, last + 1))
+    assert_totals_hold(outbox, kit)
