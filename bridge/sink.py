@@ -49,7 +49,7 @@ from bridge.http.session import (
 )
 from bridge.http.tls_files import tls_file_problems
 from bridge.system.entra import AccessToken, EntraToken, check_scope, fetch_token, token_of
-from bridge.system.process import PASSING_ERRORS, Ending, Finished, Runner, find_program
+from bridge.system.run_and_kill import PASSING_ERRORS, Ending, Finished, Runner, find_program
 from bridge.system.secrets import Secret, masked
 from bridge.system.threads import run_daemon
 from bridge.text import duration, escaped, excerpt, one_line

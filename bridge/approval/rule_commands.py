@@ -26,7 +26,7 @@ from bridge.events.event import encode
 from bridge.events.record import Transition, TransitionRecord
 from bridge.logs import ThrottledLog
 from bridge.outbox.approvals import ApprovalResult, ApprovalStage, ApprovalState, EventVersion
-from bridge.system.process import PASSING_ERRORS, Ending, Finished, Runner
+from bridge.system.run_and_kill import PASSING_ERRORS, Ending, Finished, Runner
 
 logger = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from bridge.errors import CredentialFailed, SecretUnavailable
 from bridge.events.record import Transition
 from bridge.http.failures import is_loopback
 from bridge.outbox.database import DATABASE
-from bridge.system.process import find_program
+from bridge.system.run_and_kill import find_program
 from bridge.system.secrets import Secret
 
 if sys.platform != "win32":

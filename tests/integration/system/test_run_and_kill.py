@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.system.process import Ending, Finished, Runner, find_program
+from bridge.system.run_and_kill import Ending, Finished, Runner, find_program
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the programs are shell scripts")
 
@@ -161,7 +161,7 @@ def test_process_that_exits_takes_its_program_along(pids: Path, agent_env: dict[
     code = f"""
 import threading, time
 from pathlib import Path
-from bridge.system.process import Runner
+from bridge.system.run_and_kill import Runner
 script = "trap '' TERM; echo $$ >{pids}; while :; do sleep 1; done"
 threading.Thread(target=lambda: Runner().run(["/bin/sh", "-c", script], deadline_seconds=300), daemon=True).start()
 while not (Path({str(pids)!r}).exists() and Path({str(pids)!r}).read_text()):
@@ -177,7 +177,7 @@ def test_fifty_runs_leave_no_zombie_no_descriptor_and_no_thread(agent_env: dict[
     code = """
 import os, sys, threading
 from pathlib import Path
-from bridge.system.process import Runner
+from bridge.system.run_and_kill import Runner
 
 def sh(script, deadline_seconds=30.0, stdin=b""):
     Runner().run(["/bin/sh", "-c", script], deadline_seconds=deadline_seconds, stdin=stdin)
@@ -222,7 +222,7 @@ def test_lost_exit_code_is_an_error_and_no_success(agent_env: dict[str, str]) ->
     code = """
 import signal
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-from bridge.system.process import Runner
+from bridge.system.run_and_kill import Runner
 try:
     print(Runner().run(["/bin/false"], deadline_seconds=5))
 except OSError as error:
