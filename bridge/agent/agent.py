@@ -199,7 +199,11 @@ class Agent:
         A thread that wakes each second costs a fifth of what the poll does. So the poll looks at the file that commands
         touch, where it comes each second, and wakes this thread for it.
         """
-        is_watched = self._settings.imds.poll_interval_seconds <= _TICK_SECONDS and not self._nudge.is_touched
+        silent_seconds = None if self._poller is None else self._poller.silent_seconds
+        # Only while answers come each second: a poll that hangs looks at nothing.
+        is_polled = silent_seconds is not None and silent_seconds < 2 * _TICK_SECONDS
+        is_often = self._settings.imds.poll_interval_seconds <= _TICK_SECONDS
+        is_watched = is_polled and is_often and not self._nudge.is_touched
         most = min(self._periodic.seconds_to_next(), _TEND_SECONDS) if is_watched else 0.0
         self.turn.wait(max(most, _TICK_SECONDS))
         self.turn.clear()
