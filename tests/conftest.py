@@ -7,8 +7,11 @@ agent prints and does.
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -44,6 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     _begin_elsewhere(config)
     os.umask(os.umask(0o022) | 0o022)
+    # What an agent leaves until the next boot is left where it goes with the run.
+    runtime = tempfile.mkdtemp(prefix="runtime-")
+    os.environ["RUNTIME_DIRECTORY"] = runtime
+    atexit.register(shutil.rmtree, runtime, ignore_errors=True)
     for name, handler in (
         ("SIGINT", signal.default_int_handler),
         ("SIGTERM", signal.SIG_DFL),
@@ -89,13 +96,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def agent_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return the environment to start an agent with: this one, without what would hide its faults.
-
-    What an agent leaves until the next boot is left where the tests' other files go.
-    """
-    found = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_AGENTS}
-    return found | {"RUNTIME_DIRECTORY": str(tmp_path_factory.getbasetemp())}
+def agent_env() -> dict[str, str]:
+    """Return the environment to start an agent with: this one, without what would hide its faults."""
+    return {name: value for name, value in os.environ.items() if name not in _NOT_FOR_AGENTS}
 
 
 @pytest.fixture(autouse=True)
