@@ -58,7 +58,8 @@ class World:
             "EventStatus": "Scheduled",
             "EventType": self.chance.choice(["Freeze", "Reboot", "Redeploy", "Preempt"]),
             "ResourceType": "VirtualMachine",
-            "Resources": ["vm_0", "vm_1"],
+            # No two events are alike: one that vanishes as its like appears is `ended`, not `canceled`.
+            "Resources": ["vm_0", f"vm_{self.made}"],
             "NotBefore": self.not_before,
             "Description": "x" * self.chance.choice([0, 40, 900]),
             "EventSource": "Platform",
