@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import stat
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -30,6 +31,8 @@ from sinks.sentence import line_of
 
 if sys.platform != "win32":
     import fcntl
+
+logger = logging.getLogger(__name__)
 
 _MODE = 0o640
 #: Not blocking: to open a pipe that nobody reads would hang. Binary: Windows would write two characters a line break.
@@ -69,6 +72,7 @@ class FileSink(Sink):
         self._line = line_of(config.format)
         self._calls = BlockingCalls(f"file:{config.name}", target=config.path)
         self._stop = threading.Event()
+        self._cannot_rotate = False
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Append *batch*; raise DeliveryFailed when the file cannot be written, or is not written in time."""
@@ -88,86 +92,129 @@ class FileSink(Sink):
 
     def _append(self, lines: bytes, give_up_at: float) -> None:
         try:
-            descriptor = self._locked(give_up_at)
-            try:
-                if self._is_full(descriptor, len(lines)) and self._rotate():
-                    os.close(descriptor)
-                    descriptor = self._locked(give_up_at)
+            path = self._path()
+            with self._locked(path, give_up_at) as descriptor:
+                if not (self._is_full(descriptor, len(lines)) and self._rotate(path)):
+                    _write(descriptor, lines)
+                    return
+            with self._locked(path, give_up_at) as descriptor:
                 _write(descriptor, lines)
-            finally:
-                os.close(descriptor)
         except OSError as error:
             raise self._failure(error) from error
 
     def _look(self) -> None:
-        path = Path(self.config.path)
         try:
+            path = self._path()
+            may_be_made = os.access(path.parent, os.W_OK | os.X_OK)
             if path.exists():
-                os.close(self._opened(create=False))
-            elif not os.access(path.parent, os.W_OK | os.X_OK):
+                os.close(_opened(path, create=False))
+                if self.config.max_bytes > 0 and not may_be_made:
+                    reason = f"its directory {path.parent} may not be written"
+                    raise DeliveryFailed(self._not_rotated(reason), needs_attention=True)
+            elif not may_be_made:
                 path.parent.stat()  # raises what is wrong, if it is not there
                 raise PermissionError(0, f"its directory {path.parent} may not be written")
         except OSError as error:
             raise self._failure(error) from error
 
-    def _locked(self, give_up_at: float) -> int:
-        """Return a descriptor of the file as it is now, locked; raise DeliveryFailed when others hold it too long."""
+    def _path(self) -> Path:
+        """Return where the file is: a link to another disk stays one when the file is rotated, and so does the disk."""
+        return Path(os.path.realpath(self.config.path))
+
+    @contextlib.contextmanager
+    def _locked(self, path: Path, give_up_at: float) -> Iterator[int]:
+        """Yield a descriptor of the file as it is now, locked; raise DeliveryFailed when others hold it too long."""
         while True:
-            descriptor = self._opened(create=True)
+            descriptor = _opened(path, create=True)
             try:
-                if _lock(descriptor) and self._is_current(descriptor):
-                    return descriptor
-            except BaseException:
+                if _lock(descriptor) and _is_current(path, descriptor):
+                    yield descriptor
+                    return
+            finally:
                 os.close(descriptor)
-                raise
-            os.close(descriptor)
             if time.monotonic() >= give_up_at or self._stop.wait(_RETRY_SECONDS):
                 raise DeliveryFailed(f"{self.config.path} is locked by another process.", reason=RetryReason.TIMEOUT)
-
-    def _opened(self, *, create: bool) -> int:
-        is_new = create and not Path(self.config.path).exists()
-        descriptor = os.open(self.config.path, _FLAGS | (os.O_CREAT if create else 0), _MODE)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise OSError(0, "it is no plain file")
-        if is_new:
-            self._sync_directory()
-        return descriptor
-
-    def _is_current(self, descriptor: int) -> bool:
-        """Return whether the path still leads to *descriptor*: it may have been rotated while it was waited for."""
-        try:
-            return os.path.samestat(Path(self.config.path).stat(), os.fstat(descriptor))
-        except FileNotFoundError:
-            return False
 
     def _is_full(self, descriptor: int, more_bytes: int) -> bool:
         size = os.fstat(descriptor).st_size
         return size > 0 and 0 < self.config.max_bytes < size + more_bytes
 
-    def _rotate(self) -> bool:
-        """Move the files along; return whether the first has moved: on Windows a reader may hold it."""
-        path = self.config.path
-        with contextlib.suppress(OSError):
-            for number in range(self.config.keep - 1, 0, -1):
-                with contextlib.suppress(FileNotFoundError):
-                    Path(f"{path}.{number}").replace(f"{path}.{number + 1}")
-            Path(path).replace(f"{path}.1")
-            self._sync_directory()
-            return True
-        return False
+    def _rotate(self, path: Path) -> bool:
+        """Move the files along; return whether the first has moved: its directory may refuse, a reader may hold it."""
+        try:
+            _shift(path, keep=self.config.keep)
+        except OSError as error:
+            if not self._cannot_rotate:
+                logger.warning(self._not_rotated(error.strerror or str(error)))
+            self._cannot_rotate = True
+            return False
+        self._cannot_rotate = False
+        return True
 
-    def _sync_directory(self) -> None:
-        if sys.platform != "win32":
-            directory = os.open(Path(self.config.path).parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+    def _not_rotated(self, reason: str) -> str:
+        return (
+            f"{self.config.path} cannot be rotated: {reason}. It grows beyond max_bytes until that is mended; "
+            "set max_bytes = 0 if another tool rotates it."
+        )
 
     def _failure(self, error: OSError) -> DeliveryFailed:
         reason = error.strerror or str(error)
         return DeliveryFailed(f"{self.config.path} cannot be written: {reason}.", needs_attention=True)
+
+
+def _opened(path: Path, *, create: bool) -> int:
+    is_new = create and not path.exists()
+    descriptor = os.open(path, _FLAGS | (os.O_CREAT if create else 0), _MODE)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "it is no plain file")
+    try:
+        if is_new:
+            _sync_directory(path.parent)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _is_current(path: Path, descriptor: int) -> bool:
+    """Return whether *path* still leads to *descriptor*: it may have been rotated while it was waited for."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _shift(path: Path, *, keep: int) -> None:
+    """Make *path* PATH.1, PATH.1 PATH.2 and so on, up to a number that is free; raise OSError when that is refused.
+
+    The oldest goes last, so that a move that fails, however often it is tried, costs none of the files.
+    """
+
+    def kept(number: int) -> Path:
+        return path.with_name(f"{path.name}.{number}")
+
+    free = next((number for number in range(1, keep + 1) if not kept(number).exists()), keep + 1)
+    for number in range(free - 1, 0, -1):
+        kept(number).replace(kept(number + 1))
+    path.replace(kept(1))
+    with contextlib.suppress(OSError):
+        kept(keep + 1).unlink(missing_ok=True)
+        _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    """Sync *directory*, unless it may be written and not read, as a drop box: then it cannot be."""
+    if sys.platform == "win32":
+        return
+    try:
+        descriptor = os.open(directory, os.O_RDONLY)
+    except PermissionError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _write(descriptor: int, lines: bytes) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -215,6 +216,126 @@ def test_two_writers_of_one_file_lose_and_break_no_line_when_it_rotates(tmp_path
 def test_path_that_says_too_little_is_a_mistake(path):
     with pytest.raises(ConfigurationError, match="path"):
         sink_of(path)
+
+
+def test_link_to_a_file_on_another_disk_stays_one_when_the_file_is_rotated(tmp_path):
+    big = tmp_path / "big"
+    big.mkdir()
+    link = tmp_path / "a.jsonl"
+    link.symlink_to(big / "records")
+    sink = sink_of(link, max_bytes=10, keep=1)
+    for number in (1, 2, 3):
+        sink.send([sample_record(number)])
+    sink.close()
+    assert link.is_symlink()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl", "big"]
+    found = {each.name: ids(each) for each in big.iterdir()}
+    assert found == {"records": [sample_record(3).id], "records.1": [sample_record(2).id]}
+
+
+# A rotation that is refused.
+
+STRANGER = """
+import os, sys
+from bridge.config.loader import read
+from bridge.sink import DeliveryFailed
+from bridge.testing.records import sample_record
+directory, mode, owner = sys.argv[1], int(sys.argv[2], 8), int(sys.argv[3])
+path = os.path.join(directory, "a.jsonl")
+sink = read({"sinks": [{"type": "file", "path": path, "max_bytes": 10, "keep": 2}]}).sinks[0].build()
+sink.send([sample_record(1)])
+os.chmod(path, 0o666)
+os.chmod(directory, mode)
+if os.geteuid() == 0:
+    os.chown(directory, owner, owner)
+    os.setgid(65534)
+    os.setuid(65534)
+before = len(os.listdir("/dev/fd"))
+for number in (2, 3, 4):
+    sink.send([sample_record(number)])
+print("left open:", len(os.listdir("/dev/fd")) - before)
+try:
+    sink.check()
+    print("check: fine")
+except DeliveryFailed as error:
+    print("check:", error)
+"""
+
+
+@pytest.fixture
+def as_stranger():
+    """A sink in a directory of that mode and owner, which sends and checks as a user who is not root."""
+    with tempfile.TemporaryDirectory() as made:  # a directory that not only root gets to
+
+        def run(mode, owner):
+            command = [sys.executable, "-c", STRANGER, made, oct(mode), str(owner)]
+            said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+            Path(made).chmod(0o755)
+            return said, {each.name: ids(each) for each in Path(made).iterdir()}
+
+        yield run
+
+
+def test_directory_that_may_be_written_and_not_read_takes_rotated_files(as_stranger):
+    said, found = as_stranger(0o300, 65534)
+    assert said.stdout == "left open: 0\ncheck: fine\n"
+    newest = [[sample_record(number).id] for number in (4, 3, 2)]
+    assert found == dict(zip(("a.jsonl", "a.jsonl.1", "a.jsonl.2"), newest, strict=True))
+
+
+def test_directory_that_refuses_the_rotation_is_said_once_and_by_check(as_stranger):
+    said, found = as_stranger(0o555, 0)
+    assert found == {"a.jsonl": [sample_record(number).id for number in (1, 2, 3, 4)]}
+    assert said.stderr.count("cannot be rotated: Permission denied") == 1
+    assert "may not be written. It grows beyond max_bytes" in said.stdout
+
+
+@contextlib.contextmanager
+def mounted(*arguments):
+    """Mount what mount(8) is told, the last of it the place, or skip."""
+    try:
+        subprocess.run(["mount", *arguments], check=True, capture_output=True, timeout=30)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"only root can mount, and not everywhere: {error}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", arguments[-1]], check=True, timeout=30)
+
+
+def test_file_that_cannot_be_moved_costs_none_of_the_rotated_ones(tmp_path, caplog):
+    path = tmp_path / "a.jsonl"
+    sink = sink_of(path, max_bytes=10, keep=3)
+    for number in (1, 2, 3, 4):
+        sink.send([sample_record(number)])
+    with mounted("--bind", path, path):  # as a container gets a single file
+        for number in (5, 6, 7, 8):
+            sink.send([sample_record(number)])
+    found = [each for file in tmp_path.iterdir() for each in ids(file)]
+    assert sorted(found) == sorted(sample_record(number).id for number in range(1, 9))
+    assert caplog.text.count("cannot be rotated: Device or resource busy") == 1
+    for number in (9, 10):
+        sink.send([sample_record(number)])
+    sink.close()
+    names = ("a.jsonl", "a.jsonl.1", "a.jsonl.2", "a.jsonl.3")
+    wanted = [[10], [9], [4, 5, 6, 7, 8], [3]]
+    found = {each.name: ids(each) for each in tmp_path.iterdir()}
+    assert found == {
+        name: [sample_record(each).id for each in numbers] for name, numbers in zip(names, wanted, strict=True)
+    }
+
+
+def test_disk_without_room_for_a_new_file_is_said_as_that(tmp_path):
+    with mounted("-t", "tmpfs", "-o", "nr_inodes=2", "tmpfs", tmp_path):  # one is the directory's own
+        sink = sink_of(tmp_path / "a.jsonl", max_bytes=10)
+        sink.send([sample_record(1)])
+        for _ in range(2):
+            with pytest.raises(DeliveryFailed, match="No space left on device"):
+                sink.send([sample_record(2)])
+        (tmp_path / "a.jsonl.1").unlink()
+        sink.send([sample_record(2)])
+        sink.close()
+        assert ids(tmp_path / "a.jsonl") == [sample_record(2).id]
 
 
 # A disk that hangs.
