@@ -247,6 +247,7 @@ class DeliveryWorker:
     def _refresh_rejected(self, row: PendingDelivery, error: DeliveryRejected) -> None:
         if error.may_be_endpoint and self._refusals.are_about_endpoint([row]):
             self._refresh_failed(row, _endpoint_failed(error), next_step=_ENDPOINT_REFUSES)
+            self._take_back()
             return
         self._refresher.told(self._clock.monotonic())
         message = f"The sink refused what it had accepted before; it stays delivered. {error}"[:_REASON_CHARACTERS]
@@ -369,8 +370,12 @@ class DeliveryWorker:
         self._answered(batch)
 
     def _endpoint_refuses(self, batch: list[PendingDelivery], error: DeliveryRejected, mode: SendMode) -> None:
-        """Keep *batch* pending, and what was parked by such refusals before: the endpoint is to blame."""
+        """Keep *batch* pending: the endpoint is to blame."""
         self._failed(batch, _endpoint_failed(error), mode, next_step=_ENDPOINT_REFUSES)
+        self._take_back()
+
+    def _take_back(self) -> None:
+        """Have pending again what was parked by refusals that are the endpoint's."""
         if parked := self._refusals.take_back():
             self._results.take_back(parked)
             self._batcher.drop_prefetch()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from delivery_kit import DeliveryKit
 
-from bridge.errors import DeliveryFailed
+from bridge.errors import DeliveryFailed, DeliveryRejected
 from bridge.events.event import Document
 from bridge.events.record import Approval, Transition
 from bridge.outbox import deliveries, refresh
@@ -207,6 +207,24 @@ def test_a_refused_refresh_parks_nothing_and_holds_up_no_other(bench: DeliveryKi
     bench.until(lambda: len(box.tries) >= 4)
     assert told(box)[2:4] == [("A", "scheduled"), ("B", "scheduled")]
     assert bench.totals() == {"delivered": 2}
+
+
+def test_what_was_parked_comes_back_when_a_refused_refresh_shows_that_it_is_the_endpoint(
+    bench: DeliveryKit, box: Box
+) -> None:
+    def bad_request(_batch: Any) -> None:
+        raise DeliveryRejected("400", may_be_endpoint=True)
+
+    show(bench, "A", changed="A")
+    bench.start()
+    bench.until_totals(delivered=1)
+    box.script(bad_request, bad_request, bad_request)
+    show(bench, "A", "B", changed="B")
+    bench.until_totals(delivered=1, parked=1)
+    bench.advance(EVERY_SECONDS)
+    bench.until_totals(delivered=2)
+    assert told(box)[1:3] == [("B", "scheduled"), ("A", "scheduled")]
+    assert ("B", "scheduled") in told(box)[3:]
 
 
 def test_a_refresh_that_needs_a_person_says_so_until_one_succeeds(bench: DeliveryKit, box: Box) -> None:
