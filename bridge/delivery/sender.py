@@ -32,6 +32,9 @@ _CLOSE_SECONDS = 1.0
 #: How much of a try's time may go into waiting until the one before is closed.
 _CLOSE_SHARE = 0.25
 _MOST_ABANDONED = 8
+#: How long a send that gives way is left alone, and how often it is asked for from then on.
+_UNDISTURBED_SECONDS = 0.5
+_LOOK_SECONDS = 0.1
 _NO_THREAD = "No thread can be started: raise the limit of tasks (TasksMax, pids.max), or end what uses them up."
 
 _Call = Callable[[Sink], None]
@@ -59,10 +62,17 @@ class Sender:
         self._current: _SinkThread | None = None
         self._abandoned: list[_SinkThread] = []
 
-    def send(self, batch: Sequence[TransitionRecord], following: Sequence[TransitionRecord] = ()) -> bool:
+    def send(
+        self,
+        batch: Sequence[TransitionRecord],
+        following: Sequence[TransitionRecord] = (),
+        *,
+        gives_way: Callable[[], bool] | None = None,
+    ) -> bool:
         """Send *batch*, which *following* probably follows; raise DeliveryFailed when the deadline passes.
 
-        Return whether a request was made: False when the sink had nothing to say of these records.
+        Return whether a request was made: False when the sink had nothing to say of these records. The send is cut
+        as well when it has no answer after half a second and *gives_way* returns True.
         """
         made_request = []
 
@@ -73,7 +83,7 @@ class Sender:
             sink.send(batch)
             made_request.append(not sink.sent_nothing)
 
-        self._call(call)
+        self._call(call, gives_way)
         return all(made_request)
 
     def check(self) -> None:
@@ -94,7 +104,7 @@ class Sender:
             if not current.is_gone(_CLOSE_SECONDS):
                 current.abandon()
 
-    def _call(self, call: _Call) -> None:
+    def _call(self, call: _Call, gives_way: Callable[[], bool] | None = None) -> None:
         limit = RunningTime(self._timeout_seconds * GRACE)
         if self._abandoned:
             self._reap_abandoned()
@@ -102,9 +112,11 @@ class Sender:
         if current is None:
             current = self._current = self._begin()
         future = current.call(call)
-        if not self._is_done(future, limit):
+        if not self._is_done(future, limit, gives_way):
             self._abandon(current)
             message = f"No answer within {self._timeout_seconds:g} s; the send was cut."
+            if limit.left_seconds > 0:
+                message = "No answer so far, and something new is to be sent; this was cut."
             raise DeliveryFailed(message, uncertain=True, reason=RetryReason.TIMEOUT)
         error = future.exception()
         if error is not None:
@@ -116,12 +128,15 @@ class Sender:
         except RuntimeError as error:
             raise DeliveryFailed(_NO_THREAD, needs_attention=True) from error
 
-    def _is_done(self, future: Future[None], limit: RunningTime) -> bool:
-        """Wait until *future* is done; return False when *limit* is over before."""
+    def _is_done(self, future: Future[None], limit: RunningTime, gives_way: Callable[[], bool] | None) -> bool:
+        """Wait until *future* is done; return False when *limit* is over before, or the send *gives_way*."""
         stalled = 0.0
+        undisturbed_until = limit.left_seconds - _UNDISTURBED_SECONDS
         while not future.done():
-            wait_seconds = limit.next_wait()
+            wait_seconds = limit.next_wait() if gives_way is None else limit.next_wait(_LOOK_SECONDS)
             if wait_seconds <= 0:
+                return False
+            if gives_way is not None and limit.left_seconds <= undisturbed_until and gives_way():
                 return False
             if limit.stalled_seconds > stalled:
                 self._on_stall(limit.stalled_seconds - stalled)

@@ -232,7 +232,7 @@ class DeliveryWorker:
             return self._refresher.next_at - self._clock.monotonic()
         started = self._clock.monotonic()
         try:
-            made_request = self._sender.send([row.record])
+            made_request = self._sender.send([row.record], gives_way=self._woken.is_set)
         except DeliveryFailed as error:
             self._refresh_failed(row, error)
         except DeliveryRejected as error:

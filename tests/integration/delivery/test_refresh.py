@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -195,6 +197,53 @@ def test_a_failed_refresh_is_tried_again_with_growing_gaps_and_counted(bench: De
     bench.until_failed(2)
     bench.until(lambda: len(box.tries) >= 4)
     assert bench.totals() == {"delivered": 1}
+
+
+def test_a_refresh_that_hangs_keeps_no_new_record_waiting_for_its_deadline(bench: DeliveryKit, box: Box) -> None:
+    show(bench, "A", changed="A")
+    bench.start()
+    bench.until_totals(delivered=1)
+    box.script("hang")
+    bench.advance(EVERY_SECONDS)
+    bench.until(lambda: len(box.tries) == 2)
+    show(bench, "A", "P", changed="P", urgent=True)
+    began = time.monotonic()
+    bench.until_totals(delivered=2)
+    assert time.monotonic() - began < 5  # half of the deadline that the refresh has
+    assert told(box)[2] == ("P", "scheduled")
+    bench.until(lambda: told(box)[3:4] == [("A", "scheduled")])
+
+
+def test_a_slow_refresh_is_left_alone_while_there_is_nothing_else_to_send(bench: DeliveryKit, box: Box) -> None:
+    answers = threading.Event()
+    show(bench, "A", changed="A")
+    bench.start()
+    bench.until_totals(delivered=1)
+    box.script(lambda _batch: answers.wait(10))
+    bench.advance(EVERY_SECONDS)
+    bench.until(lambda: len(box.tries) == 2)
+    threading.Event().wait(0.8)
+    answers.set()
+    bench.until(lambda: len(box.records) == 2)
+    assert bench.sample("sink_retries_total", reason="timeout") is None
+
+
+def test_vms_that_saw_an_event_in_the_same_second_tell_it_again_at_times_of_their_own(bench: DeliveryKit) -> None:
+    bench.sink("first", sink_class=Forgetful, box="first of two")
+    bench.sink("second", sink_class=Forgetful, box="second of two")
+    show(bench, "A", changed="A")
+    bench.start("first", chance=0.0)
+    bench.start("second", chance=1.0)
+    bench.until_totals("first", delivered=1)
+    bench.until_totals("second", delivered=1)
+    first, second = Box.named("first of two"), Box.named("second of two")
+    bench.advance(EVERY_SECONDS * 0.95)
+    bench.until(lambda: len(second.tries) == 2)
+    assert len(first.tries) == 1
+    bench.advance(EVERY_SECONDS * 0.05)
+    bench.until(lambda: len(first.tries) == 2)
+    Box.forget("first of two")
+    Box.forget("second of two")
 
 
 def test_a_refused_refresh_parks_nothing_and_holds_up_no_other(bench: DeliveryKit, box: Box) -> None:
