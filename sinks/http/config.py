@@ -113,8 +113,10 @@ def check_token_stays_private(config: HttpConfig, url: str) -> None:
     """Raise ValueError when *config* would show a token of Entra ID to everybody on the way to *url*."""
     if config.entra_scope is not None:
         parts = urlsplit(url)
-        if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
-            raise ValueError("entra_scope needs an https URL: over plain http anybody on the way can read the token.")
+        has_proxy = any(each is not None for each in (config.proxy, config.proxy_file, config.proxy_env))
+        if parts.scheme != "https" and (has_proxy or not is_loopback(parts.hostname or "")):
+            reader = "the proxy" if has_proxy else "anybody on the way"
+            raise ValueError(f"entra_scope needs an https URL: over plain http {reader} can read the token.")
 
 
 def check_header(name: str, value: str, *, where: str) -> None:

@@ -319,7 +319,8 @@ class Endpoint:
             yield self._shown_token.token
         for secret in (*self._secrets, self._bearer):
             yield from (secret,) if isinstance(secret, str) else _values(secret)
-        for name, value in self._config.headers.items():
+        yield from self._default_headers.values()  # they come from where secrets are kept too: the environment
+        for name, value in (*self._default_headers.items(), *self._config.headers.items()):
             if _SECRET_HEADER.search(name):
                 yield from (value, value.partition(" ")[2].strip())
         for line in _values(self._headers_file):

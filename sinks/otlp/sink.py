@@ -94,13 +94,8 @@ class OtlpSink(Sink):
     def __init__(self, config: OtlpConfig) -> None:
         super().__init__(config)
         self._token = entra_token(config)
-        environment_headers = config.environment_headers()
         self._endpoint = OtlpEndpoint(
-            config.logs_url(),
-            config,
-            default_headers=environment_headers,
-            secrets=environment_headers.values(),
-            token=self._token,
+            config.logs_url(), config, default_headers=config.environment_headers(), token=self._token
         )
         self._resource = OtlpEnvironment().resource_attributes()
         self._headers = {"Content-Type": "application/x-protobuf", "User-Agent": "scheduled-events-bridge"}

@@ -217,6 +217,15 @@ def test_token_goes_over_plain_http_to_this_machine_only(kind):
         read({"sinks": [{**TABLES[kind]("http://example.net"), "entra_scope": SCOPE}]})
 
 
+@pytest.mark.parametrize("key", ["proxy", "proxy_file", "proxy_env"])
+@pytest.mark.parametrize("kind", TABLES)
+def test_token_goes_over_plain_http_through_no_proxy(kind, key):
+    keys = {"entra_scope": SCOPE, key: "http://proxy.example.net:3128"}
+    read({"sinks": [{**TABLES[kind]("https://localhost"), **keys}]})
+    with pytest.raises(ConfigurationError, match="https URL: over plain http the proxy can read the token"):
+        read({"sinks": [{**TABLES[kind]("http://localhost:8080"), **keys}]})
+
+
 def test_token_is_not_shown_to_a_plain_url_that_a_file_names(tmp_path):
     (tmp_path / "url").write_text("http://example.net/hook\n")
     table = {"type": "webhook", "url_file": str(tmp_path / "url"), "entra_scope": SCOPE}

@@ -12,7 +12,7 @@ from private_ca import PrivateCa
 from bridge.config.loader import read
 from bridge.errors import ConfigurationError
 from bridge.sink import DeliveryFailed
-from bridge.testing.http_contract import HttpPeer
+from bridge.testing.http_contract import Answer, HttpPeer
 from bridge.testing.records import sample_record
 
 PREFIX = "OTEL_EXPORTER_OTLP_"
@@ -118,6 +118,16 @@ def test_headers_of_the_environment_stay_out_of_messages(setenv, peer):
         sink.send([sample_record()])
     sink.close()
     assert peer.requests[0].headers["x-honeycomb-team"] == "hunter2-4711"
+    assert "hunter2" not in str(caught.value)
+
+
+def test_token_of_the_environment_is_masked_without_its_scheme_too(setenv, peer):
+    setenv(HEADERS="Authorization=Bearer%20hunter2-4711")
+    peer.reply(lambda request: Answer(status=401, body=b"unknown: " + request.headers["authorization"][7:].encode()))
+    sink = read({"sinks": [{"type": "otlp", "endpoint": f"http://{peer.address.authority}"}]}).sinks[0].build()
+    with pytest.raises(DeliveryFailed, match="unknown: ") as caught:
+        sink.send([sample_record()])
+    sink.close()
     assert "hunter2" not in str(caught.value)
 
 
