@@ -2,8 +2,9 @@
 
 Nobody waits for a token while an older one is still good: from half of its life on the next is fetched on a thread of
 its own. When there is none the caller waits within its own deadline; a fetch that outlives that goes on, and what it
-brings late is used. One fetch at a time: azure-identity waits for an endpoint without an end that could be relied on,
-and one that stays silent shall cost one thread, not one a try.
+brings late is used. azure-identity waits for an endpoint without an end that could be relied on, and may wait on after
+that is well again: so who needs a token asks once more beside a fetch that is silent. Few are under way at a time: an
+endpoint that stays silent shall cost a few threads, not one a try.
 
 A token never stands in a message.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
@@ -30,6 +32,9 @@ _LEAST_SECONDS = 60.0
 _READ_SECONDS = 10.0
 _CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 5.0
+#: How long a fetch is waited for alone. Four of them cover the time after which azure-identity gives up by itself.
+_PATIENCE_SECONDS = 2.5
+_MOST_FETCHES = 4
 #: How long a token that came in place of a refused one is kept, refused or not: a new one would hardly fare better.
 _REPLACEMENT_SECONDS = 300.0
 
@@ -44,21 +49,31 @@ class AccessToken(NamedTuple):
 class EntraToken:
     """The token that *fetch* gets, which may hang or raise anything.
 
-    *source* is what messages call it, *advice* what a person can do about an identity that gets none.
+    *source* is what messages call it, *advice* what a person can do about an identity that gets none. A fetch is waited
+    for alone no longer than *patience_seconds*.
     """
 
     def __init__(
-        self, fetch: Callable[[], AccessToken], *, source: str, advice: str, clock: Clock = REAL_CLOCK
+        self,
+        fetch: Callable[[], AccessToken],
+        *,
+        source: str,
+        advice: str,
+        clock: Clock = REAL_CLOCK,
+        patience_seconds: float = _PATIENCE_SECONDS,
     ) -> None:
         self._fetch = fetch
         self._source = source
         self._advice = advice
         self._clock = clock
+        self._patience_seconds = patience_seconds
         self._lock = threading.Lock()
         self._token: AccessToken | None = None
         self._renew_at = 0.0
         self._refused_at = -_REPLACEMENT_SECONDS
-        self._fetching: Future[AccessToken] | None = None
+        self._fetching: list[Future[AccessToken]] = []
+        """What is under way, the newest last."""
+        self._began_at = 0.0
         self._closed: Future[Any] = Future()
 
     def current(self, *, wait_seconds: float) -> AccessToken:
@@ -66,12 +81,11 @@ class EntraToken:
         token = self.good()
         if token is not None and self._clock.timestamp() < self._renew_at:
             return token
-        fetching = self._begin()
         if token is not None:
+            self._begin()
             return token
-        wait([fetching, self._closed], wait_seconds, return_when=FIRST_COMPLETED)
         try:
-            return self._result(fetching, wait_seconds)
+            return self._awaited(wait_seconds)
         except CredentialFailed:
             last = self._token
             if last is None or self._clock.timestamp() >= last.expires_on:
@@ -100,13 +114,17 @@ class EntraToken:
             if not self._closed.done():
                 self._closed.set_result(None)
 
-    def _begin(self) -> Future[AccessToken]:
-        """Return the fetch under way; begin one if there is none."""
+    def _begin(self) -> list[Future[AccessToken]]:
+        """Return the fetches under way; begin one if there is none, or the newest takes long."""
         with self._lock:
-            if self._fetching is None or self._fetching.done():
+            under_way = [each for each in self._fetching if not each.done()]
+            is_late = self._clock.monotonic() - self._began_at >= self._patience_seconds
+            if not under_way or (is_late and len(under_way) < _MOST_FETCHES):
                 self._renew_at = self._clock.timestamp() + _RETRY_SECONDS  # should this fetch fail
-                self._fetching = run_daemon("entra-token", self._fetched)
-            return self._fetching
+                self._began_at = self._clock.monotonic()
+                under_way.append(run_daemon("entra-token", self._fetched))
+            self._fetching = under_way
+            return under_way.copy()
 
     def _fetched(self) -> AccessToken:
         token = self._fetch()
@@ -115,21 +133,32 @@ class EntraToken:
         self._token = token
         return token
 
-    def _result(self, fetching: Future[AccessToken], waited_seconds: float) -> AccessToken:
-        if not fetching.done():
-            raise CredentialFailed(
-                f"{self._source} gave no token within {waited_seconds:.2g} s. Does the identity endpoint answer?",
-                needs_attention=False,
-            )
-        error = fetching.exception()
-        if error is None:
-            return fetching.result()
+    def _awaited(self, seconds: float) -> AccessToken:
+        """Return the token that the first of the fetches brings; raise CredentialFailed when the newest has failed."""
+        ends_at = time.monotonic() + seconds
+        while True:
+            fetching = self._begin()
+            left = max(0.0, ends_at - time.monotonic())
+            wait([*fetching, self._closed], min(left, self._patience_seconds), return_when=FIRST_COMPLETED)
+            for each in fetching:
+                if each.done() and each.exception() is None:
+                    return each.result()
+            error = fetching[-1].exception() if fetching[-1].done() else None
+            if error is not None:
+                raise self._failed(error) from error
+            if self._closed.done() or time.monotonic() >= ends_at:
+                raise CredentialFailed(
+                    f"{self._source} gave no token within {seconds:.2g} s. Does the identity endpoint answer?",
+                    needs_attention=False,
+                )
+
+    def _failed(self, error: BaseException) -> CredentialFailed:
         # What follows the first line differs from try to try, and would make a log line of each.
         reason = str(error).strip().partition("\n")[0].partition(" Trace ID:")[0]
-        raise CredentialFailed(
+        return CredentialFailed(
             f"{self._source} gave no token: {one_line(reason, EXCERPT_CHARACTERS)} {self._advice}",
             needs_attention=True,
-        ) from error
+        )
 
 
 def token_of(scope: str, *, key: str, fetch: Callable[[], AccessToken] | None = None) -> EntraToken:

@@ -39,6 +39,8 @@ class Access:
         self._token: EntraToken | None = None
         if config.credential != "connection_string":
             self._token = identity_token(config)
+        self._at_hand: AccessToken | None = None
+        """The token that `prepare` got: it may be about to expire, when no newer one can be had."""
         self._signature: AccessToken | None = None
         self.string: ConnectionString | None = None
         self.proxy: str | None = None
@@ -54,7 +56,7 @@ class Access:
                 raise DeliveryFailed(f"The proxy's URL cannot be used: {error}", needs_attention=True) from None
         if self._token is not None:
             try:
-                self._token.current(wait_seconds=wait_seconds)
+                self._at_hand = self._token.current(wait_seconds=wait_seconds)
             except CredentialFailed as error:
                 raise DeliveryFailed(str(error), needs_attention=error.needs_attention) from error
             return
@@ -87,7 +89,7 @@ class Access:
     @property
     def _credentials(self) -> tuple[str, ...]:
         if self._token is not None:
-            token = self._token.good()
+            token = self._usable()
             return () if token is None else (token.token,)
         signed = self._signed()
         signature = signed.partition("sig=")[2].partition("&")[0]
@@ -96,23 +98,34 @@ class Access:
     async def get_token(self, *scopes: str, **options: Any) -> AccessToken:
         """Return the token that `prepare` got: what the SDK calls a credential has this method."""
         del scopes, options
-        token = self._token.good() if self._token is not None else None
-        if token is None:
-            raise DeliveryFailed("The token has expired during the send.")
-        return token
+        return self._unexpired()
 
     def authorization(self) -> str:
         """Return the value of an Authorization header, after `prepare`."""
         if self._token is not None:
-            token = self._token.good()
-            return f"Bearer {token.token if token is not None else ''}"
+            return f"Bearer {self._unexpired().token}"
         return self._signed()
 
     def forget(self) -> None:
         """Drop what the service has refused."""
         if self._token is not None:
             self._token.forget()
+        self._at_hand = None
         self._signature = None
+
+    def _unexpired(self) -> AccessToken:
+        token = self._usable()
+        if token is None:
+            raise DeliveryFailed("The token has expired during the send.")
+        return token
+
+    def _usable(self) -> AccessToken | None:
+        """Return the newest token, or the one of `prepare` until its last second."""
+        newest = self._token.good() if self._token is not None else None
+        if newest is not None:
+            return newest
+        at_hand = self._at_hand
+        return at_hand if at_hand is not None and at_hand.expires_on > time.time() else None
 
     def _signed(self) -> str:
         string = self.string

@@ -141,6 +141,39 @@ def test_endpoint_that_hangs_costs_one_thread_and_what_it_brings_late_is_used():
     assert token.current(wait_seconds=PATIENCE_SECONDS).token == "late"
 
 
+def test_endpoint_that_is_well_again_is_asked_beside_a_fetch_that_still_hangs():
+    let_go, fetched = threading.Event(), []
+
+    def fetch():
+        fetched.append(1)
+        if len(fetched) == 1:
+            let_go.wait(PATIENCE_SECONDS)
+        return AccessToken(f"token {len(fetched)}", int(time.time()) + 3_600)
+
+    token = EntraToken(fetch, source="Entra ID", advice="", patience_seconds=0.1)
+    began = time.monotonic()
+    assert token.current(wait_seconds=PATIENCE_SECONDS).token == "token 2"
+    assert time.monotonic() - began < PATIENCE_SECONDS / 2
+    let_go.set()
+
+
+def test_endpoint_that_stays_silent_costs_four_threads_however_often_it_is_asked(manual):
+    let_go = threading.Event()
+
+    def fetch():
+        let_go.wait(PATIENCE_SECONDS)
+        raise RuntimeError("silent")
+
+    token = token_of(fetch, manual.clock)
+    before = threading.active_count()
+    for _ in range(8):
+        with pytest.raises(CredentialFailed, match="gave no token within"):
+            token.current(wait_seconds=0.01)
+        manual.advance(3)
+    assert threading.active_count() == before + 4
+    let_go.set()
+
+
 def test_close_ends_a_wait_at_once():
     let_go = threading.Event()
 
