@@ -190,6 +190,17 @@ class Sink(ABC):
         return "its own check found nothing wrong."
 
     @classmethod
+    def surroundings(cls, config: Any) -> Sequence[str]:
+        """Return what decides how the destination takes requests and stands neither in *config* nor where it points.
+
+        Such as a URL or a header of a variable that no key names. After it changed, a refusal that may be about the
+        endpoint is taken as one until something is accepted. The host keeps a digest of it only, and adds the files
+        and variables that keys ending in ``_file`` and ``_env`` name by itself.
+        """
+        del config
+        return ()
+
+    @classmethod
     def withholding(cls, config: Any, variables: frozenset[str]) -> Any:
         """Return *config* so that no program of the sink sees *variables*, the names that `*_env` keys name.
 

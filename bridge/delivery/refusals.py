@@ -4,7 +4,7 @@ A 400 says little: it comes from a TLS port that was spoken to in the clear, and
 secret of a signature. Parking by it would park every record of a fleet. So a refusal that may be about the endpoint
 (`DeliveryRejected.may_be_endpoint`) is taken as one
 
-- while the endpoint has accepted nothing since the sink's configuration changed,
+- while the endpoint has accepted nothing since the sink's configuration changed, or a file that it names,
 - when different events are refused in a row with nothing accepted between. The first of them was parked by then,
   because its event was the only one; it is taken back.
 
@@ -13,26 +13,16 @@ A record that is refused again after the endpoint has accepted another is refuse
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 
-import msgspec
-
 from bridge.outbox.deliveries import PendingDelivery
-from bridge.sink import Sink, SinkConfig
-
-
-def configuration_digest(sink_class: type[Sink], config: SinkConfig) -> str:
-    """Return a text that changes with the sink's configuration, and shows nothing of it."""
-    values = f"{sink_class.__module__}.{sink_class.__qualname__} {msgspec.structs.asdict(config)!r}"
-    return hashlib.sha256(values.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 class Refusals:
-    """The refusals of one sink; *has_accepted*: the endpoint took something under this configuration before."""
+    """The refusals of one sink; *accepted_under*: the configuration under which the endpoint took something last."""
 
-    def __init__(self, *, has_accepted: bool) -> None:
-        self._has_accepted = has_accepted
+    def __init__(self, *, accepted_under: str | None) -> None:
+        self._accepted_under = accepted_under
         self._acceptances = 0
         self._is_blamed = False
         """The endpoint was to blame for a refusal, and has accepted nothing since."""
@@ -41,9 +31,9 @@ class Refusals:
         self._in_a_row: dict[int, str] = {}
         """Sequence -> event key, of what was parked since the endpoint accepted something last."""
 
-    def accepted(self, sequences: Iterable[int]) -> bool:
-        """Note that the endpoint took these records; return whether they are the first under this configuration."""
-        is_first, self._has_accepted = not self._has_accepted, True
+    def accepted(self, sequences: Iterable[int], *, under: str) -> bool:
+        """Note that the endpoint took these records; return whether they are the first *under* this configuration."""
+        is_first, self._accepted_under = self._accepted_under != under, under
         self._acceptances += 1
         self._is_blamed = False
         self._in_a_row.clear()
@@ -51,19 +41,24 @@ class Refusals:
             self._refused.pop(sequence, None)
         return is_first
 
-    def are_about_endpoint(self, batch: list[PendingDelivery]) -> bool:
-        """Return whether the endpoint is to blame that *batch* was refused, and not a record of it."""
-        if len(batch) == 1 and self._refused.get(batch[0].sequence, self._acceptances) < self._acceptances:
+    def are_about_endpoint(self, batch: list[PendingDelivery], *, under: str) -> bool:
+        """Return whether the endpoint is to blame that *batch* was refused *under* this configuration."""
+        has_accepted = self._accepted_under == under
+        if has_accepted and len(batch) == 1 and self._was_another_accepted_since(batch[0].sequence):
             del self._refused[batch[0].sequence]
             return False
         keys = {row.event_key for row in batch}
         is_another = not keys.issuperset(self._in_a_row.values())
-        self._is_blamed = self._is_blamed or is_another or not self._has_accepted
+        self._is_blamed = self._is_blamed or is_another or not has_accepted
         if self._is_blamed:
             self._refused.update((row.sequence, self._acceptances) for row in batch)
         elif len(batch) == 1:
             self._in_a_row[batch[0].sequence] = batch[0].event_key
         return self._is_blamed
+
+    def _was_another_accepted_since(self, sequence: int) -> bool:
+        """Return whether the endpoint has accepted another record since it refused *sequence*."""
+        return self._refused.get(sequence, self._acceptances) < self._acceptances
 
     def take_back(self) -> list[int]:
         """Return the sequences that were parked since the endpoint accepted something; they are not parked any more."""

@@ -52,6 +52,7 @@ class Sender:
         *,
         name: str,
         timeout_seconds: float,
+        configuration: Callable[[], str] = str,
         on_stall: Callable[[float], None] = lambda _seconds: None,
     ) -> None:
         self._build = build
@@ -59,6 +60,10 @@ class Sender:
         """Called with the seconds in which this process did not run."""
         self._name = name
         self._timeout_seconds = timeout_seconds
+        self._configuration = configuration
+        """Called on the sink's thread: it may read files."""
+        self.configuration = ""
+        """What *configuration* returned right before the last send, or right after it when it was rejected."""
         self._current: _SinkThread | None = None
         self._abandoned: list[_SinkThread] = []
 
@@ -74,16 +79,26 @@ class Sender:
         Return whether a request was made: False when the sink had nothing to say of these records. The send is cut
         as well when it has no answer after half a second and *gives_way* returns True.
         """
-        made_request = []
+        made_request: list[bool] = []
+        configurations: list[str] = []
 
         def call(sink: Sink) -> None:
+            configurations.append(self._configuration())
             if following:
                 with suppress(Exception):  # a hint; what is wrong with these records shows when they are sent
                     sink.prepare_next(following)
-            sink.send(batch)
+            try:
+                sink.send(batch)
+            except DeliveryRejected:
+                # What changed meanwhile may have been what was refused, but not what was accepted.
+                configurations.append(self._configuration())
+                raise
             made_request.append(not sink.sent_nothing)
 
-        self._call(call, gives_way)
+        try:
+            self._call(call, gives_way)
+        finally:
+            self.configuration = configurations[-1] if configurations else self.configuration
         return all(made_request)
 
     def check(self) -> None:

@@ -16,7 +16,8 @@ import msgspec
 from bridge.clock import REAL_CLOCK, Clock, parse_time
 from bridge.delivery.batcher import Batcher
 from bridge.delivery.refresher import Refresher
-from bridge.delivery.refusals import Refusals, configuration_digest
+from bridge.delivery.refusals import Refusals
+from bridge.delivery.resolved import ResolvedConfiguration
 from bridge.delivery.results import ResultWriter
 from bridge.delivery.retry_schedule import FailedEvent, RetrySchedule, SendMode
 from bridge.delivery.sender import Sender
@@ -65,6 +66,7 @@ class DeliveryWorker:
             lambda: sink_class(config),
             name=config.name,
             timeout_seconds=config.timeout_seconds,
+            configuration=ResolvedConfiguration(sink_class, config).digest,
             on_stall=self.loop_watch.extend,
         )
         self._schedule = RetrySchedule(clock.random)
@@ -83,9 +85,8 @@ class DeliveryWorker:
         self._sink_class = sink_class
         self._skips_what_is_over = sink_class.skips_what_is_over(config)
         self._prepares_next = sink_class.prepare_next is not Sink.prepare_next
-        self._configuration = configuration_digest(sink_class, config)
-        accepts = outbox.read(deliveries.accepts_configuration, config.name, self._configuration)
-        self._refusals = Refusals(has_accepted=accepts.result())
+        accepted_under = outbox.read(deliveries.configuration_accepted, config.name).result()
+        self._refusals = Refusals(accepted_under=accepted_under)
         self._report = ThrottledLog(logger, clock=clock)
         self._woken = threading.Event()
         self._was_woken_by_command = False
@@ -245,7 +246,7 @@ class DeliveryWorker:
         return 0.0
 
     def _refresh_rejected(self, row: PendingDelivery, error: DeliveryRejected) -> None:
-        if error.may_be_endpoint and self._refusals.are_about_endpoint([row]):
+        if error.may_be_endpoint and self._refusals.are_about_endpoint([row], under=self._sender.configuration):
             self._refresh_failed(row, _endpoint_failed(error), next_step=_ENDPOINT_REFUSES)
             self._take_back()
             return
@@ -338,8 +339,9 @@ class DeliveryWorker:
 
     def _accepted(self, batch: list[PendingDelivery]) -> None:
         """Note that the destination took *batch*."""
-        if self._refusals.accepted([row.sequence for row in batch]):
-            self._results.accepted_under(self._configuration)
+        under = self._sender.configuration
+        if self._refusals.accepted([row.sequence for row in batch], under=under):
+            self._results.accepted_under(under)
         self._answered(batch)
 
     def _answered(self, batch: list[PendingDelivery]) -> None:
@@ -350,7 +352,7 @@ class DeliveryWorker:
         self._report.recovered(self.name, "The sink answers again.", sink=self.name)
 
     def _rejected(self, batch: list[PendingDelivery], error: DeliveryRejected, mode: SendMode) -> None:
-        if error.may_be_endpoint and self._refusals.are_about_endpoint(batch):
+        if error.may_be_endpoint and self._refusals.are_about_endpoint(batch, under=self._sender.configuration):
             self._endpoint_refuses(batch, error, mode)
             return
         reason = str(error)[:_REASON_CHARACTERS]

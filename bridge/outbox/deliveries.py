@@ -333,9 +333,9 @@ def unpark(connection: sqlite3.Connection, sink: str, sequences: Collection[int]
     connection.execute(SQL["align_urgency"])
 
 
-def accepts_configuration(connection: sqlite3.Connection, sink: str, digest: str) -> bool:
-    """Return whether the destination of *sink* took something under the configuration of *digest*."""
-    return meta.get(connection, f"{_ACCEPTED_UNDER}{sink}") == digest
+def configuration_accepted(connection: sqlite3.Connection, sink: str) -> str | None:
+    """Return the digest of the configuration under which the destination of *sink* took something last."""
+    return meta.get(connection, f"{_ACCEPTED_UNDER}{sink}")
 
 
 def discard(connection: sqlite3.Connection, sink: str, *, state: str | None, record_id: str | None, now: float) -> int:

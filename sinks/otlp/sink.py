@@ -91,6 +91,11 @@ class OtlpSink(Sink):
 
     Config: ClassVar[type[SinkConfig]] = OtlpConfig
 
+    @classmethod
+    def surroundings(cls, config: Any) -> Sequence[str]:
+        """Return the URL and the headers, which the environment may have given."""
+        return (config.logs_url(), *(f"{name}: {value}" for name, value in config.environment_headers().items()))
+
     def __init__(self, config: OtlpConfig) -> None:
         super().__init__(config)
         self._token = entra_token(config)

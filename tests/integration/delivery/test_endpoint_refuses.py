@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from delivery_kit import DeliveryKit
@@ -175,6 +176,76 @@ def test_what_an_endpoint_accepted_counts_after_a_restart_while_its_configuratio
     bench.until(lambda: bool(bench.sample("sink_needs_attention")) == is_changed)
     bench.advance(300)
     assert bench.totals() == {"delivered": 1, **({"pending": 1} if is_changed else {"parked": 1})}
+
+
+@contextmanager
+def two_peers(monkeypatch):
+    """Yield a peer that accepts all, and one that refuses all."""
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    with HttpPeer() as old, HttpPeer() as new:
+        new.refuse_for_good()
+        yield old, new
+
+
+@pytest.mark.parametrize("given_by", ["file", "variable", "variable of OpenTelemetry"])
+def test_a_new_endpoint_parks_nothing_when_its_url_comes_from_elsewhere(bench, tmp_path, monkeypatch, given_by):
+    file = tmp_path / "url"
+
+    def point_to(peer):
+        url = f"http://{peer.address.authority}/hook"
+        file.write_text(url)
+        monkeypatch.setenv("HOOK_URL", url)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+
+    with two_peers(monkeypatch) as (old, new):
+        point_to(old)
+        keys = {"file": {"url_file": str(file)}, "variable": {"url_env": "HOOK_URL"}}.get(given_by)
+        bench.sink("s", *([OtlpSink] if keys is None else [WebhookSink]), **(keys or {}))
+        bench.start()
+        accept_one(bench, old)
+        bench.stop()
+        point_to(new)
+        bench.start()
+        bench.add("P", urgent=True)
+        bench.until(lambda: bench.sample("sink_needs_attention") == 1)
+        bench.advance(5)
+        bench.until(lambda: len(new.requests) >= 2)
+        assert bench.totals() == {"delivered": 1, "pending": 1}
+        point_to(old)
+        bench.stop()
+        bench.start()
+        turn_until(bench, delivered=2)
+
+
+def test_a_new_url_in_the_file_of_a_running_agent_counts_as_a_new_endpoint(bench, tmp_path, monkeypatch):
+    file = tmp_path / "url"
+    with two_peers(monkeypatch) as (old, new):
+        file.write_text(f"http://{old.address.authority}/hook")
+        bench.sink("s", WebhookSink, url_file=str(file))
+        bench.start()
+        accept_one(bench, old)
+        file.write_text(f"http://{new.address.authority}/another")
+        bench.add("P", urgent=True)
+        bench.until(lambda: bench.sample("sink_needs_attention") == 1)
+        assert bench.totals() == {"delivered": 1, "pending": 1}
+        new.accept()
+        turn_until(bench, delivered=2)
+        new.refuse_for_good()
+        bench.add("bad")
+        bench.until_totals(delivered=2, parked=1)
+
+
+def test_nothing_of_what_a_file_or_a_variable_holds_is_kept(bench, peer, tmp_path, monkeypatch):
+    file = tmp_path / "token"
+    file.write_text("a-very-secret-token")
+    monkeypatch.setenv("HOOK_URL", f"http://{peer.address.authority}/a-very-secret-path")
+    bench.sink("s", WebhookSink, url_env="HOOK_URL", bearer_token_file=str(file))
+    bench.start()
+    accept_one(bench, peer)
+    bench.stop()
+    kept = b"".join(each.read_bytes() for each in bench.directory.iterdir() if each.is_file())
+    assert b"accepted_under:s" in kept
+    assert b"a-very-secret" not in kept
 
 
 def test_park_statuses_park_whatever_the_endpoint_accepted(bench, peer):
