@@ -10,16 +10,22 @@ does not look like a disk that hangs.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from bridge.outbox.locks import sync_nudge
 
 #: A commit, and whatever else only writes what is already made.
 COMMIT_SECONDS = 2.0
 #: What may have to read or compute a lot.
 WORK_SECONDS = 10.0
 _TICK_SECONDS = 0.25
+#: A disk that has hung is gone back to once it makes something durable within that time.
+_PROMPT_SECONDS = 1.0
 
 
 class Left(BaseException):
@@ -110,3 +116,16 @@ class StallWatch:
         self._has_work.clear()
         if turn.step is not None or turn is not self._turn() or self._stop.is_set():
             self._has_work.set()
+
+
+def wait_for_disk(directory: Path, stop: threading.Event) -> None:
+    """Return when the disk under *directory* answers again, or *stop* is set."""
+    while not stop.is_set() and _sync_seconds(directory) > _PROMPT_SECONDS:
+        stop.wait(_PROMPT_SECONDS)
+
+
+def _sync_seconds(directory: Path) -> float:
+    """Return how long the disk takes to make something durable, or to say why it does not."""
+    started = time.monotonic()
+    sync_nudge(directory)
+    return time.monotonic() - started
