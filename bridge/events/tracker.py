@@ -41,6 +41,8 @@ TURNING_ON_SECONDS = 300.0
 AGREEING_ANSWERS = 3
 #: How long after a fall of the incarnation absences are doubtful.
 FALL_DOUBT_SECONDS = 300.0
+#: How much older than the last fall the stored one may be: storing each would write as often as front ends change.
+STORED_FALL_SECONDS = 120.0
 
 _STARTED = "Started"
 
@@ -145,6 +147,7 @@ class DocumentTracker:
         self._last_good: Instant | None = None
         self._was_good = False
         self._gap: _Gap | None = None
+        self._stored_fall = None if document is None else document.fall
         self._incarnations = _IncarnationWatch(document)
         self._absences: Counter[str] = Counter()
         self._doubted: frozenset[str] = frozenset()
@@ -186,6 +189,7 @@ class DocumentTracker:
         """Go on from *update*, which is stored now."""
         if update.is_news or self.document is None:
             self.document = update.document
+            self._stored_fall = update.document.fall
         else:
             self.document = msgspec.structs.replace(self.document, fall=update.document.fall)
         if update.is_settled:
@@ -258,9 +262,18 @@ class DocumentTracker:
             or bool(changes)
             or before.incarnation != document.incarnation
             or len(before.events) != len(document.events)
-            or (before.fall is None) != (fall is None)
+            or _is_worth_storing(fall, stored=self._stored_fall)
         )
         return Update(document=document, changes=changes, is_news=is_news, is_settled=not withheld)
+
+
+def _is_worth_storing(fall: IncarnationFall | None, *, stored: IncarnationFall | None) -> bool:
+    """Return whether a restart would doubt too little, or for too short a time, by the *stored* fall."""
+    if fall is None or stored is None:
+        return fall is not stored
+    if fall.is_repeated != stored.is_repeated:
+        return True
+    return abs((fall.at - stored.at).total_seconds()) >= STORED_FALL_SECONDS
 
 
 def _is_lower(incarnation: Incarnation, than: Incarnation) -> bool:

@@ -181,6 +181,25 @@ def test_what_is_not_believed_of_front_ends_in_turn_is_still_not_after_a_restart
     assert told <= 3
 
 
+@pytest.mark.parametrize("seconds", [20, 400, 900])
+@pytest.mark.parametrize("first", [BEGUN, ANNOUNCED], ids=["newer first", "stale first"])
+def test_what_is_stored_of_front_ends_in_turn_keeps_a_restart_from_telling_a_start_again(seconds, first):
+    tracker, writes, stored = new_tracker(None), 0, None
+    for second, answer in enumerate([BEGUN, *in_turn(ANNOUNCED, BEGUN, times=seconds // 2)], start=1):
+        update = tracker.observe(answer, at(second), vm_name=VM)
+        tracker.commit(update)
+        if update.is_news:
+            stored, writes = update.document, writes + 1
+    again, told = new_tracker(stored), []
+    turns = in_turn(first, ANNOUNCED if first is BEGUN else BEGUN, times=20)
+    for second, answer in enumerate(turns, start=seconds + 3):
+        update = again.observe(answer, at(second), vm_name=VM)
+        again.commit(update)
+        told += update.changes
+    assert told == []
+    assert writes <= 5 + seconds // 100
+
+
 def test_an_event_that_was_only_announced_is_not_called_off_by_front_ends_in_turn():
     announced = document(event(), incarnation=4)
     seen = feed(new_tracker(None), *in_turn(GONE, announced, times=10), *[GONE] * FOR_GOOD)
