@@ -89,12 +89,14 @@ WHERE event_key = ? AND transition IN ('scheduled', 'started', 'updated', 'compl
 ORDER BY sequence DESC LIMIT 1;
 
 -- name: was_told
--- Nothing when no record of the event was ever for the sink; 0 when the last one that was is its end.
+-- Nothing when no record of the event's life was ever for the sink; 0 when the last one that was is its end. What became
+-- of an approval does not count: with speak = "first" it is told by a VM that does not tell of the event.
 SELECT COALESCE(CASE WHEN json_valid(body) THEN json_extract(body, '$.transition') END, '')
   NOT IN ('completed', 'canceled', 'ended')
 FROM records INDEXED BY records_by_event CROSS JOIN deliveries
   ON deliveries.sink = ? AND deliveries.sequence = records.sequence
 WHERE records.event_key = ? AND records.sequence < ?
+  AND CASE WHEN json_valid(body) THEN json_extract(body, '$.approval') END IS NULL
 ORDER BY records.sequence DESC LIMIT 1;
 
 -- name: has_newer

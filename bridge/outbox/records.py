@@ -392,7 +392,7 @@ def _nobody(_record: TransitionRecord, _vm_name: str | None) -> Iterable[str]:
 
 
 def _was_told(connection: sqlite3.Connection, sink: str, record: TransitionRecord) -> bool:
-    """Return whether *sink* was told of the record's event, or will be, and not yet of its end."""
+    """Return whether *sink* was told of the record's event, or will be, but for approvals, and not yet of its end."""
     row = connection.execute(SQL["was_told"], (sink, record.event_key, record.sequence)).fetchone()
     return row is not None and bool(row[0])
 

@@ -5,7 +5,9 @@ from outbox_kit import OutboxKit
 
 from bridge.delivery.router import Router
 from bridge.events.event import Document, VmIdentity
+from bridge.events.record import Approval, Transition
 from bridge.outbox import deliveries
+from bridge.outbox.approvals import ApprovalRecord
 from bridge.sink import SinkConfig
 
 ME = "vm_0"
@@ -37,6 +39,17 @@ class Life:
         event = self._kit.event(**{"resources": (ME,), **fields, "event_type": event_type})
         document = Document(incarnation=1, events=() if is_over else (event,))
         self._kit.commit(self.outbox, event, transition=transition, document=document)
+        return self._take()
+
+    def is_approved(self, **fields):
+        """Add that this VM approved the event, and return as `goes` does."""
+        event = self._kit.event(**{"resources": (ME,), **fields, "event_type": "Reboot"})
+        approval = Approval(source="cli", result="accepted")
+        outcome = ApprovalRecord(transition=Transition.APPROVED, event=event, approval=approval)
+        self.outbox.write(self.outbox.records.append_outcomes, [outcome], incarnation=1).result()
+        return self._take()
+
+    def _take(self):
         rows = self.outbox.read(deliveries.due, "s", limit=100).result()
         self._kit.settle(self.outbox, "s", *(row.sequence for row in rows))
         return [row.record.transition.value for row in rows]
@@ -119,3 +132,19 @@ def test_a_sink_that_is_still_to_be_told_of_an_event_is_told_of_its_end_too(kit)
     life = Life(kit, event_types=("Reboot",))
     kit.commit(life.outbox, kit.event(resources=(ME,)))
     assert life.goes("completed", "Freeze", is_over=True) == ["scheduled", "completed"]
+
+
+def test_a_vm_that_approved_an_event_tells_that_alone_where_the_first_vm_speaks(kit):
+    life, both = Life(kit, speak="first"), {"resources": ("vm_1", ME)}
+    assert life.goes("scheduled", **both) == []
+    assert life.is_approved(**both) == ["approved"]
+    assert life.goes("started", **both) == []
+    assert life.goes("completed", **both, is_over=True) == []
+
+
+def test_an_approval_does_not_keep_a_sink_from_the_end_of_what_it_was_told_of(kit):
+    life, both = Life(kit, speak="first"), {"resources": ("vm_1", ME)}
+    assert life.goes("scheduled") == ["scheduled"]
+    assert life.goes("updated", **both) == ["updated"]
+    assert life.is_approved(**both) == ["approved"]
+    assert life.goes("completed", **both, is_over=True) == ["completed"]
