@@ -2,9 +2,9 @@
 
 Start: the directory's lock first, so that nothing is touched that another agent uses; then the outbox; then one try to
 learn the identity of this VM, since ids and filters depend on it; then the workers, so that what was pending before
-goes out even while IMDS is silent; then the approver and the portal's poller, which wait for the first answer; then the
-poll; last what others read: the health server, and systemd, which learns that the agent is ready before a first answer
-of IMDS that may take two minutes.
+goes out even while IMDS is silent, after a few seconds where what is over is skipped; then the approver and the
+portal's poller, which wait for the first answer; then the poll; last what others read: the health server, and systemd,
+which learns that the agent is ready before a first answer of IMDS that may take two minutes.
 
 Stop: the poll, the portal's poller and the approver first, so that nothing new comes; then records that wait for the
 identity get their sinks; then the workers drain; then what is in memory goes back to the disk, if that takes it; then

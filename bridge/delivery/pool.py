@@ -27,7 +27,8 @@ _RELOAD_SECONDS = 2.0
 class WorkerPool:
     """One worker for each configured sink; for one thread, but for `notify` and `loop_watches`.
 
-    *has_seen_document*: whether the document was seen since the start; until then no sink is told anything again.
+    *has_seen_document*: whether the document was seen since the start; until then no sink is told anything again,
+    and one that skips what is over is told nothing that was pending before, for a few seconds.
     """
 
     def __init__(

@@ -36,6 +36,9 @@ _REASON_CHARACTERS = 256
 #: An idle worker reads the outbox by itself now and then, in case it was not notified.
 _IDLE_WAIT_SECONDS = 60.0
 _FAULT_SECONDS = 1.0
+#: How long a sink that skips what is over waits for the first document: what is pending may be over since.
+_FIRST_DOCUMENT_SECONDS = 5.0
+_TICK_SECONDS = 0.1
 _NEVER = float("inf")
 _ENDPOINT_REFUSES = (
     "The endpoint has accepted nothing since the configuration changed, or refuses one event after the other: so it is "
@@ -84,6 +87,9 @@ class DeliveryWorker:
         )
         self._sink_class = sink_class
         self._skips_what_is_over = sink_class.skips_what_is_over(config)
+        self._has_seen_document = has_seen_document
+        self._began_at = clock.monotonic()
+        self._pending_before = outbox.records.last_sequence
         self._prepares_next = sink_class.prepare_next is not Sink.prepare_next
         accepted_under = outbox.read(deliveries.configuration_accepted, config.name).result()
         self._refusals = Refusals(accepted_under=accepted_under)
@@ -151,7 +157,10 @@ class DeliveryWorker:
         now = self._clock.monotonic()
         self._expire(now)
         mode, batch = self._batcher.next(now)
-        if batch:
+        is_waiting = bool(batch) and self._waits_for_document(batch, now)
+        if is_waiting:
+            self._batcher.drop_prefetch()
+        elif batch:
             self._send(batch, mode)
             return 0.0
         self._results.retry_unwritten()
@@ -159,7 +168,18 @@ class DeliveryWorker:
         if refresh_seconds <= 0:
             return 0.0
         self._clear_attention_if_idle()
+        if is_waiting:
+            return _TICK_SECONDS
         return min(self._schedule.next_at() - self._clock.monotonic(), self._idle_seconds(), refresh_seconds)
+
+    def _waits_for_document(self, batch: Sequence[PendingDelivery], now: float) -> bool:
+        """Return whether *batch*, pending since before the start, may be over, or not be all that is under way.
+
+        What is urgent never waits, and nothing does for a service that stays silent.
+        """
+        if not self._skips_what_is_over or now >= self._began_at + _FIRST_DOCUMENT_SECONDS or self._has_seen_document():
+            return False
+        return batch[0].sequence <= self._pending_before and not any(row.urgent for row in batch)
 
     def _clear_attention_if_idle(self) -> None:
         """Reset needs_attention once nothing is pending for the sink; one that is gone (410) still needs a person."""
