@@ -3,7 +3,8 @@
 Meanwhile nothing is told that rests on it: what was pending at the start waits, and so do the ends of events that only
 the stored document knows. What this machine's own document shows is told as that of an unknown VM. When the identity
 proves to be the stored one, all of it goes on in its order; when it does not, the database is set aside, and what was
-already told of this machine's events goes along into the new one, so that it is not told again.
+already told of this machine's events, or waits to be, goes along into the new one, so that it is not told again. Where
+the doubt began is stored: what was told since is this machine's after a restart too.
 
 The events whose rows wait are in a table ``held`` of the connection's own, which stands before the one of the file for
 the statements that choose what is due. It is gone with the process, however that ends.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import suppress
+from datetime import datetime
 
 import msgspec
 
@@ -20,12 +22,13 @@ from bridge.events.event import Document, encode
 from bridge.events.record import TransitionRecord, decode_record
 from bridge.outbox import meta
 from bridge.outbox.database import SQL
+from bridge.system.boot import has_booted
 
 Row = tuple[object, ...]
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What was told in doubt: records with their rows, and the start marks of their events."""
+    """What was told in doubt, or is to be: records with their rows, and the start marks of their events."""
 
     records: list[Row] = []
     deliveries: list[Row] = []
@@ -49,15 +52,37 @@ class Doubt:
         """Return whether what is stored may be another machine's."""
         return self._through is not None
 
-    def begin(self, connection: sqlite3.Connection, *, last_sequence: int) -> None:
-        """Doubt all that *connection* has now."""
-        if self._through is None:
-            saved = meta.read_meta(connection)
-            document, vm = meta.document_of(saved), meta.vm_of(saved)
-            self.vm_name = None if vm is None else vm.name
-            self._known = frozenset(event.key for event in (document.events if document else ()))
-            self._through = last_sequence
+    def begin(self, connection: sqlite3.Connection, *, last_sequence: int, boot_id: str) -> None:
+        """Doubt all that *connection* has now, or had when the doubt began that is open since, in this same boot."""
+        saved = meta.read_meta(connection)
+        mark = meta.doubt_of(saved)
+        if mark is None or has_booted(mark.boot_id, boot_id):
+            document = meta.document_of(saved)
+            known = tuple(event.key for event in (document.events if document else ()))
+            good_at = saved.get("last_good_at")
+            mark = meta.DoubtMark(through=last_sequence, known=known, stored_good_at=good_at, boot_id=boot_id)
+            meta.put(connection, meta.DOUBT, encode(mark).decode())
+        self.resume(connection, boot_id=boot_id)
         self.hold(connection)
+
+    def resume(self, connection: sqlite3.Connection, *, boot_id: str) -> None:
+        """Go on with the doubt that is open in *connection*, if one is that began in this boot."""
+        saved = meta.read_meta(connection)
+        mark, vm = meta.doubt_of(saved), meta.vm_of(saved)
+        if mark is None or has_booted(mark.boot_id, boot_id):
+            return
+        self._through, self._known = mark.through, frozenset(mark.known)
+        self.vm_name = None if vm is None else vm.name
+        for _, body in connection.execute(SQL["unrouted"]):
+            self.withholds(decode_record(body))
+
+    @staticmethod
+    def save_liveness(connection: sqlite3.Connection, *, last_good_at: datetime, boot_id: str) -> None:
+        """Store when IMDS last answered this machine, and under which boot, beside what may be another's."""
+        mark = meta.doubt_of(meta.read_meta(connection))
+        if mark is not None:
+            mark = msgspec.structs.replace(mark, last_good_at=last_good_at, boot_id=boot_id)
+            meta.put(connection, meta.DOUBT, encode(mark).decode())
 
     def hold(self, connection: sqlite3.Connection) -> None:
         """Let what is pending of before wait; again after another connection, or another sink, has come."""
@@ -69,6 +94,12 @@ class Doubt:
 
     def end(self, connection: sqlite3.Connection) -> None:
         """Go on with what is stored: it is this machine's."""
+        saved = meta.read_meta(connection)
+        mark = meta.doubt_of(saved)
+        if mark is not None and mark.last_good_at is not None:
+            meta.save_liveness(connection, last_good_at=mark.last_good_at, boot_id=mark.boot_id)
+        if saved.get(meta.DOUBT):
+            meta.put(connection, meta.DOUBT, "")
         self._through = self.vm_name = None
         self._known = frozenset()
         self._withheld.clear()
@@ -84,12 +115,16 @@ class Doubt:
         return record.sequence <= self._through or key in self._withheld
 
     def told(self, connection: sqlite3.Connection) -> Told:
-        """Return what was told since `begin`, as far as it can be read."""
+        """Return what was told since `begin`, or waits to be, as far as it can be read.
+
+        But for what waits of an event that was known before: what changed is not sure, and is found again.
+        """
         if self._through is None:
             return Told()
         with suppress(sqlite3.Error):
             after = (self._through,)
-            rows = connection.execute(SQL["routed_after"], after).fetchall()
+            found = connection.execute(SQL["records_after"], after).fetchall()
+            rows = [row for row in found if row[5] or row[3] not in self._known]
             keys = {row[3] for row in rows}
             return Told(
                 records=rows,

@@ -25,6 +25,26 @@ CREATED_AT_CORRECTED = "created_at_corrected"
 """The key of when the database counts as made while the clock is before ``created_at``; empty: it is not."""
 DECISION_CHANGES = "decision_changes"
 """The key of how often decisions and approvals were written: a file that knows of fewer has lost some."""
+DOUBT = "doubt"
+"""The key of the `DoubtMark`; empty: this machine is the one that is stored."""
+
+
+class DoubtMark(msgspec.Struct, frozen=True, kw_only=True):
+    """Where what this machine told begins, behind what may be another's; kept as JSON under these names.
+
+    It outlives a restart, and ends with `bridge.outbox.doubt.Doubt.end`.
+    """
+
+    through: int
+    """The last sequence of what may be another machine's."""
+    known: tuple[str, ...] = ()
+    """The keys of the events in the document of then."""
+    stored_good_at: str | None = None
+    """``last_good_at`` of then. With another one stored the mark is over: a version that knows no marks was at work."""
+    boot_id: str
+    """The boot in which it began. Of another one it counts no more: the mark itself may have come with an image."""
+    last_good_at: datetime | None = None
+    """When IMDS last answered in that boot; None: not since the doubt began."""
 
 
 class SavedState(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,19 +54,28 @@ class SavedState(msgspec.Struct, frozen=True, kw_only=True):
     document: Document | None
     last_good_at: datetime | None
     boot_id: str | None
+    """The boot of `last_good_at`."""
     vm: VmIdentity | None
+    vm_boot_id: str | None
+    """The last boot of which it is sure that it is one of `vm`."""
 
 
 def load(connection: sqlite3.Connection) -> SavedState:
     """Return all of it; raise sqlite3.DatabaseError for a value that makes no sense."""
     meta = read_meta(connection)
     try:
+        mark = doubt_of(meta)
+        good_at = parse_time(meta["last_good_at"]) if "last_good_at" in meta else None
+        boot_id = meta.get("boot_id")
+        if mark is not None and mark.last_good_at is not None:
+            good_at, boot_id = mark.last_good_at, mark.boot_id
         return SavedState(
             stream_id=meta["stream_id"],
             document=document_of(meta),
-            last_good_at=parse_time(meta["last_good_at"]) if "last_good_at" in meta else None,
-            boot_id=meta.get("boot_id"),
+            last_good_at=good_at,
+            boot_id=boot_id,
             vm=vm_of(meta),
+            vm_boot_id=meta.get("boot_id"),
         )
     except (KeyError, ValueError, msgspec.MsgspecError) as error:
         raise sqlite3.DatabaseError(f"What the outbox remembers is malformed: {error!r}") from error
@@ -150,6 +179,13 @@ def document_of(meta: Mapping[str, str]) -> Document | None:
 def vm_of(meta: Mapping[str, str]) -> VmIdentity | None:
     """Return the identity in *meta*."""
     return msgspec.json.decode(meta["vm"], type=VmIdentity) if "vm" in meta else None
+
+
+def doubt_of(meta: Mapping[str, str]) -> DoubtMark | None:
+    """Return the mark in *meta* of a doubt that is open."""
+    text = meta.get(DOUBT)
+    mark = msgspec.json.decode(text, type=DoubtMark) if text else None
+    return mark if mark is not None and mark.stored_good_at == meta.get("last_good_at") else None
 
 
 def vm_id_of(meta: Mapping[str, str]) -> str | None:

@@ -467,9 +467,9 @@ INSERT OR IGNORE INTO temp.held (event_key) SELECT event_key FROM deliveries WHE
 -- name: drop_hold
 DROP TABLE IF EXISTS temp.held;
 
--- name: routed_after
+-- name: records_after
 SELECT sequence, id, first_id, event_key, observed_at, is_routed, body FROM records
-WHERE sequence > ? AND is_routed = 1 AND body <> '' ORDER BY sequence;
+WHERE sequence > ? AND body <> '' ORDER BY sequence;
 
 -- name: deliveries_after
 SELECT sink, sequence, state, event_key, urgent, not_before, aged_from, attempts, error, changed_at

@@ -100,6 +100,8 @@ class RecordWriter:
         self._storage: Storage
         self.last_sequence = 0
         """The sequence of the newest record; a hint, it may be ahead of the commit."""
+        self.boot_id = ""
+        """What names the boot of this machine; "" where that is not known."""
 
     def open(self, storage: Storage) -> None:
         """Write to *storage*, from where its stream stands."""
@@ -148,9 +150,9 @@ class RecordWriter:
         return self._append(connection, [_new_record(observation, change) for change in observation.changes])
 
     def save_liveness(self, connection: sqlite3.Connection, *, last_good_at: datetime, boot_id: str) -> None:
-        """Store when IMDS last answered, and under which boot, unless that may not be the boot of this machine."""
-        if not self._doubt.is_open:
-            meta.save_liveness(connection, last_good_at=last_good_at, boot_id=boot_id)
+        """Store when IMDS last answered, and under which boot."""
+        save = self._doubt.save_liveness if self._doubt.is_open else meta.save_liveness
+        save(connection, last_good_at=last_good_at, boot_id=boot_id)
 
     def append_heartbeat(self, connection: sqlite3.Connection, *, incarnation: Incarnation) -> list[TransitionRecord]:
         """Add a heartbeat for the sinks that want it."""
@@ -228,10 +230,16 @@ class RecordWriter:
         """Let records wait for `identify`: this VM's name was never known."""
         self._is_waiting = True
 
-    def distrust_stored(self, connection: sqlite3.Connection) -> None:
-        """Let records wait for `identify`, and what is stored too: it may have come with another machine's image."""
-        self._is_waiting = True
-        self._doubt.begin(connection, last_sequence=int(meta.get(connection, "next_sequence") or 1) - 1)
+    def distrust_stored(self, connection: sqlite3.Connection, vm: VmIdentity) -> None:
+        """Let what is stored wait for `identify`: it may have come with another machine's image.
+
+        Records wait too, unless *vm*, which is what is configured, has a name.
+        """
+        last_sequence = int(meta.get(connection, "next_sequence") or 1) - 1
+        self._doubt.begin(connection, last_sequence=last_sequence, boot_id=self.boot_id)
+        self._vm, self._is_waiting = vm, vm.name is None
+        if not self._is_waiting:
+            self.stop_waiting(connection)
 
     def reset_if_foreign(self, storage: Storage, vm: VmIdentity) -> bool:
         """Start over when the outbox belongs to another machine: it came with an image; return whether it did."""
@@ -239,6 +247,7 @@ class RecordWriter:
         if not vm.vm_id or before is None or before == vm.vm_id.lower():
             return False
         why = f"it belongs to vmId {before}, this machine is {vm.vm_id}"
+        self._doubt.resume(storage.connection, boot_id=self.boot_id)
         told = self._doubt.told(storage.connection)
         storage.replace_database("other-vm", carry=False, why=why)
         with transaction(storage.connection):

@@ -284,6 +284,8 @@ def _is_sound_meta(key: str | bytes, value: str | bytes) -> bool:
             return int(value) >= 0
         elif key == meta.CREATED_AT_CORRECTED and value:
             parse_time(value)
+        elif key == meta.DOUBT and value:
+            msgspec.json.decode(value, type=meta.DoubtMark)
     except (ValueError, msgspec.MsgspecError):
         return False
     return True

@@ -7,7 +7,8 @@ chosen without it. A thread of its own counts that time, because a request may h
 
 A vmId that was stored may be that of another machine: the state directory may have come with an image. So nothing is
 told in its name until the service says who this VM is (`bridge.outbox.doubt`). After the same minute without an answer
-it is believed if the machine has not booted since it was stored; if it has, it stays in doubt.
+it is believed if the machine has not booted since it was stored; if it has, it stays in doubt. A name that is
+configured counts all the while, and no record waits for one.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class IdentityResolver:
     ) -> None:
         self._imds = imds
         self._outbox = outbox
+        if boot_id is not None:
+            outbox.records.boot_id = boot_id
         self._configured = configured
         self._boot_id = boot_id
         self._clock = clock
@@ -129,7 +132,7 @@ class IdentityResolver:
             self._doubt = self._doubt_of(state)
             if self._doubt is not _Doubt.NONE and state.vm is not None:
                 self._stored = state.vm
-                doubted = self._outbox.write(self._outbox.records.distrust_stored)
+                doubted = self._outbox.write(self._outbox.records.distrust_stored, self.vm)
                 self._begin_to_wait(started)
                 logger.warning(
                     "Who this VM is is not known yet. Until it is, what is stored counts as another machine's, which "
@@ -145,7 +148,7 @@ class IdentityResolver:
             result_or_stop(doubted, stop)
         if identified is not None:
             result_or_stop(identified, stop)
-        if self.is_waiting:
+        if self.is_waiting or self._doubt is _Doubt.SAME_BOOT:
             # Where no thread is to be had, the one that asks looks after the wait between two requests.
             with suppress(RuntimeError):
                 threading.Thread(target=self._watch_the_wait, name="identity:wait", daemon=True).start()
@@ -154,11 +157,13 @@ class IdentityResolver:
         is_sure = self._boot_id is None or state.vm is None or state.vm.vm_id is None
         if is_sure or _same(self._configured.vm_id, state.vm.vm_id if state.vm is not None else None):
             return _Doubt.NONE
-        is_same_boot = bool(state.boot_id and self._boot_id) and not has_booted(state.boot_id, self._boot_id or "")
+        # Not of one at which the service did not say who this is: it may be that of another machine.
+        known = state.vm_boot_id
+        is_same_boot = bool(known and self._boot_id) and not has_booted(known, self._boot_id or "")
         return _Doubt.SAME_BOOT if is_same_boot else _Doubt.OPEN
 
     def _begin_to_wait(self, started: float) -> None:
-        self.is_waiting = True
+        self.is_waiting = self.vm.name is None
         self._believe_at = min(self._believe_at, started + _WAIT_SECONDS)
         self._wait_until = min(self._wait_until, self._believe_at)
 

@@ -273,6 +273,31 @@ def test_what_is_stored_stays_in_doubt_after_a_boot_until_the_service_says_who_t
     wait_until(lambda: resolver.vm == stored)
 
 
+def test_nothing_waits_for_a_name_that_is_configured_while_what_is_stored_is_in_doubt(resolver_of, stored):
+    time = ManualClock()
+    resolver = resolver_of(
+        Service(ImdsStatus("busy", status=503)), VmIdentity(name="vm_7"), boot_id="boot-1", clock=time.clock
+    )
+    assert (resolver.vm, resolver.is_waiting) == (VmIdentity(name="vm_7"), False)
+    time.advance(61)
+    resolver.wake()
+    wait_until(lambda: resolver.vm == stored.with_overrides(VmIdentity(name="vm_7")))
+
+
+@pytest.mark.usefixtures("stored")
+def test_an_answer_under_another_boot_in_doubt_proves_nothing_of_who_this_is(resolver_of, outbox):
+    for _ in range(2):  # a restart under the boot of the first
+        time = ManualClock()
+        resolver = resolver_of(Service(ImdsUnreachable("silent")), boot_id="boot-2", clock=time.clock)
+        good_at = datetime.now(timezone.utc)
+        outbox.write(outbox.records.save_liveness, last_good_at=good_at, boot_id="boot-2").result()
+        time.advance(61)
+        resolver.wake()
+        wait_until(lambda resolver=resolver: not resolver.is_waiting)
+        resolver.stop()
+        assert resolver.vm == VmIdentity()
+
+
 def test_a_configured_vm_id_that_is_the_stored_one_leaves_no_doubt(resolver_of, stored):
     resolver = resolver_of(Service(ImdsUnreachable("silent")), VmIdentity(vm_id="aaaa"), boot_id="boot-2")
     assert (resolver.vm.name, resolver.is_waiting) == (stored.name, False)
