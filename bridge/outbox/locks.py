@@ -88,9 +88,12 @@ class DirectoryLock:
             try:
                 descriptor = _lock_directory(self._directory)
             except OSError as error:
-                if _is_taken(error):
+                if not _is_taken(error):
+                    raise
+                kept = self._take_back()
+                if kept is None:
                     raise StateDirectoryError(_why(self._directory, error)) from error
-                raise
+                descriptor = kept
             old, self._descriptor = self._descriptor, descriptor
             self._let_go_if_deleted(old)
         logger.error(
@@ -118,6 +121,15 @@ class DirectoryLock:
         except OSError:  # it cannot be seen for now, which is no sign that it has gone
             return True
         return (found.st_dev, found.st_ino) == (locked.st_dev, locked.st_ino)
+
+    def _take_back(self) -> int | None:
+        """Return the lock on a directory that was moved away and is at the path again; None when there is none."""
+        found = os.stat(self._path)  # noqa: PTH116
+        for descriptor in self._moved:
+            if os.path.samestat(os.fstat(descriptor), found):
+                self._moved.remove(descriptor)
+                return descriptor
+        return None
 
     def _let_go_if_deleted(self, descriptor: int) -> None:
         if os.fstat(descriptor).st_nlink:
