@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from bridge.agent.periodic import FileWatch, PeriodicTasks
@@ -175,7 +174,6 @@ class Agent:
             approvals=self._approvals.approver,
             seconds_since_boot=seconds_since_boot(),
         )
-        self._poller.on_polled = partial(self._nudge.set_if_touched, self.turn)
         self._approvals.start()
         self._poll_thread = threading.Thread(
             target=self._poller.run, args=(self._stop_polling,), name="poll", daemon=True
@@ -196,16 +194,13 @@ class Agent:
     def wait_for_turn(self, stop: threading.Event) -> bool:
         """Wait until `run_due` has something to do; return False when *stop* is set instead.
 
-        A thread that wakes each second costs a fifth of what the poll does. So the poll looks at the file that commands
-        touch, where it comes each second, and wakes this thread for it.
+        A turn each second costs a fifth of what the poll does, a look at the file that commands touch hardly anything.
+        It belongs to this thread, which may hang with the disk: the poll must not, and never looks at a file.
         """
-        silent_seconds = None if self._poller is None else self._poller.silent_seconds
-        # Only while answers come each second: a poll that hangs looks at nothing.
-        is_polled = silent_seconds is not None and silent_seconds < 2 * _TICK_SECONDS
-        is_often = self._settings.imds.poll_interval_seconds <= _TICK_SECONDS
-        is_watched = is_polled and is_often and not self._nudge.is_touched
-        most = min(self._periodic.seconds_to_next(), _TEND_SECONDS) if is_watched else 0.0
-        self.turn.wait(max(most, _TICK_SECONDS))
+        end = time.monotonic() + max(min(self._periodic.seconds_to_next(), _TEND_SECONDS), _TICK_SECONDS)
+        while not self.turn.wait(min(end - time.monotonic(), _TICK_SECONDS)):
+            if self._nudge.is_touched or time.monotonic() >= end - _LEAST_WAIT_SECONDS:
+                break
         self.turn.clear()
         return not stop.is_set()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -107,11 +106,6 @@ class FileWatch:
     def is_touched(self) -> bool:
         """Return whether `check` would find it touched, or not there."""
         return self._seen is None or self._read() != self._seen
-
-    def set_if_touched(self, event: threading.Event) -> None:
-        """Set *event* when `check` would find it touched, or not there; from any thread."""
-        if self.is_touched:
-            event.set()
 
     def _read(self) -> tuple[int, int, int] | None:
         try:

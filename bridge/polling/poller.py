@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Protocol
@@ -110,8 +110,6 @@ class Poller:
         """When the service last answered as it should, to this agent."""
         self.refused_answer: str | None = None
         """Why the last answer, a 200, is no document; None when it is one, or when there was no such answer."""
-        self.on_polled: Callable[[], object] = lambda: None
-        """Called on this thread after each poll; must be quick, and raise nothing."""
         self._is_settled = False
         self._stream_id, self._tracker = self._load()
 
@@ -145,7 +143,6 @@ class Poller:
         while not stop.is_set():
             self.loop_watch.expect_call_within(self._imds.deadline_seconds)
             delay = self.poll_once()
-            self.on_polled()
             # The pace is kept: a poll that took a while is followed sooner, but never by a burst.
             due = max(due + delay, self._clock.monotonic())
             self.loop_watch.expect_within(due - self._clock.monotonic())

@@ -12,7 +12,10 @@ from starved import no_threads
 from bridge.agent.agent import Agent
 from bridge.config.loader import read
 from bridge.delivery.worker import DeliveryWorker
+from bridge.errors import StateDirectoryError
 from bridge.events.event import VmIdentity
+from bridge.outbox.locks import DirectoryLock
+from bridge.outbox.reader import OutboxFile
 from bridge.testing import Simulator
 
 
@@ -106,15 +109,15 @@ def test_watchdog_is_fed_only_while_the_poll_turns(agent, manager):
     assert agent.health.healthz().status == 200
 
 
-def test_the_main_thread_waits_for_what_commands_do_and_the_poll_sees_it(tmp_path):
-    """It is woken by the next poll, not by a second of its own; without anything to do it sleeps on."""
+@pytest.fixture
+def turning(tmp_path):
+    """Return an agent that another thread turns, as `run` does, and the times of its turns."""
     with Simulator(rate_limit=False) as simulator:
         imds = {"endpoint": simulator.endpoint, "poll_interval_seconds": 0.2}
-        settings = read({"imds": imds, "status": {"listen": ""}, "sinks": [{"type": "stdout"}]})
-        agent, stop = Agent(settings, tmp_path / "state"), threading.Event()
+        agent = Agent(read({"imds": imds, "status": {"listen": ""}, "sinks": [{"type": "stdout"}]}), tmp_path / "state")
+        turns, stop = [], threading.Event()
         agent.start()
         agent.run_due()
-        turns = []
 
         def turn():
             while agent.wait_for_turn(stop):
@@ -123,12 +126,66 @@ def test_the_main_thread_waits_for_what_commands_do_and_the_poll_sees_it(tmp_pat
 
         thread = threading.Thread(target=turn)
         thread.start()
-        touched_at = time.monotonic()
-        os.utime(tmp_path / "state" / "nudge", ns=(1, 1))
-        while not turns and time.monotonic() < touched_at + 10:
-            time.sleep(0.01)
+        yield agent, turns
         stop.set()
         agent.turn.set()
         thread.join(10)
         agent.stop()
-    assert turns[0] - touched_at < 0.9
+
+
+def wait_until(condition):
+    give_up_at = time.monotonic() + 10
+    while not condition() and time.monotonic() < give_up_at:
+        time.sleep(0.01)
+    return condition()
+
+
+def test_what_a_command_has_touched_gets_a_turn_within_a_second(turning, tmp_path):
+    """Without that there is none for five seconds."""
+    _, turns = turning
+    touched_at = time.monotonic()
+    os.utime(tmp_path / "state" / "nudge", ns=(1, 1))
+    assert wait_until(lambda: turns)
+    assert turns[0] - touched_at < 3
+
+
+def test_poll_goes_on_while_not_even_a_look_at_the_state_directory_comes_back(turning, tmp_path, monkeypatch):
+    """As on a file server that is gone."""
+    agent, _ = turning
+    state, looked, is_back = str(tmp_path / "state"), threading.Event(), threading.Event()
+
+    def hanging(look):
+        def look_in_vain(path, *args, **options):
+            if str(path).startswith(state):
+                looked.set()
+                is_back.wait(30)
+            return look(path, *args, **options)
+
+        return look_in_vain
+
+    for name in ("stat", "lstat"):
+        monkeypatch.setattr(os, name, hanging(getattr(os, name)))
+    try:
+        assert looked.wait(10)
+        for _ in range(3):
+            before = agent._poller.good_at
+            assert wait_until(lambda before=before: agent._poller.good_at != before)
+    finally:
+        is_back.set()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows moves no directory that is in use")
+def test_state_directory_that_was_moved_aside_and_is_put_back_is_used_again(agent, tmp_path):
+    state, aside, between = (tmp_path / name for name in ("state", "aside", "between"))
+    state.rename(aside)
+    agent.run_due()
+    agent.outbox.tend().result(10)
+    state.rename(between)
+    aside.rename(state)
+    agent.run_due()
+    agent.outbox.tend().result(10)
+    for directory in (state, between):
+        with pytest.raises(StateDirectoryError, match="Another agent runs"):
+            DirectoryLock(directory)
+    agent.send_heartbeat()
+    assert wait_until(lambda: OutboxFile(state).records())
