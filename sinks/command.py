@@ -21,7 +21,6 @@ One program runs at a time, and the records behind it wait. So give an urgent ev
     name = "prepare"
     command = ["/usr/local/bin/on-scheduled-event"]
     transitions = ["scheduled", "started", "completed", "canceled", "ended"]
-    event_types = ["Freeze", "Reboot", "Redeploy"]
 
     [[sinks]]
     type = "command"

@@ -56,7 +56,7 @@ def test_alerts_go_to_alertmanager_and_pagerduty():
 def test_an_eviction_does_not_wait_behind_a_drain():
     sinks = _sinks_after("**A drain script**")
     prepare, leave = sinks["prepare"].config, sinks["leave"].config
-    assert not set(prepare.event_types) & set(leave.event_types)
+    assert set(leave.event_types) == {"Preempt", "Terminate"}
     assert leave.timeout_seconds < 30 < prepare.timeout_seconds
 
 

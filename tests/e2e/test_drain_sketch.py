@@ -16,14 +16,20 @@ from mock_server import NOTICE, SCENARIOS, VM, MockServer
 if sys.platform == "win32":
     pytest.skip("a shell script", allow_module_level=True)
 
-PAGE = Path(__file__).parents[2] / "sinks" / "README.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "sinks" / "README.md"
+PROGRAM = "/usr/local/bin/on-scheduled-event"
+ONE_TABLE = f'[[sinks]]\ntype = "command"\ncommand = ["{PROGRAM}"]\n'
+TABLES_OF_THE_README = (
+    (ROOT / "README.md").read_text().partition("**A drain script**")[2].split("```")[1][len("toml") :]
+)
 _FEW = {"Live Migration - Dev Timing", "Canceled Maintenance - Dev Timing"}
 PLAYED = [each for each in SCENARIOS if os.environ.get("MOCK_SCENARIOS") == "all" or each.name in _FEW]
 
 
 @pytest.fixture
-def drained(agent, imds, tmp_path):
-    """An agent that runs the sketch of the page for each record; return what was run, as a function."""
+def drained(request, agent, imds, tmp_path):
+    """An agent whose tables run the sketch of the page, one for each record; return what was run, as a function."""
     log, path = tmp_path / "drains", f"{tmp_path}:/usr/bin:/bin"
     imds.identity = (200, f'{{"name": "{VM}", "vmId": "AAAA"}}'.encode())
     [sketch] = re.findall(r"^```sh\n(#!/bin/sh\n.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
@@ -37,8 +43,8 @@ def drained(agent, imds, tmp_path):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     agent.env.update(PATH=path, SCHEDULED_EVENTS_BRIDGE_CONFIG=str(agent.config))
-    command = f'[[sinks]]\ntype = "command"\ncommand = ["{tmp_path}/on-scheduled-event"]\n'
-    agent.configure(imds.url, command)
+    tables = getattr(request, "param", ONE_TABLE)
+    agent.configure(imds.url, tables.replace(PROGRAM, f"{tmp_path}/on-scheduled-event"))
     imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
     agent.start()
     return lambda: log.read_text().split() if log.exists() else []
@@ -66,15 +72,33 @@ def test_no_vm_is_undrained_while_the_impact_of_a_mock_servers_event_runs(agent,
     assert agent.stop() == 0
 
 
-def test_the_end_of_one_event_does_not_undrain_a_vm_while_another_one_runs(agent, imds, drained):
-    def document(incarnation, **statuses):
-        events = [
-            {"EventId": name, "EventStatus": status, "EventType": "Freeze", "Resources": [VM], "NotBefore": ""}
-            for name, status in statuses.items()
-        ]
-        return {"DocumentIncarnation": incarnation, "Events": events}
+def document(incarnation, *events):
+    """Return a document of events of this VM; each is (its EventId, EventStatus, EventType)."""
+    return {
+        "DocumentIncarnation": incarnation,
+        "Events": [
+            {"EventId": name, "EventStatus": status, "EventType": kind, "Resources": [VM], "NotBefore": ""}
+            for name, status, kind in events
+        ],
+    }
 
-    assert show(agent, imds, drained, document(2, a="Started"), until="drain") == ["drain"]
-    assert show(agent, imds, drained, document(3, b="Started"), until="drain") == ["drain"]
-    assert show(agent, imds, drained, document(4, b="Completed"), until="undrain") == ["undrain"]
+
+def test_the_end_of_one_event_does_not_undrain_a_vm_while_another_one_runs(agent, imds, drained):
+    def freeze(incarnation, name, status):
+        return document(incarnation, (name, status, "Freeze"))
+
+    assert show(agent, imds, drained, freeze(2, "a", "Started"), until="drain") == ["drain"]
+    assert show(agent, imds, drained, freeze(3, "b", "Started"), until="drain") == ["drain"]
+    assert show(agent, imds, drained, freeze(4, "b", "Completed"), until="undrain") == ["undrain"]
+    assert agent.stop() == 0
+
+
+@pytest.mark.parametrize("drained", [TABLES_OF_THE_README], indirect=True, ids=["tables of the readme"])
+def test_an_eviction_that_is_called_off_after_the_end_of_another_event_brings_the_vm_back(agent, imds, drained):
+    eviction = ("t", "Scheduled", "Terminate")
+    imds.show(document(2, ("r", "Started", "Reboot"), eviction))
+    agent.wait_for(lambda: len(drained()) >= 2)
+    imds.show(document(3, eviction), polls=4)
+    assert "undrain" not in drained()
+    show(agent, imds, drained, document(4), until="undrain")
     assert agent.stop() == 0
