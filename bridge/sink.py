@@ -20,7 +20,7 @@ programs, and texts for people. So a sink imports nothing else of the agent, who
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -199,6 +199,11 @@ class Sink(ABC):
         """
         del config
         return ()
+
+    @classmethod
+    def check_labels(cls, config: Any, labels: Mapping[str, str]) -> None:
+        """Raise ValueError when *config* does not go with *labels*, which the configuration gives to every record."""
+        del config, labels
 
     @classmethod
     def withholding(cls, config: Any, variables: frozenset[str]) -> Any:

@@ -74,7 +74,7 @@ def read(table: Mapping[str, Any]) -> Settings:
     rest = {key: value for key, value in table.items() if key not in {"sinks", "approval"}}
     elsewhere = _where_keys_belong()
     top = convert(rest, TopSettings, "", mistakes, elsewhere=elsewhere)
-    sinks = read_sinks(table.get("sinks", ()), mistakes, elsewhere)
+    sinks = read_sinks(table.get("sinks", ()), mistakes, elsewhere, labels=None if top is None else top.labels)
     approval = read_approval(table["approval"], mistakes, elsewhere) if "approval" in table else None
     if mistakes.sentences or top is None:
         raise ConfigurationError(*mistakes.sentences)

@@ -58,8 +58,13 @@ _RULES: dict[str, Any] = {
 _APART = frozenset(_RULES) - {"name"}
 
 
-def read_sinks(tables: object, mistakes: Problems, elsewhere: Mapping[str, str]) -> tuple[SinkSettings, ...]:
-    """Return the sinks of *tables*; what is wrong with them is then in *mistakes*."""
+def read_sinks(
+    tables: object, mistakes: Problems, elsewhere: Mapping[str, str], *, labels: Mapping[str, str] | None = None
+) -> tuple[SinkSettings, ...]:
+    """Return the sinks of *tables*; what is wrong with them is then in *mistakes*.
+
+    *labels* are what every record gets, None while that is unknown.
+    """
     if not isinstance(tables, list | tuple):
         mistakes.wrong("sinks", tables, "a list of tables. Write each with two pairs of brackets: [[sinks]]")
         return ()
@@ -75,9 +80,18 @@ def read_sinks(tables: object, mistakes: Problems, elsewhere: Mapping[str, str])
         if name and names.setdefault(name, path) != path:
             mistakes.quote(path, f'{names[name]} has the same name. Give one of them another, with name = "...".')
         sink = _sink(table, name, path, mistakes, elsewhere)
+        if sink is not None and labels is not None:
+            _check_labels(sink, labels, path, mistakes)
         mistakes.whose = ""
         found += [sink] if sink else []
     return tuple(found)
+
+
+def _check_labels(sink: SinkSettings, labels: Mapping[str, str], path: str, mistakes: Problems) -> None:
+    try:
+        sink.sink_class.check_labels(sink.config, labels)
+    except ValueError as error:
+        mistakes.quote(path, str(error))
 
 
 def _called(table: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from sinks.webhook import alertmanager, pagerduty
 from sinks.webhook.alertmanager import REFRESH_SECONDS, AlertmanagerFormat
 from sinks.webhook.format import CloudEventsFormat, Format
 from sinks.webhook.pagerduty import PagerDutyFormat
-from sinks.webhook.samples import samples
+from sinks.webhook.samples import AnyLabel, samples
 from sinks.webhook.template import TemplateFormat, check_url_template, is_url_template
 
 #: Keys that mean something to one format alone.
@@ -81,7 +82,8 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
                 )
         if self.format == "template":
             check_header("Content-Type", self.content_type, where="content_type")
-            _template(self).try_out(samples(self), self.url)
+            # The labels stand in another table: `check_labels` tries those.
+            _template(self).try_out(samples(self), self.url, labels=AnyLabel())
 
     def _check_url(self) -> None:
         one_of(url=self.url, url_file=self.url_file, url_env=self.url_env)
@@ -105,6 +107,12 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
         one_of(routing_key_file=self.routing_key_file, routing_key_env=self.routing_key_env)
         if self.routing_key_file is None and self.routing_key_env is None:
             raise ValueError("routing_key_file or routing_key_env is missing: format = 'pagerduty' needs one.")
+
+
+def check_labels(config: WebhookConfig, labels: Mapping[str, str]) -> None:
+    """Raise ValueError when a template names a label that is none of *labels*."""
+    if config.format == "template":
+        _template(config).try_out(samples(config), config.url, labels=labels)
 
 
 def refresh_seconds_of(config: WebhookConfig) -> float | None:

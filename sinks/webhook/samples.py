@@ -61,6 +61,13 @@ _NULLS: tuple[tuple[str, ...], ...] = (
 )
 
 
+class AnyLabel(dict[str, str]):
+    """Labels of whatever name, while those of the configuration are not known."""
+
+    def __missing__(self, _name: str) -> str:
+        return _AWKWARD
+
+
 class Sample(NamedTuple):
     """A record to try, and what of it is null for the trial."""
 
@@ -98,7 +105,7 @@ def _with_nulls(full: dict[str, Any]) -> Iterator[Sample]:
     for names in possible:
         yield Sample(_record(_without(full, *names)), names)
     everything = [name for names in possible for name in names]
-    bare = _without(full, *everything) | {"labels": {}, "vm": dict.fromkeys(full["vm"]) | {"tags": {}}}
+    bare = _without(full, *everything) | {"vm": dict.fromkeys(full["vm"]) | {"tags": {}}}
     yield Sample(_record(bare), ("everything that may be",))
 
 

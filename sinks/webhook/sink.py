@@ -10,7 +10,7 @@ Standard Webhooks says when there is a secret.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -19,7 +19,7 @@ from sinks.http.endpoint import Endpoint, entra_token
 from sinks.http.signature import Signer
 from sinks.http.urls import http_url
 from sinks.webhook.alerts import alert_warnings
-from sinks.webhook.config import WebhookConfig, format_of, is_superseded_by_end, refresh_seconds_of
+from sinks.webhook.config import WebhookConfig, check_labels, format_of, is_superseded_by_end, refresh_seconds_of
 from sinks.webhook.format import Message
 from sinks.webhook.pagerduty import DEFAULT_URL, check_url
 from sinks.webhook.template import check_url_template, is_url_template
@@ -51,6 +51,11 @@ class WebhookSink(Sink):
     def warnings(cls, config: Any) -> Sequence[str]:
         """Return what an alert format makes of settings that other formats may have."""
         return alert_warnings(config)
+
+    @classmethod
+    def check_labels(cls, config: Any, labels: Mapping[str, str]) -> None:
+        """Raise ValueError when a template names a label that the configuration does not give."""
+        check_labels(config, labels)
 
     @classmethod
     def shown_by_check(cls, config: Any) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,8 @@ class TemplateFormat(Format):
         self._method = self._compiled(method, "method")
         self._url_text = ""
         self._url: jinja2.Template | None = None
+        self._trial_labels: Mapping[str, str] | None = None
+        """While the templates are tried out, the labels of every record."""
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
         """Return what the templates make of *record*; *url* may be one too."""
@@ -128,8 +130,12 @@ class TemplateFormat(Format):
             raise DeliveryRejected(f"url makes none that can be used: {error} Quote values with | urlencode.") from None
         return made
 
-    def try_out(self, samples: Iterable[Sample], url: str | None) -> None:
-        """Raise ValueError with the first of *samples* that the templates, and *url* if it is one, cannot render."""
+    def try_out(self, samples: Iterable[Sample], url: str | None, *, labels: Mapping[str, str]) -> None:
+        """Raise ValueError with the first of *samples* that the templates, and *url* if it is one, cannot render.
+
+        Each has *labels*; afterwards no record is rendered by this instance.
+        """
+        self._trial_labels = labels
         began = time.thread_time()
         for record, nulls in samples:
             if nulls and time.thread_time() - began > _RARE_SECONDS:
@@ -152,7 +158,10 @@ class TemplateFormat(Format):
 
     def _filled(self, template: jinja2.Template, record: TransitionRecord, what: str) -> str:
         try:
-            text = _joined(template.generate({**variables(record), _LOOK: _Time().look}))
+            names = variables(record)
+            if self._trial_labels is not None:
+                names["labels"] = names["record"]["labels"] = self._trial_labels
+            text = _joined(template.generate({**names, _LOOK: _Time().look}))
             text.encode()
         except _TooMuch as error:
             raise DeliveryRejected(f"{what} does not end: {error}.") from None

@@ -109,6 +109,22 @@ def test_a_template_that_only_fails_with_a_null_that_real_records_have_is_found_
     assert not mistake(template=careful, content_type="text/plain", transitions=transitions)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"template": '{"team": {{ labels.team | tojson }}, "again": {{ record.labels["team"] | tojson }}}'},
+        {"template": "{}", "url": "https://example.net/{{ labels.team | urlencode }}"},
+    ],
+    ids=["template", "url"],
+)
+def test_a_template_may_name_a_label_that_is_configured_and_no_other(keys: dict[str, str]) -> None:
+    table = {"sinks": [{"type": "webhook", "url": "https://example.net/", "format": "template", **keys}]}
+    assert len(read({**table, "labels": {"team": 'pay"ments'}}).sinks) == 1
+    for others in ({}, {"labels": {"tema": "payments"}}):
+        with pytest.raises(ConfigurationError, match="has no attribute 'team'"):
+            read({**table, **others})
+
+
 def test_a_branch_for_one_transition_is_tried_with_what_that_transition_lacks() -> None:
     template = '{"a": {{ (event.not_before[:10] if transition == "completed" else "") | tojson }}}'
     assert "transition completed with event.not_before" in mistake(template=template, transitions=["completed"])
