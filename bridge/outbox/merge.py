@@ -23,6 +23,7 @@ from bridge.events.record import decode_record
 from bridge.outbox import database, meta, recovery
 from bridge.outbox.database import SQL, is_damage, transaction
 from bridge.outbox.disk_file import DiskFile
+from bridge.outbox.leaf_pages import open_damaged
 from bridge.outbox.locks import prepare_nudge
 from bridge.outbox.memory_copy import set_totals
 from bridge.outbox.recovery import COUNTS
@@ -92,9 +93,8 @@ class Merge:
                     logger.error("The outbox stays in memory: %s", error)  # noqa: TRY400  # the sentence says it all
                 return None
             aside = self._file.set_aside("damaged", str(error), in_memory=True)
-            damaged = None if self._origin.is_whole else database.open_to_read(aside)
-            if damaged is not None:
-                self._origin.unread.append(damaged)
+            if not self._origin.is_whole:
+                self._origin.unread.extend(open_damaged(aside))
         try:
             return self._merge()
         except (sqlite3.Error, OSError, OutboxError):

@@ -12,6 +12,9 @@ SELECT value FROM meta WHERE key = ?;
 -- name: put_meta
 INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 
+-- name: paste_meta
+INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT DO NOTHING;
+
 -- name: repeats
 SELECT COUNT(*) FROM records WHERE first_id = ? AND sequence <> ?;
 
@@ -432,6 +435,9 @@ ON CONFLICT DO NOTHING;
 -- name: paste_token
 INSERT INTO decision_tokens (token, arrival)
 SELECT ?1, ?2 WHERE EXISTS (SELECT 1 FROM decisions WHERE arrival = ?2) ON CONFLICT DO NOTHING;
+
+-- name: paste_any_token
+INSERT INTO decision_tokens (arrival, token) VALUES (?, ?) ON CONFLICT DO NOTHING;
 
 -- name: paste_approval
 INSERT INTO approvals (event_id, event_digest, state, changed_at, body) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;

@@ -4,8 +4,9 @@ SQLite does not notice when its file is deleted, replaced or written over: it go
 what it commits is lost when the agent ends. So the agent checks now and then.
 
 The damaged file is set aside and stays. It is read once: from its first row until the damage, and from its last row
-back to it. A row is taken only when it makes sense, since a page of garbage can read as text. What was pending and
-could not be saved is counted as evicted, never forgotten. For more there is `sqlite3 .recover`; see deploy/README.md.
+back to it; where SQLite does not get to its end, its pages are read too (`leaf_pages`). A row is taken only when it
+makes sense, since a page of garbage can read as text. What was pending and could not be saved is counted as evicted,
+never forgotten. For more there is `sqlite3 .recover`; see deploy/README.md.
 
 What people decided is a case of its own (`copy_decisions`): a hold is kept wherever it can be read, an approval that is
 still open only when it is sure that no hold is missing beside it.

@@ -34,6 +34,7 @@ from bridge.errors import OutboxError
 from bridge.outbox import database, meta
 from bridge.outbox.database import SQL, TrackedConnection, is_damage, is_lock, is_refusal
 from bridge.outbox.disk_file import DiskFile, fill
+from bridge.outbox.leaf_pages import open_damaged
 from bridge.outbox.locks import InMemoryFlag, prepare_nudge
 from bridge.outbox.memory_copy import COPIED_BYTES, copy_outline, copy_whole, is_large, read_beside
 from bridge.outbox.merge import DeletedRows, MemoryOrigin, Merge, deleted_rows
@@ -184,8 +185,8 @@ class Storage:
         self._file.reader = None
         aside = self._file.being_replaced = self._file.set_aside(reason, why, in_memory=self.in_memory)
         # A file that somebody put in the place of ours is not read.
-        readable = None if is_another or not carry else database.open_to_read(aside)
-        sources = ([old] if carry else []) + ([] if readable is None else [readable])
+        readable = [] if is_another or not carry else open_damaged(aside)
+        sources = ([old] if carry else []) + readable
         live = None if self.in_memory or not carry else old
         self._file.guard, self.in_memory, self.disk_sequence = None, False, 0
         if not carry:
@@ -256,11 +257,11 @@ class Storage:
 
     def _replace_damaged(self, why: str) -> sqlite3.Connection:
         aside = self._file.set_aside("damaged", why, in_memory=self.in_memory)
-        source = database.open_to_read(aside or self._file.path)
+        sources = open_damaged(aside or self._file.path)
         try:
-            return self._rebuilt([] if source is None else [source], {})
+            return self._rebuilt(sources, {})
         finally:
-            if source is not None and source not in self._origin.unread:
+            for source in set(sources).difference(self._origin.unread):
                 source.close()
 
     def _rebuilt(

@@ -1,23 +1,30 @@
 import random
-import re
 import shutil
 import sqlite3
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+from damage_kit import (
+    COUNT,
+    DELIVERED,
+    assert_totals_hold,
+    checkpoint,
+    damage,
+    keep_working,
+    prepared,
+    set_aside,
+    whole_due,
+)
 
-from bridge.events.event import Document, VmIdentity
+from bridge.events.event import Document
 from bridge.outbox import deliveries, meta
 
 resource = pytest.importorskip("resource", reason="Windows sets no limits to files")
 
-ENDS = ("delivered", "pending", "parked", "evicted", "discarded", "expired")
-COUNT = 300
-DELIVERED = 40
+#: Seeds by which this damage once cost everything, among those that are tried.
+SEEDS = [*range(12), 55, 60, 83]
 
 #: What another program does to a file; run in a process of its own, as closing a file drops this process's locks on it.
 DAMAGES = {
@@ -35,26 +42,10 @@ DAMAGES = {
 }
 #: What a working agent does not see of its file, but the next start does, and how many records it saves at least.
 SEEN_AT_THE_START = {
-    "middle overwritten": COUNT // 4,
+    "middle overwritten": COUNT // 3,
     "one page of garbage": COUNT - 20,
     "one page of zeros": COUNT - 20,
 }
-SCRIPT = """
-import glob, os, random, sys
-path = sys.argv[1]
-garbage = random.Random(sys.argv[2]).randbytes
-size = os.path.getsize(path)
-page = int.from_bytes(open(path, "rb").read(18)[16:], "big")
-def write(offset, what):
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        file.write(what)
-"""
-
-
-def damage(kit, how, *, seed=0):
-    command = [sys.executable, "-c", SCRIPT + how, str(kit.directory / "outbox.db"), str(seed)]
-    subprocess.run(command, check=True)
 
 
 @contextmanager
@@ -65,66 +56,6 @@ def no_file_may_grow():
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def set_aside(kit):
-    """Return the main files that were set aside."""
-    names = (path.name for path in kit.directory.iterdir())
-    return sorted(name for name in names if re.fullmatch(r"outbox\.db\.damaged-[^-]*Z(-\d+)?", name))
-
-
-def assert_totals_hold(outbox, kit):
-    def count(connection):
-        return connection.execute("SELECT sink, state, COUNT(*) FROM deliveries GROUP BY sink, state").fetchall()
-
-    rows = outbox.read(count).result()  # the outbox's own read: a page of the file may be damaged that it has in memory
-    counted = {(sink, state): count for sink, state, count in rows}
-    for sink, totals in kit.totals(outbox).items():
-        assert totals["accepted"] == sum(totals[state] for state in ENDS), totals
-        assert totals["pending"] == counted.get((sink, "pending"), 0)
-        assert totals["parked"] == counted.get((sink, "parked"), 0)
-
-
-def checkpoint(outbox, *, forget=False):
-    """Bring everything from the -wal into the file; *forget* what was read of it, as a big outbox would."""
-
-    def work(store):
-        store.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        if forget:
-            store.connection.execute("PRAGMA shrink_memory")
-
-    outbox.exclusive(work).result()
-
-
-def prepared(kit):
-    outbox = kit.open()
-    outbox.identify(VmIdentity(name="vm_0", vm_id="1")).result()
-    kit.fill(outbox, COUNT, size=1000)
-    kit.settle(outbox, "a", *range(1, DELIVERED + 1))
-    kit.settle(outbox, "a", DELIVERED + 1, state="parked")
-    return outbox
-
-
-def keep_working(kit, outbox):
-    """Do what an agent does all day; return the sequences of the new records."""
-    new = [record.sequence for record in kit.commit(outbox, kit.event("N-1"), kit.event("N-2"), document=Document())]
-    kit.due(outbox, "a", limit=64)
-    outbox.read(deliveries.probe, "b").result()
-    outbox.read(deliveries.urgency, "b", now=kit.time.timestamp()).result()
-    outbox.tend().result()
-    kit.settle(outbox, "b", new[0], state=None)
-    outbox.clean().result()
-    new += [record.sequence for record in kit.commit(outbox, kit.event("N-3"), document=Document())]
-    outbox.tend().result()
-    return new
-
-
-def whole_due(outbox, kit, new):
-    """Return what of the old is due to sink b, after making sure of the new."""
-    due = kit.due(outbox, "b")
-    assert due[-len(new) :] == new
-    assert len(set(due)) == len(due)
-    return due[: -len(new)]
 
 
 # While the agent runs.
@@ -318,7 +249,7 @@ def test_a_file_cut_to_nothing_does_not_cost_its_wal(kit):
     assert kit.commit(outbox, kit.event("N-1"))[0].sequence >= 1
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_random_damage_never_stops_the_agent_and_never_breaks_its_accounts(kit, seed):
     chance = random.Random(seed)
     outbox = prepared(kit)
@@ -399,8 +330,7 @@ def test_records_that_are_found_without_the_state_they_belong_to_are_joined_by_t
         outbox.tend().result()
         assert not outbox.in_memory
         rows = outbox.read(deliveries.due, "b", limit=9999).result()
-        expected = COUNT if root == pages["meta"] else 0
-        assert [row.record.event.event_id for row in rows] == [*(f"F-{n}" for n in range(expected)), "N-0"]
+        assert [row.record.event.event_id for row in rows] == [*(f"F-{n}" for n in range(COUNT)), "N-0"]
         assert len({row.sequence for row in rows}) == len(rows)
         assert_totals_hold(outbox, kit)
         outbox.close()

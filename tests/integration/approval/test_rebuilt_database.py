@@ -31,7 +31,8 @@ def damage(kit, table="records"):
     """Overwrite the first page of *table*."""
     with closing(sqlite3.connect(database(kit))) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()
+        tables = dict(connection.execute("SELECT name, rootpage FROM sqlite_master"), sqlite_master=1)
+        page = tables[table]
         (size,) = connection.execute("PRAGMA page_size").fetchone()
     with database(kit).open("r+b") as file:
         file.seek((page - 1) * size)
@@ -93,7 +94,7 @@ def test_a_hold_outlives_a_file_that_is_deleted_under_the_running_agent(make):
     assert kit.imds.posts == []
 
 
-@pytest.mark.parametrize("table", ["records", "deliveries", "records_by_event", "approvals"])
+@pytest.mark.parametrize("table", ["records", "deliveries", "records_by_event", "approvals", "sqlite_master"])
 def test_a_hold_outlives_a_file_that_was_damaged_elsewhere(make, table):
     kit = make(FREEZE)
     kit.go(1)
@@ -152,13 +153,14 @@ def test_an_open_approval_outlives_a_file_that_is_deleted_under_the_running_agen
     assert sorted(kit.imds.posts) == [["E-1", "E-2"]]
 
 
-def test_an_open_approval_of_a_damaged_file_is_not_followed_since_a_hold_may_be_missing_beside_it(make):
+@pytest.mark.parametrize("table", ["records", "sqlite_master"])
+def test_an_open_approval_of_a_damaged_file_is_not_followed_since_a_hold_may_be_missing_beside_it(make, table):
     kit = make(required=2)
     kit.see(kit.event())
     first = kit.token(kit.event())
     kit.offer(first)
     kit.close()
-    damage(kit)
+    damage(kit, table)
     kit.wait(1)
     kit.start()
     kit.see(kit.event())
@@ -168,13 +170,14 @@ def test_an_open_approval_of_a_damaged_file_is_not_followed_since_a_hold_may_be_
     assert kit.outcomes == [("approval_refused", "issued_before_this_outbox")]
 
 
-def test_what_was_followed_is_known_after_the_database_was_rebuilt(make):
+@pytest.mark.parametrize("table", ["records", "sqlite_master"])
+def test_what_was_followed_is_known_after_the_database_was_rebuilt(make, table):
     kit = make()
     kit.see(kit.event())
     token = kit.token(kit.event())
     kit.offer(token)
     kit.close()
-    damage(kit)
+    damage(kit, table)
     kit.start()
     kit.see(kit.event())
     before = len(kit.outcomes)
