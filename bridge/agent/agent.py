@@ -275,6 +275,7 @@ class Agent:
         end = deadline + _END_SECONDS
         self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
         self._loop_watch.idle()
+        self.outbox.take_slow_disk()
         self._stop_approvals_and_poll(deadline)
         self._pool.drain(deadline)
         self._return_to_disk(deadline)

@@ -43,11 +43,9 @@ def read_beside(
     with suppress(Exception):  # whatever it is, the disk gave nothing
         return found.result(COMMIT_SECONDS)
     memory = database.open_memory()
-    document = meta.document_of(known)
     with transaction(memory):
         _outline(memory, [], known)
-        events = () if document is None else document.events
-        memory.executemany(SQL["leave_on_disk"], [(event.key,) for event in events])
+        _hold_all(memory, known)
     return memory, False
 
 
@@ -122,11 +120,13 @@ def _copy_outline(source: sqlite3.Connection, memory: sqlite3.Connection) -> Non
     That is meta, the totals, which events wait on the disk, recent ids, and the last record of each active event, which
     a sink that is new gets.
     """
+    is_held = False
     try:
         for key, value in source.execute(SQL["get_meta"]).fetchall():
             if meta.get(memory, key) is None:
                 meta.put(memory, key, value)
         memory.executemany(SQL["leave_on_disk"], source.execute(SQL["waiting_events"]))
+        is_held = True
         document = meta.document_of(meta.read_meta(memory))
         for key in () if document is None else {event.key for event in document.events if not is_over(event)}:
             memory.executemany(SQL["paste_record"], source.execute(SQL["copy_last_of_event"], (key,)))
@@ -135,6 +135,15 @@ def _copy_outline(source: sqlite3.Connection, memory: sqlite3.Connection) -> Non
             set_totals(memory, name, counts)
     except sqlite3.Error as error:
         logger.info("The outbox on disk could be read in part only.", extra={"why": str(error)})
+        if not is_held:
+            _hold_all(memory, meta.read_meta(memory))
+
+
+def _hold_all(memory: sqlite3.Connection, known: Mapping[str, str]) -> None:
+    """Have every event of the document in *known* wait for the disk: what waits there cannot be told."""
+    document = meta.document_of(known)
+    events = () if document is None else document.events
+    memory.executemany(SQL["leave_on_disk"], [(event.key,) for event in events])
 
 
 def set_totals(connection: sqlite3.Connection, name: str, counts: Iterable[int]) -> None:

@@ -75,6 +75,7 @@ class Merge:
         file: DiskFile,
         stream: Stream,
         enter_step: Callable[[float], None],
+        commit_seconds: float = COMMIT_SECONDS,
     ) -> None:
         self._memory = memory
         self._known = known
@@ -82,6 +83,7 @@ class Merge:
         self._file = file
         self._stream = stream
         self._enter_step = enter_step
+        self._commit_seconds = commit_seconds
 
     def run(self) -> sqlite3.Connection | None:
         """Return the disk's database with all that happened in memory, or None when that cannot be had now."""
@@ -119,7 +121,7 @@ class Merge:
                     recovery.copy_decisions([*self._origin.unread, self._memory], disk)
                     self._stream.forget_decisions(disk)
                 counted = deleted_rows(self._memory)
-                self._enter_step(COMMIT_SECONDS)
+                self._enter_step(self._commit_seconds)
             self._origin.written_back = counted
             self._enter_step(WORK_SECONDS)
             self._file.watch()

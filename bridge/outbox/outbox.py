@@ -44,10 +44,17 @@ from bridge.errors import OutboxError
 from bridge.events.event import VmIdentity
 from bridge.logs import ThrottledLog
 from bridge.outbox import deliveries, meta, retention
-from bridge.outbox.database import BUSY_SECONDS, is_lock, transaction
+from bridge.outbox.database import BUSY_SECONDS, is_lock, suppress_lock, transaction
 from bridge.outbox.deliveries import OutboxTotals
 from bridge.outbox.records import RecordWriter
-from bridge.outbox.stalls import COMMIT_SECONDS, WORK_SECONDS, Left, StallWatch, Turn
+from bridge.outbox.stalls import (
+    COMMIT_SECONDS,
+    WORK_SECONDS,
+    Left,
+    StallWatch,
+    Turn,
+    until_there_are_threads,
+)
 from bridge.outbox.storage import Storage
 from bridge.system.threads import LoopWatch
 
@@ -71,6 +78,8 @@ _MOST_LOCKS = 2
 #: What a disk or a file that refuses may cost the work that waits; then it goes on from memory, and the rest beside it.
 _RECOVERY_SECONDS = 4.0
 _JOIN_SECONDS = 0.1
+#: An outbox that takes longer to open is spoken of.
+_OPENING_SECONDS = 4.0
 
 
 def result_or_stop(future: Future[T], stop: Callable[[], bool]) -> T | None:
@@ -134,6 +143,8 @@ class Outbox:
         self._log = ThrottledLog(logger)
         self._stop = threading.Event()
         self._turn = Turn()
+        self._left: list[Turn] = []
+        """Those that were left to their threads, and have not ended."""
         opened: Future[Storage] = Future()
         self._thread = threading.Thread(
             target=self._run,
@@ -147,6 +158,12 @@ class Outbox:
         )
         self._thread.daemon = True
         self._thread.start()
+        if not wait_for([opened], _OPENING_SECONDS).done:
+            logger.warning(
+                "The outbox has not opened yet, and until it has nothing is polled: the disk hangs, another program "
+                "has the outbox locked, or it is large.",
+                extra={"directory": str(directory)},
+            )
         self._storage = opened.result()
         self._watch = StallWatch(lambda: self._turn, self._go_on)
 
@@ -212,15 +229,19 @@ class Outbox:
         before = self._now().timestamp() - self._keep_seconds
         return self.write(retention.delete_expired, before=before, limit=_MOST_CLEANED)
 
+    def take_slow_disk(self) -> None:
+        """Go back to a disk that has hung as soon as its call has returned, however slow it is: a stop comes."""
+        self._stop.set()
+
     def close(self, timeout_seconds: float | None = None) -> bool:
         """Commit what was handed in, and close the file; return whether that was done in time."""
+        self.take_slow_disk()
         with self._gate:
             self._is_closed = True
             self._jobs.put(None)
         end = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
         while self._thread.is_alive() and (left := end - time.monotonic()) > 0:
             self._thread.join(min(left, _JOIN_SECONDS))  # it may be left behind meanwhile, for another
-        self._stop.set()
         self._watch.stop()
         return not self._thread.is_alive()
 
@@ -309,6 +330,7 @@ class Outbox:
                     self._do_jobs(storage, turn, list(jobs), is_exclusive=is_exclusive)
                 turn.group = []
         except Left:
+            turn.has_returned.set()
             storage.abandon(self._stop)
             turn.ended.set()
         except BaseException:
@@ -317,13 +339,19 @@ class Outbox:
         else:
             self._is_drained = True
             storage.enter_step = lambda _limit_seconds: None
+            for left in self._left:
+                if left.has_returned.is_set():  # the disk answers, if slowly
+                    left.ended.wait(WORK_SECONDS)
             storage.close()
 
     # On the thread that watches.
 
     def _go_on(self, before: Turn) -> None:
         """Go on from memory, on another thread: that of *before* is in a call to the disk which does not return."""
-        storage = self._storage.go_on_in_memory("a call to the disk does not return", before.ended.is_set)
+        self._left = [*(turn for turn in self._left if not turn.ended.is_set()), before]
+        storage = until_there_are_threads(
+            lambda: self._storage.go_on_in_memory("a call to the disk does not return", before.ended.is_set), self._stop
+        )
         if meta.next_sequence(storage.meta) > meta.next_sequence(self._storage.meta):
             _answer(before.outcomes)  # the commit is on the disk: only what follows it hangs
         left_over = []
@@ -335,12 +363,17 @@ class Outbox:
             else:
                 left_over.append(job)
         self.records.open(storage)
-        self._storage, self._turn = storage, Turn()
+        self._storage, turn = storage, Turn()
         catch_up = _Job(work=lambda _: self.records.catch_up(storage.connection), mode=_Mode.WRITE, future=Future())
-        self._thread = threading.Thread(
-            target=self._work, args=(storage, self._turn, [catch_up, *left_over]), name="outbox", daemon=True
-        )
-        self._thread.start()
+
+        def start() -> threading.Thread:
+            thread = threading.Thread(
+                target=self._work, args=(storage, turn, [catch_up, *left_over]), name="outbox", daemon=True
+            )
+            thread.start()
+            return thread
+
+        self._turn, self._thread = turn, until_there_are_threads(start, self._stop)
 
     # On the outbox's thread.
 
@@ -436,9 +469,11 @@ class Outbox:
         writes = any(job.mode is _Mode.WRITE for job in group)
         factor = math.inf if storage.in_memory else 1.0
         turn.outcomes = []
-        turn.enter((BUSY_SECONDS + COMMIT_SECONDS) * factor)
+        turn.enter(COMMIT_SECONDS * factor)
         self._watch.wake()
-        connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+        if not (writes and _begin_at_once(connection)):
+            turn.enter((BUSY_SECONDS + COMMIT_SECONDS) * factor)
+            connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
         try:
             outcomes = []
             for job in group:
@@ -451,8 +486,10 @@ class Outbox:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
-        turn.enter(WORK_SECONDS * factor)
         if writes:
+            turn.enter(COMMIT_SECONDS * factor)
+            storage.mark_read()
+            turn.enter(WORK_SECONDS * factor)
             storage.refresh()
         turn.pause()
         return outcomes
@@ -464,6 +501,17 @@ def _answer(outcomes: list[_Outcome]) -> None:
             job.future.set_result(value)
         else:
             job.future.set_exception(problem)
+
+
+def _begin_at_once(connection: sqlite3.Connection) -> bool:
+    """Begin a transaction that writes, and return whether that was done: another program may have the lock."""
+    connection.execute("PRAGMA busy_timeout = 0").close()
+    try:
+        with suppress_lock():
+            connection.execute("BEGIN IMMEDIATE")
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000:.0f}").close()
+    return connection.in_transaction
 
 
 def _do(storage: Storage, job: _Job) -> tuple[Any, Exception | None]:

@@ -9,23 +9,28 @@ does not look like a disk that hangs.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from bridge.outbox.locks import sync_nudge
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 #: A commit, and whatever else only writes what is already made.
 COMMIT_SECONDS = 2.0
 #: What may have to read or compute a lot.
 WORK_SECONDS = 10.0
 _TICK_SECONDS = 0.25
-#: A disk that has hung is gone back to once it makes something durable within that time.
-_PROMPT_SECONDS = 1.0
+#: Between two looks at a disk that has hung.
+_LOOK_SECONDS = 1.0
 
 
 class Left(BaseException):
@@ -47,6 +52,8 @@ class Turn:
         self.step: Step | None = None
         self.group: list[Any] = []
         """The jobs at hand, done or not."""
+        self.has_returned = threading.Event()
+        """Set when the call that hung has returned, whatever the disk does next."""
         self.ended = threading.Event()
         """Set when the thread has ended and the disk answers."""
         self.outcomes: list[tuple[Any, Any, Exception | None]] = []
@@ -119,9 +126,23 @@ class StallWatch:
 
 
 def wait_for_disk(directory: Path, stop: threading.Event) -> None:
-    """Return when the disk under *directory* answers again, or *stop* is set."""
-    while not stop.is_set() and _sync_seconds(directory) > _PROMPT_SECONDS:
-        stop.wait(_PROMPT_SECONDS)
+    """Return when the disk under *directory* makes something durable as quickly as a commit, or *stop* is set."""
+    while not stop.is_set() and _sync_seconds(directory) > COMMIT_SECONDS:
+        stop.wait(_LOOK_SECONDS)
+
+
+def until_there_are_threads(work: Callable[[], _T], stop: threading.Event) -> _T:
+    """Return what *work* does, which starts a thread last or fails; again and again while none is to be had.
+
+    Raise RuntimeError when *stop* is set meanwhile.
+    """
+    while True:
+        try:
+            return work()
+        except (RuntimeError, MemoryError) as error:
+            logger.error("No thread can be started to go on in memory; trying again.", extra={"why": repr(error)})  # noqa: TRY400
+            if stop.wait(_LOOK_SECONDS):
+                raise
 
 
 def _sync_seconds(directory: Path) -> float:

@@ -39,7 +39,7 @@ from bridge.outbox.locks import InMemoryFlag, prepare_nudge
 from bridge.outbox.memory_copy import COPIED_BYTES, copy_outline, copy_whole, is_large, read_beside
 from bridge.outbox.merge import DeletedRows, MemoryOrigin, Merge, deleted_rows
 from bridge.outbox.newest import Progress
-from bridge.outbox.stalls import WORK_SECONDS, wait_for_disk
+from bridge.outbox.stalls import COMMIT_SECONDS, WORK_SECONDS, wait_for_disk
 from bridge.outbox.stream import Stream
 from bridge.outbox.volume import make_room, room_on_volume
 
@@ -123,6 +123,15 @@ class Storage:
             self._read_meta()
         if isinstance(connection, TrackedConnection):
             connection.meta_changed = False
+
+    def mark_read(self) -> None:
+        """Read something right after a commit, so that the next transaction need not write to the -shm to begin.
+
+        SQLite notes there up to where somebody reads. On a disk that is frozen meanwhile that write hangs, in whoever
+        begins to read: the outbox, and what would be copied into memory from.
+        """
+        if not self.in_memory:
+            self.connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
 
     def _read_meta(self) -> None:
         self.meta = meta.read_meta(self.connection)
@@ -210,7 +219,14 @@ class Storage:
             return False
         self._flag.clear()  # a command that hears of the return may write at once
         disk = Merge(
-            self.connection, self.meta, self._origin, file=self._file, stream=self._stream, enter_step=self.enter_step
+            self.connection,
+            self.meta,
+            self._origin,
+            file=self._file,
+            stream=self._stream,
+            enter_step=self.enter_step,
+            # The first commit to a new -wal makes two things durable, and a slow disk may need the longer time.
+            commit_seconds=COMMIT_SECONDS * self.patience_seconds / WORK_SECONDS,
         ).run()
         if disk is None:
             self._flag.set()
@@ -303,15 +319,20 @@ class Storage:
             memory = copy_outline([] if source is None else [source], known)
         return self._begin_in_memory(memory, why, is_whole=is_whole)
 
-    def _begin_in_memory(self, memory: sqlite3.Connection, why: str, *, is_whole: bool) -> sqlite3.Connection:
+    def _begin_in_memory(
+        self, memory: sqlite3.Connection, why: str, *, is_whole: bool, is_rebuild: bool = False
+    ) -> sqlite3.Connection:
         self.in_memory, self._origin.is_blind = True, meta.get(memory, "stream_id") is None
         self._stream.begin(memory)
         self._origin.is_whole = is_whole
         (waiting,) = memory.execute(SQL["count_left_on_disk"]).fetchone()
         logger.error(
-            "The disk under the outbox refuses. Work goes on in memory (at most %d MiB): what is there when the agent "
-            "dies is lost. Free the disk or make it writable; the outbox goes back by itself.%s",
+            "%s Work goes on in memory (at most %d MiB): what is there when the agent dies is lost. %s%s",
+            "The outbox is being rebuilt, which takes long." if is_rebuild else "The disk under the outbox refuses.",
             MEMORY_BYTES // 1024 // 1024,
+            "The outbox goes back to the disk by itself."
+            if is_rebuild
+            else "Free the disk or make it writable; the outbox goes back by itself.",
             f" Until then the records of {waiting} events wait on the disk." if waiting else "",
             extra={"why": why, "directory": str(self.directory)},
         )
@@ -351,7 +372,10 @@ class Storage:
             is_being_replaced=file.being_replaced is not None,
         )
         file.reader = None
-        self.connection = self._begin_in_memory(memory, why, is_whole=is_whole)
+        is_rebuild, file.being_replaced = file.being_replaced is not None, None
+        if is_rebuild:
+            why = "what can be read of the old file is not yet copied into the new one"
+        self.connection = self._begin_in_memory(memory, why, is_whole=is_whole, is_rebuild=is_rebuild)
         self._read_meta()
 
     def abandon(self, stop: threading.Event) -> None:

@@ -125,6 +125,18 @@ def test_a_frozen_disk_keeps_nothing_back_and_has_all_of_it_when_it_thaws(kit, d
     assert kit.commit(outbox, kit.event("after"), document=Document())[0].sequence == 10
 
 
+def test_a_disk_that_freezes_right_after_a_commit_holds_nothing_back_for_long(kit, disk):
+    """To begin a transaction writes to the -shm, unless somebody has read since the last commit."""
+    outbox = kit.open(sinks=("a",))
+    kit.fill(outbox, 1)
+    later = kit.observation(outbox, kit.event("F-0", status="Started"), document=Document())
+    kit.settle(outbox, "a", 1)
+    disk.freeze()
+    record = outbox.write(outbox.records.append_observation, later).result(BOUND_SECONDS)[0]
+    assert outbox.in_memory
+    assert record.sequence in kit.due(outbox)  # what the disk has could be read: nothing waits for it
+
+
 @pytest.mark.long
 def test_a_disk_that_freezes_again_and_again_loses_nothing(kit, disk):
     outbox = kit.open(sinks=("a",))
@@ -152,6 +164,7 @@ SHIM = r"""
 #include <unistd.h>
 static int sync_by(const char *name, int descriptor) {
     while (access(getenv("HANG_WHILE"), F_OK) == 0) usleep(10000);
+    if (getenv("SYNC_MILLISECONDS")) usleep(atoi(getenv("SYNC_MILLISECONDS")) * 1000);
     return ((int (*)(int))dlsym(RTLD_NEXT, name))(descriptor);
 }
 int fsync(int descriptor) { return sync_by("fsync", descriptor); }
@@ -198,13 +211,22 @@ def shim(tmp_path_factory):
     return directory / "hang.so"
 
 
+def run(script, kit, shim, tmp_path, *arguments, **environment):
+    """Return what *script* prints, run where the disk hangs while there is a file."""
+    env = {**os.environ, "LD_PRELOAD": str(shim), "HANG_WHILE": str(tmp_path / "hang"), **environment}
+    command = [sys.executable, "-c", script, outbox_kit.__file__, str(kit.directory), *map(str, arguments)]
+    done = subprocess.run(command, check=False, timeout=90, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def live(kit, shim, tmp_path, before, **environment):
+    return json.loads(run(LIVE, kit, shim, tmp_path, before, **environment))
+
+
 @pytest.mark.parametrize("before", [3, 3000], ids=["copied into memory", "too large for memory"])
 def test_a_commit_that_comes_through_after_all_tells_nothing_twice(kit, shim, tmp_path, before):
-    env = {**os.environ, "LD_PRELOAD": str(shim), "HANG_WHILE": str(tmp_path / "hang")}
-    arguments = [sys.executable, "-c", LIVE, outbox_kit.__file__, str(kit.directory), str(before)]
-    done = subprocess.run(arguments, check=False, timeout=60, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = live(kit, shim, tmp_path, before)
     assert (found["was"], found["is"]) == (True, False)
     assert len(set(found["told"])) == before + 4
     for totals in found["totals"].values():
@@ -213,3 +235,65 @@ def test_a_commit_that_comes_through_after_all_tells_nothing_twice(kit, shim, tm
     assert [record.sequence for record in records] == list(range(1, before + 5))
     assert [record.id for record in records] == found["told"]
     assert list(kit.directory.glob("outbox.db.*")) == []
+
+
+@pytest.mark.long
+def test_a_disk_that_was_slow_before_it_hung_is_gone_back_to(kit, shim, tmp_path):
+    found = live(kit, shim, tmp_path, 3, SYNC_MILLISECONDS="1200")
+    assert (found["was"], found["is"]) == (True, False)
+    assert [record.id for record in OutboxFile(kit.directory).records()] == found["told"]
+
+
+#: The disk hangs, and is slower than a commit may take from then on; the outbox is closed as an agent's stop does it.
+CLOSE = """
+import os, runpy, sys
+from pathlib import Path
+from bridge.events.event import Document
+kit = runpy.run_path(sys.argv[1])["OutboxKit"](Path(sys.argv[2]))
+hang = Path(os.environ["HANG_WHILE"])
+outbox = kit.open()
+hang.touch()
+record, = kit.commit(outbox, kit.event("E-1"), document=Document())
+assert outbox.in_memory
+record, = kit.commit(outbox, kit.event("E-2"), document=Document())
+os.environ["SYNC_MILLISECONDS"] = "2500"
+hang.unlink()
+outbox.take_slow_disk()
+assert outbox.in_memory
+assert outbox.close(60)
+"""
+
+
+@pytest.mark.long
+def test_what_is_in_memory_is_on_a_slow_disk_after_a_stop(kit, shim, tmp_path):
+    run(CLOSE, kit, shim, tmp_path)
+    assert [record.event.event_id for record in OutboxFile(kit.directory).records()] == ["E-1", "E-2"]
+
+
+#: For a second after the watch leaves the thread that hangs, no thread can be started.
+NO_THREADS = """
+import os, runpy, sys, threading
+from pathlib import Path
+from bridge.events.event import Document
+kit = runpy.run_path(sys.argv[1])["OutboxKit"](Path(sys.argv[2]))
+hang = Path(os.environ["HANG_WHILE"])
+outbox = kit.open()
+observation = kit.observation(outbox, kit.event("E-1"), document=Document())
+start, tried = threading.Thread.start, threading.Event()
+def refuse(self):
+    tried.set()
+    raise RuntimeError("can't start new thread")
+hang.touch()
+threading.Thread.start = refuse
+written = outbox.write(outbox.records.append_observation, observation)
+assert tried.wait(20)
+threading.Thread.start = start
+hang.unlink()
+print(len(written.result(20)), len(kit.commit(outbox, kit.event("E-2"), document=Document())))
+outbox.close()
+"""
+
+
+def test_a_disk_that_hangs_while_no_thread_can_be_started_does_not_end_the_outbox(kit, shim, tmp_path):
+    assert run(NO_THREADS, kit, shim, tmp_path).split() == ["1", "1"]
+    assert [record.event.event_id for record in OutboxFile(kit.directory).records()] == ["E-1", "E-2"]
