@@ -339,10 +339,15 @@ class Outbox:
         else:
             self._is_drained = True
             storage.enter_step = lambda _limit_seconds: None
-            for left in self._left:
-                if left.has_returned.is_set():  # the disk answers, if slowly
-                    left.ended.wait(WORK_SECONDS)
+            self._await_slow_disk()
             storage.close()
+
+    def _await_slow_disk(self) -> None:
+        """Give calls that hang a moment to return, for what is in memory would be lost; and those that did, longer."""
+        for left in self._left:
+            if not left.has_returned.wait(2 * COMMIT_SECONDS):
+                return
+            left.ended.wait(2 * WORK_SECONDS)
 
     # On the thread that watches.
 
