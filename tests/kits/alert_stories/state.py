@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from contextlib import closing
 
 from alert_stories.stage import Stage
 from alert_stories.story import Stories, bridge
@@ -71,7 +73,7 @@ def state_in_memory(stage: Stage) -> list[Scene]:
     return [Scene(agent.phase(30)), Scene(agent.phase(60), (bridge("StateOnEphemeralDisk"),))]
 
 
-@STORIES.tell("The disk under the outbox hangs, and with it the poll that has news for it")
+@STORIES.tell("The disk under the outbox hangs")
 def disk_hangs(stage: Stage) -> list[Scene]:
     disk = stage.disk()
     agent = stage.agent(state=disk.path / "state")
@@ -81,9 +83,26 @@ def disk_hangs(stage: Stage) -> list[Scene]:
     before = agent.phase(15)
     disk.hang()
     stage.announce(notice_seconds=_DAY_SECONDS)
-    agent.wait_for(lambda scrape: scrape.of("outbox_max_bytes") is None)
-    during = agent.phase(21)
-    disk.go_on()
+    agent.wait_for(lambda scrape: scrape.of("outbox_in_memory"))
     agent.wait_for(lambda scrape: scrape.of("sink_delivered_total", sink="sre"))
+    during = agent.phase(11)
+    disk.go_on()
+    agent.wait_for(lambda scrape: scrape.of("outbox_in_memory") == 0)
+    firing = (bridge("OutboxInMemory", each=True),)
+    return [Scene(before), Scene(Phase(9, during.scrapes)), Scene(during, firing), Scene(agent.phase(15))]
+
+
+@STORIES.tell("Another program locks the database, and the poll that has news waits for it")
+def database_locked(stage: Stage) -> list[Scene]:
+    agent = stage.watching()
+    before = agent.phase(15)
+    with closing(sqlite3.connect(agent.state / "outbox.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        stage.announce(notice_seconds=_DAY_SECONDS)
+        agent.wait_for(lambda scrape: scrape.of("outbox_max_bytes") is None)
+        during = agent.phase(21)
+        other.execute("ROLLBACK")
+    agent.wait_for(lambda scrape: scrape.of("sink_delivered_total", sink="sre"))
+    agent.wait_for(lambda scrape: scrape.of("outbox_in_memory") == 0)
     firing = (bridge("TotalsMissing", each=True), bridge("NotWatching", each=True))
     return [Scene(before), Scene(Phase(9, during.scrapes)), Scene(during, firing), Scene(agent.phase(15))]
