@@ -158,19 +158,22 @@ def test_endpoint_that_is_well_again_is_asked_beside_a_fetch_that_still_hangs():
 
 
 def test_endpoint_that_stays_silent_costs_four_threads_however_often_it_is_asked(manual):
-    let_go = threading.Event()
+    let_go, waiting, asked = threading.Event(), threading.Semaphore(0), []
 
     def fetch():
+        asked.append(threading.current_thread())
+        waiting.release()
         let_go.wait(PATIENCE_SECONDS)
         raise RuntimeError("silent")
 
     token = token_of(fetch, manual.clock)
-    before = threading.active_count()
-    for _ in range(8):
+    for number in range(8):
         with pytest.raises(CredentialFailed, match="gave no token within"):
             token.current(wait_seconds=0.01)
+        assert number >= 4 or waiting.acquire(timeout=PATIENCE_SECONDS)
         manual.advance(3)
-    assert threading.active_count() == before + 4
+    assert not waiting.acquire(timeout=0.05)
+    assert len(set(asked)) == 4
     let_go.set()
 
 
