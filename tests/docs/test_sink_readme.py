@@ -163,3 +163,8 @@ def test_names_that_the_page_hands_on_are_there():
     names = {name for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line)}
     assert names - {"Future"} <= set(bridge.sink.__all__)
     assert len(names) > 20
+
+
+def test_the_file_sink_is_in_the_page_with_the_directory_of_the_unit():
+    section = PAGE.read_text(encoding="utf-8").partition("### file\n")[2].partition("\n### ")[0]
+    assert "LogsDirectory=scheduled-events-bridge" in section

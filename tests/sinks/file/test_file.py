@@ -414,8 +414,3 @@ def test_close_ends_the_wait_for_a_call_that_hangs():
     let_go.set()
     with pytest.raises(DeliveryFailed, match="closed"):
         calls.run(lambda: None, timeout_seconds=1.0)
-
-
-def test_file_sink_is_in_the_page_with_the_directory_of_the_unit():
-    page = (Path(__file__).parents[3] / "sinks" / "README.md").read_text(encoding="utf-8")
-    assert "LogsDirectory=scheduled-events-bridge" in page.partition("### file\n")[2].partition("\n### ")[0]
