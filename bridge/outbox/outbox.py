@@ -34,7 +34,7 @@ from datetime import datetime
 from enum import Enum
 from itertools import groupby
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import Empty, Queue
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
@@ -137,7 +137,8 @@ class Outbox:
         self.on_added: Callable[[], None] = lambda: None
         """Called on the outbox's thread after a commit that added deliveries; must be quick."""
         self.loop_watch = LoopWatch(Clock(monotonic=monotonic))
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        # Not SimpleQueue: with a timeout, that of Python 3.10 may miss a put: the outbox stood still for good.
+        self._jobs: Queue[_Job | None] = Queue()
         self._gate = threading.Lock()
         self._is_closed = self._is_drained = False
         self._log = ThrottledLog(logger)
