@@ -337,7 +337,7 @@ class Storage:
             extra={"why": why, "directory": str(self.directory)},
         )
         self.disk_sequence = int(meta.get(memory, "next_sequence") or 1) - 1
-        self._origin.deleted_before = deleted_rows(memory)
+        self._origin.deleted_before, self._origin.written_back = deleted_rows(memory), None
         self._flag.set()
         return memory
 
@@ -349,6 +349,8 @@ class Storage:
         The disk's file is read by another connection, as of its last commit. Where that hangs too, memory begins with
         what is known of the stream, and every active event waits for the disk. It goes back when *has_ended* is true.
         """
+        if not self.in_memory:
+            self._origin.written_back = None  # of a way back that is over: what the disk has since is read there
         after = copy.copy(self)
         after.enter_step = lambda _limit_seconds: None
         after.continue_after(self, why, has_ended)
@@ -359,6 +361,7 @@ class Storage:
         # What *before* still does to its own, when its call returns, is nothing to this one.
         self._file, self._stream, self._origin = copy.copy(self._file), copy.copy(self._stream), copy.copy(self._origin)
         self._stalled = [*self._stalled, (before, has_ended)]
+        self._origin.written_back = None
         if self.in_memory:
             self.patience_seconds *= 2
             self._flag.set()
@@ -395,7 +398,7 @@ class Storage:
         if not all(has_ended() for _, has_ended in self._stalled):
             return False
         for before, _ in self._stalled:
-            if before.written_back is not None:  # its commit was done after all
+            if before.written_back is not None:  # its way back was done after all
                 self._origin.deleted_before = before.written_back
         self._stalled = []
         return True

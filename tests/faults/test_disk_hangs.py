@@ -244,6 +244,44 @@ def test_a_disk_that_was_slow_before_it_hung_is_gone_back_to(kit, shim, tmp_path
     assert [record.id for record in OutboxFile(kit.directory).records()] == found["told"]
 
 
+#: The disk hangs twice in one life; between, what was delivered is deleted for its age.
+TWICE = """
+import json, os, runpy, sys, time
+from pathlib import Path
+from bridge.events.event import Document
+kit = runpy.run_path(sys.argv[1])["OutboxKit"](Path(sys.argv[2]))
+hang = Path(os.environ["HANG_WHILE"])
+outbox = kit.open()
+told = []
+for turn in range(2):
+    told += kit.fill(outbox, 5, size=turn)
+    kit.settle(outbox, "a", *[record.sequence for record in told])
+    kit.settle(outbox, "b", *[record.sequence for record in told[:-1]])
+    kit.wait(7200)
+    assert outbox.clean().result() > 0
+    observation = kit.observation(outbox, kit.event(f"E-{turn}"), document=Document())
+    hang.touch()
+    told += outbox.write(outbox.records.append_observation, observation).result(20)
+    assert outbox.in_memory
+    hang.unlink()
+    end = time.monotonic() + 20
+    while outbox.in_memory and time.monotonic() < end:
+        outbox.tend().result()
+        time.sleep(0.05)
+    assert not outbox.in_memory
+print(json.dumps({"told": [record.id for record in told], "totals": kit.totals(outbox), "due": kit.due(outbox, "b")}))
+outbox.close()
+"""
+
+
+def test_two_hangs_in_one_life_count_what_was_deleted_between_them_once(kit, shim, tmp_path):
+    found = json.loads(run(TWICE, kit, shim, tmp_path))
+    assert len(set(found["told"])) == 12
+    assert found["due"] == [11, 12]
+    for totals in found["totals"].values():
+        assert totals["accepted"] == sum(totals[state] for state in totals if state != "accepted") == 12, totals
+
+
 #: The disk hangs, and is slower than a commit may take from then on; the outbox is closed as an agent's stop does it.
 CLOSE = """
 import os, runpy, sys
