@@ -33,8 +33,13 @@ _STOP_COUNTS = timedelta(minutes=15)
 _CLOCK_TOLERANCE = timedelta(minutes=1)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  # a file there is only taken when it is a plain one of our own
+_PREFIX = "scheduled-events-bridge-"
 #: What it is, the boot, the next sequence, the changes of decisions.
 _LAYOUT = struct.Struct("<8s36s4xQQ")
+#: Behind that the streams that it followed, the newest first: which, its next sequence, its changes of decisions.
+_EARLIER = struct.Struct("<16sQQ")
+_MOST_EARLIER = 64
+_FILE_BYTES = _LAYOUT.size + _MOST_EARLIER * _EARLIER.size
 _FIGURES = struct.Struct("<QQ")
 _FIGURES_AT = _LAYOUT.size - _FIGURES.size
 _MAGIC = b"SEBCOUNT"
@@ -75,37 +80,30 @@ def runtime_directory(environment: Mapping[str, str] = os.environ) -> Path | Non
 class StreamCounter:
     """How far the stream of one outbox came, for a start after this one; a place of None keeps nothing.
 
-    A mapped page, so that a commit costs no system call for it, and nothing that stops the disk stops this.
+    A mapped page, so that a commit costs no system call for it, and nothing that stops the disk stops this. A stream
+    that follows another takes over what the file of that one tells, so there is one file however many there were.
     """
 
     def __init__(self, place: Path | None) -> None:
         self._place = place
         self._page: mmap.mmap | None = None
         self._stream_id: str | None = None
+        self._asked_for: str | None = None
 
     def read(self, stream_id: str) -> Progress | None:
         """Return how far *stream_id* came in this boot; None when that is not known."""
-        try:
-            descriptor = self._open(stream_id, os.O_RDONLY)
-        except (OSError, ValueError):
-            return None
-        try:
-            magic, boot, next_sequence, decision_changes = _LAYOUT.unpack(os.read(descriptor, _LAYOUT.size))
-        except (OSError, struct.error):
-            return None
-        finally:
-            os.close(descriptor)
-        if magic != _MAGIC or boot != _boot():
-            return None
-        return Progress(next_sequence=next_sequence, decision_changes=decision_changes)
+        self._asked_for = stream_id
+        _, known = self._file_about(stream_id)
+        return known.get(stream_id)
 
     def note(self, stream_id: str, progress: Progress) -> None:
         """Note that *stream_id* came as far as *progress*."""
         if stream_id != self._stream_id:
+            before = self._stream_id or self._asked_for or stream_id
             self.close()
             self._stream_id = stream_id
             with suppress(OSError, ValueError):
-                self._page = self._mapped(stream_id, progress)
+                self._begin(stream_id, progress, before)
         if self._page is not None:
             _FIGURES.pack_into(self._page, _FIGURES_AT, progress.next_sequence, progress.decision_changes)
 
@@ -115,30 +113,82 @@ class StreamCounter:
             self._page.close()
         self._page = self._stream_id = None
 
-    def _mapped(self, stream_id: str, progress: Progress) -> mmap.mmap:
-        descriptor = self._open(stream_id, os.O_RDWR | os.O_CREAT)
-        try:
-            if os.fstat(descriptor).st_size != _LAYOUT.size:
-                os.ftruncate(descriptor, 0)
-            # Written, not only made larger: a page that has no memory behind it would end the process when touched.
-            page = _LAYOUT.pack(_MAGIC, _boot(), progress.next_sequence, progress.decision_changes)
-            with suppress(OSError):
-                os.pwrite(descriptor, page, 0)
-            return mmap.mmap(descriptor, _LAYOUT.size)
-        finally:
-            os.close(descriptor)
-
-    def _open(self, stream_id: str, flags: int) -> int:
-        """Return a descriptor of the file of *stream_id*; raise OSError for one that is not plainly our own."""
+    def _begin(self, stream_id: str, progress: Progress, before: str) -> None:
         if self._place is None:
-            raise FileNotFoundError
-        path = self._place / f"scheduled-events-bridge-{uuid.UUID(stream_id)}"
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
-            os.close(descriptor)
-            raise PermissionError(path)
-        return descriptor
+            return
+        path = self._path(stream_id)
+        followed, known = self._file_about(before)
+        known.pop(stream_id, None)
+        self._page = _mapped(path, progress, known)
+        if followed not in (None, path):
+            followed.unlink()
+
+    def _path(self, stream_id: str) -> Path:
+        return (self._place or Path()) / f"{_PREFIX}{uuid.UUID(stream_id)}"
+
+    def _file_about(self, stream_id: str) -> tuple[Path | None, dict[str, Progress]]:
+        """Return the file that tells of *stream_id*, and all streams that it tells of, the newest first."""
+        if self._place is not None:
+            with suppress(OSError, ValueError):
+                for path in (self._path(stream_id), *sorted(self._place.glob(f"{_PREFIX}*"))):
+                    known = _streams_in(path)
+                    if stream_id in known:
+                        return path, known
+        return None, {}
+
+
+def _mapped(path: Path, progress: Progress, earlier: Mapping[str, Progress]) -> mmap.mmap:
+    """Return the head of the file at *path*, which tells of *progress* and of *earlier* streams."""
+    page = bytearray(_FILE_BYTES)
+    _LAYOUT.pack_into(page, 0, _MAGIC, _boot(), progress.next_sequence, progress.decision_changes)
+    for number, (stream_id, its) in enumerate(list(earlier.items())[:_MOST_EARLIER]):
+        values = uuid.UUID(stream_id).bytes, its.next_sequence, its.decision_changes
+        _EARLIER.pack_into(page, _LAYOUT.size + number * _EARLIER.size, *values)
+    descriptor = _open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        if os.fstat(descriptor).st_size != _FILE_BYTES:
+            os.ftruncate(descriptor, 0)
+        # Written, not only made larger: a page that has no memory behind it would end the process when touched.
+        with suppress(OSError):
+            os.pwrite(descriptor, page, 0)
+        return mmap.mmap(descriptor, _LAYOUT.size)
+    finally:
+        os.close(descriptor)
+
+
+def _streams_in(path: Path) -> dict[str, Progress]:
+    """Return how far each stream came that the file at *path* tells of; nothing where it is not of this boot."""
+    try:
+        descriptor = _open(path, os.O_RDONLY)
+    except OSError:
+        return {}
+    try:
+        page = os.read(descriptor, _FILE_BYTES)
+    finally:
+        os.close(descriptor)
+    try:
+        own_id = str(uuid.UUID(path.name.removeprefix(_PREFIX)))
+        magic, boot, next_sequence, decision_changes = _LAYOUT.unpack_from(page)
+    except (ValueError, struct.error):
+        return {}
+    if magic != _MAGIC or boot != _boot():
+        return {}
+    streams = {own_id: Progress(next_sequence=next_sequence, decision_changes=decision_changes)}
+    rest = page[_LAYOUT.size :]
+    for stream, following, changes in _EARLIER.iter_unpack(rest[: len(rest) // _EARLIER.size * _EARLIER.size]):
+        if any(stream):
+            streams[str(uuid.UUID(bytes=stream))] = Progress(next_sequence=following, decision_changes=changes)
+    return streams
+
+
+def _open(path: Path, flags: int) -> int:
+    """Return a descriptor of the file at *path*; raise OSError for one that is not plainly our own."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
+        os.close(descriptor)
+        raise PermissionError(path)
+    return descriptor
 
 
 def doubt_of(known: Mapping[str, str], counter: StreamCounter, now: datetime, note: str | None) -> Doubt | None:

@@ -68,6 +68,24 @@ def test_a_state_directory_that_was_restored_begins_a_new_stream(kit, caplog):
     assert "may not be the newest" in caplog.text
 
 
+def test_many_streams_leave_one_file_beside_the_outbox_and_are_all_known(kit, runtime):
+    kit.fill(kit.open(), 2)
+    stop(kit)
+    copy = shutil.copytree(kit.directory, kit.directory.parent / "copy")
+    kit.fill(kit.open(), 1)
+    stop(kit)
+    streams = set()
+    for _ in range(4):
+        restore(kit, copy)
+        outbox = kit.open()
+        streams.add(stream_of(outbox))
+        stop(kit)
+        assert len(list(runtime.iterdir())) == 1
+    assert len(streams) == 4
+    outbox = kit.open()
+    assert stream_of(outbox) in streams  # a restart as usual
+
+
 @pytest.mark.usefixtures("runtime")
 def test_a_database_that_was_restored_without_its_last_decisions_takes_none_from_before(kit):
     kit.fill(kit.open(), 1)
