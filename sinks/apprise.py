@@ -107,7 +107,10 @@ class AppriseSink(Sink):
             raise DeliveryRejected(f"Apprise sends one record at a time, and got {len(batch)}.")
         deadline = time.monotonic() + self.config.timeout_seconds
         if not self._was_taken_late(batch[0]):
-            self._sending = run_daemon("apprise", _notify, self._current(), batch[0])
+            services = self._current()
+            if self._closed.done():  # cut while the URLs were read; another instance may have sent the record since
+                raise DeliveryFailed("The sink was closed.")
+            self._sending = run_daemon("apprise", _notify, services, batch[0])
             self._sending_id = batch[0].id
         wait({self._sending, self._closed}, max(deadline - time.monotonic(), 0.0), FIRST_COMPLETED)
         problem = self._sending.result() if self._sending.done() else "no answer in time."

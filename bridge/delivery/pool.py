@@ -1,7 +1,8 @@
 """The pool of delivery workers: one for each sink, started, exchanged and ended together.
 
-A worker ends before another may start on the same rows. However many hang, all of them get the same wait, and then are
-cut: a stop and a reload have promised when they end.
+A worker ends, or is cut, before another may start on the same rows: one that was cut sends nothing any more, whatever
+it had read ahead and wherever it hangs. However many hang, all of them get the same wait, and then are cut: a stop and
+a reload have promised when they end.
 """
 
 from __future__ import annotations

@@ -35,9 +35,10 @@ _MOST_ABANDONED = 8
 #: How long a send that gives way is left alone, and how often it is asked for from then on.
 _UNDISTURBED_SECONDS = 0.5
 _LOOK_SECONDS = 0.1
+_CUT = "The send was cut before it began."
 _NO_THREAD = "No thread can be started: raise the limit of tasks (TasksMax, pids.max), or end what uses them up."
 
-_Call = Callable[[Sink], None]
+_Call = Callable[[Sink, "_SinkThread"], None]
 
 
 class Sender:
@@ -66,6 +67,8 @@ class Sender:
         """What *configuration* returned right before the last send, or right after it when it was rejected."""
         self._current: _SinkThread | None = None
         self._abandoned: list[_SinkThread] = []
+        self.is_cut = False
+        """Whether `cut` was called: then nothing is sent any more."""
 
     def send(
         self,
@@ -82,11 +85,12 @@ class Sender:
         made_request: list[bool] = []
         configurations: list[str] = []
 
-        def call(sink: Sink) -> None:
+        def call(sink: Sink, thread: _SinkThread) -> None:
             configurations.append(self._configuration())
             if following:
                 with suppress(Exception):  # a hint; what is wrong with these records shows when they are sent
                     sink.prepare_next(following)
+            thread.refuse_if_abandoned()  # both may have hung
             try:
                 sink.send(batch)
             except DeliveryRejected:
@@ -103,10 +107,11 @@ class Sender:
 
     def check(self) -> None:
         """Try the destination; raise DeliveryFailed when the deadline passes."""
-        self._call(lambda sink: sink.check())
+        self._call(lambda sink, _thread: sink.check())
 
     def cut(self) -> None:
-        """Close the sink under the send that is under way, which fails by that; from any thread."""
+        """Send nothing any more, and close the sink under the send that is under way, which fails; from any thread."""
+        self.is_cut = True  # before the look at what is under way: a send that begins just now looks after it is seen
         current = self._current
         if current is not None:
             current.abandon()
@@ -120,12 +125,16 @@ class Sender:
                 current.abandon()
 
     def _call(self, call: _Call, gives_way: Callable[[], bool] | None = None) -> None:
+        if self.is_cut:
+            raise DeliveryFailed(_CUT, reason=RetryReason.CUT)
         limit = RunningTime(self._timeout_seconds * GRACE)
         if self._abandoned:
             self._reap_abandoned()
         current = self._current
         if current is None:
             current = self._current = self._begin()
+        if self.is_cut:
+            raise DeliveryFailed(_CUT, reason=RetryReason.CUT)
         future = current.call(call)
         if not self._is_done(future, limit, gives_way):
             self._abandon(current)
@@ -244,10 +253,13 @@ class _SinkThread:
     def _serve(self, call: _Call) -> None:
         if self._sink is None:
             self._sink = self._build()
+        self.refuse_if_abandoned()
+        call(self._sink, self)
+
+    def refuse_if_abandoned(self) -> None:
+        """Raise DeliveryFailed when this was cut: another instance may have sent its records since, and later ones."""
         if self._is_abandoned:
-            # Cut before it began; or its constructor hung, and another instance may have sent its records since.
-            raise DeliveryFailed("The send was cut before it began.", reason=RetryReason.CUT)
-        call(self._sink)
+            raise DeliveryFailed(_CUT, reason=RetryReason.CUT)
 
     def _close(self) -> None:
         if self._sink is not None:

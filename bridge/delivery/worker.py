@@ -117,7 +117,7 @@ class DeliveryWorker:
         self._woken.set()
 
     def cut(self) -> None:
-        """End the send that is under way: there is no more time for it, its records stay pending."""
+        """End the send that is under way, and begin no other: there is no more time, and records stay pending."""
         self._sender.cut()
 
     def join(self, timeout_seconds: float) -> bool:
@@ -222,7 +222,7 @@ class DeliveryWorker:
 
     def _send(self, batch: list[PendingDelivery], mode: SendMode) -> None:
         batch = self._park_unreadable(batch)
-        if not batch:
+        if not batch or self._is_time_to_stop():  # the outbox may have hung; another worker may have these rows by now
             return
         mark = self._mark_started(batch[0])
         if mark.skipped or self._give_up_superseded(batch[0], mark):
@@ -337,8 +337,8 @@ class DeliveryWorker:
 
     def _clear_start_mark(self, row: PendingDelivery, mark: StartMark, error: DeliveryError | None) -> None:
         """Take the mark away when surely nothing of the event arrived, and when its end did."""
-        if not self._skips_what_is_over or row.record.event is None:
-            return
+        if not self._skips_what_is_over or row.record.event is None or self._sender.is_cut:
+            return  # the worker after a cut one may have sent of the event, and relies on the mark
         surely_nothing_arrived = mark.is_new and isinstance(error, DeliveryFailed) and not error.uncertain
         if surely_nothing_arrived or (error is None and row.record.transition.is_ending):
             self._results.flush()

@@ -150,6 +150,7 @@ class Endpoint:
             **self._entra_header(limit),
             **headers,
         }
+        proxies = self._proxies()
         self._drop_idle()
         if self._is_closed:  # cut while a file was read; the record may have gone out through another instance since
             raise DeliveryFailed(f"{self.shown}: the sink was closed.")
@@ -162,7 +163,7 @@ class Endpoint:
                 auth=_as_given if any(name.lower() == "authorization" for name in all_headers) else None,
                 deadline_seconds=max(_LEAST_SECONDS, ends_at - self._monotonic()),
                 max_body_bytes=_MOST_ANSWER_BYTES,
-                proxies=self._proxies(),
+                proxies=proxies,
                 verify=self._config.ca_file or True,
                 cert=self._client_certificate,
             )

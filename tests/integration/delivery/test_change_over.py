@@ -1,0 +1,170 @@
+"""A reload that exchanges a sink's worker: what the old one still holds is not sent behind the new one's back."""
+
+import threading
+
+import msgspec
+import pytest
+from delivery_kit import SOON_SECONDS, DeliveryKit
+
+from bridge.config.settings import SinkSettings
+from bridge.delivery.pool import WorkerPool
+from bridge.delivery.sender import Sender
+from bridge.errors import DeliveryFailed
+from bridge.events.event import Document
+from bridge.metrics.metrics import Metrics
+from bridge.testing.sinks import Box, ScriptedSink
+
+
+class Hangs(ScriptedSink):
+    """Hangs once, where no deadline of its own helps, until the test lets it go on."""
+
+    hanging: threading.Event
+    released: threading.Event
+    may_hang: threading.Lock
+
+    @classmethod
+    def hang_once(cls):
+        if cls.may_hang.acquire(blocking=False):
+            cls.hanging.set()
+            cls.released.wait(SOON_SECONDS)
+
+
+class HangsInTheSink(Hangs):
+    """Before its first request, on the sink's thread."""
+
+    def prepare_next(self, following):
+        del following
+        self.hang_once()
+
+
+class PagerThatHangs(HangsInTheSink):
+    """Skips what is over."""
+
+    @classmethod
+    def skips_what_is_over(cls, config):
+        del config
+        return True
+
+
+class HangsInTheWorker(Hangs):
+    """Before the sink is built, on the worker's thread."""
+
+    @classmethod
+    def skips_what_is_over(cls, config):
+        del config
+        return True
+
+    @classmethod
+    def superseded_by_end(cls, config, record):
+        del config, record
+        cls.hang_once()
+        return False
+
+
+class Exchange:
+    """A pool with one sink, whose settings change."""
+
+    def __init__(self, bench, sink_class):
+        self.bench = bench
+        self.sink_class = type(sink_class.__name__, (sink_class,), {"hanging": threading.Event()})
+        self.sink_class.released, self.sink_class.may_hang = threading.Event(), threading.Lock()
+        self.pool = WorkerPool(bench.outbox, Metrics())
+        self.box = bench.sink(sink_class=ScriptedSink)
+        config = bench._configs["s"]
+        self.config = self.sink_class.Config(name="s", box=config.box, timeout_seconds=60.0)
+
+    def start(self, **changed):
+        config = msgspec.structs.replace(self.config, **changed)
+        self.pool.start_missing([SinkSettings(type_name="hangs", sink_class=self.sink_class, config=config)])
+        self.bench.outbox.on_added = self.pool.notify
+
+    def change_while_it_hangs(self):
+        assert self.sink_class.hanging.wait(SOON_SECONDS)
+        self.pool.end_all_but([], grace_seconds=0.0, stop=lambda: False)
+        self.start(timeout_seconds=59.0)
+
+    def let_the_old_one_go_on(self):
+        self.sink_class.released.set()
+        self.bench.until(lambda: len(threads()) <= 2)  # those of the new one
+
+    def told(self):
+        return [record.transition.value for record in self.box.records]
+
+
+def threads():
+    return [each for each in threading.enumerate() if each.name in {"delivery:s", "sink:s", "sink:s:close"}]
+
+
+@pytest.fixture
+def exchange(kit):
+    made = []
+
+    def make(sink_class):
+        bench = DeliveryKit(kit)
+        made.append(Exchange(bench, sink_class))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.sink_class.released.set()
+        each.pool.end_all_but([], grace_seconds=0.0, stop=lambda: True)
+        each.bench.close()
+
+
+def add(bench, transition, *, status="Scheduled", is_over=False):
+    document = {"document": Document(incarnation=9)} if is_over else {}
+    bench.outbox_kit.commit(bench.outbox, bench.event("E", status=status), transition=transition, **document)
+
+
+def test_a_send_that_hung_before_its_request_makes_none_after_the_change(exchange):
+    change = exchange(HangsInTheSink)
+    add(change.bench, "scheduled")
+    add(change.bench, "started", status="Started")
+    change.start()
+    change.change_while_it_hangs()
+    change.box.wait_for(2, SOON_SECONDS)
+    change.let_the_old_one_go_on()
+    assert change.told() == ["scheduled", "started"]
+
+
+def test_a_worker_that_hung_with_what_it_read_ahead_sends_nothing_after_the_change(exchange):
+    change = exchange(HangsInTheWorker)
+    add(change.bench, "scheduled")
+    change.start()
+    change.box.wait_for(1, SOON_SECONDS)
+    change.pool.end_all_but([], grace_seconds=0.0, stop=lambda: False)
+    add(change.bench, "updated")
+    add(change.bench, "canceled", is_over=True)
+    change.start()
+    change.change_while_it_hangs()
+    change.box.wait_for(3, SOON_SECONDS)
+    change.let_the_old_one_go_on()
+    assert change.told() == ["scheduled", "updated", "canceled"]
+
+
+def test_the_end_is_told_though_the_old_worker_gave_up_what_the_new_one_sent(exchange):
+    change = exchange(PagerThatHangs)
+    add(change.bench, "scheduled")
+    add(change.bench, "updated")
+    change.start()
+    change.change_while_it_hangs()
+    change.box.wait_for(2, SOON_SECONDS)
+    change.let_the_old_one_go_on()
+    add(change.bench, "canceled", is_over=True)
+    change.pool.notify()
+    change.box.wait_for(3, SOON_SECONDS)
+    assert change.told() == ["scheduled", "updated", "canceled"]
+
+
+def test_a_sender_that_was_cut_between_two_sends_makes_no_other():
+    box = Box.named("cut-between")
+    sender = Sender(
+        lambda: ScriptedSink(ScriptedSink.Config(name="s", box="cut-between")), name="s", timeout_seconds=10
+    )
+    sender.send(["one"])
+    sender.cut()
+    with pytest.raises(DeliveryFailed, match="cut before it began"):
+        sender.send(["two"])
+    assert box.records == ("one",)
+    sender.close()
+    Box.forget("cut-between")
