@@ -20,7 +20,7 @@ programs, and texts for people. So a sink imports nothing else of the agent, who
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -201,13 +201,22 @@ class Sink(ABC):
         return ()
 
     @classmethod
+    def secret_variables(cls, config: Any) -> Collection[str]:
+        """Return the names of the environment variables with secrets that the sink reads and no key names.
+
+        No program that the agent starts gets them, nor those that `*_env` keys name, which the host knows.
+        """
+        del config
+        return ()
+
+    @classmethod
     def check_labels(cls, config: Any, labels: Mapping[str, str]) -> None:
         """Raise ValueError when *config* does not go with *labels*, which the configuration gives to every record."""
         del config, labels
 
     @classmethod
     def withholding(cls, config: Any, variables: frozenset[str]) -> Any:
-        """Return *config* so that no program of the sink sees *variables*, the names that `*_env` keys name.
+        """Return *config* so that no program of the sink sees *variables*, which hold secrets of any table.
 
         A sink that starts programs adds them to what it passes to `Runner.run` as *without*. By default *config*.
         """

@@ -50,8 +50,8 @@ gets SIGTERM, half a second before (5 %) SIGKILL; on Windows its tree of process
 the VM ran counts: a freeze uses nothing of it up. What the program leaves running in the background when it exits is
 left alone, but must not write to the standard error it inherited.
 
-The program inherits the agent's environment and user, but for the variables that a `*_env` key of any table names: they
-hold secrets. `unset_environment` takes away others too.
+The program inherits the agent's environment and user, but for the variables that hold secrets: those that a `*_env` key
+of any table names, and those that a sink reads by itself (`otlp`: for headers). `unset_environment` takes away others.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class CommandConfig(SinkConfig, frozen=True, kw_only=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     """Variables set for the program, beside SCHEDULED_EVENT_*, which cannot be set here."""
     unset_environment: tuple[str, ...] = ()
-    """Variables of the agent that the program shall not see, beside all that `*_env` keys of any table name."""
+    """Variables of the agent that the program shall not see, beside all that `*_env` keys of any table name, and that
+    a sink reads its secrets from."""
     directory: str | None = None
     """The directory it is started in. Default: the agent's."""
 

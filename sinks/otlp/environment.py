@@ -22,6 +22,8 @@ from sinks.http.config import check_header
 logger = logging.getLogger(__name__)
 
 _PREFIX = "OTEL_EXPORTER_OTLP_"
+#: By the specification the place for a key or a token.
+HEADER_VARIABLES = (f"{_PREFIX}LOGS_HEADERS", f"{_PREFIX}HEADERS")
 _RESOURCE, _SERVICE = "OTEL_RESOURCE_ATTRIBUTES", "OTEL_SERVICE_NAME"
 _COMPRESSIONS = ("none", "gzip")
 _TOKEN = re.compile(r"[^\s,=]+")

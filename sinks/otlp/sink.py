@@ -10,7 +10,7 @@ A key that a table leaves out is taken from OpenTelemetry's own variables, as an
 from __future__ import annotations
 
 import gzip
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit, urlunsplit
 
@@ -20,7 +20,7 @@ from bridge.sink import DeliveryFailed, DeliveryRejected, Sink, SinkConfig, Tran
 from sinks.http.config import HttpConfig, check_token_stays_private
 from sinks.http.endpoint import entra_token
 from sinks.otlp.endpoint import OtlpEndpoint
-from sinks.otlp.environment import OtlpEnvironment
+from sinks.otlp.environment import HEADER_VARIABLES, OtlpEnvironment
 
 _PATH = "/v1/logs"
 _DEFAULT_ENDPOINT = "http://127.0.0.1:4318"
@@ -95,6 +95,12 @@ class OtlpSink(Sink):
     def surroundings(cls, config: Any) -> Sequence[str]:
         """Return the URL and the headers, which the environment may have given."""
         return (config.logs_url(), *(f"{name}: {value}" for name, value in config.environment_headers().items()))
+
+    @classmethod
+    def secret_variables(cls, config: Any) -> Collection[str]:
+        """Return the variables for headers: a collector's key stands there."""
+        del config
+        return HEADER_VARIABLES
 
     def __init__(self, config: OtlpConfig) -> None:
         super().__init__(config)
