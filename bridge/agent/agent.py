@@ -195,7 +195,7 @@ class Agent:
         """Wait until `run_due` has something to do; return False when *stop* is set instead.
 
         A turn each second costs a fifth of what the poll does, a look at the file that commands touch hardly anything.
-        It belongs to this thread, which may hang with the disk: the poll must not, and never looks at a file.
+        It belongs to this thread, which may hang with the disk: the poll and the main thread must not.
         """
         end = time.monotonic() + max(min(self._periodic.seconds_to_next(), _TEND_SECONDS), _TICK_SECONDS)
         while not self.turn.wait(min(end - time.monotonic(), _TICK_SECONDS)):
@@ -205,7 +205,7 @@ class Agent:
         return not stop.is_set()
 
     def run_due(self) -> None:
-        """Run the periodic tasks that are due; called once a second, or after `wait_for_turn`.
+        """Run the periodic tasks that are due; called once a second, or after `wait_for_turn`, by one thread.
 
         Raises StateDirectoryError when another agent has the state directory, because it was deleted or moved: two
         agents would tell every record twice, and this one can only stop.
@@ -220,7 +220,6 @@ class Agent:
     def _start_periodic_tasks(self) -> None:
         off_switch = FileWatch(self._directory / DISABLED_FILE, self._approvals.wake)
         self._periodic.every(lambda: 0.0 if self._approvals.approver is None else _TICK_SECONDS, off_switch.check)
-        self._periodic.every(self._notifier.feed_within_seconds, self._feed_watchdog, now=True)
         disk = EphemeralDiskWatch(
             self._directory,
             os_disk_is_ephemeral=lambda: self._identity.os_disk_is_ephemeral,
@@ -234,19 +233,18 @@ class Agent:
         self._periodic.every(_CLEAN_SECONDS, self.outbox.clean)
         self._periodic.every(lambda: self._settings.heartbeat.interval_seconds, self.send_heartbeat, now=True)
 
-    def _feed_watchdog(self) -> None:
-        # Fed from here, but only while the poll turns: its first turn may take longer than any sensible watchdog.
+    @property
+    def feed_within_seconds(self) -> float:
+        """Return how often to call `feed_watchdog`; 0 where there is no watchdog."""
+        return self._notifier.feed_within_seconds
+
+    def feed_watchdog(self) -> None:
+        """Tell the service manager that the agent lives, while the poll turns: its first turn may take long.
+
+        For another thread than `run_due`: that one hangs with the files that it looks at, and polls and sinks do not.
+        """
         if self._poller is not None and not self._poller.loop_watch.late_seconds:
             self._notifier.alive()
-
-    def _feeding(self, stop: Callable[[], bool]) -> Callable[[], bool]:
-        """Return *stop*, which also feeds the watchdog: it is asked every moment of a reload that waits."""
-
-        def is_stopped() -> bool:
-            self._feed_watchdog()
-            return stop()
-
-        return is_stopped
 
     def _loop_watches(self) -> Mapping[str, LoopWatch]:
         poll = {} if self._poller is None else {"poll": self._poller.loop_watch}
@@ -269,9 +267,12 @@ class Agent:
         self._pool.notify(by_command=True)
         self._approvals.wake()
 
-    def stop(self) -> None:
-        """Stop polling, let the sinks drain for `stop_grace_seconds`, commit, release the directory."""
-        deadline = time.monotonic() + self._settings.stop_grace_seconds
+    def stop(self, *, spent_seconds: float = 0.0) -> None:
+        """Stop polling, let the sinks drain for `stop_grace_seconds`, commit, release the directory.
+
+        *spent_seconds* of the grace are over already.
+        """
+        deadline = time.monotonic() + max(self._settings.stop_grace_seconds - spent_seconds, 0.0)
         end = deadline + _END_SECONDS
         self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
         self._loop_watch.idle()
@@ -316,7 +317,6 @@ class Agent:
         Gives up, so that `stop` can follow, as soon as *stop* returns True.
         """
         before, self._in_force = self._in_force, None
-        stop = self._feeding(stop)
         self._loop_watch.expect_call_within(max(self._settings.imds.timeout_seconds, settings.imds.timeout_seconds) * 2)
         self._settings = settings
         self._warn_what_needs_a_restart()
@@ -333,7 +333,6 @@ class Agent:
         self._start_workers()
         self._in_force = settings
         self._warn_unconfigured_sinks()
-        self._warn_readable_secrets()
         self.metrics.reloaded(is_right=True)
         logger.info("The configuration was read again.", extra={"sinks": [sink.name for sink in settings.sinks]})
 

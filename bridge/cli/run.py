@@ -1,7 +1,11 @@
 """`run`: the agent from start to stop, with what signals ask of it.
 
-SIGTERM, SIGINT and Ctrl-Break stop it in order; SIGHUP reads the configuration again. That is done on a thread of its
-own, because a FIFO or a file server that hangs may never come to the file's end, and a stop must not wait for it.
+SIGTERM, SIGINT and Ctrl-Break stop it in order; SIGHUP reads the configuration again.
+
+The main thread touches no file while the agent runs: on a file server that is gone a look at one does not return, and
+Python handles signals on that thread alone, so that a stop would never be noticed. It waits for the stop and feeds the
+service manager's watchdog. What looks at files, the tasks that are done now and then and a reload, has a thread of its
+own, and the configuration is read on yet another, because a FIFO may never come to its end.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from pathlib import Path
 from bridge.agent.agent import Agent
 from bridge.cli.signals import STOP_SIGNALS, SignalEvents
 from bridge.config.loader import Settings, find_config, load, state_directory
+from bridge.config.secret_keys import readable_secrets
 from bridge.errors import BridgeError, ConfigurationError
 from bridge.system.threads import run_daemon
 
@@ -30,6 +35,10 @@ _STOP_TICK_SECONDS = 0.05
 #: The polls, the sinks and the approver do not wait for it, but the tasks that are done now and then do.
 _READ_SECONDS = 3.0
 _TRY_AGAIN_SECONDS = 10.0
+#: On Windows no signal ends a wait of the main thread.
+_LONGEST_WAIT_SECONDS = 1.0 if os.name == "nt" else 10.0
+#: What a stop waits for a reload that is under way, which gives up by itself, unless it hangs.
+_LAST_TURN_SECONDS = 1.0
 
 
 def run_agent(settings: Settings, config: Path | None) -> None:
@@ -47,10 +56,29 @@ def run_agent(settings: Settings, config: Path | None) -> None:
             agent.turn.set()
     for number in STOP_SIGNALS:
         signals.set_on(number, stop, agent.turn)
+    began_to_stop_at = math.inf
     try:
         agent.start(stop.is_set)
         _spare_what_stays()
-        again_at = math.inf
+        turning = run_daemon("turns", _turn, agent, config, stop, reload_wanted)
+        agent.feed_watchdog()
+        while not stop.wait(min(agent.feed_within_seconds or _LONGEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)):
+            agent.feed_watchdog()
+        began_to_stop_at = time.monotonic()
+        if wait_for([turning], _LAST_TURN_SECONDS).done:
+            turning.result()  # raises what ended it
+    finally:
+        agent.stop(spent_seconds=max(time.monotonic() - began_to_stop_at, 0.0))
+        # The interpreter's own end takes a moment, in which a second signal would read as a crash.
+        for name in ("SIGHUP", *(number.name for number in STOP_SIGNALS)):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
+def _turn(agent: Agent, config: Path | None, stop: threading.Event, reload_wanted: threading.Event) -> None:
+    """Do what is due now and then, and reload when that is wanted, until *stop* is set; set it at the end."""
+    again_at = math.inf
+    try:
         while agent.wait_for_turn(stop):
             agent.run_due()
             if reload_wanted.is_set() or time.monotonic() >= again_at:
@@ -58,11 +86,7 @@ def run_agent(settings: Settings, config: Path | None) -> None:
                 is_done = reload_configuration(agent, config, stop.is_set)
                 again_at = math.inf if is_done else time.monotonic() + _TRY_AGAIN_SECONDS
     finally:
-        agent.stop()
-        # The interpreter's own end takes a moment, in which a second signal would read as a crash.
-        for name in ("SIGHUP", *(number.name for number in STOP_SIGNALS)):
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), signal.SIG_IGN)
+        stop.set()
 
 
 def _spare_what_stays() -> None:
@@ -77,8 +101,8 @@ def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], b
     Return False when there is no thread to be had for it: then it is to be tried again.
     """
     try:
-        settings = _read_in_time(config, stop)
-        if settings is None:
+        found = _read_in_time(config, stop)
+        if found is None:
             return True
     except (BridgeError, OSError) as error:
         for mistake in error.mistakes if isinstance(error, ConfigurationError) else (str(error),):
@@ -89,6 +113,7 @@ def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], b
         logger.error("The configuration cannot be read again yet: %s. It is tried again.", error)  # noqa: TRY400
         agent.refused_configuration()
         return False
+    settings, warnings = found
     try:
         agent.reload(settings, stop)
     except (BridgeError, OSError) as error:
@@ -100,11 +125,13 @@ def reload_configuration(agent: Agent, config: Path | None, stop: Callable[[], b
         logger.exception("The new configuration is not in force as a whole: %s. It is tried again.", error)  # noqa: TRY401  # in the sentence
         agent.refused_configuration()
         return False
+    for sentence in warnings:
+        logger.warning("%s", sentence)
     return True
 
 
-def _read_in_time(config: Path | None, stop: Callable[[], bool]) -> Settings | None:
-    """Return the settings of the file as it is now, or None once *stop* returns True."""
+def _read_in_time(config: Path | None, stop: Callable[[], bool]) -> tuple[Settings, tuple[str, ...]] | None:
+    """Return the settings of the file as it is now and what to warn of, or None once *stop* returns True."""
     reading = run_daemon("configuration", _read_again, config)
     give_up_at = time.monotonic() + _READ_SECONDS
     while not wait_for([reading], _STOP_TICK_SECONDS).done:
@@ -112,13 +139,18 @@ def _read_in_time(config: Path | None, stop: Callable[[], bool]) -> Settings | N
             return None
         if time.monotonic() >= give_up_at:
             raise ConfigurationError(
-                f"It could not be read to its end within {_READ_SECONDS:g} s. Put a plain file there that can be read, "
-                "and send SIGHUP again."
+                f"It, or a file with a secret that it names, could not be read to its end within {_READ_SECONDS:g} s. "
+                "Put plain files there that can be read, and send SIGHUP again."
             )
     return reading.result()
 
 
-def _read_again(config: Path | None) -> Settings:
+def _read_again(config: Path | None) -> tuple[Settings, tuple[str, ...]]:
+    settings = _whole(config)
+    return settings, readable_secrets(settings.secret_files)
+
+
+def _whole(config: Path | None) -> Settings:
     """Return the settings of the file as it is now; raise ConfigurationError for one that is just being written."""
     path = find_config(config, os.environ)
     if path is None or not path.is_file():

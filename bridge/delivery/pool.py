@@ -26,7 +26,7 @@ _RELOAD_SECONDS = 2.0
 
 
 class WorkerPool:
-    """One worker for each configured sink; for one thread, but for `notify` and `loop_watches`.
+    """One worker for each configured sink; for one thread, but for `notify`, `loop_watches` and `drain`.
 
     *has_seen_document*: whether the document was seen since the start; until then no sink is told anything again,
     and one that skips what is over is told nothing that was pending before, for a few seconds.
@@ -85,7 +85,7 @@ class WorkerPool:
 
     def drain(self, deadline: float) -> None:
         """Let every worker send what is due until *deadline*, in monotonic seconds, then cut who still sends."""
-        workers = [worker for _, worker in self._workers.values()]
+        workers = [worker for _, worker in list(self._workers.values())]
         for worker in workers:
             worker.stop(grace_seconds=max(deadline - time.monotonic(), 0.0))
         _end(workers, max(deadline, time.monotonic() + _TICK_SECONDS))
