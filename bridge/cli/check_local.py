@@ -204,7 +204,8 @@ def _portal(remote: RemoteSettings) -> Iterator[str]:
 
 def warnings(settings: Settings) -> list[str]:
     """Return a sentence for each setting that does nothing or may surprise."""
-    found = [*_about_the_agent(settings), *_about_heartbeats(settings), *readable_secrets(settings.secret_files)]
+    found = [*_about_the_agent(settings), *_about_heartbeats(settings), *_about_speaking(settings)]
+    found += readable_secrets(settings.secret_files)
     for sink in settings.sinks:
         found += [f"Sink {sink.name}: {message}" for message in _about_sink(sink, settings)]
     return found
@@ -237,8 +238,18 @@ def _about_heartbeats(settings: Settings) -> Iterator[str]:
         )
 
 
+def _about_speaking(settings: Settings) -> Iterator[str]:
+    if settings.sinks and all(sink.config.speak == "first" for sink in settings.sinks):
+        yield (
+            'speak = "first" in every sink: of an event whose first VM runs no agent nobody tells, because no document '
+            'shows the others whether that one told. Keep a sink with speak = "each".'
+        )
+
+
 def _about_sink(sink: SinkSettings, settings: Settings) -> Iterator[str]:
     config = sink.config
+    if config.speak == "first" and sink.sink_class.send_test_by_name_only:
+        yield 'speak = "first" runs its program on the first VM in Resources alone: the others are not prepared.'
     if config.scope == "all":
         yield 'scope = "all" sends events of other VMs too; those send them as well, each once.'
     yield from sink.sink_class.warnings(config)

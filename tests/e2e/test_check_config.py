@@ -222,6 +222,11 @@ def test_a_state_directory_that_cannot_be_made_or_is_none_is_said(agent, check):
         ('[[sinks]]\ntype = "stdout"\ntransitions = ["scheduled", "heartbeat"]\n', "does nothing by itself"),
         ('[status]\nlisten = "0.0.0.0:9464"\n', "There is no password"),
         ('[[sinks]]\ntype = "stdout"\nscope = "all"\n', "events of other VMs"),
+        ('[[sinks]]\ntype = "stdout"\nspeak = "first"\n', "whose first VM runs no agent nobody tells"),
+        (
+            '[[sinks]]\ntype = "stdout"\n[[sinks]]\ntype = "command"\nspeak = "first"\ncommand = ["true"]\n',
+            "runs its program on the first VM in Resources alone",
+        ),
         (
             webhook("a", 'format = "alertmanager"', 'transitions = ["scheduled", "started", "completed"]'),
             "transitions lacks canceled, ended: an alert of an event that ends so is not resolved until it ages out.",
@@ -265,6 +270,7 @@ def test_settings_that_do_nothing_or_surprise_are_warned_of_and_do_not_fail(agen
         webhook("a", 'format = "alertmanager"', f"transitions = {LIFE}", 'event_types = ["Reboot"]'),
         pagerduty(f"transitions = {LIFE}"),
         webhook("a", 'transitions = ["started"]', "max_age_seconds = 900"),
+        '[[sinks]]\ntype = "stdout"\n' + webhook("chat", 'speak = "first"'),
     ],
 )
 def test_settings_that_make_sense_are_not_warned_of(agent, check, text):
