@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from bridge.cli.check_local import advice_for_root, local_problems, warnings, who
+from bridge.cli.check_local import about_volume, advice_for_root, local_problems, warnings, who
 from bridge.cli.terminal import counted
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.config.loader import Settings, SinkSettings
@@ -30,7 +30,7 @@ def check_settings(settings: Settings, directory: Path, *, connect: bool) -> boo
     click.echo(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. Looked at as {who()}.")
     for line in (*map(_sink, settings.sinks), *describe_approval(settings.approval)):
         click.echo(line)
-    for warning in (*warnings(settings), *advice_for_root(directory)):
+    for warning in (*warnings(settings), *about_volume(directory), *advice_for_root(directory)):
         click.echo(f"Warning: {one_line(warning)}")
     for problem in problems:
         click.echo(f"Wrong: {problem.where}: {one_line(problem.message)}")

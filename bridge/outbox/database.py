@@ -19,6 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from bridge.errors import OutboxError
+from bridge.outbox.volume import file_bytes, wal_bytes, wal_of
 
 DATABASE = "outbox.db"
 SCHEMA_VERSION = 1
@@ -26,8 +27,6 @@ BUSY_SECONDS = 5.0
 #: A transition changes a little on some twenty pages, and a commit writes each of them whole: with SQLite's usual 4 KiB
 #: that was 90 KB for one sink. A file keeps the size that it was made with, and any version reads it.
 PAGE_BYTES = 1024
-#: As many bytes as SQLite lets gather in the -wal with pages of 4 KiB.
-_CHECKPOINT_PAGES = 4 * 1024 * 1024 // PAGE_BYTES
 
 _SUFFIXES = ("", "-wal", "-shm")
 _DAMAGED = (
@@ -112,8 +111,10 @@ def connect(path: Path, *, read_only: bool = False, timeout_seconds: float = BUS
             connection.execute("PRAGMA journal_mode = WAL")
             # FULL: the host may die right after a commit, and NORMAL can lose what was acknowledged.
             connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA journal_size_limit = 4194304")
-            connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+            wal = wal_bytes(path.parent)
+            connection.execute(f"PRAGMA journal_size_limit = {wal}")
+            (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+            connection.execute(f"PRAGMA wal_autocheckpoint = {wal // page_bytes}")
             # 1 MiB instead of 2: enough to rewrite a usual outbox from, should its file be damaged, and no more.
             connection.execute("PRAGMA cache_size = -1024")
         connection.execute("SELECT count(*) FROM sqlite_master")
@@ -198,6 +199,30 @@ def add_tables(connection: sqlite3.Connection) -> None:
     found = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     if not found >= _ADDED_NAMES:
         connection.executescript(f"BEGIN IMMEDIATE;\n{_read_sql('additions.sql')}\nCOMMIT;")
+
+
+def give_back(connection: sqlite3.Connection, *, most_pages: int) -> None:
+    """Take up to *most_pages* free pages out of the database, which gets shorter by them."""
+    free = int(connection.execute("PRAGMA freelist_count").fetchone()[0])
+    for _ in range(min(free, most_pages)):
+        connection.execute("PRAGMA incremental_vacuum(1)")  # Python ends it after one page, whatever number it is given
+
+
+def cut_wal(connection: sqlite3.Connection) -> bool:
+    """Move the -wal into the database and cut it off; return whether there was something to move, and all of it was."""
+    with suppress(sqlite3.Error):  # on a full disk: the file itself may have to grow for it
+        frames = int(connection.execute("PRAGMA wal_checkpoint").fetchone()[1])
+        is_busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        return frames > 0 and not is_busy
+    return False
+
+
+def check_wal(connection: sqlite3.Connection, path: Path, longest_bytes: int) -> None:
+    """Raise sqlite3.OperationalError when the -wal of *path* is longer, and cannot be moved into the database now."""
+    if file_bytes(wal_of(path)) > longest_bytes:
+        _, frames, moved = connection.execute("PRAGMA wal_checkpoint").fetchone()
+        if moved < frames:
+            raise sqlite3.OperationalError("the disk is about to be full: a program reads the outbox for long")
 
 
 @contextmanager

@@ -10,16 +10,17 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
 
 from bridge.errors import OutboxError, StateDirectoryError
-from bridge.outbox import database, meta, recovery
+from bridge.outbox import database, meta, recovery, retention
 from bridge.outbox.database import DATABASE, is_lock, transaction
 from bridge.outbox.locks import prepare_nudge
 from bridge.outbox.recovery import FileGuard
 from bridge.outbox.stream import Stream
+from bridge.outbox.volume import VolumeRoom, wal_of
 
 logger = logging.getLogger("bridge.outbox.storage")  # the name that logs are filtered by, for all of its parts
 
@@ -77,17 +78,29 @@ class DiskFile:
         *,
         live: sqlite3.Connection | None,
         stream: Stream,
+        room: VolumeRoom,
     ) -> sqlite3.Connection:
         """Return a new file with *known* meta and what can be read of *sources*; see `fill`."""
         connection = self.open_new()
         try:
-            fill(connection, sources, known, live=live, stream=stream)
+            try:
+                fill(connection, sources, known, live=live, stream=stream, room=room, now=self._now().timestamp())
+            except sqlite3.Error:
+                connection.close()
+                self._delete_stump()
+                raise
             stream.begin(connection)
             self.watch()
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def _delete_stump(self) -> None:
+        """Delete a file that was made just now, and in which nothing was ever committed: it may fill its volume."""
+        for path in (self.path, wal_of(self.path), Path(f"{self.path}-shm")):
+            with suppress(OSError):
+                path.unlink()
 
     def open_new(self) -> sqlite3.Connection:
         """Return a connection to a file that is made; raise OSError while an old one is in the way."""
@@ -153,14 +166,22 @@ def fill(
     live: sqlite3.Connection | None,
     stream: Stream,
     limit_bytes: float = float("inf"),
+    room: VolumeRoom | None = None,
+    now: float = 0.0,
 ) -> None:
     """Write *known* meta and what can be read of *sources* into *connection*, a new database.
 
-    *live* is the one of them that was open all along. No more records are copied once *limit_bytes* are used.
+    *live* is the one of them that was open all along. No more records are copied once *limit_bytes* are used; on a
+    small volume, with *room*, the oldest that are finished are left out.
     """
+    is_small = room is not None and room.longest_wal_bytes is not None
+    if is_small:
+        connection.execute("PRAGMA cache_spill = OFF")  # what is left out is not written at all
     with transaction(connection):
         for key, value in known.items():
             meta.put(connection, key, value)
         recovery.copy_readable(sources, connection, limit_bytes=limit_bytes)
         if not recovery.copy_decisions(sources, connection, live=live):
             stream.forget_decisions(connection)
+        if room is not None and is_small:
+            retention.fit_volume(connection, max_bytes=room.bound_bytes, finished_bytes=room.finished_bytes, now=now)

@@ -20,7 +20,7 @@ import msgspec
 from bridge.errors import OutboxError
 from bridge.events.event import encode
 from bridge.events.record import decode_record
-from bridge.outbox import database, meta, recovery
+from bridge.outbox import database, meta, recovery, retention
 from bridge.outbox.database import SQL, is_damage, transaction
 from bridge.outbox.disk_file import DiskFile
 from bridge.outbox.leaf_pages import open_damaged
@@ -29,6 +29,7 @@ from bridge.outbox.memory_copy import set_totals
 from bridge.outbox.recovery import COUNTS
 from bridge.outbox.stalls import COMMIT_SECONDS, WORK_SECONDS
 from bridge.outbox.stream import Stream
+from bridge.outbox.volume import VolumeRoom
 
 logger = logging.getLogger("bridge.outbox.storage")  # the name that logs are filtered by, for all of its parts
 
@@ -52,6 +53,16 @@ class MemoryOrigin:
         self.deleted_before: DeletedRows = Counter()
         self.written_back: DeletedRows | None = None
         """What `deleted_rows` found when all of memory was last written into the file."""
+        self.given_up: list[int] = []
+        """The sequences that were deleted in the file then, for its volume."""
+
+    def follow(self, before: MemoryOrigin, memory: sqlite3.Connection) -> None:
+        """Go on from what *before* has written into the file; what it gave up there goes in *memory* too."""
+        self.deleted_before = DeletedRows(before.written_back)
+        self.deleted_before.subtract(deleted_rows(memory))
+        with transaction(memory):
+            retention.forget(memory, before.given_up)
+        self.deleted_before.update(deleted_rows(memory))
 
     def close_unread(self) -> None:
         """Close the damaged databases: they were read, or are not to be read any more."""
@@ -74,6 +85,8 @@ class Merge:
         *,
         file: DiskFile,
         stream: Stream,
+        room: VolumeRoom | None,
+        now: float,
         enter_step: Callable[[float], None],
         commit_seconds: float = COMMIT_SECONDS,
     ) -> None:
@@ -82,6 +95,8 @@ class Merge:
         self._origin = origin
         self._file = file
         self._stream = stream
+        self._room = room
+        self._now = now
         self._enter_step = enter_step
         self._commit_seconds = commit_seconds
 
@@ -106,6 +121,7 @@ class Merge:
         """Return the file with what can be read of damaged ones and all of memory; raise and change nothing."""
         disk = self._file_to_return_to()
         try:
+            self._prepare_volume(disk)
             with transaction(disk):
                 is_new = meta.get(disk, "stream_id") is None
                 if not is_new:
@@ -120,9 +136,11 @@ class Merge:
                 if is_new:
                     recovery.copy_decisions([*self._origin.unread, self._memory], disk)
                     self._stream.forget_decisions(disk)
+                given_up = self._fit_volume(disk)
                 counted = deleted_rows(self._memory)
                 self._enter_step(self._commit_seconds)
-            self._origin.written_back = counted
+            self._origin.written_back, self._origin.given_up = counted, given_up
+            disk.execute("PRAGMA cache_spill = ON")
             self._enter_step(WORK_SECONDS)
             self._file.watch()
         except BaseException:
@@ -130,6 +148,25 @@ class Merge:
             raise
         prepare_nudge(self._file.directory)
         return disk
+
+    def _prepare_volume(self, disk: sqlite3.Connection) -> None:
+        """See to it that what comes can be written, if there is room for it; raise sqlite3.Error if there is not."""
+        room = self._room
+        if room is None:
+            return
+        if room.is_almost_full:
+            database.cut_wal(disk)
+        if room.longest_wal_bytes is not None:
+            database.check_wal(disk, self._file.path, room.longest_wal_bytes)
+        if not self._origin.unread and database.used_bytes(self._memory) > room.finished_bytes // 2:
+            disk.execute("PRAGMA cache_spill = OFF")  # what `_fit_volume` gives up is not written at all
+
+    def _fit_volume(self, disk: sqlite3.Connection) -> list[int]:
+        if self._room is None:
+            return []
+        return retention.fit_volume(
+            disk, max_bytes=self._room.bound_bytes, finished_bytes=self._room.finished_bytes, now=self._now
+        )
 
     def _join_streams(self, disk: sqlite3.Connection) -> None:
         """Have *disk* go on with the stream of memory, where that is not the same, or with one that is sure."""

@@ -32,16 +32,17 @@ from pathlib import Path
 from bridge.clock import utc_now
 from bridge.errors import OutboxError
 from bridge.outbox import database, meta
-from bridge.outbox.database import SQL, TrackedConnection, is_damage, is_lock, is_refusal
+from bridge.outbox.database import SQL, TrackedConnection, check_wal, is_damage, is_lock, is_refusal
 from bridge.outbox.disk_file import DiskFile, fill
 from bridge.outbox.leaf_pages import open_damaged
 from bridge.outbox.locks import InMemoryFlag, prepare_nudge
 from bridge.outbox.memory_copy import COPIED_BYTES, copy_outline, copy_whole, is_large, read_beside
 from bridge.outbox.merge import DeletedRows, MemoryOrigin, Merge, deleted_rows
 from bridge.outbox.newest import Progress
+from bridge.outbox.retention import make_room
 from bridge.outbox.stalls import COMMIT_SECONDS, WORK_SECONDS, wait_for_disk
 from bridge.outbox.stream import Stream
-from bridge.outbox.volume import make_room, room_on_volume
+from bridge.outbox.volume import VolumeRoom, room_on_volume
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Storage:
         runtime: Path | None = None,
     ) -> None:
         self.directory = directory
+        self._now = now
         self._file = DiskFile(directory, now=now, claim=claim)
         self._stream = Stream(directory, now=now, monotonic=monotonic, runtime=runtime)
         self._origin = MemoryOrigin()
@@ -75,6 +77,7 @@ class Storage:
         self._is_settled = False
         self._max_bytes = max_bytes
         self._bound = max_bytes
+        self._longest_wal_bytes: int | None = None
         self._may_make_room = True
         self._flag = InMemoryFlag(directory)
         self.disk_sequence = 0
@@ -123,6 +126,11 @@ class Storage:
             self._read_meta()
         if isinstance(connection, TrackedConnection):
             connection.meta_changed = False
+        if not self.in_memory and self._longest_wal_bytes is not None:
+            try:
+                check_wal(connection, self._file.path, self._longest_wal_bytes)
+            except sqlite3.Error as error:
+                self._switch_to_memory(str(error))
 
     def mark_read(self) -> None:
         """Read something right after a commit, so that the next transaction need not write to the -shm to begin.
@@ -153,16 +161,18 @@ class Storage:
     def _has_made_room_first(self) -> bool:
         """Return whether room was made, once for each commit: when that did not help, nothing of it will."""
         is_first, self._may_make_room = self._may_make_room, False
-        return is_first and make_room(self.connection)
+        return is_first and make_room(self.connection, self._room())
 
     def _look_at_volume(self) -> None:
         """Bound the outbox by its volume, which needs room for the -wal too, and make room there before it is full."""
-        room = room_on_volume(self.directory, max_bytes=self._max_bytes)
-        if room is None:
-            return
-        self._bound = room.bound_bytes
+        room = self._room()
         if room.is_almost_full and not self.in_memory:
-            make_room(self.connection)
+            make_room(self.connection, room)
+
+    def _room(self) -> VolumeRoom:
+        room = room_on_volume(self._file.path, max_bytes=self._max_bytes)
+        self._bound, self._longest_wal_bytes = room.bound_bytes, room.longest_wal_bytes
+        return room
 
     def check_file(self) -> None:
         """Replace the database if its file is no longer the one that is open, and look at its volume."""
@@ -224,6 +234,8 @@ class Storage:
             self._origin,
             file=self._file,
             stream=self._stream,
+            room=self._room(),
+            now=self._now().timestamp(),
             enter_step=self.enter_step,
             # The first commit to a new -wal makes two things durable, and a slow disk may need the longer time.
             commit_seconds=COMMIT_SECONDS * self.patience_seconds / WORK_SECONDS,
@@ -288,7 +300,7 @@ class Storage:
         *live* is the one of them that was open all along.
         """
         try:
-            connection = self._file.rebuild(sources, known, live=live, stream=self._stream)
+            connection = self._file.rebuild(sources, known, live=live, stream=self._stream, room=self._room())
         except (sqlite3.Error, OSError) as error:
             if any(is_large(source) for source in sources):
                 self._origin.unread.extend(sources)
@@ -399,6 +411,6 @@ class Storage:
             return False
         for before, _ in self._stalled:
             if before.written_back is not None:  # its way back was done after all
-                self._origin.deleted_before = before.written_back
+                self._origin.follow(before._origin, self.connection)  # noqa: SLF001  # of its own kind
         self._stalled = []
         return True

@@ -1,10 +1,9 @@
 import os
-import shutil
 import sqlite3
-import subprocess
 from contextlib import closing, contextmanager
 
 import pytest
+from small_disk import SmallDisk
 
 from bridge.errors import OutboxReadOnly
 from bridge.events.event import Document, VmIdentity
@@ -17,32 +16,6 @@ resource = pytest.importorskip("resource", reason="Windows sets no limits to fil
 
 ENDS = ("delivered", "pending", "parked", "evicted", "discarded", "expired")
 MIB = 1024 * 1024
-
-
-class SmallDisk:
-    """A disk of a few MiB that can be filled and freed."""
-
-    def __init__(self, path, mib):
-        self.path = path
-        path.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={mib}m,mode=0755", "tmpfs", str(path)]
-        self.is_mounted = shutil.which("mount") is not None and subprocess.run(mount, check=False).returncode == 0
-
-    def fill(self):
-        with (self.path / "ballast").open("ab", buffering=0) as ballast:
-            for size in (MIB, 4096, 1):
-                try:
-                    while True:
-                        ballast.write(b"\0" * size)
-                except OSError:
-                    continue
-
-    def free(self):
-        (self.path / "ballast").unlink()
-
-    def unmount(self):
-        if self.is_mounted:
-            subprocess.run(["umount", "-l", str(self.path)], check=True)
 
 
 @pytest.fixture

@@ -1,0 +1,38 @@
+"""A disk of a few MiB, which only root can mount: it can be filled and freed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+MIB = 1024 * 1024
+
+
+class SmallDisk:
+    """A disk of a few MiB that can be filled and freed."""
+
+    def __init__(self, path: Path, mib: float) -> None:
+        self.path = path
+        path.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={mib * 1024:.0f}k,mode=0755", "tmpfs", str(path)]
+        self.is_mounted = shutil.which("mount") is not None and subprocess.run(mount, check=False).returncode == 0
+
+    def fill(self, leave_bytes: int = 0) -> None:
+        """Take all that is free, but for *leave_bytes*."""
+        with (self.path / "ballast").open("ab", buffering=0) as ballast:
+            for size in (MIB, 4096, 1):
+                try:
+                    while True:
+                        ballast.write(b"\0" * size)
+                except OSError:
+                    continue
+            ballast.truncate(ballast.tell() - leave_bytes)
+
+    def free(self) -> None:
+        """Give back what `fill` took."""
+        (self.path / "ballast").unlink()
+
+    def unmount(self) -> None:
+        if self.is_mounted:
+            subprocess.run(["umount", "-l", str(self.path)], check=True)
