@@ -11,18 +11,21 @@ import bridge.cli.lean_requests  # isort: skip  # noqa: F401  # before anything 
 import os
 import sys
 import threading
-from collections.abc import Callable
 from enum import IntEnum
-from functools import partial, wraps
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO
 
 import click
 
 from bridge import logs
-from bridge.config.loader import Settings, find_config, load, state_directory
+from bridge.cli.help import GroupedCommands, WithExamples
+from bridge.cli.options import DIRECTORY, FILE, config, option, state_directory, with_config, with_state
+from bridge.config.loader import Settings, find_config
+from bridge.config.loader import state_directory as directory_of
 from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
+from bridge.events.event import check_event_type
 from bridge.text import escaped
 
 _NAME = "scheduled-events-bridge"
@@ -40,34 +43,6 @@ class ExitCode(IntEnum):
     CONFIGURATION = 78
     """It is wrong."""
     INTERRUPTED = 130
-
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-_FILE = click.Path(dir_okay=False, path_type=Path)
-# readable=False: the message of our own, when it is read, says more.
-_DIRECTORY = click.Path(file_okay=False, readable=False, path_type=Path)
-_option = partial(click.option, show_default=True)
-
-
-def _no_directory(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse a directory, which is wrong usage; any other fault of a file is found when it is read."""
-    if path is not None and os.path.isdir(path):  # noqa: PTH112  # False, too, where it may not be seen
-        raise click.BadParameter(f"{path} is a directory; name the file itself, such as {path / 'config.toml'}.")
-    return path
-
-
-_config = _option(
-    "--config",
-    "-c",
-    "path",
-    type=click.Path(path_type=Path),
-    callback=_no_directory,
-    help="TOML file.  [default: see the README]",
-    show_default=False,
-)
-_state_directory = _option(
-    "--state-directory", type=_DIRECTORY, help="Where the outbox is.  [default: what the configuration says]"
-)
 
 
 def main() -> None:
@@ -108,43 +83,16 @@ def _complain(*sentences: str, code: int) -> int:
     return code
 
 
-def _with_config(command: _Command) -> Any:
-    """Give *command* the settings of `--config`, as `settings`."""
-
-    @_config
-    @wraps(command)
-    def with_settings(path: Path | None, **rest: Any) -> Any:
-        return command(settings=load(find_config(path, os.environ)), **rest)
-
-    return with_settings
-
-
-def _with_state(command: _Command) -> Any:
-    """Give *command* the state directory, from its own option or from the configuration."""
-
-    @_config
-    @_state_directory
-    @wraps(command)
-    def with_directory(path: Path | None, state_directory: Path | None, **rest: Any) -> Any:
-        return command(directory=state_directory or _directory_of(path), **rest)
-
-    return with_directory
-
-
-def _directory_of(path: Path | None) -> Path:
-    return state_directory(load(find_config(path, os.environ)), os.environ)
-
-
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=GroupedCommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(version(_NAME), prog_name=_NAME)
 def commands() -> None:
     """Carry Azure's maintenance notices for this VM to where they are needed."""
 
 
 @commands.command(short_help="Watch this VM's events and deliver them.")
-@_with_config
-@_option("--log-format", type=click.Choice(["auto", "json", "text"]), default="auto", help="auto: text on a terminal.")
-@_option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+@with_config
+@option("--log-format", type=click.Choice(["auto", "json", "text"]), default="auto", help="auto: text on a terminal.")
+@option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def run(settings: Settings, log_format: str, log_level: str) -> None:
     """Watch this VM's events and deliver them, until SIGTERM or SIGINT. SIGHUP reads the configuration again."""
     from bridge.cli.run import run_agent  # noqa: PLC0415
@@ -165,8 +113,8 @@ def demo() -> None:
 
 
 @commands.command("check-config", short_help="Say whether the configuration is right.")
-@_with_config
-@_option("--connect", is_flag=True, help="Also try IMDS, the portal and every destination, without writing to it.")
+@with_config
+@option("--connect", is_flag=True, help="Also try IMDS, the portal and every destination, without writing to it.")
 def check_config(settings: Settings, *, connect: bool) -> int:
     """Say whether the configuration is right, with every mistake at once.
 
@@ -177,41 +125,60 @@ def check_config(settings: Settings, *, connect: bool) -> int:
     """
     from bridge.cli.check import check_settings  # noqa: PLC0415
 
-    is_right = check_settings(settings, state_directory(settings, os.environ), connect=connect)
+    is_right = check_settings(settings, directory_of(settings, os.environ), connect=connect)
     return 0 if is_right else ExitCode.FAILED
 
 
 @commands.command(short_help="Show what this VM's agent sees and owes.")
-@_config
-@_state_directory
-@_option("--json", "as_json", is_flag=True, help="One object on one line.")
-def status(path: Path | None, state_directory: Path | None, *, as_json: bool) -> None:
+@config
+@state_directory
+@option("--json", "as_json", is_flag=True, help="One object on one line.")
+@option("--watch", "-w", is_flag=True, help="Show it again and again until interrupted.")
+@option("--interval", type=click.FloatRange(min=0.2), default=2.0, help="With --watch: so many seconds apart.")
+def status(path: Path | None, state_directory: Path | None, *, as_json: bool, watch: bool, interval: float) -> None:
     """Show what this VM's agent sees and owes, also when it is down.
 
     Exit 0 whatever it shows: health is what /readyz answers. Exit 1 when there is no outbox, or it cannot be read.
     """
-    from bridge.cli.status import show_status  # noqa: PLC0415
+    from bridge.cli.status import show_status, watch_status  # noqa: PLC0415
 
+    if watch and as_json:
+        raise click.UsageError("--watch is for a person and --json for a program. Give one of them.")
+    if watch:
+        watch_status(path, state_directory, seconds=interval)
     show_status(path, state_directory, as_json=as_json)
 
 
 @commands.command(short_help="List the transition records of this VM.")
-@_with_state
-@_option("--limit", "-n", type=click.IntRange(min=1), default=50, help="The newest so many.")
-@_option("--follow", "-f", is_flag=True, help="Go on printing new ones until interrupted.")
-@_option("--json", "as_json", is_flag=True, help="One record a line.")
-def events(directory: Path, limit: int, *, follow: bool, as_json: bool) -> None:
+@with_state
+@option("--limit", "-n", type=click.IntRange(min=1), default=50, help="The newest so many.")
+@option("--follow", "-f", is_flag=True, help="Go on printing new ones until interrupted.")
+@option("--json", "as_json", is_flag=True, help="One record a line.")
+@option("--since", help="Only from then on: 90s, 30m, 1h, 2d ago, or a time such as 2026-11-20T11:00Z.")
+@option("--event-id", help="Only of this event.")
+@option("--type", "event_types", multiple=True, help="Only of events of this type, such as Reboot; repeat it.")
+def events(
+    directory: Path, *, since: str | None, event_id: str | None, event_types: tuple[str, ...], **rest: Any
+) -> None:
     """List the transition records that this VM's agent wrote, oldest first."""
-    from bridge.cli.events import list_events  # noqa: PLC0415
+    from bridge.cli.events import Wanted, list_events  # noqa: PLC0415
+    from bridge.cli.events import since as moment  # noqa: PLC0415
+    from bridge.clock import utc_now  # noqa: PLC0415
 
-    list_events(directory, limit=limit, follow=follow, as_json=as_json)
+    try:
+        begin = moment(since, utc_now()) if since else None
+        for each in event_types:
+            check_event_type(each)
+    except ValueError as error:
+        raise click.UsageError(f"--since or --type is not {error}." if event_types else str(error)) from None
+    list_events(directory, wanted=Wanted(begin, event_id, frozenset(event_types)), **rest)
 
 
-@commands.command()
-@_with_config
+@commands.command(short_help="Approve an event: Azure may start it at once.")
+@with_config
 @click.argument("event_id")
-@_option("--yes", is_flag=True, help="Do not ask.")
-@_option("--overrule", is_flag=True, help="With --yes: also against a hold, or alone where several must approve.")
+@option("--yes", is_flag=True, help="Do not ask.")
+@option("--overrule", is_flag=True, help="With --yes: also against a hold, or alone where several must approve.")
 def approve(settings: Settings, event_id: str, *, yes: bool, overrule: bool) -> int:
     """Approve EVENT_ID for every VM that it names: Azure may start it at once.
 
@@ -219,11 +186,11 @@ def approve(settings: Settings, event_id: str, *, yes: bool, overrule: bool) -> 
     """
     from bridge.cli.approve import approve as approve_event  # noqa: PLC0415
 
-    return approve_event(settings, state_directory(settings, os.environ), event_id, yes=yes, overrule=overrule)
+    return approve_event(settings, directory_of(settings, os.environ), event_id, yes=yes, overrule=overrule)
 
 
 @commands.command("send-test", short_help="Send a test record straight to the sinks.")
-@_with_config
+@with_config
 @click.argument("names", metavar="[SINK]...", nargs=-1)
 def send_test(settings: Settings, names: tuple[str, ...]) -> int:
     """Send a record of transition `test` straight to each sink, or to those named."""
@@ -232,26 +199,26 @@ def send_test(settings: Settings, names: tuple[str, ...]) -> int:
     return 0 if send(settings, names) else ExitCode.FAILED
 
 
-@commands.group(short_help="See and change what is owed to the sinks.")
+@commands.group(cls=WithExamples, short_help="See and change what is owed to the sinks.")
 def outbox() -> None:
     """See and change what is still owed to the sinks."""
 
 
-_sink = _option("--sink", help="Only this sink; it may be one that is no longer configured.")
-_record = _option("--id", "record_id", help="Only the record with this id.")
+_sink = option("--sink", help="Only this sink; it may be one that is no longer configured.")
+_record = option("--id", "record_id", help="Only the record with this id.")
 
 
 @outbox.command("list")
-@_with_state
+@with_state
 @_sink
-@_option(
+@option(
     "--state",
     type=click.Choice(["owed", "pending", "parked", "delivered", "expired", "evicted", "discarded", "all"]),
     default="owed",
     help="owed: pending and parked.",
 )
-@_option("--limit", "-n", type=click.IntRange(min=1), default=100)
-@_option("--json", "as_json", is_flag=True, help="One object a line.")
+@option("--limit", "-n", type=click.IntRange(min=1), default=100)
+@option("--json", "as_json", is_flag=True, help="One object a line.")
 def list_(directory: Path, sink: str | None, state: str, limit: int, *, as_json: bool) -> None:
     """List what each sink is owed, and why it has not got it."""
     from bridge.cli.outbox import list_deliveries  # noqa: PLC0415
@@ -260,7 +227,7 @@ def list_(directory: Path, sink: str | None, state: str, limit: int, *, as_json:
 
 
 @outbox.command()
-@_with_state
+@with_state
 @_sink
 @_record
 def retry(directory: Path, sink: str | None, record_id: str | None) -> None:
@@ -271,11 +238,11 @@ def retry(directory: Path, sink: str | None, record_id: str | None) -> None:
 
 
 @outbox.command()
-@_with_state
-@_option("--sink", required=True, help="The sink; it may be one that is no longer configured.")
+@with_state
+@option("--sink", required=True, help="The sink; it may be one that is no longer configured.")
 @_record
-@_option("--state", type=click.Choice(["pending", "parked"]), help="Only these.  [default: both]")
-@_option("--yes", is_flag=True, help="Do not ask.")
+@option("--state", type=click.Choice(["pending", "parked"]), help="Only these.  [default: both]")
+@option("--yes", is_flag=True, help="Do not ask.")
 def discard(directory: Path, sink: str, record_id: str | None, state: str | None, *, yes: bool) -> None:
     """Give up on records that a sink is owed: they are never sent."""
     from bridge.cli.outbox import discard as discard_records  # noqa: PLC0415
@@ -285,15 +252,15 @@ def discard(directory: Path, sink: str, record_id: str | None, state: str | None
 
 @commands.command(short_help="Play a scenario as a simulated IMDS.")
 @click.argument("scenario", default="live-migration")
-@_option("--list", "list_scenarios", is_flag=True, help="List the scenarios that come with it, and end.")
-@_option("--listen", default="127.0.0.1:8169", help="Address of the first VM; the others follow port by port.")
-@_option("--vm", "vms", multiple=True, default=("simulated-vm",), help="A VM's name; repeat it for a fleet.")
-@_option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="60: a minute in a second.")
-@_option("--rate-limit/--no-rate-limit", default=True, help="Answer 429 above five requests a second, as Azure does.")
-@_option("--first-call", "first_call_seconds", type=click.FloatRange(min=0), default=0.0, help="Seconds of the first.")
-@_option("--new-id-each-status", is_flag=True, help="A new EventId at each status, as Microsoft's mock server has.")
-@_option("--until-finished", is_flag=True, help="End when the scenario has.")
-@_option("--allow-remote", is_flag=True, help="Listen on an address that is not loopback.")
+@option("--list", "list_scenarios", is_flag=True, help="List the scenarios that come with it, and end.")
+@option("--listen", default="127.0.0.1:8169", help="Address of the first VM; the others follow port by port.")
+@option("--vm", "vms", multiple=True, default=("simulated-vm",), help="A VM's name; repeat it for a fleet.")
+@option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="60: a minute in a second.")
+@option("--rate-limit/--no-rate-limit", default=True, help="Answer 429 above five requests a second, as Azure does.")
+@option("--first-call", "first_call_seconds", type=click.FloatRange(min=0), default=0.0, help="Seconds of the first.")
+@option("--new-id-each-status", is_flag=True, help="A new EventId at each status, as Microsoft's mock server has.")
+@option("--until-finished", is_flag=True, help="End when the scenario has.")
+@option("--allow-remote", is_flag=True, help="Listen on an address that is not loopback.")
 def simulate(*, list_scenarios: bool, **options: Any) -> None:
     """Play SCENARIO, a name or a TOML file, as an IMDS that an agent can be pointed at.
 
@@ -313,21 +280,46 @@ def simulate(*, list_scenarios: bool, **options: Any) -> None:
     serve(ServeOptions(**options), stop=stop, say=partial(click.echo, err=True))
 
 
-@commands.command()
-def schema() -> None:
-    """Print the JSON schema of a transition record."""
+@commands.command(short_help="Print the schema of a record, or of the configuration.")
+@option("--config", "of_config", is_flag=True, help="Of the configuration instead.")
+def schema(*, of_config: bool) -> None:
+    """Print the JSON schema of a transition record, or of the configuration."""
     import json  # noqa: PLC0415
 
+    from bridge.config.json_schema import configuration_schema  # noqa: PLC0415
     from bridge.events.record import json_schema  # noqa: PLC0415
 
-    click.echo(json.dumps(json_schema(), indent=2))
+    click.echo(json.dumps(configuration_schema() if of_config else json_schema(), indent=2))
 
 
-@commands.command()
-@click.argument("private_file", required=False, type=_FILE)
-@_option("--directory", type=_DIRECTORY, help="Where to put the pair, as decisions.key and decisions.key.pub.")
-@_option("--kid", help="What decisions call the key.  [default: the name of the file]")
-@_option("--approver", default="portal", help="Who signs with it.")
+@commands.command(short_help="Write a first configuration, commented.")
+@option("--sink", "sinks", multiple=True, metavar="RECIPE", help="Repeat it for several. [default: stdout]")
+@option("--output", "-o", type=FILE, help="Make this file.  [default: print it]")
+@option("--list", "list_recipes", is_flag=True, help="List the recipes, and end.")
+def init(sinks: tuple[str, ...], output: Path | None, *, list_recipes: bool) -> None:
+    """Write a first configuration, commented, with the sinks asked for: eventhubs, webhook:slack and so on."""
+    from bridge.cli.init import recipe_names, write_configuration  # noqa: PLC0415
+
+    if list_recipes:
+        click.echo("\n".join(recipe_names()))
+        return
+    write_configuration(sinks or ("stdout",), output)
+
+
+@commands.command(short_help="Say what a key of the configuration means.")
+@click.argument("key", required=False)
+def explain(key: str | None) -> None:
+    """Say what KEY or table of the configuration means, such as sinks.webhook.url; alone, list the tables."""
+    from bridge.cli.explain import explain as explain_key  # noqa: PLC0415
+
+    explain_key(key)
+
+
+@commands.command(short_help="Make a pair of keys to sign decisions with.")
+@click.argument("private_file", required=False, type=FILE)
+@option("--directory", type=DIRECTORY, help="Where to put the pair, as decisions.key and decisions.key.pub.")
+@option("--kid", help="What decisions call the key.  [default: the name of the file]")
+@option("--approver", default="portal", help="Who signs with it.")
 def keygen(private_file: Path | None, directory: Path | None, kid: str | None, approver: str) -> None:
     """Make a pair of keys (Ed25519) to sign decisions with, and print the lines that make a VM trust it.
 
@@ -340,16 +332,16 @@ def keygen(private_file: Path | None, directory: Path | None, kid: str | None, a
     click.echo(make_key(private_file or (directory or Path()) / DEFAULT_KEY_NAME, kid=kid, approver=approver))
 
 
-@commands.command()
-@_option("--key", required=True, type=_FILE, help="The private key, as `keygen` wrote it.")
-@_option("--kid", required=True, help="What the VM calls the key.")
-@_option("--approver", required=True, help="Who decides, as the VM has it for this key.")
-@_option("--vm-id", help="The vmId of the VM it is for.  [default: the VM of the record]")
-@_option("--event-file", required=True, type=click.File("rb"), help="Records or a Scheduled Events document; -: stdin.")
-@_option("--event-id", help="The event's EventId.  [default: the only one of the file]")
-@_option("--decision", required=True, type=click.Choice(["approve", "hold"]))
-@_option("--reason", help="One line for records and logs.")
-@_option("--valid-seconds", type=float, default=3600.0, help="How long an agent may accept it; at most a day.")
+@commands.command(short_help="Sign a decision on an event, and print it.")
+@option("--key", required=True, type=FILE, help="The private key, as `keygen` wrote it.")
+@option("--kid", required=True, help="What the VM calls the key.")
+@option("--approver", required=True, help="Who decides, as the VM has it for this key.")
+@option("--vm-id", help="The vmId of the VM it is for.  [default: the VM of the record]")
+@option("--event-file", required=True, type=click.File("rb"), help="Records or a Scheduled Events document; -: stdin.")
+@option("--event-id", help="The event's EventId.  [default: the only one of the file]")
+@option("--decision", required=True, type=click.Choice(["approve", "hold"]))
+@option("--reason", help="One line for records and logs.")
+@option("--valid-seconds", type=float, default=3600.0, help="How long an agent may accept it; at most a day.")
 def decide(event_file: BinaryIO, **options: Any) -> None:
     """Sign a decision on an event for one VM, and print it: what a portal hands to the VM's agent."""
     from bridge.cli.decide import decide as sign  # noqa: PLC0415

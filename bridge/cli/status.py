@@ -8,12 +8,15 @@ add what only they know.
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from pathlib import Path
 
 import click
 
 from bridge.cli.status_report import StatusReport, build_report
 from bridge.cli.status_screen import screen
+from bridge.cli.terminal import utc
 from bridge.clock import utc_now
 from bridge.config.loader import Settings, StatusSettings, find_config, load, state_directory
 from bridge.errors import ConfigurationError, OutboxError
@@ -21,6 +24,23 @@ from bridge.events.event import encode
 from bridge.health.client import AgentAnswer, query_readyz
 from bridge.outbox import locks
 from bridge.outbox.reader import OutboxFile
+
+#: Home, everything below it cleared, and with it what scrolled away: the screen before is overwritten, not added to.
+_FROM_THE_TOP = "\x1b[H\x1b[2J\x1b[3J"
+
+
+def watch_status(config: Path | None, directory: Path | None, *, seconds: float) -> None:
+    """Show the status again every *seconds* until interrupted; an outbox that cannot be read meanwhile is said."""
+    while True:
+        if sys.stdout.isatty():
+            click.echo(_FROM_THE_TOP, nl=False, color=True)
+        try:
+            show_status(config, directory, as_json=False)
+        except (OutboxError, ConfigurationError) as error:
+            click.echo(str(error))
+        click.echo(f"\n{utc(utc_now())}, again every {seconds:g} s; Ctrl-C ends it.")
+        sys.stdout.flush()
+        threading.Event().wait(seconds)
 
 
 def show_status(config: Path | None, directory: Path | None, *, as_json: bool) -> None:

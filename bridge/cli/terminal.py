@@ -40,6 +40,17 @@ class Table:
         for line in self.lines(rows):
             click.echo(line)
 
+    def add_with(self, rows: Iterable[tuple[Sequence[str], Sequence[str]]]) -> None:
+        """Print rows, each with sentences below it that are wrapped to the terminal: for one that is narrow."""
+        found = list(rows)
+        lines = self.lines(cells for cells, _ in found)
+        for line in lines[: len(lines) - len(found)]:
+            click.echo(line)
+        for line, (_, below) in zip(lines[len(lines) - len(found) :], found, strict=True):
+            click.echo(line)
+            for more in (each for text in below for each in wrapped(text, first=" " * 4, indent=" " * 6)):
+                click.echo(more)
+
     def lines(self, rows: Iterable[Sequence[str]]) -> list[str]:
         """Return *rows* as lines, the header before the first of all."""
         cells = [tuple(map(one_line, row)) for row in rows]
@@ -73,6 +84,11 @@ def wrapped(text: str, *, indent: str = "", first: str | None = None) -> list[st
     width = max(shutil.get_terminal_size().columns, 40)
     lines = textwrap.wrap(one_line(text), width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
     return lines or [first.rstrip()]
+
+
+def is_narrower_than(columns: int) -> bool:
+    """Return whether a terminal of fewer than *columns* shows the output; a pipe takes lines of any length."""
+    return sys.stdout.isatty() and shutil.get_terminal_size().columns < columns
 
 
 def countdown(seconds: float) -> str:

@@ -118,7 +118,9 @@ def _sink(
         return None
     keys = {key: value for key, value in table.items() if key != "type"}
     keys.setdefault("name", name)
-    config = convert(keys, cls.Config, path, mistakes, stricter=_rules(cls.Config), elsewhere=elsewhere, apart=_APART)
+    config = convert(
+        keys, cls.Config, path, mistakes, stricter=base_rules(cls.Config), elsewhere=elsewhere, apart=_APART
+    )
     return SinkSettings(type_name=table["type"], sink_class=cls, config=config) if config is not None else None
 
 
@@ -138,7 +140,7 @@ def _class(type_name: object, path: str, mistakes: Problems) -> type[Sink] | Non
         return None
 
 
-def _rules(config: type[SinkConfig]) -> dict[str, Any]:
+def base_rules(config: type[SinkConfig]) -> dict[str, Any]:
     """Return the rules for the base keys, but for those whose type the sink has narrowed itself."""
     base = {field.name: field.type for field in msgspec.structs.fields(SinkConfig)}
     own = {field.name: field.type for field in msgspec.structs.fields(config)}

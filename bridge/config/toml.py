@@ -128,7 +128,7 @@ def _convert_table(
     wanted = {field.name: field.type for field in msgspec.structs.fields(struct)} | dict(stricter)
     required = [field.name for field in msgspec.structs.fields(struct) if field.required]
     missing = [name for name in required if name not in table]
-    found = [Problem(join(path, name), f" is missing. It must be {_wanted(wanted[name])}.") for name in missing]
+    found = [Problem(join(path, name), f" is missing. It must be {in_words(wanted[name])}.") for name in missing]
     values = {}
     has_wrong = bool(missing)
     for name in wanted:
@@ -212,8 +212,8 @@ def _converted(value: object, wanted: Any, path: str) -> tuple[Any, list[Problem
     except msgspec.ValidationError:
         info = types.type_info(_core(wanted))
         if isinstance(value, str) and isinstance(info, _CONTAINERS):
-            return None, [Problem(path, f" is {program_of(path, value)}, but must be {_wanted(wanted)}.")]
-        return None, [wrong(path, value, _wanted(wanted), _value_hint(value, info, path))]
+            return None, [Problem(path, f" is {program_of(path, value)}, but must be {in_words(wanted)}.")]
+        return None, [wrong(path, value, in_words(wanted), _value_hint(value, info, path))]
     try:
         for check in _checks(wanted):
             check.rule(made)
@@ -238,7 +238,7 @@ def _value_hint(value: object, info: types.Type, path: str) -> str:
     return ""
 
 
-def _wanted(wanted: Any) -> str:
+def in_words(wanted: Any) -> str:
     """Return the type *wanted* in words."""
     infos = types.type_info(wanted)
     members = infos.types if isinstance(infos, types.UnionType) else (infos,)

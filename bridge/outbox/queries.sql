@@ -195,9 +195,6 @@ DELETE FROM deliveries WHERE sequence = ?;
 -- name: delete_record
 DELETE FROM records WHERE sequence = ?;
 
--- name: list_records
-SELECT body FROM records WHERE sequence > ? AND body <> '' ORDER BY sequence;
-
 -- name: list_last_records
 SELECT body FROM records WHERE sequence > ? AND body <> '' ORDER BY sequence DESC LIMIT ?;
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 from typing import NoReturn
 
@@ -98,14 +99,23 @@ class OutboxFile(AbstractContextManager["OutboxFile"]):
         """Return whether the agent works from memory, because its disk refuses: it knows more than is read here."""
         return locks.is_in_memory(self._directory)
 
-    def records(self, limit: int | None = None, *, after: int = 0) -> list[TransitionRecord]:
-        """Read the records with a sequence above *after*, oldest first; of many, the newest *limit*."""
+    def records(
+        self,
+        limit: int | None = None,
+        *,
+        after: int = 0,
+        wanted: Callable[[TransitionRecord], bool] = lambda _record: True,
+    ) -> list[TransitionRecord]:
+        """Read the *wanted* records with a sequence above *after*, oldest first; of many, the newest *limit*."""
         with self._reading() as connection:
-            if limit is None:
-                rows = connection.execute(SQL["list_records"], (after,)).fetchall()
-            else:
-                rows = connection.execute(SQL["list_last_records"], (after, limit)).fetchall()[::-1]
-            return [_record(body) for (body,) in rows]
+            rows = connection.execute(SQL["list_last_records"], (after, -1))
+            found = (record for record in (_record(body) for (body,) in rows) if wanted(record))
+            return list(islice(found, limit))[::-1]
+
+    def last_sequence(self) -> int:
+        """Return the sequence of the newest record, 0 when there is none."""
+        newest = self.records(limit=1)
+        return newest[0].sequence if newest else 0
 
     def deliveries(
         self, sink: str | None = None, *, state: str | None = None, limit: int | None = None

@@ -632,8 +632,11 @@ def test_events_that_are_followed_stay_under_their_header(agent, azure):
     wait_for_status(agent, lambda report: report["agent"]["ready"])
     followed = agent.directory / "followed"
     with followed.open("wb") as out, agent.err.open("ab") as err:
-        process = agent.start_command("events", "--follow", "-c", agent.config, stdout=out, stderr=err)
+        process = agent.start_command(
+            "events", "--follow", "--type", "Freeze", "-c", agent.config, stdout=out, stderr=err
+        )
     try:
+        azure.world.add_event(EventSpec(event_type="Reboot"))
         event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
         agent.wait_for(lambda: len(followed.read_text().splitlines()) == 2)
         azure.world.start(event_id)
@@ -642,6 +645,7 @@ def test_events_that_are_followed_stay_under_their_header(agent, azure):
         process.kill()
         process.wait()
     header, *rows = followed.read_text().splitlines()
+    assert not any("Reboot" in row for row in rows)
     for column in ("OBSERVED", "TRANSITION", "EVIDENCE", "TYPE", "RESOURCES"):
         at = header.index(column)
         assert {row[at - 1] for row in rows} == {" "}

@@ -1,0 +1,114 @@
+"""The JSON schema of the configuration (draft 2020-12), for editors and for whoever makes the file by a program.
+
+It is made of the structs that read the file. What a type cannot say, such as keys that exclude one another, only
+`check-config` finds: what the schema refuses the agent refuses too, not the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from bridge.config.settings import TopSettings, documented
+from bridge.config.sinks import base_rules, installed, sink_class
+from bridge.errors import ConfigurationError
+from bridge.sink import SinkConfig
+
+SCHEMA_ID = "https://scheduled-events-bridge.invalid/schemas/configuration.v1.json"
+_DEFS = "#/$defs/"
+
+
+def configuration_schema() -> dict[str, Any]:
+    """Return the schema of the whole file, with the sinks that are installed here."""
+    sinks = {name: cls.Config for name, cls in _classes().items()}
+    structs = [TopSettings, *sinks.values()]
+    roots, defs = msgspec.json.schema_components(structs, ref_template=f"{_DEFS}{{name}}")
+    for struct in _structs_of(defs, structs):
+        _close(defs[struct.__name__], struct)
+    top = defs.pop(TopSettings.__name__)
+    references = dict(zip(sinks, roots[1:], strict=True))
+    top["properties"]["sinks"] = {
+        "description": "Where records go, one table each. Default: one of type stdout.",
+        "type": "array",
+        "items": _sink_item(references, defs),
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": SCHEMA_ID,
+        **top,
+        "title": "The configuration of the Scheduled Events Bridge",
+        "$defs": defs,
+    }
+
+
+def _classes() -> dict[str, Any]:
+    """Return the installed sink classes by type; one that cannot be imported here is left out."""
+    found = {}
+    for name in installed():
+        try:
+            found[name] = sink_class(name)
+        except ConfigurationError:
+            continue
+    return found
+
+
+def _structs_of(defs: Mapping[str, Any], roots: list[type[msgspec.Struct]]) -> list[type[msgspec.Struct]]:
+    """Return the struct behind each of *defs*, found from *roots*."""
+    found: dict[str, type[msgspec.Struct]] = {}
+    waiting = list(roots)
+    while waiting:
+        struct = waiting.pop()
+        if struct.__name__ in found:
+            continue
+        found[struct.__name__] = struct
+        for field in msgspec.structs.fields(struct):
+            waiting += _structs_in(msgspec.inspect.type_info(field.type))
+    return [struct for name, struct in found.items() if name in defs]
+
+
+def _structs_in(info: Any) -> list[type[msgspec.Struct]]:
+    if isinstance(info, msgspec.inspect.StructType):
+        return [info.cls]
+    inner = [*getattr(info, "types", ()), *filter(None, [getattr(info, "item_type", None)])]
+    return [struct for each in inner for struct in _structs_in(each)]
+
+
+def _close(schema: dict[str, Any], struct: type[msgspec.Struct]) -> None:
+    """Have *schema* say what each key means, and refuse keys that the agent does not know."""
+    schema["additionalProperties"] = False
+    rules = base_rules(struct) if issubclass(struct, SinkConfig) else {}
+    texts = documented(struct)
+    for name, rule in rules.items():
+        default = schema["properties"][name].get("default")
+        schema["properties"][name] = msgspec.json.schema(rule) | ({} if default is None else {"default": default})
+    for name, key in schema["properties"].items():
+        if not isinstance(key.get("default"), bool | int | float | str | list):
+            key.pop("default", None)  # TOML has no null, and the keys of a table say their own
+        key["description"] = texts[name]
+
+
+def _sink_item(references: Mapping[str, Mapping[str, Any]], defs: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of one ``[[sinks]]`` table: its type chooses the keys that it may have."""
+    for name, reference in references.items():
+        own = defs[reference["$ref"].removeprefix(_DEFS)]
+        own["properties"] = {"type": {"const": name}} | own["properties"]
+    return {
+        "type": "object",
+        "required": ["type"],
+        "properties": {
+            "type": {
+                "description": "An installed type, or module:Class for one that is not packaged.",
+                "anyOf": [{"enum": list(references)}, {"type": "string", "pattern": "^[\\w.]+:[\\w.]+$"}, _INSTALLED],
+            }
+        },
+        "allOf": [
+            {"if": {"properties": {"type": {"const": name}}, "required": ["type"]}, "then": reference}
+            for name, reference in references.items()
+        ],
+    }
+
+
+#: A type that another machine has installed; whether this one does is for `check-config` to say.
+_INSTALLED = {"type": "string", "pattern": "^[a-z][a-z0-9_-]*$"}

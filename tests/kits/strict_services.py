@@ -1,0 +1,157 @@
+"""What each service that a recipe posts to would have against a request: the rules of its published API, no more.
+
+A rule is a function from a request to the words of what is wrong with it; no words: the service takes it. Sources:
+Slack "Incoming webhooks" and its escapes of mrkdwn; Microsoft "Post to a channel when a webhook request is received"
+and the Adaptive Cards 1.4 schema; Opsgenie "Alert API" (create, close); ServiceNow "Event Management, web service
+API"; Splunk "HTTP Event Collector, format events".
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from bridge.testing.simulator.imds_api import Request
+
+_MOST_SLACK_CHARACTERS = 40_000
+_MOST_TEAMS_BYTES = 28 * 1024
+_OPSGENIE_FIELDS = {
+    "message", "alias", "description", "responders", "visibleTo", "actions", "tags", "details", "entity", "source",
+    "priority", "user", "note",
+}  # fmt: skip
+_SERVICENOW_FIELDS = {
+    "source", "event_class", "resource", "node", "metric_name", "message_key", "type", "severity", "description",
+    "additional_info", "time_of_event", "resolution_state", "ci_type",
+}  # fmt: skip
+_SPLUNK_KEYS = {"time", "host", "source", "sourcetype", "index", "event", "fields"}
+
+
+def _json_of(request: Request) -> Any:
+    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+        return None
+    try:
+        return json.loads(request.body)
+    except ValueError:
+        return None
+
+
+def _words(**is_wrong: bool) -> str:
+    return ", ".join(name for name, wrong in is_wrong.items() if wrong)
+
+
+def slack(request: Request) -> str:
+    """Return what an incoming webhook of Slack would say."""
+    body = _json_of(request)
+    if not isinstance(body, dict):
+        return "invalid_payload"
+    text = body.get("text")
+    # A bare < begins a link or a mention (<!channel>), which no description of a stranger may be.
+    bare = re.search(r"[<>]|&(?!(amp|lt|gt);)", text or "")
+    return _words(
+        method=request.method != "POST",
+        no_service=not re.fullmatch(r"/services/T\w+/B\w+/\w+", request.path),
+        no_text=not isinstance(text, str) or not text.strip(),
+        text_too_long=len(text or "") > _MOST_SLACK_CHARACTERS,
+        not_escaped=bare is not None,
+        unknown=not set(body) <= {"text", "blocks", "attachments", "thread_ts", "mrkdwn"},
+    )
+
+
+def teams(request: Request) -> str:
+    """Return what the Workflows webhook of Teams, and a client that shows the card, would say."""
+    body = _json_of(request)
+    if not isinstance(body, dict) or body.get("type") != "message":
+        return "TriggerInputSchemaMismatch"
+    attachments = body.get("attachments")
+    if not isinstance(attachments, list) or len(attachments) != 1:
+        return "attachments"
+    card = attachments[0].get("content", {})
+    blocks = card.get("body", [])
+    colours = {"Default", "Dark", "Light", "Accent", "Good", "Warning", "Attention"}
+    return _words(
+        size=len(request.body) > _MOST_TEAMS_BYTES,
+        content_type=attachments[0].get("contentType") != "application/vnd.microsoft.card.adaptive",
+        card=card.get("type") != "AdaptiveCard" or not re.fullmatch(r"1\.[0-5]", card.get("version", "")),
+        body=not blocks or any(each.get("type") != "TextBlock" or not each.get("text") for each in blocks),
+        colour=any(each.get("color", "Default") not in colours for each in blocks),
+    )
+
+
+def opsgenie(request: Request) -> str:
+    """Return what the Alert API of Opsgenie would say to the creation or the closing of an alert."""
+    body = _json_of(request)
+    if not request.headers.get("authorization", "").startswith("GenieKey "):
+        return "401"
+    if not isinstance(body, dict):
+        return "422 no JSON object"
+    closing = re.fullmatch(r"/v2/alerts/([^/]+)/close", request.path)
+    if closing:
+        return _words(
+            identifier=dict(request.query) != {"identifierType": "alias"},
+            unknown=not set(body) <= {"user", "source", "note"},
+        )
+    return _words(
+        path=request.path != "/v2/alerts",
+        message=not 0 < len(body.get("message", "")) <= 130,
+        alias=not 0 < len(body.get("alias", "")) <= 512,
+        description=len(body.get("description", "")) > 15_000,
+        priority=body.get("priority", "P3") not in {"P1", "P2", "P3", "P4", "P5"},
+        unknown=not set(body) <= _OPSGENIE_FIELDS,
+    )
+
+
+def servicenow(request: Request) -> str:
+    """Return what the event collector of ServiceNow would say."""
+    body = _json_of(request)
+    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+    if scheme != "Basic" or b":" not in base64.b64decode(credentials, validate=True):
+        return "401"
+    records = body.get("records") if isinstance(body, dict) else None
+    if not isinstance(records, list) or not records:
+        return "no records"
+    return _words(
+        path=request.path != "/api/global/em/jsonv2",
+        text=not all(isinstance(value, str) for each in records for value in each.values()),
+        severity=any(each.get("severity") not in {"0", "1", "2", "3", "4", "5"} for each in records),
+        key=any(not 0 < len(each.get("message_key", "")) <= 1_024 for each in records),
+        node=any(not each.get("node") for each in records),
+        additional_info=any(not _is_object(each.get("additional_info", "{}")) for each in records),
+        unknown=any(not set(each) <= _SERVICENOW_FIELDS for each in records),
+    )
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def splunk(request: Request) -> str:
+    """Return what the HTTP Event Collector of Splunk would say."""
+    if not re.fullmatch(r"Splunk [0-9a-f-]{36}", request.headers.get("authorization", "")):
+        return "code 3: invalid authorization"
+    body = _json_of(request)
+    if not isinstance(body, dict):
+        return "code 6: invalid data format"
+    return _words(
+        path=request.path != "/services/collector/event",
+        code_12_event_is_required="event" not in body,
+        code_13_event_is_blank=body.get("event") in ("", None),
+        time=not isinstance(body.get("time", 0), int | float),
+        fields=not all(isinstance(body.get(key, ""), str) for key in ("host", "source", "sourcetype", "index")),
+        unknown=not set(body) <= _SPLUNK_KEYS,
+    )
+
+
+#: Service -> what it refuses, what it answers to what it takes, and its path where the recipe keeps it in a file.
+SERVICES: dict[str, tuple[Callable[[Request], str], int, str]] = {
+    "webhook:slack": (slack, 200, "/services/T0/B0/x1"),
+    "webhook:teams": (teams, 202, "/workflows/1"),
+    "webhook:opsgenie": (opsgenie, 202, ""),
+    "webhook:servicenow": (servicenow, 200, ""),
+    "webhook:splunk": (splunk, 200, ""),
+}

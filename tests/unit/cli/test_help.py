@@ -1,0 +1,60 @@
+"""The help: every command stands in a group, shows two examples, and each example is one that it takes."""
+
+from __future__ import annotations
+
+import shlex
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from bridge.cli.commands import commands
+from bridge.cli.help import EXAMPLES
+
+
+def command_at(words):
+    """Return the command that *words* begin with, and the rest of them."""
+    command = commands
+    while isinstance(command, click.Group):
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def leaves():
+    """Return the path of every command that does something."""
+    return {
+        name if not isinstance(command, click.Group) else f"{name} {inner}"
+        for name, command in commands.commands.items()
+        for inner in getattr(command, "commands", [""])
+    }
+
+
+def test_every_command_has_two_examples_and_there_are_no_others():
+    assert set(EXAMPLES) == leaves()
+    assert min(map(len, EXAMPLES.values())) >= 2
+
+
+@pytest.mark.parametrize("line", [line for lines in EXAMPLES.values() for line in lines])
+def test_example_is_one_that_the_command_takes(line):
+    words = shlex.split(line.partition("|")[0])
+    command, rest = command_at(words)
+    with click.Context(command) as context:
+        values, left, _ = command.make_parser(context).parse_args(rest)
+    assert left == []
+    missing = [each.name for each in command.params if each.required and not values.get(each.name)]
+    assert missing == []
+
+
+def test_help_lists_every_command_in_a_group_and_where_the_configuration_is():
+    said = CliRunner().invoke(commands, ["--help"]).output
+    assert "Other:" not in said
+    assert all(f"\n  {name} " in said for name in commands.commands)
+    for place in ("$SCHEDULED_EVENTS_BRIDGE_CONFIG", "/etc/scheduled-events-bridge/config.toml", "$STATE_DIRECTORY"):
+        assert place in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES))
+def test_help_of_a_command_shows_its_examples_and_fits_eighty_columns(path):
+    said = CliRunner().invoke(commands, [*path.split(), "--help"], terminal_width=80).output
+    assert all(f"scheduled-events-bridge {line}" in said for line in EXAMPLES[path])

@@ -1,0 +1,57 @@
+"""`init`: a configuration that is printed or made, and never written over another."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from click.testing import CliRunner
+
+from bridge.cli.commands import commands
+from bridge.cli.init import write_configuration
+from bridge.config.loader import load
+from bridge.errors import BridgeError
+
+
+def run(*arguments):
+    return CliRunner().invoke(commands, ["init", *arguments], standalone_mode=False, catch_exceptions=True)
+
+
+def test_it_prints_the_sinks_in_the_order_they_were_asked_for(tmp_path):
+    result = run("--sink", "webhook:pagerduty", "--sink", "eventhubs")
+    (tmp_path / "c.toml").write_text(result.output)
+    assert [sink.name for sink in load(tmp_path / "c.toml").sinks] == ["pagerduty", "eventhubs"]
+
+
+def test_without_a_sink_it_is_standard_output(tmp_path):
+    (tmp_path / "c.toml").write_text(run().output)
+    assert [sink.type_name for sink in load(tmp_path / "c.toml").sinks] == ["stdout"]
+
+
+def test_it_makes_a_file_that_the_service_can_read_and_overwrites_none(tmp_path):
+    file = tmp_path / "c.toml"
+    before = os.umask(0o077)
+    try:
+        write_configuration(["stdout"], file)
+    finally:
+        os.umask(before)
+    text = file.read_text()
+    with pytest.raises(BridgeError, match="exists already"):
+        write_configuration(["eventhubs"], file)
+    assert file.read_text() == text
+
+
+def test_a_file_that_cannot_be_made_is_said(tmp_path):
+    with pytest.raises(BridgeError, match="cannot be made"):
+        write_configuration(["stdout"], tmp_path / "nowhere" / "c.toml")
+
+
+@pytest.mark.parametrize("wrong", ["slack", "webhook:slak"])
+def test_a_recipe_that_there_is_not_is_answered_with_the_nearest(wrong):
+    result = run("--sink", wrong)
+    assert "webhook:slack" in str(result.exception)
+    assert "Did you mean" in str(result.exception)
+
+
+def test_list_names_each_recipe_on_a_line():
+    assert "webhook:teams" in run("--list").output.splitlines()

@@ -1,0 +1,66 @@
+"""The JSON schema of the configuration: it takes what the agent takes, and refuses what only a slip makes."""
+
+from __future__ import annotations
+
+import sys
+
+import jsonschema
+import pytest
+
+from bridge.cli.init import configuration, recipe_names
+from bridge.config.json_schema import configuration_schema
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+VALIDATOR = jsonschema.Draft202012Validator(configuration_schema())
+
+
+def paths_of(table):
+    """Return where the schema has something against *table*."""
+    return {".".join(map(str, error.path)) for error in VALIDATOR.iter_errors(table)}
+
+
+def test_it_is_a_schema():
+    jsonschema.Draft202012Validator.check_schema(configuration_schema())
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_it_takes_every_recipe(name):
+    assert paths_of(tomllib.loads(configuration([name]))) == set()
+
+
+def test_it_takes_a_sink_of_ones_own():
+    assert paths_of({"sinks": [{"type": "acme.sinks:PagerSink", "pages": 3}]}) == set()
+
+
+@pytest.mark.parametrize(
+    ("table", "path"),
+    [
+        ({"imsd": {}}, ""),
+        ({"imds": {"timeout": 3}}, "imds"),
+        ({"imds": {"timeout_seconds": "3"}}, "imds.timeout_seconds"),
+        ({"imds": {"poll_interval_seconds": 0.1}}, "imds.poll_interval_seconds"),
+        ({"sinks": [{"url": "http://x"}]}, "sinks.0"),
+        ({"sinks": [{"type": "webhook", "ulr": "http://x"}]}, "sinks.0"),
+        ({"sinks": [{"type": "webhook", "format": "xml"}]}, "sinks.0.format"),
+        ({"sinks": [{"type": "stdout", "max_batch": 0}]}, "sinks.0.max_batch"),
+        ({"sinks": [{"type": "stdout", "transitions": []}]}, "sinks.0.transitions"),
+        ({"approval": {"rules": [{"name": "x", "action": "aprove"}]}}, "approval"),
+    ],
+)
+def test_it_refuses_what_the_agent_refuses(table, path):
+    assert path in paths_of(table)
+
+
+def test_every_key_says_what_it_means():
+    schema = configuration_schema()
+    silent = [
+        f"{name}.{key}"
+        for name, struct in {"": schema, **schema["$defs"]}.items()
+        for key, value in struct.get("properties", {}).items()
+        if key != "type" and not value.get("description")
+    ]
+    assert silent == []
