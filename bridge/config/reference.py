@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -63,6 +64,7 @@ class Table(NamedTuple):
     keys: tuple[Key, ...]
 
 
+@cache
 def tables() -> tuple[Table, ...]:
     """Return every table: the top of the file, the agent's, the approvals', what sinks have, and each sink's own.
 
