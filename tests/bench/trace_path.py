@@ -346,9 +346,7 @@ def _wait_for_a_poll(azure: Simulator) -> float:
 def _request(azure: Simulator, method: str, *, after: float) -> float | None:
     """Return when the first such request for events came; the simulator's clock is the monotonic one."""
     times = (
-        seen.monotonic_seconds
-        for seen in list(azure.requests)
-        if seen.method == method and "scheduledevents" in seen.path
+        seen.monotonic_seconds for seen in azure.requests if seen.method == method and "scheduledevents" in seen.path
     )
     return next((at for at in times if at > after), None)
 

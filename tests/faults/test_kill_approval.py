@@ -138,7 +138,7 @@ def is_polling(azure, agent):
     if mark is None:
         agent.mark = len(azure.requests)
         return False
-    requests = list(azure.requests)[agent.mark :]
+    requests = azure.requests[agent.mark :]
     return any(each.path.endswith("scheduledevents") and each.status == 200 for each in requests)
 
 

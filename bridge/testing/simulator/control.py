@@ -73,7 +73,7 @@ class Control:
         world: World,
         *,
         machines: Callable[[], list[dict[str, str]]],
-        requests: Iterable[RequestSeen],
+        requests: Callable[[], Iterable[RequestSeen]],
         stop: Callable[[], None],
     ) -> None:
         self._world = world
@@ -90,8 +90,8 @@ class Control:
             ("POST", "incarnation"): self._reset_incarnation,
             ("PUT", "document"): self._replace_document,
             ("DELETE", "document"): self._restore_document,
-            ("GET", "approvals"): lambda _: _json([asdict(approval) for approval in tuple(world.approvals)]),
-            ("GET", "requests"): lambda _: _json([asdict(request) for request in tuple(self._requests)]),
+            ("GET", "approvals"): lambda _: _json([asdict(approval) for approval in world.approvals]),
+            ("GET", "requests"): lambda _: _json([asdict(request) for request in self._requests()]),
             ("POST", "scenario"): self._play,
             ("POST", "stop"): self._end,
         }

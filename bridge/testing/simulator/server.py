@@ -71,17 +71,24 @@ class Simulator:
             speed=speed,
             new_id_each_status=new_id_each_status,
         )
-        self.requests: deque[RequestSeen] = deque(maxlen=_REMEMBERED)
+        self._requests: deque[RequestSeen] = deque(maxlen=_REMEMBERED)
+        self._requests_lock = threading.Lock()
         self.stop_requested = threading.Event()
         self._stop = threading.Event()
         self._control = Control(
-            self.world, machines=self._describe, requests=self.requests, stop=self.stop_requested.set
+            self.world, machines=self._describe, requests=lambda: self.requests, stop=self.stop_requested.set
         )
         if first_call_seconds > 0:
             self.world.set_fault(Fault(kind="slow", delay_seconds=first_call_seconds, count=1))
         address = parse_listen(listen, allow_remote=allow_remote)
         self._is_local = is_loopback(address[0])
         self._servers = self._bind(address, rate_limit=rate_limit, token_lifetime_seconds=token_lifetime_seconds)
+
+    @property
+    def requests(self) -> tuple[RequestSeen, ...]:
+        """Return the newest requests so far, oldest first, those that a fault struck included."""
+        with self._requests_lock:
+            return tuple(self._requests)
 
     @property
     def endpoint(self) -> str:
@@ -171,7 +178,8 @@ class Simulator:
             status=status,
             fault=fault,
         )
-        self.requests.append(seen)
+        with self._requests_lock:
+            self._requests.append(seen)
 
     def _describe(self) -> list[dict[str, str]]:
         endpoints = self.endpoints

@@ -64,10 +64,10 @@ def serve(options: ServeOptions, *, stop: threading.Event, say: Callable[[str], 
 def _let_everybody_see(simulator: Simulator, stop: threading.Event) -> None:
     """Wait until each VM that has asked at all asks once more: the end of the last event is a record too."""
     finished_at = simulator.world.clock.monotonic()
-    curious = {seen.vm for seen in list(simulator.requests)}
+    curious = {seen.vm for seen in simulator.requests}
     give_up_at = time.monotonic() + _SEEN_SECONDS
     while curious and time.monotonic() < give_up_at and not stop.wait(_LOOK_SECONDS):
-        seen_again = {seen.vm for seen in list(simulator.requests) if seen.monotonic_seconds > finished_at}
+        seen_again = {seen.vm for seen in simulator.requests if seen.monotonic_seconds > finished_at}
         if curious <= seen_again:
             stop.wait(_LOOK_SECONDS)  # the last answer is still on its way
             return

@@ -73,7 +73,7 @@ class World:
         self.speed = speed
         self.new_id_each_status = new_id_each_status
         self.faults = FaultQueue()
-        self.approvals: deque[ApprovalReceived] = deque(maxlen=_REMEMBERED)
+        self._approvals: deque[ApprovalReceived] = deque(maxlen=_REMEMBERED)
         self._lock = threading.RLock()
         self._events: dict[str, Event] = {}
         self._actions: list[tuple[float, int, Callable[[], object]]] = []
@@ -175,9 +175,15 @@ class World:
             for event_id in event_ids:
                 result = "unknown_event" if unknown else self._approve(event_id, at)
                 received = ApprovalReceived(at=self.clock.now(), vm=vm, event_id=event_id, result=result)
-                self.approvals.append(received)
+                self._approvals.append(received)
             if unknown:
                 raise UnknownEvent(f"No event in the document has the EventId {', '.join(unknown)}.")
+
+    @property
+    def approvals(self) -> tuple[ApprovalReceived, ...]:
+        """Return the newest approvals so far, oldest first, those that were refused included."""
+        with self._lock:
+            return tuple(self._approvals)
 
     @property
     def incarnation(self) -> int:

@@ -62,7 +62,7 @@ def is_left_alone(azure):
 
 
 def polls_of(azure):
-    return sum("scheduledevents" in each.path and each.status == 200 for each in list(azure.requests))
+    return sum("scheduledevents" in each.path and each.status == 200 for each in azure.requests)
 
 
 def wait_until(condition):

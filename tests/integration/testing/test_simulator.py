@@ -286,6 +286,20 @@ def test_a_drip_defeats_a_timeout_that_counts_each_read(simulator):
     assert first.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
+def test_requests_and_approvals_can_be_gone_through_while_more_come(simulator, session):
+    event_id = simulator.world.add_event(EventSpec(event_type="Freeze"))
+
+    def approve():
+        body = {"StartRequests": [{"EventId": event_id}]}
+        session.post(simulator.endpoint + EVENTS, json=body, headers=METADATA, timeout=5)
+
+    approve()
+    for seen in (simulator.requests, simulator.world.approvals):
+        going_through = iter(seen)
+        approve()
+        assert len(list(going_through)) == len(seen)
+
+
 def test_the_first_call_may_be_slow_and_the_second_is_not(session):
     with Simulator(first_call_seconds=0.4) as simulator:
         started = time.monotonic()
