@@ -395,7 +395,7 @@ class Agent:
                 )
 
     def _log_pending(self, wait_seconds: float) -> None:
-        logger.info("The agent stopped.", extra={"pending": self._pending(wait_seconds) or {}})
+        logger.info("The agent stopped.", extra={"pending": self._pending(wait_seconds)})
 
     def _pending(self, wait_seconds: float) -> Mapping[str, int] | None:
         """Return how many records each sink has pending; None when the outbox does not answer in time."""

@@ -251,14 +251,14 @@ class Poller:
         if self.good_at is None or not self._is_settled:
             return
         self._saved_at = self._clock.monotonic()
-        future = self._outbox.write(
-            self._outbox.records.save_liveness, last_good_at=self.good_at, boot_id=self._boot_id
-        )
-        if wait:
-            try:
-                future.result()
-            except BridgeError as error:
-                logger.warning("The time of the last good answer could not be stored: %s", error)
+        try:
+            stored = self._outbox.write(
+                self._outbox.records.save_liveness, last_good_at=self.good_at, boot_id=self._boot_id
+            )
+            if wait:
+                stored.result()
+        except BridgeError as error:
+            logger.warning("The time of the last good answer could not be stored: %s", error)
 
     def _load(self) -> tuple[str, DocumentTracker]:
         """Return the id of the outbox's stream, and a tracker of the document that is stored there."""

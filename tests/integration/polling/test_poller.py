@@ -389,7 +389,17 @@ def test_outbox_that_fails_just_after_it_was_started_over_does_not_end_the_poll(
     assert bench.told == [("scheduled", "observed")]
 
 
-def until(condition, seconds=10):
+def test_stop_that_finds_the_outbox_closed_is_no_failure(bench, caplog):
+    """The agent leaves a poll behind that has not ended within the grace."""
+    bench.poll(document(1))
+    bench.outbox.close()
+    stop = threading.Event()
+    stop.set()
+    bench.poller.run(stop)
+    assert "The time of the last good answer could not be stored" in caplog.text
+
+
+def until(condition, seconds=20):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
