@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 _ROOT = Path(str(bridge.__file__)).parents[1]
 _PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
-_ASIDE = ("MainThread", "identity", "deadline")
+_ASIDE = ("MainThread", "identity", "deadline", "outbox-watch")
 _READ = ":read "
 _WAIT_SECONDS = 20.0
 _POLL_SECONDS = 1.0

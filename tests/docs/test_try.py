@@ -9,14 +9,15 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import doc_pages
 import pytest
+from held_port import held_port
 
 TRY = doc_pages.section(doc_pages.page("README.md"), "Try it: ten minutes to a webhook")
 #: "Within half a minute", and as much again for a machine that does other things too.
@@ -30,12 +31,12 @@ pytestmark = pytest.mark.skipif(
 class Desk:
     """A directory of a newcomer, and what happens on the first terminal."""
 
-    def __init__(self, directory: Path, environment: dict[str, str]) -> None:
+    def __init__(self, directory: Path, environment: dict[str, str], ports: list[int]) -> None:
         self.checkout = directory
         self.environment = environment
         self.work = directory / "try"
         self.screen = directory / "screen"
-        self.ports = dict(zip(("8080", "8169", "9464"), _free_ports(3), strict=True))
+        self.ports = dict(zip(("8080", "8169", "9464"), ports, strict=True))
         self.started: list[subprocess.Popen[bytes]] = []
         (directory / ".venv").symlink_to(sys.prefix)
 
@@ -99,21 +100,14 @@ class Desk:
             process.wait(10)
 
 
-def _free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
-
-
 @pytest.fixture
 def desk(tmp_path, agent_env):
     if not (Path(sys.prefix) / "bin" / "activate").exists():
         pytest.skip("the tests do not run in a virtual environment")
-    desk = Desk(tmp_path, agent_env)
-    yield desk
-    desk.leave()
+    with ExitStack() as stack:
+        desk = Desk(tmp_path, agent_env, [stack.enter_context(held_port()) for _ in range(3)])
+        yield desk
+        desk.leave()
 
 
 def test_newcomer_gets_a_working_webhook_and_sees_what_the_page_shows(desk):

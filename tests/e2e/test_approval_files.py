@@ -3,12 +3,12 @@
 import json
 import os
 import signal
-import socket
 import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
+from held_port import held_port
 from portal_stub import PortalStub
 
 from bridge.events.record import decode_record
@@ -31,9 +31,8 @@ def azure():
 
 @pytest.fixture
 def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    with held_port() as port:
+        yield port
 
 
 def told(agent):

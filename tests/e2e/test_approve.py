@@ -319,21 +319,21 @@ def fleet(agent, azure, text, names=("vm_0", "vm_1", "vm_2")):
 
 
 def test_of_three_vms_the_leader_alone_approves(agent, azure):
-    with fleet(agent, azure, "[approval]\nleader_fallback_seconds = 3\n" + FREEZE_RULE) as agents:
+    with fleet(agent, azure, "[approval]\nleader_fallback_seconds = 6\n" + FREEZE_RULE) as agents:
         event_id = azure.world.add_event(EventSpec(event_type="Freeze", resources=("vm_1", "vm_0", "vm_2")))
         for each in agents.values():
             each.wait_for(lambda each=each: "started" in told(each))
-        time.sleep(4)
+        time.sleep(7)
         assert approvals(azure) == [("vm_1", event_id, "approved")]
         assert "approved" not in told(agents["vm_0"])
 
 
 def test_when_the_leader_is_dead_the_next_one_approves_and_nobody_after_it(agent, azure):
-    with fleet(agent, azure, "[approval]\nleader_fallback_seconds = 2\n" + FREEZE_RULE) as agents:
+    with fleet(agent, azure, "[approval]\nleader_fallback_seconds = 4\n" + FREEZE_RULE) as agents:
         agents["vm_0"].kill()
         event_id = azure.world.add_event(EventSpec(event_type="Freeze"))
         agents["vm_2"].wait_for(lambda: "started" in told(agents["vm_2"]))
-        time.sleep(3)
+        time.sleep(5)
         assert approvals(azure) == [("vm_1", event_id, "approved")]
         assert "approved" not in told(agents["vm_2"])
 

@@ -57,7 +57,7 @@ def test_clone_says_nothing_of_the_other_machine_and_its_own_eviction_at_once(im
     imds.identity = (status, b"")
     imds.body = json.dumps(document(1, event("P-1", "vm_b", "Preempt"))).encode()
     image.start()
-    image.wait_for(lambda: image.records and told(peer), timeout_seconds=8)
+    image.wait_for(lambda: image.records and told(peer))
     imds.identity = CLONE
     image.wait_for(lambda: list(image.state.glob("outbox.db.other-vm-*")))
     imds.show(document(2, event("P-1", "vm_b", "Preempt"), event("E-3", "vm_b"), event("E-4", "vm_a")))

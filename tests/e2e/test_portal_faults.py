@@ -3,16 +3,20 @@
 One fault of each kind: what the agent makes of each status and body is tested at the portal's poller.
 """
 
+import statistics
 import time
 from itertools import pairwise
 
 import pytest
 from portal_stub import PortalStub
 
+from bridge.approval.portal_client import GRACE_SECONDS
 from bridge.events.record import decode_record
 from bridge.testing import EventSpec, Simulator
 
 INTERVAL_SECONDS = 0.5
+#: How long a request to a silent portal lasts here; a poll that waited for one would be so late.
+PORTAL_SECONDS = 1 + GRACE_SECONDS
 FAULTS = {
     "429": {"kind": "status", "status": 429, "retry_after_seconds": 1},
     "garbage": {"kind": "garbage"},
@@ -47,7 +51,8 @@ def test_a_portal_in_trouble_delays_nothing_and_its_decision_counts_on_its_retur
         decided(portal, decode_record(agent.out.read_bytes().splitlines()[0]))
         agent.wait_for(lambda: len(polls(azure, began)) >= 6)
         gaps = [after - before for before, after in pairwise(polls(azure, began))]
-        assert max(gaps) <= 2 * INTERVAL_SECONDS
+        assert statistics.median(gaps) <= 2 * INTERVAL_SECONDS  # one may be longer on a busy machine
+        assert max(gaps) < PORTAL_SECONDS / 2
         assert not azure.world.approvals
         portal.up() if fault == "down" else portal.heal()
         agent.wait_for(lambda: "started" in agent.out.read_text(), timeout_seconds=60)

@@ -99,7 +99,7 @@ def test_records_come_promptly_from_a_server_that_knows_no_identity(agent, imds)
     agent.configure(imds.url)
     imds.body = json.dumps(document(2, event())).encode()
     agent.start()
-    agent.wait_for(lambda: agent.records, timeout_seconds=15)
+    agent.wait_for(lambda: agent.records, timeout_seconds=30)
     assert agent.records[0]["vm"]["name"] is None
     assert agent.records[0]["affects_this_vm"] is None
 
@@ -109,7 +109,7 @@ def test_an_eviction_does_not_wait_for_the_identity(agent, imds):
     agent.configure(imds.url)
     imds.body = json.dumps(document(2, event(EventType="Preempt", NotBefore=in_minutes(0.5)))).encode()
     agent.start()
-    agent.wait_for(lambda: agent.records, timeout_seconds=10)
+    agent.wait_for(lambda: agent.records, timeout_seconds=30)
 
 
 class Hanging:
@@ -131,7 +131,7 @@ def test_an_eviction_does_not_wait_for_an_instance_endpoint_that_hangs(agent, im
     agent.start()
     imds.wait_for_polls(2)
     imds.show(document(2, event(EventType="Preempt", NotBefore=in_minutes(0.5))), polls=1)
-    agent.wait_for(lambda: agent.records, timeout_seconds=10)
+    agent.wait_for(lambda: agent.records, timeout_seconds=30)
 
 
 def test_an_identity_that_comes_late_is_in_the_records_that_waited_for_it(agent, imds):
@@ -358,7 +358,7 @@ def test_a_command_that_hangs_does_not_outlive_a_stop_and_its_record_stays_owed(
     imds.body = json.dumps(document(2, event())).encode()
     agent.start()
     agent.wait_for(lambda: started.exists() and started.read_text().strip())
-    assert agent.stop(timeout_seconds=5) == 0
+    assert agent.stop(timeout_seconds=20) == 0
     child = int(started.read_text())
     agent.process = None
     agent.wait_for(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text())

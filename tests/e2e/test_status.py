@@ -16,9 +16,11 @@ from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from held_port import held_port
 
 from bridge.outbox.reader import OutboxFile
 from bridge.testing import EventSpec, Simulator
+from bridge.testing.peers import nobody
 
 resource = pytest.importorskip("resource", reason="Windows has neither flock nor limits to files")
 
@@ -69,6 +71,13 @@ def peer():
         yield f"http://127.0.0.1:{port}"
 
 
+@pytest.fixture
+def dead():
+    """An endpoint that refuses connections."""
+    with nobody() as address:
+        yield f"http://{address.authority}"
+
+
 @contextmanager
 def serving(answer):
     """Serve what *answer* returns for a path, a status and a body; yield the port."""
@@ -97,14 +106,15 @@ def serving(answer):
             thread.join()
 
 
-def free_port():
-    with closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+@pytest.fixture
+def agent(agent):
+    """The agent, and a port for its status that is nobody else's."""
+    with held_port() as agent.status_port:
+        yield agent
 
 
 def configure(agent, endpoint, text="", *, listen=None):
-    listen = f"127.0.0.1:{free_port()}" if listen is None else listen
+    listen = f"127.0.0.1:{agent.status_port}" if listen is None else listen
     agent.config.write_text(
         f'[imds]\nendpoint = "{endpoint}"\npoll_interval_seconds = 0.2\n[state]\ndirectory = "{agent.state}"\n'
         f'[status]\nlisten = "{listen}"\n{text}\n'
@@ -232,11 +242,11 @@ def test_six_events_come_soonest_first_and_each_says_whom_it_hits(agent, azure):
     assert affects == expected
 
 
-def test_broken_sinks_are_shown_with_their_last_error_and_what_to_do(agent, azure, peer):
+def test_broken_sinks_are_shown_with_their_last_error_and_what_to_do(agent, azure, peer, dead):
     sinks = (
         webhook("token", f"{peer}/401"),
         webhook("refuses", f"{peer}/422"),
-        webhook("dead", f"http://127.0.0.1:{free_port()}"),
+        webhook("dead", dead),
         webhook("parks", f"{peer}/422") + "park_statuses = [422]\n",
     )
     configure(agent, azure.endpoint, "".join(sinks))

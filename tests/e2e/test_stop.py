@@ -16,8 +16,9 @@ import pytest
 from bridge.testing.http_peer import HttpPeer
 
 GRACE_SECONDS = 1.0
-#: What the agent promises, and what a busy machine takes on top.
-IN_TIME_SECONDS = GRACE_SECONDS + 1.0 + 1.5
+#: What the agent promises, and what a busy machine takes on top: less than half of how long hangs what it must not
+#: wait for.
+IN_TIME_SECONDS = GRACE_SECONDS + 1.0 + 6.0
 
 CONFIG = """
 stop_grace_seconds = {grace}
@@ -170,7 +171,7 @@ def test_a_stop_comes_in_time_while_sinks_that_hang_are_exchanged(agent, imds, s
         agent.process.send_signal(signal.SIGHUP)
         began_at = time.monotonic()
         agent.wait_for(lambda: "configuration was read again" in agent.log, timeout_seconds=150)
-        assert time.monotonic() - began_at < 2 + 1 + 1.5, "a tick, and two seconds for all"
+        assert time.monotonic() - began_at < 2 + 1 + 6, "a tick, and two seconds for all, not 20 for each"
         with asked(silent, 6):
             configure(agent, imds.url, sinks(22))
             agent.process.send_signal(signal.SIGHUP)

@@ -19,8 +19,9 @@ from bridge.testing.peers import nobody, silent_listener
 from bridge.testing.simulator.imds_api import Answer
 
 GRACE_SECONDS = 1.0
-#: What the agent promises after its grace, and what a busy machine takes on top.
-THEN_SECONDS = 1.0 + 1.5
+#: What the agent promises after its grace, and what a busy machine takes on top: less than half of how long hangs what
+#: it must not wait for.
+THEN_SECONDS = 1.0 + 6.0
 EVENTS = 1_000
 SLOW_SECONDS = 0.01
 
@@ -142,8 +143,9 @@ def test_a_backlog_of_thousands_is_sent_or_kept(agent, imds, slow, address_of, k
     assert_all_there(agent, ["stdout", *kinds], count=2 * EVENTS)
     assert_delivered_is_at(slow, agent)
     assert {record["id"] for record in agent.records} >= rows(agent, "stdout").get("delivered", set())
-    said = json.loads(agent.log.splitlines()[-1])
-    assert said["pending"] == {kind: len(rows(agent, kind).get("pending", ())) for kind in ["stdout", *kinds]}
+    [said] = [line for line in map(json.loads, agent.log.splitlines()) if line["message"] == "The agent stopped."]
+    owed = {kind: len(rows(agent, kind).get("pending", ())) for kind in ["stdout", *kinds]}
+    assert said["pending"] in (owed, None), "None: the outbox was too busy to say"
 
 
 def test_the_next_start_sends_what_the_stop_kept_and_at_most_the_cut_send_again(agent, imds, slow):
@@ -192,11 +194,11 @@ def test_a_stop_while_the_first_call_of_imds_hangs_sends_what_was_owed_before(ag
     start_with_backlog(agent, imds, events=10)
     stop_in_time(agent)
     imds.answer = lambda handler: handler.server.released.wait(30)
-    configure(agent, imds.url, webhook("sink", slow.address))
+    configure(agent, imds.url, webhook("sink", slow.address), grace=10)  # ample, for what is owed
     served = imds.served
     agent.start()
     agent.wait_for(lambda: imds.served > served)
-    stop_in_time(agent)
+    stop_in_time(agent, grace=10)
     assert_all_there(agent, ["sink"], count=20)
     assert_delivered_is_at(slow, agent, "sink")
     assert len(received(slow)) == 20

@@ -4,6 +4,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -62,6 +63,19 @@ def run_kit(kit_file, script, directory):
 
 
 @pytest.fixture
+def kit():
+    """Return a kit for an outbox in a directory that a user who is not root can reach.
+
+    Not in that of pytest: each run of it that begins makes the directory of all runs private again.
+    """
+    with tempfile.TemporaryDirectory(prefix="outbox-", ignore_cleanup_errors=True) as directory:
+        Path(directory).chmod(0o755)
+        kit = outbox_kit.OutboxKit(Path(directory) / "state")
+        yield kit
+        kit.close()
+
+
+@pytest.fixture
 def kit_file():
     return Path(outbox_kit.__file__)
 
@@ -106,7 +120,7 @@ class Agent:
 
     def says(self):
         line = self._process.stdout.readline()
-        assert line, "The agent died."
+        assert line, f"The agent died: {Path(self._log.name).read_text()}"
         return json.loads(line)
 
     def tend(self):
@@ -129,19 +143,6 @@ def allow(directory):
         path.chmod(0o700 if path.is_dir() else 0o600)
 
 
-@pytest.fixture
-def open_to_all(tmp_path_factory, kit):
-    """Let a user who is not root reach the directory, whose parents are private to whoever runs the tests."""
-    base = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        base = base.parent  # side by side, each worker's own lies in the one of the whole run
-    for path in kit.directory.parents:
-        if path == base.parent.parent:
-            break
-        path.chmod(0o755)
-
-
-@pytest.mark.usefixtures("open_to_all")
 def test_a_directory_without_the_right_to_write_is_read_to_the_last_commit(kit_file, left_behind, tmp_path):
     forbid(left_behind)
     with Agent(kit_file, left_behind, tmp_path / "log") as agent:
@@ -160,7 +161,6 @@ def test_a_directory_without_the_right_to_write_is_read_to_the_last_commit(kit_f
     assert [path.name for path in left_behind.glob("outbox.db.*")] == []
 
 
-@pytest.mark.usefixtures("open_to_all")
 def test_a_directory_that_cannot_even_be_read_is_joined_when_it_can(kit_file, left_behind, tmp_path):
     forbid(left_behind, file_mode=0o000)
     with Agent(kit_file, left_behind, tmp_path / "log") as agent:
@@ -178,7 +178,6 @@ def test_a_directory_that_cannot_even_be_read_is_joined_when_it_can(kit_file, le
     assert [path.name for path in left_behind.glob("outbox.db.*")] == []
 
 
-@pytest.mark.usefixtures("open_to_all")
 def test_an_empty_directory_without_the_right_to_write_is_used_when_it_may_be(kit_file, kit, tmp_path):
     kit.directory.mkdir()
     forbid(kit.directory)

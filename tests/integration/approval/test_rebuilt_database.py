@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+import time
 from contextlib import closing, suppress
 
 import pytest
@@ -16,6 +17,7 @@ from bridge.outbox import approvals, meta
 from bridge.outbox.records import Observation
 
 FREEZE = RuleSettings(name="freeze", action="approve", event_types=("Freeze",))
+_A_COMMIT = 500
 
 
 def database(kit):
@@ -66,19 +68,28 @@ def replace(kit):
 
 
 def fill(kit, count):
-    """Have the outbox hold *count* records of 4 KB."""
+    """Have the outbox hold *count* records of 4 KB on its disk."""
     events = [kit.event(f"F-{number}", event_status="Started", description="x" * 4096) for number in range(count)]
-    seen = Observation(
-        stream_id=kit.outbox.read(meta.load).result().stream_id,
-        document=Document(incarnation=1),
-        changes=[Change(transition=Transition.STARTED, evidence=Evidence.OBSERVED, event=event) for event in events],
-        observed_at=kit.now(),
-        incarnation=1,
-        previous_incarnation=None,
-        is_settled=True,
-        boot_id="boot-1",
-    )
-    kit.outbox.write(kit.outbox.records.append_observation, seen).result()
+    for begin in range(0, count, _A_COMMIT):
+        seen = Observation(
+            stream_id=kit.outbox.read(meta.load).result().stream_id,
+            document=Document(incarnation=1),
+            changes=[
+                Change(transition=Transition.STARTED, evidence=Evidence.OBSERVED, event=event)
+                for event in events[begin : begin + _A_COMMIT]
+            ],
+            observed_at=kit.now(),
+            incarnation=1,
+            previous_incarnation=None,
+            is_settled=True,
+            boot_id="boot-1",
+        )
+        kit.outbox.write(kit.outbox.records.append_observation, seen).result()
+    deadline = time.monotonic() + 60
+    while kit.outbox.in_memory:  # a busy disk took more than two seconds for a commit
+        assert time.monotonic() < deadline
+        kit.outbox.tend().result()
+        time.sleep(0.05)
 
 
 def held(kit):

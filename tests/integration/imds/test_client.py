@@ -1,7 +1,6 @@
 """The metadata service over real HTTP: what is sent, and what every answer means."""
 
 import json
-import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +11,7 @@ from bridge.errors import ConfigurationError, DocumentInvalid, ImdsStatus, ImdsU
 from bridge.events.event import SERVICE_OFF_AFTER_SECONDS
 from bridge.imds.client import ImdsClient
 from bridge.testing import Machine, Simulator
+from bridge.testing.peers import nobody
 
 EMPTY = b'{"DocumentIncarnation": 1, "Events": []}'
 ONE = b'{"DocumentIncarnation": 2, "Events": [{"EventId": "E-1", "EventStatus": "Scheduled"}]}'
@@ -138,7 +138,7 @@ def test_last_look_before_an_approval_is_not_given_the_time_of_a_first_poll(serv
     started = time.monotonic()
     with pytest.raises(ImdsUnreachable):
         client.scheduled_events_again()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15, "half of the time of a first poll"
 
 
 def test_environment_proxies_are_never_used(connect, monkeypatch):
@@ -212,17 +212,15 @@ def test_a_body_that_breaks_off_is_no_answer(service, connect):
 
 
 def test_a_refused_connection_is_unreachable(connect):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with pytest.raises(ImdsUnreachable, match=str(port)):
-        connect(endpoint=f"http://127.0.0.1:{port}").scheduled_events()
+    with nobody() as address, pytest.raises(ImdsUnreachable, match=str(address.port)):
+        connect(endpoint=f"http://{address.authority}").scheduled_events()
 
 
 def test_silence_is_unreachable_after_the_timeout_and_the_next_poll_works(service, connect):
     service.answers = [(200, {}, EMPTY), "silence", (200, {}, ONE)]
-    client = connect(timeout_seconds=0.2)
+    client = connect(timeout_seconds=1.5)
     client.scheduled_events()
-    with pytest.raises(ImdsUnreachable, match=r"0\.2 s"):
+    with pytest.raises(ImdsUnreachable, match=r"1\.5 s"):
         client.scheduled_events()
     assert client.scheduled_events().incarnation == 2
 
@@ -230,15 +228,15 @@ def test_silence_is_unreachable_after_the_timeout_and_the_next_poll_works(servic
 def test_the_first_timeout_holds_until_the_first_answer_and_again_after_a_day_without_one(service, connect):
     now = [1_700_000_000.0]
     service.answers = ["silence", "silence", (200, {}, EMPTY), "silence", "silence"]
-    client = connect(timeout_seconds=0.1, first_timeout_seconds=0.3, clock=lambda: now[0])
+    client = connect(timeout_seconds=0.2, first_timeout_seconds=1.5, clock=lambda: now[0])
     for _ in range(2):
-        with pytest.raises(ImdsUnreachable, match=r"0\.3 s"):
+        with pytest.raises(ImdsUnreachable, match=r"1\.5 s"):
             client.scheduled_events()
     client.scheduled_events()
-    with pytest.raises(ImdsUnreachable, match=r"0\.1 s"):
+    with pytest.raises(ImdsUnreachable, match=r"0\.2 s"):
         client.scheduled_events()
     now[0] += SERVICE_OFF_AFTER_SECONDS
-    with pytest.raises(ImdsUnreachable, match=r"0\.3 s"):
+    with pytest.raises(ImdsUnreachable, match=r"1\.5 s"):
         client.scheduled_events()
 
 
