@@ -35,8 +35,8 @@ _STOP_TICK_SECONDS = 0.05
 #: The polls, the sinks and the approver do not wait for it, but the tasks that are done now and then do.
 _READ_SECONDS = 3.0
 _TRY_AGAIN_SECONDS = 10.0
-#: On Windows no signal ends a wait of the main thread.
-_LONGEST_WAIT_SECONDS = 1.0 if os.name == "nt" else 10.0
+#: On Windows no signal ends a wait of the main thread, nor anywhere one that another thread raises.
+_LONGEST_WAIT_SECONDS = 1.0 if os.name == "nt" else 2.0
 #: What a stop waits for a reload that is under way, which gives up by itself, unless it hangs.
 _LAST_TURN_SECONDS = 1.0
 
