@@ -86,8 +86,9 @@ class PostSink(Sink):
 
     def _post(self, batch):
         is_late = self.config.fault == "is late" or (self.config.fault == "is late at first" and not PostSink.failures)
-        # One that shrugs must be there before the host cuts it.
-        slow = 1.6 if is_late else 0.5 if self.config.fault == "shrugs" else 1.0
+        # One that shrugs, or keeps sockets, must be there long before the host cuts it. A busy machine is late too, and
+        # is given half a second for that: being late by a fault is more.
+        slow = 3.0 if is_late else 0.4 if self.config.fault in {"shrugs", "keeps sockets"} else 1.0
         return self._ask("POST", _body(batch), self.config.timeout_seconds * slow)
 
     def _ask(self, method, body, deadline_seconds):
@@ -160,7 +161,7 @@ CAUGHT = {
 def test_sink_with_a_fault_is_caught(fault):
     contract = PostContract()
     contract.fault = fault
-    contract.deadline_seconds = 1.0  # a send that the host cuts hides what the instance has kept
+    contract.deadline_seconds = 0.5
     with pytest.raises(AssertionError) as caught:
         getattr(contract, CAUGHT[fault])()
     assert SECRET not in str(caught.value)

@@ -12,6 +12,7 @@ import time
 from datetime import datetime, timedelta, timezone
 from ipaddress import ip_address
 from pathlib import Path
+from statistics import median
 
 import pytest
 import requests
@@ -20,13 +21,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from leaks import nothing_left_behind
 
 from bridge.errors import DeadlineExceeded
 from bridge.http.session import DeadlineSession, ResponseTooLarge, retry_after_seconds
-from bridge.testing.watching import Lag
+from bridge.testing.peers import nobody
+from bridge.testing.watching import in_time
 
-DEADLINE = 0.25
-LIMIT = DEADLINE * 1.1 + 0.15
+DEADLINE = 0.4
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
@@ -173,16 +175,15 @@ def certificate(tmp_path_factory):
     return file, context
 
 
-def descriptors():
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def seconds_of(call):
-    """Return how long *call* takes to exceed its deadline, without what a busy machine adds to it."""
-    began = time.monotonic()
-    with Lag() as lag, pytest.raises(DeadlineExceeded):
+def cut(call):
+    """Let *call* exceed its deadline."""
+    with pytest.raises(DeadlineExceeded):
         call()
-    return time.monotonic() - began - lag.seconds
+
+
+def cut_in_time(call):
+    """Let *call* exceed DEADLINE, by a tenth of it at most."""
+    in_time(lambda: cut(call), deadline_seconds=DEADLINE)
 
 
 @pytest.mark.parametrize(
@@ -191,19 +192,19 @@ def seconds_of(call):
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_a_peer_that_never_finishes_is_cut_at_the_deadline(start, session, behaviour, method):
     peer = start(behaviour)
-    assert seconds_of(lambda: session.request(method, peer.url, data=b"x", deadline_seconds=DEADLINE)) < LIMIT
+    cut_in_time(lambda: session.request(method, peer.url, data=b"x", deadline_seconds=DEADLINE))
 
 
 def test_a_peer_that_takes_nothing_off_the_wire_is_cut_at_the_deadline(start, session):
     peer = start(never_read)
     body = b"x" * 30_000_000
-    assert seconds_of(lambda: session.request("POST", peer.url, data=body, deadline_seconds=DEADLINE)) < LIMIT
+    cut_in_time(lambda: session.request("POST", peer.url, data=body, deadline_seconds=DEADLINE))
 
 
 def test_a_silent_tls_handshake_is_cut_at_the_deadline(start, session, certificate):
     file, _context = certificate  # one to read, or a hundred and fifty would be what is measured on a busy machine
     url = f"https://127.0.0.1:{start(silent).port}/"
-    assert seconds_of(lambda: session.request("GET", url, verify=str(file), deadline_seconds=DEADLINE)) < LIMIT
+    cut_in_time(lambda: session.request("GET", url, verify=str(file), deadline_seconds=DEADLINE))
 
 
 @pytest.mark.parametrize("behaviour", [silent, drip_header, drip_body], ids=lambda each: each.__name__)
@@ -215,7 +216,7 @@ def test_tls_changes_nothing(start, session, certificate, behaviour):
             behaviour(peer, wrapped, number)
 
     url = f"https://127.0.0.1:{start(under_tls).port}/"
-    assert seconds_of(lambda: session.request("GET", url, verify=str(file), deadline_seconds=DEADLINE)) < LIMIT
+    cut_in_time(lambda: session.request("GET", url, verify=str(file), deadline_seconds=DEADLINE))
 
 
 def test_a_connection_under_tls_is_kept_between_calls(start, session, certificate):
@@ -229,29 +230,31 @@ def test_a_connection_under_tls_is_kept_between_calls(start, session, certificat
     session.verify = str(file)
     for _ in range(3):
         url = f"https://127.0.0.1:{peer.port}/"
-        assert session.request("GET", url, deadline_seconds=5).content == b"ok"
+        assert session.request("GET", url, deadline_seconds=20).content == b"ok"
     assert peer.accepted == 1
 
 
 def test_a_name_with_several_addresses_is_tried_until_one_answers(start, session):
     url = start(answer).url.replace("127.0.0.1", "localhost")
-    assert session.request("GET", url, deadline_seconds=5).content == b"ok"
+    assert session.request("GET", url, deadline_seconds=20).content == b"ok"
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
 @pytest.mark.parametrize("behaviour", [silent, drip_header, drip_body], ids=lambda each: each.__name__)
 def test_twenty_cuts_in_a_row_leave_no_thread_and_no_socket(start, session, behaviour, certificate):
     session.verify = str(certificate[0])  # requests' own bundle takes longer to read than this deadline
-    seconds_of(lambda: session.request("GET", start(silent).url, deadline_seconds=0.05))  # the watchdog is there now
-    threads, files = threading.active_count(), descriptors()
-    peer = start(behaviour)
-    url = peer.url if behaviour is not silent else f"https://127.0.0.1:{peer.port}/"
-    longest = max(seconds_of(lambda: session.request("GET", url, deadline_seconds=0.1)) for _ in range(20))
-    session.close()
-    peer.close()
-    assert longest < 0.1 * 1.1 + 0.15
-    assert threading.active_count() <= threads
-    assert descriptors() <= files
+    cut(lambda: session.request("GET", start(silent).url, deadline_seconds=0.05))  # the watchdog is there now
+    taken = []
+    with nothing_left_behind():
+        peer = start(behaviour)
+        url = peer.url if behaviour is not silent else f"https://127.0.0.1:{peer.port}/"
+        for _ in range(20):
+            began = time.monotonic()
+            cut(lambda: session.request("GET", url, deadline_seconds=0.1))
+            taken.append(time.monotonic() - began)
+        session.close()
+        peer.close()
+    assert median(taken) < 0.1 * 1.1 + 0.15  # a busy machine is late now and then, a fault each time
 
 
 def reset(_peer, connection, _):
@@ -273,11 +276,10 @@ def test_a_reset_before_the_tls_handshake_leaves_no_socket_to_the_garbage_collec
     gc.collect()
     gc.disable()
     try:
-        files = descriptors()
-        for _ in range(10):
-            with pytest.raises(requests.ConnectionError):
-                session.request("GET", url, deadline_seconds=5)
-        assert descriptors() <= files
+        with nothing_left_behind(gc_runs=False):
+            for _ in range(10):
+                with pytest.raises(requests.ConnectionError):
+                    session.request("GET", url, deadline_seconds=10)
     finally:
         gc.enable()
 
@@ -287,15 +289,15 @@ def test_the_call_after_a_cut_works_on_a_new_connection(start, session):
         (silent if number == 1 else answer)(peer, connection, number)
 
     peer = start(first_silent)
-    seconds_of(lambda: session.request("GET", peer.url, deadline_seconds=DEADLINE))
-    assert session.request("GET", peer.url, deadline_seconds=5).content == b"ok"
+    cut(lambda: session.request("GET", peer.url, deadline_seconds=DEADLINE))
+    assert session.request("GET", peer.url, deadline_seconds=20).content == b"ok"
     assert peer.accepted == 2
 
 
 def test_a_connection_is_kept_between_calls(start, session):
     peer = start(answer)
     for _ in range(5):
-        response = session.request("GET", peer.url, deadline_seconds=5)
+        response = session.request("GET", peer.url, deadline_seconds=20)
     assert (response.status_code, response.text, peer.accepted) == (200, "ok", 1)
 
 
@@ -303,10 +305,10 @@ def test_a_request_that_was_prepared_once_keeps_its_connection_until_the_session
     peer = start(answer)
     request = session.prepare_request(requests.Request("GET", peer.url))
     for _ in range(3):
-        assert session.send(request, deadline_seconds=5).content == b"ok"
+        assert session.send(request, deadline_seconds=20).content == b"ok"
     assert peer.accepted == 1
     session.close()
-    assert session.send(request, deadline_seconds=5).content == b"ok"
+    assert session.send(request, deadline_seconds=20).content == b"ok"
     assert peer.accepted == 2
 
 
@@ -321,7 +323,7 @@ def test_a_long_deadline_does_not_hide_a_short_one_of_another_thread(start):
         waiting = threading.Thread(target=wait_in_vain, args=(patient, peer.url))
         waiting.start()
         peer.requests.get(timeout=10)
-        assert seconds_of(lambda: hurried.request("GET", peer.url, deadline_seconds=DEADLINE)) < LIMIT
+        cut_in_time(lambda: hurried.request("GET", peer.url, deadline_seconds=DEADLINE))
         assert waiting.is_alive()
         patient.close()
         waiting.join(10)
@@ -358,23 +360,23 @@ def hang_up_on_the_second_request(peer, connection, number):
 
 def test_a_get_on_a_connection_that_went_stale_is_sent_once_more(start, session):
     peer = start(hang_up_on_the_second_request)
-    session.request("GET", peer.url, deadline_seconds=5)
-    assert session.request("GET", peer.url, deadline_seconds=5).content == b"ok"
+    session.request("GET", peer.url, deadline_seconds=20)
+    assert session.request("GET", peer.url, deadline_seconds=20).content == b"ok"
     assert peer.accepted == 2
 
 
 def test_a_post_on_a_connection_that_went_stale_is_never_sent_twice(start, session):
     peer = start(hang_up_on_the_second_request)
-    session.request("GET", peer.url, deadline_seconds=5)
+    session.request("GET", peer.url, deadline_seconds=20)
     with pytest.raises(requests.ConnectionError):
-        session.request("POST", peer.url, data=b"x", deadline_seconds=5)
+        session.request("POST", peer.url, data=b"x", deadline_seconds=20)
     assert (peer.requests.qsize(), peer.accepted) == (2, 1)
 
 
 def test_a_get_that_a_new_connection_drops_is_not_sent_again(start, session):
     peer = start(lambda peer, connection, _: peer.read_request(connection))
     with pytest.raises(requests.ConnectionError):
-        session.request("GET", peer.url, deadline_seconds=5)
+        session.request("GET", peer.url, deadline_seconds=20)
     assert peer.requests.qsize() == 1
 
 
@@ -388,16 +390,16 @@ def test_a_connection_closed_while_idle_is_replaced_even_for_a_post(start, sessi
         closed.set()
 
     peer = start(once)
-    session.request("POST", peer.url, data=b"1", deadline_seconds=5)
+    session.request("POST", peer.url, data=b"1", deadline_seconds=20)
     assert closed.wait(10)
-    assert session.request("POST", peer.url, data=b"2", deadline_seconds=5).content == b"ok"
+    assert session.request("POST", peer.url, data=b"2", deadline_seconds=20).content == b"ok"
     assert peer.accepted == 2
 
 
 def test_redirects_are_not_followed(start, session):
     redirect = b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n"
     peer = start(lambda peer, connection, _: (peer.read_request(connection), connection.sendall(redirect)))
-    assert session.request("GET", peer.url, deadline_seconds=5).status_code == 302
+    assert session.request("GET", peer.url, deadline_seconds=20).status_code == 302
     assert peer.requests.qsize() == 1
 
 
@@ -415,27 +417,21 @@ def test_a_body_over_the_limit_is_refused(start, session, framing):
 
 def test_environment_proxies_are_ignored(start, session, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
-    assert session.request("GET", start(answer).url, deadline_seconds=5).content == b"ok"
+    assert session.request("GET", start(answer).url, deadline_seconds=20).content == b"ok"
 
 
 def test_a_proxy_that_is_set_is_used_and_cut_too(start, session):
     proxy = start(answer)
     proxies = {"http": f"http://127.0.0.1:{proxy.port}", "https": f"http://127.0.0.1:{start(silent).port}"}
-    assert session.request("GET", "http://example.invalid/x", proxies=proxies, deadline_seconds=5).content == b"ok"
+    assert session.request("GET", "http://example.invalid/x", proxies=proxies, deadline_seconds=20).content == b"ok"
     assert proxy.requests.get(timeout=10).startswith(b"GET http://example.invalid/x ")
-    assert (
-        seconds_of(
-            lambda: session.request("GET", "https://example.invalid/", proxies=proxies, deadline_seconds=DEADLINE)
-        )
-        < LIMIT
-    )
+    url = "https://example.invalid/"
+    cut_in_time(lambda: session.request("GET", url, proxies=proxies, deadline_seconds=DEADLINE))
 
 
 def test_a_refused_connection_is_said_at_once(session):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    with pytest.raises(requests.ConnectionError):
-        session.request("GET", f"http://127.0.0.1:{port}/", deadline_seconds=60)
+    with nobody() as address, pytest.raises(requests.ConnectionError):
+        session.request("GET", f"http://{address.authority}/", deadline_seconds=60)
 
 
 def test_a_message_does_not_give_away_what_a_url_holds(start, session):

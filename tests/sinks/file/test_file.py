@@ -9,11 +9,11 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from leaks import new_threads
 
 from bridge.config.loader import read
 from bridge.errors import ConfigurationError
@@ -21,6 +21,7 @@ from bridge.sink import DeliveryFailed
 from bridge.testing.contract import SinkContract
 from bridge.testing.peers import Peer
 from bridge.testing.records import sample_record
+from bridge.testing.watching import in_time
 from sinks.blocking import BlockingCalls
 from sinks.sentence import line_of
 
@@ -359,21 +360,26 @@ def disk(tmp_path):
 def test_frozen_disk_costs_the_deadline_and_one_thread_and_nothing_is_lost(disk):
     sink = sink_of(disk / "a.jsonl", timeout_seconds=0.2)
     sink.send([sample_record(1)])
-    before = threading.active_count()
+    before = threading.enumerate()
+
+    def send_in_vain():
+        with pytest.raises(DeliveryFailed, match=r"took nothing within 0\.2 s"):
+            sink.send([sample_record(2)])
+
     subprocess.run(["fsfreeze", "--freeze", disk], check=True, timeout=30)
     try:
         for _ in range(3):
-            began = time.monotonic()
-            with pytest.raises(DeliveryFailed, match=r"took nothing within 0\.2 s"):
-                sink.send([sample_record(2)])
-            assert time.monotonic() - began < 0.7
-        assert threading.active_count() == before + 1
+            in_time(send_in_vain, deadline_seconds=0.2)
+        hanging = new_threads(before)
+        assert len(hanging) == 1
     finally:
         subprocess.run(["fsfreeze", "--unfreeze", disk], check=True, timeout=30)
-    thawed_by = time.monotonic() + 10
-    while threading.active_count() > before and time.monotonic() < thawed_by:
-        threading.Event().wait(0.01)
-    sink.send([sample_record(3)])
+    hanging[0].join(30)
+    # Again where a busy machine needs longer than this deadline for a healthy disk.
+    for _ in range(10):
+        with contextlib.suppress(DeliveryFailed):
+            sink.send([sample_record(3)])
+            break
     sink.close()
     assert set(ids(disk / "a.jsonl")) == {sample_record(number).id for number in (1, 2, 3)}
 
@@ -385,16 +391,18 @@ def test_call_that_hangs_costs_one_thread_and_what_follows_waits_for_it():
         made.append(1)
         let_go.wait(10)
 
-    before = threading.active_count()
-    for _ in range(3):
-        began = time.monotonic()
+    before = threading.enumerate()
+
+    def run_in_vain():
         with pytest.raises(DeliveryFailed, match=r"/a took nothing within 0\.1 s") as caught:
             calls.run(hang, timeout_seconds=0.1)
-        assert time.monotonic() - began < 0.5
         assert caught.value.uncertain
-    assert (threading.active_count(), len(made)) == (before + 1, 1)
+
+    for _ in range(3):
+        in_time(run_in_vain, deadline_seconds=0.1)
+    assert (len(new_threads(before)), len(made)) == (1, 1)
     let_go.set()
-    calls.run(lambda: made.append(2), timeout_seconds=5.0)
+    calls.run(lambda: made.append(2), timeout_seconds=30.0)
     assert made == [1, 2]
 
 
@@ -409,7 +417,7 @@ def test_close_ends_the_wait_for_a_call_that_hangs():
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     calls.close()
-    thread.join(2)
+    thread.join(5)
     assert errors
     let_go.set()
     with pytest.raises(DeliveryFailed, match="closed"):

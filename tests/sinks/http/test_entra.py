@@ -19,6 +19,7 @@ from bridge.testing import Simulator
 from bridge.testing.http_contract import Answer, HttpPeer
 from bridge.testing.records import sample_record
 from bridge.testing.simulator.faults import Fault
+from bridge.testing.watching import in_time
 
 SCOPE = "https://monitor.azure.com//.default"
 AUDIENCE = "https://monitor.azure.com/"
@@ -76,7 +77,7 @@ def make_sink(receiver):
     made = []
 
     def make(kind="webhook", **keys):
-        table = {**TABLES[kind](receiver.url), "entra_scope": SCOPE, "timeout_seconds": 5.0, **keys}
+        table = {**TABLES[kind](receiver.url), "entra_scope": SCOPE, "timeout_seconds": 30.0, **keys}
         [settings] = read({"sinks": [table]}).sinks
         made.append(settings.build())
         return made[-1]
@@ -157,14 +158,16 @@ def test_token_in_place_of_a_refused_one_is_not_exchanged_again_at_each_try(make
 
 def test_token_endpoint_that_hangs_counts_under_the_deadline(make_sink, receiver, imds):
     make_sink().send([sample_record(1)])  # azure-identity is imported
-    imds.world.set_fault(Fault(kind="slow", target="token", delay_seconds=3.0))
+    imds.world.set_fault(Fault(kind="silence", target="token"))
     sink = make_sink(timeout_seconds=0.4)
-    for _ in range(2):
-        began = time.monotonic()
+
+    def send_in_vain():
         with pytest.raises(DeliveryFailed, match=r"gave no token within 0\.4 s") as caught:
             sink.send([sample_record(2)])
-        assert time.monotonic() - began < 0.44 + 0.2
         assert not caught.value.uncertain
+
+    for _ in range(2):
+        in_time(send_in_vain, deadline_seconds=0.4)
     assert len(receiver.tokens) == 1
 
 
@@ -185,7 +188,7 @@ def test_close_ends_a_wait_for_a_token(make_sink, imds):
     while not imds.requests and time.monotonic() < deadline:
         time.sleep(0.01)
     sink.close()
-    thread.join(2)
+    thread.join(10)
     assert errors
 
 

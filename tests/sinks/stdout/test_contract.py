@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import threading
+import uuid
 from pathlib import Path
 from typing import ClassVar
 
@@ -31,6 +32,7 @@ class Redirected(Peer):
         self._stdout = os.fdopen(self._descriptor, "w")
         monkeypatch.setattr(sys, "stdout", self._stdout)
         self._lines = []
+        self._marks = []
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -38,8 +40,11 @@ class Redirected(Peer):
 
     @property
     def received(self):
+        """All that was written before: it is read up to a line that is written now."""
+        mark = f"read up to here {uuid.uuid4()}\n"
+        os.write(self._write_end, mark.encode())
         with self._changed:
-            self._changed.wait_for(lambda: self._lines, timeout=0.2)
+            assert self._changed.wait_for(lambda: mark in self._marks, timeout=30)
             return [[json.loads(line)["id"]] for line in self._lines]
 
     def accept(self):
@@ -65,7 +70,7 @@ class Redirected(Peer):
                 if line == "\n":  # before the first line, in case another agent was killed in the middle of one
                     continue
                 with self._changed:
-                    self._lines.append(line)
+                    (self._marks if line.startswith("read up to here ") else self._lines).append(line)
                     self._changed.notify_all()
 
     def _fill(self):
