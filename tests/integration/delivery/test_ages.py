@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from delivery_kit import DeliveryKit
 from outbox_kit import OutboxKit
 
 from bridge.health.reporter import HealthReporter
 
 HOUR = 3_600
-
-
-@pytest.fixture
-def bench(kit):
-    bench = DeliveryKit(kit)
-    yield bench
-    bench.close()
 
 
 @pytest.fixture(params=[False, True], ids=["at once", "once the stored times have followed"])

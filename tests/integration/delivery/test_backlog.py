@@ -3,7 +3,6 @@
 import threading
 
 import pytest
-from delivery_kit import DeliveryKit
 
 from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
@@ -34,14 +33,12 @@ class WatchedOutbox(Outbox):
 
 
 @pytest.fixture
-def bench(kit):
-    bench = DeliveryKit(kit)
+def bench(bench):
     bench.outbox.close()
     bench.outbox = bench.outbox_kit._opened[0] = WatchedOutbox(
         bench.directory, max_bytes=1 << 26, keep_delivered_seconds=3600, now=bench.outbox_kit.now
     )
-    yield bench
-    bench.close()
+    return bench
 
 
 @pytest.mark.parametrize("max_batch", [1, 5])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from delivery_kit import DeliveryKit
 
 from bridge.testing.http_peer import HttpPeer
 from bridge.testing.simulator.imds_api import Answer
@@ -15,19 +13,6 @@ from sinks.otlp.sink import OtlpSink
 from sinks.webhook.sink import WebhookSink
 
 NOT_ACCEPTED = "status_400"
-
-
-@pytest.fixture
-def bench(kit):
-    bench = DeliveryKit(kit)
-    yield bench
-    bench.close()
-
-
-@pytest.fixture
-def peer() -> Iterator[HttpPeer]:
-    with HttpPeer() as peer:
-        yield peer
 
 
 def webhook(bench, peer, **keys):

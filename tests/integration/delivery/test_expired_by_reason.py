@@ -1,20 +1,14 @@
 """Why records expired, as a metric tells it: they were too old, or their event was over."""
 
 import pytest
-from delivery_kit import DeliveryKit
+from delivery_kit import Pager
 
 from bridge.events.event import Document
 from bridge.health.reporter import HealthReporter
-from bridge.testing.sinks import Box, ScriptedSink
 
 
-class Pager(ScriptedSink):
-    """A sink that pages people: of what is over it wants nothing, of what began the end alone."""
-
-    @classmethod
-    def skips_what_is_over(cls, config):
-        del config
-        return True
+class EndingPager(Pager):
+    """A pager that wants of what began the end alone."""
 
     @classmethod
     def superseded_by_end(cls, config, record):
@@ -22,20 +16,9 @@ class Pager(ScriptedSink):
         return True
 
 
-@pytest.fixture
-def bench(kit):
-    bench = DeliveryKit(kit)
-    yield bench
-    bench.close()
-
-
 @pytest.fixture(autouse=True)
-def pager(bench, request):
-    name = request.node.name
-    bench.sink(sink_class=Pager, box=name, max_age_seconds=600)
-    yield Box.named(name)
-    Box.named(name).released.set()
-    Box.forget(name)
+def pager(bench):
+    return bench.sink(sink_class=EndingPager, max_age_seconds=600)
 
 
 def expired(bench):

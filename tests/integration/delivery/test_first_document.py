@@ -1,36 +1,14 @@
 """What was pending when the agent started may be over: a sink that disturbs people waits for the first document."""
 
 import pytest
-from delivery_kit import DeliveryKit
 
 from bridge.events.event import Document
-from bridge.testing.sinks import Box, ScriptedSink
-
-
-class Pager(ScriptedSink):
-    """A sink that pages people."""
-
-    @classmethod
-    def skips_what_is_over(cls, config):
-        del config
-        return True
 
 
 @pytest.fixture
-def bench(kit):
-    bench = DeliveryKit(kit)
+def bench(bench):
     bench.has_seen_document = False
-    yield bench
-    bench.close()
-
-
-@pytest.fixture
-def pager(bench, request):
-    name = request.node.name
-    bench.sink(sink_class=Pager, box=name)
-    yield Box.named(name)
-    Box.named(name).released.set()
-    Box.forget(name)
+    return bench
 
 
 def told(box):

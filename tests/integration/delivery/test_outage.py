@@ -6,13 +6,11 @@ tests/bench/test_delivery.py measures the same with the installed agent, in real
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 
 import pytest
-from delivery_kit import SOON_SECONDS, DeliveryKit
+from delivery_kit import SOON_SECONDS
 
-from bridge.testing.http_peer import HttpPeer
 from sinks.webhook.sink import WebhookSink
 
 LONGEST_GAP_SECONDS = 15
@@ -23,17 +21,9 @@ LONGEST = 0.999
 
 
 @pytest.fixture
-def bench(kit):
-    bench = DeliveryKit(kit)
-    yield bench
-    bench.close()
-
-
-@pytest.fixture
-def peer() -> Iterator[HttpPeer]:
-    with HttpPeer() as peer:
-        peer.refuse_for_now()
-        yield peer
+def peer(peer):
+    peer.refuse_for_now()
+    return peer
 
 
 def pass_seconds(bench, peer, seconds, *, step_seconds=1):

@@ -3,20 +3,12 @@
 import tracemalloc
 
 import pytest
-from delivery_kit import DeliveryKit
 
 from bridge.outbox import deliveries
 from bridge.testing.sinks import ScriptedSink
 
 MIB = 1024 * 1024
 SINKS = ("one", "two", "three", "four")
-
-
-@pytest.fixture
-def bench(kit):
-    bench = DeliveryKit(kit)
-    yield bench
-    bench.close()
 
 
 class OneEventABatch(ScriptedSink):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,19 +35,8 @@ class Forgetful(ScriptedSink):
 
 
 @pytest.fixture
-def bench(kit: Any) -> Iterator[DeliveryKit]:
-    bench = DeliveryKit(kit)
-    yield bench
-    bench.close()
-
-
-@pytest.fixture
-def box(bench: DeliveryKit, request: pytest.FixtureRequest) -> Iterator[Box]:
-    name = request.node.name
-    bench.sink(sink_class=Forgetful, box=name)
-    yield Box.named(name)
-    Box.named(name).released.set()
-    Box.forget(name)
+def box(bench: DeliveryKit) -> Box:
+    return bench.sink(sink_class=Forgetful)
 
 
 def show(bench: DeliveryKit, *event_ids: str, transition: str | None = None, changed: str = "", **fields: Any) -> None:
@@ -223,7 +211,7 @@ def test_a_slow_refresh_is_left_alone_while_there_is_nothing_else_to_send(bench:
     box.script(lambda _batch: answers.wait(10))
     bench.advance(EVERY_SECONDS)
     bench.until(lambda: len(box.tries) == 2)
-    threading.Event().wait(0.8)
+    threading.Event().wait(0.8)  # longer than a send that gives way is left alone
     answers.set()
     bench.until(lambda: len(box.records) == 2)
     assert bench.sample("sink_retries_total", reason="timeout") is None

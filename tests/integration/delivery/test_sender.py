@@ -1,6 +1,7 @@
 """A send keeps its deadline whatever the sink does, and a sink that was cut is closed before it is built anew."""
 
 import asyncio
+import contextlib
 import gc
 import threading
 import time
@@ -13,12 +14,11 @@ from starved import no_threads
 from bridge.delivery.sender import Sender
 from bridge.errors import DeliveryFailed, DeliveryRejected
 from bridge.sink import Sink, SinkConfig
+from bridge.testing.watching import in_time
 
-TIMEOUT_SECONDS = 0.5
-#: What is promised is 1.1; the rest is for a machine that is busy with other tests.
-LONGEST_SECONDS = TIMEOUT_SECONDS * 1.1 + 0.2
+TIMEOUT_SECONDS = 1.0
 #: Where a test waits for a thread of its own; far above what that takes.
-SOON_SECONDS = 5.0
+SOON_SECONDS = 20.0
 
 
 class Peer:
@@ -27,11 +27,13 @@ class Peer:
     def __init__(self):
         self.steps = []
         self.built = 0
+        self.hanging = 0
         self.threads = set()
         self.release = threading.Event()
         self.on_build = self.on_send = self.on_close = lambda: None
 
     def hang(self):
+        self.hanging += 1
         self.release.wait(60.0)
 
     def sink(self):
@@ -90,12 +92,22 @@ def raising(error):
 
 
 def failed(sender):
-    """Return the DeliveryFailed of a send, which must come in time."""
-    started = time.monotonic()
+    """Return the DeliveryFailed of a send."""
     with pytest.raises(DeliveryFailed) as caught:
         sender.send([])
-    assert time.monotonic() - started < LONGEST_SECONDS
     return caught.value
+
+
+def failed_in_time(sender):
+    """Return the DeliveryFailed of a send that hangs each time it is made, and is cut in time."""
+    return in_time(lambda: failed(sender), deadline_seconds=TIMEOUT_SECONDS)
+
+
+def succeeds(sender):
+    with contextlib.suppress(DeliveryFailed):
+        sender.send([])
+        return True
+    return False
 
 
 def until(condition):
@@ -201,34 +213,34 @@ def test_a_constructor_that_fails_is_tried_again_with_the_next_send(peer, sender
 def test_a_hanging_send_is_cut_in_time_and_closed_before_the_next_try(peer, sender):
     peer.on_send = peer.hang
     peer.on_close = peer.release.set
-    problem = failed(sender)
-    assert "0.5 s" in str(problem)
+    problem = failed_in_time(sender)
+    assert "1 s" in str(problem)
     peer.on_send = lambda: None
+    hanging = peer.built
     sender.send([])
     steps = [step for step in peer.steps if step[0] != "sent"]
-    assert steps.index(("close", 1)) < steps.index(("build", 2)) < steps.index(("send", 2))
+    assert steps.index(("close", hanging)) < steps.index(("build", hanging + 1)) < steps.index(("send", hanging + 1))
     until(lambda: len(peer.alive()) == 1)
 
 
 def test_a_hanging_constructor_is_cut_and_does_not_send_when_it_wakes_up(peer, sender):
     peer.on_build = peer.hang
-    failed(sender)
+    failed_in_time(sender)
+    hanging = peer.built
     peer.on_build = lambda: None
     sender.send([])
     peer.release.set()
-    until(lambda: ("close", 1) in peer.steps)
-    assert ("send", 1) not in peer.steps
-    assert ("sent", 2) in peer.steps
+    until(lambda: ("close", hanging) in peer.steps)
+    assert ("send", hanging) not in peer.steps
+    assert ("sent", hanging + 1) in peer.steps
 
 
 def test_a_close_that_hangs_delays_no_try_beyond_its_deadline(peer, sender):
     peer.on_send = peer.on_close = peer.hang
     failed(sender)
-    failed(sender)
+    failed_in_time(sender)
     peer.on_send = lambda: None
-    started = time.monotonic()
-    sender.send([])
-    assert time.monotonic() - started < LONGEST_SECONDS
+    in_time(lambda: sender.send([]), deadline_seconds=TIMEOUT_SECONDS)
 
 
 @pytest.mark.parametrize("error", [OSError("already"), SystemExit(1)], ids=lambda error: type(error).__name__)
@@ -243,26 +255,31 @@ def test_a_close_that_raises_harms_nobody(peer, sender, error):
 def test_too_many_hanging_sends_leave_the_sink_alone_until_one_ends(peer):
     with closing(Sender(peer.sink, name="s", timeout_seconds=0.05)) as sender:
         peer.on_send = peer.hang
-        until(lambda: "hang beyond their deadline" in str(failed(sender)))
-        hanging = peer.built
-        assert 8 <= hanging <= 12, "on a busy machine one may be given up before it hangs"
+        # On a busy machine one may be given up before it hangs; that one ends, and another takes its place.
+        until(lambda: "hang beyond their deadline" in str(failed(sender)) and peer.hanging == 8)
+        built = peer.built
         for _ in range(3):
             assert failed(sender).needs_attention
-        assert peer.built == hanging
+        assert peer.built == built
+        assert peer.hanging == 8
         peer.on_send = lambda: None
         failed(sender)
         peer.release.set()
         until(lambda: not peer.alive())
-        sender.send([])
+        until(lambda: succeeds(sender))
 
 
 def test_a_closing_sender_waits_for_a_sink_that_hangs_no_longer_than_a_second(peer):
-    sender = Sender(peer.sink, name="s", timeout_seconds=TIMEOUT_SECONDS)
-    sender.send([])
     peer.on_close = peer.hang
-    started = time.monotonic()
-    sender.close()
-    assert time.monotonic() - started < 1.5
+
+    def close():
+        sender = Sender(peer.sink, name="s", timeout_seconds=SOON_SECONDS)
+        sender.send([])
+        started = time.monotonic()
+        sender.close()
+        return time.monotonic() - started
+
+    in_time(close, deadline_seconds=1.0, seconds_of=float)
 
 
 def test_an_idle_sink_keeps_no_record_in_memory(sender):

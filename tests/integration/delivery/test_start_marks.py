@@ -3,23 +3,13 @@
 import json
 
 import pytest
-from delivery_kit import DeliveryKit
+from delivery_kit import Pager
 
 from bridge.errors import DeliveryFailed
 from bridge.events.event import Document
 from bridge.outbox import deliveries
 from bridge.testing.http_contract import HttpPeer
-from bridge.testing.sinks import Box, ScriptedSink
 from sinks.webhook.sink import WebhookSink
-
-
-class Pager(ScriptedSink):
-    """A sink that pages people."""
-
-    @classmethod
-    def skips_what_is_over(cls, config):
-        del config
-        return True
 
 
 class Incidents(Pager):
@@ -34,22 +24,6 @@ class Incidents(Pager):
 def mark(bench, event_key):
     """Mark an event as the sink's worker does before it sends."""
     return bench.outbox.write(deliveries.mark_started, "s", event_key, now=bench.outbox_kit.time.timestamp()).result()
-
-
-@pytest.fixture
-def bench(kit):
-    bench = DeliveryKit(kit)
-    yield bench
-    bench.close()
-
-
-@pytest.fixture
-def pager(bench, request):
-    name = request.node.name
-    bench.sink(sink_class=Pager, box=name)
-    yield Box.named(name)
-    Box.named(name).released.set()
-    Box.forget(name)
 
 
 def end(bench, event_id="E"):
@@ -179,12 +153,8 @@ def test_marks_do_not_pile_up(bench, pager):
 
 
 @pytest.fixture
-def incidents(bench, request):
-    name = request.node.name
-    bench.sink(sink_class=Incidents, box=name)
-    yield Box.named(name)
-    Box.named(name).released.set()
-    Box.forget(name)
+def incidents(bench):
+    return bench.sink(sink_class=Incidents)
 
 
 def test_of_an_event_that_began_only_the_end_is_sent_once_it_is_known(bench, incidents):

@@ -5,19 +5,11 @@ import threading
 from concurrent.futures import Future
 
 import pytest
-from delivery_kit import DeliveryKit
 
 from bridge.errors import DeliveryFailed, OutboxError
 from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.reader import OutboxFile
-
-
-@pytest.fixture
-def bench(kit):
-    bench = DeliveryKit(kit)
-    yield bench
-    bench.close()
 
 
 def always(outcome):

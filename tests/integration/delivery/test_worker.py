@@ -6,7 +6,6 @@ from typing import ClassVar
 from uuid import uuid4
 
 import pytest
-from delivery_kit import DeliveryKit
 
 from bridge.errors import DeliveryFailed, DeliveryRejected
 from bridge.sink import Sink
@@ -25,13 +24,6 @@ class HintedSink(OneEventABatch):
     def prepare_next(self, batch):
         self.hints.append(ids(batch))
         raise RuntimeError("a hint is not a send")
-
-
-@pytest.fixture
-def bench(kit):
-    bench = DeliveryKit(kit)
-    yield bench
-    bench.close()
 
 
 def ids(records):
