@@ -4,5 +4,6 @@ A SQLite file, or a copy in memory while the disk refuses. One thread owns it an
 functions over a connection are handed to it, and commands beside the agent call the very same functions.
 
 Public: `outbox` (Outbox: read, write, exclusive, tend, close), the functions in `records`, `deliveries`, `approvals`
-and `meta`, `reader` (OutboxFile: the outbox as commands see it), `locks` (DirectoryLock, is_locked).
+and `meta`, `reader` (OutboxFile: the outbox as commands see it), `locks` (DirectoryLock, is_locked),
+`volume` (how large it is).
 """

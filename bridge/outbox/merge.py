@@ -10,6 +10,7 @@ committed there.
 
 from __future__ import annotations
 
+import copy
 import logging
 import sqlite3
 from collections import Counter
@@ -56,6 +57,18 @@ class MemoryOrigin:
         self.given_up: list[int] = []
         """The sequences that were deleted in the file then, for its volume."""
 
+    @property
+    def is_sure(self) -> bool:
+        """Return whether the file that memory came from was read, and there is no other to be read."""
+        return not self.is_blind and not self.unread
+
+    def copy(self) -> MemoryOrigin:
+        """Return one that changes by itself."""
+        own = copy.copy(self)
+        own.unread, own.deleted_before = list(self.unread), DeletedRows(self.deleted_before)
+        own.written_back, own.given_up = None, []
+        return own
+
     def follow(self, before: MemoryOrigin, memory: sqlite3.Connection) -> None:
         """Go on from what *before* has written into the file; what it gave up there goes in *memory* too."""
         self.deleted_before = DeletedRows(before.written_back)
@@ -99,6 +112,7 @@ class Merge:
         self._now = now
         self._enter_step = enter_step
         self._commit_seconds = commit_seconds
+        self._may_replace = True
 
     def run(self) -> sqlite3.Connection | None:
         """Return the disk's database with all that happened in memory, or None when that cannot be had now."""
@@ -116,6 +130,11 @@ class Merge:
             return self._merge()
         except (sqlite3.Error, OSError, OutboxError):
             return None
+
+    def write_into_own(self) -> sqlite3.Connection:
+        """Return the file that memory came from with all that happened; raise when there is another, or any trouble."""
+        self._may_replace = False
+        return self._merge()
 
     def _merge(self) -> sqlite3.Connection:
         """Return the file with what can be read of damaged ones and all of memory; raise and change nothing."""
@@ -189,6 +208,8 @@ class Merge:
             disk.close()
             raise
         disk.close()
+        if not self._may_replace:
+            raise OutboxError(f"{self._file.path} is another outbox.")
         aside = self._file.rename("other-vm")
         logger.error("The state directory holds another outbox; it is set aside.", extra={"set_aside_as": str(aside)})
         return self._file.open_new()

@@ -125,9 +125,13 @@ class StallWatch:
             self._has_work.set()
 
 
-def wait_for_disk(directory: Path, stop: threading.Event) -> None:
-    """Return when the disk under *directory* makes something durable as quickly as a commit, or *stop* is set."""
+def wait_for_disk(directory: Path, stop: threading.Event, note_slow: Callable[[], None]) -> None:
+    """Return when the disk under *directory* makes something durable as quickly as a commit, or *stop* is set.
+
+    Call *note_slow* when it made something durable, and that took longer.
+    """
     while not stop.is_set() and _sync_seconds(directory) > COMMIT_SECONDS:
+        note_slow()
         stop.wait(_LOOK_SECONDS)
 
 

@@ -9,7 +9,8 @@ Records must outlive what happens to the file under them, so every misfortune ha
   can still be read, through the open connection or from the file, is copied into a new one (`disk_file`), or into
   memory. A damaged one that is too large for memory is kept open meanwhile, and read on the way back.
 - a file that belongs to another machine: set aside, nothing copied.
-- a disk that hangs: another thread goes on in memory (`stalls`).
+- a disk that hangs: another thread goes on in memory (`stalls`). One that is slow from then on gets what is there
+  beside the work (`write_behind`).
 
 A file that may not be the newest of its stream begins a new one (`stream`): at the start, or on the way back.
 
@@ -43,6 +44,7 @@ from bridge.outbox.retention import make_room
 from bridge.outbox.stalls import COMMIT_SECONDS, WORK_SECONDS, wait_for_disk
 from bridge.outbox.stream import Stream
 from bridge.outbox.volume import VolumeRoom, room_on_volume
+from bridge.outbox.write_behind import WriteBehind
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +74,11 @@ class Storage:
         """Called before a step that must not happen once another thread goes on instead (`Turn.enter`)."""
         self._stalled: list[tuple[Storage, Callable[[], bool]]] = []
         """In memory: those before, each left to a thread in a call to the disk; and whether that has ended."""
+        self._has_come_back = threading.Event()
+        """Set when the call that this one was left in has returned, and the disk is slow."""
+        self._behind = WriteBehind(monotonic)
+        self._sequence_before = 0
+        """What `disk_sequence` was before the writing that is on its way."""
         self.patience_seconds = WORK_SECONDS
         """How long the way back to the disk may take."""
         self._is_settled = False
@@ -194,6 +201,7 @@ class Storage:
 
     def replace_database(self, reason: str, *, carry: bool, why: str) -> None:
         """Set the file aside as *reason* and go on with a new one, with all that can be read when *carry*."""
+        self._behind.wait(WORK_SECONDS)
         with suppress(OSError):  # where the directory cannot be had, memory is next
             self._file.claim_directory()
         is_another = self._file.guard is not None and self._file.guard.is_replaced
@@ -225,7 +233,7 @@ class Storage:
         """Try to move what is in memory to the disk; return whether the outbox is on disk now."""
         if not self.in_memory:
             return True
-        if not self._has_disk_answered() or self._file.is_locked():
+        if self._is_written_behind() or not self._has_disk_answered() or self._file.is_locked():
             return False
         self._flag.clear()  # a command that hears of the return may write at once
         disk = Merge(
@@ -254,6 +262,7 @@ class Storage:
 
     def close(self) -> None:
         """Close the connection, after a last try to bring what is in memory to the disk."""
+        self._behind.wait(2 * WORK_SECONDS)
         if self.return_to_disk():
             self._stream.note_stop(self.connection)
         else:
@@ -371,9 +380,9 @@ class Storage:
     def continue_after(self, before: Storage, why: str, has_ended: Callable[[], bool]) -> None:
         """Take the place of *before*, of which this is a copy; see `go_on_in_memory`."""
         # What *before* still does to its own, when its call returns, is nothing to this one.
-        self._file, self._stream, self._origin = copy.copy(self._file), copy.copy(self._stream), copy.copy(self._origin)
+        self._file, self._stream, self._origin = copy.copy(self._file), copy.copy(self._stream), self._origin.copy()
         self._stalled = [*self._stalled, (before, has_ended)]
-        self._origin.written_back = None
+        self._has_come_back = threading.Event()
         if self.in_memory:
             self.patience_seconds *= 2
             self._flag.set()
@@ -403,14 +412,46 @@ class Storage:
                 self.connection.close()
         if self._file.guard is not None:
             self._file.guard.close()
-        wait_for_disk(self.directory, stop)
+        wait_for_disk(self.directory, stop, self._has_come_back.set)
 
     def _has_disk_answered(self) -> bool:
         """Return whether no call to the disk hangs any more."""
         if not all(has_ended() for _, has_ended in self._stalled):
             return False
-        for before, _ in self._stalled:
-            if before.written_back is not None:  # its way back was done after all
-                self._origin.follow(before._origin, self.connection)  # noqa: SLF001  # of its own kind
+        self._take_over()
         self._stalled = []
         return True
+
+    def _take_over(self) -> None:
+        """Go on from what those before have written back after all."""
+        for before, _ in self._stalled:
+            origin = before._origin  # noqa: SLF001  # of its own kind
+            if origin.written_back is not None:
+                self._origin.follow(origin, self.connection)
+                origin.written_back = None
+
+    def _is_written_behind(self) -> bool:
+        """Return whether what is in memory is being written to a slow disk; begin with it where that is to be done."""
+        if self._behind.is_on_its_way:
+            return True
+        if self._behind.has_ended:
+            written = self._behind.take()
+            if written is None:
+                self.disk_sequence = self._sequence_before
+            else:
+                self._origin.follow(written, self.connection)
+        is_slow = all(has_ended() or before._has_come_back.is_set() for before, has_ended in self._stalled)  # noqa: SLF001
+        if not is_slow or all(has_ended() for _, has_ended in self._stalled):
+            return False
+        self._take_over()
+        last = self._behind.start(
+            self.connection,
+            self.meta,
+            self._origin,
+            file=self._file,
+            stream=self._stream,
+            now=self._now().timestamp(),
+        )
+        if last is not None:  # what is on its way to the disk may not be deleted here meanwhile
+            self._sequence_before, self.disk_sequence = self.disk_sequence, last
+        return last is not None

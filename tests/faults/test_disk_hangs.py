@@ -211,12 +211,12 @@ def shim(tmp_path_factory):
     return directory / "hang.so"
 
 
-def run(script, kit, shim, tmp_path, *arguments, **environment):
+def run(script, kit, shim, tmp_path, *arguments, code=0, **environment):
     """Return what *script* prints, run where the disk hangs while there is a file."""
     env = {**os.environ, "LD_PRELOAD": str(shim), "HANG_WHILE": str(tmp_path / "hang"), **environment}
     command = [sys.executable, "-c", script, outbox_kit.__file__, str(kit.directory), *map(str, arguments)]
     done = subprocess.run(command, check=False, timeout=90, capture_output=True, text=True, env=env)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
     return done.stdout
 
 
@@ -306,6 +306,109 @@ assert outbox.close(60)
 def test_what_is_in_memory_is_on_a_slow_disk_after_a_stop(kit, shim, tmp_path):
     run(CLOSE, kit, shim, tmp_path)
     assert [record.event.event_id for record in OutboxFile(kit.directory).records()] == ["E-1", "E-2"]
+
+
+#: Every sync takes long from the second record on, and the agent is killed while it works from memory.
+SLOW = """
+import json, os, runpy, sqlite3, sys, time
+from pathlib import Path
+from bridge.events.event import Document
+kit = runpy.run_path(sys.argv[1])["OutboxKit"](Path(sys.argv[2]))
+outbox = kit.open()
+kit.fill(outbox, 2)
+os.environ["SYNC_MILLISECONDS"] = sys.argv[3]
+kit.commit(outbox, kit.event("E-1"), document=Document())
+assert outbox.in_memory
+longest = 0.0
+def timed(work, *arguments, **options):
+    global longest
+    began = time.monotonic()
+    value = work(*arguments, **options)
+    longest = max(longest, time.monotonic() - began)
+    return value
+def on_disk():
+    with sqlite3.connect(f"file:{kit.directory}/outbox.db?mode=ro", uri=True, timeout=40) as disk:
+        sequences = [sequence for (sequence,) in disk.execute("SELECT sequence FROM records ORDER BY sequence")]
+        delivered = disk.execute("SELECT COUNT(*) FROM deliveries WHERE state = 'delivered'").fetchone()[0]
+    disk.close()
+    return sequences, delivered
+def until(expected):
+    end = time.monotonic() + 60
+    while (found := on_disk()) != expected and time.monotonic() < end:
+        timed(outbox.tend().result)
+        time.sleep(0.1)
+    assert found == expected, found
+timed(kit.commit, outbox, kit.event("E-2"), document=Document())
+timed(kit.settle, outbox, "a", 1, 2)
+until(([1, 2, 3, 4], 2))
+assert outbox.in_memory
+if sys.argv[4] == "many":
+    told = list(range(5, 1505))
+    kit.fill(outbox, 1500, size=2000)
+    for sink in "ab":
+        kit.settle(outbox, sink, *told)
+    until(([1, 2, 3, 4, *told], 3002))
+    end = time.monotonic() + 60
+    while (used := outbox.totals().result()[0].used_bytes) > 2**20 and time.monotonic() < end:
+        timed(outbox.tend().result)
+        time.sleep(0.1)
+    assert used < 2**20 and outbox.in_memory, used
+    os.environ["SYNC_MILLISECONDS"] = "0"
+    kit.settle(outbox, "b", 1)
+    while outbox.in_memory and time.monotonic() < end:
+        timed(outbox.tend().result)
+        time.sleep(0.1)
+    assert on_disk() == ([1, 2, 3, 4, *told], 3003)
+    print(json.dumps([longest, kit.totals(outbox)]), flush=True)
+    outbox.close()
+    sys.exit()
+timed(kit.settle, outbox, "b", 1)
+sequence = timed(kit.commit, outbox, kit.event("E-3"), document=Document())[0].sequence
+if sys.argv[4] == "killed":
+    print(json.dumps([longest, kit.totals(outbox)]), flush=True)
+    os._exit(9)
+until(([1, 2, 3, 4, 5], 3))
+os.environ["SYNC_MILLISECONDS"] = "0"
+end = time.monotonic() + 30
+while outbox.in_memory and time.monotonic() < end:
+    timed(outbox.tend().result)
+    time.sleep(0.1)
+assert not outbox.in_memory
+print(json.dumps([longest, kit.totals(outbox)]), flush=True)
+outbox.close()
+"""
+
+
+@pytest.mark.long
+def test_a_disk_that_is_slow_for_a_while_is_gone_back_to(kit, shim, tmp_path):
+    longest, totals = json.loads(run(SLOW, kit, shim, tmp_path, 3000, "quick again"))
+    assert longest < 2.0
+    for each in totals.values():
+        assert each["accepted"] == sum(each[state] for state in each if state != "accepted") == 5
+    assert (totals["a"]["delivered"], totals["b"]["delivered"]) == (2, 1)
+    outbox = kit.open()
+    assert (kit.due(outbox, "a"), kit.due(outbox, "b")) == ([3, 4, 5], [2, 3, 4, 5])
+    assert kit.totals(outbox) == totals
+
+
+@pytest.mark.long
+def test_memory_forgets_what_is_finished_once_it_is_on_the_slow_disk(kit, shim, tmp_path):
+    _, totals = json.loads(run(SLOW, kit, shim, tmp_path, 2600, "many"))
+    for each in totals.values():
+        assert each["accepted"] == sum(each[state] for state in each if state != "accepted") == 1504
+    assert (totals["a"]["delivered"], totals["b"]["delivered"]) == (1502, 1501)
+    outbox = kit.open()
+    assert (kit.due(outbox, "a"), kit.due(outbox, "b")) == ([3, 4], [2, 3, 4])
+
+
+def test_a_disk_that_is_always_slow_gets_the_records_beside_the_work(kit, shim, tmp_path):
+    """The agent is killed then, without a way back: what it wrote beside its work is there."""
+    found = run(SLOW, kit, shim, tmp_path, 2600, "killed", code=9)
+    assert json.loads(found)[0] < 2.0
+    outbox = kit.open()
+    assert (kit.due(outbox, "a"), kit.due(outbox, "b")) == ([3, 4], [1, 2, 3, 4])
+    (record,) = kit.commit(outbox, kit.event("after"), document=Document())
+    assert record.stream_id != OutboxFile(kit.directory).records()[0].stream_id
 
 
 #: For a second after the watch leaves the thread that hangs, no thread can be started.
