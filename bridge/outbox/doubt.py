@@ -4,7 +4,8 @@ Meanwhile nothing is told that rests on it: what was pending at the start waits,
 the stored document knows. What this machine's own document shows is told as that of an unknown VM. When the identity
 proves to be the stored one, all of it goes on in its order; when it does not, the database is set aside, and what was
 already told of this machine's events, or waits to be, goes along into the new one, so that it is not told again. Where
-the doubt began is stored: what was told since is this machine's after a restart too.
+the doubt began is stored: what was told since is this machine's after a restart too. An agent may die between the two
+databases, so what goes along is in a file of its own meanwhile (`save_told`).
 
 The events whose rows wait are in a table ``held`` of the connection's own, which stands before the one of the file for
 the statements that choose what is due. It is gone with the process, however that ends.
@@ -12,19 +13,24 @@ the statements that choose what is due. It is gone with the process, however tha
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import suppress
 from datetime import datetime
+from pathlib import Path
 
 import msgspec
 
 from bridge.events.event import Document, encode
 from bridge.events.record import TransitionRecord, decode_record
 from bridge.outbox import meta
-from bridge.outbox.database import SQL
+from bridge.outbox.database import SQL, transaction
+from bridge.system.boot import boot_id as current_boot_id
 from bridge.system.boot import has_booted
 
 Row = tuple[object, ...]
+_TOLD_FILE = "told.json"
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +40,15 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     deliveries: list[Row] = []
     marks: list[Row] = []
     next_sequence: str | None = None
+
+
+class _SavedTold(msgspec.Struct, frozen=True, kw_only=True):
+    """What was told, on its way from one database to the next; kept as JSON under these names."""
+
+    boot_id: str
+    stream_id: str
+    """The stream of the database that is set aside."""
+    told: Told
 
 
 class Doubt:
@@ -161,3 +176,43 @@ def take_along(connection: sqlite3.Connection, told: Told) -> None:
     connection.executemany(SQL["add_start_mark"], told.marks)
     shown = tuple(event for event in events.values() if event is not None)
     meta.put(connection, "document", encode(Document(events=shown)).decode())
+
+
+def save_told(directory: Path, told: Told, *, stream_id: str) -> None:
+    """Store *told* of the stream *stream_id* in a file of *directory*, for good, if the disk allows it."""
+    if not told.records:
+        return
+    text = msgspec.json.encode(_SavedTold(boot_id=current_boot_id(), stream_id=stream_id, told=told))
+    with suppress(OSError):
+        forget_told(directory)
+        descriptor = os.open(directory / _TOLD_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+
+
+def forget_told(directory: Path) -> None:
+    """Delete what `save_told` stored."""
+    with suppress(OSError):
+        (directory / _TOLD_FILE).unlink()
+
+
+def take_saved_along(connection: sqlite3.Connection, directory: Path) -> bool:
+    """Take along what an agent had saved that died between two databases; return whether there was such."""
+    try:
+        descriptor = os.open(directory / _TOLD_FILE, os.O_RDONLY | _NO_LINK)
+    except OSError:
+        return False
+    is_taken = False
+    with suppress(OSError, msgspec.MsgspecError), os.fdopen(descriptor, "rb") as file:
+        saved = msgspec.json.decode(file.read(), type=_SavedTold)
+        known = meta.read_meta(connection)
+        is_before = saved.stream_id == known.get("stream_id")  # it died before the exchange: all of it is still there
+        is_after = meta.next_sequence(known) >= int(saved.told.next_sequence or 1)
+        if not (is_before or is_after or has_booted(saved.boot_id, current_boot_id())):
+            with transaction(connection):
+                take_along(connection, saved.told)
+            is_taken = True
+    forget_told(directory)
+    return is_taken

@@ -313,7 +313,7 @@ class Outbox:
     def _run(self, open_storage: Callable[[], Storage], opened: Future[Storage]) -> None:
         try:
             storage = open_storage()
-            self.records.open(storage)
+            self.records.begin(storage)
         except BaseException as error:  # noqa: BLE001  # handed to the opener, who waits for it
             opened.set_exception(error)
             return

@@ -37,7 +37,7 @@ from bridge.outbox import approvals, meta
 from bridge.outbox.approvals import ApprovalRecord, DecisionUpdate, KeepResult, PendingApproval, StoredDecision
 from bridge.outbox.database import SQL, transaction
 from bridge.outbox.decision_limits import GivenUp, limit_decisions
-from bridge.outbox.doubt import Doubt, take_along
+from bridge.outbox.doubt import Doubt, forget_told, save_told, take_along, take_saved_along
 from bridge.outbox.retention import enforce_size
 from bridge.outbox.storage import Storage
 
@@ -107,6 +107,12 @@ class RecordWriter:
         """Write to *storage*, from where its stream stands."""
         self._storage = storage
         self.last_sequence = int(storage.meta.get("next_sequence", "1")) - 1
+
+    def begin(self, storage: Storage) -> None:
+        """Write to *storage* from the start of the agent on, which may have died while it exchanged the database."""
+        if not storage.in_memory and take_saved_along(storage.connection, storage.directory):
+            storage.refresh()
+        self.open(storage)
 
     @property
     def is_in_doubt(self) -> bool:
@@ -249,11 +255,13 @@ class RecordWriter:
         why = f"it belongs to vmId {before}, this machine is {vm.vm_id}"
         self._doubt.resume(storage.connection, boot_id=self.boot_id)
         told = self._doubt.told(storage.connection)
+        save_told(storage.directory, told, stream_id=storage.meta["stream_id"])
         storage.replace_database("other-vm", carry=False, why=why)
         with transaction(storage.connection):
             self._doubt.end(storage.connection)
             take_along(storage.connection, told)
         storage.refresh()
+        forget_told(storage.directory)
         return True
 
     def identify(self, connection: sqlite3.Connection, vm: VmIdentity) -> None:

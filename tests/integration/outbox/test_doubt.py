@@ -1,5 +1,9 @@
 """What is stored may be another machine's, which came with an image: what is told meanwhile, and what becomes of it."""
 
+import subprocess
+import sys
+
+import outbox_kit
 import pytest
 
 from bridge.delivery.router import Router
@@ -149,3 +153,45 @@ def test_the_boot_in_which_imds_answered_in_doubt_is_known_after_a_restart(image
     outbox.identify(GOLDEN).result()
     state = outbox.read(meta.load).result()
     assert (state.boot_id, state.last_good_at, state.vm_boot_id) == ("boot-2", answered_at, "boot-2")
+
+
+#: A clone in doubt that tells of an event, learns who it is, and dies before one of the steps by which the database is
+#: exchanged: its three files are renamed, and two connections to the new one are opened.
+DIES = """
+import os, runpy, sys
+from pathlib import Path
+from bridge.events.event import Document, VmIdentity
+kit = runpy.run_path(sys.argv[1])["OutboxKit"](Path(sys.argv[2]))
+outbox = kit.open()
+outbox.records.boot_id = "boot-2"
+outbox.write(outbox.records.distrust_stored, VmIdentity()).result()
+kit.commit(outbox, kit.event("H-1", "Started"), transition="started", boot_id="boot-2")
+kit.commit(outbox, kit.event("H-1", "Started"), transition="completed", document=Document(), boot_id="boot-2")
+outbox.write(outbox.records.stop_waiting).result()
+kit.commit(outbox, kit.event("P-1"), boot_id="boot-2")
+kit.settle(outbox, "b", 4)
+left = [int(sys.argv[3])]
+def watch(event, arguments):
+    if event == "os.rename" and "other-vm" in str(arguments[1]) or event == "sqlite3.connect" and left[1:]:
+        left.append(event)
+        if len(left) > left[0] + 1:
+            os._exit(9)
+sys.addaudithook(watch)
+outbox.identify(VmIdentity(name="clone", vm_id="CLONE")).result()
+"""
+
+
+@pytest.mark.parametrize("step", [0, 1, 2, 3, 4])
+def test_what_a_clone_told_outlives_a_death_while_the_database_is_exchanged(image, step):
+    kit = image
+    command = [sys.executable, "-c", DIES, outbox_kit.__file__, str(kit.directory), str(step)]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 9
+    outbox = kit.open()
+    outbox.records.boot_id = "boot-2"
+    outbox.identify(CLONE).result()
+    assert told(outbox) == [("H-1", "started"), ("H-1", "completed"), ("P-1", "scheduled")]
+    assert told(outbox, "b") == [("H-1", "started"), ("H-1", "completed")]
+    assert [event.event_id for event in outbox.read(meta.load).result().document.events] == ["P-1"]
+    assert not (kit.directory / "told.json").exists()
+    (record,) = kit.commit(outbox, kit.event("N-1"))
+    assert record.sequence == 5
