@@ -27,6 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bridge.agent.periodic import FileWatch, PeriodicTasks
+from bridge.agent.upkeep import OutboxUpkeep
 from bridge.approval.service import ApprovalService
 from bridge.clock import REAL_CLOCK, AgeClock
 from bridge.config.loader import Settings
@@ -44,6 +45,7 @@ from bridge.outbox.outbox import Outbox, result_or_stop
 from bridge.polling.identity import IdentityResolver
 from bridge.polling.poller import Poller
 from bridge.system.boot import boot_id, seconds_since_boot
+from bridge.system.directory_watch import DirectoryWatch
 from bridge.system.ephemeral_disk import EphemeralDiskWatch
 from bridge.system.systemd import SystemdNotifier
 from bridge.system.threads import LoopWatch
@@ -53,6 +55,8 @@ logger = logging.getLogger(__name__)
 _TICK_SECONDS = 1.0
 _TEND_SECONDS = 5.0
 _CLEAN_SECONDS = 60.0
+#: After a change in the directory: whoever moves a file away may be about to put another in its place.
+_SETTLED_SECONDS = 0.5
 _JOIN_SECONDS = 1.0
 #: After the grace, all in all; the interpreter and its last log lines need the rest of the second.
 _END_SECONDS = 0.55
@@ -121,6 +125,17 @@ class Agent:
         self._health_server = self._new_health_server()
         self._periodic = PeriodicTasks()
         self._nudge = FileWatch(directory / NUDGE_FILE, self.wake)
+        self._off_switch = FileWatch(directory / DISABLED_FILE, self._approvals.wake)
+        self._directory_watch = DirectoryWatch(directory)
+        self._was_called = False
+        """Whether this turn came before its time."""
+        self._look_at = math.inf
+        """When to look after the directory and the outbox's file, because something has changed there."""
+        self._upkeep = OutboxUpkeep(
+            self.outbox,
+            keep_delivered_seconds=settings.state.keep_delivered_seconds,
+            is_watched=lambda: self._directory_watch.is_on,
+        )
         self.turn = threading.Event()
         """Set when `run_due` is to be called before its time."""
 
@@ -191,35 +206,66 @@ class Agent:
             imds_timeout_seconds=settings.imds.timeout_seconds,
         )
 
+    def watch_directory(self) -> None:
+        """Have SIGIO, whose handler sets `turn`, tell of what commands touch; on the thread that calls `run_due`."""
+        self._periodic.every(_CLEAN_SECONDS, self._renew_directory_watch)
+        self._renew_directory_watch()
+
+    def _renew_directory_watch(self) -> None:
+        if self._directory_watch.renew():
+            self.turn.set()  # what came until now brought no signal
+
     def wait_for_turn(self, stop: threading.Event) -> bool:
         """Wait until `run_due` has something to do; return False when *stop* is set instead.
 
-        A turn each second costs a fifth of what the poll does, a look at the file that commands touch hardly anything.
-        It belongs to this thread, which may hang with the disk: the poll and the main thread must not.
+        A turn each second costs a fifth of what the poll does, and a look each second at the files that commands touch
+        half of that: it is taken only where the kernel does not tell. It belongs to this thread, which may hang with
+        the disk: the poll and the main thread must not.
         """
+        if self._was_called:  # what else is renamed beside the directory brings signals too, perhaps without end
+            stop.wait(_LEAST_WAIT_SECONDS)
         end = time.monotonic() + max(min(self._periodic.seconds_to_next(), _TEND_SECONDS), _TICK_SECONDS)
-        while not self.turn.wait(min(end - time.monotonic(), _TICK_SECONDS)):
-            if self._nudge.is_touched or time.monotonic() >= end - _LEAST_WAIT_SECONDS:
+        end = min(end, self._look_at)
+        longest = math.inf if self._directory_watch.is_on else _TICK_SECONDS
+        while not (was_called := self.turn.wait(min(end - time.monotonic(), longest))):
+            if time.monotonic() >= end - _LEAST_WAIT_SECONDS or self._has_command_come():
                 break
+        self._was_called = was_called
+        if was_called:
+            self._look_at = min(self._look_at, time.monotonic() + _SETTLED_SECONDS)
         self.turn.clear()
         return not stop.is_set()
 
+    def _has_command_come(self) -> bool:
+        is_switched = self._approvals.approver is not None and self._off_switch.is_touched
+        return is_switched or not self._nudge.is_there or self._nudge.is_touched
+
     def run_due(self) -> None:
-        """Run the periodic tasks that are due; called once a second, or after `wait_for_turn`, by one thread.
+        """Look at what commands touch, and run the tasks that are due; called after `wait_for_turn`, by one thread.
 
         Raises StateDirectoryError when another agent has the state directory, because it was deleted or moved: two
         agents would tell every record twice, and this one can only stop.
         """
         self._loop_watch.expect_within(_TEND_SECONDS)
-        if not self._nudge.check():  # where the file in it is the same one, so is the directory
-            with suppress(OSError):  # without a directory the outbox works from memory, and says so
-                if self._lock.claim():
-                    self.outbox.tend()
+        is_in_place = self._nudge.check()  # where the file in it is the same one, so is the directory
+        if self._approvals.approver is not None:
+            self._off_switch.check()
+        is_look_due = time.monotonic() >= self._look_at - _LEAST_WAIT_SECONDS
+        if is_look_due or not (is_in_place or self._was_called):
+            self._look_at = math.inf
+            self._look_after_directory(has_changed=is_look_due)
         self._periodic.run_due()
 
+    def _look_after_directory(self, *, has_changed: bool) -> None:
+        with suppress(OSError):  # without a directory the outbox works from memory, and says so
+            if self._lock.claim():
+                self.outbox.tend()
+            elif has_changed:
+                self._upkeep.directory_changed()
+        if self._directory_watch.is_on:
+            self._renew_directory_watch()
+
     def _start_periodic_tasks(self) -> None:
-        off_switch = FileWatch(self._directory / DISABLED_FILE, self._approvals.wake)
-        self._periodic.every(lambda: 0.0 if self._approvals.approver is None else _TICK_SECONDS, off_switch.check)
         disk = EphemeralDiskWatch(
             self._directory,
             os_disk_is_ephemeral=lambda: self._identity.os_disk_is_ephemeral,
@@ -228,9 +274,9 @@ class Agent:
         disk.check()
         self._periodic.every(_TEND_SECONDS, disk.check)
         self._periodic.every(_TEND_SECONDS, self._approvals.check_files)
-        self._periodic.every(_TEND_SECONDS, self.outbox.tend)
+        self._periodic.every(_TEND_SECONDS, self._upkeep.tend)
         self._periodic.every(_TEND_SECONDS, self._start_workers)
-        self._periodic.every(_CLEAN_SECONDS, self.outbox.clean)
+        self._periodic.every(_CLEAN_SECONDS, self._upkeep.clean)
         self._periodic.every(lambda: self._settings.heartbeat.interval_seconds, self.send_heartbeat, now=True)
 
     @property
@@ -274,6 +320,7 @@ class Agent:
         """
         deadline = time.monotonic() + max(self._settings.stop_grace_seconds - spent_seconds, 0.0)
         end = deadline + _END_SECONDS
+        self._directory_watch.close()
         self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
         self._loop_watch.idle()
         self.outbox.take_slow_disk()
@@ -293,6 +340,8 @@ class Agent:
 
     def _stop_approvals_and_poll(self, deadline: float) -> None:
         self._stop_polling.set()
+        if self._poller is not None:
+            self._poller.wake()
         self._approvals.stop()
         self._imds.close()
         self._identity.stop(timeout_seconds=_left(deadline))

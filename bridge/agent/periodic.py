@@ -28,11 +28,13 @@ class _Task(msgspec.Struct, kw_only=True):
 class PeriodicTasks:
     """The tasks of one agent.
 
-    A turn in which little is due does little: an agent has nothing to do but this and the poll, for months.
+    A turn in which little is due does little: an agent has nothing to do but this and the poll, for months. So tasks of
+    one fixed interval share their turns, whenever they were added: each counts from the start of them all.
     """
 
     def __init__(self, clock: Clock = REAL_CLOCK) -> None:
         self._clock = clock
+        self._started_at = clock.monotonic()
         self._fixed: list[_Task] = []
         self._adjustable: list[_Task] = []
         self._next_due = -math.inf
@@ -40,13 +42,18 @@ class PeriodicTasks:
         self._report = ThrottledLog(logger)
 
     def every(self, seconds: float | Callable[[], float], run: Callable[[], object], *, now: bool = False) -> None:
-        """Call *run* each *seconds*, the first time at the next `run_due` with *now*; never while *seconds* is 0."""
+        """Call *run* each *seconds*, the first time at the next `run_due` with *now*; never while *seconds* is 0.
+
+        Without *now* the first time may come sooner than that.
+        """
         interval = seconds if callable(seconds) else None
         first = seconds() if callable(seconds) else seconds
-        due = self._clock.monotonic() + (0.0 if now else first)
+        due = self._clock.monotonic()
         task = _Task(run=run, seconds=first, due=due, interval=interval)
+        if not now:
+            task.due = self._next(task, due)
         (self._fixed if interval is None else self._adjustable).append(task)
-        self._next_due = min(self._next_due, due)
+        self._next_due = min(self._next_due, task.due)
 
     def run_due(self) -> None:
         """Run the tasks that are due; called about once a second."""
@@ -69,8 +76,15 @@ class PeriodicTasks:
 
     def _run_if_due(self, task: _Task, now: float) -> None:
         if task.seconds and now >= task.due:
-            task.due = now + task.seconds
+            task.due = self._next(task, now)
             self._run(task)
+
+    def _next(self, task: _Task, now: float) -> float:
+        """Return when *task* is due after *now*."""
+        if task.interval is not None or not task.seconds:
+            return now + task.seconds
+        due = self._started_at + (now - self._started_at) // task.seconds * task.seconds
+        return due + task.seconds * (1 if due + task.seconds > now else 2)
 
     def _run(self, task: _Task) -> None:
         try:
@@ -103,9 +117,14 @@ class FileWatch:
         return self._seen is not None
 
     @property
+    def is_there(self) -> bool:
+        """Return whether the last `check` found it."""
+        return self._seen is not None
+
+    @property
     def is_touched(self) -> bool:
-        """Return whether `check` would find it touched, or not there."""
-        return self._seen is None or self._read() != self._seen
+        """Return whether `check` would find it touched, made or deleted."""
+        return self._read() != self._seen
 
     def _read(self) -> tuple[int, int, int] | None:
         try:

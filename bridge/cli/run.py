@@ -35,8 +35,8 @@ _STOP_TICK_SECONDS = 0.05
 #: The polls, the sinks and the approver do not wait for it, but the tasks that are done now and then do.
 _READ_SECONDS = 3.0
 _TRY_AGAIN_SECONDS = 10.0
-#: On Windows no signal ends a wait of the main thread, nor anywhere one that another thread raises.
-_LONGEST_WAIT_SECONDS = 1.0 if os.name == "nt" else 2.0
+#: On Windows no signal ends a wait of the main thread.
+_LONGEST_WAIT_SECONDS = 1.0 if os.name == "nt" else 60.0
 #: What a stop waits for a reload that is under way, which gives up by itself, unless it hangs.
 _LAST_TURN_SECONDS = 1.0
 
@@ -52,6 +52,7 @@ def run_agent(settings: Settings, config: Path | None) -> None:
     agent = Agent(settings, state_directory(settings, os.environ))
     if hasattr(signal, "SIGHUP"):
         signals.set_on(signal.SIGHUP, reload_wanted, agent.turn)
+        signals.set_on(signal.SIGIO, agent.turn)  # a command has touched a file, see DirectoryWatch
         if reload_wanted.is_set():  # it came during the start
             agent.turn.set()
     for number in STOP_SIGNALS:
@@ -70,7 +71,7 @@ def run_agent(settings: Settings, config: Path | None) -> None:
     finally:
         agent.stop(spent_seconds=max(time.monotonic() - began_to_stop_at, 0.0))
         # The interpreter's own end takes a moment, in which a second signal would read as a crash.
-        for name in ("SIGHUP", *(number.name for number in STOP_SIGNALS)):
+        for name in ("SIGHUP", "SIGIO", *(number.name for number in STOP_SIGNALS)):
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
 
@@ -79,6 +80,7 @@ def _turn(agent: Agent, config: Path | None, stop: threading.Event, reload_wante
     """Do what is due now and then, and reload when that is wanted, until *stop* is set; set it at the end."""
     again_at = math.inf
     try:
+        agent.watch_directory()
         while agent.wait_for_turn(stop):
             agent.run_due()
             if reload_wanted.is_set() or time.monotonic() >= again_at:

@@ -6,7 +6,7 @@
   moved or replaced takes the lock along with it: `claim` locks what is at the path then.
 - `is_locked`: whether an agent runs there. It asks for the shared lock and releases it at once, so that two commands
   that ask at the same time do not take each other for an agent.
-- `notify_agent`: a command touches the file ``nudge`` after a write; the agent checks its time once a second.
+- `notify_agent`: a command touches the file ``nudge`` after a write; the agent sees that within a second.
 - `write_note`, `read_note`: what an agent leaves in that file for the next one; it says how it ended.
 - `InMemoryFlag`: a lock that the agent has on that file while it works from memory. What a command wrote to the disk
   then would be lost, because the agent knows more. It is not on the database, whose locks are SQLite's own.

@@ -36,8 +36,6 @@ _LEAST_GAP_SECONDS = 10.0
 _GAP_POLLS = 5
 #: The time of the last good answer is worth a write only now and then: an idle agent does not touch the disk.
 _LIVENESS_SECONDS = 600.0
-#: How soon a new interval is in force.
-_TICK_SECONDS = 1.0
 
 
 class PollResult(str, Enum):
@@ -103,6 +101,7 @@ class Poller:
         self._answered_at: float | None = None
         self._stop = threading.Event()
         self._is_reconfigured = False
+        self._woken = threading.Event()
         self._has_stream_changed = False
         self._failures = 0
         self._saved_at = float("-inf")
@@ -135,9 +134,14 @@ class Poller:
         self._interval_seconds = poll_interval_seconds
         self._tracker.gap_seconds = self.gap_seconds
         self._is_reconfigured = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Have the poll look at the *stop* of `run` now, and not when the next poll is due."""
+        self._woken.set()
 
     def run(self, stop: threading.Event) -> None:
-        """Poll until *stop* is set, then store when IMDS last answered."""
+        """Poll until *stop* is set and `wake` called, then store when IMDS last answered."""
         self._stop = stop
         due = self._clock.monotonic()
         while not stop.is_set():
@@ -153,9 +157,12 @@ class Poller:
 
     def _sleep_until(self, due: float) -> bool:
         """Wait until *due*, or until the stop is asked for; return whether `reconfigure` has cut that short."""
-        left = due - self._clock.monotonic()
-        while left > 0 and not self._is_reconfigured and not self._stop.wait(min(left, _TICK_SECONDS)):
+        while not self._is_reconfigured and not self._stop.is_set():
             left = due - self._clock.monotonic()
+            if left <= 0:
+                break
+            if self._woken.wait(min(left, threading.TIMEOUT_MAX)):
+                self._woken.clear()
         was_reconfigured, self._is_reconfigured = self._is_reconfigured, False
         return was_reconfigured
 

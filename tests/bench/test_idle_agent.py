@@ -20,7 +20,8 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"),
 ]
 
-_MOST_OF_BARE = 1.05
+#: By the seconds between two polls; at 5 s what is done besides weighs five times as much.
+_MOST_OF_BARE = {0.2: 0.95, 1.0: 0.95, 5.0: 1.25}
 _SIDE_BY_SIDE = 4
 _WINDOW_SECONDS = 15.0
 _STDOUT = '[[sinks]]\ntype = "stdout"'
@@ -43,13 +44,13 @@ def start_both(serve, start_agent, start_bare_loop):
             for number, endpoint in enumerate(documents.endpoints[:_SIDE_BY_SIDE])
         ]
         bare_loops = [start_bare_loop(url, interval_seconds) for url in documents.urls[_SIDE_BY_SIDE:]]
-        documents.wait_for_polls(10, within_seconds=60)
+        documents.wait_for_polls(10, within_seconds=120)
         return documents, agents, bare_loops
 
     return start
 
 
-@pytest.mark.parametrize("interval_seconds", [1.0, 0.2])
+@pytest.mark.parametrize("interval_seconds", [1.0, 0.2, 5.0])
 def test_idle_agent_costs_less_than_bare_loops(interval_seconds, start_both, files, figure, is_short):
     documents, agents, bare_loops = start_both(interval_seconds)
     before, calls = files(), [agent.write_calls() for agent in agents]
@@ -64,7 +65,7 @@ def test_idle_agent_costs_less_than_bare_loops(interval_seconds, start_both, fil
     )
     assert files() == before
     assert [agent.write_calls() for agent in agents] == calls
-    assert ratio <= _MOST_OF_BARE
+    assert ratio <= _MOST_OF_BARE[interval_seconds]
 
 
 def _micros_a_poll(documents, agents, bare_loops, windows):

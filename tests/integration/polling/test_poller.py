@@ -360,6 +360,21 @@ def test_interval_that_is_lowered_is_in_force_at_once(tmp_path):
         outbox.close()
 
 
+def test_stop_ends_a_wait_of_an_hour_at_once(tmp_path):
+    imds, stop = ListedImds(), threading.Event()
+    imds.answer = document(1)
+    outbox = Outbox(tmp_path, max_bytes=2**24, keep_delivered_seconds=3600)
+    poller = Poller(imds, outbox, Identity(), metrics=Metrics(), boot_id="b", poll_interval_seconds=3600.0)
+    thread = threading.Thread(target=poller.run, args=(stop,), daemon=True)
+    thread.start()
+    until(lambda: poller.good_at is not None)
+    stop.set()
+    poller.wake()
+    thread.join(30)
+    assert not thread.is_alive()
+    outbox.close()
+
+
 def test_outbox_that_fails_just_after_it_was_started_over_does_not_end_the_poll(bench):
     class Refusing:
         """The outbox, which was started over and then cannot be read for once."""

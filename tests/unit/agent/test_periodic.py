@@ -63,6 +63,18 @@ def test_there_is_nothing_to_do_until_the_first_task_is_due():
     assert tasks.seconds_to_next() == 0
 
 
+def test_tasks_of_one_interval_share_their_turns():
+    time, moments = ManualClock(), []
+    tasks = PeriodicTasks(time.clock)
+    for name in "abc":
+        tasks.every(5.0, lambda name=name: moments.append((name, time.monotonic())))
+        time.advance(1.75)
+    for _ in range(2):
+        time.advance(tasks.seconds_to_next())
+        tasks.run_due()
+    assert moments == [(name, turn) for turn in (5.25, 10) for name in "abc"]
+
+
 def test_task_that_fails_is_said_once_and_keeps_no_other_from_being_done(caplog):
     time, done, trouble = ManualClock(), [], [ValueError("no")]
 

@@ -27,3 +27,29 @@ def test_signals_that_strike_the_wait_for_their_event_never_block_it():
     done = subprocess.run([sys.executable, "-c", STRIKE], check=False, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert int(done.stdout) > 100
+
+
+#: The system gives a signal to another thread while the main one has another; a service host has none to send.
+ELSEWHERE = """
+import _thread, signal, sys, threading, time
+from bridge.cli.signals import SignalEvents
+event, other_has_ended = threading.Event(), threading.Event()
+SignalEvents().set_on(signal.SIGUSR1, event)
+def send_to_itself():
+    time.sleep(0.5)
+    if sys.argv[1] == "signal":
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+    else:
+        _thread.interrupt_main(signal.SIGUSR1)
+    other_has_ended.wait(60)
+threading.Thread(target=send_to_itself, daemon=True).start()
+print(event.wait(20))
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="no signals to threads")
+@pytest.mark.parametrize("how", ["signal", "interrupt"])
+def test_signal_that_another_thread_gets_or_raises_ends_the_wait_of_the_main_thread(how):
+    argv = [sys.executable, "-c", ELSEWHERE, how]
+    done = subprocess.run(argv, check=False, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr, done.stdout.strip()) == (0, "", "True")
