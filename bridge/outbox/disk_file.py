@@ -127,6 +127,11 @@ class DiskFile:
         if reader is not None:
             reader.close()
 
+    @property
+    def file_id(self) -> str | None:
+        """Return which file it is, as `FileGuard.file_id`."""
+        return None if self.guard is None else self.guard.file_id
+
     def is_locked(self) -> bool:
         """Return whether another program has the file locked; `Merge` finds whatever else is wrong with it."""
         if self.path.is_symlink() or not self.path.exists() or self.path.stat().st_size == 0:

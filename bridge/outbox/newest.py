@@ -4,7 +4,8 @@ A state directory can go back in time: a disk is restored, or the agent dies whi
 had told the sinks is not in the file. Gone on from there, the stream would give the same sequences to other records. So
 how far a stream came is kept beside the outbox, in memory of the system that outlives the agent but not the boot
 (`StreamCounter`). For a start after a boot there is a note of an orderly stop in the file ``nudge`` (`stop_note`). It
-counts when the boot, or the start where it is the same boot, followed soon. A start that has neither begins a new
+counts when the boot, or the start where it is the same boot, followed soon, and for the very file that was closed: a
+copy that was put back with its note is another. A start that has neither begins a new
 stream. Neither is in the database, whose shape is that of the version before, and which may be restored alone.
 """
 
@@ -52,6 +53,8 @@ class _StopNote(msgspec.Struct, frozen=True, kw_only=True):
     next_sequence: str | None
     decision_changes: int
     last_good_at: str | None
+    file: str | None = None
+    """Which file it was, where the file system tells; a copy that was put in its place is another."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,10 +194,13 @@ def _open(path: Path, flags: int) -> int:
     return descriptor
 
 
-def doubt_of(known: Mapping[str, str], counter: StreamCounter, now: datetime, note: str | None) -> Doubt | None:
+def doubt_of(
+    known: Mapping[str, str], counter: StreamCounter, now: datetime, note: str | None, *, file_id: str | None
+) -> Doubt | None:
     """Return why the outbox that remembers *known* may not be the newest of its stream; None when it surely is.
 
-    *note* is that of its last stop: "" where a version before was at work, None where it does not count.
+    *note* is that of its last stop: "" where a version before was at work, None where it does not count. *file_id*
+    says which file it is, None where that is not known.
     """
     found = Progress(next_sequence=meta.next_sequence(known), decision_changes=meta.decision_changes(known))
     reached = counter.read(known["stream_id"])
@@ -204,34 +210,37 @@ def doubt_of(known: Mapping[str, str], counter: StreamCounter, now: datetime, no
             return None
         why = f"its stream came to sequence {reached.next_sequence - 1}, it has {found.next_sequence - 1}"
         return Doubt(why=why, may_lack_decisions=lacks_decisions, lacks_decisions=lacks_decisions)
-    if note is not None and (not note or _is_in_order(note, known, now)):
+    if note is not None and (not note or _is_in_order(note, known, now, file_id)):
         return None
     return Doubt(why="the agent did not end in order, or long ago", may_lack_decisions=True, lacks_decisions=False)
 
 
-def stop_note(known: Mapping[str, str], now: datetime) -> str:
+def stop_note(known: Mapping[str, str], now: datetime, file_id: str | None) -> str:
     """Return the note of an orderly stop of the outbox that remembers *known*."""
-    return msgspec.json.encode(_note(known, format_time(now))).decode()
+    return msgspec.json.encode(_note(known, format_time(now), file_id)).decode()
 
 
-def _note(known: Mapping[str, str], at: str) -> _StopNote:
+def _note(known: Mapping[str, str], at: str, file_id: str | None) -> _StopNote:
     return _StopNote(
         at=at,
         next_sequence=known.get("next_sequence"),
         decision_changes=meta.decision_changes(known),
         last_good_at=known.get("last_good_at"),
+        file=file_id,
     )
 
 
-def _is_in_order(text: str, known: Mapping[str, str], now: datetime) -> bool:
+def _is_in_order(text: str, known: Mapping[str, str], now: datetime, file_id: str | None) -> bool:
     """Return whether the note *text* is of the last thing that happened, as far as the machine was up since."""
     try:
         note = msgspec.json.decode(text, type=_StopNote)
         stopped_at = parse_time(note.at)
     except (ValueError, msgspec.MsgspecError):
         return False
-    if note != _note(known, note.at):
+    if note != _note(known, note.at, note.file):
         return False  # something was written since
+    if None not in (note.file, file_id) and note.file != file_id:
+        return False  # a copy, of whenever
     booted_at = now - timedelta(seconds=_uptime_seconds())
     began = booted_at if booted_at > stopped_at else now
     return -_CLOCK_TOLERANCE <= began - stopped_at <= _STOP_COUNTS

@@ -103,7 +103,7 @@ class Storage:
         Until that is settled nothing is counted: what was counted before is what tells.
         """
         try:
-            self._stream.start(self.connection)
+            self._stream.start(self.connection, None if self._file.set_aside_count else self._file.file_id)
         except sqlite3.Error as error:
             self.recover(error)
             self._stream.go_on_in(self.connection)
@@ -264,7 +264,7 @@ class Storage:
         """Close the connection, after a last try to bring what is in memory to the disk."""
         self._behind.wait(2 * WORK_SECONDS)
         if self.return_to_disk():
-            self._stream.note_stop(self.connection)
+            self._stream.note_stop(self.connection, self._file.file_id)
         else:
             logger.error("What is in memory is lost: the disk under the outbox still refuses.")
         self._stream.counter.close()

@@ -49,14 +49,14 @@ class Stream:
         """Give a new outbox its stream; one that has a stream keeps it."""
         self.is_new = meta.begin_stream(connection, self._now())
 
-    def start(self, connection: sqlite3.Connection) -> None:
-        """Go on with the stream that is there at the start, or with a new one."""
+    def start(self, connection: sqlite3.Connection, file_id: str | None) -> None:
+        """Go on with the stream that is there at the start, in the file *file_id* if known, or with a new one."""
         if self.is_new:
             write_note(self._directory, "{}")
         else:
-            self.go_on_in(connection)
+            self.go_on_in(connection, file_id)
 
-    def go_on_in(self, connection: sqlite3.Connection) -> None:
+    def go_on_in(self, connection: sqlite3.Connection, file_id: str | None = None) -> None:
         """Begin a new stream in *connection* when it is not sure to be the newest of its own.
 
         What a start finds in memory is less sure: no note of a stop can be taken back there.
@@ -64,7 +64,8 @@ class Stream:
         known = meta.read_meta(connection)
         is_memory = database.is_in_memory(connection)
         note = read_note(self._directory)
-        doubt = doubt_of(known, self.counter, self._now(), note if not (is_memory and note) else None)
+        counts = note if not (is_memory and note) else None
+        doubt = doubt_of(known, self.counter, self._now(), counts, file_id=file_id)
         if not note:
             write_note(self._directory, "{}")  # from now on it counts that there is no note of a stop
         if doubt is None:
@@ -83,10 +84,10 @@ class Stream:
             extra={"why": doubt.why, "before": known["stream_id"], "stream_id": meta.get(connection, "stream_id")},
         )
 
-    def note_stop(self, connection: sqlite3.Connection) -> None:
+    def note_stop(self, connection: sqlite3.Connection, file_id: str | None) -> None:
         """Note that the agent ends in order; without that note the next start may begin a new stream."""
         with suppress(sqlite3.Error):
-            write_note(self._directory, stop_note(meta.read_meta(connection), self._now()))
+            write_note(self._directory, stop_note(meta.read_meta(connection), self._now(), file_id))
 
     def forget_decisions(self, connection: sqlite3.Connection) -> None:
         """Have the database count as made now: some of its decisions are gone, and must not come again."""

@@ -14,6 +14,7 @@ from bridge.events.event import Document
 from bridge.outbox import meta
 from bridge.outbox.approvals import cli_decision, keep_decision
 from bridge.outbox.reader import OutboxFile
+from bridge.outbox.recovery import FileGuard
 
 resource = pytest.importorskip("resource", reason="Windows keeps nothing beside the outbox")
 
@@ -157,6 +158,24 @@ def test_a_reboot_after_an_orderly_stop_goes_on_in_the_stream(kit, runtime):
     kit.wait(300)
     outbox = kit.open()
     assert (stream_of(outbox), outbox.awaits_portal) == (stream_id, awaited)
+
+
+def test_a_copy_that_is_put_back_with_its_young_stop_note_begins_a_new_stream(kit, runtime, tmp_path):
+    outbox = kit.open()
+    before = told(kit.fill(outbox, 3))
+    stop(kit)
+    guard = FileGuard(kit.directory / "outbox.db")
+    has_id = guard.file_id is not None
+    guard.close()
+    if not has_id:
+        pytest.skip("The file system does not tell a file from a copy of it.")
+    copy = shutil.copytree(kit.directory, tmp_path / "copy")
+    before |= told(kit.fill(kit.open(), 2))
+    stop(kit)
+    restore(kit, copy)
+    reboot(runtime)
+    kit.wait(300)
+    assert not told(kit.fill(kit.open(), 2, size=10)).keys() & before.keys()
 
 
 @pytest.mark.parametrize("why", ["cut off", "long ago", "clock behind", "changed since"])
