@@ -162,7 +162,7 @@ def run_chain(directory, env, *, kills, seed):
             agent.wait()
         server.is_frozen = True
         agent = new_life()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline and not (
             server.served_in_this_life and len(ids(lines(out))) >= len(world.expected)
         ):

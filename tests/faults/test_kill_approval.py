@@ -46,8 +46,10 @@ class Story:
         document = parse_document(self.azure.world.document())
         event = next(each for each in document.events if each.event_id == event_id)
         what = self.chance.choice(["portal", "portal", "cli", "hold", "nothing"])
-        # An answer that the agent has seen the event in, or it would be refused as unknown, and rightly.
-        time.sleep(self.chance.uniform(0.4, 0.7))
+        # An answer that the agent has seen the event in, or it would be refused as unknown, and rightly: the first may
+        # be from before the event, and the second is seen when the third is asked for.
+        wanted = polls(self.azure) + 3
+        wait_until(lambda: polls(self.azure) >= wanted)
         if what == "portal":
             self.portal.decide(event, vm_id=self.vm_id)
         elif what == "cli" and self.decide_beside(event):
@@ -100,7 +102,7 @@ def run_story(directory, env, *, kills, seed):
                 agent.wait()
                 agent = started()
             wait_until(lambda: is_polling(azure, agent))
-            wait_until(lambda: story.approved <= posted(azure) & recorded(out), timeout_seconds=30, is_must=False)
+            wait_until(lambda: story.approved <= posted(azure) & recorded(out), timeout_seconds=60, is_must=False)
             time.sleep(1)  # for what nobody gave
             agent.terminate()
             assert agent.wait(20) == 0
@@ -114,6 +116,10 @@ def run_story(directory, env, *, kills, seed):
             "no record": len(story.approved - recorded(out)),
             "record of what nobody gave": len(recorded(out) - story.approved),
         }
+
+
+def polls(azure):
+    return sum(each.path.endswith("scheduledevents") and each.status == 200 for each in azure.requests)
 
 
 def posted(azure):

@@ -20,7 +20,7 @@ from bridge.outbox.outbox import Outbox
 from bridge.testing import Simulator
 from bridge.testing.http_peer import HttpPeer
 
-PATIENCE_SECONDS = 10.0
+PATIENCE_SECONDS = 20.0
 LONG_SECONDS = 3_600.0
 
 

@@ -275,14 +275,14 @@ def test_silence_answers_nothing_and_ends_with_the_client(simulator, session):
 
 
 def test_a_drip_defeats_a_timeout_that_counts_each_read(simulator):
-    simulator.world.set_fault(Fault(kind="drip", delay_seconds=0.02, count=1))
+    simulator.world.set_fault(Fault(kind="drip", delay_seconds=0.05, count=1))
     url = urlsplit(simulator.endpoint)
     request = f"GET {EVENTS} HTTP/1.1\r\nHost: localhost\r\nMetadata: true\r\n\r\n".encode()
-    with socket.create_connection((url.hostname, url.port), timeout=0.5) as peer:
+    with socket.create_connection((url.hostname, url.port), timeout=1.5) as peer:
         started = time.monotonic()
         peer.sendall(request)
         first = b"".join(peer.recv(1) for _ in range(40))
-        assert time.monotonic() - started > 0.5
+        assert time.monotonic() - started > 1.5
     assert first.startswith(b"HTTP/1.1 200 OK\r\n")
 
 
@@ -329,9 +329,9 @@ def test_closing_ends_silent_slow_and_dripping_connections_at_once(session):
     started = time.monotonic()
     simulator.close()
     for thread in threads:
-        thread.join(5)
+        thread.join(15)
     assert len(ended) == 3
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 15, "they would answer after a minute"
     simulator.close()
 
 
