@@ -29,7 +29,7 @@ Reply = Callable[[Request], "Answer | None"]
 
 
 class HttpPeer(Peer):
-    """Listens on a free port of 127.0.0.1.
+    """Listens on a free port of 127.0.0.1, or on *port*.
 
     *ids_in* finds the ids of the records that a request carries. *accepted* is the answer to what is accepted, and
     *partial* makes the one that refuses the records of the ids it is given. With *tls* it speaks HTTPS.
@@ -42,6 +42,7 @@ class HttpPeer(Peer):
         accepted: Answer | None = None,
         partial: Callable[[Sequence[str]], Answer] | None = None,
         tls: ssl.SSLContext | None = None,
+        port: int = 0,
     ) -> None:
         self._ids_in = ids_in
         self._accepted = accepted or Answer(status=_OK)
@@ -50,7 +51,7 @@ class HttpPeer(Peer):
         self._requests: list[Request] = []
         self._reply: Reply = self._accept_it
         self._stop = threading.Event()
-        self._server = HttpServer(("127.0.0.1", 0), self._respond, self._stop)
+        self._server = HttpServer(("127.0.0.1", port), self._respond, self._stop)
         if tls is not None:
             # Not while accepting: a client that stays silent there would keep all others out.
             self._server.socket = tls.wrap_socket(

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from local_contract import LocalSinkContract
 
 from bridge.config.loader import read
 from bridge.errors import ConfigurationError
 from bridge.sink import DeliveryFailed, DeliveryRejected, Transition
-from bridge.testing.contract import SinkContract
 from bridge.testing.peers import Peer
 from bridge.testing.records import sample_event, sample_record
 from sinks.eventlog import EVENT_IDS
@@ -71,14 +71,11 @@ class EventLogPeer(Peer):
         self.accept()
 
 
-class TestEventLogSinkContract(SinkContract):
+class TestEventLogSinkContract(LocalSinkContract):
     sink_type = "eventlog"
     no_network = "it calls Windows"
     skips: ClassVar = {
-        "test_refused_for_good_is_rejected": "Windows takes any event or none",
-        "test_retry_after_is_passed_on": "Windows names no time",
-        "test_part_of_a_batch_refused_is_rejected_by_name": "an event holds one record",
-        "test_no_secret_is_in_a_log_line_or_an_error": "it has no secret",
+        **LocalSinkContract.skips,
         "test_silence_leaves_no_thread_and_no_socket_behind": "a call of Windows cannot be broken off; one waits",
     }
 
@@ -88,10 +85,6 @@ class TestEventLogSinkContract(SinkContract):
 
     def peer(self):
         return EventLogPeer(self.log)
-
-    def table(self, address):
-        del address
-        return {}
 
 
 @pytest.mark.parametrize(

@@ -10,15 +10,14 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from leaks import new_threads
+from local_contract import LocalSinkContract
 
 from bridge.config.loader import read
 from bridge.errors import ConfigurationError
 from bridge.sink import DeliveryFailed
-from bridge.testing.contract import SinkContract
 from bridge.testing.peers import Peer
 from bridge.testing.records import sample_record
 from bridge.testing.watching import in_time
@@ -77,16 +76,9 @@ class FilePeer(Peer):
         self.accept()
 
 
-class TestFileSinkContract(SinkContract):
+class TestFileSinkContract(LocalSinkContract):
     sink_type = "file"
     no_network = "it writes to a file"
-    deadline_seconds = 0.3
-    skips: ClassVar = {
-        "test_refused_for_good_is_rejected": "a file takes any record or none",
-        "test_retry_after_is_passed_on": "a disk names no time",
-        "test_part_of_a_batch_refused_is_rejected_by_name": "a file takes any record or none",
-        "test_no_secret_is_in_a_log_line_or_an_error": "it has no secret",
-    }
 
     @pytest.fixture(autouse=True)
     def directory(self, tmp_path):
@@ -358,8 +350,10 @@ def disk(tmp_path):
 
 
 def test_frozen_disk_costs_the_deadline_and_one_thread_and_nothing_is_lost(disk):
+    healthy = sink_of(disk / "a.jsonl")
+    healthy.send([sample_record(1)])
+    healthy.close()
     sink = sink_of(disk / "a.jsonl", timeout_seconds=0.2)
-    sink.send([sample_record(1)])
     before = threading.enumerate()
 
     def send_in_vain():

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 
 import pytest
+from held_port import held_port
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 
 from bridge.config.loader import read
@@ -40,7 +41,7 @@ def sink(peer):
 
 
 def config(peer, **keys):
-    return OtlpConfig(name="otlp", endpoint=f"http://{peer.address.authority}", timeout_seconds=5.0, **keys)
+    return OtlpConfig(name="otlp", endpoint=f"http://{peer.address.authority}", timeout_seconds=30.0, **keys)
 
 
 def plain(value):
@@ -480,18 +481,21 @@ class GrpcPort:
 @pytest.mark.parametrize("call", ["send", "check"])
 def test_port_that_speaks_grpc_is_called_so(resets, call):
     port = GrpcPort(resets=resets)
-    sink = OtlpSink(OtlpConfig(name="otlp", endpoint=f"http://127.0.0.1:{port.port}", timeout_seconds=5.0))
+    sink = OtlpSink(OtlpConfig(name="otlp", endpoint=f"http://127.0.0.1:{port.port}", timeout_seconds=30.0))
     with pytest.raises(DeliveryFailed, match=r"gRPC port.*4318.*4317"):
         sink.send([sample_record()]) if call == "send" else sink.check()
     sink.close()
     port.close()
 
 
-def test_break_after_an_answer_is_no_matter_of_the_port(peer, sink):
-    sink.send([sample_record(1)])
-    peer.close()
-    with pytest.raises(DeliveryFailed) as caught:
-        sink.send([sample_record(2)])
+def test_break_after_an_answer_is_no_matter_of_the_port():
+    with held_port() as port:
+        with HttpPeer(port=port) as peer:
+            sink = OtlpSink(config(peer))
+            sink.send([sample_record(1)])
+        with pytest.raises(DeliveryFailed) as caught:
+            sink.send([sample_record(2)])
+        sink.close()
     assert "gRPC" not in str(caught.value)
 
 

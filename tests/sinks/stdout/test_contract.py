@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from local_contract import LocalSinkContract
 
-from bridge.testing.contract import SinkContract
 from bridge.testing.peers import Peer
 
 _FULL_DISK = Path("/dev/full")
@@ -81,14 +81,11 @@ class Redirected(Peer):
         os.set_blocking(self._full_write_end, True)
 
 
-class TestStdoutSinkContract(SinkContract):
+class TestStdoutSinkContract(LocalSinkContract):
     sink_type = "stdout"
     no_network = "it writes to a descriptor"
     skips: ClassVar = {
-        "test_refused_for_good_is_rejected": "standard output takes any record or none",
-        "test_retry_after_is_passed_on": "a pipe names no time",
-        "test_part_of_a_batch_refused_is_rejected_by_name": "standard output takes any record or none",
-        "test_no_secret_is_in_a_log_line_or_an_error": "it has no secret",
+        **LocalSinkContract.skips,
         "test_close_ends_a_send_in_flight": "it holds nothing that close could break; the send ends at its deadline",
     }
 
@@ -98,7 +95,3 @@ class TestStdoutSinkContract(SinkContract):
 
     def peer(self):
         return Redirected(self.monkeypatch)
-
-    def table(self, address):
-        del address
-        return {}
