@@ -44,6 +44,8 @@ def resolver_of(outbox):
     def make(service, configured=VmIdentity(), **options):  # noqa: B008  # frozen
         resolvers.append(IdentityResolver(service, outbox, configured, **options))
         resolvers[-1].start()
+        # A busy disk may store what a good service says after the start gave up waiting for it.
+        wait_until(lambda: not (resolvers[-1].is_waiting and getattr(service, "failure", True) is None))
         return resolvers[-1]
 
     yield make
