@@ -4,7 +4,9 @@ Start: the directory's lock first, so that nothing is touched that another agent
 learn the identity of this VM, since ids and filters depend on it; then the workers, so that what was pending before
 goes out even while IMDS is silent, after a few seconds where what is over is skipped; then the approver and the
 portal's poller, which wait for the first answer; then the poll; last what others read: the health server, and systemd,
-which learns that the agent is ready before a first answer of IMDS that may take two minutes.
+which learns that the agent is ready before a first answer of IMDS that may take two minutes. Where the lock and the
+outbox take over 2 s, all of that begins on an outbox in memory, and anew once the own one is there
+(`bridge.agent.loading`).
 
 Stop: the poll, the portal's poller and the approver first, so that nothing new comes; then records that wait for the
 identity get their sinks; then the workers drain; then what is in memory goes back to the disk, if that takes it; then
@@ -25,11 +27,12 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from bridge.agent.loading import HOLD_SECONDS, OpenOutbox, OutboxLoad
 from bridge.agent.periodic import FileWatch, PeriodicTasks
 from bridge.agent.upkeep import OutboxUpkeep
 from bridge.approval.service import ApprovalService
-from bridge.clock import REAL_CLOCK, AgeClock
 from bridge.config.loader import Settings
 from bridge.config.secret_keys import readable_secrets
 from bridge.delivery.pool import CUT_SECONDS, WorkerPool
@@ -40,15 +43,19 @@ from bridge.health.server import HealthServer
 from bridge.imds.client import client_of
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import deliveries
-from bridge.outbox.locks import DISABLED_FILE, NUDGE_FILE, DirectoryLock, prepare_directory
+from bridge.outbox.locks import DISABLED_FILE, NUDGE_FILE, DirectoryLock
 from bridge.outbox.outbox import Outbox, result_or_stop
 from bridge.polling.identity import IdentityResolver
 from bridge.polling.poller import Poller
+from bridge.polling.seen import SeenDocuments
 from bridge.system.boot import boot_id, seconds_since_boot
 from bridge.system.directory_watch import DirectoryWatch
 from bridge.system.ephemeral_disk import EphemeralDiskWatch
 from bridge.system.systemd import SystemdNotifier
 from bridge.system.threads import LoopWatch
+
+if TYPE_CHECKING:
+    from bridge.outbox.unloaded import Taken
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +69,10 @@ _JOIN_SECONDS = 1.0
 _END_SECONDS = 0.55
 _LEAST_WAIT_SECONDS = 0.05
 _RETRY_DISK_SECONDS = 0.5
+#: systemd is told so anew every five seconds while the outbox is being loaded.
+_LOADING_SECONDS = 15.0
+#: What is being sent, or asked, when the outbox is loaded may take so long.
+_HANDOVER_SECONDS = 2.0
 #: What a stop may take beyond the grace is a second; systemd is told of a little more.
 _STOP_MARGIN_SECONDS = 5.0
 
@@ -87,29 +98,26 @@ class Agent:
         self._on_request_only = on_request_only
         self._without_sinks = without_sinks
         self._directory = directory
-        prepare_directory(directory)
-        self._lock = DirectoryLock(directory)
+        self.turn = threading.Event()
+        """Set when `run_due` is to be called before its time."""
+        load = OutboxLoad(settings, directory)
+        self._load: OutboxLoad | None = None
+        """The load of the outbox, as long as another has its place."""
+        self._opened: OpenOutbox | None = None
+        self._loaded_at = math.inf
+        self._is_watch_wanted = False
+        self._nudge: FileWatch
+        self._off_switch: FileWatch
+        self._handover = threading.Lock()
+        """Held while one outbox takes the place of another: a stop ends the parts of one of them."""
+        self._stop_is_wanted: Callable[[], bool] = lambda: False
+        if on_request_only or load.is_done_soon():
+            self._opened = load.result()
+        else:
+            self._load = load
+            load.when_done(self.turn)
         self.metrics = Metrics()
-        self.outbox = Outbox(
-            directory,
-            max_bytes=settings.state.max_bytes,
-            keep_delivered_seconds=settings.state.keep_delivered_seconds,
-            ages=AgeClock(REAL_CLOCK),
-            claim=self._lock.claim,
-        )
-        self._imds = client_of(settings.imds)
-        self._identity = IdentityResolver(self._imds, self.outbox, settings.vm, boot_id=boot_id())
-        self._pool = WorkerPool(self.outbox, self.metrics, has_seen_document=self._has_seen_document)
-        self._approvals = ApprovalService(
-            self.outbox,
-            self.metrics,
-            vm=lambda: self._identity.vm,
-            directory=directory,
-            on_request_only=on_request_only,
-        )
-        self._poller: Poller | None = None
-        self._stop_polling = threading.Event()
-        self._poll_thread: threading.Thread | None = None
+        self._build_on(load.substitute() if self._opened is None else self._opened.outbox)
         self._loop_watch = LoopWatch()
         self.health = HealthReporter(
             outbox=self.outbox,
@@ -121,23 +129,40 @@ class Agent:
         self.health.vm_name = self.vm_name
         self.health.imds = lambda: self._imds.endpoint
         self.health.refused_answer = lambda: None if self._poller is None else self._poller.refused_answer
+        self.health.is_loading = lambda: self._load is not None
         self._notifier = SystemdNotifier({} if on_request_only else os.environ)
         self._health_server = self._new_health_server()
+
+    def _build_on(self, outbox: Outbox) -> None:
+        """Build the parts that work on *outbox*."""
+        self.outbox = outbox
+        self._imds = client_of(self._settings.imds)
+        self._identity = IdentityResolver(self._imds, outbox, self._settings.vm, boot_id=boot_id())
+        self._pool = WorkerPool(outbox, self.metrics, has_seen_document=self._has_seen_document)
+        self._approvals = ApprovalService(
+            outbox,
+            self.metrics,
+            vm=lambda: self._identity.vm,
+            directory=self._directory,
+            on_request_only=self._on_request_only,
+        )
+        self._poller: Poller | None = None
+        self._stop_polling = threading.Event()
+        self._poll_thread: threading.Thread | None = None
         self._periodic = PeriodicTasks()
-        self._nudge = FileWatch(directory / NUDGE_FILE, self.wake)
-        self._off_switch = FileWatch(directory / DISABLED_FILE, self._approvals.wake)
-        self._directory_watch = DirectoryWatch(directory)
+        self._directory_watch = DirectoryWatch(self._directory)
         self._was_called = False
         """Whether this turn came before its time."""
         self._look_at = math.inf
         """When to look after the directory and the outbox's file, because something has changed there."""
         self._upkeep = OutboxUpkeep(
-            self.outbox,
-            keep_delivered_seconds=settings.state.keep_delivered_seconds,
+            outbox,
+            keep_delivered_seconds=self._settings.state.keep_delivered_seconds,
             is_watched=lambda: self._directory_watch.is_on,
         )
-        self.turn = threading.Event()
-        """Set when `run_due` is to be called before its time."""
+        if self._opened is not None:  # not before: the disk may hang, and this thread with it
+            self._nudge = FileWatch(self._directory / NUDGE_FILE, self.wake)
+            self._off_switch = FileWatch(self._directory / DISABLED_FILE, self._approvals.wake)
 
     def vm_name(self) -> str | None:
         """Return this VM's name, None while it is unknown."""
@@ -145,6 +170,18 @@ class Agent:
 
     def start(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Start to watch and to deliver; give up, so that `stop` can follow, as soon as *stop* returns True."""
+        self._stop_is_wanted = stop
+        self._begin(stop)
+        if stop():
+            return
+        if self._load is None:
+            self._note_running()
+
+    def _begin(
+        self, stop: Callable[[], bool], *, seen: SeenDocuments | None = None, taken: Taken | None = None
+    ) -> None:
+        """Start the parts that work on the outbox; *seen* and *taken* are from before it was loaded."""
+        self.outbox.records.taken = taken
         self._identity.start(stop, timeout_seconds=self._settings.imds.timeout_seconds)
         self.outbox.on_added = self._pool.notify
         self.metrics.watch_outbox(self.health.outbox)
@@ -153,11 +190,13 @@ class Agent:
         if stop():
             return
         self._start_workers()
-        self._start_approvals_and_poll()
+        self._start_approvals_and_poll(seen, taken)
         self._start_periodic_tasks()
         if self._health_server is not None:
             self._health_server.open()
             self._periodic.every(_TEND_SECONDS, self._health_server.open)
+
+    def _note_running(self) -> None:
         self._notifier.ready(f"Watching {self.vm_name() or 'this VM'} for {len(self._settings.sinks)} sinks")
         self._warn_unconfigured_sinks()
         self._warn_readable_secrets()
@@ -177,7 +216,7 @@ class Agent:
     def _start_workers(self) -> None:
         self._pool.start_missing([sink for sink in self._settings.sinks if sink.name not in self._without_sinks])
 
-    def _start_approvals_and_poll(self) -> None:
+    def _start_approvals_and_poll(self, seen: SeenDocuments | None, taken: Taken | None) -> None:
         self._configure_approvals()
         self._poller = Poller(
             self._imds,
@@ -189,6 +228,10 @@ class Agent:
             approvals=self._approvals.approver,
             seconds_since_boot=seconds_since_boot(),
         )
+        if self._load is not None:
+            self._poller.seen = SeenDocuments()
+        elif seen is not None and taken is not None:
+            self._poller.begin_with(seen, known_ids=taken.sinks)
         self._approvals.start()
         self._poll_thread = threading.Thread(
             target=self._poller.run, args=(self._stop_polling,), name="poll", daemon=True
@@ -197,6 +240,8 @@ class Agent:
         self.health.polled = self._poller
 
     def _configure_approvals(self) -> None:
+        if self._load is not None:
+            return  # nothing is approved from memory
         settings = self._settings
         self._approvals.configure(
             settings.approval,
@@ -208,6 +253,9 @@ class Agent:
 
     def watch_directory(self) -> None:
         """Have SIGIO, whose handler sets `turn`, tell of what commands touch; on the thread that calls `run_due`."""
+        self._is_watch_wanted = True
+        if self._opened is None:
+            return  # a disk that hangs would hang this thread; `_go_on_with` does it then
         self._periodic.every(_CLEAN_SECONDS, self._renew_directory_watch)
         self._renew_directory_watch()
 
@@ -224,7 +272,8 @@ class Agent:
         """
         if self._was_called:  # what else is renamed beside the directory brings signals too, perhaps without end
             stop.wait(_LEAST_WAIT_SECONDS)
-        end = time.monotonic() + max(min(self._periodic.seconds_to_next(), _TEND_SECONDS), _TICK_SECONDS)
+        seldom = _TEND_SECONDS if self._load is None else _TICK_SECONDS
+        end = time.monotonic() + max(min(self._periodic.seconds_to_next(), seldom), _TICK_SECONDS)
         end = min(end, self._look_at)
         longest = math.inf if self._directory_watch.is_on else _TICK_SECONDS
         while not (was_called := self.turn.wait(min(end - time.monotonic(), longest))):
@@ -237,6 +286,8 @@ class Agent:
         return not stop.is_set()
 
     def _has_command_come(self) -> bool:
+        if self._opened is None:
+            return False
         is_switched = self._approvals.approver is not None and self._off_switch.is_touched
         return is_switched or not self._nudge.is_there or self._nudge.is_touched
 
@@ -247,25 +298,82 @@ class Agent:
         agents would tell every record twice, and this one can only stop.
         """
         self._loop_watch.expect_within(_TEND_SECONDS)
+        if self._load is not None:
+            self._look_at_load(self._load)
+        if self._opened is not None:
+            self._look_at_files(self._opened.lock)
+        self._periodic.run_due()
+
+    def _look_at_files(self, lock: DirectoryLock) -> None:
         is_in_place = self._nudge.check()  # where the file in it is the same one, so is the directory
         if self._approvals.approver is not None:
             self._off_switch.check()
         is_look_due = time.monotonic() >= self._look_at - _LEAST_WAIT_SECONDS
         if is_look_due or not (is_in_place or self._was_called):
             self._look_at = math.inf
-            self._look_after_directory(has_changed=is_look_due)
-        self._periodic.run_due()
+            self._look_after_directory(lock, has_changed=is_look_due)
 
-    def _look_after_directory(self, *, has_changed: bool) -> None:
+    def _look_after_directory(self, lock: DirectoryLock, *, has_changed: bool) -> None:
         with suppress(OSError):  # without a directory the outbox works from memory, and says so
-            if self._lock.claim():
+            if lock.claim():
                 self.outbox.tend()
             elif has_changed:
                 self._upkeep.directory_changed()
         if self._directory_watch.is_on:
             self._renew_directory_watch()
 
+    # While the outbox is being loaded.
+
+    def _notify_loading(self) -> None:
+        if self.outbox.records.hold is None:
+            return  # the agent counts as started
+        status = f"Watching {self.vm_name() or 'this VM'}; the outbox is still being loaded"
+        self._notifier.starting(status, _LOADING_SECONDS)
+
+    def _look_at_load(self, load: OutboxLoad) -> None:
+        """Go on with the outbox if it is loaded; if that takes too long, let nothing wait for it any more."""
+        if load.is_done:
+            self._loaded_at = min(self._loaded_at, time.monotonic())
+            is_sending = any((self._pending(_JOIN_SECONDS) or {}).values())
+            if not is_sending or time.monotonic() - self._loaded_at >= HOLD_SECONDS:
+                with self._handover:
+                    if not self._stop_is_wanted():
+                        self._go_on_with(load.result())
+        elif load.is_late and self.outbox.records.hold is not None:
+            self.outbox.write(self.outbox.records.end_hold).result()
+            logger.error(
+                "The outbox is still not loaded, and nothing waits for it any more: all that is seen is told from "
+                "memory, also what may have been told before. What the outbox holds is sent once it is loaded."
+            )
+            self._note_running()
+
+    def _go_on_with(self, opened: OpenOutbox) -> None:
+        """Begin anew, with the outbox that is loaded now; what was seen and sent without it is taken along."""
+        from bridge.outbox.unloaded import keep_taken, read_taken  # noqa: PLC0415  # hardly ever needed
+
+        is_noted = self.outbox.records.hold is None
+        self._loop_watch.expect_within(_HANDOVER_SECONDS)
+        self._pool.drain(time.monotonic() + _HANDOVER_SECONDS)
+        self._stop_approvals_and_poll(time.monotonic() + _HANDOVER_SECONDS)
+        seen = None if self._poller is None else self._poller.seen
+        taken = self.outbox.read(read_taken).result()
+        self.outbox.close(_JOIN_SECONDS)
+        self._opened, self._load = opened, None
+        self._build_on(opened.outbox)
+        self.health.use(opened.outbox)
+        opened.outbox.write(keep_taken, taken, now=opened.outbox.ages.timestamp())
+        logger.warning("The outbox is loaded now; what was seen meanwhile is stored.")
+        self._begin(self._stop_is_wanted, seen=seen, taken=taken)
+        if self._is_watch_wanted:
+            self.watch_directory()
+        if not is_noted and not self._stop_is_wanted():
+            self._note_running()
+
     def _start_periodic_tasks(self) -> None:
+        if self._load is not None:
+            self._periodic.every(_TEND_SECONDS, self._notify_loading, now=True)
+            self._start_common_tasks()
+            return
         disk = EphemeralDiskWatch(
             self._directory,
             os_disk_is_ephemeral=lambda: self._identity.os_disk_is_ephemeral,
@@ -275,8 +383,11 @@ class Agent:
         self._periodic.every(_TEND_SECONDS, disk.check)
         self._periodic.every(_TEND_SECONDS, self._approvals.check_files)
         self._periodic.every(_TEND_SECONDS, self._upkeep.tend)
-        self._periodic.every(_TEND_SECONDS, self._start_workers)
         self._periodic.every(_CLEAN_SECONDS, self._upkeep.clean)
+        self._start_common_tasks()
+
+    def _start_common_tasks(self) -> None:
+        self._periodic.every(_TEND_SECONDS, self._start_workers)
         self._periodic.every(lambda: self._settings.heartbeat.interval_seconds, self.send_heartbeat, now=True)
 
     @property
@@ -323,13 +434,21 @@ class Agent:
         self._directory_watch.close()
         self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
         self._loop_watch.idle()
+        if self._handover.acquire(timeout=_left(deadline, at_most=math.inf)):
+            self._handover.release()  # none begins any more
         self.outbox.take_slow_disk()
         self._stop_approvals_and_poll(deadline)
         self._pool.drain(deadline)
         self._return_to_disk(deadline)
         self._log_pending(_left(end))
+        if self._load is not None:
+            logger.warning(
+                "The outbox was not loaded yet. What was seen meanwhile and is still there is seen by the next agent."
+            )
+            self._load.abandon(_left(end))
         if self.outbox.close(_left(end, at_most=math.inf)):
-            self._lock.release()
+            if self._opened is not None:
+                self._opened.lock.release()
         elif self.outbox.is_committed:
             logger.warning("The outbox is stored, but its file was not closed in time.")
         else:  # the outbox's thread may still write: the lock goes with the process
@@ -351,6 +470,8 @@ class Agent:
 
     def _return_to_disk(self, deadline: float) -> None:
         """Spend what is left of the grace on a disk that refuses: what is pending would be lost with this process."""
+        if self._load is not None:
+            return
         while self.outbox.in_memory and time.monotonic() < deadline and self._has_pending(_left(deadline)):
             with suppress(BridgeError, FutureTimeout):
                 self.outbox.tend().result(_left(deadline))

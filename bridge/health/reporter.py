@@ -26,6 +26,7 @@ from bridge.system.threads import LoopWatch
 
 _READ_SECONDS = 2.0
 _UNAVAILABLE = 503
+_LOADING = "The outbox is still being loaded: the disk hangs, or it is locked, large or damaged."
 
 
 class Polled(Protocol):
@@ -66,6 +67,12 @@ class HealthReporter:
         self.vm_name: Callable[[], str | None] = lambda: None
         self.imds: Callable[[], str] = lambda: ""
         self.refused_answer: Callable[[], str | None] = lambda: None
+        self.is_loading: Callable[[], bool] = lambda: False
+        """Returns whether the outbox is being loaded, and one in memory has its place."""
+
+    def use(self, outbox: Outbox) -> None:
+        """Read *outbox* from now on."""
+        self._outbox = outbox
 
     @property
     def pages(self) -> Mapping[str, Callable[[], Response]]:
@@ -104,7 +111,9 @@ class HealthReporter:
             reading = OutboxReading(in_memory=self._outbox.in_memory)
             reasons.append(str(error))
         totals = reading.totals
-        if reading.in_memory:
+        if self.is_loading():
+            reasons.append(_LOADING)
+        elif reading.in_memory:
             reasons.append("The disk refuses, so the outbox is in memory.")
         sinks = {name: self._sink(name, reading) for name in totals.sinks}
         reasons += [

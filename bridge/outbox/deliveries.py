@@ -276,6 +276,12 @@ def record_results(
                 _count_event_over(connection, sink, finished)
 
 
+def note_delivered(connection: sqlite3.Connection, sink: str, sequence: int, *, now: float) -> None:
+    """Count one record as delivered to *sink*, if it is pending there."""
+    delivered = DeliveryResult(sequence=sequence, state=DeliveryState.DELIVERED)
+    record_results(connection, sink, [delivered], now=now)
+
+
 def expire(connection: sqlite3.Connection, sink: str, *, now: float, max_age_seconds: float) -> int:
     """Give up on what is older than *max_age_seconds*; return how many rows."""
     return connection.execute(SQL["expire"], (now, sink, now - max_age_seconds)).rowcount

@@ -32,6 +32,7 @@ from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from datetime import datetime
 from enum import Enum
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from queue import Empty, Queue
@@ -113,7 +114,8 @@ class Outbox:
 
     *claim* is called before a database is made anew there; it raises StateDirectoryError when another agent has it. How
     far its stream came is kept in *runtime*, which outlives the agent but not the boot; None: where the system has such
-    a place. Raises OutboxError when the file there must not be used, because a newer version wrote it.
+    a place. *open_storage* opens another storage than the one there. Raises OutboxError when the file there must not be
+    used, because a newer version wrote it.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class Outbox:
         claim: Callable[[], object] = lambda: None,
         ages: AgeClock | None = None,
         runtime: Path | None = None,
+        open_storage: Callable[[], Storage] | None = None,
     ) -> None:
         self._keep_seconds = keep_delivered_seconds
         self._now = now
@@ -147,22 +150,15 @@ class Outbox:
         self._left: list[Turn] = []
         """Those that were left to their threads, and have not ended."""
         opened: Future[Storage] = Future()
-        self._thread = threading.Thread(
-            target=self._run,
-            args=(
-                lambda: Storage(
-                    directory, max_bytes=max_bytes, now=now, monotonic=monotonic, claim=claim, runtime=runtime
-                ),
-                opened,
-            ),
-            name="outbox",
-        )
-        self._thread.daemon = True
+        if open_storage is None:
+            open_storage = partial(
+                Storage, directory, max_bytes=max_bytes, now=now, monotonic=monotonic, claim=claim, runtime=runtime
+            )
+        self._thread = threading.Thread(target=self._run, args=(open_storage, opened), name="outbox", daemon=True)
         self._thread.start()
         if not wait_for([opened], _OPENING_SECONDS).done:
             logger.warning(
-                "The outbox has not opened yet, and until it has nothing is polled: the disk hangs, another program "
-                "has the outbox locked, or it is large.",
+                "The outbox has not opened yet: the disk hangs, another program has the outbox locked, or it is large.",
                 extra={"directory": str(directory)},
             )
         self._storage = opened.result()

@@ -477,3 +477,10 @@ WHERE sequence > ? AND body <> '' ORDER BY sequence;
 -- name: deliveries_after
 SELECT sink, sequence, state, event_key, urgent, not_before, aged_from, attempts, error, changed_at
 FROM deliveries WHERE sequence > ? ORDER BY sink, sequence;
+
+-- name: taken_by
+SELECT id, sink FROM records LEFT JOIN deliveries
+  ON deliveries.sequence = records.sequence AND deliveries.state = 'delivered';
+
+-- name: sequence_of
+SELECT sequence FROM records WHERE id = ?;

@@ -15,7 +15,7 @@ import sqlite3
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -33,13 +33,16 @@ from bridge.events.record import (
     transition_key,
     vm_key,
 )
-from bridge.outbox import approvals, meta
+from bridge.outbox import approvals, deliveries, meta
 from bridge.outbox.approvals import ApprovalRecord, DecisionUpdate, KeepResult, PendingApproval, StoredDecision
 from bridge.outbox.database import SQL, transaction
 from bridge.outbox.decision_limits import GivenUp, limit_decisions
 from bridge.outbox.doubt import Doubt, forget_told, save_told, take_along, take_saved_along
 from bridge.outbox.retention import enforce_size
 from bridge.outbox.storage import Storage
+
+if TYPE_CHECKING:
+    from bridge.outbox.unloaded import StartHold, Taken
 
 Router = Callable[[TransitionRecord, str | None], Iterable[str]]
 """From a record and this VM's name to the names of the sinks that want it.
@@ -100,6 +103,10 @@ class RecordWriter:
         self._storage: Storage
         self.last_sequence = 0
         """The sequence of the newest record; a hint, it may be ahead of the commit."""
+        self.hold: StartHold | None = None
+        """What waits for the stored outbox while that is being loaded, and this one takes its place."""
+        self.taken: Taken | None = None
+        """What sinks took before this outbox was loaded."""
         self.boot_id = ""
         """What names the boot of this machine; "" where that is not known."""
 
@@ -151,6 +158,8 @@ class RecordWriter:
         if meta.get(connection, "stream_id") != observation.stream_id:
             raise StreamChanged("The outbox was started over; the document is compared anew.")
         meta.put(connection, "document", encode(observation.document).decode())
+        if self.hold is not None:
+            self.hold.begin(observation.document)
         if observation.is_settled:
             self.save_liveness(connection, last_good_at=observation.observed_at, boot_id=observation.boot_id)
         return self._append(connection, [_new_record(observation, change) for change in observation.changes])
@@ -278,6 +287,11 @@ class RecordWriter:
         self._is_waiting, self._is_decided = False, True
         self._route_waiting(connection)
 
+    def end_hold(self, connection: sqlite3.Connection) -> None:
+        """Let go of what waits for the stored outbox: it takes too long."""
+        self.hold = None
+        self._route_waiting(connection)
+
     def catch_up(self, connection: sqlite3.Connection) -> None:
         """Look at what another database holds: sinks it had not seen, records that waited there, deliveries."""
         self._add_sinks(connection)
@@ -296,12 +310,15 @@ class RecordWriter:
         repeats: _Repeats = {}
         for sequence, body in connection.execute(SQL["unrouted"]).fetchall():
             waiting = decode_record(body)
-            if self._doubt.withholds(waiting):
+            if self._withholds(waiting):
                 continue
             record, first_id = self._with_identity(connection, waiting, repeats)
             text = encode(record).decode()
             connection.execute(SQL["route_record"], (record.id, first_id, text, sequence))
             self._route(connection, record)
+
+    def _withholds(self, record: TransitionRecord) -> bool:
+        return self._doubt.withholds(record) or (self.hold is not None and self.hold.withholds(record))
 
     def _with_identity(
         self, connection: sqlite3.Connection, record: TransitionRecord, repeats: _Repeats
@@ -343,7 +360,8 @@ class RecordWriter:
 
     def _add(self, connection: sqlite3.Connection, unnamed: TransitionRecord, repeats: _Repeats) -> TransitionRecord:
         record, first_id = self._with_identity(connection, unnamed, repeats)
-        waits = self._doubt.withholds(record) or self._is_waiting
+        is_released = self.hold is not None and self.hold.releases(record)
+        waits = self._withholds(record) or self._is_waiting
         arguments = (
             record.sequence,
             record.id,
@@ -356,6 +374,8 @@ class RecordWriter:
         connection.execute(SQL["add_record"], arguments)
         if not waits:
             self._route(connection, record)
+            if is_released:  # what waited of its event goes before it
+                self._route_waiting(connection)
         return record
 
     def _record(self, new: _NewRecord, *, stream_id: str, sequence: int) -> TransitionRecord:
@@ -401,6 +421,8 @@ class RecordWriter:
         aged_from = self._ages.at(observed_at)
         arguments = (sink, record.sequence, record.event_key, record.is_urgent, not_before, aged_from, observed_at)
         connection.execute(SQL["add_delivery"], arguments)
+        if self.taken is not None and sink in self.taken.sinks.get(record.id, ()):
+            deliveries.note_delivered(connection, sink, record.sequence, now=self._ages.timestamp())
         self._has_added = True
 
 

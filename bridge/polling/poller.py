@@ -3,6 +3,8 @@
 The outbox is written before anything else learns of a change. A poll that fails means that the document is unknown,
 never that it is empty: the state stays, the failure is counted, the next poll follows. The thread outlives every error:
 an agent that stopped watching looks like one that has nothing to report.
+
+While the outbox is being loaded another poller keeps what it sees (`Poller.seen`), and this one begins with that.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import threading
 from collections.abc import Collection
 from datetime import datetime, timedelta
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from bridge.backoff import poll_delay
 from bridge.clock import REAL_CLOCK, Clock, Instant
@@ -29,6 +31,9 @@ from bridge.outbox.records import Observation
 from bridge.polling.identity import IdentityResolver
 from bridge.system.boot import has_booted
 from bridge.system.threads import LoopWatch
+
+if TYPE_CHECKING:
+    from bridge.polling.seen import SeenDocuments
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +115,15 @@ class Poller:
         self.refused_answer: str | None = None
         """Why the last answer, a 200, is no document; None when it is one, or when there was no such answer."""
         self._is_settled = False
+        self.seen: SeenDocuments | None = None
+        """Where every good answer is kept while the outbox is being loaded; None: nowhere."""
+        self._seen_before: SeenDocuments | None = None
+        self._known_ids: Collection[str] = ()
         self._stream_id, self._tracker = self._load()
+
+    def begin_with(self, seen: SeenDocuments, *, known_ids: Collection[str]) -> None:
+        """Store first what follows from *seen*; records that have one of *known_ids* were counted and logged."""
+        self._seen_before, self._known_ids = seen, known_ids
 
     @property
     def incarnation(self) -> Incarnation:
@@ -143,6 +156,7 @@ class Poller:
     def run(self, stop: threading.Event) -> None:
         """Poll until *stop* is set and `wake` called, then store when IMDS last answered."""
         self._stop = stop
+        self._store_seen_before()
         due = self._clock.monotonic()
         while not stop.is_set():
             self.loop_watch.expect_call_within(self._imds.deadline_seconds)
@@ -171,9 +185,7 @@ class Poller:
         started = self._clock.monotonic()
         result, delay = PollResult.OK.value, self._interval_seconds
         try:
-            if self._has_stream_changed or self._outbox.stream_id != self._stream_id:
-                self._stream_id, self._tracker = self._load()
-                self._has_stream_changed = False
+            self._follow_stream()
             self._process(self._imds.scheduled_events(), asked_at=started)
             self._recovered()
         except ImdsError as error:
@@ -192,6 +204,30 @@ class Poller:
             self._report.problem("poll", logging.ERROR, f"The poll failed: {error!r}", exc_info=error)
         self._metrics.polled(result, duration_seconds=self._clock.monotonic() - started)
         return delay
+
+    def _follow_stream(self) -> None:
+        """Read the state again when the outbox was started over."""
+        if self._has_stream_changed or self._outbox.stream_id != self._stream_id:
+            self._stream_id, self._tracker = self._load()
+            self._has_stream_changed = False
+
+    def _store_seen_before(self) -> None:
+        """Store what follows from the documents that were seen before the outbox was loaded."""
+        for document, moment in self._seen_before or ():
+            self.loop_watch.expect_within(self._interval_seconds)
+            try:
+                try:
+                    self._follow_stream()
+                    self._take(document, moment)
+                except StreamChanged:  # the identity came just now, and the outbox was another machine's
+                    self._has_stream_changed = True
+                    self._follow_stream()
+                    self._take(document, moment)
+            except BridgeError as error:
+                self._tracker.invalidate()
+                self._report.problem("store", logging.ERROR, f"A change could not be stored: {error}")
+            self.good_at, self._answered_at = moment.wall, moment.monotonic
+        self._seen_before, self._known_ids = None, ()
 
     def _recovered(self) -> None:
         self.refused_answer = None
@@ -213,6 +249,20 @@ class Poller:
     def _process(self, document: Document, *, asked_at: float) -> None:
         """Store what *document*, a good answer, changes; then notify the approver, metrics and logs."""
         moment = self._clock.instant()
+        if self.seen is not None:
+            self.seen.add(document, moment)
+        approvals = self.approvals
+        update = self._take(document, moment)
+        if approvals is not None:
+            unsettled = frozenset[str]() if update is None or update.is_settled else _absent(update.document, document)
+            approvals.observe(document, moment, asked_at=asked_at, unsettled=unsettled)
+        self.good_at, self._answered_at = moment.wall, moment.monotonic
+        self._metrics.good_poll(moment.wall.timestamp(), self._tracker.document or document)
+        if moment.monotonic - self._saved_at >= _LIVENESS_SECONDS:
+            self._save_liveness(wait=False)
+
+    def _take(self, document: Document, moment: Instant) -> Update | None:
+        """Store what *document*, seen at *moment*, changes; return what it means."""
         approvals = self.approvals
         approved = frozenset[str]() if approvals is None else approvals.approved
         vm_name = self._identity.vm.name or self._outbox.records.doubted_vm_name
@@ -221,13 +271,7 @@ class Poller:
             if approvals is not None and update.changes:
                 approvals.wait_for_submission([change.event.key for change in update.changes])
             self._store(document, update, moment)
-        if approvals is not None:
-            unsettled = frozenset[str]() if update is None or update.is_settled else _absent(update.document, document)
-            approvals.observe(document, moment, asked_at=asked_at, unsettled=unsettled)
-        self.good_at, self._answered_at = moment.wall, moment.monotonic
-        self._metrics.good_poll(moment.wall.timestamp(), self._tracker.document or document)
-        if moment.monotonic - self._saved_at >= _LIVENESS_SECONDS:
-            self._save_liveness(wait=False)
+        return update
 
     def _store(self, document: Document, update: Update, moment: Instant) -> None:
         """Write *update* into the outbox, go on from it, and count and log its records."""
@@ -248,8 +292,9 @@ class Poller:
         self._tracker.commit(update)
         self._is_settled = update.is_settled
         for record in records:
-            self._metrics.recorded(record.transition)
-            _log_record(record)
+            if record.id not in self._known_ids:
+                self._metrics.recorded(record.transition)
+                _log_record(record)
         if any(record.is_urgent for record in records):
             self._identity.expedite()
 

@@ -41,6 +41,10 @@ class SystemdNotifier:
         # A line of its own would be an order of its own.
         self._send(f"READY=1\nSTATUS={one_line(status)}")
 
+    def starting(self, status: str, within_seconds: float) -> None:
+        """Say that the start goes on, for so long at least whatever the unit file allows, and in *status* why."""
+        self._send(f"EXTEND_TIMEOUT_USEC={within_seconds * _MICROSECONDS:.0f}\nSTATUS={one_line(status)}")
+
     def stopping(self, within_seconds: float) -> None:
         """Say that the agent is about to end, and that it may take so long, whatever the unit file allows."""
         self._send(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={within_seconds * _MICROSECONDS:.0f}\nSTATUS=Sending what is due")

@@ -1,0 +1,115 @@
+"""The outbox in memory that an agent begins with while its own is being loaded: what waits, and what is taken along."""
+
+from datetime import timedelta
+
+import pytest
+
+from bridge.delivery.router import Router
+from bridge.events.event import Document, VmIdentity
+from bridge.outbox import deliveries
+from bridge.outbox.unloaded import keep_taken, open_unloaded, read_taken
+from bridge.sink import SinkConfig
+
+VM = VmIdentity(name="vm_0", vm_id="1")
+MINE = {"resources": ("vm_0",)}
+
+
+@pytest.fixture
+def unloaded(kit):
+    outbox = open_unloaded(kit.directory, max_bytes=2**20, keep_delivered_seconds=60.0, ages=kit.ages)
+    outbox.identify(VM).result()
+    configure(outbox)
+    yield outbox
+    outbox.close()
+
+
+def configure(outbox):
+    sinks = [SinkConfig(name="mine"), SinkConfig(name="all", scope="all")]
+    names = [sink.name for sink in sinks]
+    outbox.write(outbox.records.configure, Router(sinks), names, labels={}).result()
+
+
+def told(outbox, sink="mine"):
+    rows = outbox.read(deliveries.due, sink, limit=9).result()
+    return [(row.record.event.event_id, row.record.transition.value) for row in rows]
+
+
+def change(kit, outbox, *events, transition, previous=None, document=None):
+    """Commit a change of *events*, which had a status before."""
+    observation = kit.observation(outbox, *events, transition=transition, document=document or Document(events=events))
+    changes = [type(each)(**{**_fields(each), "previous": previous}) for each in observation.changes]
+    observation = type(observation)(**{**_fields(observation), "changes": changes})
+    return outbox.write(outbox.records.append_observation, observation).result(60)
+
+
+def _fields(struct):
+    return {name: getattr(struct, name) for name in struct.__struct_fields__}
+
+
+def test_what_the_first_document_shows_waits_unless_it_is_urgent_or_near(kit, unloaded):
+    soon, later = kit.time + timedelta(seconds=30), kit.time + timedelta(minutes=10)
+    kit.commit(
+        unloaded,
+        kit.event("known", not_before=later, **MINE),
+        kit.event("near", not_before=soon, **MINE),
+        kit.event("P-1", event_type="Preempt", **MINE),
+        kit.event("P-2", event_type="Preempt", resources=("vm_9",)),
+    )
+    assert told(unloaded) == told(unloaded, "all") == [("P-1", "scheduled"), ("near", "scheduled")]
+    kit.commit(unloaded, kit.event("new", not_before=later, **MINE))
+    assert told(unloaded)[2:] == [("new", "scheduled")]
+    unloaded.write(unloaded.records.end_hold).result()
+    assert sorted(told(unloaded, "all")) == sorted(
+        (each, "scheduled") for each in ("P-1", "P-2", "near", "known", "new")
+    )
+
+
+def test_what_waited_of_an_event_goes_before_its_start(kit, unloaded):
+    kit.commit(unloaded, kit.event("E-1", **MINE), kit.event("E-2", **MINE))
+    assert told(unloaded) == []
+    change(
+        kit, unloaded, kit.event("E-1", "Started", **MINE), transition="started", previous={"event_status": "Scheduled"}
+    )
+    assert told(unloaded) == [("E-1", "scheduled"), ("E-1", "started")]
+    change(kit, unloaded, kit.event("E-2", **MINE), transition="canceled", previous=None, document=Document())
+    assert told(unloaded) == [("E-1", "scheduled"), ("E-1", "started")]
+
+
+def test_while_who_this_is_is_not_known_an_eviction_is_told_and_all_else_waits(kit):
+    outbox = open_unloaded(kit.directory, max_bytes=2**20, keep_delivered_seconds=60.0, ages=kit.ages)
+    outbox.records.await_identity()
+    configure(outbox)
+    kit.commit(outbox, kit.event("known"), kit.event("P-1", event_type="Preempt"))
+    assert told(outbox) == []
+    outbox.write(outbox.records.stop_waiting).result()
+    assert told(outbox) == [("P-1", "scheduled")]
+    outbox.close()
+
+
+def test_nothing_of_it_touches_the_disk(kit, unloaded):
+    kit.commit(unloaded, kit.event("E-1", **MINE))
+    unloaded.tend().result()
+    unloaded.clean().result()
+    assert unloaded.in_memory
+    assert not kit.directory.exists()
+
+
+def test_what_a_sink_took_before_is_not_sent_to_it_again(kit, unloaded):
+    kit.commit(unloaded, kit.event("P-1", event_type="Preempt", **MINE), kit.event("P-2", event_type="Preempt", **MINE))
+    kit.settle(unloaded, "mine", 1)
+    unloaded.write(deliveries.mark_started, "all", "P-2", now=0.0).result()
+    taken = unloaded.read(read_taken).result()
+
+    outbox = kit.open(sinks=())
+    outbox.identify(VM).result()
+    configure(outbox)
+    # The one was told by the agent before, and is pending; the other one is new.
+    kit.commit(outbox, kit.event("P-1", event_type="Preempt", **MINE))
+    outbox.write(keep_taken, taken, now=0.0).result()
+    outbox.records.taken = taken
+    kit.commit(outbox, kit.event("P-2", event_type="Preempt", **MINE))
+    assert told(outbox) == [("P-2", "scheduled")]
+    assert told(outbox, "all") == [("P-1", "scheduled"), ("P-2", "scheduled")]
+    mine = kit.totals(outbox)["mine"]
+    assert (mine["accepted"], mine["delivered"], mine["pending"]) == (2, 1, 1)
+    assert outbox.write(deliveries.mark_started, "all", "P-2", now=0.0).result().is_new is False
