@@ -170,6 +170,7 @@ class DeliveryWorker:
         self._clear_attention_if_idle()
         if is_waiting:
             return _TICK_SECONDS
+        self._batcher.await_new_rows()
         return min(self._schedule.next_at() - self._clock.monotonic(), self._idle_seconds(), refresh_seconds)
 
     def _waits_for_document(self, batch: Sequence[PendingDelivery], now: float) -> bool:
@@ -195,13 +196,14 @@ class DeliveryWorker:
         return min(_IDLE_WAIT_SECONDS, max(1.0, max_age))
 
     def _note_new_rows(self) -> None:
-        if self._was_woken_by_command:
-            self._was_woken_by_command = False
+        by_command, self._was_woken_by_command = self._was_woken_by_command, False
+        if by_command:
             before = self._retry_requests
             self._retry_requests = self._outbox.read(deliveries.retry_requests, self.name).result()
             if self._retry_requests != before:
                 self._schedule.resume()
-        self._batcher.note_new_records(self._clock.monotonic(), wall=self._clock.timestamp())
+        now, wall = self._clock.monotonic(), self._clock.timestamp()
+        self._batcher.note_new_records(now, wall=wall, by_command=by_command)
 
     def _expire(self, now: float) -> None:
         """Give up what is older than `max_age_seconds`, at most once a second."""

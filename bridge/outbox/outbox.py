@@ -95,6 +95,7 @@ class _Mode(Enum):
     READ = "read"
     WRITE = "write"
     EXCLUSIVE = "exclusive"
+    READ_OF_ADDED = "read of added"
 
 
 class _Job(msgspec.Struct, kw_only=True):
@@ -139,6 +140,9 @@ class Outbox:
         """Writes records; its methods are for `write`."""
         self.on_added: Callable[[], None] = lambda: None
         """Called on the outbox's thread after a commit that added deliveries; must be quick."""
+        self.additions = 0
+        """How many commits added deliveries."""
+        self._reads_of_added: dict[str, _Job] = {}
         self.loop_watch = LoopWatch(Clock(monotonic=monotonic))
         # Not SimpleQueue: with a timeout, that of Python 3.10 may miss a put: the outbox stood still for good.
         self._jobs: Queue[_Job | None] = Queue()
@@ -169,6 +173,25 @@ class Outbox:
     ) -> Future[T]:
         """Run *work*, which only reads, with the connection and these arguments."""
         return self._submit(_Mode.READ, lambda storage: work(storage.connection, *args, **kwargs))
+
+    def read_when_added(
+        self, name: str, work: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[tuple[T, int]]:
+        """Run *work*, which only reads, at the end of the next transaction that adds deliveries.
+
+        The Future is done once that is committed, before `on_added` is called: a thread that sends what was added need
+        not ask for it then, which would take two more wake-ups. It has what *work* returned, and what `additions` is
+        from that commit on. A read that is asked for later under the same *name* takes the place of one before. When
+        the transaction has to be begun again, the Future is never done.
+        """
+        job = _Job(
+            work=lambda storage: (work(storage.connection, *args, **kwargs), self.additions + 1),
+            mode=_Mode.READ_OF_ADDED,
+            future=Future(),
+        )
+        with self._gate:
+            self._reads_of_added[name] = job
+        return job.future
 
     def write(
         self, work: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
@@ -212,12 +235,13 @@ class Outbox:
         return self.write(identify)
 
     def tend(self) -> Future[None]:
-        """Go back to the disk if it takes writes again, else make sure the file is still ours."""
+        """Go back to the disk if it takes writes again, else make sure the file is still ours, and look after it."""
 
         def tend(storage: Storage) -> None:
             if storage.return_to_disk():
                 storage.check_file()
                 self._follow_wall_clock(storage)
+                storage.checkpoint()
 
         return self.exclusive(tend)
 
@@ -354,6 +378,7 @@ class Outbox:
         storage = until_there_are_threads(
             lambda: self._storage.go_on_in_memory("a call to the disk does not return", before.ended.is_set), self._stop
         )
+        self.additions += 1
         if meta.next_sequence(storage.meta) > meta.next_sequence(self._storage.meta):
             _answer(before.outcomes)  # the commit is on the disk: only what follows it hangs
         left_over = []
@@ -405,8 +430,6 @@ class Outbox:
             (self._run_each if is_exclusive else self._commit)(storage, turn, jobs)
             if storage.connection is not before:
                 self._catch_up(storage, turn)
-            if self.records.take_added():
-                self.on_added()
         except Exception as problem:
             # The thread outlives everything: without it nothing is stored any more, and no caller gets an answer.
             logger.exception("The outbox failed at something unforeseen.")
@@ -429,14 +452,14 @@ class Outbox:
             except Exception as error:  # noqa: BLE001  # it is the caller's, who gets it from the Future
                 problem = error
             turn.pause()
-            _answer([(job, value, problem)])
+            self._answer([(job, value, problem)])
 
     def _commit(self, storage: Storage, turn: Turn, group: list[_Job]) -> None:
         """Do *group* in one transaction, again and again while the storage recovers from what stops it."""
         recoveries = locks = 0
         while True:
             try:
-                outcomes = self._attempt(storage, turn, group)
+                outcomes = self._attempt(storage, turn, group, may_read_added=recoveries == locks == 0)
                 break
             except sqlite3.Error as error:
                 turn.enter(_RECOVERY_SECONDS)
@@ -455,7 +478,17 @@ class Outbox:
                     return
         if not storage.in_memory and any(job.mode is _Mode.WRITE for job in group):
             self._log.recovered("lock", "The outbox is not locked any more.")
-        _answer(outcomes)
+        self._answer(outcomes)
+
+    def _answer(self, outcomes: list[_Outcome]) -> None:
+        """Answer the callers; first of all those who send what was added, since others wait for that."""
+        _answer([outcome for outcome in outcomes if outcome[0].mode is _Mode.READ_OF_ADDED])
+        try:
+            if self.records.take_added():
+                self.additions += 1
+                self.on_added()
+        finally:
+            _answer([outcome for outcome in outcomes if outcome[0].mode is not _Mode.READ_OF_ADDED])
 
     def _has_recovered(self, storage: Storage, error: sqlite3.Error) -> bool:
         try:
@@ -465,7 +498,15 @@ class Outbox:
             return False
         return True
 
-    def _attempt(self, storage: Storage, turn: Turn, group: list[_Job]) -> list[_Outcome]:
+    def _take_reads_of_added(self) -> list[_Job]:
+        """Return the reads to do in the transaction at hand, if it has added deliveries."""
+        if not self.records.has_added:
+            return []
+        with self._gate:
+            reads, self._reads_of_added = list(self._reads_of_added.values()), {}
+        return reads
+
+    def _attempt(self, storage: Storage, turn: Turn, group: list[_Job], *, may_read_added: bool) -> list[_Outcome]:
         """Do *group* and commit it; memory has no limits, since nothing hangs there."""
         connection = storage.connection
         writes = any(job.mode is _Mode.WRITE for job in group)
@@ -479,6 +520,9 @@ class Outbox:
         try:
             outcomes = []
             for job in group:
+                turn.enter(WORK_SECONDS * factor)
+                outcomes.append((job, *_do(storage, job)))
+            for job in self._take_reads_of_added() if may_read_added else ():
                 turn.enter(WORK_SECONDS * factor)
                 outcomes.append((job, *_do(storage, job)))
             turn.outcomes = outcomes

@@ -99,7 +99,8 @@ class RecordWriter:
         self._is_decided = False
         self._is_waiting = False
         self._doubt = Doubt()
-        self._has_added = False
+        self.has_added = False
+        """Whether deliveries may have been added since `take_added` was called last."""
         self._storage: Storage
         self.last_sequence = 0
         """The sequence of the newest record; a hint, it may be ahead of the commit."""
@@ -136,7 +137,7 @@ class RecordWriter:
 
     def take_added(self) -> bool:
         """Return whether deliveries may have been added since this was asked last."""
-        had_added, self._has_added = self._has_added, False
+        had_added, self.has_added = self.has_added, False
         return had_added
 
     # Records.
@@ -277,7 +278,7 @@ class RecordWriter:
         """Take *vm* as this machine, for good, and route the records that waited for it."""
         self._vm = vm
         self._doubt.end(connection)
-        self._has_added = True  # what waited in doubt is due
+        self.has_added = True  # what waited in doubt is due
         meta.save_vm(connection, vm)
         self._add_sinks(connection)
         self.stop_waiting(connection)
@@ -297,7 +298,7 @@ class RecordWriter:
         self._add_sinks(connection)
         self._doubt.hold(connection)
         self._route_waiting(connection)
-        self._has_added = True
+        self.has_added = True
 
     def _add_sinks(self, connection: sqlite3.Connection) -> None:
         for name in self._sinks:
@@ -412,7 +413,7 @@ class RecordWriter:
         if record.is_urgent:
             # Its older records go before it, so they are as urgent.
             made_urgent = connection.execute(SQL["make_event_urgent"], (record.event_key,)).rowcount
-            self._has_added = self._has_added or made_urgent > 0
+            self.has_added = self.has_added or made_urgent > 0
 
     def _add_delivery(self, connection: sqlite3.Connection, sink: str, record: TransitionRecord) -> None:
         event = record.event
@@ -423,7 +424,7 @@ class RecordWriter:
         connection.execute(SQL["add_delivery"], arguments)
         if self.taken is not None and sink in self.taken.sinks.get(record.id, ()):
             deliveries.note_delivered(connection, sink, record.sequence, now=self._ages.timestamp())
-        self._has_added = True
+        self.has_added = True
 
 
 def _nobody(_record: TransitionRecord, _vm_name: str | None) -> Iterable[str]:

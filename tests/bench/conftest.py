@@ -239,6 +239,25 @@ def start_bare_loop(
 
 
 @pytest.fixture
+def start_bare_relay(
+    scripts: Path, processes: list[subprocess.Popen[bytes]], env: dict[str, str], tmp_path: Path
+) -> Callable[[str, str, float], Measured]:
+    """Return what starts a bare relay from a document's URL to a webhook's, in the agent's own venv and beside it."""
+
+    def start(document_url: str, webhook_url: str, interval_seconds: float) -> Measured:
+        program, database = _HERE / "bare_relay.py", tmp_path / "relay.db"
+        process = subprocess.Popen(
+            [scripts / "python", program, document_url, webhook_url, str(interval_seconds), database],
+            env=env,
+            stdin=subprocess.DEVNULL,
+        )
+        processes.append(process)
+        return Measured(process)
+
+    return start
+
+
+@pytest.fixture
 def files(tmp_path: Path) -> Callable[[], dict[str, tuple[int, int]]]:
     """Return what tells size and time of change of every file below tmp_path, -wal and -shm included."""
 

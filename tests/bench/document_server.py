@@ -6,6 +6,9 @@ It prints a line of JSON with its ports, then one for every new document that it
 incarnation and the monotonic time just before the answer left. Each port is a virtual machine of its own, whose first
 document is empty; every *polls-a-change* polls another follows, *changes* in all: new events, the same ones started,
 none. So each change makes *events* records. ``GET /polls`` answers how often each port was polled.
+
+A machine's port takes webhooks too, by the same clock. For each it prints a line like that of a document, with
+``taken_seconds`` when it had read it whole; the incarnation is that of the body, or of the record in it.
 """
 
 from __future__ import annotations
@@ -56,6 +59,11 @@ def _answer(body: bytes) -> bytes:
     return head.encode() + body
 
 
+def _body_length(head: bytes) -> int:
+    lengths = (line.split(b":")[1] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
+    return int(next(lengths, b"0"))
+
+
 def _say(value: object) -> None:
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
@@ -81,6 +89,12 @@ class _Machine:
             line = {"port": self.port, "incarnation": number + 1, "monotonic_seconds": time.monotonic()}
             _say(line)
         return answer
+
+    def take(self, body: bytes, at: float) -> None:
+        """Print that a webhook came, *at* that monotonic time."""
+        record = json.loads(body)
+        incarnation = record.get("data", record)["incarnation"]
+        _say({"port": self.port, "incarnation": incarnation, "taken_seconds": at})
 
     def identity(self) -> bytes:
         vm_id = f"b0d5f2e8-aaaa-4bbb-8ccc-{self.port:012x}"
@@ -129,12 +143,17 @@ class _Server:
             del self._heads[client]
             client.close()
             return
-        head = self._heads[client] + received
-        if not head.endswith(_END_OF_HEAD):
-            self._heads[client] = head
+        request = self._heads[client] + received
+        head, _, body = request.partition(_END_OF_HEAD)
+        if _END_OF_HEAD not in request or len(body) < _body_length(head):
+            self._heads[client] = request
             return
         self._heads[client] = b""
-        client.sendall(self._answer_to(head.split(b" ", 2)[1], machine))
+        if request.startswith(b"POST "):
+            machine.take(body, time.monotonic())
+            client.sendall(_answer(b""))
+            return
+        client.sendall(self._answer_to(request.split(b" ", 2)[1], machine))
 
     def _answer_to(self, target: bytes, machine: _Machine) -> bytes:
         if target.startswith(b"/metadata/scheduledevents"):

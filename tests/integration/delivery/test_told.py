@@ -6,8 +6,13 @@ from concurrent.futures import Future
 
 import pytest
 
+from bridge.clock import Clock
+from bridge.delivery.batcher import Batcher
+from bridge.delivery.results import ResultWriter
+from bridge.delivery.retry_schedule import RetrySchedule
 from bridge.errors import DeliveryFailed, OutboxError
 from bridge.outbox import deliveries
+from bridge.outbox.deliveries import DeliveryState
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.reader import OutboxFile
 
@@ -86,25 +91,97 @@ def test_an_idle_worker_does_not_wake_up(bench):
     assert bench.time.readings == looks[-1]
 
 
-def test_records_that_come_together_cost_one_read_of_the_outbox(bench):
-    class Counting(Outbox):
-        reads = 0
+class CountingOutbox(Outbox):
+    """An outbox that counts how often it was asked for rows, and to read those that come."""
 
-        def read(self, work, /, *args, **kwargs):
-            self.reads += work is deliveries.due
-            return super().read(work, *args, **kwargs)
+    reads = 0
+    awaited = 0
 
+    def read(self, work, /, *args, **kwargs):
+        self.reads += work is deliveries.due
+        return super().read(work, *args, **kwargs)
+
+    def read_when_added(self, name, work, /, *args, **kwargs):
+        future = super().read_when_added(name, work, *args, **kwargs)
+        self.awaited += 1
+        return future
+
+
+@pytest.fixture
+def counting(bench):
     bench.outbox.close()
-    bench.outbox = Counting(bench.directory, max_bytes=2**26, keep_delivered_seconds=3_600)
+    bench.outbox = CountingOutbox(
+        bench.directory, max_bytes=2**26, keep_delivered_seconds=3_600, now=bench.outbox_kit.now
+    )
     bench.outbox_kit._opened[0] = bench.outbox
+    return bench.outbox
+
+
+def test_records_that_come_to_an_idle_worker_cost_no_read_of_the_outbox(bench, counting):
     box = bench.sink()
     bench.start()
-    bench.until(lambda: bench.outbox.reads == 1)  # an empty outbox
-    for reads in (2, 3):
+    bench.until(lambda: counting.awaited == 1)  # an empty outbox
+    for turn in (1, 2):
         bench.add("E-1", "E-2", "E-3")
-        box.wait_for(3 * (reads - 1), 10)
-        bench.until_totals(delivered=3 * (reads - 1))
-        assert bench.outbox.reads == reads
+        box.wait_for(3 * turn, 10)
+        bench.until_totals(delivered=3 * turn)
+        bench.until(lambda turn=turn: counting.awaited == turn + 1)
+    assert counting.reads == 1
+
+
+def test_a_record_that_came_after_those_read_as_they_were_added_is_sent_before_them_when_it_is_urgent(bench, counting):
+    box = bench.sink()
+    bench.start()
+    bench.until(lambda: counting.awaited == 1)
+    counting.on_added = lambda: None  # the worker is slow to wake up
+    bench.outbox_kit.commit(counting, bench.event("E-1"))
+    bench.outbox_kit.commit(counting, bench.event("P-1", urgent=True))
+    bench.notify()
+    box.wait_for(2, 10)
+    bench.until_totals(delivered=2)
+    assert [record.event.event_id for record in box.records] == ["P-1", "E-1"]
+
+
+def test_what_a_command_made_pending_is_not_overlooked_for_what_was_read_as_it_was_added(bench, counting):
+    box = bench.sink()
+    box.script("reject")
+    bench.add("E-1")
+    bench.start()
+    bench.until_totals(parked=1)
+    bench.until(lambda: counting.awaited == 1)
+    counting.on_added = lambda: None
+    bench.outbox_kit.commit(counting, bench.event("E-2"))
+    bench.retry()
+    box.wait_for(2, 10)
+    bench.until_totals(delivered=2)
+
+
+def test_rows_read_as_they_were_added_are_not_sent_again_after_the_worker_found_them_by_itself(bench):
+    bench.sink()
+    clock, outbox, schedule = Clock(now=bench.outbox_kit.now), bench.outbox, RetrySchedule(lambda: 0.0)
+    results = ResultWriter(outbox, sink="s", clock=clock)
+    batcher = Batcher(
+        outbox=outbox, results=results, schedule=schedule, config=bench._configs["s"], batch_by_event=False
+    )
+
+    def batch():
+        return [row.event_key for row in batcher.next(0.0)[1]]
+
+    def wake():
+        batcher.note_new_records(0.0, wall=clock.timestamp())
+
+    assert (batch(), batch()) == ([], [])
+    batcher.await_new_rows()
+    bench.add("E-1")
+    assert batch() == ["E-1"], "found without having been woken"
+    results.finished(bench.outbox.read(deliveries.due, "s", limit=1).result(), DeliveryState.DELIVERED)
+    results.wait()
+    wake()
+    assert batch() == []
+    batcher.await_new_rows()
+    bench.add("E-2")
+    wake()
+    assert batch() == ["E-2"]
 
 
 class ForgetfulOutbox(Outbox):

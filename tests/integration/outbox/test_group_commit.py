@@ -244,3 +244,62 @@ def test_workers_look_again_when_the_database_was_exchanged(kit):
     outbox.tend().result(10)
     assert woken.wait(10)
     assert kit.due(outbox) == [1]
+
+
+def test_those_who_send_are_told_what_was_added_before_the_caller_is(kit):
+    outbox = kit.open()
+    gate = threading.Event()
+    read = outbox.read_when_added("a", deliveries.due, "a", limit=9)
+    outbox.write(meta.put, "boot_id", "b").result(10)
+    assert not read.done(), "nothing was added"
+    told = []
+    outbox.on_added = lambda: told.append((read.done(), added.done()))
+    observation = kit.observation(outbox, kit.event())
+    outbox.read(lambda _connection: gate.wait(10))
+    added = outbox.write(outbox.records.append_observation, observation)
+    gate.set()
+    added.result(10)
+    assert told == [(True, False)]
+    rows, additions = read.result()
+    assert ([row.sequence for row in rows], additions) == ([1], outbox.additions)
+
+
+def test_a_later_read_of_what_is_added_takes_the_place_of_the_one_before(kit):
+    outbox = kit.open()
+    first, second = (outbox.read_when_added("a", deliveries.due, "a", limit=9) for _ in range(2))
+    kit.commit(outbox, kit.event())
+    assert second.done()
+    assert not first.done()
+    kit.commit(outbox, kit.event("E-2"))
+    assert [row.sequence for row in second.result()[0]] == [1], "it is done once"
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), sqlite3.OperationalError("database is locked")])
+def test_a_read_of_what_is_added_that_fails_does_not_keep_it_from_being_stored(kit, error):
+    outbox = kit.open()
+
+    def fail(_connection):
+        raise error
+
+    read = outbox.read_when_added("a", fail)
+    (record,) = kit.commit(outbox, kit.event())
+    assert record.sequence == 1
+    assert kit.due(outbox) == [1]
+    assert not outbox.in_memory
+    assert not read.done() or read.exception() is error
+
+
+def test_what_gathered_beside_the_file_is_copied_into_it_between_commits(kit):
+    outbox = kit.open()
+    file = kit.directory / "outbox.db"
+    for number in range(130):
+        outbox.write(meta.put, "boot_id", str(number)).result(10)
+    kit.commit(outbox, kit.event(description="x" * 100_000))
+    before = file.stat().st_size
+    outbox.tend().result(10)
+    assert file.stat().st_size > before + 100_000
+    kit.commit(outbox, kit.event("E-2", description="x" * 100_000))
+    size = file.stat().st_size
+    outbox.tend().result(10)
+    assert file.stat().st_size == size, "one commit is not worth it"
+    assert kit.due(outbox) == [1, 2]
