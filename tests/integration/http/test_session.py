@@ -273,6 +273,8 @@ def test_a_reset_before_the_tls_handshake_leaves_no_socket_to_the_garbage_collec
     wrap = ssl.SSLContext.wrap_socket
     monkeypatch.setattr(ssl.SSLContext, "wrap_socket", wrap_once_reset)
     url = f"https://127.0.0.1:{start(reset).port}/"
+    with pytest.raises(requests.ConnectionError):
+        session.request("GET", url, deadline_seconds=10)  # the watchdog is there now
     gc.collect()
     gc.disable()
     try:
