@@ -257,7 +257,7 @@ def test_nothing_waits_for_long_for_a_disk_that_stays_away(before, imds, disk, m
     agent.wait_for(lambda: len(agent.records) == 6)
     assert agent.stop() == 0
     stored = [(record.event.event_id, record.transition.value) for record in OutboxFile(agent.state).records()]
-    assert stored == [(each, "scheduled") for each in ("E-1", "E-2")] + [("E-2", "canceled"), ("E-3", "scheduled")]
+    assert stored == [(each, "scheduled") for each in ("E-1", "E-2")] + [("E-2", "ended"), ("E-3", "scheduled")]
 
 
 @pytest.mark.long
