@@ -1,4 +1,4 @@
-"""Structured logs on standard error: JSON lines for a collector, short coloured lines for a person.
+"""Structured logs on standard error: JSON lines for a collector, short coloured lines for a person or the journal.
 
 Levels: INFO is a change of state, WARNING says it will be tried again, ERROR that a person must act. A logging call
 never raises and never waits: lines are written by a thread of their own from a bounded queue, so that a collector
@@ -49,26 +49,36 @@ _FULL_SECONDS = 0.05
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 _COLOURS = {"DEBUG": "2", "INFO": "32", "WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
+#: syslog's: error, warning, informational, debug.
+_PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 _DEEPEST = 6
 
 
-def configure(*, json: bool | None = None, level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
+def configure(*, form: str = "auto", level: int | str = logging.INFO, stream: TextIO | None = None) -> None:
     """Send every log line to *stream*, by default standard error; called again, it replaces what it set up before.
 
-    *json* None means JSON unless the stream is a terminal.
+    *form* is ``json``, ``text`` or ``journal``; ``auto`` means text on a terminal, journal where systemd's journal
+    reads the stream, and JSON elsewhere.
     """
     # Without this, a stream that cannot be written makes logging print a traceback of its own.
     logging.raiseExceptions = False
     logging.captureWarnings(capture=True)
     stream = stream or sys.stderr
     is_terminal = _is_terminal(stream)
-    as_json = not is_terminal if json is None else json
     root = logging.getLogger()
     for old in [handler for handler in root.handlers if isinstance(handler, QueuedHandler)]:
         root.removeHandler(old)
         old.close()
     handler = QueuedHandler(stream)
-    handler.setFormatter(JsonFormatter() if as_json else LineFormatter(colour=is_terminal and _wants_colour()))
+    if form == "auto":
+        form = "text" if is_terminal else "journal" if _is_journal(stream) else "json"
+    handler.setFormatter(
+        JsonFormatter()
+        if form == "json"
+        else JournalFormatter()
+        if form == "journal"
+        else LineFormatter(colour=is_terminal and _wants_colour())
+    )
     root.addHandler(handler)
     root.setLevel(level)
     for name, lowest in _QUIETED.items():
@@ -80,6 +90,15 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return stream is not None and stream.isatty()
     except ValueError:
         return False
+
+
+def _is_journal(stream: TextIO | None) -> bool:
+    """Return whether systemd's journal reads *stream*: $JOURNAL_STREAM names its device and inode (systemd.exec)."""
+    try:
+        status = os.fstat(stream.fileno()) if stream is not None else None
+    except (OSError, ValueError, AttributeError):
+        return False
+    return status is not None and os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
 
 
 def _wants_colour() -> bool:
@@ -281,16 +300,39 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return time, level, message and fields; an exception follows on lines of its own."""
-        clock = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        clock = datetime.fromtimestamp(record.created, timezone.utc).strftime("%H:%M:%SZ")
         level = f"{record.levelname:<7}"
         if self._colour:
             level = f"\x1b[{_COLOURS.get(record.levelname, '0')}m{level}\x1b[0m"
-        fields = "".join(f" {key}={_plain(value)}" for key, value in extra_fields(record).items())
-        line = f"{clock} {level} {escaped(record.getMessage() + fields)}"
-        if record.exc_info and record.exc_info[0]:
-            trace = self.formatException(record.exc_info).split("\n")
-            line = "\n".join([line, *("  " + escaped(part) for part in trace)])
-        return line
+        first, *others = _lines(self, record)
+        return "\n".join([f"{clock} {level} {first}", *others])
+
+
+class JournalFormatter(logging.Formatter):
+    """Lines for systemd's journal: each begins with its priority (sd-daemon), and the journal adds the time."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return priority, message and fields; an exception follows on lines of its own, with the same priority."""
+        priority = f"<{_PRIORITIES.get(record.levelname, 5)}>"
+        return "\n".join(priority + line for line in _lines(self, record))
+
+
+def _lines(formatter: logging.Formatter, record: logging.LogRecord) -> list[str]:
+    """Return message and fields on one line, and the lines of the exception if there is one."""
+    fields = "".join(f" {key}={_shown(value)}" for key, value in extra_fields(record).items())
+    lines = [escaped(record.getMessage() + fields)]
+    if record.exc_info and record.exc_info[0]:
+        lines += ["  " + escaped(part) for part in formatter.formatException(record.exc_info).split("\n")]
+    return lines
+
+
+def _shown(value: object) -> str:
+    """Return *value* as a person reads it: a list as words with commas, a text with spaces in quotes."""
+    plain = _plain(value)
+    if isinstance(plain, list):
+        return ",".join(map(str, plain)) or "none"
+    text = str(plain)
+    return dumps(text, ensure_ascii=False) if isinstance(plain, str) and (" " in text or not text) else text
 
 
 def extra_fields(record: logging.LogRecord) -> dict[str, Any]:

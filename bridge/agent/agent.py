@@ -41,7 +41,7 @@ from bridge.errors import BridgeError
 from bridge.health.reporter import HealthReporter
 from bridge.health.server import HealthServer
 from bridge.imds.client import client_of
-from bridge.metrics.metrics import Metrics
+from bridge.metrics.metrics import Metrics, own_version
 from bridge.outbox import deliveries
 from bridge.outbox.locks import DISABLED_FILE, NUDGE_FILE, DirectoryLock
 from bridge.outbox.outbox import Outbox, result_or_stop
@@ -203,6 +203,8 @@ class Agent:
         logger.info(
             "The agent is running.",
             extra={
+                "version": own_version(),
+                "configuration": str(self._settings.file or "none, so the defaults"),
                 "vm": self.vm_name(),
                 "imds": self._imds.endpoint,
                 "state_directory": str(self._directory),

@@ -91,13 +91,18 @@ def commands() -> None:
 
 @commands.command(short_help="Watch this VM's events and deliver them.")
 @with_config
-@option("--log-format", type=click.Choice(["auto", "json", "text"]), default="auto", help="auto: text on a terminal.")
+@option(
+    "--log-format",
+    type=click.Choice(["auto", "json", "text", "journal"]),
+    default="auto",
+    help="auto: text on a terminal, journal under systemd.",
+)
 @option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 def run(settings: Settings, log_format: str, log_level: str) -> None:
     """Watch this VM's events and deliver them, until SIGTERM or SIGINT. SIGHUP reads the configuration again."""
     from bridge.cli.run import run_agent  # noqa: PLC0415
 
-    logs.configure(json=None if log_format == "auto" else log_format == "json", level=log_level.upper())
+    logs.configure(form=log_format, level=log_level.upper())
     # The file it was started with, so that one which is deleted does not read as "no configuration, so the defaults".
     run_agent(settings, find_config(click.get_current_context().params.get("path"), os.environ))
 

@@ -72,7 +72,7 @@ class Screen:
         self._print(f"Time runs {simulator.world.speed:.0f} times faster: 15 minutes of notice pass in 10 seconds.\n")
         self._live.start()
         # `Live` has put a stream in place of standard error that prints above the table.
-        logs.configure(level=logging.WARNING, json=False, stream=sys.stderr)
+        logs.configure(level=logging.WARNING, form="text", stream=sys.stderr)
 
     def refresh(self) -> None:
         """Add the records that arrived, and draw the table again."""

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from bridge.backoff import poll_delay
-from bridge.clock import REAL_CLOCK, Clock, Instant
+from bridge.clock import REAL_CLOCK, Clock, Instant, format_time
 from bridge.errors import BridgeError, DocumentInvalid, ImdsError, ImdsStatus, StreamChanged
 from bridge.events.event import Document, Incarnation
 from bridge.events.record import TransitionRecord
@@ -41,6 +41,8 @@ _LEAST_GAP_SECONDS = 10.0
 _GAP_POLLS = 5
 #: The time of the last good answer is worth a write only now and then: an idle agent does not touch the disk.
 _LIVENESS_SECONDS = 600.0
+#: Of an event's Resources, in a line of the log; the record has them all.
+_MOST_NAMES = 5
 
 
 class PollResult(str, Enum):
@@ -347,6 +349,11 @@ def _log_record(record: TransitionRecord) -> None:
             "transition": record.transition.value,
             "evidence": record.evidence.value,
             "event_id": None if event is None else event.event_id,
+            "event_source": None if event is None else event.event_source,
+            "not_before": None if event is None or event.not_before is None else format_time(event.not_before),
+            "notice_seconds": record.notice_seconds,
+            "resources": [] if event is None else list(event.resources or ())[:_MOST_NAMES],
+            "affects_this_vm": record.affects_this_vm,
             "sequence": record.sequence,
         },
     )

@@ -146,7 +146,7 @@ def agent_logs() -> Iterator[Callable[[], str]]:
     levels = [(logger, logger.level) for logger in known]
     raises = logging.raiseExceptions
     stream = io.StringIO()
-    logs.configure(json=True, level=logging.DEBUG, stream=stream)
+    logs.configure(form="json", level=logging.DEBUG, stream=stream)
     handler = cast("logs.QueuedHandler", root.handlers[-1])
 
     def lines() -> str:

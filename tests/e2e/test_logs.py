@@ -14,6 +14,7 @@ import time
 import uuid
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
+from importlib.metadata import version
 
 import pytest
 from private_ca import PrivateCa
@@ -24,7 +25,7 @@ from bridge.testing.simulator.imds_api import Answer
 STDOUT = '[[sinks]]\nname = "out"\ntype = "stdout"\n'
 #: Whether the tests' own directory would survive a redeploy is the machine's business.
 NOT_OURS = "bridge.system.ephemeral_disk"
-WORDS = re.compile(r"^\d\d:\d\d:\d\d (INFO|WARNING|ERROR) +\S")
+WORDS = re.compile(r"^\d\d:\d\d:\d\dZ (INFO|WARNING|ERROR) +\S")
 
 
 def event(event_id, status="Scheduled"):
@@ -117,6 +118,9 @@ def test_each_change_of_state_is_one_line_in_its_order(agent, imds):
         "event_id": "E-1",
         "sequence": 1,
     }
+    for name in ("event_source", "not_before", "notice_seconds", "resources", "affects_this_vm"):
+        assert name in scheduled, "an event's line says what, when and whom"
+    assert (running["configuration"], running["version"]) == (str(agent.config), version("scheduled-events-bridge"))
     assert stopped["pending"] == {"out": 0}
     assert [record["transition"] for record in agent.records] == ["scheduled", "started", "completed"]
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
@@ -55,6 +56,30 @@ def test_piped_logs_are_json_lines_with_the_extra_fields(agent_env: dict[str, st
     assert done.stdout == b""
 
 
+def test_journal_gets_its_priority_and_no_time(agent_env: dict[str, str]) -> None:
+    code = (
+        "configure(form='journal'); log.info('calm', extra={'sinks': ['a', 'b'], 'why': 'two words', 'none': []})\n"
+        "log.warning('hm\\nforged')\ntry: 1 / 0\nexcept ZeroDivisionError: log.exception('it broke')"
+    )
+    first, second, *others = run(code, agent_env).stderr.decode().splitlines()
+    assert first == '<6>calm sinks=a,b why="two words" none=none'
+    assert second == "<4>hm\\nforged"
+    assert others[0] == "<3>it broke"
+    assert others[-1] == "<3>  ZeroDivisionError: division by zero"
+    assert all(line.startswith("<3>") for line in others)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a journal")
+def test_journal_is_known_by_its_stream_and_by_nothing_else(agent_env: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "journal"
+    for is_same, begins in ((True, "<6>calm"), (False, "{")):
+        with file.open("wb") as stream:
+            status = os.fstat(stream.fileno())
+            named = f"{status.st_dev}:{status.st_ino if is_same else status.st_ino + 1}"
+            run("configure(); log.info('calm')", {**agent_env, "JOURNAL_STREAM": named}, stderr=stream)
+        assert file.read_text().startswith(begins)
+
+
 def test_exception_is_one_field(agent_env: dict[str, str]) -> None:
     code = "configure()\ntry: 1 / 0\nexcept ZeroDivisionError: log.exception('it broke')"
     (line,) = lines(run(code, agent_env).stderr)
@@ -72,7 +97,7 @@ def test_json_survives_any_extra_value() -> None:
 
 
 def test_configuring_again_replaces_and_does_not_double(agent_env: dict[str, str]) -> None:
-    done = run("configure(); configure(json=False, level='DEBUG'); log.debug('once')", agent_env)
+    done = run("configure(); configure(form='text', level='DEBUG'); log.debug('once')", agent_env)
     assert done.stderr.decode().count("once") == 1
     assert not done.stderr.startswith(b"{")
 
