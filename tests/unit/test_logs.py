@@ -253,7 +253,7 @@ def test_any_field_name_and_any_message_are_safe(report: ThrottledLog, caplog: p
 def test_the_end_waits_half_a_second_at_most_for_a_reader_that_stalls(agent_env: dict[str, str]) -> None:
     reader, writer = os.pipe()
     code = (
-        "configure(json=True)\nfor n in range(5000): log.error('x' * 200)\n"
+        "configure(form='json')\nfor n in range(5000): log.error('x' * 200)\n"
         "before = time.monotonic(); logging.shutdown(); print(time.monotonic() - before)\n"
     )
     few = code.replace("5000", "400")  # the pipe is full, the queue is not
