@@ -110,23 +110,27 @@ class SinkConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The keys that every ``[[sinks]]`` table has; a sink's own Config adds its keys to these."""
 
     name: str = ""
-    """What logs, metrics and the outbox call this sink. Default: its type."""
+    """What logs, metrics and the outbox call this sink. Default: its type. A new name is a new sink."""
     scope: Literal["mine", "all"] = "mine"
     """mine: events that name this VM, or no VM; all events while this VM's name is unknown. all: every event."""
     speak: Literal["each", "first"] = "each"
-    """each: every VM tells of its events. first: only the first VM in Resources does, so people get one message."""
+    """each: every VM that an event names tells of it. first: only the first VM in Resources does, for chat and mail:
+    one message a transition, not one a VM. What became of an approval is told by the VM that gave it. The first VM's
+    agent must run: if it does not, nobody else tells, so keep a sink with `each` for alerts and logs."""
     transitions: tuple[str, ...] | None = None
     """Send only these transitions. Default: all."""
     event_types: tuple[str, ...] | None = None
-    """Send only events of these types. Default: all."""
+    """Send only events of these types, spelt as in the record; an event that the sink was told of is told to its end,
+    whatever its type becomes. Default: all."""
     event_sources: tuple[str, ...] | None = None
     """Send only events of these sources (Platform, User). Default: all."""
     timeout_seconds: float = 10.0
-    """Wall-clock deadline of one send."""
+    """Wall-clock deadline of one send, in seconds."""
     max_batch: int = 1
     """The most records in one send."""
     max_age_seconds: float | None = None
-    """Give up on a record this long after it was observed (expired, counted). Default: never."""
+    """Give up on a record so many seconds after it was observed (expired, counted); a clock that is set while the agent
+    runs makes none older. Default: never."""
     heartbeat: bool = False
     """Also send heartbeats."""
 

@@ -40,7 +40,7 @@ and the program, for example:
       completed|canceled|ended)  /usr/local/bin/undrain ;;
     esac
 
-(sinks/README.md has one that also asks whether another event is still there.)
+(docs/reference/sinks.md has one that also asks whether another event is still there.)
 
 An event whose end is known before its start was delivered is skipped whole: nothing is drained for what is over.
 
@@ -94,9 +94,9 @@ class CommandConfig(SinkConfig, frozen=True, kw_only=True):
     command: tuple[str, ...]
     """The program and its arguments. No shell reads them; the program is a whole path, or a name found in PATH."""
     timeout_seconds: float = 600.0
-    """How long the program may run while the VM does; then its whole process group is killed, and the record parked."""
+    """How many seconds the program may run while the VM does; then its process group is killed, the record parked."""
     max_age_seconds: float | None = 900.0
-    """Do not run it for a record that was observed longer ago than this (expired, counted)."""
+    """Do not run it for a record that was observed more seconds ago than this (expired, counted)."""
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     """Variables set for the program, beside SCHEDULED_EVENT_*, which cannot be set here."""
     unset_environment: tuple[str, ...] = ()

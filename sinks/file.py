@@ -51,7 +51,7 @@ class FileConfig(SinkConfig, frozen=True, kw_only=True):
     format: Literal["json", "text"] = "json"
     """json: one record a line, as the schema says. text: one line a person can read."""
     max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 10 * 1024 * 1024
-    """Rotate the file before it would be larger: it becomes PATH.1, that one PATH.2 and so on. 0: never."""
+    """Rotate the file before it has more bytes: it becomes PATH.1, that one PATH.2 and so on. 0: never."""
     keep: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 5
     """How many rotated files are kept."""
 

@@ -269,7 +269,7 @@ def discard(directory: Path, sink: str, record_id: str | None, state: str | None
 def simulate(*, list_scenarios: bool, **options: Any) -> None:
     """Play SCENARIO, a name or a TOML file, as an IMDS that an agent can be pointed at.
 
-    /control on its port adds, starts and cancels events; the README has its routes.
+    /control on its port adds, starts and cancels events; docs/reference/simulator.md has its routes.
     """
     from bridge.cli.signals import STOP_SIGNALS, SignalEvents  # noqa: PLC0415
     from bridge.testing.simulator.scenario import load_scenario, scenario_names  # noqa: PLC0415

@@ -102,7 +102,8 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     approver: _Text
     """Who signs with it: the `iss` of its decisions. Two keys of one approver are still one approver."""
     public_key_file: _Text
-    """The public key (Ed25519, PEM), as `keygen` writes it; read again when it changes."""
+    """The public key (Ed25519, PEM), as `keygen` writes it; read again when it changes. Without it the agent runs, and
+    the key's decisions do not count."""
 
     def trusted(self) -> TrustedKey:
         """Return the key as decisions are checked with it; its file is read on first use."""
@@ -127,9 +128,9 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     ca_file: _Text | None = None
     """A PEM file of the authorities to trust instead of those that come with requests (certifi)."""
     wait_seconds: Annotated[int, Meta(ge=1, le=600)] = 30
-    """For how many seconds, a whole number, the portal may hold a request while there is nothing new."""
+    """How many seconds, a whole number of 1 to 600, the portal may hold a request while nothing is new."""
     required_approvals: Annotated[int, Meta(ge=1, le=100)] = 1
-    """How many approvers must say approve."""
+    """How many approvers must say approve; at most as many as the keys have."""
     keys: Annotated[tuple[KeySettings, ...], _NotEmpty]
     """The keys whose decisions count, one table each. Without one nobody could decide."""
 
@@ -164,7 +165,8 @@ class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
     leader_fallback_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 30.0
     """With act = "leader", the k-th VM after the first waits k times so many seconds before it acts itself."""
     require_portal_seconds: Annotated[float, Meta(gt=0, le=_LONGEST_SECONDS)] | None = None
-    """Without an answer of the portal in the last so many seconds no rule acts. Default: rules do not ask for one."""
+    """Without an answer of the portal in the last so many seconds no rule begins anything and nothing that a rule wants
+    is posted, so that a `hold` is not missed; more than approval.remote.wait_seconds. Default: rules do not ask."""
     rules: tuple[RuleSettings, ...] = ()
     """Decided on this VM; the first that matches counts."""
     remote: RemoteSettings | None = None

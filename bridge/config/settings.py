@@ -93,7 +93,8 @@ class ImdsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[imds]``: the Instance Metadata Service."""
 
     endpoint: Annotated[str, Check(_endpoint)] = "http://169.254.169.254"
-    """Scheme and host of the service, or "auto". Environment proxies are never used for it."""
+    """Scheme and host of the metadata service, or "auto" for a VM outside a virtual network: the address in DHCP option
+    245. Proxies of the environment are never used for it."""
     api_version: Annotated[str, Check(_api_version)] = "2020-07-01"
     """The version of the Scheduled Events document to ask for; every one since 2017-03-01 is understood."""
     poll_interval_seconds: _PollInterval = 1.0
@@ -136,16 +137,17 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Default: $STATE_DIRECTORY, else /var/lib/scheduled-events-bridge as root, else the user's state home;
     on Windows %ProgramData%\\scheduled-events-bridge\\state."""
     max_bytes: _Bytes = 268_435_456
-    """The most bytes the outbox may take: at least 1 MiB, by default 256 MiB."""
+    """The most bytes that the outbox may take: at least 1 MiB, by default 256 MiB; a smaller volume bounds it further.
+    """
     keep_delivered_seconds: _DurationOrZero = 604_800.0
-    """Keep delivered records this many seconds, by default 7 days."""
+    """How many seconds delivered records stay readable by `events`, by default 7 days."""
 
 
 class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[status]``: /healthz, /readyz and /metrics."""
 
     listen: Annotated[str, Check(_listen)] = "127.0.0.1:9464"
-    """Address, or localhost, and port to answer on; port 0 takes a free one, "" turns it off."""
+    """Address, or localhost, and port of health and metrics; port 0 takes a free one and logs it, "" turns it off."""
 
     @property
     def address(self) -> tuple[str, int] | None:

@@ -33,6 +33,7 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True):
     event_status: str
     """Scheduled or Started today; others are passed on as they come."""
     resource_type: str | None = None
+    """VirtualMachine, in all that Azure has sent so far."""
     resources: tuple[str, ...] | None = None
     """The names of every VM affected, in the document's order; [] and None name no VM."""
     not_before: datetime | None = None
@@ -40,6 +41,7 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True):
     not_before_raw: str | None = None
     """NotBefore exactly as the document has it."""
     description: str | None = None
+    """What Azure says of it, for people."""
     event_source: str | None = None
     """Platform or User."""
     duration_seconds: int | None = None

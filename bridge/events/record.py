@@ -70,10 +70,15 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     source: str
     """"rule:NAME", "portal" or "cli"; "approvals.disabled": that file was made or removed."""
     decision_id: str | None = None
+    """The id of the decision; None for a rule."""
     approvers: tuple[str, ...] = ()
+    """Who decided."""
     reason: str | None = None
+    """What they gave as their reason."""
     result: str
+    """What became of it: accepted, dry_run, or why not."""
     http_status: int | None = None
+    """Azure's answer, where it was asked."""
     jws_sha256: tuple[str, ...] = ()
     """SHA-256, hexadecimal, of each signed decision behind the outcome, as the text that came; the outbox keeps it."""
 
@@ -82,6 +87,7 @@ class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One change of the document, as every sink sends it."""
 
     schema_version: int = SCHEMA_VERSION
+    """Of this record's shape; fields may be added without a new one."""
     id: str
     """UUID: the same on every sink, on every retry and when the same change is observed again."""
     transition_key: str
@@ -91,11 +97,15 @@ class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     """Counts up within a stream. Order one VM's records by this, never by arrival."""
     transition: Transition
+    """What happened to the event, in one word."""
     evidence: Evidence
+    """How sure the agent is of it: observed, inferred, boot_id or unknown."""
     observed_at: str
     """When the agent saw it: UTC, milliseconds, e.g. 2026-11-20T11:00:01.123Z."""
     incarnation: Incarnation
+    """The DocumentIncarnation of the answer that showed it; None when it is no number."""
     previous_incarnation: Incarnation
+    """That of the answer before; None when there is none."""
     event: ScheduledEvent | None
     """The event after the change; for a vanished event its last known form; None for a heartbeat."""
     previous: dict[str, Any] | None
@@ -107,9 +117,11 @@ class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     affects_this_vm: bool | None
     """Whether Resources name this VM; None when either is unknown."""
     vm: VmIdentity
+    """The VM that saw it."""
     labels: dict[str, str]
     """From the configuration."""
     approval: Approval | None = None
+    """The decision behind an outcome of an approval; None for every other record."""
 
     @property
     def event_key(self) -> str:

@@ -6,7 +6,7 @@ what it commits is lost when the agent ends. So the agent checks now and then.
 The damaged file is set aside and stays. It is read once: from its first row until the damage, and from its last row
 back to it; where SQLite does not get to its end, its pages are read too (`leaf_pages`). A row is taken only when it
 makes sense, since a page of garbage can read as text. What was pending and could not be saved is counted as evicted,
-never forgotten. For more there is `sqlite3 .recover`; see deploy/README.md.
+never forgotten. For more there is `sqlite3 .recover`; see docs/operate/runbook.md.
 
 What people decided is a case of its own (`copy_decisions`): a hold is kept wherever it can be read, an approval that is
 still open only when it is sure that no hold is missing beside it.

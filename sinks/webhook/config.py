@@ -46,8 +46,8 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
     secret_env: str | None = None
     """An environment variable with such a secret."""
     refresh_seconds: Annotated[float, _REFRESH] | None = None
-    """How often an active event is told again, under the same id: a destination may forget. Default: 180 for
-    alertmanager, whose alerts end four times that after they were last told; else never. Not for pagerduty."""
+    """An active event is told again every so many seconds, under the same id: a destination may forget. Default: 180
+    for alertmanager, whose alerts end four times that after they were last told; else never. Not for pagerduty."""
     tag_labels: tuple[str, ...] = ()
     """alertmanager: the names of tags of the VM that become labels of its alerts."""
     routing_key_file: str | None = None

@@ -178,7 +178,7 @@ def test_each_alert_says_what_is_wrong_what_to_do_and_where_to_read_on(rules):
     for rule in rules:
         assert rule["labels"]["severity"] in SEVERITIES
         assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
-        assert rule["annotations"]["runbook_url"] == f"deploy/README.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == f"docs/operate/runbook.md#{rule['alert'].lower()}"
         is_azure = rule["alert"].startswith("AzureScheduledEvent")
         assert is_azure == (rule["labels"]["severity"] == "info")
         assert is_azure or rule["alert"].startswith("ScheduledEventsBridge")
@@ -191,14 +191,14 @@ def test_the_line_in_the_header_makes_links_of_a_repository_that_prometheus_acce
     subprocess.run(["sh", "-c", command], cwd=tmp_path, check=True, timeout=30)
     groups = package("yaml").safe_load(path.read_text())["groups"]
     for rule in (rule for group in groups for rule in group["rules"]):
-        wanted = f"https://git.example.net/bridge/blob/main/deploy/README.md#{rule['alert'].lower()}"
+        wanted = f"https://git.example.net/bridge/blob/main/docs/operate/runbook.md#{rule['alert'].lower()}"
         assert rule["annotations"]["runbook_url"] == wanted
     status, said = promtool("check", "rules", "--lint-fatal", path)
     assert status == 0, said
 
 
 def test_the_runbook_has_an_entry_for_each_alert_and_no_other(rules):
-    runbook = (DEPLOY / "README.md").read_text()
+    runbook = (DEPLOY.parent / "docs" / "operate" / "runbook.md").read_text()
     headings = re.findall(r"^#+ ((?:ScheduledEventsBridge|AzureScheduledEvent)\w+)$", runbook, flags=re.MULTILINE)
     assert sorted(headings) == sorted(rule["alert"] for rule in rules)
 

@@ -1,4 +1,4 @@
-"""The configurations that the two pages show: each is read as the agent reads it, and the drain script works."""
+"""The configurations that the pages show: each is read as the agent reads it, and the drain script works."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-KEYS = (ROOT / "sinks" / "README.md").read_text(encoding="utf-8").partition("## The keys of the sinks")[2]
+HOWTO = ROOT / "docs" / "howto"
+KEYS = (ROOT / "docs" / "reference" / "sinks.md").read_text(encoding="utf-8")
 PROGRAM = "/usr/local/bin/on-scheduled-event"
 
 
@@ -27,26 +27,30 @@ def _fenced(language, text):
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-def _sinks_after(words):
-    """Return name -> settings of each sink in the first configuration of the README after *words*."""
-    block = _fenced("toml", README.partition(words)[2])[0]
-    return {sink.name: sink for sink in read(tomllib.loads(block)).sinks}
+def _block_of(recipe):
+    """Return the first configuration of the page *recipe*."""
+    return _fenced("toml", (HOWTO / f"{recipe}.md").read_text(encoding="utf-8"))[0]
+
+
+def _sinks_of(recipe):
+    """Return name -> settings of each sink in that configuration."""
+    return {sink.name: sink for sink in read(tomllib.loads(_block_of(recipe))).sinks}
 
 
 def test_fleet_logging_goes_to_event_hubs_by_managed_identity():
-    (sink,) = _sinks_after("**Fleet logging**").values()
+    (sink,) = _sinks_of("event-hubs").values()
     config = sink.config
     assert (sink.type_name, config.credential, config.client_id) == ("eventhubs", "managed_identity", None)
 
 
 def test_fleet_logging_works_over_https_as_the_page_says():
-    text = _fenced("toml", README.partition("**Fleet logging**")[2])[0]
+    text = _block_of("event-hubs")
     (sink,) = read(tomllib.loads(text + 'transport = "https"\n')).sinks
     assert sink.config.transport == "https"
 
 
 def test_alerts_go_to_alertmanager_and_pagerduty():
-    sinks = _sinks_after("**Alerts**")
+    sinks = _sinks_of("alertmanager") | _sinks_of("pagerduty")
     assert {(sink.type_name, sink.config.format) for sink in sinks.values()} == {
         ("webhook", "alertmanager"),
         ("webhook", "pagerduty"),
@@ -54,16 +58,15 @@ def test_alerts_go_to_alertmanager_and_pagerduty():
 
 
 def test_an_eviction_does_not_wait_behind_a_drain():
-    sinks = _sinks_after("**A drain script**")
+    sinks = _sinks_of("drain-script")
     prepare, leave = sinks["prepare"].config, sinks["leave"].config
     assert set(leave.event_types) == {"Preempt", "Terminate"}
     assert leave.timeout_seconds < 30 < prepare.timeout_seconds
 
 
-@pytest.mark.parametrize("words", ["**Fleet logging**", "**Alerts**", "**A drain script**"])
-def test_sinks_of_the_readme_can_be_built(words):
-    for settings in _sinks_after(words).values():
-        settings.build().close()
+def test_every_recipe_page_shows_a_configuration_but_for_those_that_lead_elsewhere():
+    without = {path.stem for path in HOWTO.glob("*.md") if not _fenced("toml", path.read_text(encoding="utf-8"))}
+    assert without == {"README", "portal"}
 
 
 @pytest.mark.parametrize("block", _fenced("toml", KEYS))
@@ -78,9 +81,7 @@ def test_drain_script_drains_and_undrains(tmp_path):
     _write_program(tmp_path / "on-scheduled-event", _fenced("sh", KEYS)[0])
     for name in ("drain-node", "undrain-node"):
         _write_program(tmp_path / name, f'#!/bin/sh\necho "{name} $*" >> "{log}"\n')
-    text = _fenced("toml", README.partition("**A drain script**")[2])[0].replace(
-        PROGRAM, f"{tmp_path}/on-scheduled-event"
-    )
+    text = _block_of("drain-script").replace(PROGRAM, f"{tmp_path}/on-scheduled-event")
     for settings in read(tomllib.loads(text)).sinks:
         config = settings.config
         path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}

@@ -18,7 +18,8 @@ from bridge.system import threads
 from sinks.eventhubs.sink import EventHubsConfig
 
 README = doc_pages.page("README.md")
-DEPLOY = doc_pages.page("deploy/README.md")
+BOOK = doc_pages.book()
+DEPLOY = doc_pages.page("deploy/README.md") + doc_pages.book("operate")
 UNIT = doc_pages.page("deploy/systemd/scheduled-events-bridge.service")
 DEFAULTS = read({})
 
@@ -28,11 +29,11 @@ def _default(struct, name):
 
 
 def test_first_screens_say_what_turning_it_on_does_to_ones_own_reboots():
-    [paragraph] = re.findall(r"^\*\*Before you turn it on:\*\*.*?\n\n", README, re.MULTILINE | re.DOTALL)
+    [paragraph] = re.findall(r"^> \*\*Before you turn it on:\*\*.*?\n\n", README, re.MULTILINE | re.DOTALL)
     for words in ("waits up to 15 minutes", "The agent approves nothing unless", "#your-own-reboots", "24 hours"):
-        assert words in " ".join(paragraph.split()), words
+        assert words in " ".join(paragraph.replace("\n> ", " ").split()), words
     assert README.index(paragraph) < README.index("\n## ")
-    assert doc_pages.headings(DEPLOY, 2)[0] == "Before the first VM"
+    assert doc_pages.headings(doc_pages.page("docs/operate/rollout.md"), 2)[0] == "Before the first VM"
 
 
 @pytest.mark.parametrize(
@@ -49,9 +50,9 @@ def test_first_screens_say_what_turning_it_on_does_to_ones_own_reboots():
         ),
         pytest.param(DEPLOY, r"`state.max_bytes` at most, (\d+) MiB", DEFAULTS.state.max_bytes / 2**20, id="max_bytes"),
         pytest.param(DEPLOY, r"it may take\s+(\d+) MiB more while", storage.MEMORY_BYTES / 2**20, id="memory"),
-        pytest.param(README, r"memory \(at most (\d+) MiB", storage.MEMORY_BYTES / 2**20, id="memory, README"),
-        pytest.param(README, r"oldest record has waited for (\d+) s", readiness.STUCK_SECONDS, id="readyz, a sink"),
-        pytest.param(README, r"after (\d+) s of slack", threads.SLACK_SECONDS, id="healthz"),
+        pytest.param(BOOK, r"memory \(at most (\d+) MiB", storage.MEMORY_BYTES / 2**20, id="memory, README"),
+        pytest.param(BOOK, r"oldest record has waited for (\d+) s", readiness.STUCK_SECONDS, id="readyz, a sink"),
+        pytest.param(BOOK, r"after (\d+) s of slack", threads.SLACK_SECONDS, id="healthz"),
     ],
 )
 def test_figure_of_the_page_is_the_one_of_the_code(page, quoted, value):

@@ -1,4 +1,4 @@
-"""The README's "Health and metrics" and "The simulator": every metric, label, word and path, and no other."""
+"""The pages "Health and metrics" and "The simulator": every metric, label, word and path, and no other."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from bridge.testing.simulator.control import Control
 from bridge.testing.simulator.world import World
 
 ROOT = doc_pages.ROOT
-README = doc_pages.page("README.md")
+README = doc_pages.book()
 HEALTH = doc_pages.section(README, "Health and metrics")
 #: The files in which something is named by its metric.
 USERS = sorted(
     path
-    for directory in ("deploy", "README.md", "sinks/README.md")
+    for directory in ("deploy", "docs", "README.md", "sinks/README.md")
     for path in ((ROOT / directory).rglob("*") if (ROOT / directory).is_dir() else [ROOT / directory])
     if path.suffix in {".md", ".yml", ".yaml", ".json", ".kql"}
 )
@@ -128,7 +128,7 @@ def test_every_path_of_the_listener_is_documented_and_no_other(tmp_path):
 def test_every_request_to_the_simulator_is_documented_and_no_other():
     control = Control(World(("vm",)), machines=list, requests=(), stop=lambda: None)
     known = {f"{method} /control/{path}".rstrip("/") for method, path in control._routes}
-    rows = doc_pages.table(doc_pages.section(README, "The simulator", 3), "request")
+    rows = doc_pages.table(doc_pages.section(README, "The simulator"), "request")
     documented = {_quoted(request)[0]: _quoted(meaning) for request, meaning in rows}
     assert set(documented) == known | {"POST /control/events/ID/start"}
     assert {"complete", "cancel", "approve", "update"} <= set(documented["POST /control/events/ID/start"])

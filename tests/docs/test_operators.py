@@ -1,4 +1,4 @@
-"""deploy/README.md, the page of whoever runs a fleet: a section for each alert, true figures, and nothing left out."""
+"""docs/operate, the pages of whoever runs a fleet: a section for each alert, true figures, and nothing left out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ else:
 
 ROOT = doc_pages.ROOT
 DEPLOY = ROOT / "deploy"
-PAGE = doc_pages.page("deploy/README.md")
+PAGE = doc_pages.book("operate")
 RUNBOOK = doc_pages.section(PAGE, "Runbook")
 RULES = (DEPLOY / "prometheus" / "rules.yml").read_text(encoding="utf-8")
 #: YAML is read by no library of ours: what is wanted stands on lines of one form.
@@ -52,7 +52,7 @@ def test_every_alert_has_a_section_of_the_runbook_and_no_other():
 @pytest.mark.parametrize("alert", ALERTS)
 def test_every_alert_leads_to_its_section(alert):
     body = RULES.partition(f"- alert: {alert}\n")[2].partition("- alert:")[0]
-    assert re.findall(r"^ +runbook_url: (.+)$", body, re.MULTILINE) == [f"deploy/README.md#{alert.lower()}"]
+    assert re.findall(r"^ +runbook_url: (.+)$", body, re.MULTILINE) == [f"docs/operate/runbook.md#{alert.lower()}"]
 
 
 @pytest.mark.parametrize("alert", ALERTS)
@@ -108,7 +108,7 @@ def test_every_metric_of_the_page_exists():
 
 
 def test_every_exit_code_is_dealt_with_and_no_other():
-    readme = doc_pages.section(doc_pages.page("README.md"), "Commands")
+    readme = doc_pages.page("docs/reference/commands.md")
     of_run = {row[0] for row in doc_pages.table(readme, "exit code")} - {"130"}
     here = {row[0] for row in doc_pages.table(PAGE, "exit code")}
     assert here == of_run
@@ -116,7 +116,7 @@ def test_every_exit_code_is_dealt_with_and_no_other():
 
 
 def test_everything_in_the_directory_is_presented():
-    [*rows] = doc_pages.table(PAGE, "in this directory")
+    [*rows] = doc_pages.table(doc_pages.page("deploy/README.md"), "in this directory")
     presented = {re.search(r"\]\(([\w-]+)", row[0])[1] for row in rows}
     assert presented == {path.name for path in DEPLOY.iterdir() if path.is_dir() and any(path.rglob("*"))}
 
@@ -127,7 +127,7 @@ def test_every_configuration_is_accepted(path):
     assert read(tomllib.loads(text)).sinks
 
 
-@pytest.mark.parametrize("name", [name for name in doc_pages.pages() if name.startswith("deploy/")])
+@pytest.mark.parametrize("name", [name for name in doc_pages.pages() if name.startswith(("deploy/", "docs/operate/"))])
 def test_every_configuration_on_a_page_is_accepted(name):
     for block in doc_pages.blocks(doc_pages.page(name), "toml"):
         assert isinstance(read(tomllib.loads(block.text)), Settings)

@@ -22,6 +22,7 @@ _TOP_LEVEL = {
     "README.md",
     "bridge",
     "deploy",
+    "docs",
     "pyproject.toml",
     "sinks",
     "tests",

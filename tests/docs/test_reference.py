@@ -1,7 +1,8 @@
-"""The README as a reference: no setting, command, option, exit code or transition without a word on it."""
+"""The reference pages: no command, option, exit code or transition without a word, generated parts as made."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -16,8 +17,8 @@ from bridge.approval.signing import generate_key
 from bridge.cli import commands
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 from bridge.config.loader import documented, read
+from bridge.config.reference import tables
 from bridge.config.settings import TopSettings
-from bridge.config.sinks import installed, sink_class
 from bridge.events.record import Evidence, Transition
 from bridge.sink import SinkConfig
 from bridge.testing.records import sample_event
@@ -28,7 +29,9 @@ else:
     import tomli as tomllib
 
 ROOT = doc_pages.ROOT
+APPROVALS = doc_pages.page("docs/concepts/approvals.md")
 README = doc_pages.page("README.md")
+BOOK = doc_pages.book()
 _UNITS = {"_seconds": "second", "_bytes": "byte"}
 #: Prefix, struct, and the fields that are tables of their own.
 _APPROVAL = (
@@ -40,7 +43,7 @@ _APPROVAL = (
 
 
 def _section(heading):
-    return doc_pages.section(README, heading)
+    return doc_pages.section(BOOK, heading)
 
 
 def _rows(text):
@@ -52,33 +55,6 @@ def _quoted(cell):
     return re.findall(r"`([^`]+)`", cell)
 
 
-def _documented_settings():
-    """Return key -> (default, meaning) of the settings table."""
-    rows = _rows(_section("Settings"))
-    return {key: (default, meaning) for keys, default, meaning in rows for key in _quoted(keys)}
-
-
-def _fields(struct, prefix):
-    return {f"{prefix}{field.name}": field for field in msgspec.structs.fields(struct)}
-
-
-def _settings():
-    """Return key -> its field, for every key that a file may have, but for `type`."""
-    found = {}
-    for prefix, struct, tables in _APPROVAL:
-        found |= {key: field for key, field in _fields(struct, prefix).items() if field.name not in tables}
-    for field in msgspec.structs.fields(TopSettings):
-        if isinstance(field.default, msgspec.Struct):
-            found |= _fields(type(field.default), f"{field.name}.")
-        elif field.name != "approval":
-            found[field.name] = field
-    return found | _fields(SinkConfig, "sinks.")
-
-
-def _default(field):
-    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-
-
 def _commands():
     """Return "outbox list" -> command, for every command that does something."""
     found = {}
@@ -88,31 +64,43 @@ def _commands():
     return found
 
 
-def test_nothing_is_documented_twice():
-    commands, codes = (_section("Commands").partition("| exit code |")[index] for index in (0, 2))
-    settings = [key for row in _rows(_section("Settings")) for key in _quoted(row[0])]
-    named = [_quoted(row[0])[0] for row in _rows(commands.partition("### ")[0]) if _quoted(row[0])]
-    numbers = [row[0] for row in _rows(codes.partition("### ")[0]) if row[0].isdecimal()]
-    for found in (settings, named, numbers):
-        assert found
-        assert len(found) == len(set(found))
+def _agent_blocks():
+    """Return the configurations that the pages of the agent show whole."""
+    pages = ("README.md", "docs/start/first-webhook.md", "docs/start/first-approval.md", "docs/concepts/approvals.md")
+    return [block.text for name in pages for block in doc_pages.blocks(doc_pages.page(name), "toml")]
 
 
-def test_every_setting_is_documented_and_no_other():
-    assert set(_documented_settings()) == {*_settings(), "sinks.type"}
+def _generator():
+    """Return the program that writes the generated parts of the pages."""
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-@pytest.mark.parametrize("key", sorted(_settings()))
-def test_setting_is_documented_with_its_default_and_unit(key):
-    shown, meaning = _documented_settings()[key]
-    default = _default(_settings()[key])
-    if default is msgspec.NODEFAULT:
-        assert shown == "required"
-    elif default in (None, ""):
-        assert not shown.startswith("`")
-    else:
-        assert tomllib.loads(f"x = {shown.strip('`')}") == {"x": default}
-    assert all(unit in f"{shown} {meaning}" for ending, unit in _UNITS.items() if key.endswith(ending))
+def test_generated_parts_are_what_the_code_says_now():
+    generator = _generator()
+    pages = generator.pages()
+    assert len(pages) > 10
+    texts = {path.name: path.read_text(encoding="utf-8") for path in pages}
+    differing = [name for name, text in texts.items() if generator.filled(text) != text]
+    assert differing == [], "run: python docs/generate.py"
+
+
+def test_a_generated_part_that_is_not_what_the_code_says_is_found():
+    generator = _generator()
+    page = "<!-- generated: fields vm -->\nold\n<!-- end -->\n"
+    assert "`scale_set`" in generator.filled(page)
+
+
+def test_every_key_of_every_table_is_in_the_configuration_page_with_its_unit():
+    page = doc_pages.page("docs/reference/configuration.md")
+    for table in tables():
+        for key in table.keys:
+            assert f"| `{key.name}` |" in page, key.path
+            for ending, unit in _UNITS.items():
+                if key.name.endswith(ending):
+                    assert unit in f"{key.text} {key.kind}".lower(), f"{key.path} names no {unit}"
 
 
 def test_every_setting_has_a_text_in_the_code_too():
@@ -132,17 +120,7 @@ def test_every_setting_has_a_text_in_the_code_too():
     assert silent == []
 
 
-def test_settings_hold_no_key_that_one_sink_alone_has():
-    """Those stand in sinks/README.md, where test_sink_readme compares them with the code."""
-    named = {key.removeprefix("sinks.") for key in _documented_settings() if key.startswith("sinks.")}
-    own = {
-        name: set(sink_class(name).Config.__struct_fields__) - set(SinkConfig.__struct_fields__) for name in installed()
-    }
-    assert {name: keys & named for name, keys in own.items() if keys & named} == {}
-    assert any(own.values())
-
-
-@pytest.mark.parametrize("block", re.findall(r"^```toml\n(.*?)^```", README, re.MULTILINE | re.DOTALL))
+@pytest.mark.parametrize("block", _agent_blocks())
 def test_configuration_of_the_readme_is_right(block, tmp_path):
     def with_a_key(found):
         return f"public_key_file = '{generate_key(tmp_path / Path(found[1]).stem).public_key_file}'"
@@ -151,17 +129,17 @@ def test_configuration_of_the_readme_is_right(block, tmp_path):
 
 
 def test_keys_of_the_readme_are_called_as_keygen_calls_them(tmp_path):
-    [private] = re.findall(r"^scheduled-events-bridge keygen (\S+)$", README, re.MULTILINE)
+    [private] = re.findall(r"^scheduled-events-bridge keygen (\S+)$", APPROVALS, re.MULTILINE)
     public = generate_key(tmp_path / private).public_key_file.name
-    trusted = re.findall(r'^public_key_file = "(.*)"$', README, re.MULTILINE)
+    trusted = re.findall(r'^public_key_file = "(.*)"$', APPROVALS, re.MULTILINE)
     assert public in {Path(path).name for path in trusted}
-    assert f"`{private}`" in README
-    assert f"`{public}`" in README
+    assert f"`{private}`" in APPROVALS
+    assert f"`{public}`" in APPROVALS
 
 
 def test_credentials_of_the_readme_are_where_systemd_puts_those_of_our_unit():
     units = {path.name for path in (ROOT / "deploy" / "systemd").glob("*.service")}
-    named = re.findall(r'"/run/credentials/([^"]*)"', README)
+    named = re.findall(r'"/run/credentials/([^"]*)"', APPROVALS)
     assert named
     assert {Path(path).parent.name for path in named} <= units
 
@@ -174,7 +152,7 @@ def test_pythons_that_the_demo_needs_are_those_that_are_supported():
 
 
 def test_rules_of_microsofts_sample_approve_what_users_asked_for_and_short_freezes():
-    block = README.partition("<!-- rules-of-the-sample -->\n```toml\n")[2].partition("```")[0]
+    block = APPROVALS.partition("<!-- rules-of-the-sample -->\n```toml\n")[2].partition("```")[0]
     rules = read(tomllib.loads(block)).approval.rules
 
     def matched(event_type, source, duration_seconds):

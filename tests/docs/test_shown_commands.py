@@ -28,6 +28,10 @@ RUN = {
     "try: enter": "test_try.py",
     "try: run": "test_try.py",
     "try: look": "test_try.py",
+    "approval: enter": "test_try.py",
+    "approval: run": "test_first_approval.py",
+    "approval: announce": "test_first_approval.py",
+    "approval: approve": "test_first_approval.py",
     "keys: make and use": "this one",
     "example: check": "test_protocol.py",
     "kql: transformation": "test_operators.py",
@@ -39,6 +43,7 @@ NEEDED = {
     "needs: root on the VM",
     "needs: systemd",
     "needs: a cluster",
+    "needs: minutes and a package index; the README's line",
 }
 #: Pages all of whose blocks need one thing.
 NEEDED_BY_PAGE = {
@@ -46,8 +51,10 @@ NEEDED_BY_PAGE = {
     "deploy/azure/README.md": "an Azure subscription",
     "deploy/kubernetes/README.md": "a cluster",
 }
-#: In sinks/README.md: run by the test that is named.
-ELSEWHERE = {"sinks/README.md": "test_configurations.py, test_sink_readme.py"}
+#: Pages whose blocks are run by the test that is named.
+ELSEWHERE = {
+    "docs/reference/sinks.md": "test_configurations.py",
+}
 #: An unpacked sdist has no .github.
 PAGES_WITH_BLOCKS = [
     *doc_pages.pages(),
@@ -168,7 +175,7 @@ def test_a_command_that_does_not_exist_is_found(words):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
 def test_a_decision_is_signed_as_the_page_shows(tmp_path, agent_env):
-    script = doc_pages.marked(doc_pages.page("README.md"), "keys: make and use")
+    script = doc_pages.marked(doc_pages.page("docs/concepts/approvals.md"), "keys: make and use")
     event_id = re.search(r"--event-id (\S+)", script)[1]
     here = [line for line in script.splitlines(keepends=True) if not line.rstrip().endswith("# on the VM")]
     record = sample_record(event=msgspec.structs.replace(sample_event(), event_id=event_id))

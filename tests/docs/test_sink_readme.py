@@ -8,22 +8,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 
 import bridge.sink
-from bridge.config.sinks import installed, sink_class
-from bridge.sink import SinkConfig
 from bridge.testing.http_contract import HttpPeer
-from sinks.http.config import HttpConfig
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-PAGE = Path(__file__).parents[2] / "sinks" / "README.md"
-README = PAGE.parents[1] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "write-a-sink.md"
+KEYS = PAGE.parents[1] / "reference" / "sinks.md"
 _MARKED = re.compile(r"^<!-- file: (\S+) -->\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TOKEN = "pager-token-4711"
 
@@ -110,54 +106,6 @@ def test_every_error_argument_is_explained():
         assert f"`{word}=" in text, word
 
 
-def _documented_keys(heading):
-    """Return key -> default as it stands in the table under the third-level *heading*."""
-    found = re.search(rf"^### {heading}\n(.*?)(?=^##|\Z)", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    assert found, f"sinks/README.md has no section on {heading}"
-    rows = re.findall(r"^\| `(\w+)` \| ?(.*?) ?\|", found.group(1), re.MULTILINE)
-    return {key: default.strip("`") for key, default in rows}
-
-
-def _defaults(struct):
-    """Return key -> default of *struct*, each as TOML would have it."""
-    found = {}
-    for field in msgspec.structs.fields(struct):
-        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-        is_unset = default in (None, "")
-        found[field.name] = "required" if field.required else "" if is_unset else _toml(default)
-    return found
-
-
-def _toml(value):
-    if isinstance(value, (tuple, list)):
-        return json.dumps(list(value))
-    return json.dumps(value)
-
-
-@pytest.mark.parametrize("name", installed())
-def test_keys_of_the_sinks_are_listed_with_their_defaults(name):
-    config = sink_class(name).Config
-    shared = _defaults(HttpConfig if issubclass(config, HttpConfig) else SinkConfig)
-    own = {key: default for key, default in _defaults(config).items() if shared.get(key) != default}
-    assert _documented_keys(name) == own
-
-
-def test_keys_of_every_http_sink_are_listed_with_their_defaults():
-    own = {key: default for key, default in _defaults(HttpConfig).items() if key not in _defaults(SinkConfig)}
-    assert _documented_keys("All that speak HTTP: webhook and otlp") == own
-
-
-def test_key_on_both_pages_is_one_of_every_sink_with_a_default_of_this_sink():
-    rows = re.findall(r"^\| (`sinks\..*?) \| (.*?) \|", README.read_text(encoding="utf-8"), re.MULTILINE)
-    in_readme = {key: default.strip("`") for keys, default in rows for key in re.findall(r"`sinks\.(\w+)`", keys)}
-    assert "timeout_seconds" in in_readme
-    keys_of_sinks = PAGE.read_text(encoding="utf-8").partition("## The keys of the sinks")[2]
-    for heading in re.findall(r"^### (.+)$", keys_of_sinks, re.MULTILINE):
-        twice = {key: default for key, default in _documented_keys(heading).items() if key in in_readme}
-        assert set(twice) <= set(_defaults(SinkConfig)), f"{heading}: drop the README's row"
-        assert [key for key, default in twice.items() if default == in_readme[key]] == [], heading
-
-
 def test_names_that_the_page_hands_on_are_there():
     table = PAGE.read_text(encoding="utf-8").partition("## What else `bridge.sink` hands on")[2].partition("\n## ")[0]
     names = {name for line in table.splitlines() if line.startswith("| `") for name in re.findall(r"`(\w+)`", line)}
@@ -166,5 +114,5 @@ def test_names_that_the_page_hands_on_are_there():
 
 
 def test_the_file_sink_is_in_the_page_with_the_directory_of_the_unit():
-    section = PAGE.read_text(encoding="utf-8").partition("### file\n")[2].partition("\n### ")[0]
+    section = KEYS.read_text(encoding="utf-8").partition("## file\n")[2].partition("\n## ")[0]
     assert "LogsDirectory=scheduled-events-bridge" in section

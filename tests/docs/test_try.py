@@ -1,4 +1,4 @@
-"""The newcomer's first ten minutes, as the README has them: its files, its commands in order, what appears.
+"""The newcomer's first ten minutes, as the page has them: its files, its commands in order, what appears.
 
 Only the ports and the directory are others, because the tests of two checkouts may run on one machine.
 """
@@ -19,7 +19,7 @@ import doc_pages
 import pytest
 from held_port import held_port
 
-TRY = doc_pages.section(doc_pages.page("README.md"), "Try it: ten minutes to a webhook")
+TRY = doc_pages.page("docs/start/first-webhook.md")
 #: "Within half a minute", and as much again for a machine that does other things too.
 SECONDS = 60
 

@@ -17,12 +17,10 @@ if sys.platform == "win32":
     pytest.skip("a shell script", allow_module_level=True)
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "sinks" / "README.md"
+PAGE = ROOT / "docs" / "reference" / "sinks.md"
 PROGRAM = "/usr/local/bin/on-scheduled-event"
 ONE_TABLE = f'[[sinks]]\ntype = "command"\ncommand = ["{PROGRAM}"]\n'
-TABLES_OF_THE_README = (
-    (ROOT / "README.md").read_text().partition("**A drain script**")[2].split("```")[1][len("toml") :]
-)
+TABLES_OF_THE_README = (ROOT / "docs" / "howto" / "drain-script.md").read_text().split("```")[1][len("toml") :]
 _FEW = {"Live Migration - Dev Timing", "Canceled Maintenance - Dev Timing"}
 PLAYED = [each for each in SCENARIOS if os.environ.get("MOCK_SCENARIOS") == "all" or each.name in _FEW]
 

@@ -17,7 +17,7 @@ action = "approve"
 resources = "any"
 act = "each"
 """
-PAGE = doc_pages.page("deploy/README.md")
+PAGE = doc_pages.page("docs/operate/emergency.md")
 INSTALLED = "/var/lib/scheduled-events-bridge"
 
 

@@ -30,7 +30,26 @@ def page(name: str) -> str:
 def pages() -> list[str]:
     """Return the names of all pages that a user reads, as paths from the root."""
     found = [*ROOT.glob("*.md"), *(ROOT / "bridge").rglob("*.md"), *(ROOT / "sinks").glob("*.md")]
-    return sorted(str(path.relative_to(ROOT)) for path in [*found, *(ROOT / "deploy").rglob("*.md")])
+    found += [*(ROOT / "deploy").rglob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return sorted(str(path.relative_to(ROOT)) for path in found)
+
+
+def book(*folders: str) -> str:
+    """Return the README, or the pages of *folders* of docs/, as one page: each page's title is a heading of level 2."""
+    if not folders:
+        return "\n".join([page("README.md"), book("start", "concepts", "howto", "reference", "operate")])
+    found = [path for folder in folders for path in sorted((ROOT / "docs" / folder).glob("*.md"))]
+    return "\n".join(_one_level_down(path.read_text(encoding="utf-8")) for path in found)
+
+
+def _one_level_down(text: str) -> str:
+    fences = [(each.start(), each.end()) for each in _FENCE.finditer(text)]
+
+    def deeper(found: re.Match[str]) -> str:
+        is_code = any(start <= found.start() < end for start, end in fences)
+        return found[0] if is_code else f"#{found[0]}"
+
+    return re.sub(r"^#{1,5} ", deeper, text, flags=re.MULTILINE)
 
 
 def blocks(text: str, language: str = "") -> list[Block]:

@@ -1,0 +1,164 @@
+"""Writes the parts of the documentation that the code knows best; `python docs/generate.py` after a change of them.
+
+A page holds a mark, ``<!-- generated: NAME -->`` or ``<!-- recipe: NAME -->``, and ``<!-- end -->``. What stands there
+between is made here. A test fails while a page differs from what this would write.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from bridge.cli.commands import commands
+from bridge.cli.init import recipe
+from bridge.config.reference import Key, Table, tables
+from bridge.config.settings import VmSettings, documented
+from bridge.events.event import ScheduledEvent, encode
+from bridge.events.record import Approval, TransitionRecord
+from bridge.testing.records import sample_record
+
+#: The fields of a record that a newcomer looks at.
+_SHORT = ("id", "transition", "evidence", "observed_at", "event", "notice_seconds", "affects_this_vm", "vm", "labels")
+_SHORT_EVENT = ("event_id", "event_type", "event_status", "resources", "not_before", "duration_seconds", "description")
+_WIDTH = 104
+_STRUCTS: dict[str, type[msgspec.Struct]] = {
+    "record": TransitionRecord,
+    "event": ScheduledEvent,
+    "vm": VmSettings,
+    "approval": Approval,
+}
+ROOT = Path(__file__).parents[1]
+_MARK = re.compile(r"^<!-- (generated|recipe): ([\w: .-]+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+
+
+def pages() -> list[Path]:
+    """Return the pages that have generated parts."""
+    found = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [path for path in found if _MARK.search(path.read_text(encoding="utf-8"))]
+
+
+def filled(text: str) -> str:
+    """Return the page *text* with each generated part as the code has it now."""
+    return _MARK.sub(_part, text)
+
+
+def _part(found: re.Match[str]) -> str:
+    kind, name = found[1], found[2]
+    if kind == "recipe":
+        body = f"```toml\n{recipe(name.replace('-', ':', 1)).strip()}\n```"
+    else:
+        title, _, argument = name.partition(" ")
+        body = _PARTS[title](argument)
+    return f"<!-- {kind}: {name} -->\n{body.strip()}\n<!-- end -->"
+
+
+def _configuration(_: str) -> str:
+    """Return every table of the configuration, each under a heading that a link can name."""
+    parts = []
+    for table in tables():
+        title = f"`{table.path}`" if table.path else "The top of the file"
+        header = f"\n```toml\n{table.header}\n```\n" if table.header else ""
+        parts.append(f"## {title}\n\n{table.text}\n{header}\n{_keys(table)}")
+    return "\n\n".join(parts)
+
+
+def _keys_of(path: str) -> str:
+    return _keys(next(table for table in tables() if table.path == path))
+
+
+def _keys(table: Table) -> str:
+    rows = [f"| `{key.name}` | {_default(key)} | {_cell(key.kind)} | {_cell(key.text)} |" for key in table.keys]
+    return "\n".join(["| key | default | value | meaning |", "|---|---|---|---|", *rows])
+
+
+def _default(key: Key) -> str:
+    return "required" if key.default is None else f"`{key.default}`" if key.default else ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _commands(_: str) -> str:
+    """Return the help of every command as it prints it at 80 columns."""
+    parts = []
+    for path, command in _leaves(commands, ()):
+        name = " ".join(("scheduled-events-bridge", *path))
+        context = click.Context(command, info_name=name, terminal_width=80, max_content_width=80)
+        parts.append(f"### {' '.join(path)}\n\n```text\n{command.get_help(context)}\n```")
+    return "\n\n".join(parts)
+
+
+def _leaves(group: click.Group, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], click.Command]]:
+    found: list[tuple[tuple[str, ...], click.Command]] = []
+    for name, command in group.commands.items():
+        inner = (*path, name)
+        found += _leaves(command, inner) if isinstance(command, click.Group) else [(inner, command)]
+    return found
+
+
+def _record(which: str) -> str:
+    """Return a record as a sink `stdout` writes it, its keys on lines of their own; "short": what matters first."""
+    value = msgspec.json.decode(encode(sample_record()))
+    if which == "short":
+        value = {key: value[key] for key in _SHORT} | {
+            "event": {key: value["event"][key] for key in _SHORT_EVENT},
+            "vm": {"name": value["vm"]["name"]},
+        }
+    return f"```json\n{_pretty(value)}\n```"
+
+
+def _pretty(value: dict[str, Any]) -> str:
+    """Return *value* as JSON: a key a line at the top, and what is inside of them in lines of a page's width."""
+    lines = []
+    for key, item in value.items():
+        text = json.dumps(item, ensure_ascii=False)
+        if isinstance(item, dict) and len(text) > _WIDTH:
+            pairs = [f"{json.dumps(name)}: {json.dumps(each, ensure_ascii=False)}" for name, each in item.items()]
+            text = "{\n" + ",\n".join(f"    {line}" for line in _joined(pairs)) + "\n  }"
+        lines.append(f"  {json.dumps(key)}: {text}")
+    return "{\n" + ",\n".join(lines) + "\n}"
+
+
+def _joined(parts: list[str]) -> list[str]:
+    """Return *parts* with commas between them, as many on a line as fit."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) < _WIDTH:
+            lines[-1] += f", {part}"
+        else:
+            lines.append(part)
+    return lines
+
+
+def _fields(name: str) -> str:
+    struct = _STRUCTS[name]
+    texts = {field: text.replace("None", "null") for field, text in documented(struct).items()}
+    rows = [f"| `{field.encode_name}` | {_cell(texts[field.name])} |" for field in msgspec.structs.fields(struct)]
+    return "\n".join(["| field | meaning |", "|---|---|", *rows])
+
+
+_PARTS: dict[str, Callable[[str], str]] = {
+    "configuration": _configuration,
+    "keys": _keys_of,
+    "commands": _commands,
+    "record": _record,
+    "fields": _fields,
+}
+
+
+def main() -> None:
+    """Write every page anew."""
+    for path in pages():
+        text = path.read_text(encoding="utf-8")
+        path.write_text(filled(text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
