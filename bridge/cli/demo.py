@@ -5,7 +5,8 @@ set anything up and nothing stays: IMDS is the simulator, the state lives in a t
 listener is off. No file and no variable that `run` would read is read.
 
 Piped, the records go to standard output through the stdout sink, as JSON lines. On a terminal `bridge.cli.demo_view`
-shows them with their meaning; rich is imported only then.
+shows them with their meaning; rich is imported only then, and where it was left out (an installation from the archive
+of a release has nothing that a service never needs) the lines come there too.
 """
 
 from __future__ import annotations
@@ -58,8 +59,13 @@ def run_demo() -> None:
 def _view(scenario: Scenario) -> JsonLines | Screen:
     if not sys.stdout.isatty():
         return JsonLines()
-    from bridge.cli.demo_view import Screen  # noqa: PLC0415  # rich is for a terminal only
-
+    try:
+        from bridge.cli.demo_view import Screen  # noqa: PLC0415  # rich is for a terminal only
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "rich":
+            raise
+        sys.stderr.write("Shown without a table, because the Python package rich is not installed.\n")
+        return JsonLines()
     return Screen(scenario)
 
 

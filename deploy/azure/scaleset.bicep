@@ -36,7 +36,11 @@ var files = replace(
   replace(
     replace(
       replace(
-        replace(loadTextContent('cloud-init.yaml'), '{{SETUP}}', loadFileAsBase64('setup.sh')),
+        replace(
+          replace(loadTextContent('cloud-init.yaml'), '{{SETUP}}', loadFileAsBase64('setup.sh')),
+          '{{TRY_TREE}}',
+          loadFileAsBase64('../systemd/try_tree.py')
+        ),
         '{{INSTALL}}',
         loadFileAsBase64('../systemd/install.sh')
       ),

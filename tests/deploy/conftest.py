@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -44,6 +45,22 @@ def clean_environment() -> dict[str, str]:
     hidden = ("PYTHONPATH", "PYTHONHOME", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV")
     rest = {key: value for key, value in os.environ.items() if key not in hidden}
     return rest | {"PIP_NO_CACHE_DIR": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+#: The unit hides these from the service, so its Python may not live there.
+HIDDEN = (Path("/home"), Path("/root"), Path("/tmp"), Path("/run/user"))  # compared, not used
+
+
+@pytest.fixture(scope="session")
+def service_python() -> Path:
+    """Return a Python of 3.10 or newer, with venv, that the service can see."""
+    for candidate in (Path(sys.base_prefix) / "bin/python3", Path("/usr/bin/python3"), Path("/usr/local/bin/python3")):
+        if any(hidden in candidate.resolve().parents for hidden in HIDDEN) or not candidate.exists():
+            continue
+        fits = "import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))"
+        if subprocess.run([candidate, "-c", fits], capture_output=True, timeout=30, check=False).returncode == 0:
+            return candidate
+    return absent("outside of /home and /root, where a service could see it, is no Python of 3.10 or newer with venv")
 
 
 @pytest.fixture(scope="session")

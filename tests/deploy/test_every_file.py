@@ -14,6 +14,7 @@ JUDGES = {
     "*/README.md": "../docs/test_readme.py",
     "azure/kql/README.md": "../docs/test_operators.py",
     "systemd/*": "test_systemd.py",
+    "artifact/*": "test_artifact.py",
     "docker/Dockerfile": "test_docker.py",
     "docker/Dockerfile.dockerignore": "test_docker.py",
     "docker/healthcheck.py": "test_docker.py",

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from bridge.config.loader import read
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
 
+DEPLOY = Path(__file__).parents[2] / "deploy"
 NAME = "scheduled-events-bridge"
 UNIT = f"{NAME}.service"
 OPT = f"/opt/{NAME}"
@@ -40,8 +40,9 @@ def unit(deploy):
 class Tree:
     """A directory that the installer is told to take for the machine."""
 
-    def __init__(self, root, installer, source, environment):
+    def __init__(self, root, installer, source, environment, python):
         self.root = root
+        self._python = python
         self._installer = installer
         self._source = source
         self._environment = environment
@@ -49,7 +50,7 @@ class Tree:
     def install(self, *more):
         """Run the installer and return how it ended."""
         return subprocess.run(
-            [self._installer, "--root", self.root, "--python", sys.executable, *more, self._source],
+            [self._installer, "--root", self.root, "--python", self._python, *more, self._source],
             env=self._environment,
             capture_output=True,
             text=True,
@@ -71,16 +72,20 @@ class Tree:
 
     def run(self, *arguments):
         """Run the installed command, which believes that it lies in /opt."""
-        command = [self.link / "bin/python", "-I", self.link / f"bin/{NAME}", *arguments]
+        return self.run_python(self.link / f"bin/{NAME}", *arguments)
+
+    def run_python(self, *arguments):
+        """Run the tree's Python."""
+        command = [self.link / "bin/python", "-I", *arguments]
         return subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.fixture(scope="module")
-def tree(deploy, package_source, clean_environment, tool, tmp_path_factory):
+def tree(package_source, clean_environment, service_python, tool, tmp_path_factory):
     tool("systemctl")
     tool("systemd-sysusers")
     root = tmp_path_factory.mktemp("systemd") / "root"
-    made = Tree(root, deploy / "systemd/install.sh", package_source, clean_environment)
+    made = Tree(root, DEPLOY / "systemd/install.sh", package_source, clean_environment, service_python)
     done = made.install()
     assert done.returncode == 0, done.stderr
     return made
@@ -240,6 +245,51 @@ def test_version_that_refuses_the_configuration_changes_nothing(tree):
     assert (tree.versions, tree.link.resolve()) == (versions, linked)
 
 
+def test_tree_holds_nothing_to_install_with(tree):
+    held = {path.name.partition("-")[0] for path in (tree.link / "lib").glob("python*/site-packages/*.dist-info")}
+    assert "scheduled_events_bridge" in held
+    assert held & {"pip", "setuptools"} == set()
+
+
+def test_extras_are_remembered_at_an_upgrade_until_they_are_forgotten(tree):
+    def has_jinja2():
+        return tree.run_python("-c", "import jinja2").returncode == 0
+
+    assert not has_jinja2()
+    for options, expected in ((["--extras", "template"], True), ([], True), (["--extras", "none"], False)):
+        assert tree.install(*options).returncode == 0
+        assert has_jinja2() == expected, options
+
+
+def test_python_that_the_sandbox_hides_is_refused(tree, service_python, tmp_path):
+    versions, linked = tree.versions, tree.link.resolve()
+    hidden = tmp_path / "bin/python3"  # the service has a /tmp of its own
+    hidden.parent.mkdir()
+    shutil.copy(service_python.resolve(), hidden)
+    done = tree.install("--python", hidden)
+    assert done.returncode == 1
+    assert f"{hidden} lies in {hidden}, which the service cannot see" in done.stderr
+    assert (tree.versions, tree.link.resolve()) == (versions, linked)
+
+
+def test_uninstall_keeps_configuration_and_state_and_purge_takes_them(deploy, tmp_path):
+    root = tmp_path / "root"
+    program, kept = (
+        root / f"opt/{NAME}/venvs/1/bin/python",
+        [root / f"etc/{NAME}/config.toml", root / f"var/lib/{NAME}/x"],
+    )
+    drop_in = root / f"etc/systemd/system/{UNIT}.d/mine.conf"
+    unit = root / f"etc/systemd/system/{UNIT}"
+    for path in (program, unit, drop_in, root / f"usr/local/bin/{NAME}", *kept):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    uninstall = [deploy / "systemd/install.sh", "--uninstall", "--root", root]
+    assert subprocess.run(uninstall, capture_output=True, timeout=30, check=False).returncode == 0
+    assert {path for path in root.rglob("*") if path.is_file()} == {drop_in, *kept}
+    assert subprocess.run([*uninstall, "--purge"], capture_output=True, timeout=30, check=False).returncode == 0
+    assert [path for path in root.rglob("*") if NAME in path.name] == []
+
+
 def test_configuration_that_is_named_replaces_the_one_that_is_there_if_it_is_right(tree, tmp_path):
     before, mine = tree.config.read_text(), tmp_path / "mine.toml"
     mine.write_text("no_such_key = 1\n")
@@ -251,17 +301,19 @@ def test_configuration_that_is_named_replaces_the_one_that_is_there_if_it_is_rig
     assert tree.config.read_text() == mine.read_text()
 
 
-#: Stands in for a Python of another version, and makes venvs that hold nothing but itself.
+#: Stands in for a Python of another version, and makes venvs that hold nothing but itself. An agent of such a venv
+#: refuses a configuration with the word "refused".
 PYTHON = """#!/bin/sh
 case "$*" in
   *"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
+  *check-config*) for last; do :; done; ! grep -q refused "$last" || exit 78 ;;
   -c*) exec {python} -c "import sys; sys.version_info = {version}; exec(sys.argv[1])" "$2" ;;
 esac
 """
 
 
 @pytest.fixture
-def onto_this_machine(tool, unable, deploy, tmp_path):
+def onto_this_machine(tool, unable, deploy, service_python, tmp_path):
     """Return a function that installs without --root, where / forgets what is written and systemctl only notes it."""
     inside = (
         "mount --make-rprivate / && mount -t tmpfs none /run && mkdir -p /run/systemd/system && "
@@ -282,7 +334,7 @@ def onto_this_machine(tool, unable, deploy, tmp_path):
 
     def install(*arguments, version=(3, 12, 0)):
         python = tmp_path / "python"
-        python.write_text(PYTHON.format(python=sys.executable, version=version))
+        python.write_text(PYTHON.format(python=service_python, version=version))
         python.chmod(0o755)
         command = [*within, deploy / "systemd/install.sh", "--python", python, *arguments, tmp_path / "agent.whl"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -295,6 +347,7 @@ def test_installer_starts_the_agent_at_once(onto_this_machine):
     done, asked = onto_this_machine()
     assert done.returncode == 0, done.stderr
     assert asked == ["daemon-reload", f"--quiet enable {UNIT}", f"restart {UNIT}"]
+    assert "is not ready" not in done.stdout + done.stderr
 
 
 def test_told_not_to_start_it_leaves_what_runs_alone_and_says_so(onto_this_machine):
@@ -323,6 +376,9 @@ def test_newer_python_is_taken_with_a_word_and_an_older_one_is_not(onto_this_mac
         (["--root"], "--root needs a value"),
         (["--config"], "--config needs a value"),
         (["--config", "nowhere.toml", str(Path(__file__).parents[2])], "nowhere.toml is no file"),
+        (["--wait", "soon"], "--wait needs whole seconds, not soon"),
+        (["--purge"], "--purge goes with --uninstall"),
+        (["--uninstall", "nowhere"], "--uninstall takes --purge and --root alone"),
         (["nowhere.whl"], "nowhere.whl is no file"),
         (["nowhere"], "neither a wheel nor a checkout"),
     ],
@@ -336,7 +392,9 @@ def test_wrong_usage_of_the_installer_is_said(deploy, arguments, said):
 
 
 def test_shell_scripts_are_clean(tool, deploy):
-    scripts = [deploy / "systemd/install.sh", *sorted((Path(__file__).parent / "systemd").glob("*.sh"))]
-    assert len(scripts) == 3
+    here = Path(__file__).parent
+    scripts = [deploy / "systemd/install.sh", deploy / "artifact/lock.sh", *sorted(here.glob("systemd/*.sh"))]
+    scripts += sorted(here.glob("artifact/*.sh"))
+    assert len(scripts) == 5
     done = subprocess.run([tool("shellcheck"), *scripts], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout

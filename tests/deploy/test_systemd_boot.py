@@ -19,8 +19,6 @@ SYSTEMD = Path("/lib/systemd/systemd")
 BOOT_SECONDS = 400
 #: The namespaces that boot.sh makes.
 SPACES = ("--fork", "--pid", "--mount", "--net", "--cgroup", "--uts", "--ipc")
-#: The unit hides these from the service, so its Python may not live there.
-HIDDEN = (Path("/home"), Path("/root"), Path("/tmp"), Path("/run/user"))
 
 
 def boot(tree, directory, seconds):
@@ -37,20 +35,9 @@ def boot(tree, directory, seconds):
             return None
 
 
-def service_python():
-    """Return a Python of 3.10 or newer, with venv, that the service can see; None when there is none."""
-    for candidate in (Path(sys.base_prefix) / "bin/python3", Path("/usr/bin/python3"), Path("/usr/local/bin/python3")):
-        if any(hidden in candidate.resolve().parents for hidden in HIDDEN) or not candidate.exists():
-            continue
-        fits = "import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 10))"
-        if subprocess.run([candidate, "-c", fits], capture_output=True, timeout=30, check=False).returncode == 0:
-            return candidate
-    return None
-
-
 @pytest.fixture(scope="module")
 def place(tool, unable, tmp_path_factory):
-    """Return a directory for a systemd of its own, and a Python for its service, on a machine that can start it."""
+    """Return a directory for a systemd of its own, on a machine that can start it."""
     for name in ("unshare", "ip", "openssl", "systemd-sysusers"):
         tool(name)
     directory = tmp_path_factory.mktemp("boot")
@@ -59,18 +46,15 @@ def place(tool, unable, tmp_path_factory):
         probe = subprocess.run(["unshare", *SPACES, "true"], capture_output=True, text=True, timeout=30, check=False)
         console = (directory / "console").read_text() if SYSTEMD.exists() else f"{SYSTEMD} is not here"
         unable("no systemd of its own starts here, with namespaces, overlays and cgroup2", probe.stderr or console)
-    python = service_python()
-    if python is None:
-        unable("outside of /home and /root, where a service could see it, is no Python of 3.10 or newer with venv")
-    return directory, python
+    return directory
 
 
 @pytest.fixture(scope="module")
-def facts(deploy, package_source, clean_environment, place):
-    directory, python = place
+def facts(deploy, package_source, clean_environment, place, service_python):
+    directory = place
     shutil.rmtree(directory / "boot")
     subprocess.run(
-        [deploy / "systemd/install.sh", "--root", directory / "tree", "--python", python, package_source],
+        [deploy / "systemd/install.sh", "--root", directory / "tree", "--python", service_python, package_source],
         env=clean_environment, capture_output=True, timeout=300, check=True,
     )  # fmt: skip
     boot(directory / "tree", directory, BOOT_SECONDS)

@@ -34,6 +34,7 @@ RUN = {
     "approval: approve": "test_first_approval.py",
     "keys: make and use": "this one",
     "example: check": "test_protocol.py",
+    "artifact: build": "the artifacts of .ci/run",
     "kql: transformation": "test_operators.py",
 }
 #: What a block needs that no test has.

@@ -3,7 +3,9 @@
 #
 #   boot.sh probe DIR     say by the exit code whether this machine and user can
 #   boot.sh TREE DIR      TREE: what `install.sh --root TREE` made; DIR: for drive.sh's results and its own log
+#   boot.sh none DIR      with nothing installed; DIR/goods is at /run/goods in there, and DIR/goods/drive.sh is run
 #
+# $BASE: the system to boot, a directory such as debootstrap makes (this machine's own).
 # The machine's files lie under it as an overlay, so nothing of the machine changes. Its network is loopback alone, and
 # carries the address of the metadata service.
 set -euo pipefail
@@ -15,7 +17,7 @@ overlay() { # the machine's files as a tree that forgets what is written to it
   mount --make-rprivate /
   mount -t tmpfs none "$share/boot"
   mkdir "$share/boot/upper" "$share/boot/work" "$root"
-  mount -t overlay overlay -o "lowerdir=/,upperdir=$share/boot/upper,workdir=$share/boot/work" "$root"
+  mount -t overlay overlay -o "lowerdir=${BASE:-/},upperdir=$share/boot/upper,workdir=$share/boot/work" "$root"
   mount -t proc proc "$root/proc"
   mount -t sysfs sysfs "$root/sys"
   mount -t cgroup2 none "$root/sys/fs/cgroup"
@@ -45,6 +47,11 @@ mount -t tmpfs none "$root/run"
 mkdir "$root/run/results" "$root/run/driver"
 mount --bind "$share/results" "$root/run/results"
 cp "$here/drive.sh" "$here"/../../../deploy/systemd/*.conf "$root/run/driver/"
+if [[ $tree == none ]]; then
+  mkdir "$root/run/goods"
+  mount --bind "$share/goods" "$root/run/goods"
+  cp "$share/goods/drive.sh" "$root/run/driver/"
+fi
 mount -t tmpfs none "$root/tmp"
 mount --rbind /dev "$root/dev"
 ip link set lo up
@@ -61,10 +68,11 @@ for unit in systemd-udevd.service systemd-udevd-kernel.socket systemd-udevd-cont
   apparmor.service keyboard-setup.service systemd-user-sessions.service; do
   ln -s /dev/null "$root/etc/systemd/system/$unit"
 done
-cp -a "$tree/opt" "$tree/usr" "$root/"
-cp -a "$tree"/etc/systemd "$tree"/etc/sysusers.d "$tree"/etc/scheduled-events-bridge "$root/etc/"
-chroot "$root" systemd-sysusers scheduled-events-bridge.conf
-cat >"$root/etc/systemd/system/imds.service" <<X
+if [[ $tree != none ]]; then
+  cp -a "$tree/opt" "$tree/usr" "$root/"
+  cp -a "$tree"/etc/systemd "$tree"/etc/sysusers.d "$tree"/etc/scheduled-events-bridge "$root/etc/"
+  chroot "$root" systemd-sysusers scheduled-events-bridge.conf
+  cat >"$root/etc/systemd/system/imds.service" <<X
 [Unit]
 Description=A simulated metadata service whose first answer takes its time
 [Service]
@@ -72,6 +80,7 @@ Type=exec
 ExecStart=/usr/local/bin/scheduled-events-bridge simulate live-migration --listen 169.254.169.254:80 --allow-remote \
   --first-call 6 --speed 20
 X
+fi
 cat >"$root/etc/systemd/system/driver.service" <<X
 [Unit]
 Description=Does what an operator does

@@ -1,0 +1,313 @@
+# ruff: noqa: INP001
+"""Make the artifact of a release: everything a VM needs to install the agent, in one archive for each machine.
+
+    python3 -m venv build && build/bin/pip install --require-hashes -r deploy/artifact/tools.txt
+    build/bin/python deploy/artifact/build.py --wheel dist/scheduled_events_bridge-*.whl --out dist
+
+A wheelhouse and not a Python of its own: the VM's Python gets its security updates with the VM. The wheels are those of
+the lock (requirements.txt beside this file), for every Python that the agent supports, fetched and compared by hash.
+They go into two archives: scheduled-events-bridge-VERSION-linux-ARCH.tar.gz is whole, with install.sh, the unit and the
+extra `template`; scheduled-events-bridge-extras-VERSION-linux-ARCH.tar.gz is unpacked over it where `apprise` or
+`websocket` is wanted, which are larger than all the rest.
+
+The same inputs give the same bytes. SOURCE_DATE_EPOCH is the time of everything inside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import email
+import gzip
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import NormalizedName, canonicalize_name, parse_wheel_filename
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+SYSTEMD = HERE.parent / "systemd"
+NAME = "scheduled-events-bridge"
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+#: The archive's word for a machine, and that of `uname -m`.
+MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
+#: The oldest first: what runs on a glibc of 2.17 runs on every newer one.
+PLATFORMS = ("manylinux_2_17", "manylinux2014", "manylinux_2_28")
+#: Of the extras, what is small goes into the archive that everybody takes.
+SMALL_EXTRAS = ("template",)
+LARGE_EXTRAS = ("apprise", "websocket")
+#: What a run never needs, though it is declared: `demo` shows itself with rich on a terminal, and plainly without.
+LEFT_OUT = frozenset({canonicalize_name("rich")})
+#: 2020-02-02, as hatchling dates the files of a wheel.
+DEFAULT_EPOCH = 1_580_601_600
+
+
+@dataclass(frozen=True)
+class Locked:
+    """One line of the lock, with its hashes."""
+
+    name: NormalizedName
+    version: str
+    marker: Marker | None
+    hashes: frozenset[str]
+
+    @property
+    def pin(self) -> str:
+        """Return the name and the version, as pip writes them."""
+        return f"{self.name}=={self.version}"
+
+    def line(self, hashes: Iterable[str]) -> str:
+        """Return the line of a requirements file that allows *hashes* alone."""
+        marker = f" ; {self.marker}" if self.marker else ""
+        return (
+            " \\\n    ".join([f"{self.pin}{marker}", *(f"--hash=sha256:{digest}" for digest in sorted(hashes))]) + "\n"
+        )
+
+
+@dataclass(frozen=True)
+class Target:
+    """A Python of one minor version on Linux, on one machine."""
+
+    python: str
+    machine: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Return what markers ask for."""
+        return {
+            "python_version": self.python,
+            "python_full_version": f"{self.python}.0",
+            "implementation_name": "cpython",
+            "implementation_version": f"{self.python}.0",
+            "platform_python_implementation": "CPython",
+            "platform_machine": self.machine,
+            "platform_system": "Linux",
+            "sys_platform": "linux",
+            "os_name": "posix",
+            "platform_release": "",
+            "platform_version": "",
+        }
+
+    @property
+    def platforms(self) -> list[str]:
+        """Return the platforms whose wheels run there."""
+        return [f"{platform}_{self.machine}" for platform in PLATFORMS]
+
+    def tags(self) -> frozenset[Tag]:
+        """Return the tags of the wheels that run there."""
+        major, minor = map(int, self.python.split("."))
+        own = cpython_tags((major, minor), platforms=self.platforms)
+        common = compatible_tags((major, minor), f"cp{major}{minor}", self.platforms)
+        return frozenset((*own, *common))
+
+    def takes(self, marker: Marker | None, extra: str = "") -> bool:
+        """Return whether *marker* holds there."""
+        return marker is None or marker.evaluate(self.environment | {"extra": extra})
+
+
+class Wheelhouse:
+    """A directory of wheels that were compared with the lock."""
+
+    def __init__(self, directory: Path, own: Path) -> None:
+        """Begin with *own*, the agent's wheel."""
+        self.directory = directory
+        self.own = own
+
+    def fetch(self, locked: Sequence[Locked], target: Target) -> None:
+        """Fetch what *target* lacks of *locked*, by hash; a wheel that several Pythons share is fetched once."""
+        wanted = [one for one in locked if self.find(one.pin, target) is None]
+        if not wanted:
+            return
+        with tempfile.TemporaryDirectory() as name:
+            lines = Path(name, "requirements.txt")
+            # Without the markers: pip would ask them of the Python that runs it.
+            lines.write_text(
+                "".join(Locked(one.name, one.version, None, one.hashes).line(one.hashes) for one in wanted),
+                encoding="utf-8",
+            )
+            platforms = [word for platform in target.platforms for word in ("--platform", platform)]
+            subprocess.run(  # noqa: S603
+                [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
+                 "--require-hashes", "--only-binary", ":all:", "--implementation", "cp", "--python-version",
+                 target.python, *platforms, "--dest", self.directory, "--requirement", lines],
+                check=True,
+            )  # fmt: skip
+
+    def find(self, pin: str, target: Target) -> Path | None:
+        """Return the wheel of *pin* that runs on *target*, None when there is none yet."""
+        tags = target.tags()
+        for path in sorted(self.directory.glob("*.whl")):
+            name, version, _, own_tags = parse_wheel_filename(path.name)
+            if f"{name}=={version}" == pin and own_tags & tags:
+                return path
+        return None
+
+
+def read_lock(path: Path) -> list[Locked]:
+    """Return the lines of a file of `uv pip compile --generate-hashes`."""
+    entries = re.findall(r"(?m)^([a-z0-9][^\n]*?)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", path.read_text("utf-8"))
+    found = []
+    for head, hashes in entries:
+        requirement = Requirement(head)
+        (pin,) = requirement.specifier
+        digests = frozenset(re.findall(r"sha256:([0-9a-f]{64})", hashes))
+        found.append(Locked(canonicalize_name(requirement.name), pin.version, requirement.marker, digests))
+    return found
+
+
+@cache
+def requirements_of(wheel: Path) -> list[Requirement]:
+    """Return what *wheel* says that it needs."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if re.fullmatch(r"[^/]+\.dist-info/METADATA", name))
+        said = email.message_from_bytes(archive.read(name)).get_all("Requires-Dist") or []
+    return [Requirement(line) for line in said]
+
+
+def needed(house: Wheelhouse, locked: Sequence[Locked], target: Target, extras: Iterable[str]) -> set[Path]:
+    """Return the wheels that the agent needs on *target*, with *extras*: what it asks for, and what that asks for."""
+    pins = {one.name: one.pin for one in locked if target.takes(one.marker)}
+    found: set[Path] = {house.own}
+    todo = [(house.own, extra) for extra in ("", *extras)]
+    done = set(todo)
+    while todo:
+        wheel, extra = todo.pop()
+        for requirement in requirements_of(wheel):
+            name = canonicalize_name(requirement.name)
+            if name in LEFT_OUT or not target.takes(requirement.marker, extra):
+                continue
+            path = house.find(pins[name], target)
+            if path is None:
+                raise SystemExit(f"There is no wheel of {pins[name]} for Python {target.python} on {target.machine}.")
+            found.add(path)
+            more = [(path, word) for word in ("", *requirement.extras) if (path, word) not in done]
+            done.update(more)
+            todo += more
+    return found
+
+
+def sha256(path: Path) -> str:
+    """Return the digest of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def requirements(wheels: Collection[Path], locked: Sequence[Locked], own: Path) -> str:
+    """Return a requirements file for *wheels* alone: each version with its markers, and each file's hash."""
+    of_pin: dict[str, set[str]] = {}
+    for path in wheels:
+        name, version, _, _ = parse_wheel_filename(path.name)
+        of_pin.setdefault(f"{name}=={version}", set()).add(sha256(path))
+    lines = [one.line(of_pin[one.pin]) for one in locked if one.pin in of_pin]
+    if own in wheels:
+        name, version, _, _ = parse_wheel_filename(own.name)
+        lines.append(Locked(name, str(version), None, frozenset()).line([sha256(own)]))
+    return "".join(sorted(lines))
+
+
+def lay_out(directory: Path, extras: Path, house: Wheelhouse, arch: str) -> None:
+    """Put the tree of the whole archive into *directory*, and what is unpacked over it into *extras*."""
+    locked, tools = read_lock(HERE / "requirements.txt"), read_lock(HERE / "tools.txt")
+    targets = [Target(python, MACHINES[arch]) for python in PYTHONS]
+    for target in targets:
+        house.fetch([one for one in locked if target.takes(one.marker) and one.name not in LEFT_OUT], target)
+
+    def of_all(*names: str) -> set[Path]:
+        return {path for target in targets for path in needed(house, locked, target, names)}
+
+    base = of_all()
+    small = of_all(*SMALL_EXTRAS)
+    put(directory / "wheels", small)
+    put(extras / "wheels", of_all(*LARGE_EXTRAS) - small)
+    write(directory / "requirements.txt", requirements(base, locked, house.own))
+    for extra in (*SMALL_EXTRAS, *LARGE_EXTRAS):
+        where = directory if extra in SMALL_EXTRAS else extras
+        write(where / f"requirements-{extra}.txt", requirements(of_all(extra) - base, locked, house.own))
+    pip = [one for one in tools if one.name == "pip"]
+    pips = Wheelhouse(directory / "pip", house.own)
+    pips.directory.mkdir()
+    pips.fetch(pip, targets[0])
+    for path in sorted(SYSTEMD.iterdir()):
+        if path.is_file():
+            shutil.copy(path, directory)
+    shutil.copy(ROOT / "LICENSE", directory)
+    version = parse_wheel_filename(house.own.name)[1]
+    write(directory / "built-for", f"version={version}\nmachine={MACHINES[arch]}\npythons='{' '.join(PYTHONS)}'\n")
+
+
+def put(directory: Path, wheels: Iterable[Path]) -> None:
+    """Copy *wheels* into a new directory."""
+    directory.mkdir(parents=True)
+    for path in wheels:
+        shutil.copy(path, directory)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file of the archive."""
+    path.write_text(text, encoding="utf-8")
+
+
+def pack(directory: Path, archive: Path, epoch: int) -> None:
+    """Pack *directory*, under its own name, so that the same files give the same bytes."""
+    with (
+        archive.open("wb") as file,
+        gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=epoch) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.GNU_FORMAT) as tar,
+    ):
+        for path in [directory, *sorted(directory.rglob("*"))]:
+            member = tar.gettarinfo(path, str(path.relative_to(directory.parent)))
+            member.uid = member.gid = 0
+            member.uname = member.gname = "root"
+            member.mtime = epoch
+            member.mode = 0o755 if path.is_dir() or path.suffix == ".sh" else 0o644
+            if path.is_dir():
+                tar.addfile(member)
+            else:
+                with path.open("rb") as content:
+                    tar.addfile(member, content)
+
+
+def build(own: Path, out: Path, arch: str, epoch: int) -> list[Path]:
+    """Make the archives of *arch* in *out* and return them."""
+    version = parse_wheel_filename(own.name)[1]
+    made = []
+    with tempfile.TemporaryDirectory() as name:
+        whole, extras = (Path(name, kind, f"{NAME}-{version}-linux-{arch}") for kind in ("whole", "extras"))
+        for directory in (whole, extras, Path(name, "wheels")):
+            directory.mkdir(parents=True)
+        house = Wheelhouse(Path(name, "wheels"), Path(shutil.copy(own, Path(name, "wheels"))))
+        lay_out(whole, extras, house, arch)
+        for directory, kind in ((whole, NAME), (extras, f"{NAME}-extras")):
+            made.append(out / f"{kind}-{version}-linux-{arch}.tar.gz")
+            pack(directory, made[-1], epoch)
+    return made
+
+
+def main() -> None:
+    """Make what the command line asks for, and say how large it is."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--wheel", type=Path, required=True, help="the agent's wheel")
+    parser.add_argument("--out", type=Path, default=Path("dist"), help="where the archives go (dist)")
+    parser.add_argument("--arch", action="append", choices=MACHINES, help="one machine alone (all)")
+    asked = parser.parse_args()
+    epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or DEFAULT_EPOCH)
+    asked.out.mkdir(parents=True, exist_ok=True)
+    for arch in asked.arch or MACHINES:
+        for path in build(asked.wheel.resolve(), asked.out.resolve(), arch, epoch):
+            sys.stdout.write(f"{sha256(path)}  {path.stat().st_size / 1e6:5.1f} MB  {path.name}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+#!/bin/bash
+# What a rollout and a bad day do to a VM with nothing but systemd and python3, without any index: boot.sh runs it in
+# there. Each fact becomes a line NAME=VALUE in /run/results/facts; the test says what it must be.
+set -uo pipefail
+
+readonly name=scheduled-events-bridge
+readonly config=/etc/$name/config.toml link=/opt/$name/venv imds=169.254.169.254
+
+fact() { printf '%s=%s\n' "$1" "$2" >>/run/results/facts; }
+status_of() { "$@" >&2; printf '%s\n' "$?"; }
+version() { readlink "$link"; }
+page() { python3 /run/goods/ask.py "$@"; }
+is_ready() { [[ $(page http://127.0.0.1:9464/readyz) == 200 ]]; }
+runs() { is_ready && systemctl is-active --quiet "$name" && printf 'yes\n' || printf 'no\n'; }
+left() { # what still has the name of the agent, but for what this test put there and the kernel's files
+  find / \( -path /dev -o -path /proc -o -path /sys -o -path /run/goods -o -path /run/driver -o -path /run/results \) -prune -o \
+    -name "*$name*" -print
+  grep -hE "^$name:" /etc/passwd /etc/group
+}
+
+distributions() { find "$link/" -name '*.dist-info' -printf '%f\n' | sed 's/-[0-9].*//' | sort; }
+
+broken() { # a copy of the archive at $1, for a fault to be put into it
+  rm -rf /run/driver/broken
+  cp -a "$1" /run/driver/broken
+}
+
+refused() { # fact $1: the rest must end with 1 and leave the version that runs alone
+  local fact=$1 before pid after
+  shift
+  before=$(version) pid=$(systemctl show "$name" -p MainPID --value)
+  fact "${fact}_exit" "$(status_of "$@" 2>/run/driver/said)"
+  cat /run/driver/said >&2
+  after=$([[ $(version) == "$before" ]] && echo same || echo other)
+  fact "${fact}_version" "$after"
+  fact "${fact}_runs" "$(runs)"
+  fact "${fact}_not_restarted" "$([[ $(systemctl show "$name" -p MainPID --value) == "$pid" ]] && echo yes || echo no)"
+  fact "${fact}_said" "$(tr '\n' ' ' </run/driver/said)"
+}
+
+set -x
+cat >/etc/systemd/system/imds.service <<X
+[Service]
+Type=exec
+ExecStart=/run/goods/simulator/bin/python -m bridge simulate quiet --listen $imds:80 --allow-remote --no-rate-limit
+X
+systemctl daemon-reload
+systemctl start imds
+mkdir /run/driver/archive
+archive=(/run/goods/"$name"-[0-9]*-linux-*.tar.gz)
+tar -C /run/driver/archive -xzf "${archive[0]}"
+tree=$(echo /run/driver/archive/*)
+fact python_has_no_pip "$(python3 -c 'import ensurepip' 2>/dev/null || python3 -c 'import pip' 2>/dev/null && echo no || echo yes)"
+
+# A first installation, with a secret that is there before the first start.
+cat >/run/first.toml <<X
+[[sinks]]
+type = "stdout"
+[[sinks]]
+type = "webhook"
+url = "http://127.0.0.1:9/hook"
+bearer_token_file = "/etc/$name/token"
+transitions = ["canceled"]
+X
+began=$EPOCHSECONDS
+fact prepared_exit "$(status_of "$tree/install.sh" --config /run/first.toml --extras template --no-start)"
+fact not_started_yet "$(systemctl is-active "$name")"
+printf 'a-secret\n' >/run/token
+install -m 0640 -g "$name" /run/token "/etc/$name/token"
+fact start_exit "$(status_of systemctl start "$name")"
+for _ in {1..100}; do is_ready && break; sleep 0.2; done
+fact ready "$(runs)"
+fact seconds_to_ready "$((EPOCHSECONDS - began))"
+fact distributions "$(distributions | tr '\n' ' ')"
+fact installed_megabytes "$(du -sm --apparent-size "$link/" | cut -f 1)"
+fact demo_without_rich "$(script -qec "$name demo" /dev/null </dev/null 2>&1 | grep -c '"transition"')"
+
+# Upgrades under load lose nothing.
+python3 /run/goods/ask.py --announce 400 "http://$imds/control/events" >/run/results/announced &
+load=$!
+sleep 2
+old=$(version)
+fact upgrade_exit "$(status_of "$tree/install.sh")"
+fact upgrade_switched "$([[ $(version) != "$old" ]] && echo yes || echo no)"
+fact upgrade_remembers_extras "$(cat $link/extras)"
+fact load_went_on "$(kill -0 "$load" 2>/dev/null && echo yes || echo no)"
+wait "$load"
+sleep 3
+journalctl -u "$name" -o cat --no-pager | grep '^{"schema_version"' >/run/results/records
+fact upgrade_lost "$(python3 /run/goods/ask.py --lost /run/results/announced /run/results/records)"
+
+# What is refused before anything is changed.
+mkdir -p /root/python/bin
+cp /usr/bin/python3 /root/python/bin/
+refused hidden_interpreter "$tree/install.sh" --python /root/python/bin/python3
+broken "$tree"
+python3 /run/goods/ask.py --without-library requests /run/driver/broken/requirements.txt
+refused missing_library /run/driver/broken/install.sh
+broken "$tree"
+printf 'x' | tee -a /run/driver/broken/wheels/idna-*.whl >&2
+refused other_bytes /run/driver/broken/install.sh
+printf 'no_such_key = 1\n' >/run/wrong.toml
+refused wrong_configuration "$tree/install.sh" --config /run/wrong.toml
+cp "$config" /run/right.toml
+cp /run/wrong.toml "$config"
+refused refused_configuration "$tree/install.sh"
+cp /run/right.toml "$config"
+
+# What is found only once it runs.
+broken "$tree"
+sed -i 's|^ExecStart=.*|ExecStart=/bin/false|' /run/driver/broken/$name.service
+refused does_not_start /run/driver/broken/install.sh --config /run/first.toml
+cmp "$tree/$name.service" /etc/systemd/system/$name.service && fact unit_was_put_back yes
+broken "$tree"
+printf '[[sinks]]\ntype = "stdout"\n[imds]\nendpoint = "http://127.0.0.1:1"\n' >/run/deaf.toml
+refused not_ready "$tree/install.sh" --config /run/deaf.toml --wait 4
+for _ in {1..50}; do is_ready && break; sleep 0.2; done
+fact ready_again_after_not_ready "$(runs)"
+cmp /run/right.toml "$config" && fact configuration_was_put_back yes
+fact trees "$(find /opt/$name/venvs -mindepth 1 -maxdepth 1 | wc -l)"
+
+fact uninstall_exit "$(status_of "$tree/install.sh" --uninstall)"
+fact uninstall_left "$(left | tr '\n' ' ')"
+fact uninstall_is_active "$(systemctl is-active "$name")"
+fact again_exit "$(status_of "$tree/install.sh")"
+fact again_runs "$(runs)"
+fact purge_exit "$(status_of "$tree/install.sh" --uninstall --purge)"
+fact purge_left "$(left | tr '\n' ' ')"
+
+# A first installation that does not start leaves nothing running.
+broken "$tree"
+sed -i 's|^ExecStart=.*|ExecStart=/bin/false|' /run/driver/broken/$name.service
+fact first_fails_exit "$(status_of /run/driver/broken/install.sh)"
+fact first_fails_is_active "$(systemctl is-active "$name")"
+fact first_fails_is_enabled "$(systemctl is-enabled "$name" 2>/dev/null)"
+"$tree/install.sh" --uninstall --purge >&2
+fact finished yes

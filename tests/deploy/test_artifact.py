@@ -1,0 +1,276 @@
+"""The archive of a release: what it holds, and what becomes of a bare Debian with it, under a systemd of its own.
+
+What a rollout and a bad day do stands in artifact/drive.sh; here is what must come of it.
+"""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
+
+HERE = Path(__file__).parent
+NAME = "scheduled-events-bridge"
+ARCHES = {"x86_64": "x86_64", "arm64": "aarch64"}
+BOOT_SECONDS = 800
+#: The namespaces that boot.sh makes.
+SPACES = ("--fork", "--pid", "--mount", "--net", "--cgroup", "--uts", "--ipc")
+MOST_BYTES = 20_000_000
+
+
+def absent(sentence):
+    if os.environ.get("DEPLOY_TOOLS") == "required":
+        pytest.fail(sentence)
+    pytest.skip(sentence)
+
+
+@pytest.fixture(scope="module")
+def artifacts():
+    """Return the directory with what deploy/artifact/build.py made."""
+    name = os.environ.get("ARTIFACTS")
+    if not name:
+        absent("ARTIFACTS is not set: make the archives with deploy/artifact/build.py, and name their directory")
+    return Path(name)
+
+
+def archive(artifacts, arch, kind=NAME):
+    (path,) = artifacts.glob(f"{kind}-[0-9]*-linux-{arch}.tar.gz")
+    return path
+
+
+def members(path):
+    with tarfile.open(path) as tar:
+        return {member.name.partition("/")[2]: member for member in tar.getmembers()}
+
+
+def text_of(path, name):
+    with tarfile.open(path) as tar:
+        top = tar.getmembers()[0].name
+        return tar.extractfile(f"{top}/{name}").read().decode()
+
+
+# ---- the lock -------------------------------------------------------------------------------------------------------
+
+
+def locked(path):
+    return dict(re.findall(r"(?m)^([a-z0-9-]+)==(\S+)", path.read_text()))
+
+
+def test_lock_is_what_pyproject_asks_for(checkout):
+    uv = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
+    if uv is None:
+        absent("uv is not on this machine")
+    done = subprocess.run(
+        [checkout / "deploy/artifact/lock.sh", "--check"],
+        env={**os.environ, "PATH": f"{Path(uv).parent}:{os.environ['PATH']}"},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"run deploy/artifact/lock.sh: {done.stdout}{done.stderr}"
+
+
+def test_every_line_of_the_locks_has_a_hash_and_none_names_an_index(deploy):
+    for name in ("requirements.txt", "tools.txt"):
+        text = (deploy / "artifact" / name).read_text()
+        for line in re.findall(r"(?m)^[a-z0-9][^\n]*==[^\n]*\n[^\n]*", text):
+            assert "--hash=sha256:" in line, line
+        assert "://" not in text
+
+
+def test_no_locked_version_is_below_the_floor_of_its_library(deploy, checkout):
+    versions = locked(deploy / "artifact/requirements.txt")
+    floors = tomllib.loads((checkout / "pyproject.toml").read_text())["tool"][NAME]["floors"]
+    numbers = {name: tuple(map(int, re.findall(r"\d+", version))) for name, version in versions.items()}
+    assert set(floors) - set(numbers) == set()
+    for name, entry in floors.items():
+        assert numbers[name] >= tuple(map(int, re.findall(r"\d+", entry["floor"]))), name
+
+
+# ---- the archives ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_archive_is_small_and_holds_all_that_an_installation_needs(artifacts, arch):
+    path = archive(artifacts, arch)
+    assert path.stat().st_size < MOST_BYTES
+    assert archive(artifacts, arch, f"{NAME}-extras").stat().st_size < MOST_BYTES
+    held = members(path)
+    assert {"install.sh", "try_tree.py", f"{NAME}.service", "config.toml", "requirements.txt", "LICENSE"} <= set(held)
+    wheels = {name.partition("/")[2].partition("-")[0] for name in held if name.startswith("wheels/")}
+    assert {"scheduled_events_bridge", "requests", "cryptography", "msgspec", "jinja2"} <= wheels
+    assert wheels & {"pip", "setuptools", "pygments", "rich"} == set()
+    machines = {name for name in held if name.endswith(".whl") and "-any.whl" not in name}
+    assert machines
+    assert all(ARCHES[arch] in name for name in machines)
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_archive_has_every_compiled_library_for_every_python(artifacts, arch, checkout):
+    classifiers = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["classifiers"]
+    pythons = [line.rpartition(" ")[2] for line in classifiers if re.search(r":: 3\.\d+$", line)]
+    path = archive(artifacts, arch)
+    assert f"pythons='{' '.join(pythons)}'" in text_of(path, "built-for")
+    for python in pythons:
+        assert [name for name in members(path) if "msgspec-" in name and f"-cp{python.replace('.', '')}-" in name]
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_files_of_the_archive_belong_to_root_and_say_nothing_of_who_built_it(artifacts, arch):
+    for member in members(archive(artifacts, arch)).values():
+        assert (member.uid, member.gid, member.uname, member.gname) == (0, 0, "root", "root")
+        assert member.mode == (0o755 if member.isdir() or member.name.endswith(".sh") else 0o644)
+
+
+def test_same_inputs_give_the_same_bytes(artifacts, deploy, package_source, tmp_path):
+    if package_source.suffix != ".whl":
+        absent("WHEEL is not set")
+    arch = next(arch for arch, machine in ARCHES.items() if machine == platform.machine())
+    build = [sys.executable, deploy / "artifact/build.py", "--wheel", package_source, "--out", tmp_path, "--arch", arch]
+    subprocess.run(build, capture_output=True, timeout=600, check=True)
+    for kind in (NAME, f"{NAME}-extras"):
+        assert archive(tmp_path, arch, kind).read_bytes() == archive(artifacts, arch, kind).read_bytes()
+
+
+# ---- a bare Debian --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bare(tool, unable):
+    """Return the directory of a bare Debian, on a machine that can boot it."""
+    base = os.environ.get("BARE_DEBIAN")
+    if os.geteuid():
+        unable("no systemd of its own starts here")
+    if not base or not Path(base, "usr").is_dir():
+        absent("BARE_DEBIAN is not set: make one with debootstrap --variant=minbase --include=systemd,python3,rpm")
+    for name in ("unshare", "ip"):
+        tool(name)
+    probe = subprocess.run(["unshare", *SPACES, "true"], capture_output=True, text=True, timeout=30, check=False)
+    if probe.returncode:
+        unable("no systemd of its own starts here, in namespaces", probe.stderr)
+    return base
+
+
+@pytest.fixture(scope="module")
+def facts(artifacts, bare, service_python, clean_environment, tmp_path_factory):
+    """Return what artifact/drive.sh found."""
+    directory = tmp_path_factory.mktemp("bare")
+    goods = directory / "goods"
+    shutil.copytree(HERE / "artifact", goods)
+    arch = next(arch for arch, machine in ARCHES.items() if machine == platform.machine())
+    path = archive(artifacts, arch)
+    shutil.copy(path, goods)
+    # The simulated metadata service is an agent of its own, which knows nothing of what is tried.
+    subprocess.run(["tar", "-C", directory, "-xzf", path], timeout=60, check=True)
+    (unpacked,) = directory.glob(f"{NAME}-*")
+    subprocess.run(
+        [unpacked / "install.sh", "--root", directory / "own", "--python", service_python],
+        env=clean_environment, capture_output=True, timeout=300, check=True,
+    )  # fmt: skip
+    shutil.copytree((directory / f"own/opt/{NAME}/venv").resolve(), goods / "simulator", symlinks=True)
+    with (directory / "console").open("wb") as console:
+        subprocess.run(
+            ["bash", HERE / "systemd/boot.sh", "none", directory], env={**os.environ, "BASE": bare},
+            stdout=console, stderr=console, timeout=BOOT_SECONDS, check=False,
+        )  # fmt: skip
+    results = directory / "results"
+    for name in ("console", "results/log"):  # shown when a test fails
+        found = directory / name
+        sys.stdout.write(f"---- {name}\n{found.read_text() if found.exists() else 'none'}\n")
+    lines = (results / "facts").read_text().splitlines() if (results / "facts").exists() else []
+    return dict(line.split("=", 1) for line in lines)
+
+
+def test_bare_python_installs_and_the_secrets_are_there_before_the_first_start(facts):
+    assert facts["python_has_no_pip"] == "yes"
+    assert facts["prepared_exit"] == "0"
+    assert facts["not_started_yet"] == "inactive"
+    assert (facts["start_exit"], facts["ready"]) == ("0", "yes")
+    assert int(facts["seconds_to_ready"]) < 60
+
+
+def test_what_is_installed_has_nothing_that_a_run_never_needs(facts):
+    held = set(facts["distributions"].split())
+    assert {"requests", "scheduled_events_bridge"} <= held
+    assert held & {"pip", "setuptools", "pygments", "rich", "markdown_it_py"} == set()
+    assert int(facts["installed_megabytes"]) < 50
+
+
+def test_demo_does_without_the_library_that_was_left_out(facts):
+    assert int(facts["demo_without_rich"]) >= 3
+
+
+def test_upgrade_under_load_loses_nothing_and_remembers_the_extras(facts):
+    assert facts["upgrade_exit"] == "0"
+    assert facts["upgrade_switched"] == "yes"
+    assert facts["upgrade_remembers_extras"] == "template"
+    assert facts["load_went_on"] == "yes"
+    assert facts["upgrade_lost"] == "400 announced, 0 lost, 0 gaps"
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("hidden_interpreter", "which the service cannot see"),
+        ("missing_library", "No module named 'requests'"),
+        ("other_bytes", "DO NOT MATCH THE HASHES"),
+        ("wrong_configuration", "This version refuses /run/wrong.toml. Nothing was changed"),
+        ("refused_configuration", f"This version refuses /etc/{NAME}/config.toml. Nothing was changed"),
+    ],
+)
+def test_broken_upgrade_is_refused_before_anything_is_changed(facts, fault, said):
+    assert facts[f"{fault}_exit"] == "1"
+    assert facts[f"{fault}_version"] == "same"
+    assert facts[f"{fault}_runs"] == "yes"
+    assert facts[f"{fault}_not_restarted"] == "yes"
+    assert said in facts[f"{fault}_said"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("does_not_start", "The new version does not start."),
+        ("not_ready", "not ready after 4 s: IMDS has not answered"),
+    ],
+)
+def test_upgrade_that_fails_at_the_start_gives_way_to_the_version_before(facts, fault, said):
+    assert facts[f"{fault}_exit"] == "1"
+    assert facts[f"{fault}_version"] == "same"
+    assert said in facts[f"{fault}_said"]
+    assert "The version before was put back" in facts[f"{fault}_said"]
+
+
+def test_unit_and_configuration_are_put_back_too_and_nothing_stays_of_what_failed(facts):
+    assert facts["does_not_start_runs"] == "yes"
+    assert facts["ready_again_after_not_ready"] == "yes"
+    assert facts["unit_was_put_back"] == "yes"
+    assert facts["configuration_was_put_back"] == "yes"
+    assert facts["trees"] == "2"
+
+
+def test_uninstall_leaves_configuration_and_state_and_purge_leaves_nothing(facts):
+    assert facts["uninstall_exit"] == "0"
+    assert facts["uninstall_is_active"] == "inactive"
+    left = facts["uninstall_left"].split()
+    assert {f"/etc/{NAME}", f"/var/lib/{NAME}"} <= set(left)
+    assert not [path for path in left if path.startswith(("/opt", "/usr", "/etc/systemd"))]
+    assert (facts["again_exit"], facts["again_runs"]) == ("0", "yes")
+    assert facts["purge_exit"] == "0"
+    assert facts["purge_left"] == ""
+
+
+def test_first_installation_that_does_not_start_leaves_nothing_running(facts):
+    assert facts["first_fails_exit"] == "1"
+    assert facts["first_fails_is_active"] == "inactive"
+    assert facts["first_fails_is_enabled"] in ("", "not-found")
+    assert facts["finished"] == "yes"
