@@ -29,8 +29,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bridge.agent.command_files import CommandFiles
 from bridge.agent.loading import HOLD_SECONDS, OpenOutbox, OutboxLoad
-from bridge.agent.periodic import FileWatch, PeriodicTasks
+from bridge.agent.periodic import PeriodicTasks
 from bridge.agent.upkeep import OutboxUpkeep
 from bridge.approval.service import ApprovalService
 from bridge.config.loader import Settings
@@ -43,13 +44,11 @@ from bridge.health.server import HealthServer
 from bridge.imds.client import client_of
 from bridge.metrics.metrics import Metrics, own_version
 from bridge.outbox import deliveries
-from bridge.outbox.locks import DISABLED_FILE, NUDGE_FILE, DirectoryLock
 from bridge.outbox.outbox import Outbox, result_or_stop
 from bridge.polling.identity import IdentityResolver
 from bridge.polling.poller import Poller
 from bridge.polling.seen import SeenDocuments
 from bridge.system.boot import boot_id, seconds_since_boot
-from bridge.system.directory_watch import DirectoryWatch
 from bridge.system.ephemeral_disk import EphemeralDiskWatch
 from bridge.system.systemd import SystemdNotifier
 from bridge.system.threads import LoopWatch
@@ -59,11 +58,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_TICK_SECONDS = 1.0
+#: While the outbox is being loaded: how long the hold lasts is looked at in each turn.
+_LOAD_TURN_SECONDS = 1.0
 _TEND_SECONDS = 5.0
 _CLEAN_SECONDS = 60.0
-#: After a change in the directory: whoever moves a file away may be about to put another in its place.
-_SETTLED_SECONDS = 0.5
 _JOIN_SECONDS = 1.0
 #: After the grace, all in all; the interpreter and its last log lines need the rest of the second.
 _END_SECONDS = 0.55
@@ -106,8 +104,6 @@ class Agent:
         self._opened: OpenOutbox | None = None
         self._loaded_at = math.inf
         self._is_watch_wanted = False
-        self._nudge: FileWatch
-        self._off_switch: FileWatch
         self._handover = threading.Lock()
         """Held while one outbox takes the place of another: a stop ends the parts of one of them."""
         self._stop_is_wanted: Callable[[], bool] = lambda: False
@@ -150,19 +146,21 @@ class Agent:
         self._stop_polling = threading.Event()
         self._poll_thread: threading.Thread | None = None
         self._periodic = PeriodicTasks()
-        self._directory_watch = DirectoryWatch(self._directory)
-        self._was_called = False
-        """Whether this turn came before its time."""
-        self._look_at = math.inf
-        """When to look after the directory and the outbox's file, because something has changed there."""
+        self._files = CommandFiles(self._directory, self.turn)
         self._upkeep = OutboxUpkeep(
             outbox,
             keep_delivered_seconds=self._settings.state.keep_delivered_seconds,
-            is_watched=lambda: self._directory_watch.is_on,
+            is_watched=lambda: self._files.is_watched,
         )
-        if self._opened is not None:  # not before: the disk may hang, and this thread with it
-            self._nudge = FileWatch(self._directory / NUDGE_FILE, self.wake)
-            self._off_switch = FileWatch(self._directory / DISABLED_FILE, self._approvals.wake)
+        if self._opened is not None:
+            self._files.follow(
+                self._opened.lock,
+                outbox,
+                self._upkeep,
+                nudged=self.wake,
+                switched=self._approvals.wake,
+                has_switch=lambda: self._approvals.approver is not None,
+            )
 
     def vm_name(self) -> str | None:
         """Return this VM's name, None while it is unknown."""
@@ -258,71 +256,25 @@ class Agent:
         self._is_watch_wanted = True
         if self._opened is None:
             return  # a disk that hangs would hang this thread; `_go_on_with` does it then
-        self._periodic.every(_CLEAN_SECONDS, self._renew_directory_watch)
-        self._renew_directory_watch()
-
-    def _renew_directory_watch(self) -> None:
-        if self._directory_watch.renew():
-            self.turn.set()  # what came until now brought no signal
+        self._periodic.every(_CLEAN_SECONDS, self._files.renew)
+        self._files.renew()
 
     def wait_for_turn(self, stop: threading.Event) -> bool:
-        """Wait until `run_due` has something to do; return False when *stop* is set instead.
-
-        A turn each second costs a fifth of what the poll does, and a look each second at the files that commands touch
-        half of that: it is taken only where the kernel does not tell. It belongs to this thread, which may hang with
-        the disk: the poll and the main thread must not.
-        """
-        if self._was_called:  # what else is renamed beside the directory brings signals too, perhaps without end
-            stop.wait(_LEAST_WAIT_SECONDS)
-        seldom = _TEND_SECONDS if self._load is None else _TICK_SECONDS
-        end = time.monotonic() + max(min(self._periodic.seconds_to_next(), seldom), _TICK_SECONDS)
-        end = min(end, self._look_at)
-        longest = math.inf if self._directory_watch.is_on else _TICK_SECONDS
-        while not (was_called := self.turn.wait(min(end - time.monotonic(), longest))):
-            if time.monotonic() >= end - _LEAST_WAIT_SECONDS or self._has_command_come():
-                break
-        self._was_called = was_called
-        if was_called:
-            self._look_at = min(self._look_at, time.monotonic() + _SETTLED_SECONDS)
-        self.turn.clear()
+        """Wait until `run_due` has something to do; return False when *stop* is set instead."""
+        seldom = _TEND_SECONDS if self._load is None else _LOAD_TURN_SECONDS
+        self._files.wait(stop, min(self._periodic.seconds_to_next(), seldom))
         return not stop.is_set()
-
-    def _has_command_come(self) -> bool:
-        if self._opened is None:
-            return False
-        is_switched = self._approvals.approver is not None and self._off_switch.is_touched
-        return is_switched or not self._nudge.is_there or self._nudge.is_touched
 
     def run_due(self) -> None:
         """Look at what commands touch, and run the tasks that are due; called after `wait_for_turn`, by one thread.
 
-        Raises StateDirectoryError when another agent has the state directory, because it was deleted or moved: two
-        agents would tell every record twice, and this one can only stop.
+        Raises StateDirectoryError when another agent has the state directory.
         """
         self._loop_watch.expect_within(_TEND_SECONDS)
         if self._load is not None:
             self._look_at_load(self._load)
-        if self._opened is not None:
-            self._look_at_files(self._opened.lock)
+        self._files.look()
         self._periodic.run_due()
-
-    def _look_at_files(self, lock: DirectoryLock) -> None:
-        is_in_place = self._nudge.check()  # where the file in it is the same one, so is the directory
-        if self._approvals.approver is not None:
-            self._off_switch.check()
-        is_look_due = time.monotonic() >= self._look_at - _LEAST_WAIT_SECONDS
-        if is_look_due or not (is_in_place or self._was_called):
-            self._look_at = math.inf
-            self._look_after_directory(lock, has_changed=is_look_due)
-
-    def _look_after_directory(self, lock: DirectoryLock, *, has_changed: bool) -> None:
-        with suppress(OSError):  # without a directory the outbox works from memory, and says so
-            if lock.claim():
-                self.outbox.tend()
-            elif has_changed:
-                self._upkeep.directory_changed()
-        if self._directory_watch.is_on:
-            self._renew_directory_watch()
 
     # While the outbox is being loaded.
 
@@ -433,7 +385,7 @@ class Agent:
         """
         deadline = time.monotonic() + max(self._settings.stop_grace_seconds - spent_seconds, 0.0)
         end = deadline + _END_SECONDS
-        self._directory_watch.close()
+        self._files.close()
         self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
         self._loop_watch.idle()
         if self._handover.acquire(timeout=_left(deadline, at_most=math.inf)):
