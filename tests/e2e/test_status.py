@@ -252,12 +252,16 @@ def test_broken_sinks_are_shown_with_their_last_error_and_what_to_do(agent, azur
     configure(agent, azure.endpoint, "".join(sinks))
     azure.world.add_event(EventSpec(event_type="Freeze"))
     agent.start()
+    # One that has taken nothing yet and refuses what comes first may be the wrong endpoint: nothing is parked by it.
     report = wait_for_status(
-        agent, lambda r: r["agent"]["ready"] is False and all(sink["last_error"] for sink in r["sinks"])
+        agent,
+        lambda r: (
+            r["agent"]["ready"] is False
+            and all(sink["last_error"] for sink in r["sinks"])
+            and [sink["needs_attention"] for sink in r["sinks"]] == [True, True, False, False]
+        ),
     )
     assert any("token" in reason for reason in report["agent"]["reasons"])
-    # One that has taken nothing yet and refuses what comes first may be the wrong endpoint: nothing is parked by it.
-    assert [sink["needs_attention"] for sink in report["sinks"]] == [True, True, False, False]
     text = status(agent)
     assert text.startswith("The agent is running, but not ready:\n  Sink token needs a person")
     assert re.search(
