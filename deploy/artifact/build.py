@@ -2,6 +2,7 @@
 """Make the artifact of a release: everything a VM needs to install the agent, in one archive for each machine.
 
     python3 -m venv build && build/bin/pip install --require-hashes -r deploy/artifact/tools.txt
+    build/bin/python -m pip wheel --no-deps --wheel-dir dist .
     build/bin/python deploy/artifact/build.py --wheel dist/scheduled_events_bridge-*.whl --out dist
 
 A wheelhouse and not a Python of its own: the VM's Python gets its security updates with the VM. The wheels are those of
