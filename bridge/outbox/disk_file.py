@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from bridge.errors import OutboxError, StateDirectoryError
-from bridge.outbox import database, meta, recovery, retention
+from bridge.outbox import database, meta, recovery, retention, salvage_note
 from bridge.outbox.database import DATABASE, is_lock, transaction
 from bridge.outbox.locks import prepare_nudge
 from bridge.outbox.recovery import FileGuard
@@ -89,12 +89,37 @@ class DiskFile:
                 connection.close()
                 self._delete_stump()
                 raise
+            salvage_note.end(self.directory)
             stream.begin(connection)
             self.watch()
         except BaseException:
             connection.close()
             raise
         return connection
+
+    def unread(self) -> list[Path]:
+        """Return damaged files whose rows are still to be brought into the outbox, because an agent died meanwhile.
+
+        What it had begun to make of them, and committed nothing in, is deleted.
+        """
+        found = salvage_note.unread(self.directory)
+        if found and self._holds_a_stream():
+            salvage_note.end(self.directory)  # it died after the commit
+            return []
+        if found:
+            self._delete_stump()
+            self.set_aside_count += len(found)
+        return found
+
+    def _holds_a_stream(self) -> bool:
+        """Return whether there is a file in which something was committed, or one that only `open` can judge."""
+        if self.path.is_symlink() or not self.path.exists():
+            return False
+        try:
+            with closing(database.open_read_only(self.path)) as connection:
+                return meta.get(connection, "stream_id") is not None
+        except sqlite3.Error:
+            return self.path.stat().st_size > 0 and not _is_without_tables(self.path)
 
     def _delete_stump(self) -> None:
         """Delete a file that was made just now, and in which nothing was ever committed: it may fill its volume."""
@@ -144,8 +169,13 @@ class DiskFile:
             return is_lock(error)
         return False
 
-    def set_aside(self, reason: str, why: str, *, in_memory: bool) -> Path | None:
-        """Rename the file and log it; return its new name, None when there was nothing or it failed."""
+    def set_aside(self, reason: str, why: str, *, in_memory: bool, is_read: bool = True) -> Path | None:
+        """Rename the file and log it; return its new name, None when there was nothing or it failed.
+
+        A damaged one that *is_read* afterwards is read again by the next agent, if this one dies before it is.
+        """
+        if reason == "damaged" and is_read:
+            salvage_note.begin(self.directory)
         aside = self.rename(reason)
         # In memory a damaged file that cannot be renamed is found again and again; it was logged the first time.
         if aside is not None or reason != "damaged" or not in_memory:
@@ -190,3 +220,11 @@ def fill(
             stream.forget_decisions(connection)
         if room is not None and is_small:
             retention.fit_volume(connection, max_bytes=room.bound_bytes, finished_bytes=room.finished_bytes, now=now)
+
+
+def _is_without_tables(path: Path) -> bool:
+    """Return whether the database at *path* is one that was made, and in which no table was committed yet."""
+    with suppress(sqlite3.Error), closing(database.open_read_only(path)) as connection:
+        (count,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        return int(count) == 0
+    return False

@@ -21,7 +21,7 @@ import msgspec
 from bridge.errors import OutboxError
 from bridge.events.event import encode
 from bridge.events.record import decode_record
-from bridge.outbox import database, meta, recovery, retention
+from bridge.outbox import database, meta, recovery, retention, salvage_note
 from bridge.outbox.database import SQL, is_damage, transaction
 from bridge.outbox.disk_file import DiskFile
 from bridge.outbox.leaf_pages import open_damaged
@@ -159,6 +159,7 @@ class Merge:
                 counted = deleted_rows(self._memory)
                 self._enter_step(self._commit_seconds)
             self._origin.written_back, self._origin.given_up = counted, given_up
+            salvage_note.end(self._file.directory)
             disk.execute("PRAGMA cache_spill = ON")
             self._enter_step(WORK_SECONDS)
             self._file.watch()

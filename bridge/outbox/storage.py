@@ -228,7 +228,9 @@ class Storage:
         self._flag.clear()
         old, guard, reader = self.connection, self._file.guard, self._file.reader
         self._file.reader = None
-        aside = self._file.being_replaced = self._file.set_aside(reason, why, in_memory=self.in_memory)
+        aside = self._file.being_replaced = self._file.set_aside(
+            reason, why, in_memory=self.in_memory, is_read=carry and not is_another
+        )
         # A file that somebody put in the place of ours is not read.
         readable = [] if is_another or not carry else open_damaged(aside)
         sources = ([old] if carry else []) + readable
@@ -296,6 +298,13 @@ class Storage:
     # The file.
 
     def _open(self) -> sqlite3.Connection:
+        unread = self._file.unread()
+        if unread:
+            logger.error(
+                "An agent before this one ended while it read a damaged outbox. It is read again.",
+                extra={"set_aside_as": [str(path) for path in unread]},
+            )
+            return self._salvaged([source for path in unread for source in open_damaged(path)])
         try:
             return self._file.open(self._stream)
         except (sqlite3.Error, OSError) as error:
@@ -312,7 +321,9 @@ class Storage:
 
     def _replace_damaged(self, why: str) -> sqlite3.Connection:
         aside = self._file.set_aside("damaged", why, in_memory=self.in_memory)
-        sources = open_damaged(aside or self._file.path)
+        return self._salvaged(open_damaged(aside or self._file.path))
+
+    def _salvaged(self, sources: list[sqlite3.Connection]) -> sqlite3.Connection:
         try:
             return self._rebuilt(sources, {})
         finally:
