@@ -39,6 +39,7 @@ from bridge.config.secret_keys import readable_secrets
 from bridge.delivery.pool import CUT_SECONDS, WorkerPool
 from bridge.delivery.router import Router
 from bridge.errors import BridgeError
+from bridge.events.event import VmIdentity
 from bridge.health.reporter import HealthReporter
 from bridge.health.server import HealthServer
 from bridge.imds.client import client_of
@@ -129,11 +130,11 @@ class Agent:
         self._notifier = SystemdNotifier({} if on_request_only else os.environ)
         self._health_server = self._new_health_server()
 
-    def _build_on(self, outbox: Outbox) -> None:
-        """Build the parts that work on *outbox*."""
+    def _build_on(self, outbox: Outbox, *, known_vm: VmIdentity | None = None) -> None:
+        """Build the parts that work on *outbox*; *known_vm* is what IMDS has said already of this VM."""
         self.outbox = outbox
         self._imds = client_of(self._settings.imds)
-        self._identity = IdentityResolver(self._imds, outbox, self._settings.vm, boot_id=boot_id())
+        self._identity = IdentityResolver(self._imds, outbox, self._settings.vm, boot_id=boot_id(), found=known_vm)
         self._pool = WorkerPool(outbox, self.metrics, has_seen_document=self._has_seen_document)
         self._approvals = ApprovalService(
             outbox,
@@ -180,12 +181,16 @@ class Agent:
     ) -> None:
         """Start the parts that work on the outbox; *seen* and *taken* are from before it was loaded."""
         self.outbox.records.taken = taken
-        self._identity.start(stop, timeout_seconds=self._settings.imds.timeout_seconds)
+        is_told = taken is not None  # then who this VM is takes no time, and records are named by it
+        self._identity.start((lambda: False) if is_told else stop, timeout_seconds=self._settings.imds.timeout_seconds)
         self.outbox.on_added = self._pool.notify
         self.metrics.watch_outbox(self.health.outbox)
         self.metrics.watch_vm(self.vm_name)
         self._route(stop)
         if stop():
+            if seen is not None:
+                self._stop_polling.set()  # nobody else knows what was seen: it is stored, and nothing is asked
+                self._start_approvals_and_poll(seen, taken)
             return
         self._start_workers()
         self._start_approvals_and_poll(seen, taken)
@@ -313,7 +318,9 @@ class Agent:
         taken = self.outbox.read(read_taken).result()
         self.outbox.close(_JOIN_SECONDS)
         self._opened, self._load = opened, None
-        self._build_on(opened.outbox)
+        imds, identity = self._imds, self._identity
+        self._build_on(opened.outbox, known_vm=identity.vm if identity.is_found else None)
+        self._imds.go_on_from(imds)
         self.health.use(opened.outbox)
         opened.outbox.write(keep_taken, taken, now=opened.outbox.ages.timestamp())
         logger.warning("The outbox is loaded now; what was seen meanwhile is stored.")
@@ -385,11 +392,14 @@ class Agent:
         """
         deadline = time.monotonic() + max(self._settings.stop_grace_seconds - spent_seconds, 0.0)
         end = deadline + _END_SECONDS
-        self._files.close()
         self._notifier.stopping(self._settings.stop_grace_seconds + _STOP_MARGIN_SECONDS)
         self._loop_watch.idle()
         if self._handover.acquire(timeout=_left(deadline, at_most=math.inf)):
+            has_time = deadline - time.monotonic() >= 3 * _HANDOVER_SECONDS
+            if self._load is not None and self._load.is_loaded and has_time:
+                self._go_on_with(self._load.result())  # only so is what was seen meanwhile stored
             self._handover.release()  # none begins any more
+        self._files.close()
         self.outbox.take_slow_disk()
         self._stop_approvals_and_poll(deadline)
         self._pool.drain(deadline)

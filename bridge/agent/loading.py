@@ -52,6 +52,11 @@ class OutboxLoad:
         return self._opened.done()
 
     @property
+    def is_loaded(self) -> bool:
+        """Return whether the outbox is there."""
+        return self.is_done and self._opened.exception() is None
+
+    @property
     def is_late(self) -> bool:
         """Return whether nothing waits for it any more."""
         return time.monotonic() - self.started_at >= HOLD_SECONDS
@@ -70,7 +75,7 @@ class OutboxLoad:
 
     def abandon(self, timeout_seconds: float) -> None:
         """Close the outbox, if it was loaded and nobody has taken it."""
-        if self.is_done and self._opened.exception() is None:
+        if self.is_loaded:
             lock, outbox = self._opened.result()
             if outbox.close(timeout_seconds):
                 lock.release()

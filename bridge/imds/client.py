@@ -77,6 +77,11 @@ class ImdsClient:
         is_on = self._answered_at is not None and self._clock() - self._answered_at < SERVICE_OFF_AFTER_SECONDS
         return self._timeout_seconds if is_on else max(self._timeout_seconds, self._first_timeout_seconds)
 
+    def go_on_from(self, before: ImdsClient) -> None:
+        """Know what *before*, a client of the same service, was answered: the feature is on, and which disk it has."""
+        self._answered_at = before._answered_at
+        self.os_disk_is_ephemeral = before.os_disk_is_ephemeral
+
     def scheduled_events(self) -> Document:
         """Return the Scheduled Events document; the very same object while its bytes do not change.
 

@@ -57,7 +57,7 @@ class IdentityResolver:
     """Stores the identity of this VM in the outbox; *configured* wins over the service's answer.
 
     *boot_id* names the boot of this machine; with None an identity that is stored is trusted at once, as that of an
-    agent which had it confirmed.
+    agent which had it confirmed. *found* is what the service said of this machine to this very agent: it is not asked.
     """
 
     def __init__(
@@ -67,9 +67,11 @@ class IdentityResolver:
         configured: VmIdentity,
         *,
         boot_id: str | None = None,
+        found: VmIdentity | None = None,
         clock: Clock = REAL_CLOCK,
     ) -> None:
         self._imds = imds
+        self._found_before = found
         self._outbox = outbox
         if boot_id is not None:
             outbox.records.boot_id = boot_id
@@ -228,7 +230,7 @@ class IdentityResolver:
 
     def _try(self) -> None:
         try:
-            found = self._imds.identity()
+            found = self._found_before or self._imds.identity()
         except ImdsError as error:
             self._failed(error)
             return

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import time
 from contextlib import suppress
+from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -289,3 +290,40 @@ def test_polls_go_on_while_a_large_damaged_outbox_is_salvaged_at_the_start(agent
     assert [each[:2] for each in told(agent)] == [("P-1", "scheduled"), ("E-1", "scheduled")]
     assert agent.stop() == 0
     assert len(OutboxFile(agent.state).records()) > 39_000
+
+
+def test_who_this_vm_is_is_not_forgotten_once_the_outbox_is_there(before, imds, disk):
+    agent = before
+    disk.freeze()
+    imds.body = json.dumps(document(4, event("E-1"), event("E-2"), event("P-1", "Preempt"))).encode()
+    start(agent)
+    agent.wait_for(lambda: len(agent.records) == 3)
+    imds.identity = (429, b"")
+    disk.thaw()
+    agent.wait_for(lambda: "The outbox is loaded now" in agent.log)
+    imds.show(document(5, event("E-1"), event("E-2"), event("P-1", "Preempt"), event("E-5")))
+    agent.wait_for(lambda: ("E-5", "scheduled", "observed") in told(agent))
+    assert agent.stop() == 0
+    assert told(agent)[2:] == [("P-1", "scheduled", "observed"), ("E-5", "scheduled", "observed")]
+    assert agent.records[-1]["vm"]["vm_id"] == "AAAA"
+
+
+def test_a_stop_between_the_load_and_the_handover_stores_what_was_seen(before, imds, disk):
+    """A sink that hangs keeps the handover waiting; the outbox is there meanwhile."""
+    agent = before
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hook = f'[[sinks]]\ntype = "webhook"\nname = "silent"\nurl = "http://127.0.0.1:{silent.getsockname()[1]}/"\n'
+        agent.config.write_text(agent.config.read_text() + hook)
+        disk.freeze()
+        imds.body = json.dumps(document(4, event("E-1"), event("E-2"), event("P-1", "Preempt"))).encode()
+        start(agent)
+        agent.wait_for(lambda: len(agent.records) == 3)
+        imds.show(document(5, event("E-1"), event("E-2")), polls=5)
+        disk.thaw()
+        files = Path(f"/proc/{agent.process.pid}/fd")
+        agent.wait_for(lambda: any(each.readlink().name == "outbox.db" for each in files.iterdir()))
+        time.sleep(0.5)  # for the rest of the load, of which nothing shows outside
+        assert agent.stop() == 0
+    known = [(each.event.event_id, each.transition.value) for each in OutboxFile(agent.state).records()]
+    assert ("P-1", "scheduled") in known, agent.log
+    assert "Traceback" not in agent.log
