@@ -322,7 +322,8 @@ class Agent:
         self._build_on(opened.outbox, known_vm=identity.vm if identity.is_found else None)
         self._imds.go_on_from(imds)
         self.health.use(opened.outbox)
-        opened.outbox.write(keep_taken, taken, now=opened.outbox.ages.timestamp())
+        skipping = {each.name for each in self._settings.sinks if each.sink_class.skips_what_is_over(each.config)}
+        opened.outbox.write(keep_taken, taken, now=opened.outbox.ages.timestamp(), skipping=skipping)
         logger.warning("The outbox is loaded now; what was seen meanwhile is stored.")
         self._begin(self._stop_is_wanted, seen=seen, taken=taken)
         if self._is_watch_wanted:

@@ -394,6 +394,13 @@ def totals(connection: sqlite3.Connection) -> OutboxTotals:
     )
 
 
+def supersede(connection: sqlite3.Connection, sink: str, event_key: str, *, now: float) -> None:
+    """Give up what *sink* is owed of the event: it was told later news of it, which this would undo."""
+    last = connection.execute(SQL["last_record"]).fetchone()[0] or 0
+    skipped = connection.execute(SQL["expire_event"], (now, event_key, sink, last)).rowcount
+    _count_event_over(connection, sink, skipped)
+
+
 def mark_started(connection: sqlite3.Connection, sink: str, event_key: str, *, now: float) -> StartMark:
     """Mark that *sink* is about to be sent something of the event, or give the event up because it is over."""
     end = None if is_in_memory(connection) else _end_of_what_never_began(connection, sink, event_key)

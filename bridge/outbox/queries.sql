@@ -482,5 +482,8 @@ FROM deliveries WHERE sequence > ? ORDER BY sink, sequence;
 SELECT id, sink FROM records LEFT JOIN deliveries
   ON deliveries.sequence = records.sequence AND deliveries.state = 'delivered';
 
+-- name: told_events
+SELECT DISTINCT sink, event_key FROM deliveries WHERE state = 'delivered';
+
 -- name: sequence_of
 SELECT sequence FROM records WHERE id = ?;

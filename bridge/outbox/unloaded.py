@@ -102,6 +102,8 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     """From the id of a record to the sinks that took it; of every record that was seen, whether one took it or not."""
     start_marks: list[tuple[str, str]] = []
     """(sink, event key): of this event something may have reached this sink."""
+    told: list[tuple[str, str]] = []
+    """(sink, event key): of this event the sink took something."""
 
 
 def open_unloaded(directory: Path, *, max_bytes: int, keep_delivered_seconds: float, ages: AgeClock) -> Outbox:
@@ -124,13 +126,26 @@ def read_taken(connection: sqlite3.Connection) -> Taken:
         names = sinks.setdefault(record_id, set())
         if sink is not None:
             names.add(sink)
-    return Taken(sinks=sinks, start_marks=connection.execute(SQL["copy_start_marks"]).fetchall())
+    return Taken(
+        sinks=sinks,
+        start_marks=connection.execute(SQL["copy_start_marks"]).fetchall(),
+        told=connection.execute(SQL["told_events"]).fetchall(),
+    )
 
 
-def keep_taken(connection: sqlite3.Connection, taken: Taken, *, now: float) -> None:
-    """Keep the start marks of *taken*, and count what is pending as delivered where the sink took it."""
+def keep_taken(
+    connection: sqlite3.Connection, taken: Taken, *, now: float, skipping: Collection[str] = frozenset()
+) -> None:
+    """Keep the start marks of *taken*, and count what is pending as delivered where the sink took it.
+
+    What is stored of an event, and still owed to one of *skipping* that has heard later news of it, is given up: an
+    alert that has ended would be opened again, and nothing would end it.
+    """
     connection.executemany(SQL["add_start_mark"], taken.start_marks)
     for record_id, sinks in taken.sinks.items():
         for (sequence,) in connection.execute(SQL["sequence_of"], (record_id,)).fetchall():
             for sink in sinks:
                 deliveries.note_delivered(connection, sink, sequence, now=now)
+    for sink, event_key in taken.told:
+        if sink in skipping:
+            deliveries.supersede(connection, sink, event_key, now=now)

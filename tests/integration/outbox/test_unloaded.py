@@ -113,3 +113,19 @@ def test_what_a_sink_took_before_is_not_sent_to_it_again(kit, unloaded):
     mine = kit.totals(outbox)["mine"]
     assert (mine["accepted"], mine["delivered"], mine["pending"]) == (2, 1, 1)
     assert outbox.write(deliveries.mark_started, "all", "P-2", now=0.0).result().is_new is False
+
+
+def test_what_was_owed_of_an_event_is_given_up_where_later_news_of_it_was_told(kit, unloaded):
+    """The sink `mine` pages: the announcement that it never got would page for what is over."""
+    outbox = kit.open(sinks=("mine", "all"))
+    kit.commit(outbox, kit.event("E-1", **MINE), kit.event("E-2", **MINE))
+    kit.commit(unloaded, kit.event("E-1", event_type="Preempt", **MINE), kit.event("E-9", event_type="Preempt", **MINE))
+    for sink in ("mine", "all"):
+        first = unloaded.read(deliveries.due, sink, limit=9).result()[0]
+        assert first.record.event.event_id == "E-1"
+        kit.settle(unloaded, sink, first.record.sequence)
+    taken = unloaded.read(read_taken).result()
+    outbox.write(keep_taken, taken, now=0.0, skipping={"mine"}).result()
+    assert told(outbox, "mine") == [("E-2", "scheduled")]
+    assert told(outbox, "all") == [("E-1", "scheduled"), ("E-2", "scheduled")]
+    assert kit.totals(outbox)["mine"]["expired"] == 1
