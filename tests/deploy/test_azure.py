@@ -2,8 +2,9 @@
 
 The compiler comes through no package registry. tree-sitter-bicep parses; names, modules and functions are resolved
 here; the keys, the types and the enumerated values of a resource are looked up in azure-mgmt-compute, -eventhub,
--authorization, -msi, -monitor and -loganalytics, which are made from the same specifications as the types of the
-compiler. What cloud-init gets is put together as Bicep would, and cloud-init itself judges it.
+-authorization, -msi, -monitor, -loganalytics and -resource-policy, which are made from the same specifications as the
+types of the compiler. What cloud-init gets is put together as Bicep would, and cloud-init itself
+judges it. What the rules of fleet/ do is in test_fleet.py.
 """
 
 import base64
@@ -18,38 +19,51 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from bicep import UNKNOWN, body, declared, decorators, literal, nodes, plain, properties, text
 
 from bridge.config import loader
 
 pytestmark = pytest.mark.deploy
 
 AZURE = Path(__file__).parents[2] / "deploy" / "azure"
-FILES = sorted(path.name for path in AZURE.glob("*.bicep"))
+FILES = sorted(path.relative_to(AZURE).as_posix() for path in AZURE.rglob("*.bicep"))
 
 #: Of all functions those that are used, with the number of arguments (Microsoft, "Bicep functions").
 FUNCTIONS = {
     "base64": 1,
+    "deployment": 0,
     "empty": 1,
     "filter": 2,
+    "flatten": 1,
     "guid": 3,
     "join": 2,
+    "json": 1,
     "loadFileAsBase64": 1,
     "loadJsonContent": 1,
     "loadTextContent": 1,
+    "map": 2,
     "replace": 3,
     "resourceGroup": 0,
     "split": 2,
     "startsWith": 2,
+    "subscription": 0,
     "subscriptionResourceId": 2,
     "take": 2,
     "uniqueString": 1,
+    "utcNow": 1,
 }
-DECORATORS = {"description", "minValue", "maxValue", "minLength", "maxLength", "secure"}
+DECORATORS = {"allowed", "description", "minValue", "maxValue", "minLength", "maxLength", "secure"}
 #: What Bicep itself adds to a resource.
 OF_BICEP = {"name", "parent", "scope", "dependsOn"}
 
-COMPUTE, EVENT_HUB = "azure.mgmt.compute", "azure.mgmt.eventhub"
+COMPUTE, EVENT_HUB, POLICY = "azure.mgmt.compute", "azure.mgmt.eventhub", "azure.mgmt.resource.policy"
 TYPED = {
+    "Microsoft.Authorization/policyAssignments": (POLICY, "PolicyAssignment"),
+    "Microsoft.Authorization/policyDefinitions": (POLICY, "PolicyDefinition"),
+    "Microsoft.Authorization/policySetDefinitions": (POLICY, "PolicySetDefinition"),
+    "Microsoft.Compute/galleries": (COMPUTE, "Gallery"),
+    "Microsoft.Compute/galleries/applications": (COMPUTE, "GalleryApplication"),
+    "Microsoft.Compute/galleries/applications/versions": (COMPUTE, "GalleryApplicationVersion"),
     "Microsoft.Compute/virtualMachineScaleSets": (COMPUTE, "VirtualMachineScaleSet"),
     "Microsoft.EventHub/namespaces": (EVENT_HUB, "EHNamespace"),
     "Microsoft.EventHub/namespaces/eventhubs": (EVENT_HUB, "Eventhub"),
@@ -65,15 +79,22 @@ MAPPED = {
     "Microsoft.Insights/dataCollectionRules": ("azure.mgmt.monitor", "2023-03-11", "DataCollectionRuleResource"),
     "Microsoft.OperationalInsights/workspaces/tables": ("azure.mgmt.loganalytics", "2025-07-01", "Table"),
 }
+#: Of it the released SDK knows an older version alone (Microsoft, "Remediations - Create Or Update", 2021-10-01).
+REMEDIATION = "Microsoft.PolicyInsights/remediations"
+REMEDIATION_KEYS = {
+    "policyAssignmentId",
+    "policyDefinitionReferenceId",
+    "resourceDiscoveryMode",
+    "resourceCount",
+    "parallelDeployments",
+    "failureThreshold",
+    "filters",
+}
 #: Those of which the SDK has the newest version alone.
 UNVERSIONED = {"azure.mgmt.monitor", "azure.mgmt.loganalytics"}
 
 #: The first versions that know osImageNotificationProfile, and retentionDescription.
 OLDEST = {"Microsoft.Compute": "2022-08-01", "Microsoft.EventHub": "2024-01-01"}
-
-UNKNOWN = object()
-"""The value of an expression that only Azure can tell."""
-
 
 # ---- reading Bicep ----
 
@@ -89,74 +110,6 @@ def parse(package):
         return parser.parse((AZURE / name).read_bytes()).root_node
 
     return parsed
-
-
-def text(node):
-    return node.text.decode()
-
-
-def nodes(node, *types):
-    """Yield *node* and all below it, in order, of *types*."""
-    if node.type in types:
-        yield node
-    for child in node.children:
-        yield from nodes(child, *types)
-
-
-def literal(node):
-    """Return what *node* says by itself, else UNKNOWN."""
-    if node.type == "string":
-        is_literal = not any(child.type == "interpolation" for child in node.children)
-        return text(node)[1:-1].replace("\\'", "'") if is_literal else UNKNOWN
-    if node.type == "number":
-        return int(text(node))
-    if node.type in {"boolean", "null"}:
-        return {"true": True, "false": False, "null": None}[text(node)]
-    return UNKNOWN
-
-
-def properties(node):
-    """Return the properties of an object node by their names; a computed name is UNKNOWN."""
-    found = {}
-    for child in node.named_children:
-        if child.type == "object_property":
-            key, value = (part for part in child.named_children if part.type != "comment")
-            name = literal(key) if key.type == "string" else text(key)
-            assert name is UNKNOWN or name not in found, f"{name} stands twice"
-            found[name] = value
-    return found
-
-
-def plain(node):
-    """Return an object or array node as Python has it, with UNKNOWN for every expression."""
-    if node.type == "object":
-        return {name: plain(value) for name, value in properties(node).items()}
-    if node.type == "array":
-        return [plain(child) for child in node.named_children if child.type != "comment"]
-    return literal(node)
-
-
-def declared(root, kind):
-    """Return the declarations of a *kind* (parameter, variable, resource, module, output) by their names."""
-    found = {}
-    for node in nodes(root, f"{kind}_declaration"):
-        name = text(node.named_children[0])
-        assert name not in found, f"{name} is declared twice"
-        found[name] = node
-    return found
-
-
-def body(declaration):
-    """Return the object of a resource or module, that of a loop too."""
-    return next(nodes(declaration, "object"))
-
-
-def decorators(root, parameter):
-    """Return the arguments of the decorators of *parameter*."""
-    before = declared(root, "parameter")[parameter].prev_named_sibling
-    calls = nodes(before, "call_expression") if before is not None and before.type == "decorators" else ()
-    given = {text(call.named_children[0]): call.named_children[1].named_children for call in calls}
-    return {name: plain(arguments[0]) if arguments else True for name, arguments in given.items()}
 
 
 def resources(parse):
@@ -178,7 +131,8 @@ def the_resource(parse, wanted):
 
 
 def test_there_is_something_to_check():
-    assert {"main.bicep", "eventhub.bicep", "logs.bicep", "scaleset.bicep"} == set(FILES)
+    fleet = {"fleet/application.bicep", "fleet/policy.bicep", "fleet/remediation.bicep"}
+    assert {"main.bicep", "eventhub.bicep", "logs.bicep", "scaleset.bicep"} | fleet == set(FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -231,7 +185,7 @@ def test_modules_exist_and_get_what_they_ask_for_and_nothing_else(parse, name):
         assert read <= set(declared(target, "output"))
 
 
-@pytest.mark.parametrize("template", ["main.bicep", "logs.bicep"])
+@pytest.mark.parametrize("template", [name for name in FILES if name not in {"eventhub.bicep", "scaleset.bicep"}])
 def test_defaults_are_within_their_bounds_and_every_parameter_of_a_template_is_explained(parse, template):
     root = parse(template)
     for name, node in declared(root, "parameter").items():
@@ -317,7 +271,19 @@ def check_value(value, wanted, path):
 
 
 def test_every_resource_is_one_whose_model_is_known(parse):
-    assert {type_name for type_name, _, _ in resources(parse)} == set(TYPED) | set(MAPPED)
+    assert {type_name for type_name, _, _ in resources(parse)} == set(TYPED) | set(MAPPED) | {REMEDIATION}
+
+
+def test_a_remediation_goes_on_for_all_of_a_ring_and_stops_when_too_many_fail(parse):
+    found = [plain(node)["properties"] for type_name, _, node in resources(parse) if type_name == REMEDIATION]
+    assert {one["policyDefinitionReferenceId"] for one in found} == {"virtualMachines", "scaleSets"}
+    for one in found:
+        assert set(one) <= REMEDIATION_KEYS
+        assert one["resourceDiscoveryMode"] == "ReEvaluateCompliance"  # what Azure found a day ago is another ring
+        assert one["resourceCount"] == 50_000  # the most that Azure takes; without it, 500
+        assert set(one["failureThreshold"]) == {"percentage"}
+    bounds = decorators(parse("fleet/remediation.bicep"), "parallelDeployments")
+    assert (bounds["minValue"], bounds["maxValue"]) == (1, 30)
 
 
 @pytest.mark.parametrize("type_name", TYPED)

@@ -1,0 +1,140 @@
+# What each resource is, without a word of a provider: tests compute it by `terraform console`, and compare it with the
+# Bicep.
+locals {
+  files = "${path.module}/../../azure/fleet"
+
+  scope          = "/subscriptions/${var.subscription_id}"
+  gallery_id     = "${var.resource_group_id}/providers/Microsoft.Compute/galleries/${var.gallery_name}"
+  application_id = "${local.gallery_id}/applications/scheduled-events-bridge"
+  identity_id    = "${var.resource_group_id}/providers/Microsoft.ManagedIdentity/userAssignedIdentities/${var.gallery_name}-rollout"
+  initiative_id  = "${local.scope}/providers/Microsoft.Authorization/policySetDefinitions/scheduled-events-bridge"
+
+  # Reader, and Virtual Machine Contributor, the same in every tenant
+  reader_role      = "/providers/Microsoft.Authorization/roleDefinitions/acdd72a7-3385-48ef-bd42-f606fba81ae7"
+  contributor_role = "/providers/Microsoft.Authorization/roleDefinitions/9980e02c-c2be-4d73-94e8-173b1dc7cf3c"
+
+  commands   = jsondecode(file("${local.files}/commands.json"))
+  parameters = jsondecode(file("${local.files}/parameters.json"))
+  passed_on  = jsondecode(file("${local.files}/passed-on.json"))
+
+  gallery = {
+    properties = {
+      description = "Scheduled Events Bridge"
+    }
+  }
+
+  application = {
+    properties = {
+      supportedOSType = "Linux"
+      description     = "Tells of the Scheduled Events of a VM, and approves them."
+    }
+  }
+
+  # Where the files are, which is secret, is put beside this in main.tf.
+  application_version = {
+    properties = {
+      publishingProfile = {
+        manageActions = {
+          install = local.commands.install
+          update  = local.commands.update # without one, Azure would remove the version that runs and then install
+          remove  = local.commands.remove
+        }
+        settings = {
+          packageFileName           = "scheduled-events-bridge.tar"
+          configFileName            = "config.toml"
+          scriptBehaviorAfterReboot = "Rerun"
+        }
+        targetRegions = [for region in length(var.regions) > 0 ? var.regions : [var.location] : {
+          name                 = region
+          regionalReplicaCount = var.replicas
+          storageAccountType   = "Standard_LRS"
+        }]
+      }
+      safetyProfile = {
+        allowDeletionOfReplicatedLocations = true
+      }
+    }
+  }
+
+  definitions = {
+    virtualMachines = {
+      name = "scheduled-events-bridge-virtual-machines"
+      body = {
+        properties = {
+          displayName = "Scheduled Events Bridge on Linux VMs"
+          description = "VMs of a ring, those of Flexible scale sets too, have the ring's version of the application."
+          policyType  = "Custom"
+          mode        = "Indexed"
+          metadata    = { category = "Compute" }
+          parameters  = local.parameters
+          policyRule  = jsondecode(file("${local.files}/virtual-machines.json"))
+        }
+      }
+    }
+    scaleSets = {
+      name = "scheduled-events-bridge-scale-sets"
+      body = {
+        properties = {
+          displayName = "Scheduled Events Bridge in the model of Linux scale sets"
+          description = "Scale sets of a ring, Uniform and Flexible, have the ring's version in their model."
+          policyType  = "Custom"
+          mode        = "Indexed"
+          metadata    = { category = "Compute" }
+          parameters  = local.parameters
+          policyRule  = jsondecode(file("${local.files}/scale-sets.json"))
+        }
+      }
+    }
+  }
+
+  initiative = {
+    properties = {
+      displayName = "Scheduled Events Bridge"
+      description = "The agent on VMs and scale sets of one ring."
+      policyType  = "Custom"
+      metadata    = { category = "Compute" }
+      parameters  = local.parameters
+      policyDefinitions = [for reference in ["virtualMachines", "scaleSets"] : {
+        policyDefinitionReferenceId = reference
+        policyDefinitionId          = "${local.scope}/providers/Microsoft.Authorization/policyDefinitions/${local.definitions[reference].name}"
+        parameters                  = local.passed_on
+      }]
+    }
+  }
+
+  assignments = { for ring in var.rings : ring.name => {
+    properties = {
+      displayName        = "Scheduled Events Bridge, ring ${ring.name}"
+      policyDefinitionId = local.initiative_id
+      enforcementMode    = "Default"
+      notScopes          = var.not_scopes
+      parameters = {
+        effect                = { value = var.effect }
+        versionId             = { value = "${local.application_id}/versions/${ring.version}" }
+        tagName               = { value = var.tag_name }
+        ring                  = { value = ring.name }
+        resourceGroups        = { value = ring.resource_groups }
+        everythingElse        = { value = ring.everything_else }
+        resourceGroupsOfRings = { value = flatten(var.rings[*].resource_groups) }
+      }
+    }
+  } }
+
+  # A new version of a ring is a new name, and so a new task.
+  remediations = { for task in flatten([for ring in var.rings : [
+    for reference, definition in local.definitions : {
+      name = "scheduled-events-bridge-${ring.name}-${trimprefix(definition.name, "scheduled-events-bridge-")}-${replace(ring.version, ".", "-")}"
+      ring = ring.name
+      body = {
+        properties = {
+          policyAssignmentId          = "${local.scope}/providers/Microsoft.Authorization/policyAssignments/scheduled-events-bridge-${ring.name}"
+          policyDefinitionReferenceId = reference
+          resourceDiscoveryMode       = "ReEvaluateCompliance"
+          resourceCount               = 50000
+          parallelDeployments         = var.parallel_deployments
+          failureThreshold            = { percentage = var.failure_threshold }
+        }
+      }
+    }
+  ]]) : task.name => task if var.remediate }
+}

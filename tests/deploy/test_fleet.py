@@ -1,0 +1,405 @@
+"""The roll-out to VMs that exist: the commands of the VM Application at work, and the policy rules on sample resources.
+
+Azure itself is not here. The commands run with the real archive and the real installer below a temporary root, and with
+an installer that fails; the rules are judged by tests/kits/azure_policy.py, which has what they use and nothing else.
+"""
+
+import json
+import os
+import platform
+import re
+import subprocess
+import tarfile
+from pathlib import Path
+
+import azure_policy
+import pytest
+from azure_policy import Policy
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
+
+NAME = "scheduled-events-bridge"
+PACKAGE = f"{NAME}.tar"
+VM, SCALE_SET = "Microsoft.Compute/virtualMachines", "Microsoft.Compute/virtualMachineScaleSets"
+#: Rule, type, and where a type keeps its model.
+KINDS = {"virtual-machines": (VM, ()), "scale-sets": (SCALE_SET, ("virtualMachineProfile",))}
+
+
+@pytest.fixture(scope="module")
+def fleet(deploy):
+    """Return a function that reads one JSON file of deploy/azure/fleet."""
+    return lambda name: json.loads((deploy / "azure" / "fleet" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+# ---- the commands ---------------------------------------------------------------------------------------------------
+
+
+def test_azure_takes_the_commands(fleet):
+    commands = fleet("commands")
+    assert set(commands) == {"install", "update", "remove"}
+    for command in commands.values():
+        assert len(command) <= 4096  # Azure's limit for each
+        assert "\n" not in command
+
+
+def test_shellcheck_finds_nothing_in_the_commands(fleet, tool):
+    for name, command in fleet("commands").items():
+        judged = subprocess.run(
+            [tool("shellcheck"), "--shell=sh", "-"],
+            input=f"{command}\n",
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert judged.returncode == 0, f"{name}: {judged.stdout}"
+
+
+def test_an_update_has_a_command_of_its_own_and_a_removal_keeps_what_was_not_delivered(fleet):
+    commands = fleet("commands")
+    assert "--uninstall" not in commands["update"]  # without a command Azure would remove first
+    assert commands["remove"].endswith("install.sh --uninstall")  # and no --purge: a retry removes and adds again
+
+
+@pytest.fixture
+def vm(fleet, tmp_path):
+    """Return a function that runs one command as the extension does: bash, in the directory of this version's files."""
+    directory = tmp_path / NAME / "1.0.0"
+    directory.mkdir(parents=True)
+
+    def run(name, **environment):
+        env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), **environment}
+        command = ["/bin/bash", "-c", fleet("commands")[name]]
+        return subprocess.run(command, cwd=directory, env=env, capture_output=True, text=True, check=False, timeout=420)
+
+    run.directory = directory
+    return run
+
+
+INSTALLER = """\
+#!/bin/sh
+# In place of the installer: tells what it was asked and what it finds beside it, and ends as it is told.
+printf '%s %s\\n' "$(basename "$(pwd)")" "$*" >>"$TOLD"
+[ -f "$(dirname "$0")/built-for" ] || exit 90
+cat "$(dirname "$0")/built-for" >>"$TOLD"
+exit "${ENDS:-0}"
+"""
+
+
+def stub_package(vm, tmp_path, arches=("x86_64", "arm64"), kinds=(NAME,)):
+    """Put a package of archives with an installer that only tells into the directory of *vm*."""
+    with tarfile.open(vm.directory / PACKAGE, "w") as package:
+        for arch in arches:
+            for kind in kinds:
+                top = tmp_path / f"{kind}-{arch}" / f"{NAME}-0.1.0-linux-{arch}"
+                top.mkdir(parents=True)
+                if kind == NAME:
+                    (top / "install.sh").write_text(INSTALLER)
+                    (top / "built-for").write_text(f"{arch}\n")
+                else:
+                    (top / "built-for-extras").write_text("")
+                path = top.parent / f"{kind}-0.1.0-linux-{arch}.tar.gz"
+                with tarfile.open(path, "w:gz") as archive:
+                    archive.add(top, top.name)
+                package.add(path, path.name)
+    return tmp_path / "told"
+
+
+OWN_ARCH = {"aarch64": "arm64"}.get(platform.machine(), platform.machine())
+
+
+@pytest.mark.parametrize("command", ["install", "update"])
+@pytest.mark.parametrize("has_config", [True, False])
+def test_the_archive_of_this_machine_is_installed_with_the_configuration_that_came_along(
+    vm, tmp_path, command, has_config
+):
+    told = stub_package(vm, tmp_path)
+    if has_config:
+        (vm.directory / "config.toml").write_text("")
+    done = vm(command, TOLD=str(told))
+    assert done.returncode == 0, done.stderr
+    assert told.read_text() == f"1.0.0 {'--config config.toml' if has_config else ''}\n{OWN_ARCH}\n"
+
+
+def test_on_arm_the_archive_for_arm_is_taken(vm, tmp_path):
+    told = stub_package(vm, tmp_path)
+    uname = tmp_path / "bin" / "uname"
+    uname.parent.mkdir()
+    uname.write_text("#!/bin/sh\necho aarch64\n")
+    uname.chmod(0o755)
+    assert vm("install", TOLD=str(told), PATH=f"{uname.parent}:{os.environ['PATH']}").returncode == 0
+    assert told.read_text().endswith("\narm64\n")
+
+
+@pytest.mark.parametrize("command", ["install", "update", "remove"])
+@pytest.mark.parametrize("ends", [1, 2, 73])
+def test_what_the_installer_ends_with_is_what_azure_is_told(vm, tmp_path, command, ends):
+    told = stub_package(vm, tmp_path)
+    assert vm(command, TOLD=str(told), ENDS=str(ends)).returncode == ends
+    assert [path.name for path in vm.directory.iterdir()] == [PACKAGE]  # nothing unpacked stays on the disk
+
+
+@pytest.mark.parametrize("command", ["install", "update", "remove"])
+def test_a_package_without_this_machine_s_archive_and_one_that_is_broken_are_failures(vm, tmp_path, command):
+    told = stub_package(vm, tmp_path, arches=("s390x",))
+    assert vm(command, TOLD=str(told)).returncode != 0
+    (vm.directory / PACKAGE).write_bytes(b"no archive")
+    assert vm(command, TOLD=str(told)).returncode != 0
+    (vm.directory / PACKAGE).unlink()
+    assert vm(command, TOLD=str(told)).returncode != 0
+    assert not told.exists()
+
+
+def test_a_command_runs_again_after_a_reboot_in_its_midst(vm, tmp_path):
+    told = stub_package(vm, tmp_path, kinds=(NAME, f"{NAME}-extras"))
+    (vm.directory / "unpacked").mkdir()
+    (vm.directory / "unpacked" / f"{NAME}-9-linux-{OWN_ARCH}.tar.gz").write_text("half of it")
+    done = vm("install", TOLD=str(told))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def real_vm(vm, tmp_path, service_python):
+    """Return *vm* with the archives of a release, and the directory that is its root."""
+    name = os.environ.get("ARTIFACTS")
+    if not name:
+        if os.environ.get("DEPLOY_TOOLS") == "required":
+            pytest.fail(
+                "ARTIFACTS is not set: make the archives with deploy/artifact/build.py, and name their directory"
+            )
+        pytest.skip("ARTIFACTS is not set")
+    with tarfile.open(vm.directory / PACKAGE, "w") as package:
+        for path in Path(name).glob(f"{NAME}-[0-9]*-linux-{OWN_ARCH}.tar.gz"):
+            package.add(path, path.name)
+    root = tmp_path / "root"
+    shell = tmp_path / "bin" / "sh"  # adds the root, and the Python that a service could see
+    shell.parent.mkdir()
+    shell.write_text(
+        f'#!/bin/sh\ncase $* in *--uninstall*) set -- "$@" --root {root} ;; '
+        f'*) set -- "$@" --root {root} --python {service_python} ;; esac\nexec /bin/sh "$@"\n'
+    )
+    shell.chmod(0o755)
+    return (lambda command: vm(command, PATH=f"{shell.parent}:{os.environ['PATH']}:/usr/sbin:/sbin")), root
+
+
+def test_the_real_installer_installs_keeps_the_old_version_at_a_failed_update_and_removes(real_vm, vm):
+    run, root = real_vm
+    root.mkdir()
+    assert run("remove").returncode == 0  # what is not there is no failure
+    config, link = root / f"etc/{NAME}/config.toml", root / f"opt/{NAME}/venv"
+    (vm.directory / "config.toml").write_text('[[sinks]]\ntype = "stdout"\n')
+    done = run("install")
+    assert done.returncode == 0, done.stderr
+    assert config.read_text() == '[[sinks]]\ntype = "stdout"\n'
+    first = link.readlink()
+    (vm.directory / "config.toml").write_text("no_such_key = 1\n")
+    refused = run("update")
+    assert refused.returncode == 1
+    assert "This version refuses config.toml. Nothing was changed" in refused.stderr
+    assert (link.readlink(), "stdout" in config.read_text()) == (first, True)
+    state = root / f"var/lib/{NAME}/outbox.db"
+    state.parent.mkdir(parents=True)
+    state.write_text("not delivered yet")
+    assert run("remove").returncode == 0
+    assert (link.exists(), config.exists(), state.exists()) == (False, True, True)
+
+
+# ---- the rules ------------------------------------------------------------------------------------------------------
+
+GALLERY = "/subscriptions/S/resourceGroups/gallery/providers/Microsoft.Compute/galleries/g"
+APPLICATION = f"{GALLERY}/applications/{NAME}"
+OTHER = {"packageReferenceId": f"{GALLERY}/applications/other/versions/3.0.0", "order": 1}
+#: The rings of a rollout in its last step.
+RINGS = {
+    "canary": {"resourceGroups": [], "everythingElse": False},
+    "early": {"resourceGroups": ["Test-VMs"], "everythingElse": False},
+    "rest": {"resourceGroups": [], "everythingElse": True},
+}
+
+
+def policy(fleet, rule, ring="canary", version="1.0.0", **values):
+    given = {
+        "versionId": f"{APPLICATION}/versions/{version}",
+        "tagName": NAME,
+        "ring": ring,
+        "resourceGroupsOfRings": [name for each in RINGS.values() for name in each["resourceGroups"]],
+        **RINGS[ring],
+        **values,
+    }
+    return Policy(fleet(rule), fleet("parameters"), given)
+
+
+def resource(rule, *, applications=None, group="prod", os_type="Linux", **tags):
+    """Return a VM or a scale set as Azure shows it."""
+    kind, path = KINDS[rule]
+    model = {"storageProfile": {"osDisk": {"osType": os_type}}, "osProfile": {"adminUsername": "azureuser"}}
+    if applications is not None:
+        model["applicationProfile"] = {"galleryApplications": applications}
+    properties = {path[0]: model, "upgradePolicy": {"mode": "Manual"}} if path else model
+    tags = {name.replace("_", "-"): value for name, value in tags.items()}
+    identifier = f"/subscriptions/S/resourceGroups/{group}/providers/{kind}/web"
+    return {
+        "id": identifier,
+        "type": kind,
+        "name": "web",
+        "location": "westeurope",
+        "tags": tags,
+        "properties": properties,
+    }
+
+
+def applications_of(found):
+    model = found["properties"].get("virtualMachineProfile", found["properties"])
+    return model.get("applicationProfile", {}).get("galleryApplications")
+
+
+def in_ring(ring):
+    return {"scheduled_events_bridge": ring}
+
+
+@pytest.mark.parametrize("rule", KINDS)
+@pytest.mark.parametrize(
+    ("what", "ring"),
+    [
+        (in_ring("canary"), "canary"),
+        (in_ring("EARLY"), "early"),
+        ({"group": "test-vms"}, "early"),
+        ({"group": "test-vms", **in_ring("canary")}, "canary"),  # the tag counts more than the group
+        ({}, "rest"),
+        (in_ring("none"), None),
+        (in_ring("canry"), None),  # a slip of the pen is no ring
+        ({"group": "test-vms", **in_ring("none")}, None),
+        ({"os_type": "Windows", **in_ring("canary")}, None),
+    ],
+)
+def test_each_vm_is_in_one_ring_at_most(fleet, rule, what, ring):
+    found = [name for name in RINGS if policy(fleet, rule, name).applies(resource(rule, **what))]
+    assert found == ([ring] if ring else [])
+
+
+def test_nodes_of_aks_are_left_to_aks(fleet):
+    nodes = resource("scale-sets", aks_managed_poolName="nodepool1")
+    assert not [ring for ring in RINGS if policy(fleet, "scale-sets", ring).applies(nodes)]
+
+
+def test_a_flexible_scale_set_without_a_model_is_left_alone(fleet):
+    alone = {**resource("scale-sets", **in_ring("canary")), "properties": {"orchestrationMode": "Flexible"}}
+    assert policy(fleet, "scale-sets").remediate(alone) == alone
+
+
+@pytest.mark.parametrize("rule", KINDS)
+def test_the_rule_of_one_kind_leaves_the_other_alone(fleet, rule):
+    (other,) = KINDS.keys() - {rule}
+    assert not policy(fleet, rule).applies(resource(other, **in_ring("canary")))
+
+
+@pytest.mark.parametrize("rule", KINDS)
+@pytest.mark.parametrize(
+    "before",
+    [
+        None,
+        [],
+        [OTHER],
+        [{"packageReferenceId": f"{APPLICATION}/versions/0.9.0"}, OTHER],
+        [OTHER, {"packageReferenceId": f"{APPLICATION.upper()}/versions/0.9.0"}],
+        [{"packageReferenceId": f"{APPLICATION}-else/versions/1.0.0"}],
+        [{"packageReferenceId": f"{APPLICATION}/versions/1.0.0.1"}],
+    ],
+)
+def test_a_vm_without_the_version_gets_it_and_keeps_all_else(fleet, rule, before):
+    asked = policy(fleet, rule)
+    vm = resource(rule, applications=before, **in_ring("canary"))
+    assert not asked.complies(vm)
+    after = asked.remediate(vm)
+    assert asked.complies(after)
+    own = f"{APPLICATION}/versions/".lower()
+    others = [one for one in before or [] if not one["packageReferenceId"].lower().startswith(own)]
+    found = applications_of(after)
+    assert [one for one in found if not one["packageReferenceId"].lower().startswith(own)] == others
+    (given,) = (one for one in found if one["packageReferenceId"].lower().startswith(own))
+    assert given["packageReferenceId"] == f"{APPLICATION}/versions/1.0.0"
+    # A single VM that fails stops the task of its ring; a scale set must be able to grow without the agent.
+    assert given["treatFailureAsDeploymentFailure"] is (rule == "virtual-machines")
+    assert given["enableAutomaticUpgrade"] is False  # the ring says when
+    (after_model, before_model) = (
+        found["properties"].get("virtualMachineProfile", found["properties"]) for found in (after, vm)
+    )
+    assert {**after_model, "applicationProfile": 0} == {**before_model, "applicationProfile": 0}
+    assert asked.remediate(after) == after
+
+
+@pytest.mark.parametrize("rule", KINDS)
+def test_another_version_for_the_ring_is_a_new_deployment_and_going_back_too(fleet, rule):
+    vm = policy(fleet, rule, version="1.0.0").remediate(resource(rule, **in_ring("canary")))
+    newer = policy(fleet, rule, version="1.1.0")
+    assert not newer.complies(vm)
+    vm = newer.remediate(vm)
+    assert newer.complies(vm)
+    back = policy(fleet, rule, version="1.0.0")
+    assert not back.complies(vm)
+    assert [one["packageReferenceId"] for one in applications_of(back.remediate(vm))] == [
+        f"{APPLICATION}/versions/1.0.0"
+    ]
+
+
+@pytest.mark.parametrize("rule", KINDS)
+@pytest.mark.parametrize("effect", ["AuditIfNotExists", "Disabled"])
+def test_an_audit_changes_nothing(fleet, rule, effect):
+    vm = resource(rule, **in_ring("canary"))
+    asked = policy(fleet, rule, effect=effect)
+    assert not asked.complies(vm)
+    assert asked.remediate(vm) == vm
+
+
+# ---- what Azure asks of a rule --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", KINDS)
+def test_the_rule_has_what_deploy_if_not_exists_needs(fleet, rule):
+    kind, _ = KINDS[rule]
+    details = fleet(rule)["then"]["details"]
+    assert (details["type"], details["name"]) == (
+        kind,
+        "[field('name')]",
+    )  # Azure asks for the name where types are the same
+    assert details["evaluationDelay"] == "AfterProvisioningSuccess"
+    # Virtual Machine Contributor: it may change VMs and scale sets and make deployments, and nothing of the network.
+    (role,) = details["roleDefinitionIds"]
+    assert role == "/providers/Microsoft.Authorization/roleDefinitions/9980e02c-c2be-4d73-94e8-173b1dc7cf3c"
+    assert details["deployment"]["properties"]["mode"] == "incremental"
+
+
+@pytest.mark.parametrize("rule", KINDS)
+def test_only_aliases_that_microsoft_s_own_policies_use(fleet, rule):
+    kind, path = KINDS[rule]
+    model = f"{kind}/{''.join(f'{step}.' for step in path)}"
+    known = {
+        f"{model}storageProfile.osDisk.osType",
+        f"{model}applicationProfile.galleryApplications[*]",
+        f"{model}applicationProfile.galleryApplications[*].packageReferenceId",
+    }
+    assert set(re.findall(r'"field": "(Microsoft\.[^"]+)"', json.dumps(fleet(rule)))) == known
+
+
+@pytest.mark.parametrize("rule", KINDS)
+def test_parameters_are_declared_passed_on_and_used(fleet, rule):
+    declared = set(fleet("parameters"))
+    assert {name: {"value": f"[parameters('{name}')]"} for name in declared} == fleet("passed-on")
+    whole = fleet(rule)
+    template = whole["then"]["details"]["deployment"]["properties"].pop("template")
+    assert set(re.findall(r"parameters\('(\w+)'\)", json.dumps(whole))) == declared
+    for part in [
+        template,
+        *[one["properties"]["template"] for one in template["resources"] if "template" in one["properties"]],
+    ]:
+        inner = {
+            **part,
+            "resources": [{**one, "properties": {**one["properties"], "template": 0}} for one in part["resources"]],
+        }
+        assert set(re.findall(r"parameters\('(\w+)'\)", json.dumps(inner))) == set(part["parameters"])
+
+
+def test_the_kit_refuses_what_it_does_not_know():
+    template = {"parameters": {}, "resources": [{"type": VM, "name": "[guess('x')]"}]}
+    with pytest.raises(ValueError, match="no function guess"):
+        azure_policy.deploy(template, {}, {})
