@@ -6,7 +6,8 @@ again, so it fails the check (exit 1) and is no error of the configuration.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -15,6 +16,7 @@ from bridge.cli.check_local import about_volume, advice_for_root, local_problems
 from bridge.cli.terminal import counted
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.config.loader import Settings, SinkSettings
+from bridge.config.overrides import misspelt
 from bridge.outbox.locks import is_locked
 from bridge.text import one_line
 
@@ -28,9 +30,10 @@ def check_settings(settings: Settings, directory: Path, *, connect: bool) -> boo
     click.echo(_headline(len(problems)))
     runs = "; an agent runs on it" if is_running else ""
     click.echo(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. Looked at as {who()}.")
-    for line in (*map(_sink, settings.sinks), *describe_approval(settings.approval)):
+    for line in (*_overrides(settings), *map(_sink, settings.sinks), *describe_approval(settings.approval)):
         click.echo(line)
-    for warning in (*warnings(settings), *about_volume(directory), *advice_for_root(directory)):
+    found = (*misspelt(os.environ), *warnings(settings), *about_volume(directory), *advice_for_root(directory))
+    for warning in found:
         click.echo(f"Warning: {one_line(warning)}")
     for problem in problems:
         click.echo(f"Wrong: {problem.where}: {one_line(problem.message)}")
@@ -44,6 +47,13 @@ def _headline(count: int) -> str:
         return "The configuration is right."
     what = "one thing is" if count == 1 else f"{count} things are"
     return f"The configuration can be used, but {what} wrong here."
+
+
+def _overrides(settings: Settings) -> Iterator[str]:
+    for key, variable in settings.overrides:
+        table, _, name = key.partition(".")
+        value = getattr(getattr(settings, table), name)
+        yield f"From the environment, before the file: {key} is {value!r} (${variable})."
 
 
 def _sink(sink: SinkSettings) -> str:

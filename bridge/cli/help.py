@@ -21,6 +21,8 @@ Configuration: --config FILE, else $SCHEDULED_EVENTS_BRIDGE_CONFIG, else
 State: state.directory there, else $STATE_DIRECTORY, else
   /var/lib/scheduled-events-bridge for root and
   ~/.local/state/scheduled-events-bridge for others.
+Before the file: $SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN for status.listen,
+  $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY for state.directory.
 NO_COLOR turns colours off.
 """
 

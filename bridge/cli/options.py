@@ -47,7 +47,7 @@ def with_config(command: Command) -> Any:
     @config
     @wraps(command)
     def with_settings(path: Path | None, **rest: Any) -> Any:
-        return command(settings=load(find_config(path, os.environ)), **rest)
+        return command(settings=load(find_config(path, os.environ), os.environ), **rest)
 
     return with_settings
 
@@ -65,4 +65,4 @@ def with_state(command: Command) -> Any:
 
 
 def _directory_of(path: Path | None) -> Path:
-    return directory_of(load(find_config(path, os.environ)), os.environ)
+    return directory_of(load(find_config(path, os.environ), os.environ), os.environ)

@@ -156,9 +156,9 @@ def _whole(config: Path | None) -> Settings:
     """Return the settings of the file as it is now; raise ConfigurationError for one that is just being written."""
     path = find_config(config, os.environ)
     if path is None or not path.is_file():
-        return load(path)  # which says what is wrong with a file that is not there
+        return load(path, os.environ)  # which says what is wrong with a file that is not there
     before = path.read_bytes()
-    settings = load(path)
+    settings = load(path, os.environ)
     if not before.strip():
         raise ConfigurationError(f"The configuration {path} is empty. Restart the agent if it shall run on defaults.")
     if path.read_bytes() != before:

@@ -63,7 +63,7 @@ def show_status(config: Path | None, directory: Path | None, *, as_json: bool) -
 def _settings(config: Path | None, directory: Path | None) -> tuple[Settings | None, str | None]:
     """Return the settings that belong to *directory*, or None and why there are none."""
     try:
-        settings = load(find_config(config, os.environ))
+        settings = load(find_config(config, os.environ), os.environ)
         own = state_directory(settings, os.environ)
     except ConfigurationError as error:
         if directory is None:

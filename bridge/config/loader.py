@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from bridge.config.approval import ApprovalSettings, RemoteSettings, read_approval
+from bridge.config.overrides import mistakes_in, overridden
 from bridge.config.secret_keys import secret_files, secret_variables
 from bridge.config.settings import (
     HeartbeatSettings,
@@ -58,14 +59,22 @@ CONFIG_VARIABLE = "SCHEDULED_EVENTS_BRIDGE_CONFIG"
 _OURS = "scheduled-events-bridge"
 _POSITION = re.compile(r" \(at (line \d+, column \d+|end of document)\)$")
 _WINDOWS = os.name == "nt"
+_NO_ENVIRONMENT: Mapping[str, str] = {}
 
 
-def load(path: Path | None) -> Settings:
-    """Return the settings of the file at *path*; None stands for the defaults, with one stdout sink.
+def load(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> Settings:
+    """Return the settings of the file at *path*, and what *environ* sets in its place (`bridge.config.overrides`).
 
-    Raises ConfigurationError with every mistake of the file.
+    None stands for the defaults, with one stdout sink. Raises ConfigurationError with every mistake of both.
     """
-    return msgspec.structs.replace(read({} if path is None else _parsed(path)), file=path)
+    try:
+        settings = read({} if path is None else _parsed(path))
+    except ConfigurationError as error:
+        more = mistakes_in(environ)
+        if not more:
+            raise
+        raise ConfigurationError(*error.mistakes, *more) from error
+    return overridden(msgspec.structs.replace(settings, file=path), environ)
 
 
 def read(table: Mapping[str, Any]) -> Settings:

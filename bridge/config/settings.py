@@ -135,7 +135,8 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     directory: _Text | None = None
     """Default: $STATE_DIRECTORY, else /var/lib/scheduled-events-bridge as root, else the user's state home;
-    on Windows %ProgramData%\\scheduled-events-bridge\\state."""
+    on Windows %ProgramData%\\scheduled-events-bridge\\state. $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY goes before the
+    file."""
     max_bytes: _Bytes = 268_435_456
     """The most bytes that the outbox may take: at least 1 MiB, by default 256 MiB; a smaller volume bounds it further.
     """
@@ -147,7 +148,8 @@ class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[status]``: /healthz, /readyz and /metrics."""
 
     listen: Annotated[str, Check(_listen)] = "127.0.0.1:9464"
-    """Address, or localhost, and port of health and metrics; port 0 takes a free one and logs it, "" turns it off."""
+    """Address, or localhost, and port of health and metrics; port 0 takes a free one and logs it, "" turns it off.
+    $SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN goes before the file."""
 
     @property
     def address(self) -> tuple[str, int] | None:
@@ -208,6 +210,8 @@ class Settings(TopSettings, frozen=True, kw_only=True):
     """Where records go, one table each. Default: one of type stdout."""
     file: Path | None = None
     """The file that all this was read from; None for the defaults."""
+    overrides: tuple[tuple[str, str], ...] = ()
+    """The keys that the environment sets in place of the file, each with the variable that does."""
     secret_variables: frozenset[str] = frozenset()
     """The environment variables that `*_env` keys name: no program that the agent starts gets to see them."""
     secret_files: tuple[tuple[str, str], ...] = ()

@@ -1,8 +1,9 @@
 # ruff: noqa: INP001
 """Ask the agent in this container whether its loops turn: exit 0 if they do, 1 if not or if nobody answers.
 
-Where it listens is read from the configuration that it runs with, so nothing has to be said twice. What cannot be asked
-is not called ill: a listener that is turned off, or a file that is broken now, which a running agent has refused.
+Where it listens is read from its environment and the configuration that it runs with, so nothing is said twice. What
+cannot be asked is not called ill: a listener that is turned off, or a file that is broken now, which a running agent
+has refused.
 Started every half minute, so it imports little.
 """
 
@@ -14,6 +15,7 @@ import tomllib
 
 CONFIG = os.environ.get("SCHEDULED_EVENTS_BRIDGE_CONFIG") or "/etc/scheduled-events-bridge/config.toml"
 DEFAULT = "127.0.0.1:9464"
+VARIABLE = "SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN"
 TIMEOUT_SECONDS = 5
 HERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104  # to ask, not to listen
 
@@ -41,7 +43,9 @@ def main() -> str:
 
 
 def configured() -> str:
-    """Return status.listen of the configuration, or its default."""
+    """Return status.listen of the environment, else of the configuration, or its default."""
+    if os.environ.get(VARIABLE):
+        return os.environ[VARIABLE]
     if not os.path.exists(CONFIG):  # noqa: PTH110  # pathlib would cost a tenth of the run
         return DEFAULT
     with open(CONFIG, "rb") as file:  # noqa: PTH123

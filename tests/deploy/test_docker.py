@@ -290,6 +290,7 @@ def test_health_check_tells_a_healthy_agent_from_a_hung_and_a_dead_one(facts):
 
 def test_health_check_follows_the_configuration(facts):
     assert facts["healthy_where_the_configuration_says"] == "yes"
+    assert facts["healthy_where_the_environment_says"] == "yes"
     assert facts["not_called_ill_for_a_broken_file"] == "0"
     assert facts["not_called_ill_without_a_listener"] == "0"
 

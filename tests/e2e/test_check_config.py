@@ -409,3 +409,28 @@ def test_a_file_that_is_not_there_is_78_and_a_directory_wrong_usage(agent):
     code, out, err = agent.call("check-config")
     assert (code, out) == (78, "")
     assert "Is a directory" in err
+
+
+def test_what_the_environment_sets_is_named_and_so_is_a_variable_that_is_misspelt(agent, check):
+    agent.env |= {
+        "SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN": "127.0.0.1:9463",
+        "SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY": str(agent.state),
+        "SCHEDULED_EVENTS_BRIDGE_STATUS_LISTN": "127.0.0.1:9462",
+    }
+    code, lines = check('[state]\ndirectory = "/of/the/file"\n')
+    assert code == 0, lines
+    assert lines[1].startswith(f"State: {agent.state}")
+    assert starting(lines, "From the environment, before the file") == [
+        "status.listen is '127.0.0.1:9463' ($SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN).",
+        f"state.directory is {str(agent.state)!r} ($SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY).",
+    ]
+    assert [each for each in starting(lines, "Warning") if "SCHEDULED_EVENTS" in each] == [
+        "$SCHEDULED_EVENTS_BRIDGE_STATUS_LISTN sets nothing. Did you mean $SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN?"
+    ]
+
+
+def test_wrong_value_of_the_environment_is_a_wrong_configuration(agent):
+    agent.env["SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN"] = "everywhere"
+    agent.config.write_text("")
+    code, _, err = agent.call("run", "--config", agent.config)
+    assert (code, err.partition(" ")[0]) == (78, "$SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN")

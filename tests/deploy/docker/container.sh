@@ -49,3 +49,7 @@ fact not_called_ill_for_a_broken_file "$(health)"
 stop
 printf '[status]\nlisten = ""\n' >"$config"
 fact not_called_ill_without_a_listener "$(health)"
+export SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN=127.0.0.1:9998
+start
+fact healthy_where_the_environment_says "$(within 30 is_healthy)"
+stop
