@@ -244,7 +244,7 @@ def test_nothing_goes_to_the_builder_that_is_not_needed(built):
         "README.md",
         "LICENSE",
     }
-    assert [path.name for path in (context / "deploy").rglob("*") if path.is_file()] == ["healthcheck.py"]
+    assert {path.name for path in (context / "deploy").rglob("*") if path.is_file()} == {"healthcheck.py", "drain.py"}
 
 
 def test_everything_is_compiled_and_believed_whatever_its_time(built):

@@ -20,6 +20,7 @@ JUDGES = {
     "docker/healthcheck.py": "test_docker.py",
     "kubernetes/base/*": "test_kubernetes.py",
     "kubernetes/prometheus.yml": "test_kubernetes.py",
+    "kubernetes/drain.py": "../e2e/test_kubernetes_drain.py",
     "kubernetes/overlays/*/*": "test_kubernetes.py",
     "windows/install.ps1": "test_windows.py",
     "windows/*.py": "test_windows.py",

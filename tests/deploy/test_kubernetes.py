@@ -1,10 +1,13 @@
 """The manifests: built by kustomize, judged by the schemas of Kubernetes, and held against their own configuration."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
+import doc_pages
 import pytest
+from kubernetes_stub import RIGHTS
 
 from bridge.config import loader
 
@@ -50,15 +53,21 @@ def agent(pod):
 
 
 @pytest.fixture
-def settings(manifests, pod, tmp_path):
-    """Return the settings of the ConfigMap that the pod really mounts."""
+def environment(agent):
+    """Return the variables that the manifest sets for the agent."""
+    return {each["name"]: each["value"] for each in agent["env"] if "value" in each}
+
+
+@pytest.fixture
+def settings(manifests, pod, environment, tmp_path):
+    """Return the settings of the ConfigMap that the pod really mounts, and of its environment."""
     config_map = only(manifests, "ConfigMap")
     (volume,) = (volume for volume in pod["volumes"] if "configMap" in volume)
     assert volume["configMap"]["name"] == config_map["metadata"]["name"]
     assert list(config_map["data"]) == ["config.toml"]
     path = tmp_path / "config.toml"
     path.write_text(config_map["data"]["config.toml"], encoding="utf-8")
-    return loader.load(path)
+    return loader.load(path, environment)
 
 
 def mount(container, path):
@@ -76,7 +85,7 @@ def volume_of(pod, found):
 def test_there_are_the_base_and_its_overlays_and_the_readme_names_each():
     text = (KUBERNETES / "README.md").read_text()
     assert set(re.findall(r"\]\(([\w/-]+)/kustomization\.yaml\)", text)) == set(BUILDS)
-    assert {"base", "overlays/host-network", "overlays/event-hubs"} <= set(BUILDS)
+    assert {"base", "overlays/host-network", "overlays/event-hubs", "overlays/drain"} <= set(BUILDS)
 
 
 @pytest.mark.parametrize("version", [*VERSIONS, "newest"])
@@ -91,7 +100,7 @@ def test_everything_that_has_a_namespace_is_in_the_one_that_is_made(manifests):
     made = only(manifests, "Namespace")["metadata"]["name"]
     assert f"kubectl -n {made} " in (KUBERNETES / "README.md").read_text()
     for manifest in manifests:
-        if manifest["kind"] not in {"Namespace", "PriorityClass"}:
+        if manifest["kind"] not in {"Namespace", "PriorityClass", "ClusterRole", "ClusterRoleBinding"}:
             assert manifest["metadata"]["namespace"] == made
 
 
@@ -129,6 +138,49 @@ def test_probes_ask_where_the_agent_listens(pod, agent, settings):
         assert asked.get("host") == ("127.0.0.1" if pod.get("hostNetwork") else None), name
     assert host == ("127.0.0.1" if pod.get("hostNetwork") else "0.0.0.0")
     assert [declared["containerPort"] for declared in agent["ports"]] == [port]
+
+
+def test_configuration_that_says_nothing_or_otherwise_moves_neither_the_listener_nor_the_state(
+    settings, environment, tmp_path
+):
+    path = tmp_path / "own.toml"
+    for text in ("", '[status]\nlisten = "127.0.0.1:1"\n[state]\ndirectory = "/elsewhere"\n'):
+        path.write_text(text)
+        own = loader.load(path, environment)
+        assert (own.status, own.state) == (settings.status, settings.state)
+
+
+@pytest.fixture
+def own_overlay(tool, package, tmp_path):
+    """Build an overlay beside those that come along, of a kustomization.yaml and a config.toml."""
+    shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
+    directory = tmp_path / "kubernetes/overlays/own"
+    directory.mkdir()
+    (directory / "config.toml").write_text('[[sinks]]\ntype = "stdout"\nname = "own"\n')
+
+    def built(text):
+        (directory / "kustomization.yaml").write_text(text)
+        done = subprocess.run([tool("kustomize"), "build", directory], capture_output=True, text=True, check=True)
+        return list(package("yaml").safe_load_all(done.stdout))
+
+    return built
+
+
+def test_overlay_of_the_readme_replaces_the_configuration_and_the_image(own_overlay):
+    [recipe] = doc_pages.blocks(doc_pages.page("deploy/kubernetes/README.md"), "yaml")
+    manifests = own_overlay(recipe.text)
+    config = only(manifests, "ConfigMap")
+    assert 'name = "own"' in config["data"]["config.toml"]
+    pod = only(manifests, "DaemonSet")["spec"]["template"]["spec"]
+    assert [each["configMap"]["name"] for each in pod["volumes"] if "configMap" in each] == [config["metadata"]["name"]]
+    images = {each["image"] for each in pod["containers"] + pod["initContainers"]}
+    assert images == {"registry.contoso.net/scheduled-events-bridge:0.1.0"}
+
+
+def test_config_toml_that_the_kustomization_does_not_name_is_not_taken(own_overlay):
+    config = only(own_overlay("resources: [../../base]\n"), "ConfigMap")
+    assert 'name = "own"' not in config["data"]["config.toml"]
+    assert "does nothing by itself" in (KUBERNETES / "README.md").read_text()
 
 
 @pytest.fixture
@@ -228,12 +280,51 @@ def test_nodes_without_a_vm_below_or_without_linux_get_none(pod):
     assert {"key": "type", "operator": "NotIn", "values": ["virtual-kubelet"]} in term["matchExpressions"]
 
 
-def test_the_pod_has_no_right_to_the_api(manifests, pod):
+def test_the_pod_has_no_right_to_the_api_but_for_a_drain(build, manifests, pod):
     account = only(manifests, "ServiceAccount")
     assert pod["serviceAccountName"] == account["metadata"]["name"]
     assert account["automountServiceAccountToken"] is False
     assert pod["automountServiceAccountToken"] is False
-    assert not [manifest for manifest in manifests if "Role" in manifest["kind"]]
+    is_drain = build == "overlays/drain"
+    assert bool([manifest for manifest in manifests if "Role" in manifest["kind"]]) == is_drain
+    assert bool([volume for volume in pod["volumes"] if "projected" in volume]) == is_drain
+
+
+@pytest.mark.parametrize("build", ["overlays/drain"], scope="module", indirect=True)
+def test_drain_may_do_what_its_program_asks_for_and_nothing_else(manifests):
+    role, binding = only(manifests, "ClusterRole"), only(manifests, "ClusterRoleBinding")
+    granted = [(resource, verb) for rule in role["rules"] for resource in rule["resources"] for verb in rule["verbs"]]
+    assert sorted(granted) == sorted(RIGHTS)
+    assert {group for rule in role["rules"] for group in rule["apiGroups"]} == {""}
+    account = only(manifests, "ServiceAccount")["metadata"]
+    assert binding["roleRef"] == {
+        "apiGroup": "rbac.authorization.k8s.io",
+        "kind": "ClusterRole",
+        "name": role["metadata"]["name"],
+    }
+    subject = {"kind": "ServiceAccount", "name": account["name"], "namespace": account["namespace"]}
+    assert binding["subjects"] == [subject]
+
+
+@pytest.mark.parametrize("build", ["overlays/drain"], scope="module", indirect=True)
+def test_token_of_the_drain_is_in_the_agents_container_alone_and_where_the_program_looks(pod, agent, settings):
+    program = (KUBERNETES / "drain.py").read_text()
+    found = mount(agent, "/var/run/secrets/kubernetes.io/serviceaccount/token")
+    assert f'Path("{found["mountPath"]}")' in program
+    token, authority = volume_of(pod, found)["projected"]["sources"]
+    assert token["serviceAccountToken"]["path"] == "token"
+    assert authority["configMap"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}]
+    assert not [each for each in pod["initContainers"][0]["volumeMounts"] if each["name"] == found["name"]]
+    assert {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}} in agent["env"]
+    commands = [sink.config.command for sink in settings.sinks if sink.type_name == "command"]
+    dockerfile = (KUBERNETES.parent / "docker" / "Dockerfile").read_text()
+    assert "deploy/kubernetes/drain.py /opt/scheduled-events-bridge/" in dockerfile
+    assert {command[2] for command in commands} == {"/opt/scheduled-events-bridge/drain.py"}
+
+
+def test_page_of_the_drain_shows_the_tables_of_its_overlay():
+    [block] = doc_pages.blocks(doc_pages.page("docs/howto/kubernetes-drain.md"), "toml")
+    assert (KUBERNETES / "overlays/drain/config.toml").read_text().endswith(block.text)
 
 
 def test_the_priority_class_is_made_and_is_none_of_the_system(manifests, pod):

@@ -1,0 +1,343 @@
+# ruff: noqa: INP001
+"""Cordon and drain the node of this pod before a Scheduled Event, and uncordon it after the last one.
+
+The program of two `command` sinks, see docs/howto/kubernetes-drain.md. It speaks to the Kubernetes API with the pod's
+own service account and needs nothing but Python's own library. Each run looks at what is there, so it may run twice.
+
+Exit 0 is done, 75 is "run me again later": pods that a PodDisruptionBudget keeps, pods that have not left yet, an API
+that does not answer. 1 wants a person. The last line of standard error is the reason that `outbox list` shows.
+
+A node that somebody else had cordoned before is drained, but stays cordoned: only what bears the annotation is undone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+ANNOTATION = "scheduled-events-bridge/cordoned-for"
+AGAIN_LATER = 75
+DRAINING = frozenset({"scheduled", "started"})
+ENDS = frozenset({"completed", "canceled", "ended"})
+PAGE = 250
+CONFLICTS = 5
+DEFAULT_GRACE_SECONDS = 30
+#: What is left before NotBefore, at the least, when the last pod has been killed.
+MARGIN_SECONDS = 3.0
+PAUSE_SECONDS = 1.0
+#: How long a run waits for pods: without --now and with it, where the sink gives 25 s.
+WAIT_SECONDS, URGENT_WAIT_SECONDS = 60.0, 15.0
+STATUS_SECONDS = 20
+REQUEST_SECONDS, URGENT_REQUEST_SECONDS = 15.0, 5.0
+MOST_NAMES = 3
+Json = dict[str, Any]
+
+
+class Later(Exception):
+    """Not now: run it again."""
+
+
+class Failed(Exception):
+    """A person must do something."""
+
+
+class Api:
+    """The Kubernetes API, as the service account in *directory* may use it."""
+
+    def __init__(self, host: str, port: str, directory: Path, timeout_seconds: float) -> None:
+        self._directory = directory
+        try:
+            context = ssl.create_default_context(cafile=str(directory / "ca.crt"))
+        except OSError as error:
+            raise Failed(
+                f"{directory}/ca.crt cannot be read: {error}. Mount a service account's token there."
+            ) from None
+        self._connection = http.client.HTTPSConnection(
+            host.strip("[]"), int(port), timeout=timeout_seconds, context=context
+        )
+
+    def call(
+        self, method: str, path: str, body: Json | None = None, kind: str = "application/json"
+    ) -> tuple[int, Json]:
+        """Return the status and the object of an answer; raise Later for none, and Failed for a right that is missing.
+
+        The token is read each time, because it is exchanged every hour; a 401 is asked once more with the newest.
+        """
+        status, answer = self._once(method, path, body, kind)
+        if status == http.HTTPStatus.UNAUTHORIZED:
+            status, answer = self._once(method, path, body, kind)
+        if status == http.HTTPStatus.UNAUTHORIZED:
+            raise Later(f"The API does not take the token of the service account: {said(answer)}")
+        if status == http.HTTPStatus.FORBIDDEN and not is_terminating(answer):
+            raise Failed(f"The service account may not do that: {said(answer)}")
+        return status, answer
+
+    def _once(self, method: str, path: str, body: Json | None, kind: str) -> tuple[int, Json]:
+        headers = {"Authorization": f"Bearer {self._token()}", "Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = kind
+        text = None if body is None else json.dumps(body)
+        try:
+            self._connection.request(method, path, body=text, headers=headers)
+            response = self._connection.getresponse()
+            answer = json.loads(response.read() or b"{}")
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._connection.close()
+            raise Later(f"The API at {self._connection.host}:{self._connection.port} did not answer: {error}") from None
+        return response.status, answer if isinstance(answer, dict) else {}
+
+    def _token(self) -> str:
+        try:
+            return (self._directory / "token").read_text().strip()
+        except OSError as error:
+            raise Failed(f"{error.filename} cannot be read: {error.strerror}. Mount a token there.") from None
+
+
+class Node:
+    """The node NAME, and the pods on it that a drain has leave."""
+
+    def __init__(self, api: Api, name: str, *, with_bare_pods: bool) -> None:
+        self._api = api
+        self._path = f"/api/v1/nodes/{quote(name, safe='')}"
+        self._name = name
+        self._with_bare_pods = with_bare_pods
+
+    def cordon(self, event_id: str) -> bool:
+        """Keep new pods away; return False when there is no such node any more."""
+        for _ in range(CONFLICTS):
+            node = self._read()
+            if node is None or node.get("spec", {}).get("unschedulable"):
+                return node is not None  # it may be cordoned by somebody else, whose it stays
+            if self._patch(node, unschedulable=True, annotation=event_id or "unknown"):
+                return True
+        raise Later(f"Node {self._name} was changed by others each time that it was to be cordoned.")
+
+    def uncordon(self) -> None:
+        """Take new pods again, if it was this program that kept them away."""
+        for _ in range(CONFLICTS):
+            node = self._read()
+            if node is None or ANNOTATION not in (node["metadata"].get("annotations") or {}):
+                return
+            if self._patch(node, unschedulable=None, annotation=None):
+                return
+        raise Later(f"Node {self._name} was changed by others each time that it was to be uncordoned.")
+
+    def _read(self) -> Json | None:
+        status, node = self._api.call("GET", self._path)
+        if status == http.HTTPStatus.NOT_FOUND:
+            return None
+        return expect(status, node, f"Node {self._name} cannot be read")
+
+    def _patch(self, node: Json, *, unschedulable: bool | None, annotation: str | None) -> bool:
+        """Change the node as it was read; return False when somebody else has changed it meanwhile."""
+        metadata = {"resourceVersion": node["metadata"]["resourceVersion"], "annotations": {ANNOTATION: annotation}}
+        body = {"metadata": metadata, "spec": {"unschedulable": unschedulable}}
+        status, answer = self._api.call("PATCH", self._path, body, "application/merge-patch+json")
+        if status == http.HTTPStatus.CONFLICT:
+            return False
+        if status != http.HTTPStatus.NOT_FOUND:  # gone, so there is nothing to keep away from it
+            expect(status, answer, f"Node {self._name} cannot be changed")
+        return True
+
+    def pods(self) -> Iterator[Json]:
+        """Yield the pods that are to leave, page by page."""
+        following = ""
+        while True:
+            query = {"fieldSelector": f"spec.nodeName={self._name}", "limit": str(PAGE)}
+            query |= {"continue": following} if following else {}
+            status, answer = self._api.call("GET", f"/api/v1/pods?{urlencode(query)}")
+            page = expect(status, answer, f"The pods of node {self._name} cannot be listed")
+            yield from (pod for pod in page["items"] if self._is_to_leave(pod))
+            following = page.get("metadata", {}).get("continue", "")
+            if not following:
+                return
+
+    def _is_to_leave(self, pod: Json) -> bool:
+        metadata = pod["metadata"]
+        if "kubernetes.io/config.mirror" in (metadata.get("annotations") or {}):
+            return False  # the kubelet's own, from a file of the node
+        if pod.get("status", {}).get("phase") in {"Succeeded", "Failed"}:
+            return False
+        owners = [owner for owner in metadata.get("ownerReferences") or [] if owner.get("controller")]
+        if any(owner["kind"] == "DaemonSet" for owner in owners):
+            return False  # it would be back at once
+        return bool(owners) or self._with_bare_pods
+
+    def evict(self, pod: Json, seconds_left: float | None) -> str:
+        """Ask *pod* to leave, within *seconds_left*; return why it may not, or nothing."""
+        metadata = pod["metadata"]
+        options: Json = {"preconditions": {"uid": metadata["uid"]}}
+        own = pod["spec"].get("terminationGracePeriodSeconds", DEFAULT_GRACE_SECONDS)
+        if seconds_left is not None and own > seconds_left:
+            options["gracePeriodSeconds"] = max(1, int(seconds_left))
+        path = f"/api/v1/namespaces/{quote(metadata['namespace'])}/pods/{quote(metadata['name'])}/eviction"
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": metadata["name"], "namespace": metadata["namespace"]},
+            "deleteOptions": options,
+        }
+        status, answer = self._api.call("POST", path, body)
+        # 404: it has left. 409: another pod has its name. 403, here: its namespace is being deleted.
+        if status < http.HTTPStatus.MULTIPLE_CHOICES or status in {403, 404, 409}:
+            return ""
+        return said(answer) or f"HTTP {status}"
+
+
+def said(answer: Json) -> str:
+    """Return the sentence of a Status object, on one line."""
+    return " ".join(str(answer.get("message", "")).split())[:160]
+
+
+def is_terminating(answer: Json) -> bool:
+    """Return whether a 403 says that the namespace is being deleted, and no right is missing."""
+    causes = (answer.get("details") or {}).get("causes") or []
+    return any(cause.get("reason") == "NamespaceTerminating" for cause in causes)
+
+
+def expect(status: int, answer: Json, what: str) -> Json:
+    """Return *answer* if it is one; raise Later for what passes, and Failed for the rest."""
+    if status < http.HTTPStatus.MULTIPLE_CHOICES:
+        return answer
+    sentence = f"{what}: HTTP {status}. {said(answer)}"
+    passes = status >= http.HTTPStatus.INTERNAL_SERVER_ERROR or status in {408, 409, 410, 429}
+    raise (Later if passes else Failed)(sentence)
+
+
+def names(pods: list[Json]) -> str:
+    """Return the names of *pods*, the first few of them."""
+    shown = [f"{pod['metadata']['namespace']}/{pod['metadata']['name']}" for pod in pods[:MOST_NAMES]]
+    more = len(pods) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def empty(node: Node, not_before: float | None, *, wait_seconds: float, is_urgent: bool) -> None:
+    """Have the pods leave, and wait until they have; an *urgent* drain only waits until all were asked.
+
+    Raises Later when that takes more than *wait_seconds*, or lasts beyond *not_before*, in seconds since the epoch.
+    """
+    if not_before is not None:
+        wait_seconds = min(wait_seconds, not_before - time.time())
+    give_up_at = time.monotonic() + wait_seconds
+    while True:
+        left = None if not_before is None else not_before - time.time() - MARGIN_SECONDS
+        pods = list(node.pods())
+        staying, why = [], ""
+        for pod in pods:
+            if "deletionTimestamp" not in pod["metadata"]:
+                refusal = node.evict(pod, left if left is not None and left > 0 else None)
+                staying += [pod] if refusal else []
+                why = refusal or why
+        if not staying and (is_urgent or not pods):
+            return
+        if time.monotonic() + PAUSE_SECONDS > give_up_at:
+            if staying:
+                raise Later(f"{len(staying)} of {len(pods)} pods may not leave yet: {names(staying)}: {why}")
+            raise Later(f"{len(pods)} pods have not left yet: {names(pods)}.")
+        time.sleep(PAUSE_SECONDS)
+
+
+def is_still_affected(event_id: str, spared: frozenset[str]) -> bool:
+    """Return whether the agent knows another event of this VM for which the node is drained.
+
+    What it cannot tell counts as none: a node that stays cordoned for good is the greater harm.
+    """
+    try:
+        command = ["scheduled-events-bridge", "status", "--json"]
+        done = subprocess.run(command, capture_output=True, timeout=STATUS_SECONDS, check=True)  # noqa: S603
+        report = json.loads(done.stdout)
+        return not report["state"]["in_memory"] and any(
+            event["affects_this_vm"] and event["event_type"] not in spared and event["event_id"] != event_id
+            for event in report["events"]
+        )
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        return False
+
+
+def read_options() -> argparse.Namespace:
+    """Return what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--now", action="store_true", help="for an eviction: do not wait until the pods have left")
+    parser.add_argument("--spare", default="Freeze", help="event types without a drain, joined by commas [Freeze]")
+    parser.add_argument("--force", action="store_true", help="evict pods too that no controller would make anew")
+    parser.add_argument("--wait-seconds", type=float, help="how long one run waits for pods [60; with --now 15]")
+    parser.add_argument("--node", default=os.environ.get("NODE_NAME", ""), help="the node [$NODE_NAME]")
+    parser.add_argument(
+        "--service-account",
+        type=Path,
+        default=Path("/var/run/secrets/kubernetes.io/serviceaccount"),
+        metavar="DIRECTORY",
+    )
+    return parser.parse_args()
+
+
+def not_before_of(text: str) -> float | None:
+    """Return SCHEDULED_EVENT_NOT_BEFORE in seconds since the epoch; None when it is unknown."""
+    try:
+        moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return moment.replace(tzinfo=moment.tzinfo or timezone.utc).timestamp()
+
+
+def prepare(node: Node, event: dict[str, str], options: argparse.Namespace, spared: frozenset[str]) -> None:
+    """Cordon and drain for *event*, unless it is none of this node's or of a type that is spared."""
+    if event["AFFECTS_THIS_VM"] == "false" or event["EVENT_TYPE"] in spared:
+        return
+    if event["AFFECTS_THIS_VM"] != "true":
+        raise Failed(
+            f"The agent does not know whether the event is this node's. Look, and drain {options.node} by hand."
+        )
+    if node.cordon(event["EVENT_ID"]):
+        not_before = not_before_of(event["NOT_BEFORE"])
+        wait_seconds = URGENT_WAIT_SECONDS if options.now else WAIT_SECONDS
+        if options.wait_seconds is not None:
+            wait_seconds = options.wait_seconds
+        empty(node, not_before, wait_seconds=wait_seconds, is_urgent=options.now)
+
+
+def node_of(options: argparse.Namespace) -> Node:
+    """Return the node that is meant, in the cluster that this pod runs in."""
+    host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
+    if not host or not options.node:
+        raise Failed("$KUBERNETES_SERVICE_HOST or $NODE_NAME is not set. Run it in a pod, as the overlay does.")
+    api = Api(host, port, options.service_account, URGENT_REQUEST_SECONDS if options.now else REQUEST_SECONDS)
+    return Node(api, options.node, with_bare_pods=options.force)
+
+
+def main() -> int:
+    """Do what the transition in the environment asks for; return the exit code."""
+    options = read_options()
+    wanted = ("TRANSITION", "EVENT_ID", "EVENT_TYPE", "NOT_BEFORE", "AFFECTS_THIS_VM")
+    event = {name: os.environ.get(f"SCHEDULED_EVENT_{name}", "") for name in wanted}
+    spared = frozenset(filter(None, options.spare.split(",")))
+    try:
+        node = node_of(options)
+        if event["TRANSITION"] in DRAINING:
+            prepare(node, event, options, spared)
+        elif event["TRANSITION"] in ENDS and not is_still_affected(event["EVENT_ID"], spared):
+            node.uncordon()
+        elif event["TRANSITION"] == "test":
+            sys.stderr.write(f"It would evict {len(list(node.pods()))} pods; nothing was done.\n")
+    except Later as reason:
+        sys.stderr.write(f"{reason}\n")
+        return AGAIN_LATER
+    except Failed as reason:
+        sys.stderr.write(f"{reason}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

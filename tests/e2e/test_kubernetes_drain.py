@@ -1,0 +1,386 @@
+"""The drain program of deploy/kubernetes: against a strict API server, and as a sink of a running agent."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from kubernetes_stub import RIGHTS, KubernetesStub
+
+if sys.platform == "win32":
+    pytest.skip("no node of Windows gets it", allow_module_level=True)
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "deploy" / "kubernetes" / "drain.py"
+PAGE = ROOT / "docs" / "howto" / "kubernetes-drain.md"
+NODE = "aks-payments-12345678-vmss000004"
+EVENT = "C7061BAC-AFDC-4513-B24B-AA5F13A16123"
+ANNOTATION = "scheduled-events-bridge/cordoned-for"
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    stub = KubernetesStub(tmp_path / "serviceaccount")
+    stub.add_node(NODE)
+    yield stub
+    stub.close()
+
+
+def in_pod(cluster):
+    return {
+        "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+        "KUBERNETES_SERVICE_PORT": str(cluster.port),
+        "NODE_NAME": NODE,
+    }
+
+
+@pytest.fixture
+def drain(cluster, tmp_path):
+    """Run the program for a record; return its exit code and the last line of standard error."""
+
+    def run(transition, *arguments, kind="Reboot", seconds=900.0, affects="true", events=(), **more):
+        tell_status(tmp_path, events)
+        not_before = datetime.now(timezone.utc) + timedelta(seconds=seconds)
+        env = {
+            "PATH": f"{tmp_path}:/usr/bin:/bin",
+            **in_pod(cluster),
+            "SCHEDULED_EVENT_TRANSITION": transition,
+            "SCHEDULED_EVENT_EVENT_ID": EVENT,
+            "SCHEDULED_EVENT_EVENT_TYPE": kind,
+            "SCHEDULED_EVENT_NOT_BEFORE": f"{not_before:%Y-%m-%dT%H:%M:%SZ}" if transition == "scheduled" else "",
+            "SCHEDULED_EVENT_AFFECTS_THIS_VM": affects,
+            **more,
+        }
+        command = [sys.executable, "-I", PROGRAM, "--service-account", cluster.directory, *arguments]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, (done.stderr.splitlines() or [""])[-1]
+
+    return run
+
+
+def tell_status(directory, events):
+    """Have the agent's `status --json` answer with *events* of this VM, or fail for None."""
+    shown = ",".join(
+        f'{{"event_id": "{name}", "event_type": "{kind}", "affects_this_vm": true}}' for name, kind in events or ()
+    )
+    answer = f'echo \'{{"state": {{"in_memory": false}}, "events": [{shown}]}}\'' if events is not None else "exit 1"
+    program = directory / "scheduled-events-bridge"
+    program.write_text(f"#!/bin/sh\n{answer}\n")
+    program.chmod(0o755)
+
+
+def cordoned_for(cluster):
+    """Return whether the node is cordoned, and for which event of ours."""
+    node = cluster.nodes[NODE]
+    return bool(node["spec"].get("unschedulable")), node["metadata"].get("annotations", {}).get(ANNOTATION)
+
+
+def test_node_is_cordoned_and_pods_leave_but_for_those_that_no_drain_takes_away(cluster, drain):
+    cluster.add_pod("web", NODE)
+    cluster.add_pod("db-0", NODE, "StatefulSet")
+    cluster.add_pod("agent", NODE, "DaemonSet")
+    cluster.add_pod("kube-proxy", NODE, None, annotations={"kubernetes.io/config.mirror": "x"})
+    cluster.add_pod("etl", NODE, "Job", phase="Succeeded")
+    cluster.add_pod("debug", NODE, None)
+    cluster.add_pod("elsewhere", "another-node")
+    assert drain("scheduled") == (0, "")
+    assert cordoned_for(cluster) == (True, EVENT)
+    assert set(cluster.evictions) == {"web", "db-0"}
+    assert cluster.used == RIGHTS
+    assert drain("started", "--force") == (0, "")
+    assert set(cluster.evictions) == {"web", "db-0", "debug"}
+
+
+def test_pods_get_no_longer_than_the_notice_lasts(cluster, drain):
+    cluster.add_pod("slow", NODE, grace=6000)
+    cluster.add_pod("quick", NODE, grace=5)
+    assert drain("scheduled", seconds=600) == (0, "")
+    assert 500 <= cluster.evictions["slow"]["gracePeriodSeconds"] <= 597
+    assert "gracePeriodSeconds" not in cluster.evictions["quick"]
+
+
+def test_event_that_has_started_leaves_pods_their_own_time(cluster, drain):
+    cluster.add_pod("slow", NODE, grace=600)
+    assert drain("started") == (0, "")
+    assert "gracePeriodSeconds" not in cluster.evictions["slow"]
+
+
+def test_disruption_budget_is_respected_and_the_program_run_again(cluster, drain):
+    cluster.add_pod("web-1", NODE)
+    cluster.add_pod("web-2", NODE)
+    cluster.kept.add("web-1")
+    code, reason = drain("scheduled", "--wait-seconds", "0")
+    assert (code, reason[:43]) == (75, "1 of 2 pods may not leave yet: shop/web-1: ")
+    assert "disruption budget" in reason
+    assert list(cluster.evictions) == ["web-2"]
+    cluster.kept.clear()
+    assert drain("scheduled") == (0, "")
+    assert list(cluster.evictions) == ["web-2", "web-1"]
+
+
+def test_budget_that_allows_it_meanwhile_is_seen_in_the_same_run(cluster, drain):
+    cluster.add_pod("web", NODE)
+    cluster.kept.add("web")
+    threading.Timer(0.5, cluster.kept.clear).start()
+    assert drain("scheduled") == (0, "")
+
+
+def test_pods_that_have_not_left_yet_are_asked_for_again(cluster, drain):
+    cluster.add_pod("web", NODE)
+    cluster.lists_until_gone = 3
+    assert drain("scheduled", "--wait-seconds", "0") == (75, "1 pods have not left yet: shop/web.")
+    assert drain("scheduled") == (0, "")
+    assert [path for method, path, _ in cluster.changes if method == "POST"] == [
+        "/api/v1/namespaces/shop/pods/web/eviction"
+    ]
+
+
+def test_eviction_waits_for_no_pod_to_have_left(cluster, drain):
+    cluster.add_pod("web", NODE, grace=600)
+    cluster.lists_until_gone = 1_000
+    assert drain("scheduled", "--now", kind="Preempt", seconds=300) == (0, "")
+    assert cluster.evictions["web"]["gracePeriodSeconds"] < 300
+
+
+def test_run_ends_before_the_event_may_start(cluster, drain):
+    cluster.add_pod("web", NODE)
+    cluster.kept.add("web")
+    code, _ = drain("scheduled", seconds=2)
+    assert code == 75
+
+
+def test_pod_that_has_left_already_is_no_failure(cluster, drain):
+    cluster.add_pod("web", NODE)
+    cluster.pods = _Vanishing(cluster.pods)
+    assert drain("scheduled") == (0, "")
+    assert [method for method, _, _ in cluster.changes] == ["PATCH", "POST"]
+    assert cluster.evictions == {}
+
+
+class _Vanishing(dict):
+    """Pods that are shown once and are gone when somebody asks for one."""
+
+    def values(self):
+        found = list(super().values())
+        self.clear()
+        return found
+
+
+def test_another_pod_of_the_same_name_stays(cluster, drain):
+    new = cluster.add_pod("db-0", NODE, "StatefulSet")
+    old = {**new, "metadata": {**new["metadata"], "uid": "old"}}
+    cluster.pods = {("shop", "a"): old, ("shop", "db-0"): new}
+    drain("scheduled", "--wait-seconds", "0")
+    assert cluster.evictions == {"db-0": {"preconditions": {"uid": new["metadata"]["uid"]}}}
+
+
+def test_node_that_is_gone_needs_nothing(cluster, drain):
+    cluster.nodes.clear()
+    assert drain("scheduled") == (0, "")
+    assert drain("completed") == (0, "")
+    assert cluster.used == {("nodes", "get")}
+
+
+def test_token_that_was_exchanged_is_read_again(cluster, drain):
+    cluster.set_token("token-2")
+    assert drain("scheduled") == (0, "")
+    assert cluster.refused_tokens == []
+
+
+def test_token_that_the_api_refuses_is_tried_twice_and_later_again(cluster, drain):
+    cluster.set_token("token-2", in_file=False)
+    code, reason = drain("scheduled")
+    assert (code, "does not take the token" in reason) == (75, True)
+    assert cluster.refused_tokens == ["Bearer token-1"] * 2
+    assert "token-1" not in reason
+
+
+@pytest.mark.parametrize("right", sorted(RIGHTS))
+def test_right_that_is_missing_wants_a_person(cluster, drain, right):
+    cluster.add_pod("web", NODE)
+    cluster.rights = RIGHTS - {right}
+    code, reason = drain("scheduled")
+    assert (code, f'cannot {right[1]} resource "{right[0]}"' in reason) == (1, True)
+
+
+def test_node_that_somebody_changes_meanwhile_is_read_again(cluster, drain):
+    cluster.conflicts = 2
+    assert drain("scheduled") == (0, "")
+    assert cordoned_for(cluster) == (True, EVENT)
+    cluster.conflicts = 2
+    assert drain("completed") == (0, "")
+    assert cordoned_for(cluster) == (False, None)
+    cluster.conflicts = 1_000
+    code, reason = drain("scheduled")
+    assert (code, "changed by others" in reason) == (75, True)
+
+
+def test_node_that_somebody_else_has_cordoned_is_drained_and_stays_cordoned(cluster, drain):
+    cluster.nodes[NODE]["spec"]["unschedulable"] = True
+    cluster.add_pod("web", NODE)
+    assert drain("scheduled") == (0, "")
+    assert list(cluster.evictions) == ["web"]
+    assert drain("completed") == (0, "")
+    assert cordoned_for(cluster) == (True, None)
+    assert [method for method, _, _ in cluster.changes] == ["POST"]
+
+
+def test_node_that_somebody_cordons_between_the_look_and_the_change_stays_theirs(cluster, drain):
+    read = cluster.get_node
+
+    def cordoned_after_it_was_read(name):
+        answer = read(name)
+        cluster.get_node = read
+        version = str(int(cluster.nodes[name]["metadata"]["resourceVersion"]) + 1)
+        cluster.nodes[name] = {
+            "metadata": {"name": name, "resourceVersion": version},
+            "spec": {"unschedulable": True},
+        }
+        return answer
+
+    cluster.get_node = cordoned_after_it_was_read
+    assert drain("scheduled") == (0, "")
+    assert drain("completed") == (0, "")
+    assert cordoned_for(cluster) == (True, None)
+
+
+@pytest.mark.parametrize("end", ["completed", "canceled", "ended"])
+def test_node_takes_pods_again_after_the_end(cluster, drain, end):
+    drain("scheduled")
+    cluster.nodes[NODE]["metadata"]["annotations"]["of-somebody-else"] = "kept"
+    assert drain(end) == (0, "")
+    assert cordoned_for(cluster) == (False, None)
+    assert cluster.nodes[NODE]["metadata"]["annotations"] == {"of-somebody-else": "kept"}
+
+
+def test_node_stays_cordoned_until_its_last_event_is_over(cluster, drain):
+    drain("scheduled")
+    assert drain("completed", events=[("another", "Redeploy")]) == (0, "")
+    assert cordoned_for(cluster) == (True, EVENT)
+    assert drain("completed", events=[(EVENT, "Reboot"), ("freeze", "Freeze")]) == (0, "")
+    assert cordoned_for(cluster) == (False, None)
+
+
+def test_node_does_not_stay_cordoned_where_the_agent_cannot_be_asked(cluster, drain):
+    drain("scheduled")
+    assert drain("completed", events=None) == (0, "")
+    assert cordoned_for(cluster) == (False, None)
+
+
+@pytest.mark.parametrize("words", [{"affects": "false"}, {"kind": "Freeze"}])
+def test_nothing_is_asked_for_what_needs_no_drain(cluster, drain, words):
+    assert drain("scheduled", **words) == (0, "")
+    assert cluster.used == set()
+
+
+def test_types_that_are_spared_can_be_chosen(cluster, drain):
+    assert drain("scheduled", "--spare", "", kind="Freeze") == (0, "")
+    assert cordoned_for(cluster) == (True, EVENT)
+
+
+def test_event_that_may_be_another_nodes_drains_nothing_and_wants_a_person(cluster, drain):
+    code, reason = drain("scheduled", affects="")
+    assert (code, "does not know whether" in reason) == (1, True)
+    assert cluster.used == set()
+
+
+@pytest.mark.parametrize("transition", ["updated", "approved", "heartbeat"])
+def test_other_transitions_do_nothing(cluster, drain, transition):
+    assert drain(transition) == (0, "")
+    assert cluster.used == set()
+
+
+def test_every_page_of_the_pods_is_read(cluster, drain):
+    for number in range(7):
+        cluster.add_pod(f"web-{number}", NODE)
+    cluster.page = 3
+    assert drain("scheduled", "--now") == (0, "")
+    assert len(cluster.evictions) == 7
+
+
+@pytest.mark.parametrize("verb", ["get", "patch", "list", "create"])
+def test_api_that_fails_is_asked_again_later(cluster, drain, verb):
+    cluster.add_pod("web", NODE)
+    cluster.broken = {verb}
+    code, reason = drain("scheduled", "--wait-seconds", "0")
+    assert (code, "etcdserver: request timed out" in reason) == (75, True)
+
+
+def test_api_that_is_away_is_asked_again_later(cluster, drain):
+    cluster.close()
+    code, reason = drain("scheduled")
+    assert (code, "did not answer" in reason) == (75, True)
+
+
+def test_no_token_goes_to_a_server_that_another_authority_vouches_for(cluster, drain, tmp_path):
+    other = KubernetesStub(tmp_path / "other")
+    other.close()
+    (cluster.directory / "ca.crt").write_bytes((other.directory / "ca.crt").read_bytes())
+    code, reason = drain("scheduled")
+    assert (code, "certificate verify failed" in reason) == (75, True)
+    assert cluster.refused_tokens == []
+    assert cluster.used == set()
+
+
+def test_test_record_looks_and_changes_nothing(cluster, drain):
+    cluster.add_pod("web", NODE)
+    assert drain("test") == (0, "It would evict 1 pods; nothing was done.")
+    assert cluster.changes == []
+
+
+@pytest.mark.parametrize("missing", ["KUBERNETES_SERVICE_HOST", "NODE_NAME"])
+def test_what_the_manifest_forgot_is_named(drain, missing):
+    code, reason = drain("scheduled", **{missing: ""})
+    assert (code, f"${missing}" in reason) == (1, True)
+
+
+def test_service_account_that_is_not_mounted_is_named(cluster, drain):
+    (cluster.directory / "token").unlink()
+    code, reason = drain("scheduled")
+    assert (code, f"{cluster.directory}/token" in reason) == (1, True)
+
+
+def document(incarnation, *events):
+    """Return a document of events of this VM; each is (EventId, EventStatus, EventType)."""
+    return {
+        "DocumentIncarnation": incarnation,
+        "Events": [
+            {"EventId": name, "EventStatus": status, "EventType": kind, "Resources": ["vm_4"], "NotBefore": ""}
+            for name, status, kind in events
+        ],
+    }
+
+
+def test_agent_with_the_tables_of_the_page_drains_and_brings_the_node_back(agent, imds, cluster, tmp_path):
+    [tables] = re.findall(r"^```toml\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    program = f'"{sys.executable}", "-I", "{PROGRAM}", "--service-account", "{cluster.directory}"'
+    shown = '"python3", "-I", "/opt/scheduled-events-bridge/drain.py"'
+    assert tables.count(shown) == 2
+    own = tmp_path / "scheduled-events-bridge"
+    own.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bridge "$@"\n')
+    own.chmod(0o755)
+    agent.env.update(
+        in_pod(cluster), PATH=f"{tmp_path}:/usr/bin:/bin", SCHEDULED_EVENTS_BRIDGE_CONFIG=str(agent.config)
+    )
+    imds.identity = (200, b'{"name": "vm_4", "vmId": "AAAA"}')
+    agent.configure(imds.url, tables.replace(shown, program))
+    imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
+    agent.start()
+    cluster.add_pod("web", NODE)
+    reboot, eviction = ("r", "Started", "Reboot"), ("p", "Scheduled", "Preempt")
+    imds.show(document(2, reboot))
+    agent.wait_for(lambda: "web" in cluster.evictions)
+    cluster.add_pod("late", NODE)
+    imds.show(document(3, reboot, eviction))
+    agent.wait_for(lambda: "late" in cluster.evictions)
+    imds.show(document(4, eviction), polls=4)
+    assert cordoned_for(cluster) == (True, "r")
+    imds.show(document(5))
+    agent.wait_for(lambda: cordoned_for(cluster) == (False, None))
+    assert agent.stop() == 0
