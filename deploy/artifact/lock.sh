@@ -26,7 +26,8 @@ esac
 cd "$here/../.."
 uv --no-config pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-emit-index-url \
   --custom-compile-command deploy/artifact/lock.sh \
-  --extra apprise --extra template --extra websocket ${more:+"$more"} --output-file "$out" pyproject.toml
+  --extra apprise --extra template --extra websocket ${more:+"$more"} --output-file "$out" \
+  pyproject.toml deploy/windows/requirements.in
 if [ "${1-}" = --check ]; then
   cmp "$out" "$here/requirements.txt"
 else

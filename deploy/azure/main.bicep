@@ -71,11 +71,11 @@ param adminUsername string = 'azureuser'
 @description('The public SSH key of the administrator.')
 param sshPublicKey string
 
-@description('Where the VMs fetch the wheel of the agent from; it must end with the name of the wheel, but for a query.')
+@description('Where the VMs fetch the agent from: the archive of a release (.tar.gz) for their kind of machine, or a wheel. It must end with the name of the file, but for a query.')
 @secure()
 param wheelUrl string
 
-@description('SHA-256 of the wheel, in hexadecimal. Its libraries are those that the package index has then: README.md.')
+@description('SHA-256 of that file, in hexadecimal. The libraries of a wheel are those that the package index has then: README.md.')
 @minLength(64)
 @maxLength(64)
 param wheelSha256 string

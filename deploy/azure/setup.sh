@@ -1,7 +1,9 @@
 #!/bin/sh
 # Puts the state on its disk and installs the agent; run by cloud-init on a VM's first boot and on every new OS disk.
 #
-#   setup.sh WHEEL_URL WHEEL_SHA256 STATE_DISK
+#   setup.sh URL SHA256 STATE_DISK      URL: of the archive of a release (.tar.gz), or of a wheel
+#
+# The archive needs no package index. For a wheel the libraries come from one, and python3-venv from the distribution.
 # It may run again. cloud-init runs it once for each OS disk: README.md, "When the first boot fails".
 set -eu
 
@@ -39,7 +41,16 @@ grep -q "^LABEL=$label " /etc/fstab ||
 systemctl daemon-reload
 mountpoint -q "$state" || mount "$state"
 
-wheel=$here/$(basename "${url%%\?*}")
-curl --fail --silent --show-error --location --retry 10 --retry-connrefused --output "$wheel" "$url"
-printf '%s  %s\n' "$sha256" "$wheel" | sha256sum --check --quiet -
-"$here/install.sh" "$wheel"
+file=$here/$(basename "${url%%\?*}")
+curl --fail --silent --show-error --location --retry 10 --retry-connrefused --output "$file" "$url"
+printf '%s  %s\n' "$sha256" "$file" | sha256sum --check --quiet -
+case $file in
+  *.tar.gz)
+    rm -rf "$here/archive"
+    mkdir "$here/archive"
+    tar -xzf "$file" --no-same-owner --strip-components=1 -C "$here/archive"
+    cp "$here/config.toml" "$here/archive/config.toml" # what its installer takes where there is none yet
+    "$here/archive/install.sh"
+    ;;
+  *) "$here/install.sh" "$file" ;;
+esac

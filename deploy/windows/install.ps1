@@ -14,8 +14,9 @@ Windows, is restarted when it ends by itself, and is told of a shutdown before t
 the configuration that is there is not installed: the old one goes on.
 
 .PARAMETER Package
-What pip is to install: the path of a wheel, or for example 'scheduled-events-bridge[apprise]==0.1.0'. A pip setting of
-your own (PIP_INDEX_URL, pip.ini) is used.
+The path of a wheel of the agent, with extras in brackets where you want some: 'C:\...-none-any.whl[apprise]'. Its
+libraries have the versions of ..\artifact\requirements.txt, and each file is compared with its hash there, whatever
+index a pip setting of your own (PIP_INDEX_URL, pip.ini) names.
 
 .PARAMETER Python
 A python.exe of 3.10 or newer, installed for all users.
@@ -98,8 +99,16 @@ function New-Version([string] $Base, [string] $Version) {
     New-Item -ItemType Directory -Path $Version -Force | Out-Null
     $venv = Join-Path $Version 'venv'
     Invoke-Native $Base @('-I', '-m', 'venv', $venv)
-    $pip = @('-I', '-m', 'pip', 'install', '--quiet', '--no-input', '--disable-pip-version-check', '--no-cache-dir')
-    Invoke-Native (Join-Path $venv 'Scripts\python.exe') ($pip + @($Package, 'pywin32==312'))
+    $wheels = Join-Path $Version 'wheels'
+    $lock = Join-Path $PSScriptRoot '..\artifact\requirements.txt'
+    $interpreter = Join-Path $venv 'Scripts\python.exe'
+    $quiet = @('--quiet', '--no-input', '--disable-pip-version-check', '--no-cache-dir')
+    # Every library of the lock, by its hash; of them pip takes what the agent and the extras ask for.
+    $exact = @('--no-deps', '--only-binary', ':all:', '--require-hashes', '--requirement', $lock, '--dest', $wheels)
+    Invoke-Native $interpreter (@('-I', '-m', 'pip', 'download') + $quiet + $exact)
+    $offline = @('--no-index', '--find-links', $wheels)
+    Invoke-Native $interpreter (@('-I', '-m', 'pip', 'install') + $quiet + $offline + @($Package, 'pywin32'))
+    Remove-Item -Path $wheels -Recurse -Force
     Copy-Item -Path (Join-Path $PSScriptRoot 'service.py'), (Join-Path $PSScriptRoot 'host.py') -Destination $Version
 }
 

@@ -8,6 +8,7 @@ judges it. What the rules of fleet/ do is in test_fleet.py.
 """
 
 import base64
+import hashlib
 import importlib
 import inspect
 import json
@@ -568,8 +569,8 @@ def set_up_disk(tool, tmp_path):
     sleep.chmod(0o755)
     shutil.copy(sleep, tmp_path / "bin" / "udevadm").write_text("#!/bin/sh\nexit 1\n")
 
-    def run(disk):
-        command = [str(AZURE / "setup.sh"), "https://example.net/a.whl", "0" * 64, str(disk)]
+    def run(disk, url="https://example.net/a.whl", digest="0" * 64, setup=AZURE / "setup.sh"):
+        command = [str(setup), url, digest, str(disk)]
         return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False, timeout=60)
 
     def told(disk, tag):
@@ -577,6 +578,48 @@ def set_up_disk(tool, tmp_path):
         return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False).stdout.strip()
 
     return run, told
+
+
+@pytest.mark.parametrize("name", ["scheduled-events-bridge-0.1.0-linux-x86_64.tar.gz", "a-0.1.0-py3-none-any.whl"])
+def test_the_setup_installs_from_the_archive_by_its_own_installer_and_from_a_wheel_by_the_one_beside_it(
+    set_up_disk, tmp_path, name
+):
+    run, _ = set_up_disk
+    installer = f'#!/bin/sh\nprintf "%s %s\\n" "$0" "$*" >>{tmp_path}/installed\n'
+    tree, here = tmp_path / "tree/scheduled-events-bridge-0.1.0-linux-x86_64", tmp_path / "setup"
+    for directory in (tree, here):
+        directory.mkdir(parents=True)
+        (directory / "install.sh").write_text(installer)
+        (directory / "install.sh").chmod(0o755)
+        (directory / "config.toml").write_text(f"# {directory.name}\n")
+    shutil.copy(AZURE / "setup.sh", here)
+    (tmp_path / "goods").mkdir()
+    goods = tmp_path / "goods" / name
+    if name.endswith(".gz"):
+        subprocess.run(["tar", "-C", tree.parent, "-czf", goods, tree.name], check=True, timeout=60)
+    else:
+        goods.write_bytes(b"a wheel")
+    (tmp_path / "disk").write_bytes(bytes(8 * 1024 * 1024))
+    # This machine is not to be changed: its fstab has the line, the disk is mounted, directories elsewhere are there.
+    for program, body in {
+        "grep": "exit 0",
+        "mountpoint": "exit 0",
+        "systemctl": "exit 0",
+        "curl": f'while [ "$1" != --output ]; do shift; done; cp {goods} "$2"',
+        "mkdir": f'case "$*" in *{tmp_path}*) exec /bin/mkdir "$@" ;; esac',
+    }.items():
+        (tmp_path / "bin" / program).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / "bin" / program).chmod(0o755)
+    url, digest = f"https://example.net/{name}?sig=a", hashlib.sha256(goods.read_bytes()).hexdigest()
+    assert run(tmp_path / "disk", url, "0" * 64, setup=here / "setup.sh").returncode != 0
+    assert not (tmp_path / "installed").exists()
+    for _ in range(2):  # it may run again
+        done = run(tmp_path / "disk", url, digest, setup=here / "setup.sh")
+        assert done.returncode == 0, done.stderr
+    how = f"{here}/archive/install.sh " if name.endswith(".gz") else f"{here}/install.sh {here}/{name}"
+    assert (tmp_path / "installed").read_text().splitlines() == [how, how]
+    if name.endswith(".gz"):
+        assert (here / "archive/config.toml").read_text() == "# setup\n"
 
 
 def test_an_empty_disk_is_formatted_and_one_that_came_through_a_reimage_is_not(set_up_disk, tmp_path):

@@ -25,6 +25,7 @@ JUDGES = {
     "windows/install.ps1": "test_windows.py",
     "windows/*.py": "test_windows.py",
     "windows/config.toml": "test_windows.py",
+    "windows/requirements.in": "test_windows.py",
     "azure/*.bicep": "test_azure.py",
     "azure/fleet/*.bicep": "test_azure.py",
     "azure/fleet/*.json": "test_fleet.py",

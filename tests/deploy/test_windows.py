@@ -312,8 +312,18 @@ def test_installer_takes_along_every_program_of_the_directory(script):
     assert copied == {path.name for path in WINDOWS.glob("*.py")}
 
 
-def test_pywin32_is_pinned_and_comes_with_the_agent(script):
-    assert re.search(r"@\(\$Package, 'pywin32==\d+'\)", text(functions(script)["New-Version"]))
+def test_every_library_comes_by_its_hash_and_pywin32_with_them(script):
+    body = text(functions(script)["New-Version"])
+    [exact] = re.findall(r"\$exact = @\((.*)\)", body)
+    assert {"'--require-hashes'", "'--no-deps'", "':all:'", "$lock", "$wheels"} <= set(exact.split(", "))
+    assert "$lock = Join-Path $PSScriptRoot '..\\artifact\\requirements.txt'" in body
+    installed = body.partition("'pip', 'install'")[2]
+    assert "$offline" in installed
+    assert "$offline = @('--no-index', '--find-links', $wheels)" in body
+    assert "@($Package, 'pywin32')" in installed
+    lock = (WINDOWS.parent / "artifact/requirements.txt").read_text()
+    assert re.search(r"(?m)^pywin32==\d+ ; sys_platform == 'win32' \\\n    --hash=sha256:", lock)
+    assert (WINDOWS / "requirements.in").read_text().splitlines()[-1].startswith("pywin32==")
 
 
 def test_a_shutdown_waits_longer_than_the_agent_takes(script):
