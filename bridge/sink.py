@@ -49,6 +49,7 @@ from bridge.http.session import (
 )
 from bridge.http.tls_files import tls_file_problems
 from bridge.system.entra import AccessToken, EntraToken, check_scope, fetch_token, token_of
+from bridge.system.extras import how_to_install
 from bridge.system.run_and_kill import PASSING_ERRORS, Ending, Finished, Runner, find_program
 from bridge.system.secrets import Secret, masked
 from bridge.system.threads import run_daemon
@@ -93,6 +94,7 @@ __all__ = [
     "fetch_token",
     "find_program",
     "format_time",
+    "how_to_install",
     "is_loopback",
     "masked",
     "one_line",
@@ -152,6 +154,9 @@ class Sink(ABC):
 
     The record counts as delivered, but not as a sign that the destination accepts anything.
     """
+
+    shown: str = ""
+    """After a `check`: what this very one has shown, where that says more than `shown_by_check`."""
 
     @classmethod
     def skips_what_is_over(cls, config: Any) -> bool:

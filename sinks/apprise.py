@@ -41,15 +41,13 @@ from bridge.sink import (
     Transition,
     TransitionRecord,
     escaped,
+    how_to_install,
     masked,
     run_daemon,
 )
 from sinks.sentence import sentence
 
-_INSTALL = (
-    "The sink type 'apprise' needs the Python package 'apprise', which is not installed. It comes with the extra "
-    "[apprise]: in the checkout, pip install '.[apprise]'."
-)
+_MISSING = "The sink type 'apprise' needs the Python package 'apprise', which is not installed."
 _INVALID = "no URL that Apprise can use. Mend it, or take it out; see the Apprise wiki."
 _MOST_REASON_CHARACTERS = 256
 _SHORTEST_SECRET = 4
@@ -77,7 +75,7 @@ class AppriseConfig(SinkConfig, frozen=True, kw_only=True):
             raise ValueError(f"max_batch is {self.max_batch}; Apprise sends one record at a time, so leave it out")
         # Here, so that it is found at the start, and not when the first Preempt is due.
         if importlib.util.find_spec("apprise") is None:
-            raise ValueError(_INSTALL)
+            raise ValueError(f"{_MISSING} {how_to_install('apprise')}.")
 
 
 class AppriseSink(Sink):
@@ -232,4 +230,4 @@ def _apprise() -> Any:
     try:
         return importlib.import_module("apprise")
     except ImportError as error:
-        raise DeliveryFailed(_INSTALL, needs_attention=True) from error
+        raise DeliveryFailed(f"{_MISSING} {how_to_install('apprise')}.", needs_attention=True) from error

@@ -22,8 +22,10 @@ from bridge.approval.files import agent_user, unsafe_files
 from bridge.cli.terminal import this_command
 from bridge.config.approval import RemoteSettings, RuleSettings
 from bridge.config.loader import Settings, SinkSettings
+from bridge.config.odd_values import odd_texts, unknown_events
 from bridge.config.quoting import is_secret_name
 from bridge.config.secret_keys import readable_secrets
+from bridge.config.settings import TopSettings
 from bridge.config.trusted_keys import unusable_keys
 from bridge.delivery.sender import Sender
 from bridge.errors import CredentialFailed, SecretUnavailable
@@ -207,6 +209,9 @@ def warnings(settings: Settings) -> list[str]:
     """Return a sentence for each setting that does nothing or may surprise."""
     found = [*_about_the_agent(settings), *_about_heartbeats(settings), *_about_speaking(settings)]
     found += readable_secrets(settings.secret_files)
+    found += [each for name in TopSettings.__struct_fields__ for each in odd_texts({name: getattr(settings, name)})]
+    for rule in () if settings.approval is None else settings.approval.rules:
+        found += [f"Rule {rule.name}: {message}" for message in unknown_events(rule.event_types, rule.event_sources)]
     for sink in settings.sinks:
         found += [f"Sink {sink.name}: {message}" for message in _about_sink(sink, settings)]
     return found
@@ -266,6 +271,8 @@ def _about_sink(sink: SinkSettings, settings: Settings) -> Iterator[str]:
     if config.scope == "all":
         yield 'scope = "all" sends events of other VMs too; those send them as well, each once.'
     yield from sink.sink_class.warnings(config)
+    yield from unknown_events(config.event_types, config.event_sources)
+    yield from odd_texts(config)
     if config.transitions is not None:
         yield from _about_transitions(set(config.transitions), sink, settings)
     headers = getattr(config, "headers", None)

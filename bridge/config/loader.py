@@ -48,16 +48,18 @@ __all__ = [
     "StateSettings",
     "StatusSettings",
     "VmSettings",
+    "configuration_in_words",
     "documented",
     "find_config",
     "load",
     "read",
+    "service_directory",
     "state_directory",
 ]
 
 CONFIG_VARIABLE = "SCHEDULED_EVENTS_BRIDGE_CONFIG"
 _OURS = "scheduled-events-bridge"
-_POSITION = re.compile(r" \(at (line \d+, column \d+|end of document)\)$")
+_POSITION = re.compile(r" \(at (line (\d+), column (\d+)|end of document)\)$")
 _WINDOWS = os.name == "nt"
 _NO_ENVIRONMENT: Mapping[str, str] = {}
 
@@ -86,7 +88,9 @@ def read(table: Mapping[str, Any]) -> Settings:
     sinks = read_sinks(table.get("sinks", ()), mistakes, elsewhere, labels=None if top is None else top.labels)
     approval = read_approval(table["approval"], mistakes, elsewhere) if "approval" in table else None
     if mistakes.sentences or top is None:
-        raise ConfigurationError(*mistakes.sentences)
+        from bridge.config.odd_values import odd_texts  # noqa: PLC0415  # only a file that is wrong pays for it
+
+        raise ConfigurationError(*mistakes.sentences, *odd_texts(table))
     values = {name: getattr(top, name) for name in top.__struct_fields__} | {"approval": approval}
     variables = secret_variables(table).union(*(sink.sink_class.secret_variables(sink.config) for sink in sinks))
     return Settings(
@@ -122,8 +126,9 @@ def _parsed(path: Path) -> dict[str, Any]:
         # A byte order mark is what Windows editors put there; TOML is UTF-8.
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as exc:
+        advice = "Ask as root (sudo)" if isinstance(exc, PermissionError) and not _WINDOWS else "Mend that"
         raise ConfigurationError(
-            f"The configuration {path} cannot be read: {exc.strerror or exc}. Mend that, or name another file."
+            f"The configuration {path} cannot be read: {exc.strerror or exc}. {advice}, or name another file."
         ) from exc
     except UnicodeDecodeError as exc:
         raise ConfigurationError(
@@ -142,12 +147,20 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 def _syntax(path: Path, text: str, message: str) -> str:
     """Return the sentence for a syntax error, with line and column also where the parser says "end"."""
+    from bridge.config.syntax import Place, plain_sentence  # noqa: PLC0415  # only a file that is wrong pays for it
+
     found = _POSITION.search(message)
-    where = found.group(1) if found else "end of document"
-    if where == "end of document":
-        lines = text.split("\n")
+    lines = text.replace("\r\n", "\n").split("\n")
+    if found is not None and found.group(2):
+        number, column = int(found.group(2)), int(found.group(3))
+        where = f"line {number}, column {column}"
+    else:
         where = f"line {len(lines)}, column {len(lines[-1]) + 1}, the end of the file"
-    return f"The configuration {path} is no valid TOML at {where}: {_POSITION.sub('', message)}."
+        number = max((count for count, line in enumerate(lines, start=1) if line.strip()), default=1)
+        column = len(lines[number - 1]) + 1
+    line = lines[number - 1] if number <= len(lines) else ""
+    what = plain_sentence(Place(line, column, _POSITION.sub("", message)))
+    return f"The configuration {path} is no valid TOML at {where}: {what}."
 
 
 def find_config(explicit: Path | None, environ: Mapping[str, str], *, windows: bool = _WINDOWS) -> Path | None:
@@ -158,14 +171,31 @@ def find_config(explicit: Path | None, environ: Mapping[str, str], *, windows: b
     variable = environ.get(CONFIG_VARIABLE, "")
     asked = explicit or (Path(variable) if variable else None)
     if asked is None:
-        system = _program_data(environ) / _OURS if windows else Path("/etc", _OURS)
-        return system / "config.toml" if _is_there(system / "config.toml") else None
+        system = _system_config(environ, windows=windows)
+        return system if _is_there(system) else None
     if not _is_there(asked):
         who = "--config" if explicit else f"${CONFIG_VARIABLE}"
         raise ConfigurationError(
             f"The configuration {asked}, named by {who}, does not exist. Make it, or name another."
         )
     return asked
+
+
+def _system_config(environ: Mapping[str, str], *, windows: bool) -> Path:
+    return (_program_data(environ) / _OURS if windows else Path("/etc", _OURS)) / "config.toml"
+
+
+def configuration_in_words(file: Path | None, environ: Mapping[str, str], *, windows: bool = _WINDOWS) -> str:
+    """Return the path of *file*; for None that there is none, and where it was looked for."""
+    if file is not None:
+        return str(file.absolute())
+    system = _system_config(environ, windows=windows)
+    return f"none, so the defaults; looked for --config, ${CONFIG_VARIABLE} and {system}"
+
+
+def service_directory(*, windows: bool = _WINDOWS) -> Path:
+    """Return the state directory of the agent that runs as this machine's service."""
+    return _program_data({}) / _OURS / "state" if windows else Path("/var/lib", _OURS)
 
 
 def _is_there(path: Path) -> bool:
@@ -192,7 +222,7 @@ def state_directory(
     if windows:
         return _program_data(environ) / _OURS / "state"
     if is_root if is_root is not None else _we_are_root():
-        return Path("/var/lib", _OURS)
+        return service_directory(windows=False)
     home = Path(environ.get("XDG_STATE_HOME", ""))
     # The specification says to ignore a relative path.
     return (home if home.is_absolute() else _home(environ) / ".local/state") / _OURS

@@ -26,7 +26,7 @@ from bridge.config.toml import Check, Problems, check_name, convert, join
 from bridge.errors import ConfigurationError, UnknownSinkType
 from bridge.events.event import check_event_source, check_event_type
 from bridge.events.record import Transition
-from bridge.sink import Sink, SinkConfig
+from bridge.sink import Sink, SinkConfig, how_to_install
 from bridge.text import nearest
 
 GROUP = "scheduled_events_bridge.sinks"
@@ -222,11 +222,7 @@ def _missing(type_name: str, module_name: str, missing: str) -> ConfigurationErr
         )
     package = missing.partition(".")[0]
     extra = EXTRAS.get(package)
-    how = (
-        f"It comes with the extra [{extra}]: in the checkout, pip install '.[{extra}]'"
-        if extra
-        else f"Install the package that brings {package!r}"
-    )
+    how = how_to_install(extra) if extra else f"Install the package that brings {package!r} into {sys.prefix}"
     return ConfigurationError(
         f"Sink type {type_name!r} needs the Python package {package!r}, which is not installed. {how}."
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from bridge.sink import SinkConfig, tls_file_problems
+from bridge.sink import SinkConfig, how_to_install, tls_file_problems
 from sinks.http.config import one_of
 from sinks.http.urls import origin, plain_url
 
@@ -54,8 +54,7 @@ class EventHubsConfig(SinkConfig, frozen=True, kw_only=True):
             raise ValueError(f"{key}: {problem}")
         if self.transport == "amqp_websocket" and importlib.util.find_spec("aiohttp") is None:
             raise ValueError(
-                "transport amqp_websocket needs aiohttp, which is not installed. It comes with the extra [websocket]: "
-                "in the checkout, pip install '.[websocket]'"
+                f"transport amqp_websocket needs aiohttp, which is not installed. {how_to_install('websocket')}"
             )
         self._check_proxy()
         if self.transport == "https":

@@ -276,7 +276,7 @@ def test_missing_package_names_the_extra_at_the_start(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "apprise", None)
     path = tmp_path / "config.toml"
     path.write_text('[[sinks]]\ntype = "apprise"\nurls_env = "APPRISE_URLS"\n')
-    with pytest.raises(ConfigurationError, match=r"the extra \[apprise\]: .* pip install '\.\[apprise\]'"):
+    with pytest.raises(ConfigurationError, match=r"the extra \[apprise\]: .* -m pip .*install '.*\[apprise\]'"):
         load(path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -416,3 +417,20 @@ def test_every_setting_is_documented() -> None:
                 structs.append(field.type)
     assert SinkSettings not in structs
     assert "seconds" in documented(Settings)["stop_grace_seconds"].lower()
+
+
+@pytest.mark.parametrize("value", ["${HOOK_URL}", "$HOOK_URL", "https://${HOST}/hook"])
+def test_variable_in_a_file_that_is_refused_is_said_too(mistakes_of: Refuse, value: str) -> None:
+    said = mistakes_of(f'[[sinks]]\ntype = "webhook"\nurl = "{value}"\n[imds]\ntimeout_seconds = 0\n')
+    assert [
+        each for each in said if "sinks[0].url holds what reads like a variable, and none is filled in here" in each
+    ]
+
+
+def test_file_that_the_user_may_not_read_is_to_be_read_as_root(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.touch(mode=0)
+    if os.access(path, os.R_OK):
+        pytest.skip("root may read every file")
+    with pytest.raises(ConfigurationError, match=r"Permission denied\. Ask as root \(sudo\), or name another file"):
+        load(path)

@@ -10,7 +10,7 @@ import pytest
 
 from bridge.config.sinks import GROUP, installed, sink_class
 from bridge.errors import ConfigurationError, UnknownSinkType
-from bridge.sink import Sink
+from bridge.sink import Sink, how_to_install
 
 SINK = """
 from bridge.sink import Sink
@@ -103,7 +103,7 @@ def test_missing_module_class_and_misspelling_are_told_apart(package: str) -> No
 def test_missing_package_is_named_with_its_extra(package: str) -> None:
     text = message(f"{package}_needy:Good")
     assert "needs the Python package 'apprise'" in text
-    assert "the extra [apprise]: in the checkout, pip install '.[apprise]'" in text
+    assert text.endswith(f"{how_to_install('apprise')}.")
     assert "acme_sdk_that_is_nowhere" in message(f"{package}_lonely:Good")
 
 
