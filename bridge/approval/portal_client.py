@@ -183,10 +183,18 @@ class PortalClient:
         is_tls = isinstance(error, requests.exceptions.SSLError) and not isinstance(cause, _BROKEN_OFF)
         # The file of a certificate is not there: requests says so itself, before there is a connection.
         is_ours = not isinstance(error, requests.RequestException) or isinstance(error, ValueError)
+        proxy = self._proxy_words(error)
         return PortalFailed(
-            f"The portal at {self.origin} cannot be reached: {_words(error, cause).rstrip('.')}.",
+            f"The portal at {self.origin} cannot be reached: {proxy}{_words(error, cause).rstrip('.')}.",
             needs_attention=is_tls or is_ours,
         )
+
+    def _proxy_words(self, error: Exception) -> str:
+        """Return which proxy of the environment is to blame for *error*, without a password; empty for none."""
+        if not isinstance(error, requests.exceptions.ProxyError):
+            return ""
+        url = requests.utils.select_proxy(self._url, self._proxies) or ""
+        return f"the proxy {url.rpartition('//')[2].rpartition('@')[2]} of the environment does not let it through: "
 
 
 def _answer(body: bytes) -> PortalAnswer:

@@ -129,7 +129,7 @@ def _untried(sink: SinkSettings, *, is_broken: bool) -> str | None:
 def _checked(sink: SinkSettings, seconds: float) -> str:
     sender = Sender(sink.build, name=sink.name, timeout_seconds=seconds)
     try:
-        sender.check()
+        shown = sender.check()
     finally:
         sender.close()
-    return sink.sink_class.shown_by_check(sink.config)
+    return shown or sink.sink_class.shown_by_check(sink.config)

@@ -105,9 +105,16 @@ class Sender:
             self.configuration = configurations[-1] if configurations else self.configuration
         return all(made_request)
 
-    def check(self) -> None:
-        """Try the destination; raise DeliveryFailed when the deadline passes."""
-        self._call(lambda sink, _thread: sink.check())
+    def check(self) -> str:
+        """Try the destination and return what that has shown, "" for nothing; raise DeliveryFailed at the deadline."""
+        shown: list[str] = []
+
+        def call(sink: Sink, _thread: _SinkThread) -> None:
+            sink.check()
+            shown.append(sink.shown)
+
+        self._call(call)
+        return "".join(shown)
 
     def cut(self) -> None:
         """Send nothing any more, and close the sink under the send that is under way, which fails; from any thread."""

@@ -109,7 +109,10 @@ class AmqpSender:
             doing = "send" if was_sending else "connection attempt"
             message = f"{self._access.peer}: no answer within {self._config.timeout_seconds:g} s; the {doing} was cut."
             return DeliveryFailed(message, uncertain=was_sending, reason=RetryReason.TIMEOUT)
-        failure = delivery_error(error, peer=self._access.peer, is_sending=was_sending, secrets=self._access.secrets)
+        access = self._access
+        failure = delivery_error(
+            error, peer=access.peer, is_sending=was_sending, secrets=access.secrets, proxy=access.proxy
+        )
         if is_about_access(error):
             self._access.forget()
         return failure
@@ -223,7 +226,7 @@ def _client(config: EventHubsConfig, access: Access) -> Any:
         if config.transport == "amqp_websocket"
         else TransportType.Amqp,
         "http_proxy": _proxy(access.proxy),
-        "custom_endpoint_address": config.endpoint,
+        "custom_endpoint_address": config.endpoint or _address_with_port(access),
         "connection_verify": config.ca_file,
         "user_agent": "scheduled-events-bridge",
     }
@@ -237,6 +240,12 @@ def _client(config: EventHubsConfig, access: Access) -> Any:
         credential=credential,
         **options,
     )
+
+
+def _address_with_port(access: Access) -> str | None:
+    """Return host and port of a namespace that names a port, which under TLS the SDK passes over; else None."""
+    is_emulator = access.string is not None and access.string.is_emulator
+    return None if is_emulator or urlsplit(f"//{access.namespace}").port is None else access.namespace
 
 
 def _proxy(url: str | None) -> dict[str, Any] | None:

@@ -44,9 +44,16 @@ def parse(text: str, *, eventhub: str | None) -> ConnectionString:
     for part in text.split(";"):
         name, _, value = part.strip().partition("=")
         parts[name.lower()] = value
-    namespace = urlsplit(parts.get("endpoint", "")).netloc
+    endpoint = urlsplit(parts.get("endpoint", ""))
+    namespace = endpoint.netloc
     if not namespace:
         raise _wrong("has no Endpoint=sb://...")
+    try:
+        has_port = endpoint.port != 0
+    except ValueError:
+        has_port = False
+    if not has_port:
+        raise _wrong("has a port in its Endpoint that is none")
     key_name, key = parts.get("sharedaccesskeyname"), parts.get("sharedaccesskey")
     signature = parts.get("sharedaccesssignature")
     if not (signature or (key_name and key)):

@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from bridge.sink import DeliveryError, DeliveryFailed, DeliveryRejected, RetryReason, causes, excerpt, masked
+from sinks.http.urls import origin
 
 #: What the SDK leaves of a condition in `error`: all after its first colon.
 _ABOUT_THE_RECORD = frozenset({"link:message-size-exceeded", "argument-error", "argument-out-of-range"})
@@ -37,9 +38,11 @@ class TooLarge(Exception):
     """A batch does not fit the link."""
 
 
-def delivery_error(error: BaseException, *, peer: str, is_sending: bool, secrets: tuple[str, ...]) -> DeliveryError:
-    """Return what *error* of the SDK means; *is_sending*: a record may have been on its way."""
-    from_proxy = _proxy_error(error, peer)
+def delivery_error(
+    error: BaseException, *, peer: str, is_sending: bool, secrets: tuple[str, ...], proxy: str | None = None
+) -> DeliveryError:
+    """Return what *error* of the SDK means; *is_sending*: a record may have been on its way. *proxy*: its URL."""
+    from_proxy = _proxy_error(error, peer, "the proxy" if proxy is None else f"the proxy {origin(proxy)}")
     if from_proxy is not None:
         return from_proxy
     condition, text = _condition(error), _ADDRESS.sub("", _description(error))
@@ -55,17 +58,15 @@ def delivery_error(error: BaseException, *, peer: str, is_sending: bool, secrets
     return DeliveryFailed(message, uncertain=is_sending and condition in _MADE_UP, reason=RetryReason.CONNECTION)
 
 
-def _proxy_error(error: BaseException, peer: str) -> DeliveryFailed | None:
+def _proxy_error(error: BaseException, peer: str, proxy: str) -> DeliveryFailed | None:
     """Return what *error* means if the proxy is to blame, None if it is not."""
     answer = _found(error, _PROXY_ANSWER)
     if answer is not None:
         status = getattr(answer, "status", None)
-        message = (
-            f"{peer}: the proxy answered {status}. Check the user name and the password in its URL, and its rules."
-        )
+        message = f"{peer}: {proxy} answered {status}. Check the user name and the password in its URL, and its rules."
         return DeliveryFailed(message, needs_attention=status in _PROXY_REFUSES, reason=RetryReason.PROXY)
     if _found(error, _NO_PROXY) is not None:
-        return DeliveryFailed(f"{peer}: the proxy cannot be reached.", reason=RetryReason.CONNECTION)
+        return DeliveryFailed(f"{peer} was not tried: {proxy} does not answer.", reason=RetryReason.CONNECTION)
     return None
 
 

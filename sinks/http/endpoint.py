@@ -114,6 +114,8 @@ class Endpoint:
         self._shown_token: AccessToken | None = None
         self._headers_file = Secret(key="headers", file=config.headers_file)
         self._proxy = Secret(key="proxy", file=config.proxy_file, env=config.proxy_env)
+        self._shown_proxy = ""
+        """What a message may show of the proxy of the last request; empty: there was none."""
         self._session = DeadlineSession()
         self._session.headers["User-Agent"] = "scheduled-events-bridge"
         self._monotonic = monotonic
@@ -194,8 +196,8 @@ class Endpoint:
         response = self.request(method, None, {})
         status = response.status_code
         if status in bad_news or not (status in SUCCESS or status in CLIENT_ERROR or status == _NOT_IMPLEMENTED):
-            hint = " That was to OPTIONS; `send-test` shows what a POST gets." if method == "OPTIONS" else ""
-            raise DeliveryFailed(self._description(response) + hint, needs_attention=True)
+            hint = " `send-test` shows what a POST gets." if method == "OPTIONS" else ""
+            raise DeliveryFailed(self._description(response, to=method) + hint, needs_attention=True)
         return response
 
     def close(self) -> None:
@@ -241,10 +243,10 @@ class Endpoint:
             reason=f"status_{status}",
         )
 
-    def _description(self, response: requests.Response) -> str:
-        """Return the answer in words, masked before it is cut: half a secret is one too."""
+    def _description(self, response: requests.Response, *, to: str = "") -> str:
+        """Return the answer in words, masked before it is cut: half a secret is one too. *to*: to which method."""
         status = response.status_code
-        reason = excerpt(self.mask(response.reason or "").encode())
+        reason = f"to {to}" if to else excerpt(self.mask(response.reason or "").encode())
         head = f"{self.shown} answered {status} {reason}".rstrip()
         shown = excerpt(self.mask(self.body_text(response)).encode()).strip()
         return f"{head}{f': {shown}' if shown else '.'} {self._advice(response)}".rstrip()
@@ -265,13 +267,18 @@ class Endpoint:
         """Return the DeliveryFailed for a request that got no answer."""
         is_uncertain = not never_sent(error)
         if isinstance(error, DeadlineExceeded):
-            message = f"{self.shown} gave no answer within {limit:g} s."
+            through = f" through the proxy {self._shown_proxy}" if self._shown_proxy else ""
+            message = f"{self.shown} gave no answer{through} within {limit:g} s."
             return DeliveryFailed(message, uncertain=is_uncertain, reason=RetryReason.TIMEOUT)
         cause = root_cause(error)
         text = excerpt(self.mask(str(cause) or type(cause).__name__).encode())
         if "Tunnel connection failed: 407" in text:
-            message = f"{self.shown}: the proxy refused. {_NEEDS_A_PERSON[407]}"
+            message = f"{self.shown}: the proxy {self._shown_proxy} refused. {_NEEDS_A_PERSON[407]}"
             return DeliveryFailed(message, needs_attention=True, reason=RetryReason.PROXY)
+        if isinstance(error, requests.exceptions.ProxyError) and self._shown_proxy:
+            what = "does not let this through" if text.startswith("Tunnel connection failed") else "does not answer"
+            message = f"{self.shown} was not tried: the proxy {self._shown_proxy} {what}: {text}"
+            return DeliveryFailed(message, reason=RetryReason.CONNECTION)
         if is_about_tls(error):
             message = f"{self.shown}: TLS failed: {text} {self.hint(error).text}".rstrip()
             return DeliveryFailed(message, needs_attention=True, uncertain=is_uncertain, reason=RetryReason.TLS)
@@ -330,6 +337,7 @@ class Endpoint:
 
     def _proxies(self) -> dict[str, str]:
         url = self._config.proxy or self._proxy.value()
+        self._shown_proxy = "" if url is None else origin(url)
         if url is None:
             return {}
         try:

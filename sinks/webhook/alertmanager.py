@@ -108,14 +108,16 @@ class AlertmanagerFormat(Format):
         is_over = max(self._ahead, zero) - max(believed, zero) >= self._life - self._refresh
         return "an alert for one that is over" if is_over and not is_test else None
 
-    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
+    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> int:
         """Ask Alertmanager for its status."""
         endpoint = endpoint_of(status_url(url))
-        answer = parse_json(endpoint.check("GET").content)
+        response = endpoint.check("GET")
+        answer = parse_json(response.content)
         if not isinstance(answer, dict) or "versionInfo" not in answer:
             raise DeliveryFailed(
                 f"{endpoint.shown} does not answer as Alertmanager does. Check the URL.", needs_attention=True
             )
+        return response.status_code
 
     def _ends_at(self, record: TransitionRecord, now: datetime) -> datetime:
         if record.transition.is_ending:

@@ -40,9 +40,12 @@ class Format(ABC):
     ) -> None:
         """Raise DeliveryFailed when a 2xx with *headers*, which came at *now*, was no acceptance after all."""
 
-    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
-        """Try the endpoint at *url* without writing to it; raise DeliveryFailed when it is none of this format's."""
-        endpoint_of(url).check()
+    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> int:
+        """Try the endpoint at *url* without writing to it, and return the status of its answer.
+
+        Raises DeliveryFailed when it is none of this format's.
+        """
+        return endpoint_of(url).check().status_code
 
     def refused(self, error: DeliveryRejected) -> DeliveryError:
         """Return what *error*, made from the status alone, means in this format."""

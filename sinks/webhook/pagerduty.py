@@ -63,9 +63,9 @@ class PagerDutyFormat(Format):
             body, target = _alert(record, event, is_over=self._is_over(record)), url
         return Message(target, msgspec.json.encode({"routing_key": self.routing_key(), **body}), "application/json")
 
-    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
+    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> int:
         """Ask whether PagerDuty answers."""
-        endpoint_of(url).check(bad_news=_BAD_NEWS)
+        return endpoint_of(url).check(bad_news=_BAD_NEWS).status_code
 
     def refused(self, error: DeliveryRejected) -> DeliveryError:
         """Return DeliveryFailed when it was the routing key: that is no fault of the record."""

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from bridge.sink import DeliveryFailed, DeliveryRejected, Secret, Sink, SinkConfig, TransitionRecord, utc_now
-from sinks.http.endpoint import Endpoint, entra_token
+from sinks.http.endpoint import SUCCESS, Endpoint, entra_token
 from sinks.http.signature import Signer
 from sinks.http.urls import http_url
 from sinks.webhook.alerts import alert_warnings
@@ -60,7 +60,12 @@ class WebhookSink(Sink):
     @classmethod
     def shown_by_check(cls, config: Any) -> str:
         """Return what `check` shows: not that a record would be taken, nor by these credentials."""
+        return cls._shown(config, 200)
+
+    @staticmethod
+    def _shown(config: Any, status: int) -> str:
         who, untried = _SHOWN.get(config.format, ("a server answers", "Whether it takes records from here"))
+        who = who if status in SUCCESS else f"answered {status} to OPTIONS"
         return f"{who}. {untried} was not tried; `send-test {config.name}` sends one."
 
     @classmethod
@@ -106,7 +111,7 @@ class WebhookSink(Sink):
         self._signer.keys()
         for secret in self._format.secrets:
             secret.value()
-        self._format.check(base, self._endpoint)
+        self.shown = self._shown(self.config, self._format.check(base, self._endpoint))
 
     def close(self) -> None:
         """Close every connection; a send in flight ends with an error."""

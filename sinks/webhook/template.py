@@ -25,7 +25,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bridge.sink import DeliveryError, DeliveryFailed, DeliveryRejected, Transition, TransitionRecord, excerpt
+from bridge.sink import (
+    DeliveryError,
+    DeliveryFailed,
+    DeliveryRejected,
+    Transition,
+    TransitionRecord,
+    excerpt,
+    how_to_install,
+)
 from sinks.http.endpoint import Endpoint
 from sinks.http.urls import plain_url
 from sinks.webhook.alerts import Severity, details, severity, summary
@@ -60,8 +68,7 @@ class TemplateFormat(Format):
             import jinja2  # noqa: F401, PLC0415
         except ImportError:
             raise ValueError(
-                "format = 'template' needs Jinja2, which is not installed. It comes with the extra [template]: in the "
-                "checkout, pip install '.[template]'."
+                f"format = 'template' needs Jinja2, which is not installed. {how_to_install('template')}."
             ) from None
         self._environment = _environment()
         self._content_type = content_type
@@ -80,9 +87,9 @@ class TemplateFormat(Format):
         body = self.render(record, may_be_empty=method in _BODILESS)
         return Message(target, body, self._content_type, method)
 
-    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
+    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> int:
         """Ask the address that a test would go to."""
-        endpoint_of(self.url(url, sample_to_check())).check()
+        return endpoint_of(self.url(url, sample_to_check())).check().status_code
 
     def render(self, record: TransitionRecord, *, may_be_empty: bool = False) -> bytes:
         """Return the body for *record*; raise DeliveryRejected when the template cannot make one."""

@@ -108,3 +108,12 @@ def test_managed_identity(  # noqa: PLR0917 - fixtures
 def test_check_finds_the_hub_and_sends_nothing(make_sink, emulator) -> None:
     make_sink().check()
     assert emulator.state()["transfers"] == 0
+
+
+def test_port_of_a_connection_string_is_the_one_that_is_connected_to(
+    make_sink, make_record, emulator, authority
+) -> None:
+    port = emulator.ports["amqps"]
+    string = emulator.connection_string(is_tls=True).replace("sb://127.0.0.1", f"sb://127.0.0.1:{port}/")
+    make_sink(string=string, ca_file=authority.ca_file).send([make_record()])
+    assert len(emulator.state()["events"]) == 1
