@@ -9,7 +9,6 @@ set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
 out=$here/requirements.txt
-tools=$here/tools.txt
 more=''
 case ${1-} in
   --check)
@@ -31,6 +30,9 @@ uv --no-config pip compile --quiet --universal --python-version 3.10 --generate-
 if [ "${1-}" = --check ]; then
   cmp "$out" "$here/requirements.txt"
 else
-  uv --no-config pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-emit-index-url \
-    --custom-compile-command deploy/artifact/lock.sh ${more:+"$more"} --output-file "$tools" "$here/tools.in"
+  for tools in deploy/artifact/tools .ci/release-tools; do
+    [ -f "$tools.in" ] || continue # an unpacked sdist makes no releases
+    uv --no-config pip compile --quiet --universal --python-version 3.10 --generate-hashes --no-emit-index-url \
+      --custom-compile-command deploy/artifact/lock.sh ${more:+"$more"} --output-file "$tools.txt" "$tools.in"
+  done
 fi

@@ -35,6 +35,7 @@ RUN = {
     "keys: make and use": "this one",
     "example: check": "test_protocol.py",
     "artifact: build": "the artifacts of .ci/run",
+    "release: rehearse": "the release step of .ci/run",
     "kql: transformation": "test_operators.py",
 }
 #: What a block needs that no test has.
@@ -44,6 +45,8 @@ NEEDED = {
     "needs: root on the VM",
     "needs: systemd",
     "needs: a cluster",
+    "needs: a release",
+    "needs: the right to push a tag",
     "needs: minutes and a package index; the README's line",
 }
 #: Pages all of whose blocks need one thing.

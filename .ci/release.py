@@ -1,0 +1,403 @@
+#!/usr/bin/env python3
+# ruff: noqa: S603
+"""Checks, makes and tries a release: all of release.yml but what needs credentials, the same on any machine.
+
+    .ci/release.py check --tag v1.2.3     the tag, pyproject.toml, CHANGELOG.md, other files and the tree agree
+    .ci/release.py build --out dist       sdist, wheel, archives and packages, SBOM, notes, SHA256SUMS
+    .ci/release.py verify --out dist      nothing is missing or strange there, and what is there installs and runs
+    .ci/release.py publish --out dist --tag v1.2.3      the page of the release, by gh and its GH_TOKEN
+
+Without --tag, `check` is a rehearsal: CHANGELOG.md may still say "Unreleased", and the tree may have changes. `build`
+needs release-tools.txt beside this file. A word that a tag brings is compared before it is used, and reaches no shell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import email
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import uuid
+import venv
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+LOCK = ROOT / "deploy/artifact/requirements.txt"
+NAME = "scheduled-events-bridge"
+#: The word of an archive for a machine, and that of `uname -m`, which is RPM's.
+MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
+#: What makes each kind of package, and whether the build program can.
+PACKAGERS = {"deb": "dpkg-deb", "rpm": "rpmbuild"} if (ROOT / "deploy/artifact/packages.py").exists() else {}
+SUMS = "SHA256SUMS"
+#: For the page of the release; no file of it.
+NOTES = "NOTES.md"
+#: Where else the version stands: paths below the root, and what is before it there.
+PLACES = {
+    "deploy/docker/Dockerfile": r"^ARG VERSION=",
+    "deploy/kubernetes/base/kustomization.yaml": r"^ *newTag: ",
+    "deploy/**/Chart.yaml": r"^appVersion: ",
+}
+#: The service's sandbox hides what lies here, so install.sh takes no Python from it.
+HIDDEN = ("/root/", "/home/", "/run/user/", "/tmp/", "/var/tmp/")  # noqa: S108
+
+
+class Refused(Exception):
+    """What stands between this tree, or these files, and a release; one sentence for each."""
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__("\n".join(faults))
+
+
+def run(*command: str | Path, **environment: str) -> str:
+    """Return what *command* prints; what it says beside that is shown."""
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, stdout=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        raise Refused(f"{' '.join(map(str, command))} failed with {done.returncode}.\n{done.stdout}".strip())
+    return done.stdout.strip()
+
+
+def git(*words: str) -> str | None:
+    """Return what git says, None when it says no."""
+    done = subprocess.run(("git", "-C", ROOT, *words), capture_output=True, text=True, check=False)  # noqa: S607
+    return None if done.returncode else done.stdout.rstrip()
+
+
+def sha256(path: Path) -> str:
+    """Return the digest of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def version_here() -> str:
+    """Return the version that pyproject.toml declares."""
+    version: str = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    if not re.fullmatch(r"\d+\.\d+\.\d+", version):
+        raise Refused(f"The version {version} of pyproject.toml is not of the form 1.2.3.")
+    return version
+
+
+# ---- check ----------------------------------------------------------------------------------------------------------
+
+
+def check(tag: str | None, on: str | None) -> None:
+    """Refuse what cannot become a release; tell the steps of a workflow the version and the name of the image."""
+    version = version_here()
+    faults = [*faults_of_changelog(version, tag), *faults_of_places(version)]
+    if tag is not None:
+        faults += faults_of_tag(version, tag) or [*faults_of_tree(tag, on)]
+    if faults:
+        raise Refused(*faults)
+    if os.environ.get("GITHUB_OUTPUT"):
+        image = f"ghcr.io/{os.environ['GITHUB_REPOSITORY'].lower()}"
+        with Path(os.environ["GITHUB_OUTPUT"]).open("a", encoding="utf-8") as file:
+            file.write(f"version={version}\nimage={image}\n")
+    say(f"{tag or 'A rehearsal'}: version {version}, and all that names it agrees")
+
+
+def faults_of_tag(version: str, tag: str) -> list[str]:
+    """Return what is wrong with the tag's name."""
+    if tag == f"v{version}":
+        return []
+    return [f"The tag is {tag}, and pyproject.toml says {version}: tag v{version}, or change the version."]
+
+
+def sections() -> list[tuple[str, str]]:
+    """Return the title and the text of each section of CHANGELOG.md, the newest first."""
+    parts = re.split(r"(?m)^## ", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"))[1:]
+    return [(title.strip(), text.strip()) for title, _, text in (part.partition("\n") for part in parts)]
+
+
+def faults_of_changelog(version: str, tag: str | None) -> Iterator[str]:
+    """Yield what CHANGELOG.md lacks."""
+    released = re.compile(rf"{re.escape(version)} \(\d{{4}}-\d\d-\d\d\)")
+    draft = f"Unreleased: {version}"
+    found = [(title, text) for title, text in sections() if title == draft or released.fullmatch(title)]
+    if not found:
+        yield f"CHANGELOG.md has no section for {version}: write ## {version} (YEAR-MONTH-DAY) above what is new."
+        return
+    title, text = found[0]
+    if tag is not None and title == draft:
+        yield f"CHANGELOG.md still says ## {draft}: write ## {version} (YEAR-MONTH-DAY)."
+    if not text:
+        yield f"CHANGELOG.md says nothing under ## {title}."
+    if sections()[0][0] != title:
+        yield f"The first section of CHANGELOG.md is ## {sections()[0][0]}, and the version is {version}."
+
+
+def faults_of_places(version: str) -> Iterator[str]:
+    """Yield the files that name another version."""
+    for pattern, before in PLACES.items():
+        for path in sorted(ROOT.glob(pattern)):
+            said = re.findall(rf"(?m){before}[\"']?([^\"'\s]*)", path.read_text(encoding="utf-8"))
+            if said != [version]:
+                yield f"{path.relative_to(ROOT)} says {' and '.join(said) or 'nothing'}, and the version is {version}."
+
+
+def faults_of_tree(tag: str, on: str | None) -> Iterator[str]:
+    """Yield why the files here may not be those of *tag*; *on* is the branch that must have its commit."""
+    changed = git("status", "--porcelain")
+    if changed is None:
+        yield f"{ROOT} is no git checkout."
+        return
+    if changed:
+        names = [line[3:] for line in changed.splitlines()]
+        yield f"The tree is not the commit's: {', '.join(names[:5])}{' and more' if names[5:] else ''}."
+    head, tagged = git("rev-parse", "HEAD"), git("rev-parse", "--verify", "--quiet", f"refs/tags/{tag}^{{commit}}")
+    if tagged not in (None, head):
+        yield f"{tag} is another commit than the one that is checked out."
+    if on is not None and git("merge-base", "--is-ancestor", "HEAD", on) is None:
+        yield f"The commit is not on {on}: merge it first."
+
+
+# ---- build ----------------------------------------------------------------------------------------------------------
+
+
+def build(out: Path) -> None:
+    """Make every file of the release in *out*."""
+    version = version_here()
+    if out.exists() and any(out.iterdir()):
+        raise Refused(f"{out} is not empty, and nothing old may be published: give a new directory.")
+    missing = [tool for tool in PACKAGERS.values() if shutil.which(tool) is None]
+    if missing:
+        raise Refused(f"There is no {' and no '.join(missing)} here, which makes packages.")
+    epoch = os.environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct")
+    times = {"SOURCE_DATE_EPOCH": epoch} if epoch else {}
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT, **times)
+    (wheel,) = out.glob("*.whl")
+    packages = [word for kind in PACKAGERS for word in ("--package", kind)]
+    say(run(sys.executable, ROOT / "deploy/artifact/build.py", "--wheel", wheel, "--out", out, *packages, **times))
+    run(
+        sys.executable, "-m", "cyclonedx_py", "requirements", LOCK, "--pyproject", ROOT / "pyproject.toml",
+        "--output-reproducible", "--output-format", "JSON", "--output-file", out / sbom_name(version),
+    )  # fmt: skip
+    number(out / sbom_name(version), version)
+    (out / NOTES).write_text(notes(version), encoding="utf-8")
+    (out / SUMS).write_text("".join(f"{sha256(path)}  {path.name}\n" for path in files(out)), encoding="utf-8")
+    say((out / SUMS).read_text(encoding="utf-8"))
+
+
+def number(sbom: Path, version: str) -> None:
+    """Give the SBOM the serial number that GitHub attests none without: for the same lock always the same."""
+    document = json.loads(sbom.read_text(encoding="utf-8"))
+    document["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_URL, f"pkg:pypi/{NAME}@{version}#{sha256(LOCK)}").urn
+    sbom.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def files(out: Path) -> list[Path]:
+    """Return what SHA256SUMS lists."""
+    return sorted(path for path in out.iterdir() if path.name not in (SUMS, NOTES))
+
+
+def notes(version: str) -> str:
+    """Return CHANGELOG.md's section as GitHub shows it on the page of a release, where each line break is one."""
+    text = next(text for title, text in sections() if version in title.split())
+    server, repository = (os.environ.get(name) for name in ("GITHUB_SERVER_URL", "GITHUB_REPOSITORY"))
+    if server and repository:  # the page of a release is not where the file lies
+        text = re.sub(r"\]\((?![a-z]+:|#)", f"]({server}/{repository}/blob/v{version}/", text)
+    return unwrapped(text) + "\n"
+
+
+def unwrapped(text: str) -> str:
+    """Return Markdown with each paragraph and each item on one line; tables and fenced blocks stay."""
+    lines: list[str] = []
+    fenced = False
+    for line in text.splitlines():
+        begins = fenced or not line.strip() or re.match(r"\s*([-*+|>#]|\d+\.|```)", line) is not None
+        if line.lstrip().startswith("```"):
+            fenced = not fenced
+        if begins or not lines or not lines[-1].strip() or lines[-1].lstrip().startswith(("#", "```", "|")):
+            lines.append(line)
+        else:
+            lines[-1] += f" {line.strip()}"
+    return "\n".join(lines)
+
+
+# ---- verify ---------------------------------------------------------------------------------------------------------
+
+
+def verify(out: Path, *, install: bool) -> None:
+    """Refuse files that are not a whole release of this version; with *install*, put it into directories and run it."""
+    version = version_here()
+    faults = [*faults_of_files(out, version)] or [*faults_of_contents(out, version)]
+    if faults:
+        raise Refused(*faults)
+    if install:
+        with tempfile.TemporaryDirectory() as name:
+            install_wheel(out, version, Path(name))
+            install_archive(out, version, Path(name))
+    say(f"{len(files(out))} files of version {version} are whole{' and install' if install else ''}")
+
+
+def wanted(version: str) -> set[str]:
+    """Return the names of what a release must have."""
+    distribution = NAME.replace("-", "_")
+    archives = {f"{NAME}{kind}-{version}-linux-{arch}.tar.gz" for kind in ("", "-extras") for arch in MACHINES}
+    debs = {f"{NAME}_{version}_{arch}.deb" for arch in ("amd64", "arm64")}
+    rpms = {f"{NAME}-{version}-1.{machine}.rpm" for machine in MACHINES.values()}
+    packages = debs | rpms if PACKAGERS else set()
+    return {f"{distribution}-{version}.tar.gz", wheel_name(version), sbom_name(version)} | archives | packages
+
+
+def sbom_name(version: str) -> str:
+    """Return the name of the list of what the agent is made of."""
+    return f"{NAME}-{version}.cdx.json"
+
+
+def wheel_name(version: str) -> str:
+    """Return the name of the wheel."""
+    return f"{NAME.replace('-', '_')}-{version}-py3-none-any.whl"
+
+
+def faults_of_files(out: Path, version: str) -> Iterator[str]:
+    """Yield what is missing, what is more than SHA256SUMS knows, and what has other bytes."""
+    missing = sorted(name for name in {*wanted(version), SUMS, NOTES} if not (out / name).is_file())
+    if missing:
+        yield from (f"{out} lacks {name}." for name in missing)
+        return
+    lines = (out / SUMS).read_text(encoding="utf-8").splitlines()
+    said = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    found = {path.name: sha256(path) for path in files(out)}
+    yield from (f"{out} lacks {name}, which {SUMS} lists." for name in sorted(set(said) - set(found)))
+    yield from (f"{SUMS} does not list {name}." for name in sorted(set(found) - set(said)))
+    both = sorted(set(said) & set(found))
+    yield from (f"{name} is not what {SUMS} says." for name in both if said[name] != found[name])
+    yield from (f"{name} is not of version {version}." for name in sorted(found) if version not in name)
+
+
+def faults_of_contents(out: Path, version: str) -> Iterator[str]:
+    """Yield what the files say of themselves that is wrong, and archives that hold another wheel than ours."""
+    wheel = out / wheel_name(version)
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(f"{NAME.replace('-', '_')}-{version}.dist-info/METADATA")
+    if email.message_from_bytes(metadata)["Version"] != version:
+        yield f"{wheel.name} does not say {version} in its metadata."
+    for arch in MACHINES:
+        path = out / f"{NAME}-{version}-linux-{arch}.tar.gz"
+        if digest_inside(path, f"wheels/{wheel.name}") != sha256(wheel):
+            yield f"{path.name} does not hold the wheel that is beside it."
+    bom = json.loads((out / sbom_name(version)).read_text(encoding="utf-8"))
+    listed = {f"{part['name']}=={part['version']}" for part in bom.get("components", ())}
+    lacking = set(re.findall(r"(?m)^[a-z0-9.-]+==[^ \n]+", LOCK.read_text(encoding="utf-8"))) - listed
+    own = bom.get("metadata", {}).get("component", {})
+    if bom.get("bomFormat") != "CycloneDX" or "serialNumber" not in bom or own.get("version") != version:
+        yield f"{sbom_name(version)} is no CycloneDX document of {NAME} {version} with a serial number."
+    yield from (f"{sbom_name(version)} lacks {pin}." for pin in sorted(lacking))
+
+
+def digest_inside(archive: Path, name: str) -> str | None:
+    """Return the digest of the file *name* in the one directory of *archive*, None when it has none."""
+    with tarfile.open(archive) as tar:
+        member = next((member for member in tar if member.name.partition("/")[2] == name), None)
+        content = tar.extractfile(member) if member else None
+        return hashlib.sha256(content.read()).hexdigest() if content else None
+
+
+def install_wheel(out: Path, version: str, directory: Path) -> None:
+    """Install the wheel and all its extras in the locked versions, each file by its hash, and run it."""
+    wheel = out.resolve() / wheel_name(version)
+    lines = directory / "requirements.txt"
+    own = f"{NAME} @ {wheel.as_uri()} --hash=sha256:{sha256(wheel)}\n"
+    lines.write_text(LOCK.read_text(encoding="utf-8") + own, encoding="utf-8")
+    venv.create(directory / "venv", with_pip=True)
+    python = directory / "venv/bin/python"
+    pip = (python, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary", ":all:")
+    run(*pip, "--require-hashes", "--requirement", lines)
+    tried(python, version)
+
+
+def install_archive(out: Path, version: str, directory: Path) -> None:
+    """Install this machine's archive below a directory, with no index, and run it."""
+    arch = next((arch for arch, machine in MACHINES.items() if machine == platform.machine()), None)
+    if sys.platform != "linux" or arch is None:
+        say(f"The archives are not for {platform.system()} on {platform.machine()}: none is installed")
+        return
+    stem = f"{NAME}-{version}-linux-{arch}"
+    run("tar", "-C", directory, "-xzf", out.resolve() / f"{stem}.tar.gz")
+    tree = directory / "tree"
+    run(directory / stem / "install.sh", "--root", tree, "--python", service_python(), PIP_NO_INDEX="1")
+    tried((tree / f"opt/{NAME}/venv").resolve() / "bin/python3", version)
+
+
+def tried(python: Path, version: str) -> None:
+    """Refuse an installation that does not say its version."""
+    said = run(python, "-I", "-m", "bridge", "--version")
+    if version not in said.split():
+        raise Refused(f"What was installed says '{said}', and the version is {version}.")
+
+
+def service_python() -> Path:
+    """Return a Python that install.sh takes."""
+    ours = Path(sys.base_prefix) / "bin/python3"
+    for python in (ours, Path("/usr/bin/python3"), Path("/usr/local/bin/python3")):
+        if python.exists() and not str(python.resolve()).startswith(HIDDEN):
+            return python
+    raise Refused("There is no Python here outside of /root, /home and /tmp, where a service could see it.")
+
+
+# ---- publish --------------------------------------------------------------------------------------------------------
+
+
+def publish(tag: str, out: Path) -> None:
+    """Make the page of the release with all its files; there must be none yet."""
+    version = version_here()
+    faults = faults_of_tag(version, tag)
+    if faults:
+        raise Refused(*faults)
+    verify(out, install=False)
+    words = ("--verify-tag", "--title", f"Scheduled Events Bridge {version}", "--notes-file", out / NOTES)
+    say(run("gh", "release", "create", tag, *words, *files(out), out / SUMS))
+
+
+# ---- the command line -----------------------------------------------------------------------------------------------
+
+
+def say(text: str) -> None:
+    """Print *text*."""
+    sys.stdout.write(f"{text.rstrip()}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Do what the command line asks for; 1 when there can be no release so."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    parts = {name: commands.add_parser(name) for name in ("check", "build", "verify", "publish")}
+    parts["check"].add_argument("--on", metavar="BRANCH", help="a branch that must have the commit")
+    parts["verify"].add_argument("--no-install", action="store_true", help="look at the files only")
+    for name in ("check", "publish"):
+        parts[name].add_argument("--tag", required=name == "publish", help="v and the version")
+    for name in ("build", "verify", "publish"):
+        parts[name].add_argument("--out", type=Path, default=ROOT / "dist", help="the directory of the files (dist)")
+    asked = parser.parse_args()
+    todo: dict[str, Callable[[], None]] = {
+        "check": lambda: check(asked.tag, asked.on),
+        "build": lambda: build(asked.out),
+        "verify": lambda: verify(asked.out, install=not asked.no_install),
+        "publish": lambda: publish(asked.tag, asked.out),
+    }
+    try:
+        todo[asked.command]()
+    except Refused as refused:
+        sys.stderr.write("".join(f"release: {line}\n" for line in str(refused).splitlines()))
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,421 @@
+"""What keeps a release from being made or published: .ci/release.py in a small tree, with small files of a release.
+
+That the real files are made and install is shown by the step `release` of .ci/run, which makes them.
+"""
+
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(120)]
+
+NAME = "scheduled-events-bridge"
+VERSION = "1.2.3"
+TAG = f"v{VERSION}"
+WHEEL = f"scheduled_events_bridge-{VERSION}-py3-none-any.whl"
+SDIST = f"scheduled_events_bridge-{VERSION}.tar.gz"
+SBOM = f"{NAME}-{VERSION}.cdx.json"
+ARCHIVES = [f"{NAME}{kind}-{VERSION}-linux-{arch}.tar.gz" for arch in ("x86_64", "arm64") for kind in ("", "-extras")]
+PACKAGES = [f"{NAME}_{VERSION}_{arch}.deb" for arch in ("amd64", "arm64")]
+PACKAGES += [f"{NAME}-{VERSION}-1.{machine}.rpm" for machine in ("x86_64", "aarch64")]
+PINS = ["msgspec==0.22.0", "markdown==3.10"]
+LOCK = "msgspec==0.22.0 \\\n    --hash=sha256:aa\nmarkdown==3.10 ; python_version < '3.11' \\\n    --hash=sha256:bb\n"
+CHANGELOG = f"""# Changelog
+
+## {VERSION} (2026-11-22)
+
+What a user gets:
+
+- A thing that needs
+  two lines, and [a page](docs/README.md).
+
+## 1.2.2 (2026-01-01)
+
+- Older.
+"""
+
+
+class Tree:
+    """A git checkout with as much of ours as a release looks at."""
+
+    def __init__(self, root, program):
+        self.root = root
+        self.write("pyproject.toml", f'[project]\nname = "{NAME}"\nversion = "{VERSION}"\n')
+        self.write("CHANGELOG.md", CHANGELOG)
+        self.write("deploy/docker/Dockerfile", f"FROM x\nARG VERSION={VERSION}\n")
+        self.write("deploy/kubernetes/base/kustomization.yaml", f"images:\n  - name: a\n    newTag: {VERSION}\n")
+        self.write("deploy/helm/chart/Chart.yaml", f'name: a\nappVersion: "{VERSION}"\n')
+        self.write("deploy/artifact/requirements.txt", LOCK)
+        (root / ".ci").mkdir()
+        shutil.copy(program, root / ".ci/release.py")
+        self.git("init", "--quiet", "--initial-branch=main")
+        self.commit()
+        self.git("tag", TAG)
+
+    def write(self, name, text):
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(text)
+
+    def replace(self, name, old, new):
+        text = (self.root / name).read_text()
+        assert old in text
+        self.write(name, text.replace(old, new))
+
+    def commit(self):
+        self.git("add", "--all")
+        self.git("-c", "user.name=a", "-c", "user.email=a@example.net", "commit", "--quiet", "--message", "a")
+
+    def git(self, *words):
+        subprocess.run(["git", *words], cwd=self.root, capture_output=True, timeout=60, check=True)
+
+    def release(self, *words, **environment):
+        hidden = ("GITHUB_", "GIT_")
+        env = {key: value for key, value in os.environ.items() if not key.startswith(hidden)}
+        return subprocess.run(
+            [sys.executable, self.root / ".ci/release.py", *words], env=env | environment,
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def program(checkout):
+    return checkout / ".ci/release.py"
+
+
+@pytest.fixture
+def tree(program, tmp_path):
+    return Tree(tmp_path / "tree", program)
+
+
+def refused(done, sentence):
+    assert (done.returncode, done.stdout) == (1, ""), done.stderr
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ---- check ----------------------------------------------------------------------------------------------------------
+
+
+def test_tag_that_agrees_with_everything_is_taken(tree, tmp_path):
+    outputs = tmp_path / "outputs"
+    done = tree.release(
+        "check", "--tag", TAG, "--on", "main", GITHUB_OUTPUT=str(outputs), GITHUB_REPOSITORY="Some-Body/Bridge"
+    )
+    assert done.returncode == 0, done.stderr
+    assert outputs.read_text() == "version=1.2.3\nimage=ghcr.io/some-body/bridge\n"
+
+
+@pytest.mark.parametrize("tag", ["v1.2.4", "1.2.3", "v1.2.3-rc1", "v1.2.3\nversion=9", "--on", "v1.2.3;touch made"])
+def test_tag_of_another_version_is_refused(tree, tag, tmp_path):
+    outputs = tmp_path / "outputs"
+    done = tree.release("check", f"--tag={tag}", GITHUB_OUTPUT=str(outputs), GITHUB_REPOSITORY="a/b")
+    refused(done, "and pyproject.toml says 1.2.3: tag v1.2.3, or change the version.")
+    assert not outputs.exists()
+    assert not list(tmp_path.rglob("made"))
+
+
+def test_version_that_is_no_release_is_refused(tree):
+    tree.replace("pyproject.toml", VERSION, "1.2.3.dev1")
+    refused(tree.release("check"), "The version 1.2.3.dev1 of pyproject.toml is not of the form 1.2.3.")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "sentence"),
+    [
+        (f"## {VERSION} (2026-11-22)", "## Later", "CHANGELOG.md has no section for 1.2.3"),
+        (f"## {VERSION} (2026-11-22)", f"## {VERSION}", "CHANGELOG.md has no section for 1.2.3"),
+        (CHANGELOG, "# Changelog\n", "CHANGELOG.md has no section for 1.2.3"),
+        (CHANGELOG, f"# Changelog\n\n## {VERSION} (2026-11-22)\n\n## 1.2.2\n\n- Older.\n", "says nothing under"),
+        ("# Changelog\n", "# Changelog\n\n## Unreleased: 1.3.0\n\n- Newer.\n", "first section of CHANGELOG.md is"),
+        (f"## {VERSION} (2026-11-22)", f"## Unreleased: {VERSION}", "still says ## Unreleased: 1.2.3: write ## 1.2"),
+    ],
+)
+def test_changelog_that_does_not_tell_of_the_version_is_refused(tree, old, new, sentence):
+    tree.replace("CHANGELOG.md", old, new)
+    tree.commit()
+    tree.git("tag", "--force", TAG)
+    refused(tree.release("check", "--tag", TAG), sentence)
+
+
+@pytest.mark.parametrize(
+    "name", ["deploy/docker/Dockerfile", "deploy/kubernetes/base/kustomization.yaml", "deploy/helm/chart/Chart.yaml"]
+)
+def test_place_that_names_another_version_is_refused(tree, name):
+    tree.replace(name, VERSION, "1.2.2")
+    refused(tree.release("check"), f"{name} says 1.2.2, and the version is 1.2.3.")
+
+
+@pytest.mark.parametrize("name", ["CHANGELOG.md", "left-over.txt"])
+def test_dirty_tree_is_refused(tree, name):
+    with (tree.root / name).open("a") as file:
+        file.write("\n")
+    refused(tree.release("check", "--tag", TAG), f"The tree is not the commit's: {name}.")
+
+
+def test_tag_on_another_commit_is_refused(tree):
+    tree.write("more", "")
+    tree.commit()
+    refused(tree.release("check", "--tag", TAG), f"{TAG} is another commit than the one that is checked out.")
+
+
+def test_commit_that_is_not_on_the_branch_is_refused(tree):
+    tree.git("tag", "--delete", TAG)
+    tree.git("checkout", "--quiet", "-b", "aside")
+    tree.write("more", "")
+    tree.commit()
+    tree.git("tag", TAG)
+    refused(tree.release("check", "--tag", TAG, "--on", "main"), "The commit is not on main: merge it first.")
+
+
+def test_tree_without_history_is_refused(tree):
+    shutil.rmtree(tree.root / ".git")
+    refused(tree.release("check", "--tag", TAG), "is no git checkout.")
+
+
+def test_rehearsal_takes_what_is_not_released_and_not_committed_yet(tree):
+    tree.replace("CHANGELOG.md", f"## {VERSION} (2026-11-22)", f"## Unreleased: {VERSION}")
+    done = tree.release("check")
+    assert done.returncode == 0, done.stderr
+
+
+def test_all_that_is_wrong_is_said_at_once(tree):
+    tree.replace("CHANGELOG.md", f"## {VERSION} (2026-11-22)", f"## Unreleased: {VERSION}")
+    tree.replace("deploy/docker/Dockerfile", VERSION, "1.2.2")
+    done = tree.release("check", "--tag", TAG)
+    refused(done, "still says ## Unreleased")
+    assert "deploy/docker/Dockerfile says" in done.stderr
+    assert "The tree is not the commit's" in done.stderr
+
+
+# ---- the files ------------------------------------------------------------------------------------------------------
+
+
+def packed(**contents):
+    """Return a .tar.gz of *contents*, each under a directory."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(f"top/{name}")
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def wheel_of(version):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(f"scheduled_events_bridge-{VERSION}.dist-info/METADATA", f"Name: {NAME}\nVersion: {version}\n")
+    return buffer.getvalue()
+
+
+def bom_of(version, *components):
+    parts = [dict(zip(("name", "version"), each.split("=="), strict=True)) for each in components]
+    document = {"bomFormat": "CycloneDX", "metadata": {"component": {"version": version}}, "components": parts}
+    return json.dumps(document | {"serialNumber": "urn:uuid:1"}).encode()
+
+
+class Files:
+    """The files of a release, small ones; `seal` writes the sums of what is there."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        directory.mkdir()
+        wheel = wheel_of(VERSION)
+        self.put(WHEEL, wheel)
+        self.put(SDIST, packed(PKG=b"x"))
+        self.put(SBOM, bom_of(VERSION, *PINS))
+        self.put("NOTES.md", b"- New.\n")
+        for name in ARCHIVES:
+            self.put(name, packed(**{f"wheels/{WHEEL}": wheel}))
+        self.put(PACKAGES[0], b"a package")
+        self.seal()
+
+    def put(self, name, content):
+        (self.directory / name).write_bytes(content)
+
+    def seal(self):
+        listed = sorted(path for path in self.directory.iterdir() if path.name not in ("SHA256SUMS", "NOTES.md"))
+        sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in listed]
+        self.put("SHA256SUMS", "".join(sums).encode())
+
+
+@pytest.fixture
+def files(tmp_path):
+    return Files(tmp_path / "dist")
+
+
+def verify(tree, files):
+    return tree.release("verify", "--no-install", "--out", files.directory)
+
+
+def test_whole_release_is_taken(tree, files):
+    done = verify(tree, files)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("name", [WHEEL, SDIST, SBOM, "NOTES.md", "SHA256SUMS", *ARCHIVES])
+def test_missing_file_is_refused_also_where_the_sums_do_not_know_it(tree, files, name):
+    (files.directory / name).unlink()
+    if name != "SHA256SUMS":
+        files.seal()
+    refused(verify(tree, files), f"lacks {name}.")
+
+
+def test_file_that_only_the_sums_know_is_refused(tree, files):
+    (files.directory / PACKAGES[0]).unlink()
+    refused(verify(tree, files), f"lacks {PACKAGES[0]}, which SHA256SUMS lists.")
+
+
+def test_file_that_the_sums_do_not_know_is_refused(tree, files):
+    files.put(f"stray-{VERSION}", b"")
+    refused(verify(tree, files), f"SHA256SUMS does not list stray-{VERSION}.")
+
+
+def test_file_with_other_bytes_is_refused(tree, files):
+    files.put(ARCHIVES[0], packed(other=b""))
+    refused(verify(tree, files), f"{ARCHIVES[0]} is not what SHA256SUMS says.")
+
+
+def test_file_of_another_version_is_refused(tree, files):
+    files.put(f"{NAME}_1.2.2_amd64.deb", b"")
+    files.seal()
+    refused(verify(tree, files), f"{NAME}_1.2.2_amd64.deb is not of version 1.2.3.")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        (WHEEL, wheel_of("1.2.2"), f"{WHEEL} does not say 1.2.3 in its metadata."),
+        (ARCHIVES[0], packed(**{f"wheels/{WHEEL}": b"another"}), f"{ARCHIVES[0]} does not hold the wheel that is"),
+        (ARCHIVES[2], packed(other=b""), f"{ARCHIVES[2]} does not hold the wheel that is beside it."),
+        (SBOM, bom_of(VERSION, "msgspec==0.22.0"), f"{SBOM} lacks markdown==3.10."),
+        (SBOM, bom_of("1.2.2", *PINS), f"{SBOM} is no CycloneDX document"),
+        (SBOM, bom_of(VERSION, *PINS).replace(b"serialNumber", b"number"), f"{SBOM} is no CycloneDX document"),
+    ],
+)
+def test_file_that_holds_something_else_is_refused(tree, files, name, content, sentence):
+    files.put(name, content)
+    files.seal()
+    refused(verify(tree, files), sentence)
+
+
+@pytest.mark.parametrize("lacking", PACKAGES)
+def test_package_that_the_build_can_make_may_not_be_missing(tree, files, lacking):
+    tree.write("deploy/artifact/packages.py", "")
+    for name in PACKAGES:
+        files.put(name, b"a package")
+    files.seal()
+    assert verify(tree, files).returncode == 0
+    (files.directory / lacking).unlink()
+    files.seal()
+    refused(verify(tree, files), f"lacks {lacking}.")
+
+
+def test_nothing_is_built_without_what_makes_packages(tree, tmp_path):
+    tree.write("deploy/artifact/packages.py", "")
+    done = tree.release("build", "--out", tmp_path / "new", PATH=str(tmp_path))
+    refused(done, "There is no dpkg-deb and no rpmbuild here, which makes packages.")
+
+
+def test_nothing_is_built_beside_older_files(tree, files):
+    refused(tree.release("build", "--out", files.directory), "is not empty, and nothing old may be published")
+
+
+# ---- the notes and the page -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def module(tree):
+    spec = importlib.util.spec_from_file_location("release_of_tree", tree.root / ".ci/release.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_notes_are_the_versions_section_with_a_line_for_each_item(module, monkeypatch):
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://example.net")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "a/b")
+    page = "https://example.net/a/b/blob/v1.2.3/docs/README.md"
+    assert module.notes(VERSION) == f"What a user gets:\n\n- A thing that needs two lines, and [a page]({page}).\n"
+
+
+def test_tables_and_blocks_of_the_notes_keep_their_lines(module):
+    text = "One\ntwo.\n\n| a |\n|---|\n| b |\n\n```sh\nx\ny\n```\n## Head\nText\n1. one\n2. two"
+    assert module.unwrapped(text) == text.replace("One\ntwo.", "One two.")
+
+
+def test_real_changelog_has_notes_for_the_version(program, monkeypatch):
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    spec = importlib.util.spec_from_file_location("release", program)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    notes = module.notes(module.version_here())
+    assert len(notes) > 1000
+    assert not re.search(r"(?m)^  +\S", notes), "an item on two lines"
+
+
+@pytest.fixture
+def gh(tmp_path):
+    """Return the environment with a gh that writes what it is asked, and the file it writes it to."""
+    said = tmp_path / "said"
+    program = tmp_path / "bin/gh"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >{said}\n')
+    program.chmod(0o755)
+    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}, said
+
+
+def test_page_gets_the_notes_and_every_file(tree, files, gh):
+    environment, said = gh
+    done = tree.release("publish", "--tag", TAG, "--out", files.directory, **environment)
+    assert done.returncode == 0, done.stderr
+    words = said.read_text().splitlines()
+    assert words[:4] == ["release", "create", TAG, "--verify-tag"]
+    assert words[words.index("--notes-file") + 1] == str(files.directory / "NOTES.md")
+    assets = {Path(word).name for word in words[words.index("--notes-file") + 2 :]}
+    assert assets == {path.name for path in files.directory.iterdir()} - {"NOTES.md"}
+
+
+@pytest.mark.parametrize("fault", ["a missing file", "another tag"])
+def test_page_is_not_made_of_less(tree, files, gh, fault):
+    environment, said = gh
+    if fault == "a missing file":
+        (files.directory / SDIST).unlink()
+    tag = TAG if fault == "a missing file" else "v1.2.4"
+    done = tree.release("publish", "--tag", tag, "--out", files.directory, **environment)
+    assert done.returncode == 1
+    assert not said.exists()
+
+
+def test_sbom_gets_a_serial_number_that_is_the_same_each_time(module, tmp_path):
+    sbom = tmp_path / "sbom"
+    numbers = set()
+    for version in (VERSION, VERSION, "1.2.4"):
+        sbom.write_text('{"bomFormat": "CycloneDX"}')
+        module.number(sbom, version)
+        numbers.add(json.loads(sbom.read_text())["serialNumber"])
+    assert len(numbers) == 2
+    assert all(re.fullmatch(r"urn:uuid:[0-9a-f-]{36}", number) for number in numbers)
+
+
+# ---- the tools ------------------------------------------------------------------------------------------------------
+
+
+def test_tools_of_a_release_are_locked_by_hash(checkout):
+    wanted = re.findall(r"(?m)^[a-z][a-z0-9-]*", (checkout / ".ci/release-tools.in").read_text())
+    text = (checkout / ".ci/release-tools.txt").read_text()
+    lines = re.findall(r"(?m)^([a-z][a-z0-9-]*)(?:\[[a-z,-]+\])?==[^\n]*\\\n    --hash=sha256:[0-9a-f]{64}", text)
+    assert wanted
+    assert set(wanted) <= set(lines)
+    assert len(lines) == len(re.findall(r"(?m)^[a-z][^\n]*==", text)), "a line without a hash"
