@@ -601,14 +601,14 @@ def test_the_setup_installs_from_the_archive_by_its_own_installer_and_from_a_whe
         goods.write_bytes(b"a wheel")
     (tmp_path / "disk").write_bytes(bytes(8 * 1024 * 1024))
     # This machine is not to be changed: its fstab has the line, the disk is mounted, directories elsewhere are there.
-    for program, body in {
+    for program, lines in {
         "grep": "exit 0",
         "mountpoint": "exit 0",
         "systemctl": "exit 0",
         "curl": f'while [ "$1" != --output ]; do shift; done; cp {goods} "$2"',
         "mkdir": f'case "$*" in *{tmp_path}*) exec /bin/mkdir "$@" ;; esac',
     }.items():
-        (tmp_path / "bin" / program).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / "bin" / program).write_text(f"#!/bin/sh\n{lines}\n")
         (tmp_path / "bin" / program).chmod(0o755)
     url, digest = f"https://example.net/{name}?sig=a", hashlib.sha256(goods.read_bytes()).hexdigest()
     assert run(tmp_path / "disk", url, "0" * 64, setup=here / "setup.sh").returncode != 0
