@@ -125,6 +125,7 @@ class Agent:
         )
         self.health.vm_name = self.vm_name
         self.health.imds = lambda: self._imds.endpoint
+        self.health.configuration = lambda: str(self._settings.file.absolute()) if self._settings.file else ""
         self.health.refused_answer = lambda: None if self._poller is None else self._poller.refused_answer
         self.health.is_loading = lambda: self._load is not None
         self._notifier = SystemdNotifier({} if on_request_only else os.environ)

@@ -32,6 +32,7 @@ import click
 
 from bridge.agent.agent import Agent
 from bridge.approval.digest import digest
+from bridge.cli.beside import refuse_beside_another
 from bridge.cli.terminal import this_command
 from bridge.config.loader import Settings
 from bridge.errors import BridgeError, StateDirectoryError
@@ -149,6 +150,9 @@ def _agent(settings: Settings, directory: Path) -> Iterator[Callable[[], None] |
     except StateDirectoryError:
         yield None
         return
+    refuse_beside_another(
+        settings, directory, instead="Approve there, with sudo where it is the service's, or name its --config."
+    )
     _refuse_for_root(directory)
     waiting = _program_sinks(settings)
     if waiting:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import click
 
 from bridge.cli.check_local import about_volume, advice_for_root, local_problems, warnings, who
-from bridge.cli.terminal import counted
+from bridge.cli.terminal import counted, styled, wrapped
 from bridge.config.approval import ApprovalSettings, RuleSettings
-from bridge.config.loader import Settings, SinkSettings
+from bridge.config.loader import Settings, SinkSettings, configuration_in_words
 from bridge.config.overrides import misspelt
 from bridge.outbox.locks import is_locked
 from bridge.text import one_line
 
+_NAME = "scheduled-events-bridge"
+_WRONG = {True: "red", False: None}
 _EVERYTHING = "every transition, type and source"
 
 
@@ -27,19 +30,28 @@ def check_settings(settings: Settings, directory: Path, *, connect: bool) -> boo
     """Print what *settings* come to and what is wrong, with destinations on *connect*; return whether all is right."""
     problems = local_problems(settings, directory)
     is_running = is_locked(directory) is True
-    click.echo(_headline(len(problems)))
+    _show(_headline(len(problems)), colour="red" if problems else "green", bold=True)
     runs = "; an agent runs on it" if is_running else ""
-    click.echo(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. Looked at as {who()}.")
+    _show(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. Looked at as {who()}.")
+    file = configuration_in_words(settings.file, os.environ)
+    _show(f"Configuration: {file}. This is version {version(_NAME)}.")
     for line in (*_overrides(settings), *map(_sink, settings.sinks), *describe_approval(settings.approval)):
-        click.echo(line)
-    found = (*misspelt(os.environ), *warnings(settings), *about_volume(directory), *advice_for_root(directory))
-    for warning in found:
-        click.echo(f"Warning: {one_line(warning)}")
+        _show(line)
+    for warning in (*misspelt(os.environ), *warnings(settings), *about_volume(directory)):
+        _show(f"Warning: {warning}", colour="yellow")
+    for advice in advice_for_root(directory):  # with a command, which is whole only on a line of its own
+        click.echo(styled(f"Warning: {one_line(advice)}", colour="yellow"))
     for problem in problems:
-        click.echo(f"Wrong: {problem.where}: {one_line(problem.message)}")
+        _show(f"Wrong: {problem.where}: {problem.message}", colour="red")
     broken = {problem.sink for problem in problems if problem.sink is not None}
     is_reached = not connect or _try(settings, is_running=is_running, broken=broken)
     return not problems and is_reached
+
+
+def _show(text: str, *, colour: str | None = None, bold: bool = False) -> None:
+    """Print *text*, wrapped and coloured on a terminal."""
+    for line in wrapped(text, first="", indent="  "):
+        click.echo(styled(line, colour=colour, bold=bold))
 
 
 def _headline(count: int) -> str:
@@ -109,6 +121,6 @@ def _try(settings: Settings, *, is_running: bool, broken: set[str]) -> bool:
 
     is_reached = True
     for tried in try_destinations(settings, is_running=is_running, broken=broken):
-        click.echo(f"{tried.name}: {'FAILED: ' if tried.is_wrong else ''}{one_line(tried.message)}")
+        _show(f"{tried.name}: {'FAILED: ' if tried.is_wrong else ''}{tried.message}", colour=_WRONG[tried.is_wrong])
         is_reached = is_reached and not tried.is_wrong
     return is_reached

@@ -98,13 +98,18 @@ def commands() -> None:
     help="auto: text on a terminal, journal under systemd.",
 )
 @option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
-def run(settings: Settings, log_format: str, log_level: str) -> None:
-    """Watch this VM's events and deliver them, until SIGTERM or SIGINT. SIGHUP reads the configuration again."""
+@option("--beside-another", is_flag=True, help="Also where another agent watches this VM already.")
+def run(settings: Settings, log_format: str, log_level: str, *, beside_another: bool) -> None:
+    """Watch this VM's events and deliver them, until SIGTERM or SIGINT. SIGHUP reads the configuration again.
+
+    Exit 73 where another agent of this machine watches the same VM: two would tell of every event twice.
+    """
     from bridge.cli.run import run_agent  # noqa: PLC0415
 
     logs.configure(form=log_format, level=log_level.upper())
     # The file it was started with, so that one which is deleted does not read as "no configuration, so the defaults".
-    run_agent(settings, find_config(click.get_current_context().params.get("path"), os.environ))
+    config = find_config(click.get_current_context().params.get("path"), os.environ)
+    run_agent(settings, config, beside_another=beside_another)
 
 
 @commands.command(short_help="Show a live migration, on a simulated VM.")

@@ -54,5 +54,6 @@ def _table(table: Table) -> Iterator[str]:
 
 def _key(key: Key) -> Iterator[str]:
     default = "required" if key.default is None else f"default {key.default}" if key.default else "optional"
-    yield f"{styled(key.path, bold=True)}  ({key.kind}; {default})"
+    first, *others = wrapped(f"{key.path}  ({key.kind}; {default})", first="", indent=_INDENT)
+    yield from (first.replace(key.path, styled(key.path, bold=True), 1), *others)
     yield from wrapped(key.text, first=_INDENT, indent=_INDENT)

@@ -23,6 +23,7 @@ from concurrent.futures import wait as wait_for
 from pathlib import Path
 
 from bridge.agent.agent import Agent
+from bridge.cli.beside import refuse_beside_another
 from bridge.cli.signals import STOP_SIGNALS, SignalEvents
 from bridge.config.loader import Settings, find_config, load, state_directory
 from bridge.config.secret_keys import readable_secrets
@@ -39,17 +40,23 @@ _TRY_AGAIN_SECONDS = 10.0
 _LONGEST_WAIT_SECONDS = 1.0 if os.name == "nt" else 60.0
 #: What a stop waits for a reload that is under way, which gives up by itself, unless it hangs.
 _LAST_TURN_SECONDS = 1.0
+_BESIDE = (
+    "Look at that one: `status`, with sudo where it is the service's. Or run this one as well, with --beside-another."
+)
 
 
-def run_agent(settings: Settings, config: Path | None) -> None:
-    """Run the agent of *settings*, read from the file *config*, until a signal stops it."""
+def run_agent(settings: Settings, config: Path | None, *, beside_another: bool = False) -> None:
+    """Run the agent of *settings*, read from the file *config*, until a signal stops it.
+
+    Raises StateDirectoryError where another agent watches this VM, unless it is to run *beside_another*.
+    """
     stop, reload_wanted, signals = threading.Event(), threading.Event(), SignalEvents()
     if hasattr(signal, "SIGHUP"):
         signals.set_on(signal.SIGHUP, reload_wanted)
     for number in STOP_SIGNALS:
         # Opening the outbox may wait for a lock, and nothing is there yet that would have to be stopped.
         signal.signal(number, lambda *_: sys.exit(0))
-    agent = Agent(settings, state_directory(settings, os.environ))
+    agent = _agent(settings, beside_another=beside_another)
     if hasattr(signal, "SIGHUP"):
         signals.set_on(signal.SIGHUP, reload_wanted, agent.turn)
         signals.set_on(signal.SIGIO, agent.turn)  # a command has touched a file, see DirectoryWatch
@@ -74,6 +81,13 @@ def run_agent(settings: Settings, config: Path | None) -> None:
         for name in ("SIGHUP", "SIGIO", *(number.name for number in STOP_SIGNALS)):
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
+
+
+def _agent(settings: Settings, *, beside_another: bool) -> Agent:
+    directory = state_directory(settings, os.environ)
+    if not beside_another:
+        refuse_beside_another(settings, directory, instead=_BESIDE)
+    return Agent(settings, directory)
 
 
 def _turn(agent: Agent, config: Path | None, stop: threading.Event, reload_wanted: threading.Event) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from bridge.approval.digest import digest
 from bridge.approval.files import agent_user, unsafe_files
 from bridge.approval.submit import is_disabled
 from bridge.clock import format_time, parse_time
-from bridge.config.loader import Settings
+from bridge.config.loader import Settings, configuration_in_words
 from bridge.config.trusted_keys import unusable_keys
 from bridge.events.diff import is_over
 from bridge.events.event import ScheduledEvent, names_vm
@@ -87,6 +88,19 @@ class StateReport(msgspec.Struct, frozen=True, kw_only=True):
     outbox_bytes: int
     max_bytes: int | None
     set_aside: tuple[AsideReport, ...]
+
+
+class ConfigurationReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Which configuration is in force."""
+
+    file: str | None
+    """The one that this command reads; None: there is none, so the defaults, or a directory without one was named."""
+    looked_for: str | None
+    """Where it was looked for, when there is none."""
+    agent_file: str | None
+    """The one that the running agent has; "" when it runs on the defaults, None when it does not say."""
+    version: str
+    """Of this command; `agent` has that of the agent."""
 
 
 class TransitionReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +174,7 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     vm: VmReport
     imds: ImdsReport
     state: StateReport
+    configuration: ConfigurationReport
     configuration_problem: str | None
     events: tuple[EventReport, ...]
     sinks: tuple[SinkReport, ...]
@@ -195,9 +210,21 @@ def build_report(
         vm=VmReport(name=vm_name, vm_id=snapshot.stored.vm.vm_id if snapshot.stored.vm is not None else None),
         imds=_imds(snapshot, live, settings, now),
         state=_state(snapshot, live, settings, directory=directory, in_memory=in_memory),
+        configuration=_configuration(live, settings),
         configuration_problem=configuration_problem,
         events=tuple(_event(event, snapshot, vm_name, now) for event in sorted(events, key=_urgency)),
         sinks=tuple(_sinks(snapshot, live, settings, now)),
+    )
+
+
+def _configuration(live: Readiness | None, settings: Settings | None) -> ConfigurationReport:
+    file = None if settings is None or settings.file is None else str(settings.file.absolute())
+    is_without = settings is not None and file is None
+    return ConfigurationReport(
+        file=file,
+        looked_for=configuration_in_words(None, os.environ) if is_without else None,
+        agent_file=None if live is None else live.configuration,
+        version=version("scheduled-events-bridge"),
     )
 
 

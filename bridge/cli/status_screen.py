@@ -5,6 +5,7 @@ At 80 columns nothing is cut: events take two lines each, errors are wrapped und
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 
 from bridge.cli.status_report import ApprovalReport, DecisionReport, EventReport, SinkReport, StatusReport
@@ -85,8 +86,10 @@ def _facts(report: StatusReport, now: datetime) -> list[str]:
         *_fact("VM", report.vm.name or "unknown: IMDS has not said yet"),
         *_fact("IMDS", _imds(report, now)),
         *_fact("State", f"{state.directory}, {size(state.outbox_bytes)}{of}"),
+        *_fact("Config", _configuration(report)),
+        *_fact("Agent", _version(report)),
     ]
-    warnings = []
+    warnings = list(_another_file(report))
     if state.approvals_disabled:
         warnings.append("The file approvals.disabled is there: nothing is approved.")
     warnings += [f"Nothing is approved. {why}" for why in state.approvals_unsafe]
@@ -115,6 +118,30 @@ def _imds(report: StatusReport, now: datetime) -> str:
     when = _moment(imds.last_good_poll_at, now, seconds_ago=imds.last_good_poll_seconds_ago)
     stored = "" if imds.last_good_poll_is_live or not report.agent.running else ", as stored every ten minutes"
     return f"{where}last good poll {when}{stored}"
+
+
+def _configuration(report: StatusReport) -> str:
+    found = report.configuration
+    if found.agent_file is not None:
+        return found.agent_file or "none: the agent runs on the defaults"
+    own = found.file or found.looked_for or "not known here"
+    return f"{own} (as this command finds it; the agent does not say)" if report.agent.running else own
+
+
+def _version(report: StatusReport) -> str:
+    own, of_agent = report.configuration.version, report.agent.version
+    if of_agent is None:
+        return f"its version is not known; this command is version {own}"
+    return f"version {of_agent}" + ("" if of_agent == own else f"; this command is version {own}")
+
+
+def _another_file(report: StatusReport) -> Iterator[str]:
+    """Yield that the agent runs on another configuration than this command has read."""
+    found = report.configuration
+    is_known = found.agent_file is not None and (found.file is not None or found.looked_for is not None)
+    if is_known and found.agent_file != (found.file or ""):
+        own = found.file or "no file, so the defaults"
+        yield f"The agent runs on another configuration than this command has read ({own}): name it with --config."
 
 
 # What is coming.

@@ -30,10 +30,12 @@ def odd_texts(table: object) -> Iterator[str]:
             yield f"{path} begins with $, which is no part of a variable's name. Write the name alone."
         elif key not in _OTHERS_SYNTAX and _VARIABLE.search(text):
             other = f"{key}_env" if f"{key}_env" in keys else None
-            instead = f"or name the variable with {other}" if other else "a variable can only be named by a key in _env"
+            instead = (
+                f", or name the variable with {other}" if other else "; only keys that end in _env name a variable"
+            )
             yield (
                 f"{path} holds what reads like a variable, and none is filled in here: the text counts as it stands. "
-                f"Write the value, {instead}."
+                f"Write the value{instead}."
             )
         elif _CUT_PATH.match(text):
             yield (

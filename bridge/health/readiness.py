@@ -34,6 +34,8 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     state_in_memory: bool
     vm: str | None
     imds: str
+    configuration: str | None = None
+    """The file that is in force; "" for none, so the defaults. None: an older agent does not say."""
     last_good_poll_at: str | None
     last_good_poll_seconds_ago: float | None
     oldest_pending_seconds: float = 0.0

@@ -66,6 +66,7 @@ class HealthReporter:
         self.polled: Polled | None = None
         self.vm_name: Callable[[], str | None] = lambda: None
         self.imds: Callable[[], str] = lambda: ""
+        self.configuration: Callable[[], str] = lambda: ""
         self.refused_answer: Callable[[], str | None] = lambda: None
         self.is_loading: Callable[[], bool] = lambda: False
         """Returns whether the outbox is being loaded, and one in memory has its place."""
@@ -129,6 +130,7 @@ class HealthReporter:
             state_in_memory=reading.in_memory,
             vm=self.vm_name(),
             imds=self.imds(),
+            configuration=self.configuration(),
             last_good_poll_at=None if good_at is None else format_time(good_at),
             last_good_poll_seconds_ago=None if silent is None else round(silent, 3),
             oldest_pending_seconds=max((sink.oldest_pending_seconds for sink in sinks.values()), default=0.0),

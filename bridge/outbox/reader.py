@@ -20,7 +20,7 @@ from typing import NoReturn
 import msgspec
 
 from bridge.clock import format_time
-from bridge.config.loader import read, state_directory
+from bridge.config.loader import service_directory
 from bridge.errors import OutboxError, OutboxReadOnly
 from bridge.events.record import TransitionRecord, decode_record
 from bridge.outbox import database, deliveries, locks, meta
@@ -38,6 +38,7 @@ from bridge.outbox.meta import SavedState
 
 #: Behind the outcomes of approvals stands the last change that Azure made; so many of them an event has at most.
 _MOST_RECORDS = 50
+_AS_ROOT = "you may not look into that, so ask as root, with sudo before the command"
 
 
 class DeliveryRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,12 +192,11 @@ class OutboxFile(AbstractContextManager["OutboxFile"]):
 
     def _nothing_here(self) -> str:
         message = f"There is no outbox in {self._directory}. "
-        usual = state_directory(read({}), {}, is_root=True)
+        usual = service_directory()
         # lexists: the user may not be allowed to follow the link that systemd makes
         if usual != self._directory and os.path.lexists(usual):
-            message += (
-                f"This machine has {usual}, where the agent of the system keeps its own: ask as root for that one. "
-            )
+            how = f"name it with --state-directory {usual}" if os.access(usual, os.R_OK | os.X_OK) else _AS_ROOT
+            return f"{message}The service's agent of this machine keeps its own in {usual}: {how}."
         return message + (
             "Start the agent with `run` first, or name the right directory with --state-directory or --config."
         )

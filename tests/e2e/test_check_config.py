@@ -7,7 +7,11 @@ import json
 import os
 import socket
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from portal_stub import PortalStub
@@ -16,6 +20,7 @@ from small_disk import SmallDisk
 
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.http_contract import HttpPeer
+from bridge.testing.peers import nobody
 
 if sys.platform != "win32":
     import pwd
@@ -43,6 +48,29 @@ def check(agent):
         return code, out.splitlines()
 
     return check
+
+
+@contextlib.contextmanager
+def serving_options(status):
+    """Answer OPTIONS with *status*; yield the URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_OPTIONS(self):
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def state(agent, more=""):
@@ -124,6 +152,28 @@ def test_a_rules_program_that_cannot_be_run_is_told_from_one_that_is_not_there(a
     assert "is not executable for " in wrong
     assert wrong.endswith(". Make it so, or change `command`.")
     assert "Approvals: 1 rule, no portal." in lines
+
+
+def test_configuration_in_force_and_version_are_said(agent, check):
+    _, lines = check(state(agent))
+    assert starting(lines, "Configuration") == [
+        f"{agent.config}. This is version {version('scheduled-events-bridge')}."
+    ]
+    agent.env["STATE_DIRECTORY"] = str(agent.state)
+    code, out, err = agent.call("check-config")
+    if Path("/etc/scheduled-events-bridge/config.toml").exists():
+        pytest.skip("This machine has a configuration of the service.")
+    assert (code, err) == (0, "")
+    assert starting(out.splitlines(), "Configuration")[0].startswith(
+        "none, so the defaults; looked for --config, $SCHEDULED_EVENTS_BRIDGE_CONFIG and /etc/"
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a variable's name may hold $ nowhere else")
+def test_a_variable_named_with_its_dollar_is_said(agent, check):
+    code, lines = check(state(agent) + webhook("a", 'secret_env = "$TOKEN"'))
+    assert code == 1
+    assert [each for each in starting(lines, "Warning") if "secret_env begins with $" in each]
 
 
 def test_what_a_sink_gets_is_said_in_words(check, agent):
@@ -260,6 +310,20 @@ def test_a_volume_too_small_for_the_outbox_is_warned_of(tmp_path, check, mib, wa
             "[approval]\n" + webhook("a", 'format = "alertmanager"', f"transitions = {[*LIFE, 'approved']}"),
             "transitions names approved, for which format = 'alertmanager' sends nothing.",
         ),
+        (
+            webhook("a", 'event_types = ["Freze2"]'),
+            "'Freze2', an event type that Azure has never sent. Did you mean 'Freeze'?",
+        ),
+        (webhook("a", 'event_sources = ["Operator"]'), "'Operator', an event source that Azure has never sent."),
+        (
+            '[[approval.rules]]\nname = "r"\nevent_types = ["Hibernate"]\naction = "hold"\n',
+            "Rule r: event_types names 'Hibernate', an event type that Azure has never sent.",
+        ),
+        (webhook("a", 'headers = {X-Team = "${TEAM}"}'), "Sink a: headers.X-Team holds what reads like a variable"),
+        ('[labels]\nteam = "$TEAM"\n', "labels.team holds what reads like a variable, and none is filled in here"),
+        (webhook("a", url="https://h/${HOOK}"), "url holds what reads like a variable"),
+        (webhook("a", url="https://h/${HOOK}"), "or name the variable with url_env."),
+        ('[labels]\npath = "C:\\temp"\n', "labels.path holds a tab or another control character"),
         (webhook("a", 'headers = {Authorization = "Basic c2VjcmV0OnNlY3JldA=="}'), "headers has Authorization"),
         (webhook("a", 'headers = {X-Api-Key = "c2VjcmV0OnNlY3JldA=="}'), "headers has X-Api-Key"),
     ],
@@ -280,6 +344,9 @@ def test_settings_that_do_nothing_or_surprise_are_warned_of_and_do_not_fail(agen
         '[approval]\n[[sinks]]\ntype = "stdout"\ntransitions = ["approved"]\n',
         '[status]\nlisten = "[::1]:9464"\n',
         webhook("a", 'headers = {X-Team = "payments", Idempotency-Key = "none"}'),
+        webhook("a", 'event_types = ["Freeze", "Preempt"]', 'event_sources = ["User"]', url="https://h/a%C3%A9%20$1"),
+        "[[sinks]]\ntype = 'command'\ncommand = ['/bin/sh', '-c', 'echo $HOME ${HOME}']\n",
+        "[labels]\npath = 'C:\\temp'\nprice = '5 $'\n",
         webhook("a", 'format = "alertmanager"'),
         webhook("a", 'format = "alertmanager"', f"transitions = {LIFE}", 'event_types = ["Reboot"]'),
         pagerduty(f"transitions = {LIFE}"),
@@ -344,6 +411,33 @@ def test_connecting_claims_nothing_that_it_did_not_try(agent, check, azure):
     ]
     assert starting(lines, "otlp") == ["it took a request without records; `send-test otlp` sends one."]
     assert asked == {("OPTIONS", "/hook", b""), ("OPTIONS", "/v2/enqueue", b""), ("POST", "/v1/logs", b"")}
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 501, 503])
+def test_what_refuses_is_never_called_reached(check, agent, azure, status):
+    with serving_options(status) as url:
+        code, lines = check(
+            f'[imds]\nendpoint = "{azure.endpoint}"\n{state(agent)}' + webhook("events", url=f"{url}/hook"), "--connect"
+        )
+    (said,) = starting(lines, "events")
+    assert code == (0 if status in {400, 405, 501} else 1)
+    assert f"answered {status} to OPTIONS" in said
+    assert "reached" not in said
+    assert "`send-test" in said
+
+
+def test_a_dead_proxy_is_named_and_not_the_destination(check, agent, azure):
+    with nobody() as address:
+        proxy = f"http://{address.authority}"
+        sinks = [
+            webhook(name, f'proxy = "{proxy}"', url=f"{scheme}://hook.invalid/services/T0/secret")
+            for name, scheme in (("plain", "http"), ("tls", "https"))
+        ]
+        code, lines = check(f'[imds]\nendpoint = "{azure.endpoint}"\n{state(agent)}' + "".join(sinks), "--connect")
+    assert code == 1
+    for name, scheme in (("plain", "http"), ("tls", "https")):
+        (said,) = starting(lines, name)
+        assert said.startswith(f"FAILED: {scheme}://hook.invalid was not tried: the proxy {proxy} does not answer: ")
 
 
 def test_connecting_does_not_turn_scheduled_events_on_but_asks_for_them_beside_an_agent(agent, check, azure):

@@ -14,6 +14,8 @@ import threading
 import time
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from held_port import held_port
@@ -27,9 +29,10 @@ resource = pytest.importorskip("resource", reason="Windows has neither flock nor
 KEYS = {
     "": {
         *("schema_version", "at", "known_at", "agent", "vm", "imds", "state", "configuration_problem"),
-        *("events", "sinks"),
+        *("configuration", "events", "sinks"),
     },
     "agent": {"running", "ready", "reasons", "version", "asked", "problem"},
+    "configuration": {"file", "looked_for", "agent_file", "version"},
     "vm": {"name", "vm_id"},
     "imds": {"endpoint", "last_good_poll_at", "last_good_poll_seconds_ago", "last_good_poll_is_live"},
     "state": {
@@ -204,6 +207,42 @@ def test_an_agent_that_was_stopped_or_killed_is_said_to_be_down_and_what_it_knew
         agent.start()
         agent.wait_for(lambda starts=starts: agent.log.count("The agent is running.") == starts)
         assert agent.stop() == 0
+
+
+def test_configuration_in_force_and_version_are_said(agent, azure):
+    configure(agent, azure.endpoint)
+    agent.start()
+    report = wait_for_status(agent, lambda report: report["agent"]["ready"])
+    own = version("scheduled-events-bridge")
+    assert report["configuration"] == {
+        "file": str(agent.config), "looked_for": None, "agent_file": str(agent.config), "version": own,
+    }  # fmt: skip
+    lines = status(agent).splitlines()
+    assert f"Config {agent.config}" in lines
+    assert f"Agent  version {own}" in lines
+    other = agent.directory / "other.toml"
+    other.write_text(agent.config.read_text())
+    code, out, err = agent.call("status", "--config", other)
+    assert (code, err) == (0, "")
+    assert f"Config {agent.config}" in out.splitlines()
+    assert f"The agent runs on another configuration than this command has read ({other})" in out
+    assert agent.stop() == 0
+    lines = status(agent).splitlines()
+    assert f"Config {agent.config}" in lines
+    assert f"Agent  its version is not known; this command is version {own}" in lines
+
+
+def test_that_there_is_no_configuration_is_said_with_where_it_was_looked_for(agent, azure):
+    configure(agent, azure.endpoint)
+    agent.start()
+    wait_for_status(agent, lambda report: report["agent"]["ready"])
+    assert agent.stop() == 0
+    if Path("/etc/scheduled-events-bridge/config.toml").exists():
+        pytest.skip("This machine has a configuration of the service.")
+    agent.env["STATE_DIRECTORY"] = str(agent.state)
+    code, out, err = agent.call("status")
+    assert (code, err) == (0, "")
+    assert "Config none, so the defaults; looked for --config, $SCHEDULED_EVENTS_BRIDGE_CONFIG and /etc/" in out
 
 
 def test_it_says_so_when_there_are_no_events(agent, azure):

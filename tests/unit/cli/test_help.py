@@ -58,3 +58,14 @@ def test_help_lists_every_command_in_a_group_and_where_the_configuration_is():
 def test_help_of_a_command_shows_its_examples_and_fits_eighty_columns(path):
     said = CliRunner().invoke(commands, [*path.split(), "--help"], terminal_width=80).output
     assert all(f"scheduled-events-bridge {line}" in said for line in EXAMPLES[path])
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [(("",), "check-config"), (("sta",), "status"), (("outbox", "re"), "retry"), (("run", "--be"), "--beside-another")],
+)
+def test_shell_completes_commands_and_options(words, found):
+    env = {"COMP_WORDS": " ".join(["scheduled-events-bridge", *words]), "COMP_CWORD": str(len(words))}
+    variable = {"_SCHEDULED_EVENTS_BRIDGE_COMPLETE": "bash_complete"}
+    said = CliRunner().invoke(commands, [], prog_name="scheduled-events-bridge", env={**env, **variable}).output
+    assert f"plain,{found}" in said.splitlines()
