@@ -1,7 +1,6 @@
 """The disk hangs when the agent starts, and the outbox is not there: polls begin all the same, and nothing is lost."""
 
 import json
-import shutil
 import socket
 import subprocess
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+import preload
 import pytest
 from damage_kit import checkpoint, damage
 from outbox_kit import OutboxKit
@@ -47,13 +47,7 @@ VM = (200, b'{"name": "vm_0", "vmId": "AAAA"}')
 @pytest.fixture(scope="session")
 def shim(tmp_path_factory):
     """Return a library under which opening a file hangs while another file is there."""
-    if shutil.which("gcc") is None:
-        pytest.skip("The library that makes the disk hang needs gcc.")
-    directory = tmp_path_factory.mktemp("shim")
-    (directory / "hang.c").write_text(SHIM)
-    build = ["gcc", "-shared", "-fPIC", "-o", directory / "hang.so", directory / "hang.c", "-ldl"]
-    subprocess.run(build, check=True, timeout=60)
-    return directory / "hang.so"
+    return preload.built(tmp_path_factory, SHIM)
 
 
 @pytest.fixture

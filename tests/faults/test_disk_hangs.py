@@ -9,6 +9,7 @@ import time
 from concurrent.futures import wait
 
 import outbox_kit
+import preload
 import pytest
 
 from bridge.events.event import Document
@@ -202,13 +203,7 @@ outbox.close()
 @pytest.fixture(scope="session")
 def shim(tmp_path_factory):
     """Return a library under which nothing becomes durable while a file is there."""
-    if shutil.which("gcc") is None:
-        pytest.skip("The library that makes the disk hang needs gcc.")
-    directory = tmp_path_factory.mktemp("shim")
-    (directory / "hang.c").write_text(SHIM)
-    build = ["gcc", "-shared", "-fPIC", "-o", directory / "hang.so", directory / "hang.c", "-ldl"]
-    subprocess.run(build, check=True, timeout=60)
-    return directory / "hang.so"
+    return preload.built(tmp_path_factory, SHIM)
 
 
 def run(script, kit, shim, tmp_path, *arguments, code=0, **environment):
