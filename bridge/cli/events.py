@@ -45,10 +45,10 @@ class Wanted(NamedTuple):
         """Return whether *record* is one of them."""
         if self.since is not None and parse_time(record.observed_at) < self.since:
             return False
-        event = record.event
-        if self.event_id is not None:
-            return event is not None and (event.event_id or "").casefold() == self.event_id.casefold()
-        return not self.event_types or (event is not None and event.event_type in self.event_types)
+        event_id, event_type = (record.event.event_id, record.event.event_type) if record.event else (None, None)
+        if self.event_id is not None and (event_id or "").casefold() != self.event_id.casefold():
+            return False
+        return not self.event_types or event_type in self.event_types
 
 
 def since(text: str, now: datetime) -> datetime:

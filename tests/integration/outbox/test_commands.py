@@ -59,6 +59,8 @@ def test_events_are_listed_by_time_id_and_type_and_the_limit_counts_those(kit, c
     assert listed(capsys, kit.directory, event_types=frozenset({"Reboot", "Freeze"}), limit=3) == [two, started, three]
     assert listed(capsys, kit.directory, event_id="E-2", limit=1) == [two]
     assert listed(capsys, kit.directory, event_id="E-9") == []
+    assert listed(capsys, kit.directory, event_id="E-1", event_types=frozenset({"Reboot"})) == []
+    assert listed(capsys, kit.directory, event_id="E-1", since=later) == [started]
 
 
 def test_retry_of_a_record_that_nobody_is_owed_touches_nothing_and_fails(kit):
