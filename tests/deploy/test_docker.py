@@ -189,7 +189,8 @@ def layers(tool, unable, tmp_path_factory):
     if probe.returncode != 0:
         unable("no namespaces and overlays stand in for a container engine here", probe.stderr)
     if Path(sys.base_prefix) == Path("/usr") or sys.version_info < (3, 11):
-        unable("these tests' Python cannot stand in for the base image's: it needs 3.11 and a prefix of its own")
+        # The Python of a distribution cannot be laid over /usr/local: no tool that is missing, so nobody is to blame.
+        pytest.skip("these tests' Python cannot stand in for the base image's: it needs 3.11 and a prefix of its own")
     return directory
 
 
