@@ -6,12 +6,11 @@ import json
 import re
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import doc_pages
 import msgspec
 import pytest
+from answering import answering
 from outbox_kit import OutboxKit
 
 from bridge.cli import commands
@@ -70,21 +69,10 @@ def test_every_alert_that_a_page_names_exists():
 
 
 def test_line_for_a_container_without_curl_shows_the_reasons_of_an_agent_that_is_not_ready():
-    class NotReady(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(503 if self.path == "/readyz" else 404)
-            self.end_headers()
-            self.wfile.write(b'{"status":"not_ready"}')
-
-        def log_message(self, *_):
-            pass
-
     [line] = re.findall(r"-- python3 -c '(.+)'$", RUNBOOK, re.MULTILINE)
-    with ThreadingHTTPServer(("127.0.0.1", 0), NotReady) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        program = line.replace("127.0.0.1:9464", f"127.0.0.1:{server.server_port}")
+    with answering(lambda path: (503 if path == "/readyz" else 404, b'{"status":"not_ready"}')) as port:
+        program = line.replace("127.0.0.1:9464", f"127.0.0.1:{port}")
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-        server.shutdown()
     assert (program != line, done.stdout) == (True, '{"status":"not_ready"}\n'), done.stderr
 
 

@@ -7,12 +7,11 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from answering import answering
 
 from bridge.testing import Simulator
 
@@ -50,23 +49,8 @@ def another_agent(**members):
         "last_good_poll_seconds_ago": None, "sinks": {}, **members,
     }  # fmt: skip
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps(body).encode())
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(lambda _: (200, json.dumps(body).encode())) as port:
+        yield f"127.0.0.1:{port}"
 
 
 def configure(agent, endpoint, listen):

@@ -7,16 +7,15 @@ import json
 import os
 import socket
 import sys
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from answering import answering
 from portal_stub import PortalStub
 from private_ca import PrivateCa
-from small_disk import SmallDisk
+from small_disk import small_disk
 
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.http_contract import HttpPeer
@@ -54,23 +53,8 @@ def check(agent):
 def serving_options(status):
     """Answer OPTIONS with *status*; yield the URL."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_OPTIONS(self):
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(lambda _: (status, b"")) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def state(agent, more=""):
@@ -264,13 +248,8 @@ def test_a_state_directory_that_cannot_be_made_or_is_none_is_said(agent, check):
 
 @pytest.mark.parametrize(("mib", "warns"), [(1.5, True), (2, False)])
 def test_a_volume_too_small_for_the_outbox_is_warned_of(tmp_path, check, mib, warns):
-    disk = SmallDisk(tmp_path / "disk", mib)
-    if not disk.is_mounted:
-        pytest.skip("A small disk can only be mounted by root.")
-    try:
+    with small_disk(tmp_path / "disk", mib) as disk:
         code, lines = check(f'[state]\ndirectory = "{disk.path}/state"\n[[sinks]]\ntype = "stdout"\n')
-    finally:
-        disk.unmount()
     found = [line for line in starting(lines, "Warning") if "has 1.5 MiB, and the outbox needs 2 MiB" in line]
     assert (code, bool(found)) == (0, warns)
 

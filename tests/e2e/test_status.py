@@ -10,14 +10,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
-from contextlib import closing, contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from answering import answering
 from held_port import held_port
 
 from bridge.outbox.reader import OutboxFile
@@ -70,7 +69,7 @@ def azure():
 @pytest.fixture
 def peer():
     """An endpoint that answers each path with the status it names."""
-    with serving(lambda path: (int(path.strip("/")), b"it says so")) as port:
+    with answering(lambda path: (int(path.strip("/")), b"it says so")) as port:
         yield f"http://127.0.0.1:{port}"
 
 
@@ -79,34 +78,6 @@ def dead():
     """An endpoint that refuses connections."""
     with nobody() as address:
         yield f"http://{address.authority}"
-
-
-@contextmanager
-def serving(answer):
-    """Serve what *answer* returns for a path, a status and a body; yield the port."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, body = answer(self.path)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        do_POST = do_GET  # noqa: N815  # the name that http.server calls
-
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 @pytest.fixture
@@ -443,7 +414,7 @@ def test_only_who_speaks_of_this_outbox_is_believed(agent, azure):
     agent.wait_for(lambda: agent.state.exists() and "The agent is running." in agent.log)
     assert "status.listen is off" in status(agent)
     said = readiness()
-    with serving(lambda _: (503, json.dumps(said).encode())) as port:
+    with answering(lambda _: (503, json.dumps(said).encode())) as port:
         configure(agent, azure.endpoint, listen=f"127.0.0.1:{port}")
         report = status_json(agent)
         assert report["agent"]["running"] is True  # it holds the directory
@@ -465,7 +436,7 @@ def test_copy_of_a_directory_is_not_taken_for_the_one_that_an_agent_holds(agent,
     copy = tmp_path / "copy"
     shutil.copytree(agent.state, copy)
     said = readiness() | {"stream_id": status_json(agent)["state"]["stream_id"]}
-    with serving(lambda _: (200, json.dumps(said).encode())) as port:
+    with answering(lambda _: (200, json.dumps(said).encode())) as port:
         configure(agent, azure.endpoint, listen=f"127.0.0.1:{port}")
         code, out, _ = agent.call("status", "--json", "--config", agent.config, "--state-directory", copy)
         report = json.loads(out)
@@ -479,7 +450,7 @@ def test_answer_with_a_time_that_is_none_is_not_believed(agent, azure, moment):
     agent.start()
     agent.wait_for(lambda: agent.state.exists() and "The agent is running." in agent.log)
     said = readiness() | {"stream_id": status_json(agent)["state"]["stream_id"], "last_good_poll_at": moment}
-    with serving(lambda _: (200, json.dumps(said).encode())) as port:
+    with answering(lambda _: (200, json.dumps(said).encode())) as port:
         configure(agent, azure.endpoint, listen=f"127.0.0.1:{port}")
         assert "is no agent of this kind" in status(agent)
 
@@ -489,7 +460,7 @@ def test_what_answers_and_is_no_agent_is_said_and_not_believed(agent, azure, bod
     configure(agent, azure.endpoint, listen="")
     agent.start()
     agent.wait_for(lambda: "The agent is running." in agent.log)
-    with serving(lambda _: (200, body)) as port:
+    with answering(lambda _: (200, body)) as port:
         configure(agent, azure.endpoint, listen=f"127.0.0.1:{port}")
         report = status_json(agent)
     assert "no agent of this kind" in report["agent"]["problem"]

@@ -3,7 +3,7 @@ import sqlite3
 from contextlib import closing, contextmanager
 
 import pytest
-from small_disk import SmallDisk
+from small_disk import small_disk
 
 from bridge.errors import OutboxReadOnly
 from bridge.events.event import Document, VmIdentity
@@ -21,15 +21,10 @@ MIB = 1024 * 1024
 @pytest.fixture
 def disk(request, tmp_path, kit):
     """Return a small disk with the outbox's directory on it."""
-    disk = SmallDisk(tmp_path / "disk", getattr(request, "param", 4))
-    if not disk.is_mounted:
-        pytest.skip("A small disk can only be mounted by root; see the tests with a file size limit.")
-    kit.directory = disk.path / "state"
-    try:
+    with small_disk(tmp_path / "disk", getattr(request, "param", 4)) as disk:
+        kit.directory = disk.path / "state"
         yield disk
         kit.close()
-    finally:
-        disk.unmount()
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from small_disk import SmallDisk
+from small_disk import small_disk
 
 from bridge.events.event import Document
 
@@ -16,15 +16,10 @@ ENDS = ("delivered", "pending", "parked", "evicted", "discarded", "expired")
 @pytest.fixture(params=[3], ids="{} MiB".format)
 def disk(request, tmp_path, kit):
     """Return a small volume with the outbox's directory on it."""
-    disk = SmallDisk(tmp_path / "disk", request.param)
-    if not disk.is_mounted:
-        pytest.skip("A small disk can only be mounted by root.")
-    kit.directory = disk.path / "state"
-    try:
+    with small_disk(tmp_path / "disk", request.param) as disk:
+        kit.directory = disk.path / "state"
         yield disk
         kit.close()
-    finally:
-        disk.unmount()
 
 
 def opened(kit):

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 MIB = 1024 * 1024
 
@@ -36,3 +40,15 @@ class SmallDisk:
     def unmount(self) -> None:
         if self.is_mounted:
             subprocess.run(["umount", "-l", str(self.path)], check=True)
+
+
+@contextmanager
+def small_disk(path: Path, mib: float) -> Iterator[SmallDisk]:
+    """Mount a disk of *mib* MiB at *path*; skip the test where it cannot be mounted."""
+    disk = SmallDisk(path, mib)
+    if not disk.is_mounted:
+        pytest.skip("A small disk can only be mounted by root.")
+    try:
+        yield disk
+    finally:
+        disk.unmount()
