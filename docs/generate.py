@@ -1,7 +1,8 @@
 """Writes the parts of the documentation that the code knows best; `python docs/generate.py` after a change of them.
 
 A page holds a mark, ``<!-- generated: NAME -->`` or ``<!-- recipe: NAME -->``, and ``<!-- end -->``. What stands there
-between is made here. A test fails while a page differs from what this would write.
+between is made here; so is what the schema of the Helm chart says of the configuration. A test fails while a file
+differs from what this would write.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 
 from bridge.cli.commands import commands
 from bridge.cli.init import recipe
+from bridge.config.json_schema import configuration_schema
 from bridge.config.reference import Key, Table, tables
 from bridge.config.settings import VmSettings, documented
 from bridge.events.event import ScheduledEvent, encode
@@ -34,6 +36,7 @@ _STRUCTS: dict[str, type[msgspec.Struct]] = {
     "approval": Approval,
 }
 ROOT = Path(__file__).parents[1]
+CHART_SCHEMA = ROOT / "deploy" / "helm" / "scheduled-events-bridge" / "values.schema.json"
 _MARK = re.compile(r"^<!-- (generated|recipe): ([\w: .-]+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 
 
@@ -153,11 +156,26 @@ _PARTS: dict[str, Callable[[str], str]] = {
 }
 
 
+def with_configuration(text: str) -> str:
+    """Return *text*, the schema of the chart's values, with that of the configuration in its capitalised definitions.
+
+    Helm reads draft 7, which the schema of the configuration is too, but for where its definitions stand.
+    """
+    chart = json.loads(text)
+    made = json.loads(json.dumps(configuration_schema()).replace("#/$defs/", "#/definitions/"))
+    definitions = made.pop("$defs")
+    configuration = {key: made[key] for key in made if key not in {"$schema", "$id"}}
+    own = {name: each for name, each in chart["definitions"].items() if not name[0].isupper()}
+    chart["definitions"] = own | {"Configuration": configuration} | definitions
+    return json.dumps(chart, indent=2, ensure_ascii=False) + "\n"
+
+
 def main() -> None:
-    """Write every page anew."""
+    """Write every page anew, and the chart's schema."""
     for path in pages():
         text = path.read_text(encoding="utf-8")
         path.write_text(filled(text), encoding="utf-8")
+    CHART_SCHEMA.write_text(with_configuration(CHART_SCHEMA.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

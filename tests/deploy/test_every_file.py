@@ -22,6 +22,8 @@ JUDGES = {
     "kubernetes/prometheus.yml": "test_kubernetes.py",
     "kubernetes/drain.py": "../e2e/test_kubernetes_drain.py",
     "kubernetes/overlays/*/*": "test_kubernetes.py",
+    "helm/*/*": "test_helm.py",
+    "helm/*/templates/*": "test_helm.py",
     "windows/install.ps1": "test_windows.py",
     "windows/*.py": "test_windows.py",
     "windows/config.toml": "test_windows.py",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 from pathlib import Path
 
 import click
 import doc_pages
+import jsonschema
 import msgspec
 import pytest
 
@@ -85,6 +87,17 @@ def test_generated_parts_are_what_the_code_says_now():
     texts = {path.name: path.read_text(encoding="utf-8") for path in pages}
     differing = [name for name, text in texts.items() if generator.filled(text) != text]
     assert differing == [], "run: python docs/generate.py"
+
+
+def test_schema_of_the_chart_knows_the_configuration_as_the_code_does_now():
+    generator = _generator()
+    text = generator.CHART_SCHEMA.read_text(encoding="utf-8")
+    assert generator.with_configuration(text) == text, "run: python docs/generate.py"
+    schema = json.loads(text)
+    values = {"image": {"repository": "x"}}
+    jsonschema.validate(values | {"config": tomllib.loads(_agent_blocks()[0])}, schema)
+    with pytest.raises(jsonschema.ValidationError, match="urll"):
+        jsonschema.validate(values | {"config": {"sinks": [{"type": "webhook", "urll": "x"}]}}, schema)
 
 
 def test_a_generated_part_that_is_not_what_the_code_says_is_found():

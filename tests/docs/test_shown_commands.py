@@ -54,6 +54,7 @@ NEEDED_BY_PAGE = {
     ".github/CONTRIBUTING.md": "the checkout, and minutes",
     "deploy/azure/README.md": "an Azure subscription",
     "deploy/kubernetes/README.md": "a cluster",
+    "deploy/helm/README.md": "a cluster",
 }
 #: Pages whose blocks are run by the test that is named.
 ELSEWHERE = {
