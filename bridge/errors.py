@@ -285,8 +285,12 @@ class PortalFailed(BridgeError):
 
 
 class CredentialFailed(BridgeError):
-    """There is no token to show; *needs_attention*: nor will there be before a person has acted."""
+    """There is no token to show; *needs_attention*: nor will there be before a person has acted.
 
-    def __init__(self, message: str, *, needs_attention: bool) -> None:
+    *retry_after_seconds* is the wish of who gives the tokens, None when there is none.
+    """
+
+    def __init__(self, message: str, *, needs_attention: bool, retry_after_seconds: float | None = None) -> None:
         super().__init__(message)
         self.needs_attention = needs_attention
+        self.retry_after_seconds = retry_after_seconds

@@ -20,10 +20,11 @@ programs, and texts for people. So a sink imports nothing else of the agent, who
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
+import requests
 
 from bridge.clock import format_time, parse_time, utc_now
 from bridge.errors import (
@@ -48,8 +49,9 @@ from bridge.http.session import (
     retry_after_seconds,
 )
 from bridge.http.tls_files import tls_file_problems
-from bridge.system.entra import AccessToken, EntraToken, check_scope, fetch_token, token_of
+from bridge.system.entra import EntraToken, check_scope, fetch_token, token_of
 from bridge.system.extras import how_to_install
+from bridge.system.renewed_token import AccessToken, RenewedToken
 from bridge.system.run_and_kill import PASSING_ERRORS, Ending, Finished, Runner, find_program
 from bridge.system.secrets import Secret, masked
 from bridge.system.threads import run_daemon
@@ -60,6 +62,7 @@ __all__ = [
     "PASSING_ERRORS",
     "URGENT_EVENT_TYPES",
     "AccessToken",
+    "AttestedTokens",
     "BridgeError",
     "CredentialFailed",
     "DeadlineExceeded",
@@ -71,6 +74,7 @@ __all__ = [
     "EntraToken",
     "Evidence",
     "Finished",
+    "RenewedToken",
     "ResponseEncoded",
     "ResponseTooLarge",
     "ResponseUnread",
@@ -106,6 +110,17 @@ __all__ = [
     "token_of",
     "utc_now",
 ]
+
+
+class AttestedTokens(Protocol):
+    """How the host makes the token of a portal that asks Azure which VM this is (PROTOCOL.md, section 2)."""
+
+    def __call__(self, post: Callable[[str, bytes], requests.Response], *, portal: str) -> RenewedToken:
+        """Return the token; nothing is asked for before its `current` is called.
+
+        *post* posts a body of JSON to a path below the portal's URL and returns the answer, whatever its status, or
+        raises a BridgeError; it is called from another thread. Messages call the portal *portal*.
+        """
 
 
 class SinkConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -234,6 +249,10 @@ class Sink(ABC):
 
     def __init__(self, config: Any) -> None:
         self.config = config
+
+    def attest_by(self, tokens: AttestedTokens) -> None:
+        """Take how to get a portal's token for this VM; the host calls this right after the constructor."""
+        del tokens
 
     @abstractmethod
     def send(self, batch: Sequence[TransitionRecord]) -> None:

@@ -42,7 +42,7 @@ from bridge.errors import BridgeError
 from bridge.events.event import VmIdentity
 from bridge.health.reporter import HealthReporter
 from bridge.health.server import HealthServer
-from bridge.imds.client import client_of
+from bridge.imds.client import attested_tokens, client_of
 from bridge.metrics.metrics import Metrics, own_version
 from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox, result_or_stop
@@ -136,7 +136,12 @@ class Agent:
         self.outbox = outbox
         self._imds = client_of(self._settings.imds)
         self._identity = IdentityResolver(self._imds, outbox, self._settings.vm, boot_id=boot_id(), found=known_vm)
-        self._pool = WorkerPool(outbox, self.metrics, has_seen_document=self._has_seen_document)
+        self._pool = WorkerPool(
+            outbox,
+            self.metrics,
+            has_seen_document=self._has_seen_document,
+            attested=attested_tokens(self._attested_document),
+        )
         self._approvals = ApprovalService(
             outbox,
             self.metrics,
@@ -244,6 +249,9 @@ class Agent:
         )
         self._poll_thread.start()
         self.health.polled = self._poller
+
+    def _attested_document(self, nonce: str) -> str:
+        return self._imds.attested_document(nonce)  # of the service that is asked now
 
     def _configure_approvals(self) -> None:
         if self._load is not None:

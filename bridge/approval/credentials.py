@@ -1,4 +1,4 @@
-"""Credentials for the portal: the bearer token, from a file, the environment or Entra ID.
+"""Credentials for the portal: the bearer token, from a file, the environment, Entra ID or the portal itself.
 
 A token never stands in a message.
 """
@@ -12,10 +12,12 @@ from typing import Protocol
 
 from bridge.config.approval import RemoteSettings
 from bridge.errors import CredentialFailed, SecretUnavailable
-from bridge.system.entra import AccessToken, EntraToken, fetch_own_token, token_of
+from bridge.system.entra import EntraToken, fetch_own_token, token_of
+from bridge.system.renewed_token import AccessToken, RenewedToken
 from bridge.system.secrets import Secret
 
-ENTRA_DEADLINE_SECONDS = 10.0
+#: How long a request waits for a token that is not there yet.
+TOKEN_DEADLINE_SECONDS = 10.0
 
 _KEY = "approval.remote.token"
 
@@ -26,8 +28,11 @@ class PortalCredential(Protocol):
     def bearer(self) -> str | None:
         """Return the token, None when none is wanted; raise CredentialFailed when it cannot be had."""
 
-    def forget(self) -> None:
-        """Get the token anew for the next request: the portal refused the one it was shown."""
+    def forget(self) -> bool:
+        """Get the token anew for the next request: the portal refused the one it was shown.
+
+        Return whether that is all there is to do for now: another token will be shown, and nobody need act.
+        """
 
     def close(self) -> None:
         """Wait for nothing any more."""
@@ -63,9 +68,10 @@ class SecretCredential:
             )
         return token
 
-    def forget(self) -> None:
+    def forget(self) -> bool:
         """Read the file again, also when its time and size are the same."""
         self._secret = self._unread()
+        return False
 
     def close(self) -> None:
         """Nothing waits here."""
@@ -82,7 +88,7 @@ class EntraCredential:
         scope: str,
         *,
         fetch: Callable[[], AccessToken] | None = None,
-        deadline_seconds: float = ENTRA_DEADLINE_SECONDS,
+        deadline_seconds: float = TOKEN_DEADLINE_SECONDS,
     ) -> None:
         self._deadline_seconds = deadline_seconds
         fetch = fetch or partial(fetch_portal_token, scope)
@@ -92,12 +98,35 @@ class EntraCredential:
         """Return a token that is good for now; one that still counts, when no newer can be had."""
         return self._token.current(wait_seconds=self._deadline_seconds).token
 
-    def forget(self) -> None:
+    def forget(self) -> bool:
         """Ask Entra ID again."""
         self._token.forget()
+        return False
 
     def close(self) -> None:
         """Break off the wait."""
+        self._token.close()
+
+
+class AttestedCredential:
+    """The portal's own *token* for this VM; nobody waits for one longer than *deadline_seconds*."""
+
+    def __init__(self, token: RenewedToken, *, deadline_seconds: float = TOKEN_DEADLINE_SECONDS) -> None:
+        self._token = token
+        self._deadline_seconds = deadline_seconds
+        self._shown: AccessToken | None = None
+
+    def bearer(self) -> str:
+        """Return a token that is good for now; one that still counts, when no newer can be had."""
+        self._shown = self._token.current(wait_seconds=self._deadline_seconds)
+        return self._shown.token
+
+    def forget(self) -> bool:
+        """Get another, but not for each refusal: one that came in place of a refused one stays for five minutes."""
+        return self._shown is not None and self._token.refuse(self._shown)
+
+    def close(self) -> None:
+        """Break off the wait, and ask for nothing any more."""
         self._token.close()
 
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import http.client
 import ssl
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, NoReturn
 from urllib.parse import quote, urlsplit
 
@@ -20,11 +22,17 @@ import requests
 from msgspec import Meta
 
 from bridge import strict_json
-from bridge.approval.credentials import ENTRA_DEADLINE_SECONDS, PortalCredential, credential_of
+from bridge.approval.credentials import TOKEN_DEADLINE_SECONDS, AttestedCredential, PortalCredential, credential_of
 from bridge.config.approval import RemoteSettings
 from bridge.errors import ConfigurationError, CredentialFailed, DeadlineExceeded, PortalFailed
 from bridge.http.failures import is_loopback, root_cause
-from bridge.http.session import DeadlineSession, ResponseEncoded, ResponseTooLarge, retry_after_seconds
+from bridge.http.session import (
+    DeadlineSession,
+    ResponseEncoded,
+    ResponseTooLarge,
+    ResponseUnread,
+    retry_after_seconds,
+)
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
 #: A request may last so much longer than the portal may hold it.
@@ -34,6 +42,8 @@ MAX_DECISIONS = 1_000
 MAX_INDEX = 2**53 - 1
 MAX_EPOCH_CHARACTERS = 128
 
+_MAX_TOKEN_ANSWER_BYTES = 16 * 1024
+
 _OK, _NO_CONTENT = 200, 204
 _REFUSED = frozenset({401, 403})
 _NEEDS_A_PERSON = {
@@ -42,6 +52,7 @@ _NEEDS_A_PERSON = {
     404: "Either it does not know this VM, or approval.remote.url is wrong.",
     410: "Either it does not know this VM, or approval.remote.url is wrong.",
 }
+_REFUSES_ITS_OWN = "It refuses tokens that it gave itself: is vm.vm_id this VM's? See the portal's log."
 _SAYS_WHEN = frozenset({429, 503})
 _REDIRECTS = range(300, 400)
 _UNCHANGED = 304
@@ -60,7 +71,8 @@ class PortalAnswer(msgspec.Struct, frozen=True):
 class PortalClient:
     """Asks the portal of *remote*; for one thread, but for `close`.
 
-    Raises ConfigurationError for plain http to another machine.
+    *document* returns the attested document with a nonce in it, for `credential = "attested"`. Raises
+    ConfigurationError for plain http to another machine.
     """
 
     def __init__(
@@ -68,6 +80,7 @@ class PortalClient:
         remote: RemoteSettings,
         *,
         credential: PortalCredential | None = None,
+        document: Callable[[str], str] | None = None,
         grace_seconds: float = GRACE_SECONDS,
     ) -> None:
         parts = urlsplit(remote.url)
@@ -80,20 +93,22 @@ class PortalClient:
         self._remote = remote
         self._url = remote.url.rstrip("/")
         self._deadline_seconds = remote.wait_seconds + grace_seconds
-        self.longest_poll_seconds = self._deadline_seconds + ENTRA_DEADLINE_SECONDS
+        self.longest_poll_seconds = self._deadline_seconds + TOKEN_DEADLINE_SECONDS
         """How long `poll` may take, the wait for a token included."""
-        self._credential = credential or credential_of(remote)
         self._is_closed = False
-        self._session = DeadlineSession()
-        self._session.headers["User-Agent"] = "scheduled-events-bridge"
+        self._token_session: DeadlineSession | None = None
+        self._session = _session()
         self._proxies = {} if is_local else requests.utils.get_environ_proxies(self._url)
+        self._credential = credential or self._credential_of(remote, document)
 
     def poll(self, vm_id: str, *, index: int) -> PortalAnswer:
         """Return what there is for *vm_id* after *index*; a 204 reads as that index and nothing. Raise PortalFailed."""
         try:
             response = self._get(vm_id, index)
         except CredentialFailed as error:
-            raise PortalFailed(str(error), needs_attention=error.needs_attention) from error
+            raise PortalFailed(
+                str(error), needs_attention=error.needs_attention, retry_after_seconds=error.retry_after_seconds
+            ) from error
         except ResponseTooLarge as error:
             raise PortalFailed(
                 f"The answer of the portal at {self.origin} is larger than {MAX_ANSWER_BYTES} bytes, and not used."
@@ -130,6 +145,44 @@ class PortalClient:
         self._is_closed = True
         self._credential.close()
         self._session.close()
+        if self._token_session is not None:
+            self._token_session.close()
+
+    def _credential_of(self, remote: RemoteSettings, document: Callable[[str], str] | None) -> PortalCredential:
+        if remote.credential is None:
+            return credential_of(remote)
+        from bridge.system.attestation import AttestedToken  # noqa: PLC0415  # only who is configured so pays for it
+
+        if document is None:
+            raise ValueError("credential is attested, and no way to the metadata service was given.")
+        # Of another thread: what fails there shall not cut a poll.
+        session = self._token_session = _session()
+        return AttestedCredential(AttestedToken(partial(self._post, session), document, portal=self.origin))
+
+    def _post(self, session: DeadlineSession, path: str, body: bytes) -> requests.Response:
+        """Return the answer to *body*, posted to *path*, whatever its status; raise PortalFailed without one."""
+        try:
+            return session.request(
+                "POST",
+                f"{self._url}{path}",
+                data=body,
+                headers={"Accept": "application/json", "Content-Type": "application/json", "Connection": "close"},
+                deadline_seconds=TOKEN_DEADLINE_SECONDS,
+                max_body_bytes=_MAX_TOKEN_ANSWER_BYTES,
+                proxies=self._proxies,
+                verify=self._remote.ca_file or True,
+                cert=self._certificate(),
+            )
+        except ResponseUnread as error:
+            if error.response is None:
+                raise self._unreachable(error) from error
+            return error.response  # what counts of it is the status; it reads as empty
+        except DeadlineExceeded as error:
+            raise PortalFailed(
+                f"The portal at {self.origin} gave no complete answer within {TOKEN_DEADLINE_SECONDS:g} s."
+            ) from error
+        except (requests.RequestException, OSError, ValueError) as error:
+            raise self._unreachable(error) from error
 
     def _get(self, vm_id: str, index: int) -> requests.Response:
         token = self._credential.bearer()
@@ -156,15 +209,16 @@ class PortalClient:
 
     def _refuse(self, response: requests.Response) -> NoReturn:
         status = response.status_code
-        if status in _REFUSED:
-            self._credential.forget()
+        is_mended = status in _REFUSED and self._credential.forget()
         advice = _NEEDS_A_PERSON.get(status, "")
+        if status in _REFUSED and self._remote.credential is not None:
+            advice = "It gave the token itself, and gives another." if is_mended else _REFUSES_ITS_OWN
         if status in _REDIRECTS and status != _UNCHANGED:
             advice = "Redirects are not followed. Put the right address into approval.remote.url."
         message = f"The portal at {self.origin} answered {status} {http.client.responses.get(status, '')}".rstrip()
         raise PortalFailed(
             f"{message}. {advice}".rstrip(),
-            needs_attention=bool(advice),
+            needs_attention=bool(advice) and not is_mended,
             retry_after_seconds=retry_after_seconds(response.headers) if status in _SAYS_WHEN else None,
         )
 
@@ -195,6 +249,12 @@ class PortalClient:
             return ""
         url = requests.utils.select_proxy(self._url, self._proxies) or ""
         return f"the proxy {url.rpartition('//')[2].rpartition('@')[2]} of the environment does not let it through: "
+
+
+def _session() -> DeadlineSession:
+    session = DeadlineSession()
+    session.headers["User-Agent"] = "scheduled-events-bridge"
+    return session
 
 
 def _answer(body: bytes) -> PortalAnswer:

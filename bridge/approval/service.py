@@ -86,7 +86,7 @@ class ApprovalService:
         self.check_files()
         self._portal_poller = None
         if self.approver is not None and remote is not None and not self._on_request_only:
-            self._portal_poller = self._build_portal_poller(remote, self.approver)
+            self._portal_poller = self._build_portal_poller(remote, self.approver, imds)
 
     def _build_approver(self, settings: ApprovalSettings, imds: ImdsClient) -> Approver:
         from bridge.approval.approver import Approver  # noqa: PLC0415
@@ -118,13 +118,13 @@ class ApprovalService:
             clock=clock,
         )
 
-    def _build_portal_poller(self, remote: RemoteSettings, approver: Approver) -> PortalPoller:
+    def _build_portal_poller(self, remote: RemoteSettings, approver: Approver, imds: ImdsClient) -> PortalPoller:
         from bridge.approval.portal_client import PortalClient  # noqa: PLC0415
         from bridge.approval.portal_poller import PortalPoller  # noqa: PLC0415
 
         vm = self._vm
         return PortalPoller(
-            PortalClient(remote),
+            PortalClient(remote, document=imds.attested_document),
             vm_id=lambda: vm().vm_id,
             receive=approver.receive,
             database=lambda: self._outbox.created_at,

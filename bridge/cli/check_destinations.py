@@ -11,17 +11,20 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import closing
+from functools import partial
 
 import msgspec
 
+from bridge.approval.credentials import TOKEN_DEADLINE_SECONDS
 from bridge.approval.portal_client import PortalClient
 from bridge.cli.terminal import counted
 from bridge.config.approval import RemoteSettings
 from bridge.config.loader import Settings, SinkSettings
+from bridge.config.settings import ImdsSettings
 from bridge.delivery.sender import Sender
 from bridge.errors import BridgeError
 from bridge.events.event import VmIdentity
-from bridge.imds.client import client_of
+from bridge.imds.client import attested_document, attested_tokens, client_of
 from bridge.sink import Sink
 from bridge.system.threads import run_daemon
 
@@ -55,9 +58,9 @@ def try_destinations(settings: Settings, *, is_running: bool, broken: Collection
     trials = [_Trial(name="IMDS", limit_seconds=imds_seconds, attempt=lambda: _imds(settings, identity, is_running))]
     remote = None if settings.approval is None else settings.approval.remote
     if remote is not None:
-        limit = imds_seconds + _PORTAL_SECONDS + 1.0
+        limit = imds_seconds + _PORTAL_SECONDS + 1.0 + (TOKEN_DEADLINE_SECONDS if remote.credential else 0.0)
         trials.append(_Trial(name="Portal", limit_seconds=limit, attempt=lambda: _portal(settings, remote, identity)))
-    trials += [_trial_of(sink, is_broken=sink.name in broken) for sink in settings.sinks]
+    trials += [_trial_of(sink, settings.imds, is_broken=sink.name in broken) for sink in settings.sinks]
     begun = [(trial, run_daemon(f"check:{trial.name}", trial.attempt)) for trial in trials]
     for trial, outcome in begun:
         yield _end(trial, outcome)
@@ -100,18 +103,19 @@ def _portal(settings: Settings, remote: RemoteSettings, identity: Future[VmIdent
     if vm_id is None:
         raise BridgeError("It was not tried: IMDS does not say this VM's vmId, and vm.vm_id is not set.")
     quick = msgspec.structs.replace(remote, wait_seconds=1)
-    with closing(PortalClient(quick, grace_seconds=_PORTAL_SECONDS)) as client:
+    document = partial(attested_document, settings.imds)
+    with closing(PortalClient(quick, document=document, grace_seconds=_PORTAL_SECONDS)) as client:
         answer = client.poll(vm_id, index=0)
     return f"reached; {counted(len(answer.decisions), 'decision')} for this VM."
 
 
-def _trial_of(sink: SinkSettings, *, is_broken: bool) -> _Trial:
+def _trial_of(sink: SinkSettings, imds: ImdsSettings, *, is_broken: bool) -> _Trial:
     seconds = min(sink.config.timeout_seconds, _MOST_SECONDS)
     reason = _untried(sink, is_broken=is_broken)
     return _Trial(
         name=sink.name,
         limit_seconds=seconds,
-        attempt=(lambda: _checked(sink, seconds)) if reason is None else (lambda: reason),
+        attempt=(lambda: _checked(sink, seconds, imds)) if reason is None else (lambda: reason),
     )
 
 
@@ -126,8 +130,9 @@ def _untried(sink: SinkSettings, *, is_broken: bool) -> str | None:
     return None
 
 
-def _checked(sink: SinkSettings, seconds: float) -> str:
-    sender = Sender(sink.build, name=sink.name, timeout_seconds=seconds)
+def _checked(sink: SinkSettings, seconds: float, imds: ImdsSettings) -> str:
+    attested = attested_tokens(partial(attested_document, imds))
+    sender = Sender(partial(sink.build, attested), name=sink.name, timeout_seconds=seconds)
     try:
         shown = sender.check()
     finally:

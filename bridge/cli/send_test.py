@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import timedelta
+from functools import partial
 
 import click
 
@@ -14,7 +15,8 @@ from bridge.delivery.sender import Sender
 from bridge.errors import BridgeError
 from bridge.events.event import ScheduledEvent, VmIdentity
 from bridge.events.record import Evidence, Transition, TransitionRecord, record_id, transition_key
-from bridge.imds.client import client_of
+from bridge.imds.client import attested_document, attested_tokens, client_of
+from bridge.sink import AttestedTokens
 
 _IDENTITY_SECONDS = 2.0
 
@@ -35,15 +37,16 @@ def send_test(settings: Settings, names: Sequence[str]) -> bool:
         if sink not in chosen and not names:
             click.echo(f"{sink.name}: left out, it runs a program; name it to run that.", err=True)
     record = _test_record(settings)
-    problems = [(sink.name, _send(sink, record)) for sink in chosen]
+    attested = attested_tokens(partial(attested_document, settings.imds))
+    problems = [(sink.name, _send(sink, record, attested)) for sink in chosen]
     for name, problem in problems:
         click.echo(f"{name}: {problem or 'delivered'}", err=True)
     return all(problem is None for _, problem in problems)
 
 
-def _send(sink: SinkSettings, record: TransitionRecord) -> str | None:
+def _send(sink: SinkSettings, record: TransitionRecord, attested: AttestedTokens) -> str | None:
     """Send *record* to *sink*; return what was wrong, or None."""
-    sender = Sender(sink.build, name=sink.name, timeout_seconds=sink.config.timeout_seconds)
+    sender = Sender(partial(sink.build, attested), name=sink.name, timeout_seconds=sink.config.timeout_seconds)
     try:
         sender.send([record])
     except Exception as error:  # noqa: BLE001  # anything a sink raises is an answer to the person who asked

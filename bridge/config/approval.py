@@ -119,6 +119,8 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A file with the bearer token for the portal; read again when it changes."""
     token_env: _Text | None = None
     """An environment variable with that token."""
+    credential: Literal["attested"] | None = None
+    """Instead: attested, a token that the portal gives for the document in which Azure says which VM this is."""
     entra_scope: Annotated[str, Check(check_scope)] | None = None
     """Instead: ask Entra ID for a token of this scope, as this VM's managed identity."""
     client_cert_file: _Text | None = None
@@ -137,7 +139,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Raise ValueError with everything that contradicts itself."""
         mistakes = []
-        ways = ("token_file", "token_env", "entra_scope", "client_cert_file")
+        ways = ("token_file", "token_env", "credential", "entra_scope", "client_cert_file")
         given = [name for name in ways if getattr(self, name) is not None]
         if len(given) > 1:
             mistakes.append(f"{' and '.join(given)} are both set; keep the one that the portal asks for.")

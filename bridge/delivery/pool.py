@@ -15,6 +15,7 @@ from bridge.config.settings import SinkSettings
 from bridge.delivery.worker import DeliveryWorker
 from bridge.metrics.metrics import Metrics
 from bridge.outbox.outbox import Outbox
+from bridge.sink import AttestedTokens
 from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
@@ -29,14 +30,21 @@ class WorkerPool:
     """One worker for each configured sink; for one thread, but for `notify`, `loop_watches` and `drain`.
 
     *has_seen_document*: whether the document was seen since the start; until then no sink is told anything again,
-    and one that skips what is over is told nothing that was pending before, for a few seconds.
+    and one that skips what is over is told nothing that was pending before, for a few seconds. *attested* is how sinks
+    get a portal's tokens for this VM.
     """
 
     def __init__(
-        self, outbox: Outbox, metrics: Metrics, *, has_seen_document: Callable[[], bool] = lambda: True
+        self,
+        outbox: Outbox,
+        metrics: Metrics,
+        *,
+        has_seen_document: Callable[[], bool] = lambda: True,
+        attested: AttestedTokens | None = None,
     ) -> None:
         self._outbox = outbox
         self._has_seen_document = has_seen_document
+        self._attested = attested
         self._metrics = metrics
         self._workers: dict[str, tuple[SinkSettings, DeliveryWorker]] = {}
 
@@ -65,6 +73,7 @@ class WorkerPool:
             outbox=self._outbox,
             metrics=metrics,
             has_seen_document=self._has_seen_document,
+            attested=self._attested,
         )
         worker.start()  # first: where no thread is to be had, there is no worker, and it is tried again
         self._workers[sink.name] = (sink, worker)

@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
 from bridge.clock import REAL_CLOCK, Clock, parse_time
+from bridge.config.settings import build_sink
 from bridge.delivery.batcher import Batcher
 from bridge.delivery.refresher import Refresher
 from bridge.delivery.refusals import Refusals
@@ -27,7 +29,7 @@ from bridge.metrics.metrics import SinkMetrics
 from bridge.outbox import deliveries
 from bridge.outbox.deliveries import DeliveryState, PendingDelivery, StartMark
 from bridge.outbox.outbox import Outbox
-from bridge.sink import Sink, SinkConfig, TransitionRecord
+from bridge.sink import AttestedTokens, Sink, SinkConfig, TransitionRecord
 from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ class DeliveryWorker:
         metrics: SinkMetrics,
         clock: Clock = REAL_CLOCK,
         has_seen_document: Callable[[], bool] = lambda: True,
+        attested: AttestedTokens | None = None,
     ) -> None:
         self.name = config.name
         self.config = config
@@ -66,7 +69,7 @@ class DeliveryWorker:
         self._clock = clock
         self.loop_watch = LoopWatch(clock)
         self._sender = Sender(
-            lambda: sink_class(config),
+            partial(build_sink, sink_class, config, attested),
             name=config.name,
             timeout_seconds=config.timeout_seconds,
             configuration=ResolvedConfiguration(sink_class, config).digest,

@@ -14,6 +14,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from urllib.parse import quote
 
 import requests
@@ -24,12 +25,16 @@ from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, Incarnation
 from bridge.http.failures import root_cause
 from bridge.http.session import DeadlineSession, ResponseTooLarge, ResponseUnread, retry_after_seconds
 from bridge.imds.discovery import find_endpoint
-from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_document, parse_identity, parse_os_disk
+from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_attested, parse_document, parse_identity, parse_os_disk
+from bridge.sink import AttestedTokens
+from bridge.system.renewed_token import RenewedToken
 from bridge.text import EXCERPT_CHARACTERS, excerpt, one_line
 
 logger = logging.getLogger(__name__)
 
 _IDENTITY_PATH = "/metadata/instance/compute?api-version=2021-02-01&format=json"
+_ATTESTED_PATH = "/metadata/attested/document"
+_ATTESTED_QUERY = "?api-version=2020-09-01&nonce="
 _OK = 200
 _BAD_REQUEST = 400
 
@@ -111,6 +116,17 @@ class ImdsClient:
         self.os_disk_is_ephemeral = parse_os_disk(response.content)
         return found
 
+    def attested_document(self, nonce: str) -> str:
+        """Return the signed document in which Azure says who this VM is, with *nonce* in it, in base64.
+
+        It may be an earlier one, with another nonce. Any thread may ask. Raises as `scheduled_events`, with the same
+        words for any nonce.
+        """
+        request = self._prepared("GET", self.endpoint + _ATTESTED_PATH + _ATTESTED_QUERY + quote(nonce, safe=""))
+        with DeadlineSession() as session:
+            response = self._send(session, request, self._timeout_seconds, path=_ATTESTED_PATH)
+        return parse_attested(response.content)
+
     def start_requests(self, event_ids: Sequence[str], *, incarnation: Incarnation) -> int:
         """Approve the events called *event_ids* and return the status, which is 200; never sent twice.
 
@@ -145,27 +161,38 @@ class ImdsClient:
             ) from exc
 
     def _send(
-        self, session: DeadlineSession, request: requests.PreparedRequest, timeout_seconds: float
+        self,
+        session: DeadlineSession,
+        request: requests.PreparedRequest,
+        timeout_seconds: float,
+        *,
+        path: str | None = None,
     ) -> requests.Response:
-        """Return the answer to *request* when it is a 200, raise what is wrong with it otherwise."""
+        """Return the answer to *request* when it is a 200, raise what is wrong with it otherwise.
+
+        *path* is what messages call what is asked for, where the request itself differs from time to time.
+        """
         try:
             response = session.send(request, deadline_seconds=timeout_seconds, max_body_bytes=MAX_DOCUMENT_BYTES)
         except ResponseUnread as exc:
             if exc.response is None or (exc.response.status_code == _OK and request.method == "GET"):
-                raise DocumentInvalid(f"{request.method} {request.url}: {_unread(exc)}") from exc
+                raise DocumentInvalid(f"{self._called(request, path)}: {_unread(exc)}") from exc
             response = exc.response  # what counts of it is the status
         except (DeadlineExceeded, requests.RequestException, OSError) as exc:
             raise ImdsUnreachable(
-                f"The metadata service at {self.endpoint} gave no answer to {request.method} {request.path_url}: "
-                f"{_reason(exc)}. It is asked again."
+                f"The metadata service at {self.endpoint} gave no answer to {request.method} "
+                f"{path or request.path_url}: {_reason(exc)}. It is asked again."
             ) from exc
         if response.status_code != _OK:
             raise ImdsStatus(
-                f"{request.method} {request.url}: {self._complaint(response)}",
+                f"{self._called(request, path)}: {self._complaint(response)}",
                 status=response.status_code,
                 retry_after_seconds=retry_after_seconds(response.headers),
             )
         return response
+
+    def _called(self, request: requests.PreparedRequest, path: str | None) -> str:
+        return f"{request.method} {request.url if path is None else self.endpoint + path}"
 
     def _complaint(self, response: requests.Response) -> str:
         """Return what the answer says is wrong, as a sentence."""
@@ -191,6 +218,23 @@ def client_of(settings: ImdsSettings, *, at_most_seconds: float | None = None) -
         timeout_seconds=within,
         first_timeout_seconds=settings.first_timeout_seconds if at_most_seconds is None else within,
     )
+
+
+def attested_document(settings: ImdsSettings, nonce: str) -> str:
+    """Return this VM's attested document with *nonce* in it, as `ImdsClient.attested_document` does."""
+    with closing(client_of(settings, at_most_seconds=settings.timeout_seconds)) as imds:
+        return imds.attested_document(nonce)
+
+
+def attested_tokens(document: Callable[[str], str]) -> AttestedTokens:
+    """Return how sinks get a portal's token for this VM, whose attested document for a nonce *document* returns."""
+
+    def make(post: Callable[[str, bytes], requests.Response], *, portal: str) -> RenewedToken:
+        from bridge.system.attestation import AttestedToken  # noqa: PLC0415  # only who is configured so pays for it
+
+        return AttestedToken(post, document, portal=portal)
+
+    return make
 
 
 def _reason(error: BaseException) -> str:

@@ -25,6 +25,8 @@ from bridge.text import excerpt
 
 #: Of either document: room for a hundred events of a thousand VMs each.
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
+#: Real ones have 4,000 to 9,000.
+MAX_ATTESTED_CHARACTERS = 48 * 1024
 
 _MAX_DEPTH = 64
 _INT64 = range(-(2**63), 2**63)
@@ -103,6 +105,19 @@ def parse_os_disk(body: bytes) -> bool | None:
         return None
     option = settings.get("option") if isinstance(settings, dict) else None
     return isinstance(option, str) and option.casefold() == "local"
+
+
+def parse_attested(body: bytes) -> str:
+    """Return the signed document, in base64, of the answer of ``/metadata/attested/document``.
+
+    Raises DocumentInvalid when there is none, or one of more than MAX_ATTESTED_CHARACTERS. What it says, and whether
+    Azure has signed it, is for whoever it is shown to.
+    """
+    value = _json_object(body, "The attested document")
+    signature = value.get("signature")
+    if not isinstance(signature, str) or not 0 < len(signature) <= MAX_ATTESTED_CHARACTERS or not signature.isascii():
+        raise DocumentInvalid(f"The attested document has no signature that could be shown: {excerpt(body)}")
+    return signature
 
 
 def parse_not_before(text: str) -> datetime | None:

@@ -56,11 +56,7 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
         """Raise ValueError with what is wrong; a Config that derives from this calls it."""
         self._check_statuses()
         self._check_files()
-        one_of(
-            bearer_token_file=self.bearer_token_file,
-            bearer_token_env=self.bearer_token_env,
-            entra_scope=self.entra_scope,
-        )
+        one_of(**self._ways())
         self._check_scope()
         one_of(proxy=self.proxy, proxy_file=self.proxy_file, proxy_env=self.proxy_env)
         if self.proxy is not None:
@@ -74,6 +70,11 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
         parts = (f"{name}={_harmless(name, value)!r}" for name, value in values.items() if value not in (None, (), {}))
         return f"{type(self).__name__}({', '.join(parts)})"
 
+    @property
+    def token_key(self) -> str | None:
+        """Return the key that has a token got, and shown with each request; None when there is none."""
+        return None if self.entra_scope is None else "entra_scope"
+
     def _check_statuses(self) -> None:
         both = set(self.retry_statuses) & set(self.park_statuses)
         if both:
@@ -82,15 +83,22 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
         if odd:
             raise ValueError(f"{_listed(odd)} is no HTTP status. Statuses are 100 to 599.")
 
+    def _ways(self) -> dict[str, str | None]:
+        """Return the keys of which one alone may say where the token of a request comes from."""
+        return {
+            "bearer_token_file": self.bearer_token_file,
+            "bearer_token_env": self.bearer_token_env,
+            "entra_scope": self.entra_scope,
+        }
+
     def _check_scope(self) -> None:
-        if self.entra_scope is None:
-            return
-        try:
-            check_scope(self.entra_scope)
-        except ValueError as wanted:
-            raise ValueError(f"entra_scope must be {wanted}.") from None
-        if any(name.lower() == "authorization" for name in self.headers):
-            raise ValueError("headers has an Authorization, and entra_scope makes one; keep one.")
+        if self.entra_scope is not None:
+            try:
+                check_scope(self.entra_scope)
+            except ValueError as wanted:
+                raise ValueError(f"entra_scope must be {wanted}.") from None
+        if self.token_key is not None and any(name.lower() == "authorization" for name in self.headers):
+            raise ValueError(f"headers has an Authorization, and {self.token_key} makes one; keep one.")
 
     def _check_files(self) -> None:
         if self.client_key_file is not None and self.client_cert_file is None:
@@ -110,13 +118,13 @@ def one_of(**keys: str | None) -> None:
 
 
 def check_token_stays_private(config: HttpConfig, url: str) -> None:
-    """Raise ValueError when *config* would show a token of Entra ID to everybody on the way to *url*."""
-    if config.entra_scope is not None:
+    """Raise ValueError when *config* would show a token that is got for it to everybody on the way to *url*."""
+    if config.token_key is not None:
         parts = urlsplit(url)
         has_proxy = any(each is not None for each in (config.proxy, config.proxy_file, config.proxy_env))
         if parts.scheme != "https" and (has_proxy or not is_loopback(parts.hostname or "")):
             reader = "the proxy" if has_proxy else "anybody on the way"
-            raise ValueError(f"entra_scope needs an https URL: over plain http {reader} can read the token.")
+            raise ValueError(f"{config.token_key} needs an https URL: over plain http {reader} can read the token.")
 
 
 def check_header(name: str, value: str, *, where: str) -> None:

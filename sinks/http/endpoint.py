@@ -33,7 +33,7 @@ from bridge.sink import (
     DeadlineSession,
     DeliveryFailed,
     DeliveryRejected,
-    EntraToken,
+    RenewedToken,
     ResponseUnread,
     RetryReason,
     Secret,
@@ -60,6 +60,12 @@ _NEEDS_A_PERSON = {
     404: "Check the URL.",
     407: "Check the user name and the password in the proxy's URL.",
 }
+#: Likewise, where the token is got by the key of that name.
+_TOKEN_ADVICE = {
+    "entra_scope": "Check entra_scope, and what the VM's identity is allowed to do there.",
+    "credential": "The portal refuses tokens that it gave itself: is vm.vm_id this VM's? See the portal's log.",
+}
+_GIVEN_BY_THE_PEER = "credential"
 #: Statuses that may be about the token alone: it has expired early, or lacks a role that a new one has.
 _TOKEN_REFUSED = frozenset({401, 403})
 #: 5xx that say the request was not carried out; any other may come from a gateway behind which it was.
@@ -81,7 +87,7 @@ class Hint(NamedTuple):
     is_certain: bool = False
 
 
-def entra_token(config: HttpConfig) -> EntraToken | None:
+def entra_token(config: HttpConfig) -> RenewedToken | None:
     """Return the token that every request of a sink shows, None without `entra_scope`; the sink closes it."""
     return None if config.entra_scope is None else token_of(config.entra_scope, key="entra_scope")
 
@@ -89,8 +95,8 @@ def entra_token(config: HttpConfig) -> EntraToken | None:
 class Endpoint:
     """One URL that records are POSTed to; *secrets*, beside those of *config*, are masked in every message.
 
-    *token* is what `entra_token` returned for *config*; *default_headers* give way to all others. For one thread, but
-    for `close`.
+    *token* is what `entra_token` returned for *config*, or a portal's; *default_headers* give way to all others. For
+    one thread, but for `close`.
     """
 
     def __init__(
@@ -100,7 +106,7 @@ class Endpoint:
         *,
         secrets: Iterable[str | Secret] = (),
         default_headers: Mapping[str, str] | None = None,
-        token: EntraToken | None = None,
+        token: RenewedToken | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = url
@@ -112,6 +118,8 @@ class Endpoint:
         self._bearer = Secret(key="bearer_token", file=config.bearer_token_file, env=config.bearer_token_env)
         self._token = token
         self._shown_token: AccessToken | None = None
+        self._is_mended = False
+        """Whether the last answer refused a token that the peer itself gave, and another is shown next."""
         self._headers_file = Secret(key="headers", file=config.headers_file)
         self._proxy = Secret(key="proxy", file=config.proxy_file, env=config.proxy_env)
         self._shown_proxy = ""
@@ -149,7 +157,7 @@ class Endpoint:
             **self._default_headers,
             **self._config.headers,
             **self._secret_headers(),
-            **self._entra_header(limit),
+            **self._token_header(limit),
             **headers,
         }
         proxies = self._proxies()
@@ -183,8 +191,10 @@ class Endpoint:
     def _heard(self, answer: requests.Response) -> requests.Response:
         """Return *answer*; a token that it refuses is not shown again."""
         self.has_answered = True
+        self._is_mended = False
         if self._token is not None and self._shown_token is not None and answer.status_code in _TOKEN_REFUSED:
-            self._token.refuse(self._shown_token)
+            is_another_next = self._token.refuse(self._shown_token)
+            self._is_mended = is_another_next and self._config.token_key == _GIVEN_BY_THE_PEER
         return answer
 
     def check(self, method: str = "OPTIONS", *, bad_news: frozenset[int] = _BAD_NEWS) -> requests.Response:
@@ -238,7 +248,7 @@ class Endpoint:
         raise DeliveryFailed(
             self._description(response),
             retry_after_seconds(response.headers),
-            needs_attention=status in REDIRECTION or status in _NEEDS_A_PERSON,
+            needs_attention=(status in REDIRECTION or status in _NEEDS_A_PERSON) and not self._is_mended,
             uncertain=is_accepted or (status >= 500 and status not in _NOT_CARRIED_OUT),  # noqa: PLR2004
             reason=f"status_{status}",
         )
@@ -260,7 +270,7 @@ class Endpoint:
             where = f" It points to {shown}." if "://" in target else ""
             return f"Redirects are not followed.{where} Put the right URL into the configuration."
         if self._token is not None and status in _TOKEN_REFUSED:
-            return "Check entra_scope, and what the VM's identity is allowed to do there."
+            return "" if self._is_mended else _TOKEN_ADVICE[self._config.token_key or ""]
         return _NEEDS_A_PERSON.get(status, "")
 
     def _unanswered(self, error: BaseException, limit: float) -> DeliveryFailed:
@@ -306,8 +316,8 @@ class Endpoint:
             _sendable("Authorization", headers["Authorization"], where="the bearer token")
         return headers
 
-    def _entra_header(self, wait_seconds: float) -> dict[str, str]:
-        """Return Authorization with the token of Entra ID, if there is to be one; waiting for it counts as sending."""
+    def _token_header(self, wait_seconds: float) -> dict[str, str]:
+        """Return Authorization with the token that is got, if there is to be one; waiting for it counts as sending."""
         if self._token is None:
             return {}
         try:
@@ -316,7 +326,9 @@ class Endpoint:
         except ValueError as error:
             raise DeliveryFailed(str(error), needs_attention=True, reason=RetryReason.SETTINGS) from None
         except CredentialFailed as error:
-            raise DeliveryFailed(f"{self.shown}: {error}", needs_attention=error.needs_attention) from error
+            raise DeliveryFailed(
+                f"{self.shown}: {error}", error.retry_after_seconds, needs_attention=error.needs_attention
+            ) from error
         return {"Authorization": f"Bearer {self._shown_token.token}"}
 
     def _known_secrets(self) -> Iterator[str]:

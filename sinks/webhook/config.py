@@ -25,6 +25,8 @@ _KEYS_OF = {
     "template": ("template", "template_file", "content_type", "method"),
 }
 
+#: Where a portal takes records, below its URL.
+_RECORDS = "/records"
 #: So often may an event be told again, in seconds: four times that is how long an alert lives.
 _REFRESH = msgspec.Meta(ge=0.1, le=24 * 3600.0)
 
@@ -41,6 +43,9 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
     """An environment variable with the URL."""
     format: Literal["cloudevents", "alertmanager", "pagerduty", "template"] = "cloudevents"
     """The shape of the body. alertmanager and pagerduty send nothing for heartbeats and outcomes of approvals."""
+    credential: Literal["attested"] | None = None
+    """For an ops portal, whose url ends in /records. attested: show a token that the portal gives for the document in
+    which Azure says which VM this is; no secret is kept on the VM."""
     secret_file: str | None = None
     """A file of Standard Webhooks secrets (whsec_...), one a line: each signs, for rotation. Read again too."""
     secret_env: str | None = None
@@ -73,6 +78,10 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
         one_of(secret_file=self.secret_file, secret_env=self.secret_env)
         self._check_url()
         self._check_other_formats_keys()
+        if self.credential is not None:
+            if self.format != "cloudevents":
+                raise ValueError(f"credential is for a portal, and format = {self.format!r} is not. Take one out.")
+            portal_of(self.url)
         if self.format == "pagerduty":
             self._check_routing_key()
             if self.refresh_seconds is not None:
@@ -84,6 +93,14 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
             check_header("Content-Type", self.content_type, where="content_type")
             # The labels stand in another table: `check_labels` tries those.
             _template(self).try_out(samples(self), self.url, labels=AnyLabel())
+
+    @property
+    def token_key(self) -> str | None:
+        """Return the key that has a token got, and shown with each request; None when there is none."""
+        return super().token_key if self.credential is None else "credential"
+
+    def _ways(self) -> dict[str, str | None]:
+        return {**super()._ways(), "credential": self.credential}
 
     def _check_url(self) -> None:
         one_of(url=self.url, url_file=self.url_file, url_env=self.url_env)
@@ -107,6 +124,16 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
         one_of(routing_key_file=self.routing_key_file, routing_key_env=self.routing_key_env)
         if self.routing_key_file is None and self.routing_key_env is None:
             raise ValueError("routing_key_file or routing_key_env is missing: format = 'pagerduty' needs one.")
+
+
+def portal_of(url: str | None) -> str:
+    """Return the URL of the portal that takes records at *url*; raise ValueError when that is none of a portal."""
+    if url is None or not url.endswith(_RECORDS) or "?" in url or "#" in url:
+        raise ValueError(
+            "credential is for a portal, whose url ends in /records. Write it as url, such as "
+            "https://portal.example.net/api/v1/records."
+        )
+    return url.removesuffix(_RECORDS)
 
 
 def check_labels(config: WebhookConfig, labels: Mapping[str, str]) -> None:

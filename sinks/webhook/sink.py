@@ -14,12 +14,28 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, ClassVar
 
-from bridge.sink import DeliveryFailed, DeliveryRejected, Secret, Sink, SinkConfig, TransitionRecord, utc_now
+from bridge.sink import (
+    AttestedTokens,
+    DeliveryFailed,
+    DeliveryRejected,
+    Secret,
+    Sink,
+    SinkConfig,
+    TransitionRecord,
+    utc_now,
+)
 from sinks.http.endpoint import SUCCESS, Endpoint, entra_token
 from sinks.http.signature import Signer
-from sinks.http.urls import http_url
+from sinks.http.urls import http_url, origin
 from sinks.webhook.alerts import alert_warnings
-from sinks.webhook.config import WebhookConfig, check_labels, format_of, is_superseded_by_end, refresh_seconds_of
+from sinks.webhook.config import (
+    WebhookConfig,
+    check_labels,
+    format_of,
+    is_superseded_by_end,
+    portal_of,
+    refresh_seconds_of,
+)
 from sinks.webhook.format import Message
 from sinks.webhook.pagerduty import DEFAULT_URL, check_url
 from sinks.webhook.template import check_url_template, is_url_template
@@ -82,9 +98,16 @@ class WebhookSink(Sink):
         self._signer = Signer(secret)
         self._secrets = (self._url, secret, *self._format.secrets)
         self._token = entra_token(config)
+        self._attesting: Endpoint | None = None
+        """Where a portal's token is asked for just now, on another thread."""
         self._endpoints: dict[str, Endpoint] = {}
         self._last_url = ""
         self._is_closed = False
+
+    def attest_by(self, tokens: AttestedTokens) -> None:
+        """Show the token that the portal gives, where the configuration asks for it."""
+        if self.config.credential is not None:
+            self._token = tokens(self._post_to_portal, portal=origin(self.config.url))
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Send the one record of *batch*."""
@@ -116,9 +139,12 @@ class WebhookSink(Sink):
     def close(self) -> None:
         """Close every connection; a send in flight ends with an error."""
         self._is_closed = True
-        self._close_endpoints()
         if self._token is not None:
             self._token.close()
+        self._close_endpoints()
+        attesting = self._attesting
+        if attesting is not None:
+            attesting.close()
 
     def _close_endpoints(self) -> None:
         for endpoint in list(self._endpoints.values()):
@@ -129,6 +155,15 @@ class WebhookSink(Sink):
         if message.body:
             headers = {**headers, "Content-Type": message.content_type}
         return self._endpoint(message.url).send(message.method, message.body, headers)
+
+    def _post_to_portal(self, path: str, body: bytes) -> Any:
+        """Return the portal's answer to *body*, whatever its status; on the thread that gets the token."""
+        endpoint = self._attesting = Endpoint(portal_of(self.config.url) + path, self.config, secrets=self._secrets)
+        try:
+            return endpoint.request("POST", body, {"Content-Type": "application/json", "Accept": "application/json"})
+        finally:
+            self._attesting = None
+            endpoint.close()
 
     def _base_url(self) -> str:
         """Return the URL of the configuration, as of now."""
@@ -153,6 +188,8 @@ class WebhookSink(Sink):
 
     def _endpoint(self, url: str) -> Endpoint:
         """Return the endpoint of *url*, whose connection is kept from send to send."""
+        if self.config.credential is not None and self._token is None:
+            raise DeliveryFailed("credential is set, and nothing here gets the token for it.", needs_attention=True)
         endpoint = self._endpoints.get(url)
         if endpoint is None:
             if len(self._endpoints) >= _MOST_ENDPOINTS:  # a template may make one of each event

@@ -126,7 +126,7 @@ def test_every_path_of_the_listener_is_documented_and_no_other(tmp_path):
 
 
 def test_every_request_to_the_simulator_is_documented_and_no_other():
-    control = Control(World(("vm",)), machines=list, requests=(), stop=lambda: None)
+    control = Control(World(("vm",)), machines=list, requests=(), stop=lambda: None, certificates=dict)
     known = {f"{method} /control/{path}".rstrip("/") for method, path in control._routes}
     rows = doc_pages.table(doc_pages.section(README, "The simulator"), "request")
     documented = {_quoted(request)[0]: _quoted(meaning) for request, meaning in rows}

@@ -16,6 +16,7 @@ import pytest
 from vectors import make
 
 from bridge.approval import token as token_module
+from bridge.approval.credentials import TOKEN_DEADLINE_SECONDS
 from bridge.approval.digest import canonical_json, digest
 from bridge.approval.portal_client import MAX_ANSWER_BYTES, MAX_DECISIONS, MAX_EPOCH_CHARACTERS, MAX_INDEX
 from bridge.approval.signing import sign_decision
@@ -25,6 +26,8 @@ from bridge.config.trusted_keys import MAX_NAME_CHARACTERS, TrustedKey
 from bridge.errors import RefusalReason
 from bridge.events.event import ScheduledEvent, encode
 from bridge.events.record import decode_record
+from bridge.system import attestation
+from bridge.system.attestation import DocumentRefusal
 
 PAGE = (resources.files("bridge.approval") / "PROTOCOL.md").read_text(encoding="utf-8")
 EXAMPLES = {
@@ -172,6 +175,28 @@ def test_the_limits_are_those_of_the_code():
     assert f"1 to {MAX_NAME_CHARACTERS} printable ASCII characters" in text
     assert f"1 to {MAX_NAME_CHARACTERS} printable characters" in text
     assert f"from 0 to {token_module._LAST_SECOND}" in text
+
+
+def test_every_reason_for_which_a_document_counts_for_no_vm_is_explained_in_its_order():
+    rows = [row for row in _table(2) if row[0].strip("`") in {each.value for each in DocumentRefusal}]
+
+    assert [row[0].strip("`") for row in rows] == [each.value for each in DocumentRefusal]
+    assert [row[1] == "409" for row in rows] == [each.is_stale for each in DocumentRefusal]
+
+
+def test_the_limits_of_attested_tokens_are_those_of_the_code():
+    text = _section(2)
+    limits = {kind: msgspec.inspect.type_info(kind) for kind in (attestation.Challenge, attestation.TokenAnswer)}
+    nonce, _ = limits[attestation.Challenge].fields
+    token, expires_in = limits[attestation.TokenAnswer].fields
+
+    assert f"{nonce.type.min_length} to {nonce.type.max_length} of the characters" in text
+    assert f"{token.type.min_length} to {token.type.max_length:,} visible ASCII characters" in text
+    assert f"a whole number from {expires_in.type.ge} to {expires_in.type.le:,}" in text
+    assert f"answers have {attestation.MAX_ANSWER_BYTES // 1024} KiB at most" in text
+    assert f"requests last {TOKEN_DEADLINE_SECONDS:g} seconds at most" in text
+    for path in (attestation.CHALLENGE_PATH, attestation.TOKEN_PATH):
+        assert f"POST {{url}}{path} HTTP/1.1" in text
 
 
 def test_every_link_leads_somewhere():

@@ -20,6 +20,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from attesting import Attesting
 from private_ca import PrivateCa
 
 from bridge.approval.signing import KeyPair, generate_key, sign_decision
@@ -57,8 +58,9 @@ class _Queued:
 class PortalStub:
     """Listens on a free port of 127.0.0.1 from the moment it is made; *directory* gets its keys and certificates.
 
-    *bearer* is the token that it wants to see. With *client_certificates* it takes only clients that show one of its
-    own CA (`client_certificate`). Without *tls* it speaks plain http.
+    *bearer* is the token that it wants to see; with *attesting*, that is one for the VM that is asked for. With
+    *client_certificates* it takes only clients that show one of its own CA (`client_certificate`). Without *tls* it
+    speaks plain http.
     """
 
     def __init__(
@@ -68,11 +70,13 @@ class PortalStub:
         tls: bool = True,
         bearer: str | None = None,
         client_certificates: bool = False,
+        attesting: Attesting | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self.bearer = bearer
+        self.attesting = attesting
         self._now = now
         self._ca = PrivateCa(directory / "ca") if tls else None
         self._tls = self._ca.server_context(wants_client=client_certificates) if self._ca is not None else None
@@ -243,6 +247,9 @@ class PortalStub:
 
     def _respond(self, connection: Connection, request: Request) -> None:
         asked = _read(request)
+        if self.attesting is not None and request.path.startswith(("/api/v1/agents/", "/api/v1/records")):
+            self._attest(connection, request)
+            return
         if asked is None or request.method != "GET":
             connection.write(error(404, "There is nothing here."))
             return
@@ -252,6 +259,9 @@ class PortalStub:
         if self.bearer is not None and asked.authorization != f"Bearer {self.bearer}":
             connection.write(error(401, "This token is not known."))
             return
+        if self.attesting is not None and self.attesting.vm_of(request) != asked.vm_id:
+            connection.write(error(401, "This token is not one of that VM."))
+            return
         found = self._found(asked, connection.stop)
         if isinstance(found, Answer):
             connection.write(found)
@@ -259,6 +269,14 @@ class PortalStub:
             answer_with_fault(connection, found, lambda: self._answer(asked) or self._nothing())
         else:
             connection.close_connection = True
+
+    def _attest(self, connection: Connection, request: Request) -> None:
+        assert self.attesting is not None
+        fault = self._faults.take("all", request.method, request.path)
+        if fault is None:
+            connection.write(self.attesting.answer(request))
+        else:
+            answer_with_fault(connection, fault, lambda: error(500, "It is not answered."))
 
     def _found(self, asked: PortalRequest, stop: threading.Event) -> Answer | Fault | None:
         """Wait for what *asked* is to be answered with; None: the portal went down."""

@@ -10,6 +10,7 @@
     PUT    /control/document                the body is served as it is; DELETE goes back to the events
     GET    /control/approvals               what StartRequests came, from whom, when
     GET    /control/requests                what requests came, from whom, when, and with which status
+    GET    /control/attestation/root        the certificate of who signs attested documents; and /intermediate
     POST   /control/scenario                {"name": "preempt"} plays a built-in scenario from now on
     POST   /control/stop                    ends the simulator
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Annotated, Any, TypeVar
@@ -75,11 +76,13 @@ class Control:
         machines: Callable[[], list[dict[str, str]]],
         requests: Callable[[], Iterable[RequestSeen]],
         stop: Callable[[], None],
+        certificates: Callable[[], Mapping[str, bytes]],
     ) -> None:
         self._world = world
         self._machines = machines
         self._requests = requests
         self._stop = stop
+        self._certificates = certificates
         self._routes: dict[tuple[str, str], Callable[[Request], Answer]] = {
             ("GET", ""): self._state,
             ("GET", "events"): lambda _: _json([self._event(event) for event in world.events()]),
@@ -92,6 +95,8 @@ class Control:
             ("DELETE", "document"): self._restore_document,
             ("GET", "approvals"): lambda _: _json([asdict(approval) for approval in world.approvals]),
             ("GET", "requests"): lambda _: _json([asdict(request) for request in self._requests()]),
+            ("GET", "attestation/root"): lambda _: self._certificate("root"),
+            ("GET", "attestation/intermediate"): lambda _: self._certificate("intermediate"),
             ("POST", "scenario"): self._play,
             ("POST", "stop"): self._end,
         }
@@ -203,6 +208,9 @@ class Control:
         scenario = load_scenario(name)
         scenario.play(self._world)
         return _json({"playing": name, "length_seconds": scenario.length_seconds})
+
+    def _certificate(self, name: str) -> Answer:
+        return Answer(body=self._certificates()[name], content_type="application/x-pem-file")
 
     def _end(self, _request: Request) -> Answer:
         self._stop()

@@ -31,8 +31,21 @@ KINDS = {
     "redirect": "302 to location",
     "incarnation_reset": "the right document under the DocumentIncarnation given as incarnation",
 }
-#: What a fault strikes: the events document, the instance document, the managed identity's token, or all of them.
-Target = Literal["scheduledevents", "identity", "token", "all"]
+#: What a portal sees of an attested document that one of these strikes; they strike nothing else, whatever the target.
+DOCUMENT_KINDS = {
+    "cached_nonce": "the document of an earlier request, with that one's nonce",
+    "tampered": "a document whose content was changed after it was signed",
+    "forged": "a document whose signature is not its signer's",
+    "two_signers": "a document that a stranger signed, with Azure's certificate before the stranger's",
+    "foreign_root": "a document of another authority",
+    "foreign_name": "a document of the right authority for a name that is not the metadata service's",
+    "expired_document": "a document of seven hours ago",
+    "wrong_digest_algorithm": "the right document; its DigestAlgorithm is sha256WithRSAEncryption, as Azure's may be",
+}
+KINDS |= DOCUMENT_KINDS
+#: What a fault strikes: the events document, the instance document, the managed identity's token, the attested
+#: document, or all of them.
+Target = Literal["scheduledevents", "identity", "token", "attested", "all"]
 TARGETS = get_args(Target)
 
 _DEFAULT_DELAY_SECONDS = {"slow": 5.0, "drip": 0.2}
@@ -78,7 +91,8 @@ class Fault(FaultDetails, frozen=True, kw_only=True):
 
     def strikes(self, target: str, method: str, vm: str) -> bool:
         """Return whether a request of *vm* falls to this fault."""
-        return self.target in (target, "all") and self.method in (method, "any") and self.vm in (vm, None)
+        wanted = "attested" if self.kind in DOCUMENT_KINDS else self.target
+        return wanted in (target, "all") and self.method in (method, "any") and self.vm in (vm, None)
 
 
 class FaultQueue:

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 
-from bridge.testing.simulator.faults import Fault
+from bridge.testing.simulator.faults import DOCUMENT_KINDS, Fault
 from bridge.testing.simulator.http_server import Connection
 from bridge.testing.simulator.imds_api import Answer, error
 
@@ -70,7 +70,7 @@ def _redirect(fault: Fault, _right_answer: _AnswerMaker) -> Answer:
     return Answer(status=302, headers={"Location": fault.location or "/elsewhere"})
 
 
-def _reset(_fault: Fault, right_answer: _AnswerMaker) -> Answer:
+def _as_it_is(_fault: Fault, right_answer: _AnswerMaker) -> Answer:
     return right_answer()
 
 
@@ -121,7 +121,8 @@ _ANSWERS: dict[str, Callable[[Fault, _AnswerMaker], Answer]] = {
     "wrong_type": _wrong_type,
     "oversize": _oversize,
     "redirect": _redirect,
-    "incarnation_reset": _reset,
+    "incarnation_reset": _as_it_is,
+    **dict.fromkeys(DOCUMENT_KINDS, _as_it_is),
 }
 _SPECIAL: dict[str, Callable[[Connection, Fault, _AnswerMaker], None]] = {
     "slow": _slow,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from bridge.testing.simulator.world import World
 
 EVENTS_PATH = "/metadata/scheduledevents"
 INSTANCE_PATH = "/metadata/instance"
+ATTESTED_PATH = "/metadata/attested/document"
 TOKEN_PATH = "/metadata/identity/oauth2/token"  # noqa: S105 - a path
 
 _INSTANCE_VERSIONS = (
@@ -29,6 +30,7 @@ _INSTANCE_VERSIONS = (
     *("2020-06-01", "2020-07-15", "2020-09-01", "2020-10-01", "2020-12-01", "2021-01-01", "2021-02-01", "2021-03-01"),
     *("2021-05-01", "2021-10-01", "2021-11-01", "2021-11-15", "2021-12-13", "2023-07-01", "2023-11-15"),
 )
+_MOST_NONCE_CHARACTERS = 32
 _TOKEN_VERSION = "2018-02-01"  # noqa: S105 - a version
 _REQUESTS_A_SECOND = 5
 
@@ -70,16 +72,39 @@ class RateLimit:
             return True
 
 
+#: Returns the attested document of a machine with a nonce, in base64, and with a fault.
+DocumentMaker = Callable[[Machine, str, "str | None"], str]
+
+
+def no_documents(machine: Machine, nonce: str, kind: str | None) -> str:
+    """Return what is no document: nobody signs here."""
+    del machine, nonce, kind
+    return ""
+
+
 class ImdsApi:
     """The metadata service of one VM."""
 
-    def __init__(self, world: World, machine: Machine, *, token_lifetime_seconds: int = 86_400) -> None:
+    def __init__(
+        self,
+        world: World,
+        machine: Machine,
+        *,
+        token_lifetime_seconds: int = 86_400,
+        document: DocumentMaker = no_documents,
+    ) -> None:
+        """*document* makes the attested documents."""
         self._world = world
         self._machine = machine
+        self._document = document
         self._token_lifetime_seconds = token_lifetime_seconds
 
-    def answer(self, request: Request, *, incarnation: int | None = None) -> Answer:
-        """Return the answer to *request*; *incarnation* shows the events under another number than the true one."""
+    def answer(self, request: Request, *, incarnation: int | None = None, document_kind: str | None = None) -> Answer:
+        """Return the answer to *request*.
+
+        *incarnation* shows the events under another number than the true one; *document_kind* is the fault that an
+        attested document is to have.
+        """
         target = target_of(request.path)
         if "x-forwarded-for" in request.headers:
             return error(400, "Bad request. A request with an X-Forwarded-For header is refused.")
@@ -87,6 +112,8 @@ class ImdsApi:
             return self._events(request, incarnation)
         if target == "token":
             return self._token(request)
+        if target == "attested":
+            return self._attested(request, document_kind)
         if target == "identity":
             return self._instance(request)
         return error(404, "Not found.")
@@ -128,6 +155,19 @@ class ImdsApi:
             return Answer(body=value.encode(), content_type="text/plain; charset=utf-8")
         return Answer(body=json.dumps(value).encode())
 
+    def _attested(self, request: Request, kind: str | None) -> Answer:
+        if not _has_metadata_header(request):
+            return _no_metadata_header()
+        if request.query.get("api-version", "") not in _INSTANCE_VERSIONS[_INSTANCE_VERSIONS.index("2018-10-01") :]:
+            return _wrong_version(_INSTANCE_VERSIONS)
+        if request.method != "GET":
+            return error(405, f"Method {request.method} is not allowed.")
+        nonce = request.query.get("nonce", "")
+        if len(nonce) > _MOST_NONCE_CHARACTERS:
+            return error(400, f"Bad request. nonce has more than {_MOST_NONCE_CHARACTERS} characters.")
+        signature = self._document(self._machine, nonce, kind)
+        return Answer(body=json.dumps({"encoding": "pkcs7", "signature": signature}).encode())
+
     def _token(self, request: Request) -> Answer:
         if not _has_metadata_header(request):
             return _token_error("invalid_request", "Required metadata header not specified")
@@ -154,6 +194,8 @@ def target_of(path: str) -> str:
         return "scheduledevents"
     if path == TOKEN_PATH:
         return "token"
+    if path == ATTESTED_PATH:
+        return "attested"
     return "identity" if path == INSTANCE_PATH or path.startswith(INSTANCE_PATH + "/") else "other"
 
 

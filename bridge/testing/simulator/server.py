@@ -18,18 +18,22 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from bridge.http.failures import are_loopback_hosts, is_loopback
 from bridge.testing.simulator.clock import Clock
 from bridge.testing.simulator.control import CONTROL_PATH, Control, RequestSeen
 from bridge.testing.simulator.errors import SimulatorError, WrongRequest
-from bridge.testing.simulator.faults import Fault
+from bridge.testing.simulator.faults import DOCUMENT_KINDS, Fault
 from bridge.testing.simulator.faulty_answers import answer_with_fault, status_of
 from bridge.testing.simulator.http_server import Connection, HttpServer
 from bridge.testing.simulator.imds_api import ImdsApi, RateLimit, Request, error, target_of, too_many_requests
 from bridge.testing.simulator.machines import Machine
 from bridge.testing.simulator.scenario import Scenario, load_scenario
 from bridge.testing.simulator.world import World
+
+if TYPE_CHECKING:
+    from bridge.testing.simulator.attestation import AttestationAuthority
 
 DEFAULT_VM = "simulated-vm"
 _REMEMBERED = 10_000
@@ -73,10 +77,19 @@ class Simulator:
         )
         self._requests: deque[RequestSeen] = deque(maxlen=_REMEMBERED)
         self._requests_lock = threading.Lock()
+        self._attestation: AttestationAuthority | None = None
+        self._attestation_lock = threading.Lock()
         self.stop_requested = threading.Event()
         self._stop = threading.Event()
         self._control = Control(
-            self.world, machines=self._describe, requests=lambda: self.requests, stop=self.stop_requested.set
+            self.world,
+            machines=self._describe,
+            requests=lambda: self.requests,
+            stop=self.stop_requested.set,
+            certificates=lambda: {
+                "root": self.attestation.root_pem,
+                "intermediate": self.attestation.intermediate_pem,
+            },
         )
         if first_call_seconds > 0:
             self.world.set_fault(Fault(kind="slow", delay_seconds=first_call_seconds, count=1))
@@ -89,6 +102,21 @@ class Simulator:
         """Return the newest requests so far, oldest first, those that a fault struck included."""
         with self._requests_lock:
             return tuple(self._requests)
+
+    @property
+    def attestation(self) -> AttestationAuthority:
+        """Return the authority that signs the attested documents; made on first use."""
+        from bridge.testing.simulator.attestation import (  # noqa: PLC0415  # 9 MB, for those who ask for a document
+            INTERMEDIATE_PATH,
+            AttestationAuthority,
+        )
+
+        with self._attestation_lock:
+            if self._attestation is None:
+                self._attestation = AttestationAuthority(
+                    now=self.world.clock.now, intermediate_url=lambda: self.endpoint + INTERMEDIATE_PATH
+                )
+            return self._attestation
 
     @property
     def endpoint(self) -> str:
@@ -133,7 +161,7 @@ class Simulator:
         host, port = address
         servers: list[HttpServer] = []
         for number, machine in enumerate(self.machines):
-            api = ImdsApi(self.world, machine, token_lifetime_seconds=token_lifetime_seconds)
+            api = ImdsApi(self.world, machine, token_lifetime_seconds=token_lifetime_seconds, document=self._document)
             respond = partial(self._respond, machine, api, RateLimit() if rate_limit else None)
             wanted = port + number if port else 0
             try:
@@ -160,7 +188,9 @@ class Simulator:
         if fault is not None:
             self._remember(machine, request, status_of(fault), fault.kind)
             incarnation = fault.incarnation if fault.kind == "incarnation_reset" else None
-            answer_with_fault(connection, fault, partial(api.answer, request, incarnation=incarnation))
+            kind = fault.kind if fault.kind in DOCUMENT_KINDS else None
+            right = partial(api.answer, request, incarnation=incarnation, document_kind=kind)
+            answer_with_fault(connection, fault, right)
             return
         answer = api.answer(request) if is_admitted else too_many_requests()
         # Before the answer: whoever has got it finds its request remembered.
@@ -180,6 +210,9 @@ class Simulator:
         )
         with self._requests_lock:
             self._requests.append(seen)
+
+    def _document(self, machine: Machine, nonce: str, kind: str | None) -> str:
+        return self.attestation.document(machine, nonce, kind=kind)
 
     def _describe(self) -> list[dict[str, str]]:
         endpoints = self.endpoints

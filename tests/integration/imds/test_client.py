@@ -360,3 +360,43 @@ def test_a_closed_client_may_be_closed_again(connect):
     client.scheduled_events()
     client.close()
     client.close()
+
+
+def test_attested_document_is_asked_for_with_its_nonce(service, connect):
+    service.answers = [(200, {}, b'{"encoding": "pkcs7", "signature": "TUlJ"}')]
+    assert connect().attested_document("abc-1 &x") == "TUlJ"
+    ((method, path, headers, _),) = service.received
+    assert (method, path) == ("GET", "/metadata/attested/document?api-version=2020-09-01&nonce=abc-1%20%26x")
+    assert headers["Metadata"] == "true"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"signature": ""}',
+        b'{"signature": 1}',
+        b'{"signature": "\xc3\xa4"}',
+        b'{"signature": "%s"}' % (b"A" * (48 * 1024 + 1)),
+    ],
+)
+def test_answer_without_an_attested_document_is_said_to_be_one(service, connect, body):
+    service.answers = [(200, {}, body)]
+    with pytest.raises(DocumentInvalid, match="attested document"):
+        connect().attested_document("abc")
+
+
+@pytest.mark.parametrize("answer", [(404, {}, b"no"), (429, {}, b""), (302, {"Location": "/"}, b""), None])
+def test_attested_document_that_cannot_be_had_is_the_same_sentence_for_any_nonce(service, connect, answer):
+    service.answers = [answer or (200, {}, b"")]
+    said = []
+    with nobody() as address:
+        client = connect(**({} if answer else {"endpoint": f"http://{address.authority}"}))
+        for nonce in ("first", "second"):
+            with pytest.raises((ImdsStatus, ImdsUnreachable)) as caught:
+                client.attested_document(nonce)
+            said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert "/metadata/attested/document" in said[0]

@@ -1,5 +1,7 @@
+import base64
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
@@ -9,6 +11,8 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 import requests
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from bridge.errors import DeliveryFailed, DeliveryRejected
 from bridge.testing import (
@@ -378,6 +382,47 @@ def test_the_control_endpoint_sets_lists_and_clears_faults(simulator, session):
     assert session.delete(base + "?target=tokne", timeout=5).status_code == 400
     assert session.delete(base + "?target=token", timeout=5).status_code == 200
     assert session.get(base, timeout=5).json() == []
+
+
+ATTESTED = "/metadata/attested/document?api-version=2020-09-01"
+
+
+def attested(session, simulator, nonce):
+    answer = get(session, simulator, f"{ATTESTED}&nonce={nonce}").json()
+    assert answer["encoding"] == "pkcs7"
+    der = base64.b64decode(answer["signature"], validate=True)
+    return json.loads(re.search(rb'\{"licenseType".*?"vmId":"[^"]*"\}', der)[0])
+
+
+def test_the_attested_document_says_which_vm_it_is_and_has_the_nonce(simulator, session):
+    found = attested(session, simulator, "abc-1")
+    (machine,) = simulator.machines
+    assert found["vmId"] == machine.vm_id
+    assert found["subscriptionId"] == machine.subscription_id
+    assert found["nonce"] == "abc-1"
+    assert found["timeStamp"] == {"createdOn": "05/06/30 07:08:09 -0000", "expiresOn": "05/06/30 13:08:09 -0000"}
+    assert get(session, simulator, f"{ATTESTED}&nonce={'a' * 33}").status_code == 400
+    assert get(session, simulator, "/metadata/attested/document?api-version=2017-04-02").status_code == 400
+    assert requests.get(simulator.endpoint + ATTESTED, timeout=5).status_code == 400
+    assert session.post(simulator.endpoint + ATTESTED, timeout=5).status_code == 405
+    assert [each.status for each in simulator.requests] == [200, 400, 400, 400, 405]
+
+
+def test_a_cached_nonce_is_that_of_the_document_before_and_strikes_nothing_else(simulator, session):
+    attested(session, simulator, "first")
+    simulator.world.set_fault(Fault(kind="cached_nonce", count=1))
+    assert get(session, simulator).json()["Events"] == []
+    assert attested(session, simulator, "second")["nonce"] == "first"
+    assert attested(session, simulator, "third")["nonce"] == "third"
+
+
+def test_the_certificates_of_who_signs_are_at_the_control_endpoint(simulator, session):
+    root, intermediate = (
+        x509.load_pem_x509_certificate(session.get(simulator.endpoint + path, timeout=5).content)
+        for path in ("/control/attestation/root", "/control/attestation/intermediate")
+    )
+    intermediate.verify_directly_issued_by(root)
+    assert root.public_bytes(Encoding.PEM) == simulator.attestation.root_pem
 
 
 def test_the_control_endpoint_replaces_the_document_and_resets_the_incarnation(simulator, session):

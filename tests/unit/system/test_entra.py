@@ -7,7 +7,8 @@ import pytest
 
 from bridge.clock import REAL_CLOCK
 from bridge.errors import CredentialFailed
-from bridge.system.entra import AccessToken, EntraToken
+from bridge.system.entra import EntraToken
+from bridge.system.renewed_token import AccessToken
 from bridge.testing.simulator.clock import ManualClock
 
 PATIENCE_SECONDS = 15.0

@@ -1,0 +1,215 @@
+"""The authority that signs attested documents in the simulator: what Azure's is to the metadata service.
+
+A document is a PKCS#7 SignedData over a JSON object, as Azure makes it: no signed attributes, the signer's certificate
+in it and the intermediate's not, a SAN of `metadata.azure.com` and of the region's name below it. The keys are made
+when the first document is asked for, and end with the simulator. Whoever is to believe these documents trusts
+`root_pem`; never trust it elsewhere, since anybody who reaches the simulator gets documents of it.
+
+Imported when a document or a certificate is asked for: it costs 9 MB and a tenth of a second.
+
+Shape: "Azure Instance Metadata Service", Microsoft, and documents seen in the wild.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, pkcs7
+from cryptography.x509.oid import AuthorityInformationAccessOID, ExtendedKeyUsageOID, NameOID
+
+from bridge.testing.simulator.machines import Machine
+
+#: Where the certificate of the intermediate authority is, below the simulator's endpoint.
+INTERMEDIATE_PATH = "/control/attestation/intermediate"
+
+_VALID_SECONDS = 6 * 3600
+_EXPIRED_SECONDS = 7 * 3600
+_SHA256 = bytes.fromhex("0609608648016503040201")
+_SHA256_WITH_RSA = bytes.fromhex("06092a864886f70d01010b")
+_SAN = "metadata.azure.com"
+_YEAR = timedelta(days=365)
+
+
+class _Signer(NamedTuple):
+    certificate: x509.Certificate
+    key: rsa.RSAPrivateKey
+
+
+class _Chain(NamedTuple):
+    """One root, one intermediate below it, and what issues signers."""
+
+    root: x509.Certificate
+    intermediate: x509.Certificate
+    intermediate_key: ec.EllipticCurvePrivateKey
+
+
+class AttestationAuthority:
+    """Signs documents for the machines of one simulator; safe to use from many threads.
+
+    *now* is the clock of the documents. *intermediate_url* returns where signers say that the intermediate's
+    certificate is to be had.
+    """
+
+    def __init__(self, *, now: Callable[[], datetime], intermediate_url: Callable[[], str]) -> None:
+        self._now = now
+        self._intermediate_url = intermediate_url
+        self._lock = threading.RLock()
+        self._chains: dict[str, _Chain] = {}
+        self._signers: dict[tuple[str, str], _Signer] = {}
+        self._last: dict[str, str] = {}
+
+    @property
+    def root_pem(self) -> bytes:
+        """Return the certificate of the root, PEM: what a portal is to trust."""
+        return _pem(self._chain("right").root)
+
+    @property
+    def intermediate_pem(self) -> bytes:
+        """Return the certificate of the intermediate authority, PEM."""
+        return _pem(self._chain("right").intermediate)
+
+    def document(self, machine: Machine, nonce: str, *, kind: str | None = None) -> str:
+        """Return the document of *machine* with *nonce*, in base64, and with the fault called *kind*."""
+        with self._lock:
+            nonce = nonce or f"{self._now():%Y%m%d-%H%M%S}"
+            if kind == "cached_nonce":
+                if machine.vm_id not in self._last:
+                    self._last[machine.vm_id] = self._signed(machine, f"{self._now():%Y%m%d-%H%M%S}")
+                return self._last[machine.vm_id]
+            made = self._signed(machine, nonce, kind=kind)
+            if kind is None:
+                self._last[machine.vm_id] = made
+            return made
+
+    def _signed(self, machine: Machine, nonce: str, *, kind: str | None = None) -> str:
+        age_seconds = _EXPIRED_SECONDS if kind == "expired_document" else 0
+        content = _content(machine, nonce, self._now() - timedelta(seconds=age_seconds))
+        own = self._signer("right", machine.location)
+        if kind == "two_signers":
+            stranger = self._signer("foreign", machine.location)
+            first, second = (each.certificate.public_bytes(Encoding.DER) for each in (own, stranger))
+            der = _pkcs7(content, stranger, beside=own.certificate).replace(second + first, first + second)
+        elif kind == "foreign_root":
+            der = _pkcs7(content, self._signer("foreign", machine.location))
+        elif kind == "foreign_name":
+            der = _pkcs7(content, self._signer("right", "", name="metadata.azure.com.example.net"))
+        else:
+            der = _pkcs7(content, own)
+        if kind == "tampered":
+            digit = "1" if machine.vm_id.startswith("0") else "0"
+            der = der.replace(machine.vm_id.encode(), (digit + machine.vm_id[1:]).encode())
+        if kind == "forged":
+            der = der[:-1] + bytes([der[-1] ^ 1])  # the signature is what comes last
+        if kind == "wrong_digest_algorithm":
+            der = der.replace(_SHA256, _SHA256_WITH_RSA)
+        return base64.b64encode(der).decode()
+
+    def _signer(self, chain: str, location: str, *, name: str = _SAN) -> _Signer:
+        with self._lock:
+            found = self._signers.get((chain, name + location))
+            if found is None:
+                found = self._signers[chain, name + location] = self._issue(self._chain(chain), location, name)
+            return found
+
+    def _chain(self, name: str) -> _Chain:
+        with self._lock:
+            if name not in self._chains:
+                self._chains[name] = _new_chain(self._now())  # a stranger may choose the same names
+            return self._chains[name]
+
+    def _issue(self, chain: _Chain, location: str, name: str) -> _Signer:
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        names = [x509.DNSName(name)] + ([x509.DNSName(f"{location}.{name}")] if location else [])
+        where = x509.UniformResourceIdentifier(self._intermediate_url())
+        builder = _builder(name, chain.intermediate.subject, key.public_key(), self._now(), is_authority=False)
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        builder = builder.add_extension(
+            x509.AuthorityInformationAccess([x509.AccessDescription(AuthorityInformationAccessOID.CA_ISSUERS, where)]),
+            critical=False,
+        )
+        return _Signer(_issued(builder, chain.intermediate_key, chain.intermediate_key), key)
+
+
+def _content(machine: Machine, nonce: str, created_at: datetime) -> bytes:
+    expires_at = created_at + timedelta(seconds=_VALID_SECONDS)
+    content = {
+        "licenseType": "",
+        "nonce": nonce,
+        "plan": {"name": "", "product": "", "publisher": ""},
+        "sku": machine.compute()["sku"],
+        "subscriptionId": machine.subscription_id,
+        "timeStamp": {"createdOn": _written(created_at), "expiresOn": _written(expires_at)},
+        "vmId": machine.vm_id,
+    }
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def _written(moment: datetime) -> str:
+    return f"{moment.astimezone(timezone.utc):%m/%d/%y %H:%M:%S} -0000"
+
+
+def _pkcs7(content: bytes, signer: _Signer, *, beside: x509.Certificate | None = None) -> bytes:
+    """Return the SignedData of *content*, DER, with the certificate of *signer* and, if given, the one *beside*."""
+    builder = pkcs7.PKCS7SignatureBuilder().set_data(content)
+    builder = builder.add_signer(signer.certificate, signer.key, hashes.SHA256())
+    if beside is not None:
+        builder = builder.add_certificate(beside)
+    return builder.sign(Encoding.DER, [pkcs7.PKCS7Options.Binary, pkcs7.PKCS7Options.NoAttributes])
+
+
+def _new_chain(now: datetime) -> _Chain:
+    root_key, key = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+    root_name = "Simulated Root"
+    subject = _name(root_name)
+    root = _builder(root_name, subject, root_key.public_key(), now, is_authority=True)
+    below = _builder("Simulated Issuing CA 01", subject, key.public_key(), now, is_authority=True)
+    return _Chain(_issued(root, root_key, root_key), _issued(below, root_key, root_key), key)
+
+
+def _builder(name: str, issuer: x509.Name, key: Any, now: datetime, *, is_authority: bool) -> x509.CertificateBuilder:
+    uses = dict.fromkeys(
+        ("content_commitment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"), False
+    )
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(name))
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _YEAR)
+        .not_valid_after(now + 5 * _YEAR)
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        .add_extension(
+            x509.KeyUsage(
+                digital_signature=not is_authority,
+                key_encipherment=not is_authority,
+                key_cert_sign=is_authority,
+                crl_sign=is_authority,
+                **uses,
+            ),
+            critical=True,
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _issued(builder: x509.CertificateBuilder, key: Any, issuer_key: Any) -> x509.Certificate:
+    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
+    return builder.add_extension(identifier, critical=False).sign(key, hashes.SHA256())
+
+
+def _name(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(Encoding.PEM)

@@ -1,0 +1,174 @@
+"""The poller with `credential = "attested"`: it shows the portal's token, renews it, and hangs nowhere."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+
+import pytest
+from attesting import Attesting
+from portal_stub import PortalStub
+
+from bridge.approval.portal_client import PortalClient
+from bridge.approval.portal_poller import PortalPoller
+from bridge.config.approval import KeySettings, RemoteSettings
+from bridge.imds.client import ImdsClient
+from bridge.testing import Fault, Simulator
+
+KEYS = (KeySettings(kid="k", approver="portal", public_key_file="/nowhere"),)
+PATIENCE_SECONDS = 20.0
+HELD_SECONDS = 20
+STOP_SECONDS = 1.1
+
+
+@pytest.fixture
+def azure():
+    with Simulator(vms=["vm_0"], rate_limit=False) as simulator:
+        yield simulator
+
+
+@pytest.fixture
+def attesting():
+    return Attesting()
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "tls"])
+def portal(request, tmp_path, attesting):
+    with PortalStub(tmp_path / "portal", tls=request.param, attesting=attesting) as portal:
+        yield portal
+
+
+@pytest.fixture
+def got():
+    return []
+
+
+@pytest.fixture
+def start(portal, azure, got):
+    """Return what starts a poller; *document* stands in for the metadata service."""
+    with contextlib.ExitStack() as stack:
+        imds = stack.enter_context(contextlib.closing(client(azure)))
+
+        def started(document=imds.attested_document, **options):
+            remote = RemoteSettings(
+                url=portal.url,
+                credential="attested",
+                ca_file=None if portal.ca_file is None else str(portal.ca_file),
+                keys=KEYS,
+                wait_seconds=HELD_SECONDS,
+            )
+            poller = PortalPoller(
+                PortalClient(remote, document=document),
+                **{"vm_id": azure.machines[0].vm_id.upper, "receive": got.extend, **options},
+            )
+            stack.callback(poller.stop)
+            poller.start()
+            return poller
+
+        yield started
+
+
+def client(azure):
+    return ImdsClient(endpoint=azure.endpoint, api_version="2020-07-01", timeout_seconds=5.0, first_timeout_seconds=5.0)
+
+
+def until(condition):
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert condition()
+
+
+def soon(stop, _):
+    return stop.wait(0.05)
+
+
+def test_each_request_shows_a_token_for_this_vm_that_was_got_once(azure, attesting, portal, start, got):
+    (machine,) = azure.machines
+    portal.put(machine.vm_id, "a")
+    start()
+    until(lambda: "a" in got)
+    portal.put(machine.vm_id, "b")
+    until(lambda: "b" in got)
+    assert {request.authorization for request in portal.requests} == {"Bearer token-1"}
+    (content,) = attesting.documents
+    assert (content["vmId"], content["nonce"]) == (machine.vm_id, attesting.challenges[0])
+    assert len(attesting.challenges) == 1
+
+
+def test_a_token_that_is_refused_is_renewed_and_no_person_need_act(azure, portal, start, got, caplog):
+    (machine,), attesting = azure.machines, portal.attesting
+    start(wait=soon)
+    until(lambda: len(portal.requests) >= 2)
+    attesting.tokens.clear()  # as after a restart of a portal with another secret
+    portal.put(machine.vm_id, "a")
+    until(lambda: "a" in got)
+    portal.put(machine.vm_id, "b")
+    until(lambda: "b" in got)
+    assert len(attesting.challenges) == 2
+    assert portal.requests[-1].authorization == "Bearer token-2"
+    assert [line.levelno for line in caplog.records if "401" in line.getMessage()] == [logging.WARNING]
+
+
+def test_a_portal_that_refuses_every_token_is_not_given_a_document_each_time(attesting, portal, start, caplog):
+    class Nobody(dict):
+        def get(self, *_):
+            return None
+
+    attesting.tokens = Nobody()
+    start(wait=soon)
+    until(lambda: len(portal.requests) >= 8)
+    assert len(attesting.documents) <= 2
+    assert len([line for line in caplog.records if line.levelno == logging.ERROR]) == 1
+
+
+def test_a_refused_document_is_one_error_and_is_tried_again(azure, portal, start, got, caplog):
+    portal.attesting.refuses = [(403, "subscription_not_listed")] * 3
+    portal.put(azure.machines[0].vm_id, "a")
+    start(wait=soon)
+    until(lambda: "a" in got)
+    (line,) = [line for line in caplog.records if line.levelno == logging.ERROR]
+    assert "subscription_not_listed" in line.getMessage()
+    assert azure.machines[0].vm_id not in caplog.text
+
+
+def test_a_metadata_service_in_trouble_is_asked_again(azure, portal, start, got):
+    azure.world.set_fault(Fault(kind="status", status=500, target="attested", count=2))
+    azure.world.set_fault(Fault(kind="garbage", target="attested", count=1))
+    portal.put(azure.machines[0].vm_id, "a")
+    start(wait=soon)
+    until(lambda: "a" in got)
+
+
+def test_stopping_waits_for_no_document(portal, start):
+    asked, let_go = threading.Event(), threading.Event()
+
+    def document(_):
+        asked.set()
+        let_go.wait(PATIENCE_SECONDS)
+        return "late"
+
+    poller = start(document)
+    assert asked.wait(PATIENCE_SECONDS)
+    began = time.monotonic()
+    poller.stop()
+    took_seconds = time.monotonic() - began
+    poller._thread.join(PATIENCE_SECONDS)
+    let_go.set()
+    assert not poller._thread.is_alive()
+    assert took_seconds <= STOP_SECONDS + 1.0
+    assert not portal.requests
+
+
+@pytest.mark.parametrize("kind", ["silence", "disconnect", "redirect", "oversize"])
+def test_a_portal_in_trouble_gives_the_token_once_it_is_well(azure, portal, start, got, kind):
+    portal.put(azure.machines[0].vm_id, "a")
+    if kind == "silence":
+        portal.down()
+    else:
+        portal.strike(kind, count=1)
+    start(wait=soon)
+    portal.up()
+    until(lambda: "a" in got)

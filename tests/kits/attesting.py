@@ -1,0 +1,75 @@
+"""The part of a portal that gives tokens for attested documents, as a stub: it believes every document.
+
+It reads no PKCS#7: the signed content stands in a document in plain. Who must not believe everything is
+`bridge.portal.attested`, which has tests of its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+
+from bridge.testing.simulator.imds_api import Answer, Request, error
+
+_CONTENT = re.compile(rb'\{"licenseType".*?"vmId":"[^"]*"\}')
+
+
+class Attesting:
+    """Answers below ``/api/v1``: challenges, tokens, and records that come with a token of it."""
+
+    def __init__(self, *, lifetime_seconds: int = 3600) -> None:
+        self.lifetime_seconds = lifetime_seconds
+        self.refuses: list[tuple[int, str]] = []
+        """What the next documents are refused with: a status and a reason."""
+        self.challenges: list[str] = []
+        self.documents: list[dict[str, str]] = []
+        """The contents of the documents that came, and whether one was refused or not."""
+        self.tokens: dict[str, str] = {}
+        """The vmId that each token stands for; take one out to have it refused."""
+        self.records: list[tuple[str, dict[str, object]]] = []
+        """The token that each record came with, and the record."""
+        self._lock = threading.Lock()
+
+    def vm_of(self, request: Request) -> str | None:
+        """Return the vmId that *request* shows a token of."""
+        return self.tokens.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+
+    def answer(self, request: Request) -> Answer:
+        """Return the answer to a POST."""
+        with self._lock:
+            path = request.path.removeprefix("/api/v1")
+            if request.method != "POST":
+                return error(405, "POST it.")
+            if path == "/agents/challenge":
+                self.challenges.append(f"challenge{len(self.challenges):04}")
+                return _json({"nonce": self.challenges[-1], "expires_in": 360})
+            if path == "/agents/token":
+                return self._token(request)
+            return self._record(request)
+
+    def _token(self, request: Request) -> Answer:
+        found = _CONTENT.search(base64.b64decode(json.loads(request.body)["document"]))
+        assert found is not None, "it is no document of the simulator"
+        content = json.loads(found[0])
+        self.documents.append(content)
+        if self.refuses:
+            status, reason = self.refuses.pop(0)
+            return _json({"error": "It is refused.", "reason": reason}, status=status)
+        if content["nonce"] not in self.challenges:
+            return _json({"error": "Its nonce is old.", "reason": "old_nonce"}, status=409)
+        token = f"token-{len(self.documents)}"
+        self.tokens[token] = content["vmId"]
+        return _json({"token": token, "expires_in": self.lifetime_seconds})
+
+    def _record(self, request: Request) -> Answer:
+        if self.vm_of(request) is None:
+            return error(401, "This token is not known.")
+        token = request.headers["authorization"].removeprefix("Bearer ")
+        self.records.append((token, json.loads(request.body)["data"]))
+        return Answer(status=204)
+
+
+def _json(value: object, *, status: int = 200) -> Answer:
+    return Answer(status=status, body=json.dumps(value).encode())

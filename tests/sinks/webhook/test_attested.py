@@ -1,0 +1,165 @@
+"""The sink `webhook` with `credential = "attested"`: each record shows the portal's token for this VM."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+from attesting import Attesting
+
+from bridge.config.loader import read
+from bridge.errors import ConfigurationError, ImdsUnreachable
+from bridge.imds.client import ImdsClient, attested_tokens
+from bridge.sink import DeliveryFailed
+from bridge.testing import Simulator
+from bridge.testing.http_contract import HttpPeer
+from bridge.testing.records import sample_record
+from bridge.testing.watching import in_time
+
+PATIENCE_SECONDS = 20.0
+
+
+@pytest.fixture
+def azure():
+    with Simulator(rate_limit=False) as simulator:
+        yield simulator
+
+
+@pytest.fixture
+def attesting():
+    return Attesting()
+
+
+@pytest.fixture
+def portal(attesting):
+    """A peer that answers as a portal does."""
+
+    with HttpPeer() as peer:
+        peer.reply(attesting.answer)
+        yield peer
+
+
+@pytest.fixture
+def make_sink(portal, azure):
+    with contextlib.ExitStack() as stack:
+        imds = stack.enter_context(
+            contextlib.closing(
+                ImdsClient(
+                    endpoint=azure.endpoint, api_version="2020-07-01", timeout_seconds=5.0, first_timeout_seconds=5.0
+                )
+            )
+        )
+
+        def make(document=imds.attested_document, **keys):
+            [settings] = read({"sinks": [table(portal, **{"timeout_seconds": PATIENCE_SECONDS, **keys})]}).sinks
+            sink = settings.build(attested_tokens(document))
+            stack.callback(sink.close)
+            return sink
+
+        yield make
+
+
+def table(portal, **keys):
+    url = f"http://{portal.address.authority}/api/v1/records"
+    return {"type": "webhook", "url": url, "credential": "attested", **keys}
+
+
+def test_records_come_with_a_token_for_this_vm_that_was_got_once(make_sink, attesting, azure):
+    sink = make_sink()
+    sink.send([sample_record(1)])
+    sink.send([sample_record(2)])
+    assert [token for token, _ in attesting.records] == ["token-1", "token-1"]
+    assert [record["sequence"] for _, record in attesting.records] == [1, 2]
+    assert attesting.tokens == {"token-1": azure.machines[0].vm_id}
+
+
+def test_a_token_that_is_refused_is_got_anew_for_the_next_try_and_not_shown_to_people(make_sink, attesting):
+    sink = make_sink()
+    sink.send([sample_record(1)])
+    attesting.tokens.clear()
+    with pytest.raises(DeliveryFailed) as caught:
+        sink.send([sample_record(2)])
+    assert not caught.value.needs_attention
+    assert "token-1" not in str(caught.value)
+    sink.send([sample_record(2)])
+    assert [token for token, _ in attesting.records] == ["token-1", "token-2"]
+    attesting.tokens.clear()  # so soon again: it would hardly help
+    with pytest.raises(DeliveryFailed, match="refuses tokens that it gave itself") as caught:
+        sink.send([sample_record(3)])
+    assert caught.value.needs_attention
+
+
+def test_a_portal_that_refuses_the_document_is_said_with_its_word(make_sink, attesting):
+    attesting.refuses = [(403, "subscription_not_listed")]
+    with pytest.raises(DeliveryFailed, match="subscription_not_listed") as caught:
+        make_sink().send([sample_record()])
+    assert caught.value.needs_attention
+
+
+def test_a_metadata_service_that_is_away_is_a_fault_that_passes(make_sink, attesting):
+    def document(_):
+        raise ImdsUnreachable("The metadata service gave no answer.")
+
+    with pytest.raises(DeliveryFailed, match="gave no answer") as caught:
+        make_sink(document).send([sample_record()])
+    assert not caught.value.needs_attention
+    assert not attesting.records
+
+
+def test_a_send_waits_for_the_token_within_its_deadline(make_sink):
+    let_go = threading.Event()
+    sink = make_sink(lambda _: let_go.wait(PATIENCE_SECONDS) and "late", timeout_seconds=0.5)
+
+    def call():
+        with pytest.raises(DeliveryFailed, match="gave no token within"):
+            sink.send([sample_record()])
+
+    in_time(call, deadline_seconds=0.5)
+    let_go.set()
+
+
+def test_a_sink_that_was_given_no_way_to_the_metadata_service_sends_nothing(portal):
+    sink = read({"sinks": [table(portal)]}).sinks[0].build()
+    with pytest.raises(DeliveryFailed, match="credential") as caught:
+        sink.send([sample_record()])
+    sink.close()
+    assert caught.value.needs_attention
+    assert not portal.requests
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"url": "https://portal.example.net/api/v1"}, "ends in /records"),
+        ({"url": "https://portal.example.net/?x=/records"}, "ends in /records"),
+        ({"url": None, "url_env": "PORTAL_URL"}, "ends in /records"),
+        ({"url": "http://portal.example.net/api/v1/records"}, "credential needs an https URL"),
+        ({"bearer_token_file": "/token"}, "bearer_token_file and credential are both set"),
+        ({"entra_scope": "api://x"}, "entra_scope and credential are both set"),
+        ({"headers": {"authorization": "Bearer x"}}, "Authorization"),
+        ({"format": "alertmanager"}, "format = 'alertmanager' is not"),
+        ({"credential": "entra"}, "but must be 'attested'"),
+    ],
+)
+def test_a_credential_that_cannot_be_meant_is_a_mistake(keys, words):
+    wanted = {
+        "type": "webhook",
+        "url": "https://portal.example.net/api/v1/records",
+        "credential": "attested",
+        **keys,
+    }
+    with pytest.raises(ConfigurationError, match=words):
+        read({"sinks": [{key: value for key, value in wanted.items() if value is not None}]})
+
+
+def test_nobody_pays_for_it_who_does_not_use_it():
+    code = (
+        "import sys, json, bridge.cli.run, bridge.agent.agent, bridge.approval.portal_client, sinks.webhook.sink;"
+        "print(json.dumps([m for m in sys.modules if 'attest' in m or 'asn1crypto' in m or 'bridge.portal' in m]))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)
+    assert json.loads(found.stdout) == []

@@ -1,0 +1,269 @@
+"""The agent's token for an attested document: the three steps, what is done about each refusal, and nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from datetime import datetime, timezone
+
+import pytest
+import requests
+
+from bridge.errors import CredentialFailed, ImdsUnreachable, PortalFailed
+from bridge.system.attestation import CHALLENGE_PATH, TOKEN_PATH, AttestedToken, DocumentRefusal
+from bridge.testing import ManualClock
+
+PATIENCE_SECONDS = 20.0
+CHALLENGE = {"nonce": "abc", "expires_in": 360}
+TOKEN = {"token": "t1", "expires_in": 3600}
+
+
+def answer(status, value, **headers):
+    made = requests.Response()
+    made.status_code = status
+    made._content = value if isinstance(value, bytes) else json.dumps(value).encode()
+    made.headers.update(headers)
+    return made
+
+
+def refused(status, reason, **headers):
+    return answer(status, {"error": "words of the portal", "reason": reason}, **headers)
+
+
+class Portal:
+    """Answers the n-th document with the n-th of *answers*, the last for ever; a challenge with *challenge*."""
+
+    def __init__(self, *answers, challenge=None):
+        self.answers = list(answers) or [answer(200, TOKEN)]
+        self.challenge = answer(200, CHALLENGE) if challenge is None else challenge
+        self.asked = []
+
+    def __call__(self, path, body):
+        self.asked.append((path, json.loads(body)))
+        if path == CHALLENGE_PATH:
+            found = self.challenge
+        else:
+            assert path == TOKEN_PATH
+            found = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc))
+
+
+@pytest.fixture
+def token(clock):
+    """Return what makes a token; while it waits, hours pass at once, and each wait is in `waits`."""
+    made = []
+
+    def make(portal, document=lambda nonce: f"document of {nonce}", **options):
+        waits = []
+
+        def wait(stop, seconds):
+            waits.append(seconds)
+            clock.advance(seconds)
+            return stop.is_set()
+
+        found = AttestedToken(portal, document, portal="https://p", **{"clock": clock.clock, "wait": wait, **options})
+        found.waits = waits
+        made.append(found)
+        return found
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def current(token):
+    return token.current(wait_seconds=PATIENCE_SECONDS).token
+
+
+def test_the_token_is_what_the_portal_gives_for_the_document_of_its_challenge(token):
+    portal = Portal()
+
+    assert current(token(portal)) == "t1"
+    assert portal.asked == [(CHALLENGE_PATH, {}), (TOKEN_PATH, {"document": "document of abc"})]
+
+
+def test_a_token_is_renewed_aside_when_two_thirds_of_its_life_are_over(token, clock):
+    portal = Portal(answer(200, TOKEN), answer(200, {**TOKEN, "token": "t2"}))
+    made = token(portal)
+    current(made)
+    clock.advance(2390)
+    assert current(made) == "t1"
+    assert len(portal.asked) == 2
+    clock.advance(20)
+    assert current(made) == "t1"  # and another is asked for meanwhile
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while current(made) == "t1" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert current(made) == "t2"
+    assert len(portal.asked) == 4
+
+
+def test_a_token_that_is_refused_is_got_anew_but_not_each_time(token, clock):
+    portal = Portal(*(answer(200, {**TOKEN, "token": f"t{number}"}) for number in range(1, 9)))
+    made = token(portal)
+    for _ in range(5):
+        made.refuse(made.current(wait_seconds=PATIENCE_SECONDS))
+    assert current(made) == "t2"
+    clock.advance(301)
+    made.refuse(made.current(wait_seconds=PATIENCE_SECONDS))
+    assert current(made) == "t3"
+
+
+def test_a_document_of_an_earlier_request_is_asked_for_again_with_the_same_challenge(token, caplog):
+    caplog.set_level(logging.INFO, "bridge")
+    portal = Portal(refused(409, "old_nonce"), refused(409, "replayed"), refused(409, "too_old"), answer(200, TOKEN))
+    documents = []
+    made = token(portal, lambda nonce: documents.append(nonce) or f"document {len(documents)}")
+
+    assert current(made) == "t1"
+    assert documents == ["abc"] * 4
+    assert [path for path, _ in portal.asked].count(CHALLENGE_PATH) == 1
+    assert made.waits == [5.0, 10.0, 20.0]
+    assert len([line for line in caplog.records if "earlier request" in line.getMessage()]) == 1
+
+
+@pytest.mark.parametrize(("expires_in", "most_seconds"), [(360, 300), (30, 30)])
+def test_it_is_asked_for_five_minutes_at_most_and_no_longer_than_the_challenge_counts(
+    token, clock, expires_in, most_seconds
+):
+    portal = Portal(refused(409, "old_nonce"), challenge=answer(200, {"nonce": "abc", "expires_in": expires_in}))
+    made = token(portal)
+    began = clock.monotonic()
+
+    with pytest.raises(CredentialFailed, match=r"409 Conflict .*\(old_nonce\).*preferred") as caught:
+        current(made)
+    assert caught.value.needs_attention
+    assert most_seconds - 40 < clock.monotonic() - began <= most_seconds
+
+
+def test_nobody_waits_for_a_service_that_repeats_itself_longer_than_for_a_token(token):
+    waiting = threading.Event()
+
+    def wait(stop, _):
+        waiting.set()
+        return stop.wait(PATIENCE_SECONDS)
+
+    made = token(Portal(refused(409, "old_nonce")), wait=wait)
+    with pytest.raises(CredentialFailed) as caught:
+        made.current(wait_seconds=0.1)
+    assert not caught.value.needs_attention
+    assert waiting.wait(PATIENCE_SECONDS)
+    made.close()
+    with pytest.raises(CredentialFailed, match="not asked any more"):
+        made._fetching[-1].result(PATIENCE_SECONDS)
+
+
+@pytest.mark.parametrize("reason", [each for each in DocumentRefusal if not each.is_stale])
+def test_each_refusal_is_named_once_and_waits_for_nothing(token, reason):
+    made = token(Portal(refused(403, reason.value)))
+
+    with pytest.raises(CredentialFailed, match=rf"403 Forbidden to /agents/token \({reason.value}\)") as caught:
+        current(made)
+    assert caught.value.needs_attention
+    assert "words of the portal" not in str(caught.value)
+    assert not made.waits
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'{"reason": "<script>"}', b'{"reason": 1}', b"[" * 9000])
+def test_no_word_that_is_not_known_is_repeated(token, body):
+    with pytest.raises(CredentialFailed) as caught:
+        current(token(Portal(answer(403, body))))
+    assert str(caught.value) == (
+        "The portal at https://p answered 403 Forbidden to /agents/token. "
+        "Check that the portal takes attested documents."
+    )
+
+
+@pytest.mark.parametrize(("status", "needs_attention"), [(404, True), (401, True), (500, False), (302, False)])
+def test_a_portal_that_gives_no_challenge_is_named_with_its_status(token, status, needs_attention):
+    with pytest.raises(CredentialFailed, match=f"answered {status} .* to /agents/challenge") as caught:
+        current(token(Portal(challenge=answer(status, b""))))
+    assert caught.value.needs_attention is needs_attention
+
+
+def test_a_portal_that_says_when_is_asked_then(token):
+    with pytest.raises(CredentialFailed) as caught:
+        current(token(Portal(answer(503, b"", **{"Retry-After": "7"}))))
+    assert caught.value.retry_after_seconds == 7
+    assert not caught.value.needs_attention
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"",
+        b"[]",
+        b"[" * 9000,
+        {"nonce": "abc"} | {"expires_in": "360"},
+        {"nonce": ""},
+        {"nonce": "a" * 33},
+        {"nonce": "a b"},
+        {"nonce": "abc\n"},
+        {"nonce": 1},
+    ],
+)
+def test_a_challenge_that_is_none_is_not_used(token, wrong):
+    asked = []
+    with pytest.raises(CredentialFailed, match="is no Challenge"):
+        current(token(Portal(challenge=answer(200, wrong)), asked.append))
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        b"",
+        {"token": "t"},
+        {"token": "", "expires_in": 3600},
+        {"token": "two words", "expires_in": 3600},
+        {"token": "t\n", "expires_in": 3600},
+        {"token": "t\u00e4", "expires_in": 3600},
+        {"token": "t" * 4097, "expires_in": 3600},
+        {"token": "t", "expires_in": 1},
+        {"token": "t", "expires_in": 10**9},
+        {"token": "t", "expires_in": 3600.5},
+    ],
+)
+def test_a_token_that_no_header_could_carry_or_that_never_ends_is_not_used(token, wrong):
+    with pytest.raises(CredentialFailed, match="is no TokenAnswer"):
+        current(token(Portal(answer(200, wrong))))
+
+
+@pytest.mark.parametrize(
+    ("error", "needs_attention"),
+    [(PortalFailed("No way.", needs_attention=True), True), (PortalFailed("No way."), False)],
+)
+def test_what_the_portal_cannot_be_reached_for_is_said_as_it_is(token, error, needs_attention):
+    with pytest.raises(CredentialFailed, match=r"^No way\.$") as caught:
+        current(token(Portal(challenge=error)))
+    assert caught.value.needs_attention is needs_attention
+
+
+def test_a_metadata_service_without_a_document_is_a_fault_that_passes(token):
+    def document(_):
+        raise ImdsUnreachable("The metadata service gave no answer.")
+
+    with pytest.raises(CredentialFailed, match="gave no answer") as caught:
+        current(token(Portal(), document))
+    assert not caught.value.needs_attention
+
+
+def test_a_silent_metadata_service_costs_one_thread_however_often_a_token_is_wanted(token):
+    let_go = threading.Event()
+    made = token(Portal(), lambda _: let_go.wait(PATIENCE_SECONDS) and "document")
+    before = threading.active_count()
+    for _ in range(10):
+        with pytest.raises(CredentialFailed, match="gave no token within"):
+            made.current(wait_seconds=0.02)
+    assert threading.active_count() <= before + 1
+    let_go.set()
+    assert current(made) == "t1"
