@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import click
 
 from bridge import logs
-from bridge.cli.help import GroupedCommands, WithExamples
+from bridge.cli.help import GroupedCommands, LaterCommands, WithExamples
 from bridge.cli.options import DIRECTORY, FILE, config, option, state_directory, with_config, with_state
 from bridge.config.loader import Settings, find_config
 from bridge.config.loader import state_directory as directory_of
@@ -357,3 +357,30 @@ def decide(event_file: BinaryIO, **options: Any) -> None:
     from bridge.cli.decide import decide as sign  # noqa: PLC0415
 
     click.echo(sign(event_file.read(), **options))
+
+
+def _portal_commands() -> dict[str, click.Command]:
+    from bridge.cli.portal import commands as of_portal  # noqa: PLC0415
+
+    return of_portal()
+
+
+@commands.group(
+    cls=LaterCommands, load=_portal_commands, invoke_without_command=True, short_help="Serve the reference ops portal."
+)
+@option("--config", "-c", "path", type=FILE, help="The portal's TOML file.", show_default=False)
+@option("--log-format", type=click.Choice(["auto", "json", "text", "journal"]), default="auto")
+@option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+@click.pass_context
+def portal(context: click.Context, path: Path | None, log_format: str, log_level: str) -> None:
+    """Serve the reference ops portal until SIGTERM or SIGINT: it takes the records of a fleet and shows its events.
+
+    It is a server of its own, with a configuration of its own: --config, else $SCHEDULED_EVENTS_PORTAL_CONFIG, else
+    /etc/scheduled-events-portal/portal.toml.
+    """
+    from bridge.cli.portal import serve  # noqa: PLC0415
+
+    if context.invoked_subcommand is None:
+        serve(path, log_format, log_level)
+    elif path is not None:
+        raise click.UsageError(f"Write --config behind the command: portal {context.invoked_subcommand} --config FILE.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, MutableMapping
 from itertools import chain
 from typing import Any
 
@@ -11,6 +12,7 @@ _GROUPS = {
     "Run": ("run", "init", "check-config", "explain", "schema", "send-test"),
     "Look": ("status", "events", "outbox"),
     "Approve": ("approve", "keygen", "decide"),
+    "Decide for a fleet": ("portal",),
     "Try": ("demo", "simulate"),
 }
 
@@ -45,6 +47,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "decide --key ops.key --kid ops --approver ops --event-file events.json --decision approve",
         "decide --key ops.key --kid ops --approver ops --event-file - --decision hold --reason 'month end'",
     ),
+    "portal migrate": ("portal migrate", "portal migrate --config portal.toml"),
+    "portal backup": ("portal backup portal-2026-11-20.db", "portal backup --config portal.toml copy.db"),
+    "portal audit": ("portal audit verify", "portal audit verify --config portal.toml"),
+    "portal export": ("portal export | head -3", "portal export --format csv"),
     "demo": ("demo", "demo | head -1"),
     "simulate": ("simulate live-migration --speed 60", "simulate preempt --vm web-0 --vm web-1 --first-call 20"),
 }
@@ -81,6 +87,27 @@ class WithExamples(click.Group):
         """Add *cmd* with its examples."""
         super().add_command(cmd, name)
         add_examples(cmd, f"{self.name} {cmd.name}")
+
+
+class LaterCommands(click.Group):
+    """A group whose commands are made when somebody asks for one of them: the agent does not pay for them."""
+
+    def __init__(self, *args: Any, load: Callable[[], dict[str, click.Command]], **kwargs: Any) -> None:
+        """Make the group; *load* returns its commands."""
+        self._load = load
+        self._loaded: MutableMapping[str, click.Command] | None = None
+        super().__init__(*args, **kwargs)
+
+    @property
+    def commands(self) -> MutableMapping[str, click.Command]:
+        """Return the commands by their names."""
+        if self._loaded is None:
+            self._loaded = self._load()
+        return self._loaded
+
+    @commands.setter
+    def commands(self, _none: MutableMapping[str, click.Command]) -> None:
+        """Take nothing: click sets what there is at first, which is nothing."""
 
 
 def add_examples(command: click.Command, path: str) -> None:

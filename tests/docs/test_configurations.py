@@ -66,7 +66,7 @@ def test_an_eviction_does_not_wait_behind_a_drain():
 
 def test_every_recipe_page_shows_a_configuration_but_for_those_that_lead_elsewhere():
     without = {path.stem for path in HOWTO.glob("*.md") if not _fenced("toml", path.read_text(encoding="utf-8"))}
-    assert without == {"README", "portal"}
+    assert without == {"README"}
 
 
 @pytest.mark.parametrize("block", _fenced("toml", KEYS))

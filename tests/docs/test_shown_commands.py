@@ -46,6 +46,7 @@ NEEDED = {
     "needs: systemd",
     "needs: a cluster",
     "needs: a release",
+    "needs: the extra portal",
     "needs: the right to push a tag",
     "needs: minutes and a package index; the README's line",
 }

@@ -1,0 +1,105 @@
+"""`portal` and its commands: their options, and what they print. The portal itself is loaded when one of them runs."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bridge import logs
+from bridge.cli.help import add_examples
+from bridge.cli.options import FILE, option
+from bridge.errors import BridgeError
+from bridge.system.extras import how_to_install
+
+_OLDEST = (3, 11)
+_FAILED = 1
+
+config = option(
+    "--config",
+    "-c",
+    "path",
+    type=click.Path(path_type=Path),
+    help="The portal's TOML file.  [default: $SCHEDULED_EVENTS_PORTAL_CONFIG, else "
+    "/etc/scheduled-events-portal/portal.toml]",
+    show_default=False,
+)
+
+
+def serve(path: Path | None, log_format: str, log_level: str) -> None:
+    """Serve the portal until a signal stops it."""
+    logs.configure(form=log_format, level=log_level.upper())
+    _portal().serve(path)
+
+
+@click.command(short_help="Bring the database to this version.")
+@config
+def migrate(path: Path | None) -> None:
+    """Bring the database to this version; `portal` does so too when it starts."""
+    before, now = _portal().migrate(path)
+    if before == now:
+        click.echo(f"The database is at step {now}, as this version wants it.")
+    else:
+        click.echo(f"The database was brought from {f'step {before}' if before else 'nothing'} to step {now}.")
+
+
+@click.command(short_help="Copy the database, also while the portal runs.")
+@config
+@click.argument("target", type=FILE)
+def backup(path: Path | None, target: Path) -> None:
+    """Copy the database to the file TARGET, also while the portal runs; never over a file that is there.
+
+    A portal that is started on the copy has agents ask for all decisions again.
+    """
+    _portal().backup(path, target)
+    click.echo(f"{target} has the database as it was now.")
+
+
+@click.command(short_help="Say whether the audit is as it was written.")
+@click.argument("what", type=click.Choice(["verify"]))
+@config
+def audit(what: str, path: Path | None) -> int:  # noqa: ARG001  # there is one thing to do so far
+    """Look at every entry of the audit; name the first that was changed or taken away, and end with 1."""
+    found = _portal().verify(path)
+    if found.fault is not None:
+        click.echo(f"Entry {found.fault.entry} of {found.entries} is not as it should be: {found.fault.why}.", err=True)
+        return _FAILED
+    click.echo(f"All {found.entries} entries are as they were written. The last hash is {found.last_hash or 'none'}.")
+    return 0
+
+
+@click.command(short_help="Print the audit, an entry a line.")
+@config
+@option("--format", "form", type=click.Choice(["jsonl", "csv"]), default="jsonl")
+def export(path: Path | None, form: str) -> None:
+    """Print every entry of the audit, oldest first."""
+    for line in _portal().export(path, form):
+        click.echo(line)
+
+
+def commands() -> dict[str, click.Command]:
+    """Return the commands by their names, with examples."""
+    found: dict[str, click.Command] = {"migrate": migrate, "backup": backup, "audit": audit, "export": export}
+    for name, command in found.items():
+        add_examples(command, f"portal {name}")
+    return found
+
+
+def _portal() -> Any:
+    """Return `bridge.portal.command`; raise BridgeError where it cannot run."""
+    if sys.version_info[:2] < _OLDEST:
+        raise BridgeError(
+            f"The portal needs Python 3.11 or newer, and this is {platform.python_version()}; the agent runs on both."
+        )
+    try:
+        from bridge.portal import command  # noqa: PLC0415  # tens of MiB that only the portal needs
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "bridge":
+            raise
+        raise BridgeError(
+            f"The portal is not installed here: there is no module {error.name}. {how_to_install('portal')}."
+        ) from error
+    return command

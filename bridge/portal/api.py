@@ -1,0 +1,147 @@
+"""What programs read: events, the audit and an export of it, as JSON."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from bridge.errors import BridgeError
+from bridge.portal.callers import CallerRefused, Callers
+from bridge.portal.fleet import State, key_of_event_id
+from bridge.portal.requests import error_answer, headers_of, json_answer
+from bridge.portal.store.audit import entries
+from bridge.portal.store.database import StoreThreads, StoreUnavailable
+from bridge.portal.store.events import PAGE, EventFilter, event_of, list_events, place_of, records_of
+
+_MOST = 500
+_KEY = re.compile("[0-9a-f]{32}")
+_GROUP = re.compile(r"(resource_group|labels\.[^:\n]{1,256}):[^\n]{0,1024}")
+_STATES = ("open", "over", "all", *(state.value for state in State))
+_LARGEST = 2**53 - 1
+
+
+class ParameterWrong(BridgeError):
+    """A parameter of the query cannot be meant."""
+
+
+class Api:
+    """Answers readers."""
+
+    def __init__(self, *, store: StoreThreads, callers: Callers) -> None:
+        self._store = store
+        self._callers = callers
+
+    async def events(self, request: Request) -> Response:
+        """``GET /events``: those that were told of last first, a page at a time."""
+        return await self._answer(request, self._events)
+
+    async def event(self, request: Request) -> Response:
+        """``GET /events/{key}``: one event by its key or its EventId, with its records as they came."""
+        return await self._answer(request, self._event)
+
+    async def audit(self, request: Request) -> Response:
+        """``GET /audit``: the entries after a number."""
+        return await self._answer(request, self._audit)
+
+    async def export(self, request: Request) -> Response:
+        """``GET /export.jsonl``: every entry of the audit, one a line."""
+        return await self._answer(request, self._export)
+
+    async def _answer(self, request: Request, work: Any) -> Response:
+        try:
+            self._callers.check_reader(headers_of(request))
+            answer: Response = await work(request)
+        except CallerRefused as error:
+            return error_answer(error.status, str(error))
+        except ParameterWrong as error:
+            return error_answer(400, str(error))
+        except StoreUnavailable:
+            return error_answer(503, "The database cannot be read now.")
+        return answer
+
+    async def _events(self, request: Request) -> Response:
+        limit = _whole(request, "limit", PAGE, lowest=1, highest=_MOST)
+        found = await self._store.read(list_events, _filter_of(request), limit=limit + 1)
+        page = found[:limit]
+        cursor = _cursor(place_of(page[-1])) if len(found) > limit else None
+        return json_answer({"events": page, "cursor": cursor})
+
+    async def _event(self, request: Request) -> Response:
+        name = request.path_params["key"]
+        key = name if _KEY.fullmatch(name) else key_of_event_id(name)
+        event = await self._store.read(event_of, key)
+        if event is None:
+            return error_answer(404, "No record told of such an event.")
+        records = await self._store.read(records_of, key)
+        return json_answer({"event": event, "records": [msgspec.Raw(each.encode()) for each in records]})
+
+    async def _audit(self, request: Request) -> Response:
+        after = _whole(request, "after", 0, lowest=0, highest=_LARGEST)
+        limit = _whole(request, "limit", PAGE, lowest=1, highest=_MOST)
+        found = await self._store.read(entries, after=after, limit=limit)
+        return json_answer({"entries": found, "last": found[-1].entry if found else after})
+
+    async def _export(self, _request: Request) -> Response:
+        first = await self._store.read(entries, after=0)
+
+        async def lines() -> AsyncIterator[bytes]:
+            page = first
+            while page:
+                yield b"".join(msgspec.json.encode(entry) + b"\n" for entry in page)
+                page = await self._store.read(entries, after=page[-1].entry)
+
+        return StreamingResponse(
+            lines(),
+            media_type="application/jsonl",
+            headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"},
+        )
+
+
+def _filter_of(request: Request) -> EventFilter:
+    asked = request.query_params.get("state", "open")
+    states = asked.split(",")
+    unknown = [each for each in states if each not in _STATES]
+    if unknown or (len(states) > 1 and {"open", "over", "all"} & set(states)):
+        raise ParameterWrong(f"state must be open, over, all, or some of {', '.join(_STATES[3:])} with commas between.")
+    group = request.query_params.get("group")
+    if group is not None and not _GROUP.fullmatch(group):
+        raise ParameterWrong("group must be resource_group:NAME or labels.NAME:VALUE.")
+    if group is not None and group.startswith("resource_group:"):
+        group = group.casefold()
+    cursor = request.query_params.get("cursor")
+    return EventFilter(
+        states=() if asked in {"open", "over", "all"} else tuple(states),
+        is_open={"open": True, "over": False}.get(asked),
+        group=None if group is None else group.replace("\0", "\ufffd"),
+        before=None if cursor is None else _place(cursor),
+    )
+
+
+def _cursor(place: tuple[str, str]) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode()
+
+
+def _place(cursor: str) -> tuple[str, str]:
+    try:
+        first, key = msgspec.json.decode(base64.urlsafe_b64decode(cursor), type=tuple[str, str])
+    except (binascii.Error, ValueError, msgspec.DecodeError) as error:
+        raise ParameterWrong("cursor must be the one of an answer before.") from error
+    if "\0" in first + key:
+        raise ParameterWrong("cursor must be the one of an answer before.")
+    return first, key
+
+
+def _whole(request: Request, name: str, default: int, *, lowest: int, highest: int) -> int:
+    text = request.query_params.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(highest)) and lowest <= int(text) <= highest):
+        raise ParameterWrong(f"{name} must be a whole number from {lowest} to {highest}.")
+    return int(text)

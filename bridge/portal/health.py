@@ -1,0 +1,84 @@
+"""``/healthz``, ``/readyz`` and ``/metrics``, on a listener of their own that asks for no token.
+
+On loopback it answers to no foreign name in the header Host, as the agent's does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from bridge.errors import BridgeError
+from bridge.http.failures import are_loopback_hosts
+from bridge.logs import ThrottledLog
+from bridge.portal.metrics import CONTENT_TYPE, PortalMetrics
+from bridge.portal.requests import json_answer
+from bridge.portal.store.database import StoreThreads
+from bridge.portal.store.events import numbers
+
+logger = logging.getLogger(__name__)
+
+#: A probe waits a second by default.
+_READ_SECONDS = 0.8
+_FOREIGN_NAME = (
+    "This listens on loopback, and answers to localhost or a loopback address as the name of its host alone.\n"
+)
+
+
+class Health:
+    """The pages of an operator; *is_stopping* says whether the portal is on its way out."""
+
+    def __init__(
+        self, *, store: StoreThreads, metrics: PortalMetrics, is_local: bool, is_stopping: Callable[[], bool]
+    ) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._is_local = is_local
+        self._is_stopping = is_stopping
+        self._log = ThrottledLog(logger)
+
+    def app(self) -> Starlette:
+        """Return the pages as an application."""
+        pages = (("/healthz", self._healthz), ("/readyz", self._readyz), ("/metrics", self._metrics_page))
+        return Starlette(routes=[Route(path, self._guarded(page)) for path, page in pages])
+
+    def _guarded(self, page: Callable[[Request], object]) -> Callable[[Request], object]:
+        async def answer(request: Request) -> Response:
+            if self._is_local and not are_loopback_hosts(request.headers.getlist("host")):
+                return PlainTextResponse(_FOREIGN_NAME, status_code=421)
+            found: Response = await page(request)  # type: ignore[misc]
+            return found
+
+        return answer
+
+    async def _healthz(self, _request: Request) -> Response:
+        return json_answer({"status": "ok"})
+
+    async def _readyz(self, _request: Request) -> Response:
+        if self._is_stopping():
+            return json_answer({"status": "stopping"}, status=503)
+        why = await self._why_not_read()
+        if why is not None:
+            return json_answer({"status": "not ready", "why": why}, status=503)
+        return json_answer({"status": "ready"})
+
+    async def _metrics_page(self, _request: Request) -> Response:
+        await self._why_not_read()
+        return Response(self._metrics.page(), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
+
+    async def _why_not_read(self) -> str | None:
+        """Read what the database counts; return why that cannot be done now."""
+        try:
+            self._metrics.show(await asyncio.wait_for(self._store.read(numbers), _READ_SECONDS))
+        except (BridgeError, asyncio.TimeoutError) as error:
+            why = str(error) or f"The database gave no answer within {_READ_SECONDS:g} s."
+            self._log.problem("database", logging.ERROR, f"The portal is not ready: {why}")
+            return why
+        self._log.recovered("database", "The database answers again.")
+        return None

@@ -1,0 +1,84 @@
+"""What every route needs of a request: its headers, its body within bounds, and answers in one shape.
+
+A body is read as it comes and given up when it grows too large or takes too long: a client that sends a byte now and
+then holds neither memory nor a task for more than ten seconds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+MAX_BODY_BYTES = 1024 * 1024
+BODY_SECONDS = 10.0
+RETRY_AFTER_SECONDS = 2
+JSON = "application/json"
+
+
+class BodyRefused(Exception):
+    """The body is not read to its end; *status* is 408 or 413."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def headers_of(request: Request) -> dict[str, str]:
+    """Return the headers with names in lower case; of one that came twice both values, with a comma."""
+    found: dict[str, str] = {}
+    for name, value in request.headers.items():
+        found[name] = f"{found[name]},{value}" if name in found else value
+    return found
+
+
+async def body_of(request: Request, *, seconds: float) -> bytes:
+    """Return the body; raise BodyRefused for more than 1 MiB, and for one that does not come in time."""
+    too_large = BodyRefused(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
+    length = request.headers.get("content-length", "")
+    if (
+        length.isascii()
+        and length.isdecimal()
+        and (len(length) > len(str(MAX_BODY_BYTES)) or int(length) > MAX_BODY_BYTES)
+    ):
+        raise too_large
+
+    async def whole() -> bytes:
+        parts = bytearray()
+        async for part in request.stream():
+            parts += part
+            if len(parts) > MAX_BODY_BYTES:
+                raise too_large
+        return bytes(parts)
+
+    try:
+        return await asyncio.wait_for(whole(), seconds)
+    except asyncio.TimeoutError:
+        raise BodyRefused(408, f"The body did not come within {seconds:g} s.") from None
+    except ClientDisconnect:
+        raise BodyRefused(400, "The client went away.") from None
+
+
+def json_answer(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """Return *value* as JSON that no cache keeps."""
+    return Response(
+        msgspec.json.encode(value),
+        status_code=status,
+        media_type=JSON,
+        headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **(headers or {})},
+    )
+
+
+def error_answer(status: int, message: str, *, ends: bool = False) -> Response:
+    """Return *message* as the answer of a request that was refused; *ends*: the connection is closed after it."""
+    headers = {}
+    if status == 401:  # noqa: PLR2004  # RFC 9110, section 15.5.2
+        headers["WWW-Authenticate"] = "Bearer"
+    if status == 503:  # noqa: PLR2004
+        headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    if ends:
+        headers["Connection"] = "close"
+    return json_answer({"error": message}, status=status, headers=headers)

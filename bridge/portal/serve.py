@@ -1,0 +1,284 @@
+"""The portal as a server: two listeners on one event loop, from the first bind to a stop within five seconds.
+
+uvicorn serves, on uvloop and httptools: of 5,000 held polls under TLS each takes 50 KB there, and 300 KB on the loop
+of the standard library. It is run from here and not by its own command, because the order of a stop matters: first the
+portal is not ready any more and what is held is answered, then the listeners close, then the database does. uvicorn
+alone would wait for held requests without an end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from bridge.clock import REAL_CLOCK, Clock, format_time
+from bridge.errors import BridgeError, ConfigurationError
+from bridge.http.failures import is_loopback
+from bridge.metrics.metrics import own_version
+from bridge.portal.api import Api
+from bridge.portal.audit import NewEntry
+from bridge.portal.callers import Callers
+from bridge.portal.health import Health
+from bridge.portal.ingest import Ingest
+from bridge.portal.metrics import PortalMetrics
+from bridge.portal.requests import BODY_SECONDS, error_answer
+from bridge.portal.settings import PortalSettings, address_of, database_file
+from bridge.portal.store.audit import add_entries
+from bridge.portal.store.database import Store, StoreThreads
+
+logger = logging.getLogger(__name__)
+
+#: What a request that is under way gets to end by itself once a stop was asked for.
+_GRACE_SECONDS = 1.5
+#: When uvicorn gives up what has not even ended by then, in whole seconds.
+_LAST_SECONDS = 3
+#: Small: after a reset uvicorn keeps what belongs to a connection for so long.
+_KEEP_ALIVE_SECONDS = 5
+_BACKLOG = 2_048
+_STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
+_ROOT = "/api/v1"
+
+
+class Portal:
+    """The portal of *settings*; `run` serves until `stop`, which any thread may call."""
+
+    def __init__(
+        self, settings: PortalSettings, *, clock: Clock = REAL_CLOCK, body_seconds: float = BODY_SECONDS
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._body_seconds = body_seconds
+        self._stopping = threading.Event()
+        self._wake: Callable[[], object] = lambda: None
+        self.address: tuple[str, int] | None = None
+        """Where it listens for agents, people and programs; None until it does."""
+        self.operator_address: tuple[str, int] | None = None
+        """Where it listens for health and metrics; None until it does."""
+        self.is_up = threading.Event()
+
+    def run(self) -> None:
+        """Serve until a stop was asked for; raise BridgeError when that cannot begin."""
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it says of a start and a stop is said here
+        store = Store.of_file(database_file(self._settings))
+        sockets: list[socket.socket] = []
+        try:
+            before, now = store.migrate()
+            if before != now:
+                logger.info("The database was brought to this version.", extra={"before": before, "now": now})
+            sockets += [_bound("server.listen", self._settings.server.listen)]
+            sockets += [_bound("operator.listen", self._settings.operator.listen)]
+            self.address, self.operator_address = (each.getsockname()[:2] for each in sockets)
+            _run(self._serve(store, *sockets))
+        finally:
+            for each in sockets:
+                each.close()
+            store.close()
+
+    def stop(self) -> None:
+        """Have `run` return within five seconds."""
+        self._stopping.set()
+        self._wake()
+
+    async def _serve(self, store: Store, public: socket.socket, operator: socket.socket) -> None:
+        wanted, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._wake = lambda: loop.call_soon_threadsafe(wanted.set)
+        _on_signals(loop, self.stop)
+        threads, metrics = StoreThreads(store), PortalMetrics()
+        servers = (
+            _Server(self._public_config(self._public_app(threads, metrics))),
+            _Server(_config(self._operator_app(threads, metrics), {})),
+        )
+        serving = [
+            loop.create_task(server.serve(sockets=[bound]))
+            for server, bound in zip(servers, (public, operator), strict=True)
+        ]
+        try:
+            await threads.write(
+                add_entries,
+                [NewEntry(actor="portal", action="started", subject="", details={"version": own_version()})],
+                at=format_time(self._clock.now()),
+            )
+            self._log_up()
+            waiting = loop.create_task(wanted.wait())
+            if not self._stopping.is_set():
+                await asyncio.wait([waiting, *serving], return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+        finally:
+            self._stopping.set()
+            for server in servers:
+                server.should_exit = True
+            await asyncio.gather(*serving)
+            await loop.run_in_executor(None, threads.close)
+        logger.info("The portal has stopped.")
+
+    def _log_up(self) -> None:
+        host, port = self.address or ("", 0)
+        scheme = "http" if self._settings.server.cert_file is None else "https"
+        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        logger.info(
+            "The portal is up.", extra={"url": url, "operator": self.operator_address, "version": own_version()}
+        )
+        if scheme == "http" and not is_loopback(host):
+            logger.warning(
+                "server.listen is no loopback address and there is no cert_file: agents speak plain http to loopback "
+                "only, so a proxy that speaks TLS must stand before the portal."
+            )
+        self.is_up.set()
+
+    def _public_app(self, threads: StoreThreads, metrics: PortalMetrics) -> ASGIApp:
+        settings = self._settings
+        callers = Callers(
+            agent_token=settings.agents.token(),
+            webhook_secret=settings.agents.webhook_secret(),
+            reader_token=settings.readers.token(),
+            metrics=metrics,
+            clock=self._clock,
+        )
+        ingest = Ingest(
+            store=threads, callers=callers, metrics=metrics, clock=self._clock, body_seconds=self._body_seconds
+        )
+        api = Api(store=threads, callers=callers)
+        routes = [
+            Route(f"{_ROOT}/records", ingest.post, methods=["POST"], name="records"),
+            Route(f"{_ROOT}/events", api.events, name="events"),
+            Route(f"{_ROOT}/events/{{key}}", api.event, name="event"),
+            Route(f"{_ROOT}/audit", api.audit, name="audit"),
+            Route(f"{_ROOT}/export.jsonl", api.export, name="export"),
+        ]
+        handlers: dict[Any, Any] = {404: _not_found, 405: _not_allowed, Exception: _failed}
+        return _Counted(Starlette(routes=routes, exception_handlers=handlers), metrics)
+
+    def _operator_app(self, threads: StoreThreads, metrics: PortalMetrics) -> ASGIApp:
+        host, _ = address_of(self._settings.operator.listen)
+        return Health(
+            store=threads, metrics=metrics, is_local=is_loopback(host), is_stopping=self._stopping.is_set
+        ).app()
+
+    def _public_config(self, app: ASGIApp) -> uvicorn.Config:
+        server = self._settings.server
+        tls = {} if server.cert_file is None else {"ssl_certfile": server.cert_file, "ssl_keyfile": server.key_file}
+        config = _config(app, tls)
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigurationError(
+                f"server.cert_file or server.key_file cannot be used: {error}. Both must be there, readable, PEM, and "
+                "belong together."
+            ) from error
+        return config
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves the signals to the portal, and cuts what does not end by itself."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # A connection with TLS is closed only when its client says goodbye too, which many never do.
+        cutting = asyncio.get_running_loop().call_later(_GRACE_SECONDS, self._cut_all)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            cutting.cancel()
+
+    def _cut_all(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+class _Counted:
+    """Counts the answers of *app* by route and status; a path that is no route counts as `none`."""
+
+    def __init__(self, app: Starlette, metrics: PortalMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = scope.get("route")
+                self._metrics.answered(route.name if isinstance(route, Route) else "none", message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counted)
+
+
+def _config(app: ASGIApp, tls: dict[str, Any]) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_LAST_SECONDS,
+        **tls,
+    )
+
+
+def _run(main: Any) -> None:
+    """Run *main* on uvloop; on Windows, which has none, on the standard library's loop."""
+    if sys.platform == "win32":
+        asyncio.run(main)
+    else:
+        import uvloop  # noqa: PLC0415  # not on Windows
+
+        uvloop.run(main)
+
+
+def _bound(key: str, listen: str) -> socket.socket:
+    host, port = address_of(listen)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise BridgeError(
+            f"{key}: {host}:{port} cannot be listened on: {error.strerror or error}. Free the port, or set another one."
+        ) from error
+
+
+def _on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
+    """Have a signal that means a stop call *stop*; only the main thread gets signals."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in _STOP_SIGNALS:
+        if sys.platform == "win32":
+            signal.signal(number, lambda *_: stop())
+        else:
+            loop.add_signal_handler(number, stop)
+
+
+async def _not_found(_request: Request, _error: Exception) -> Response:
+    return error_answer(404, "There is nothing here.")
+
+
+async def _not_allowed(_request: Request, error: Any) -> Response:
+    answer = error_answer(405, "This method is not for this address.")
+    answer.headers.update(error.headers or {})
+    return answer
+
+
+async def _failed(_request: Request, _error: Exception) -> Response:
+    # The error goes on to uvicorn, which logs it.
+    return error_answer(500, "It failed; see the portal's log.")

@@ -1,0 +1,201 @@
+"""The settings of the portal: one TOML file, read into frozen values with every mistake told at once.
+
+A file of its own, because the portal is a server of its own. The rules are those of the agent's file: nothing unknown
+is passed over, and a secret never stands in it. The text under a field is the reference of that setting.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from bridge.config.toml import Check, Problems, convert
+from bridge.errors import ConfigurationError
+from bridge.system.secrets import Secret
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+
+CONFIG_VARIABLE = "SCHEDULED_EVENTS_PORTAL_CONFIG"
+SYSTEM_CONFIG = Path("/etc/scheduled-events-portal/portal.toml")
+_SYSTEM_STATE = Path("/var/lib/scheduled-events-portal")
+_HIGHEST_PORT = 65535
+_Text = Annotated[str, Meta(min_length=1)]
+
+
+def _listen(value: str) -> None:
+    host, _, port = value.rpartition(":")
+    is_port = re.fullmatch("[0-9]{1,5}", port) and int(port) <= _HIGHEST_PORT
+    try:
+        is_address = host == "localhost" or bool(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        is_address = False
+    if not (is_port and is_address):
+        raise ValueError(
+            '"address:port", such as "127.0.0.1:8443", "0.0.0.0:8443" or "[::1]:8443"; port 0 takes a free one'
+        )
+
+
+_Listen = Annotated[str, Check(_listen)]
+
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[server]``: where agents, people and programs reach the portal."""
+
+    listen: _Listen = "127.0.0.1:8443"
+    """Address and port. Agents speak plain http to a loopback address only: elsewhere give a certificate, or put a
+    proxy that speaks TLS before it."""
+    cert_file: _Text | None = None
+    """The certificate of the server with its chain, PEM. Default: plain http."""
+    key_file: _Text | None = None
+    """The private key of `cert_file`, PEM."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError when only one half of a certificate is given."""
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("cert_file and key_file belong together. Give both, or none for plain http.")
+
+
+class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[operator]``: /healthz, /readyz and /metrics, on a listener of their own that needs no token."""
+
+    listen: _Listen = "127.0.0.1:9465"
+    """Address and port."""
+
+
+class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[database]``: what the portal remembers."""
+
+    file: _Text | None = None
+    """The SQLite database. Default: portal.db in $STATE_DIRECTORY, else in /var/lib/scheduled-events-portal."""
+
+
+class AgentsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[agents]``: how agents show who they are. One of its ways is needed."""
+
+    token_file: _Text | None = None
+    """A file with the bearer tokens that agents may show, one a line; read again when it changes. Any VM that has one
+    may send records in any VM's name."""
+    token_env: _Text | None = None
+    """The environment variable that holds the token."""
+    webhook_secret_file: _Text | None = None
+    """A file with the secrets (`whsec_...`) by which records may be signed as Standard Webhooks says, one a line."""
+    webhook_secret_env: _Text | None = None
+    """The environment variable that holds the secret."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for two places of one secret, and when no agent could ever be let in."""
+        for name in ("token", "webhook_secret"):
+            if getattr(self, f"{name}_file") and getattr(self, f"{name}_env"):
+                raise ValueError(f"{name}_file and {name}_env are both set; keep one.")
+        if not any(getattr(self, name) for name in self.__struct_fields__):
+            raise ValueError(
+                "no agent could send a record. Set token_file or token_env, or webhook_secret_file or "
+                "webhook_secret_env."
+            )
+
+    def token(self) -> Secret:
+        """Return the tokens that agents may show."""
+        return Secret(key="agents.token", file=self.token_file, env=self.token_env)
+
+    def webhook_secret(self) -> Secret:
+        """Return the secrets by which records may be signed."""
+        return Secret(key="agents.webhook_secret", file=self.webhook_secret_file, env=self.webhook_secret_env)
+
+
+class ReadersSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[readers]``: programs that read events and the audit. Without the table nobody may."""
+
+    token_file: _Text | None = None
+    """A file with the bearer tokens that readers may show, one a line; read again when it changes."""
+    token_env: _Text | None = None
+    """The environment variable that holds the token."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for two places of one secret."""
+        if self.token_file and self.token_env:
+            raise ValueError("token_file and token_env are both set; keep one.")
+
+    def token(self) -> Secret:
+        """Return the tokens that readers may show."""
+        return Secret(key="readers.token", file=self.token_file, env=self.token_env)
+
+
+class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything of the file."""
+
+    server: ServerSettings = ServerSettings()
+    """Where the portal is reached."""
+    operator: OperatorSettings = OperatorSettings()
+    """Health and metrics."""
+    database: DatabaseSettings = DatabaseSettings()
+    """What the portal remembers."""
+    agents: AgentsSettings
+    """How agents show who they are."""
+    readers: ReadersSettings = ReadersSettings()
+    """Programs that read."""
+
+
+#: Path of a table, and its struct.
+TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
+    ("server", ServerSettings),
+    ("operator", OperatorSettings),
+    ("database", DatabaseSettings),
+    ("agents", AgentsSettings),
+    ("readers", ReadersSettings),
+)
+
+
+def address_of(listen: str) -> tuple[str, int]:
+    """Return the host of *listen*, without the brackets of IPv6, and its port."""
+    host, _, port = listen.rpartition(":")
+    return ("127.0.0.1" if host == "localhost" else host.strip("[]")), int(port)
+
+
+def read(table: Mapping[str, Any]) -> PortalSettings:
+    """Return the settings of a parsed file; raise ConfigurationError with every mistake of it."""
+    problems = Problems()
+    settings = convert(table, PortalSettings, "", problems)
+    if problems.sentences or settings is None:
+        raise ConfigurationError(*problems.sentences)
+    return settings
+
+
+def load(path: Path) -> PortalSettings:
+    """Return the settings of the file at *path*; raise ConfigurationError with every mistake of it."""
+    try:
+        table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"The portal's configuration {path} cannot be read: {error.strerror or error}. Mend that, or name another "
+            "file with --config."
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(f"The portal's configuration {path} is no valid TOML: {error}.") from error
+    return read(table)
+
+
+def find(explicit: Path | None, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the file to read: *explicit*, else the environment's, else the system's."""
+    if explicit is not None:
+        return explicit
+    named = environ.get(CONFIG_VARIABLE, "")
+    return Path(named) if named else SYSTEM_CONFIG
+
+
+def database_file(settings: PortalSettings, environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the path of the SQLite database; it need not exist yet."""
+    if settings.database.file is not None:
+        return Path(settings.database.file)
+    given = environ.get("STATE_DIRECTORY", "").split(":")[0]
+    return (Path(given) if given else _SYSTEM_STATE) / "portal.db"

@@ -1,0 +1,136 @@
+"""A portal that runs in a thread of the test, on free ports, with a database of its own; and requests to it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import requests
+
+from bridge.clock import REAL_CLOCK, Clock
+from bridge.events.event import encode
+from bridge.events.record import TransitionRecord
+from bridge.portal.serve import Portal
+from bridge.portal.settings import read
+from sinks.cloudevent import cloud_event_bytes
+
+AGENT_TOKEN = "agents-token-1"  # of a test
+READER_TOKEN = "readers-token-1"  # of a test
+STRUCTURED = "application/cloudevents+json"
+BATCH = "application/cloudevents-batch+json"
+_UP_SECONDS = 30.0
+_STOP_SECONDS = 20.0
+
+
+def portal_table(directory: Path, **tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a portal in *directory*, with *tables* beside or over it; its tokens are written."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, token in (("agents", AGENT_TOKEN), ("readers", READER_TOKEN)):
+        (directory / name).write_text(f"{token}\n", encoding="utf-8")
+    whole: dict[str, Any] = {
+        "server": {"listen": "127.0.0.1:0"},
+        "operator": {"listen": "127.0.0.1:0"},
+        "database": {"file": str(directory / "portal.db")},
+        "agents": {"token_file": str(directory / "agents")},
+        "readers": {"token_file": str(directory / "readers")},
+    }
+    for name, table in tables.items():
+        whole[name] = {**whole.get(name, {}), **table}
+    return whole
+
+
+class RunningPortal:
+    """A portal from `start` to `stop`; a context manager does both."""
+
+    def __init__(
+        self, directory: Path, *, clock: Clock = REAL_CLOCK, body_seconds: float = 10.0, **tables: Mapping[str, Any]
+    ) -> None:
+        self._settings = read(portal_table(directory, **tables))
+        self._more: dict[str, Any] = {"clock": clock, "body_seconds": body_seconds}
+        self._thread: threading.Thread | None = None
+        self._failed: BaseException | None = None
+        self.portal = Portal(self._settings, **self._more)
+
+    def start(self) -> RunningPortal:
+        """Have it listen."""
+        self.portal = Portal(self._settings, **self._more)
+        self._thread = threading.Thread(target=self._run, args=(self.portal,), name="portal", daemon=True)
+        self._thread.start()
+        if not self.portal.is_up.wait(_UP_SECONDS):
+            raise AssertionError(f"the portal did not come up: {self._failed!r}")
+        return self
+
+    def stop(self) -> None:
+        """Stop it as a signal would."""
+        self.portal.stop()
+        if self._thread is not None:
+            self._thread.join(_STOP_SECONDS)
+            assert not self._thread.is_alive(), "the portal did not stop"
+            self._thread = None
+
+    def _run(self, portal: Portal) -> None:
+        try:
+            portal.run()
+        except BaseException as error:  # noqa: BLE001  # the top of a thread; `start` shows it
+            self._failed = error
+
+    def __enter__(self) -> RunningPortal:  # noqa: PYI034  # Self came with Python 3.11
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Return what `approval.remote.url` is to be."""
+        assert self.portal.address is not None
+        return f"http://127.0.0.1:{self.portal.address[1]}/api/v1"
+
+    @property
+    def operator_url(self) -> str:
+        """Return where health and metrics are."""
+        assert self.portal.operator_address is not None
+        return f"http://127.0.0.1:{self.portal.operator_address[1]}"
+
+    def post(
+        self, body: bytes, *, content_type: str = STRUCTURED, token: str | None = AGENT_TOKEN, **headers: str
+    ) -> requests.Response:
+        """POST *body* as records; an underscore in the name of a header is a hyphen."""
+        shown = {} if token is None else {"Authorization": f"Bearer {token}"}
+        more = {name.replace("_", "-"): value for name, value in headers.items()}
+        return requests.post(
+            f"{self.url}/records", data=body, headers={"Content-Type": content_type, **shown, **more}, timeout=20
+        )
+
+    def send(self, *records: TransitionRecord) -> None:
+        """POST *records* as one batch, and hold it to a 204."""
+        answer = self.post(batch(records), content_type=BATCH)
+        assert answer.status_code == 204, answer.text
+
+    def get(self, path: str, *, token: str | None = READER_TOKEN, **query: str) -> requests.Response:
+        """GET *path* as a reader."""
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return requests.get(f"{self.url}{path}", params=query, headers=headers, timeout=20)
+
+    def metrics(self) -> str:
+        """Return the page of metrics."""
+        return requests.get(f"{self.operator_url}/metrics", timeout=20).text
+
+
+def batch(records: Iterable[TransitionRecord]) -> bytes:
+    """Return *records* as the body of a batch."""
+    return b"[" + b",".join(map(cloud_event_bytes, records)) + b"]"
+
+
+def binary_headers(record: TransitionRecord) -> dict[str, str]:
+    """Return the headers of *record* as a CloudEvent in binary mode; its body is the record."""
+    attributes = msgspec.json.decode(cloud_event_bytes(record))
+    return {f"ce_{name}": attributes[name] for name in ("specversion", "id", "source", "type")}
+
+
+def body_of(record: TransitionRecord) -> bytes:
+    """Return *record* as the body of a CloudEvent in binary mode."""
+    return encode(record)

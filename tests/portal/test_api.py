@@ -1,0 +1,188 @@
+"""What readers get: events by pages and filters, one event, the audit, and an export; and who gets nothing."""
+
+from __future__ import annotations
+
+import json
+import tracemalloc
+
+import msgspec
+import pytest
+import requests
+from fleet_records import fleet_record
+from portal_kit import AGENT_TOKEN, RunningPortal
+
+from bridge.approval.digest import digest
+from bridge.events.record import Transition
+from bridge.portal.audit import NewEntry
+from bridge.portal.store.audit import add_entries
+from bridge.portal.store.database import Store
+
+NASTY = "<script>alert(1)</script>\x07\u202e\r\nSet-Cookie: a=b"
+PATHS = ("/events", "/events/A", "/audit", "/export.jsonl")
+
+
+@pytest.fixture(scope="module")
+def portal(tmp_path_factory):
+    with RunningPortal(tmp_path_factory.mktemp("portal")) as running:
+        running.send(
+            *(fleet_record(vm, event_id=f"E-{vm}", seconds=vm, labels={"team": f"t{vm % 2}"}) for vm in range(10)),
+            fleet_record(20, event_id="over", transition=Transition.COMPLETED, seconds=20, labels={}),
+            fleet_record(21, event_id="with/a slash", seconds=21, labels={}),
+            fleet_record(
+                22, event_id="nasty", seconds=22, labels={NASTY: NASTY}, description=NASTY, resources=(NASTY,)
+            ),
+        )
+        yield running
+
+
+def ids(answer):
+    assert answer.status_code == 200, answer.text
+    return [event["event"]["event_id"] for event in answer.json()["events"]]
+
+
+def test_open_events_are_listed_those_first_that_were_told_of_last(portal):
+    assert ids(portal.get("/events")) == ["nasty", "with/a slash", *(f"E-{vm}" for vm in reversed(range(10)))]
+
+
+def test_pages_follow_each_other_without_a_gap(portal):
+    seen, cursor = [], None
+    for _ in range(20):
+        answer = portal.get("/events", limit="3", state="all", **({} if cursor is None else {"cursor": cursor}))
+        seen += ids(answer)
+        cursor = answer.json()["cursor"]
+        if cursor is None:
+            break
+    assert seen == ids(portal.get("/events", state="all"))
+    assert len(seen) == len(set(seen)) == 13
+
+
+@pytest.mark.parametrize(
+    ("query", "count"),
+    [
+        ({"state": "over"}, 1),
+        ({"state": "completed,scheduled"}, 13),
+        ({"state": "started"}, 0),
+        ({"group": "labels.team:t1"}, 5),
+        ({"group": "resource_group:WEST"}, 12),
+        ({"group": "labels.team:t"}, 0),
+        ({"group": "labels.team:%"}, 0),
+        ({"state": "all", "group": "labels.none:x"}, 0),
+    ],
+)
+def test_events_are_filtered(portal, query, count):
+    assert len(ids(portal.get("/events", **query))) == count
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"state": "closed"},
+        {"state": "open,started"},
+        {"state": ""},
+        {"group": "team"},
+        {"group": "labels.a\nb:c"},
+        {"cursor": "x"},
+        {"cursor": "WzEsMl0="},
+        {"limit": "0"},
+        {"limit": "501"},
+        {"limit": "ten"},
+        {"limit": "\u0661"},
+        {"limit": "9" * 5000},
+    ],
+)
+def test_a_query_that_cannot_be_meant_is_refused(portal, query):
+    assert portal.get("/events", **query).status_code == 400
+
+
+def test_an_event_is_found_by_its_key_and_by_its_event_id(portal):
+    by_id = portal.get("/events/E-3").json()
+    assert portal.get(f"/events/{by_id['event']['key']}").json() == by_id
+    event = by_id["event"]
+    assert event["digest"] == digest(fleet_record(3, event_id="E-3").event)
+    assert event["unheard"] == ["vm_0", "vm_1"]
+    assert event["undecidable_because"] is None
+
+
+def test_an_encoded_slash_is_no_way_to_anything_else(portal):
+    [event] = [each for each in portal.get("/events").json()["events"] if each["event"]["event_id"] == "with/a slash"]
+    assert portal.get(f"/events/{event['key']}").status_code == 200
+    for path in ("/events/with%2Fa%20slash", "/events/..%2Faudit", "/events/E-3%00"):
+        assert requests.get(f"{portal.url}{path}", headers=_as_reader(), timeout=20).status_code == 404
+    assert requests.get(f"{portal.url}/events%2FE-3", timeout=20).status_code == 401
+
+
+def test_what_azure_and_configurations_say_comes_as_data_and_nothing_else(portal):
+    answer = portal.get("/events/nasty")
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert "Set-Cookie" not in answer.headers
+    event = answer.json()["event"]
+    assert event["event"]["description"] == NASTY
+    assert event["vms"][0]["labels"] == {NASTY: NASTY}
+    assert event["groups"][0].startswith("labels.")
+
+
+def test_an_event_that_nobody_told_of_is_not_there(portal):
+    assert portal.get("/events/none").status_code == 404
+    assert portal.get(f"/events/{'0' * 32}").status_code == 404
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("token", [None, "wrong", AGENT_TOKEN])
+def test_who_is_no_reader_gets_nothing(portal, path, token):
+    answer = portal.get(path, token=token)
+    assert answer.status_code == 401
+    assert set(answer.json()) == {"error"}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_without_a_readers_token_nobody_may_read(tmp_path, path):
+    with RunningPortal(tmp_path, readers={"token_file": None, "token_env": None}) as portal:
+        for token in (None, "", "None"):
+            assert portal.get(path, token=token).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/records", 405),
+        ("POST", "/events", 405),
+        ("DELETE", "/audit", 405),
+        ("PUT", "/events/E-3", 405),
+        ("GET", "/", 404),
+        ("GET", "/nothing", 404),
+    ],
+)
+def test_other_methods_and_addresses_are_refused_in_the_same_shape(portal, method, path, status):
+    answer = requests.request(method, f"{portal.url}{path}", headers=_as_reader(), timeout=20)
+    assert answer.status_code == status
+    assert set(answer.json()) == {"error"}
+
+
+def test_the_audit_is_read_from_a_number_on(portal):
+    found = portal.get("/audit").json()
+    assert [entry["action"] for entry in found["entries"]] == ["started"]
+    assert portal.get("/audit", after=str(found["last"])).json() == {"entries": [], "last": found["last"]}
+
+
+def test_an_export_is_every_entry_a_line_in_constant_memory(tmp_path):
+    store = Store.of_file(tmp_path / "portal.db")
+    store.migrate()
+    entry = NewEntry(actor="ada", action="approved", subject="e", details={"reason": "x" * 400})
+    for _ in range(4):
+        store.write(add_entries, [entry] * 1_000, at="2026-11-20T11:00:30.000Z")
+    store.close()
+    with RunningPortal(tmp_path) as portal:
+        tracemalloc.start()
+        numbers = []
+        with requests.get(f"{portal.url}/export.jsonl", headers=_as_reader(), stream=True, timeout=60) as answer:
+            assert answer.status_code == 200
+            numbers = [json.loads(line)["entry"] for line in answer.iter_lines()]
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert numbers == list(range(1, 4_002))
+    assert peak < 15 * len(msgspec.json.encode(entry)) * 1_000
+
+
+def _as_reader():
+    return {"Authorization": "Bearer readers-token-1"}

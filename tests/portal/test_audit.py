@@ -1,0 +1,163 @@
+"""The audit: a chain that grows only, and that names the first entry which is not as it was written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import tracemalloc
+from itertools import islice, pairwise
+
+import msgspec
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from bridge.portal.audit import NO_HASH, NewEntry, chained, first_fault
+from bridge.portal.store.audit import add_entries, all_entries, count, entries
+from bridge.portal.store.database import Store
+
+AT = "2026-11-20T11:00:30.000Z"
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store.of_file(tmp_path / "portal.db")
+    store.migrate()
+    yield store
+    store.close()
+
+
+def new(number=0):
+    details = {"number": number, "text": "a \u2603 b\n", "part": 0.1, "list": [None, True]}
+    return NewEntry(actor="ada", action="approved", subject="e", details=details)
+
+
+def fault_of(store):
+    total = store.read(count)
+    return store.read(lambda connection: first_fault(all_entries(connection), count=total))
+
+
+def tampered(store, statement):
+    """Do as somebody does who can write to the file, and knows of the triggers."""
+
+    def work(connection):
+        for what in ("update", "delete"):
+            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS audit_no_{what}")
+        connection.exec_driver_sql(statement)
+
+    store.write(work)
+
+
+@pytest.fixture
+def ten(store):
+    for number in range(10):
+        store.write(add_entries, [new(number)], at=AT)
+    return store
+
+
+def test_a_chain_is_as_it_was_written(ten):
+    assert fault_of(ten) is None
+    found = ten.read(entries, after=0)
+    assert [entry.entry for entry in found] == list(range(1, 11))
+    assert found[0].previous_hash == NO_HASH
+    assert all(late.previous_hash == early.hash for early, late in pairwise(found))
+
+
+@pytest.mark.parametrize(
+    ("statement", "entry", "why"),
+    [
+        ("UPDATE audit SET details = '{}' WHERE entry = 4", 4, "changed"),
+        ("UPDATE audit SET details = 'nothing' WHERE entry = 4", 4, "changed"),
+        ("UPDATE audit SET actor = 'eve' WHERE entry = 4", 4, "changed"),
+        ("UPDATE audit SET action = 'held' WHERE entry = 1", 1, "changed"),
+        ("UPDATE audit SET subject = '' WHERE entry = 10", 10, "changed"),
+        ("UPDATE audit SET at = '2026-11-20T11:00:31.000Z' WHERE entry = 4", 4, "changed"),
+        (f"UPDATE audit SET hash = '{NO_HASH}' WHERE entry = 4", 4, "changed"),
+        (f"UPDATE audit SET previous_hash = '{NO_HASH}' WHERE entry = 4", 4, "the entry before it was another"),
+        ("DELETE FROM audit WHERE entry = 4", 4, "not there"),
+        ("DELETE FROM audit WHERE entry = 1", 1, "not there"),
+        ("DELETE FROM audit WHERE entry > 7", 8, "not there"),
+        ("DELETE FROM audit", 1, "not there"),
+    ],
+)
+def test_the_first_entry_that_was_changed_is_named(ten, statement, entry, why):
+    tampered(ten, statement)
+    found = fault_of(ten)
+    assert found.entry == entry
+    assert why in found.why
+
+
+def test_an_entry_that_is_made_anew_with_its_hash_gives_the_next_one_away(ten):
+    fourth = ten.read(entries, after=3, limit=1)[0]
+    third = ten.read(entries, after=2, limit=1)[0]
+    forged = chained(
+        NewEntry(actor="eve", action="approved", subject="e", details={}),
+        entry=4,
+        at=fourth.at,
+        previous_hash=third.hash,
+    )
+    tampered(ten, f"UPDATE audit SET actor = 'eve', details = '{{}}', hash = '{forged.hash}' WHERE entry = 4")
+    found = fault_of(ten)
+    assert (found.entry, found.why) == (5, "the entry before it was another when this one was written")
+
+
+@pytest.mark.parametrize("statement", ["UPDATE audit SET actor = 'eve'", "DELETE FROM audit"])
+def test_the_database_itself_refuses_to_change_an_entry(ten, statement):
+    with ten.engine.connect() as connection, pytest.raises(DBAPIError, match="only ever added to"):
+        connection.exec_driver_sql(statement)
+    assert fault_of(ten) is None
+
+
+def test_two_who_add_at_once_make_one_chain(tmp_path):
+    stores = [Store.of_file(tmp_path / "portal.db") for _ in range(2)]
+    stores[0].migrate()
+
+    def add(store):
+        for number in range(30):
+            store.write(add_entries, [new(number), new(number)], at=AT)
+
+    threads = [threading.Thread(target=add, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stores[0].read(count) == 120
+    assert fault_of(stores[1]) is None
+    for store in stores:
+        store.close()
+
+
+def test_an_entry_that_is_taken_back_leaves_no_gap(ten):
+    def fails(connection):
+        add_entries(connection, [new()], at=AT)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        ten.write(fails)
+    ten.write(add_entries, [new()], at=AT)
+    assert fault_of(ten) is None
+    assert ten.read(count) == 11
+
+
+def test_the_hash_can_be_computed_by_anybody_from_what_an_export_shows(ten):
+    for line in (msgspec.json.encode(entry) for entry in ten.read(entries, after=0)):
+        shown = json.loads(line)
+        names = ("entry", "at", "actor", "action", "subject", "details", "previous_hash")
+        text = json.dumps([shown[name] for name in names], sort_keys=True, separators=(",", ":"))
+        assert hashlib.sha256(text.encode()).hexdigest() == shown["hash"]
+
+
+def test_reading_a_long_audit_takes_the_memory_of_a_page(store):
+    for _ in range(8):
+        store.write(add_entries, [new(number) for number in range(1_000)], at=AT)
+
+    def peak_of(limit):
+        tracemalloc.start()
+        store.read(lambda connection: sum(entry.entry for entry in islice(all_entries(connection), limit)))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak
+
+    peak_of(10)
+    short, long = peak_of(2_000), peak_of(8_000)
+    assert long < 1.5 * short

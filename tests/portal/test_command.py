@@ -1,0 +1,106 @@
+"""The commands beside the server: migrate, backup, audit verify and export; what they print, and how they end."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+from click.testing import CliRunner
+from portal_kit import portal_table
+
+from bridge.cli.commands import commands
+from bridge.errors import BridgeError
+from bridge.portal.audit import NewEntry
+from bridge.portal.store.audit import add_entries
+from bridge.portal.store.database import Store
+
+AT = "2026-11-20T11:00:30.000Z"
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "portal.toml"
+    lines = []
+    for name, table in portal_table(tmp_path / "state").items():
+        lines += [f"[{name}]", *(f"{key} = '{value}'" for key, value in table.items())]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store.of_file(tmp_path / "state" / "portal.db")
+    store.migrate()
+    for actor in ("ada", "=cmd|' /C calc'!A0", "grace"):
+        store.write(add_entries, [NewEntry(actor=actor, action="approved", subject="e", details={"a": [1]})], at=AT)
+    yield store
+    store.close()
+
+
+def run(*words):
+    done = CliRunner().invoke(commands, ["portal", *map(str, words)], standalone_mode=False)
+    if done.exception is not None:
+        raise done.exception
+    return done
+
+
+def test_migrate_makes_the_database_and_says_so_once(config):
+    assert run("migrate", "--config", config).stdout == "The database was brought from nothing to step 0001.\n"
+    assert "as this version wants it" in run("migrate", "--config", config).stdout
+
+
+@pytest.mark.usefixtures("store")
+def test_verify_says_how_many_entries_are_right(config):
+    last = json.loads(run("export", "--config", config).stdout.splitlines()[-1])["hash"]
+    done = run("audit", "verify", "--config", config)
+    assert (done.return_value, done.stdout) == (
+        0,
+        f"All 3 entries are as they were written. The last hash is {last}.\n",
+    )
+
+
+def test_verify_names_the_first_entry_that_was_changed_and_ends_with_1(store, config):
+    def tamper(connection):
+        connection.exec_driver_sql("DROP TRIGGER audit_no_update")
+        connection.exec_driver_sql("UPDATE audit SET actor = 'eve' WHERE entry >= 2")
+
+    store.write(tamper)
+    done = run("audit", "verify", "--config", config)
+    assert done.return_value == 1
+    assert done.stderr == "Entry 2 of 3 is not as it should be: it was changed after it was written.\n"
+
+
+@pytest.mark.usefixtures("store")
+def test_export_prints_an_entry_a_line(config):
+    lines = run("export", "--config", config).stdout.splitlines()
+    assert [json.loads(line)["actor"] for line in lines] == ["ada", "=cmd|' /C calc'!A0", "grace"]
+
+
+@pytest.mark.usefixtures("store")
+def test_export_as_csv_holds_no_formula(config):
+    rows = list(csv.DictReader(io.StringIO(run("export", "--format", "csv", "--config", config).stdout)))
+    assert [row["actor"] for row in rows] == ["ada", "'=cmd|' /C calc'!A0", "grace"]
+    assert json.loads(rows[0]["details"]) == {"a": [1]}
+
+
+@pytest.mark.usefixtures("store")
+def test_backup_makes_a_file_that_a_portal_can_start_on(config, tmp_path):
+    run("backup", "--config", config, tmp_path / "copy.db")
+    copy = Store.of_file(tmp_path / "copy.db")
+    assert copy.migrate() == ("0001", "0001")
+    copy.close()
+    with pytest.raises(BridgeError, match="exists already"):
+        run("backup", "--config", config, tmp_path / "copy.db")
+
+
+@pytest.mark.parametrize("words", [("audit", "verify"), ("export",), ("backup", "copy.db")])
+def test_without_a_database_the_commands_say_so(config, words):
+    with pytest.raises(BridgeError, match="There is no database at"):
+        run(*words, "--config", config)
+
+
+def test_a_config_before_the_command_is_wrong_usage(config):
+    with pytest.raises(Exception, match="portal migrate --config FILE"):
+        run("--config", config, "migrate")

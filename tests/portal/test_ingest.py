@@ -1,0 +1,314 @@
+"""Records in over HTTP: every form of a CloudEvent, who may send them, and what is no record."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import hmac
+import json
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+import requests
+from fleet_records import fleet_record
+from portal_kit import AGENT_TOKEN, BATCH, STRUCTURED, RunningPortal, batch, binary_headers, body_of
+
+from bridge.events.record import Transition
+from bridge.portal.requests import MAX_BODY_BYTES
+from sinks.cloudevent import cloud_event_bytes
+from sinks.http.signature import Signer
+from sinks.webhook.sink import WebhookSink
+
+SECRET = "whsec_" + base64.b64encode(bytes(range(32))).decode()
+OTHER_SECRET = "whsec_" + base64.b64encode(bytes(range(1, 33))).decode()
+
+
+@pytest.fixture(scope="module")
+def portal(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("portal")
+    (directory / "secrets").write_text(f"{OTHER_SECRET}\n{SECRET}\n", encoding="utf-8")
+    with RunningPortal(directory, agents={"webhook_secret_file": str(directory / "secrets")}) as running:
+        yield running
+
+
+@pytest.fixture
+def fresh(tmp_path):
+    with RunningPortal(tmp_path) as running:
+        yield running
+
+
+class _Known:
+    """A secret as `Signer` asks for it."""
+
+    def __init__(self, *values):
+        self._values = values
+
+    def values(self):
+        return self._values
+
+
+def signed(record, *, secret=SECRET, age_seconds=0.0):
+    body = cloud_event_bytes(record)
+    headers = Signer(_Known(secret)).headers(record.id, body, timestamp=int(time.time() - age_seconds))
+    return body, {name.replace("-", "_"): value for name, value in headers.items()}
+
+
+def shown(portal, event_id):
+    answer = portal.get(f"/events/{event_id}")
+    return answer.json() if answer.status_code == 200 else None
+
+
+def test_a_structured_event_is_stored_and_shown(portal):
+    record = fleet_record(0, event_id="structured")
+    assert portal.post(cloud_event_bytes(record)).status_code == 204
+    found = shown(portal, "structured")
+    assert found["event"]["record_id"] == record.id
+    assert found["records"] == [json.loads(body_of(record))]
+
+
+def test_a_batch_is_stored_whole(portal):
+    records = [fleet_record(vm, event_id="batch") for vm in range(20)]
+    assert portal.post(batch(records), content_type=f"{BATCH}; charset=utf-8").status_code == 204
+    assert len(shown(portal, "batch")["event"]["vms"]) == 20
+
+
+def test_a_binary_event_is_stored(portal):
+    record = fleet_record(0, event_id="binary", sequence=7)
+    answer = portal.post(body_of(record), content_type="application/json", **binary_headers(record))
+    assert answer.status_code == 204
+    assert shown(portal, "binary")["event"]["record_id"] == record.id
+
+
+def test_the_same_again_is_taken_and_changes_nothing(portal):
+    record = fleet_record(0, event_id="again", sequence=8)
+    for _ in range(3):
+        assert portal.post(cloud_event_bytes(record)).status_code == 204
+    assert len(shown(portal, "again")["records"]) == 1
+
+
+def test_the_webhook_sink_of_the_agent_delivers(portal, tmp_path):
+    (tmp_path / "token").write_text(AGENT_TOKEN, encoding="utf-8")
+    config = WebhookSink.Config(name="portal", url=f"{portal.url}/records", bearer_token_file=str(tmp_path / "token"))
+    sink = WebhookSink(config)
+    try:
+        sink.send([fleet_record(3, event_id="by the sink")])
+    finally:
+        sink.close()
+    assert shown(portal, "by the sink") is not None
+
+
+def test_a_signature_of_any_of_the_secrets_lets_in(portal):
+    for number, secret in enumerate((SECRET, OTHER_SECRET)):
+        body, headers = signed(fleet_record(number, event_id="signed"), secret=secret)
+        assert portal.post(body, token=None, **headers).status_code == 204
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body, headers: (body.replace(b"Freeze", b"Reboot"), headers),
+        lambda body, headers: (body, {**headers, "webhook_id": "another"}),
+        lambda body, headers: (body, {**headers, "webhook_timestamp": str(int(headers["webhook_timestamp"]) + 1)}),
+        lambda body, headers: (body, {**headers, "webhook_timestamp": "soon"}),
+        lambda body, headers: (body, {**headers, "webhook_timestamp": "9" * 400}),
+        lambda body, headers: (body, {**headers, "webhook_signature": "v1,"}),
+        lambda body, headers: (
+            body,
+            {**headers, "webhook_signature": headers["webhook_signature"].replace("v1", "v2")},
+        ),
+        lambda body, headers: (body, {**headers, "webhook_signature": "v1,\u00e4"}),
+        lambda body, headers: (body, {name: each for name, each in headers.items() if name != "webhook_signature"}),
+    ],
+)
+def test_a_signature_that_is_not_right_lets_nobody_in(portal, change):
+    body, headers = change(*signed(fleet_record(0, event_id="forged")))
+    assert portal.post(body, token=None, **headers).status_code == 401
+    assert shown(portal, "forged") is None
+
+
+def test_a_signature_of_another_secret_or_of_long_ago_lets_nobody_in(portal):
+    other = "whsec_" + base64.b64encode(bytes(32)).decode()
+    for kinds in ({"secret": other}, {"age_seconds": 400}, {"age_seconds": -400}):
+        body, headers = signed(fleet_record(0, event_id="forged"), **kinds)
+        assert portal.post(body, token=None, **headers).status_code == 401
+    assert shown(portal, "forged") is None
+
+
+def test_secrets_that_are_none_let_nobody_in(tmp_path):
+    (tmp_path / "secrets").write_text("whsec_\nnothing\n", encoding="utf-8")
+    with RunningPortal(tmp_path, agents={"webhook_secret_file": str(tmp_path / "secrets")}) as portal:
+        record = fleet_record(0)
+        sent_at = str(int(time.time()))
+        body = cloud_event_bytes(record)
+        mac = hmac.new(b"", f"{record.id}.{sent_at}.".encode() + body, hashlib.sha256).digest()
+        headers = {
+            "webhook_id": record.id,
+            "webhook_timestamp": sent_at,
+            "webhook_signature": f"v1,{base64.b64encode(mac).decode()}",
+        }
+        assert portal.post(body, token=None, **headers).status_code == 503
+        assert portal.get("/events").json()["events"] == []
+
+
+@pytest.mark.parametrize("token", [None, "", "wrong", "readers-token-1", "\u00e4"])
+def test_who_shows_no_right_token_is_not_let_in(portal, token):
+    headers = {} if token is None else {"Authorization": f"Bearer {token}".encode()}
+    answer = requests.post(
+        f"{portal.url}/records",
+        data=cloud_event_bytes(fleet_record(0, event_id="refused")),
+        headers={"Content-Type": STRUCTURED, **headers},
+        timeout=20,
+    )
+    assert answer.status_code == 401
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert shown(portal, "refused") is None
+
+
+def test_a_token_that_is_changed_in_its_file_counts_at_once(fresh, tmp_path):
+    (tmp_path / "agents").write_text("# the new one first\nnew-token\nagents-token-1\n", encoding="utf-8")
+    for token in ("new-token", AGENT_TOKEN):
+        assert fresh.post(cloud_event_bytes(fleet_record(0)), token=token).status_code == 204
+    (tmp_path / "agents").write_text("new-token\n", encoding="utf-8")
+    assert fresh.post(cloud_event_bytes(fleet_record(0)), token=AGENT_TOKEN).status_code == 401
+    (tmp_path / "agents").unlink()
+    answer = fresh.post(cloud_event_bytes(fleet_record(0)), token="new-token")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+
+
+def _envelope(record=None, **changes):
+    value = msgspec.json.decode(cloud_event_bytes(record or fleet_record(0, event_id="wrong", sequence=9)))
+    for path, new in changes.items():
+        inner = value
+        *outer, last = path.split("__")
+        for name in outer:
+            inner = inner[name]
+        if new is None and last != "vm_id":
+            del inner[last]
+        else:
+            inner[last] = new
+    return json.dumps(value).encode()
+
+
+_DEEP = "[" * 100_000 + "]" * 100_000
+_WRONG = {
+    "no JSON": b"{",
+    "no UTF-8": b'{"id": "\xff"}',
+    "nothing": b"",
+    "a list": b"[]",
+    "null": b"null",
+    "another version": _envelope(specversion="0.3"),
+    "another type": _envelope(type="com.example.something"),
+    "no data": _envelope(data=None),
+    "no id": _envelope(id=None),
+    "another id": _envelope(id="x"),
+    "data that is no record": _envelope(data={"a": 1}),
+    "an unknown transition": _envelope(data__transition="exploded"),
+    "no event status": _envelope(data__event__event_status=None),
+    "a sequence below 0": _envelope(data__sequence=-1),
+    "a sequence beyond any database": _envelope(data__sequence=2**63),
+    "a time without a zone": _envelope(data__observed_at="2026-11-20T11:00:00"),
+    "a time that is none": _envelope(data__observed_at="now"),
+    "a time before all others": _envelope(data__observed_at="0001-01-01T00:00:00+23:00"),
+    "a NUL in a name": _envelope(data__stream_id="a\0b"),
+    "a name that is too long": _envelope(data__stream_id="x" * 257),
+    "a vmId that cannot be printed": _envelope(data__vm__vm_id="\u202e"),
+    "a lone surrogate": _envelope().replace(b'"Freeze"', b'"\\ud800"'),
+    "nested too deeply": _envelope(data__event__extra="X").replace(b'"X"', f'{{"a": {_DEEP}}}'.encode()),
+    "nested a hundred deep": _envelope(data__event__extra="X").replace(
+        b'"X"', f'{{"a": {"[" * 100 + "]" * 100}}}'.encode()
+    ),
+    "NaN": _envelope().replace(b'"duration_seconds": 5', b'"duration_seconds": NaN'),
+}
+
+
+@pytest.mark.parametrize("body", _WRONG.values(), ids=_WRONG)
+def test_what_is_no_record_is_refused_for_good_and_nothing_of_it_is_stored(portal, body):
+    answer = portal.post(body)
+    assert answer.status_code == 400
+    assert len(answer.json()["error"]) < 400
+    assert shown(portal, "wrong") is None
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/plain", "", "application/x-www-form-urlencoded"])
+def test_another_content_type_is_refused(portal, content_type):
+    assert portal.post(_envelope(), content_type=content_type).status_code == 400
+
+
+def test_a_batch_with_one_that_is_wrong_is_refused_whole(portal):
+    good = fleet_record(0, event_id="in a wrong batch")
+    body = b"[" + cloud_event_bytes(good) + b"," + _envelope(data__sequence=-1) + b"]"
+    assert portal.post(body, content_type=BATCH).status_code == 400
+    assert portal.post(b"[]", content_type=BATCH).status_code == 400
+    assert shown(portal, "in a wrong batch") is None
+
+
+def test_a_body_of_a_mebibyte_is_taken_and_one_byte_more_is_not(portal):
+    record = fleet_record(0, event_id="large", sequence=11)
+    body = cloud_event_bytes(record)
+    room = MAX_BODY_BYTES - len(body)
+    assert portal.post(body + b" " * room).status_code == 204
+    answer = portal.post(body + b" " * (room + 1))
+    assert (answer.status_code, answer.headers["Connection"]) == (413, "close")
+
+    def in_chunks():
+        yield body
+        for _ in range(room // 1024 + 1):
+            yield b" " * 1024
+
+    assert portal.post(in_chunks()).status_code == 413
+
+
+def test_a_body_that_drips_is_given_up(tmp_path):
+    with (
+        RunningPortal(tmp_path, body_seconds=0.5) as portal,
+        socket.create_connection(portal.portal.address, timeout=20) as client,
+    ):
+        client.sendall(
+            f"POST /api/v1/records HTTP/1.1\r\nHost: x\r\nContent-Type: {STRUCTURED}\r\n"
+            f"Authorization: Bearer {AGENT_TOKEN}\r\nContent-Length: 1000\r\n\r\n{{".encode()
+        )
+        answer = client.recv(65_536)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert client.recv(65_536) == b""
+
+
+def test_a_compressed_body_is_not_unpacked(portal):
+    answer = portal.post(gzip.compress(_envelope()), Content_Encoding="gzip")
+    assert answer.status_code == 400
+
+
+def test_many_at_once_are_all_stored(fresh):
+    def send(vm):
+        return fresh.post(cloud_event_bytes(fleet_record(vm, event_id=f"E-{vm % 5}"))).status_code
+
+    with ThreadPoolExecutor(16) as pool:
+        assert set(pool.map(send, range(100))) == {204}
+    found = fresh.get("/events").json()["events"]
+    assert sum(len(event["vms"]) for event in found) == 100
+
+
+def test_many_wrong_tokens_are_counted_and_are_one_line_of_the_log(fresh, caplog):
+    with requests.Session() as session:
+        for number in range(100):
+            answer = session.post(
+                f"{fresh.url}/records", data=b"{}", headers={"Authorization": f"Bearer wrong-{number}"}, timeout=20
+            )
+            assert answer.status_code == 401
+    page = fresh.metrics()
+    assert 'scheduled_events_portal_callers_refused_total{reason="wrong_token"} 100.0' in page
+    assert "wrong-" not in page
+    refusals = [line for line in caplog.messages if "refused" in line]
+    assert len(refusals) == 1
+    assert "wrong-" not in refusals[0]
+
+
+def test_outcomes_of_approvals_are_in_the_audit_once(fresh):
+    outcome = fleet_record(0, sequence=2, transition=Transition.APPROVED, seconds=2)
+    fresh.send(fleet_record(0), outcome)
+    fresh.send(outcome)
+    entries = [each for each in fresh.get("/audit").json()["entries"] if each["action"] == "approved"]
+    assert [(each["actor"], each["details"]["record_id"]) for each in entries] == [("ops", outcome.id)]

@@ -1,0 +1,155 @@
+"""The server: health on a listener of its own, TLS, what keeps it from starting, and a stop in time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+import requests
+from fleet_records import fleet_record
+from portal_kit import AGENT_TOKEN, STRUCTURED, RunningPortal, portal_table
+from private_ca import PrivateCa
+
+from bridge.errors import BridgeError, ConfigurationError
+from bridge.portal.serve import Portal
+from bridge.portal.settings import read
+from sinks.cloudevent import cloud_event_bytes
+
+
+@pytest.fixture
+def portal(tmp_path):
+    with RunningPortal(tmp_path) as running:
+        yield running
+
+
+def _toml(table):
+    lines = []
+    for name, inner in table.items():
+        lines += [f"[{name}]", *(f"{key} = '{value}'" for key, value in inner.items())]
+    return "\n".join(lines)
+
+
+def test_health_needs_no_token_and_is_not_where_agents_are(portal):
+    assert requests.get(f"{portal.operator_url}/healthz", timeout=20).json() == {"status": "ok"}
+    assert requests.get(f"{portal.operator_url}/readyz", timeout=20).json() == {"status": "ready"}
+    public = portal.url.removesuffix("/api/v1")
+    assert requests.get(f"{public}/metrics", timeout=20).status_code == 404
+    assert requests.get(f"{portal.operator_url}/api/v1/events", timeout=20).status_code == 404
+
+
+def test_metrics_count_records_events_and_answers_by_route(portal):
+    portal.send(fleet_record(0), fleet_record(1))
+    portal.get("/events/a-name-of-an-event")
+    page = portal.metrics()
+    for line in (
+        "scheduled_events_portal_records_total 2.0",
+        "scheduled_events_portal_vms 2.0",
+        "scheduled_events_portal_open_events 1.0",
+        'scheduled_events_portal_requests_total{route="records",status="204"} 1.0',
+        'scheduled_events_portal_requests_total{route="event",status="404"} 1.0',
+    ):
+        assert line in page.splitlines()
+    assert "a-name-of-an-event" not in page
+
+
+def test_on_loopback_health_answers_to_no_foreign_name(portal):
+    answer = requests.get(f"{portal.operator_url}/metrics", headers={"Host": "evil.example"}, timeout=20)
+    assert answer.status_code == 421
+
+
+def test_a_database_that_is_gone_is_not_ready(portal, tmp_path):
+    for path in tmp_path.glob("portal.db*"):
+        path.unlink()
+    (tmp_path / "portal.db").mkdir()  # so that nothing can be made in its place
+    answer = requests.get(f"{portal.operator_url}/readyz", timeout=20)
+    assert answer.status_code in {200, 503}  # connections that are open still see the file
+    assert requests.get(f"{portal.operator_url}/healthz", timeout=20).status_code == 200
+
+
+def test_what_was_stored_is_there_after_a_restart(tmp_path):
+    running = RunningPortal(tmp_path)
+    with running as portal:
+        portal.send(fleet_record(0))
+    with running as portal:
+        assert len(portal.get("/events").json()["events"]) == 1
+        assert [each["action"] for each in portal.get("/audit").json()["entries"]] == ["started", "started"]
+
+
+def test_it_speaks_tls(tmp_path):
+    ca = PrivateCa(tmp_path / "ca")
+    files = ca.issue("localhost")
+    with RunningPortal(tmp_path, server={"cert_file": str(files.cert_file), "key_file": str(files.key_file)}) as portal:
+        answer = requests.post(
+            portal.url.replace("http:", "https:") + "/records",
+            data=cloud_event_bytes(fleet_record(0)),
+            headers={"Content-Type": STRUCTURED, "Authorization": f"Bearer {AGENT_TOKEN}"},
+            verify=str(ca.ca_file),
+            timeout=20,
+        )
+        assert answer.status_code == 204
+
+
+def test_a_certificate_that_is_none_is_a_wrong_configuration(tmp_path):
+    (tmp_path / "cert").write_text("nothing", encoding="utf-8")
+    table = portal_table(tmp_path, server={"cert_file": str(tmp_path / "cert"), "key_file": str(tmp_path / "cert")})
+    with pytest.raises(ConfigurationError, match=r"server\.cert_file or server\.key_file cannot be used"):
+        Portal(read(table)).run()
+
+
+def test_a_port_that_is_taken_is_named(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(BridgeError, match=f"operator.listen: {listen} cannot be listened on"):
+            Portal(read(portal_table(tmp_path, operator={"listen": listen}))).run()
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    table = portal_table(tmp_path, database={"file": str(tmp_path / "file" / "portal.db")})
+    with pytest.raises(BridgeError, match="cannot be made"):
+        Portal(read(table)).run()
+
+
+def test_a_stop_before_it_is_up_ends_it(tmp_path):
+    portal = Portal(read(portal_table(tmp_path)))
+    portal.stop()
+    began = time.monotonic()
+    portal.run()
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_serves_and_a_signal_stops_it_within_five_seconds(tmp_path, agent_env, number):
+    config = tmp_path / "portal.toml"
+    config.write_text(_toml(portal_table(tmp_path)), encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bridge", "portal", "--config", str(config), "--log-format", "text"],
+        env=agent_env,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    held = socket.socket()
+    try:
+        line = next(line for line in process.stderr if "The portal is up" in line)
+        port = int(line.partition("url=http://127.0.0.1:")[2].split()[0])
+        held.connect(("127.0.0.1", port))
+        held.sendall(
+            f"POST /api/v1/records HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {AGENT_TOKEN}\r\n"
+            "Content-Length: 10\r\n\r\n{".encode()
+        )
+        time.sleep(0.2)  # let the request be under way
+        began = time.monotonic()
+        process.send_signal(number)
+        assert process.wait(30) == 0
+        assert time.monotonic() - began < 5
+    finally:
+        held.close()
+        process.kill()
+        process.wait()
+        process.stderr.close()
+    assert (tmp_path / "portal.db").stat().st_mode & 0o077 == 0 or os.name == "nt"

@@ -1,0 +1,115 @@
+"""The portal's file: every mistake at once, no secret in it, and nobody is let in by accident."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import doc_pages
+import pytest
+
+from bridge.config import loader
+from bridge.config.settings import documented
+from bridge.errors import ConfigurationError
+from bridge.portal.settings import SYSTEM_CONFIG, TABLES, address_of, database_file, find, load, read
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+AGENTS = {"agents": {"token_file": "/run/agents"}}
+
+
+def mistakes_of(table):
+    with pytest.raises(ConfigurationError) as caught:
+        read(table)
+    return caught.value.mistakes
+
+
+def test_a_token_file_is_enough():
+    settings = read(AGENTS)
+    assert settings.server.listen == "127.0.0.1:8443"
+    assert not settings.readers.token().is_set
+
+
+def test_without_a_way_in_for_agents_it_does_not_start():
+    assert "agents is missing" in mistakes_of({})[0]
+    assert "no agent could send a record" in mistakes_of({"agents": {}})[0]
+
+
+def test_every_mistake_is_told_at_once():
+    found = mistakes_of(
+        {
+            "server": {"listen": "portal.example.net:8443", "cert_file": "a"},
+            "operator": {"lisen": "127.0.0.1:1"},
+            "agents": {"token": "s3cret", "token_file": "a", "token_env": "b"},
+        }
+    )
+    text = "\n".join(found)
+    for part in ("server.listen is", "operator.lisen is no known key. Did you mean 'listen'?", "agents.token is no"):
+        assert part in text
+    assert "s3cret" not in text
+
+
+@pytest.mark.parametrize("table", [{"cert_file": "a"}, {"key_file": "a"}])
+def test_half_a_certificate_is_a_mistake(table):
+    assert "cert_file and key_file belong together" in mistakes_of({"server": table, **AGENTS})[0]
+
+
+@pytest.mark.parametrize("name", ["token", "webhook_secret"])
+def test_two_places_of_one_secret_are_a_mistake(name):
+    assert (
+        f"{name}_file and {name}_env are both set"
+        in mistakes_of({"agents": {f"{name}_file": "a", f"{name}_env": "b"}})[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("listen", "address"),
+    [("127.0.0.1:1", ("127.0.0.1", 1)), ("[::1]:0", ("::1", 0)), ("localhost:8443", ("127.0.0.1", 8443))],
+)
+def test_addresses_are_read(listen, address):
+    assert address_of(read({"server": {"listen": listen}, **AGENTS}).server.listen) == address
+
+
+@pytest.mark.parametrize("listen", ["8443", ":8443", "127.0.0.1:70000", "example.net:1", "", "127.0.0.1:"])
+def test_what_is_no_address_is_refused(listen):
+    assert "server.listen" in mistakes_of({"server": {"listen": listen}, **AGENTS})[0]
+
+
+def test_the_file_is_the_named_one_else_the_environments_else_the_systems():
+    assert find(Path("a"), {"SCHEDULED_EVENTS_PORTAL_CONFIG": "b"}) == Path("a")
+    assert find(None, {"SCHEDULED_EVENTS_PORTAL_CONFIG": "b"}) == Path("b")
+    assert find(None, {}) == SYSTEM_CONFIG
+
+
+def test_the_database_is_the_named_one_else_in_the_state_directory():
+    assert database_file(read({"database": {"file": "/x/y"}, **AGENTS}), {"STATE_DIRECTORY": "/s"}) == Path("/x/y")
+    assert database_file(read(AGENTS), {"STATE_DIRECTORY": "/s"}) == Path("/s/portal.db")
+    assert database_file(read(AGENTS), {}) == Path("/var/lib/scheduled-events-portal/portal.db")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"[agents", "is no valid TOML"), (b"\xff", "is no valid TOML"), (None, "cannot be read")]
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path, content, message):
+    path = tmp_path / "portal.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(("_name", "struct"), TABLES)
+def test_every_setting_has_a_text(_name, struct):  # the name makes the id
+    assert set(documented(struct)) == set(struct.__struct_fields__)
+
+
+def test_configurations_of_the_page_are_right():
+    page = doc_pages.page("docs/howto/portal.md")
+    portal = read(tomllib.loads(doc_pages.marked(page, "file: portal.toml")))
+    assert portal.readers.token().is_set
+    [sink] = loader.read(tomllib.loads(doc_pages.marked(page, "file: agent.toml"))).sinks
+    assert (sink.type_name, sink.config.scope) == ("webhook", "all")

@@ -1,0 +1,233 @@
+"""The database: what the fold says, whatever the order, and from two processes at once; migrations and the backup."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+import threading
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from fleet_records import fleet_record, histories
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.errors import BridgeError
+from bridge.events.event import encode
+from bridge.events.record import Transition
+from bridge.portal import migrations
+from bridge.portal.fleet import Fleet
+from bridge.portal.schema import metadata
+from bridge.portal.store.audit import entries
+from bridge.portal.store.database import Store, StoreUnavailable, back_up, epoch
+from bridge.portal.store.events import EventFilter, every_event, list_events, place_of, records_of
+from bridge.portal.store.ingest import ReceivedRecord, add_records
+
+AT = "2026-11-20T11:00:30.000Z"
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = Store.of_file(tmp_path / "portal.db")
+    store.migrate()
+    yield store
+    store.close()
+
+
+def received(records):
+    return [ReceivedRecord(record, encode(record).decode()) for record in records]
+
+
+def events_in(store):
+    return {event.key: event for event in store.read(lambda connection: list(every_event(connection)))}
+
+
+def events_of(records):
+    fleet = Fleet()
+    for record in records:
+        fleet.add(record)
+    return fleet.events()
+
+
+def batches(records, chance):
+    rest = list(records)
+    while rest:
+        size = chance.randint(1, 12)
+        yield rest[:size]
+        rest = rest[size:]
+
+
+@given(histories(most_vms=12), st.randoms(use_true_random=False))
+@settings(max_examples=25)
+def test_two_stores_on_one_database_come_to_the_events_of_the_fold(tmp_path_factory, records, chance):
+    path = tmp_path_factory.mktemp("portal") / "portal.db"
+    stores = [Store.of_file(path), Store.of_file(path)]
+    try:
+        stores[0].migrate()
+        shuffled = [*records, *records]
+        chance.shuffle(shuffled)
+        for some in batches(shuffled, chance):
+            chance.choice(stores).write(add_records, received(some), AT)
+        assert events_in(stores[0]) == events_of(records)
+    finally:
+        for store in stores:
+            store.close()
+
+
+def test_a_hundred_vms_in_two_threads_at_once_come_to_the_events_of_the_fold(tmp_path):
+    records = [
+        fleet_record(vm, sequence=sequence, event_id=event_id, transition=transition, seconds=sequence)
+        for vm in range(100)
+        for event_id in ("A", "B")
+        for sequence, transition in enumerate(
+            (Transition.SCHEDULED, Transition.STARTED, Transition.APPROVED), start=1 if event_id == "A" else 4
+        )
+    ]
+    stores = [Store.of_file(tmp_path / "portal.db") for _ in range(2)]
+    stores[0].migrate()
+    failures = []
+
+    def take_in(store, seed):
+        chance = random.Random(seed)
+        mine = list(records)
+        chance.shuffle(mine)
+        try:
+            for start in range(0, len(mine), 40):
+                store.write(add_records, received(mine[start : start + 40]), AT)
+        except Exception as error:  # noqa: BLE001  # the top of a thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=take_in, args=(store, seed)) for seed, store in enumerate(stores)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert events_in(stores[0]) == events_of(records)
+    outcomes = stores[0].read(entries, after=0, limit=1000)
+    assert len(outcomes) == 200
+    assert len({entry.details["record_id"] for entry in outcomes}) == 200
+    for store in stores:
+        store.close()
+
+
+def test_nothing_of_a_batch_stays_when_it_fails_half_way(store):
+    good = fleet_record(0)
+    too_long = ReceivedRecord(fleet_record(1), None)  # a body that no row can have
+    with pytest.raises(StoreUnavailable):
+        store.write(add_records, [*received([good]), too_long], AT)
+    assert events_in(store) == {}
+    assert store.write(add_records, received([good]), AT) != ()
+
+
+def test_what_came_before_changes_nothing(store):
+    records = received([fleet_record(0), fleet_record(1)])
+    assert len(store.write(add_records, records, AT)) == 1
+    assert store.write(add_records, records, AT) == ()
+
+
+def test_the_text_of_a_record_stays_as_it_came(store):
+    record = fleet_record(0)
+    text = encode(record).decode()[:-1] + ',"of_a_later_version":{"a":1}}'
+    [key] = store.write(add_records, [ReceivedRecord(record, text)], AT)
+    assert store.read(records_of, key) == [text]
+
+
+def test_signs_of_life_are_not_kept_but_counted_as_the_last_word_of_their_stream(store):
+    told = fleet_record(0, stream=0)
+    life = fleet_record(0, stream=1, transition=Transition.HEARTBEAT, seconds=5)
+    store.write(add_records, received([told]), AT)
+    store.write(add_records, received([life, life]), AT)
+    [event] = events_in(store).values()
+    assert not event.is_open  # a newer stream does not tell of it
+    assert store.read(lambda connection: connection.exec_driver_sql("SELECT count(*) FROM records").scalar()) == 1
+
+
+def test_events_are_listed_page_by_page_and_by_state_and_group(store):
+    records = [
+        fleet_record(
+            number,
+            event_id=f"E-{number}",
+            seconds=number % 7,
+            transition=Transition.STARTED if number % 2 else Transition.SCHEDULED,
+            labels={"team": "payments" if number % 3 else "a%b_c"},
+        )
+        for number in range(50)
+    ]
+    store.write(add_records, received(records), AT)
+    seen, place = [], None
+    while page := store.read(list_events, EventFilter(before=place), limit=7):
+        seen += [event.event.event_id for event in page]
+        place = place_of(page[-1])
+    assert sorted(seen) == sorted(record.event.event_id for record in records)
+    started = store.read(list_events, EventFilter(states=("started",)), limit=100)
+    assert len(started) == 25
+    grouped = store.read(list_events, EventFilter(group="labels.team:a%b_c"), limit=100)
+    assert len(grouped) == 17
+    assert store.read(list_events, EventFilter(group="labels.team:a%"), limit=100) == []
+    assert store.read(list_events, EventFilter(is_open=False), limit=100) == []
+
+
+def test_migrations_make_the_tables_that_the_code_has(store):
+    with store.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        differences = compare_metadata(context, metadata)
+    assert differences == []
+
+
+def test_a_second_migration_changes_nothing(store):
+    assert store.migrate() == ("0001", "0001")
+
+
+def test_two_processes_that_migrate_at_once_make_one_database(tmp_path):
+    stores = [Store.of_file(tmp_path / "portal.db") for _ in range(4)]
+    found = []
+    threads = [threading.Thread(target=lambda store=store: found.append(store.migrate())) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found, key=str) == [("0001", "0001")] * 3 + [(None, "0001")]
+    assert len({store.read(epoch) for store in stores}) == 1
+    for store in stores:
+        store.close()
+
+
+def test_a_database_of_a_later_version_is_refused(store):
+    store.write(lambda connection: connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(migrations.DatabaseTooNew, match="'9999', which this version does not know"):
+        store.migrate()
+
+
+def test_a_backup_of_a_living_database_has_everything_and_another_history(store, tmp_path):
+    store.write(add_records, received([fleet_record(0)]), AT)
+    back_up(tmp_path / "portal.db", tmp_path / "copy.db")
+    assert (tmp_path / "copy.db").stat().st_mode & 0o077 == 0
+    copy = Store.of_file(tmp_path / "copy.db")
+    try:
+        assert copy.migrate() == ("0001", "0001")
+        assert events_in(copy) == events_in(store)
+        assert copy.read(epoch) != store.read(epoch)
+    finally:
+        copy.close()
+
+
+@pytest.mark.usefixtures("store")
+def test_a_backup_never_goes_over_a_file(tmp_path):
+    (tmp_path / "copy.db").write_text("mine", encoding="utf-8")
+    with pytest.raises(BridgeError, match="exists already"):
+        back_up(tmp_path / "portal.db", tmp_path / "copy.db")
+    assert (tmp_path / "copy.db").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_database_that_somebody_else_holds_is_said_and_taken_up_again(store):
+    holder = sqlite3.connect(store.engine.url.database)
+    holder.execute("BEGIN IMMEDIATE")
+    try:
+        with pytest.raises(StoreUnavailable, match="locked"):
+            store.write(add_records, received([fleet_record(0)]), AT)
+    finally:
+        holder.rollback()
+        holder.close()
+    assert store.write(add_records, received([fleet_record(0)]), AT) != ()
