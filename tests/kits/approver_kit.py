@@ -55,6 +55,9 @@ class NotingImds:
             raise self.get_answer
         return self.document
 
+    def attested_document(self, nonce: str) -> str:
+        return f"a document for {nonce}"
+
     def start_requests(self, event_ids: Sequence[str], *, incarnation: Incarnation) -> int:
         del incarnation
         self.requests.append("POST")
