@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import Enum
+from pathlib import Path
 
 
 class BridgeError(Exception):
@@ -42,10 +43,11 @@ class BridgeError(Exception):
 
 
 class ConfigurationError(BridgeError):
-    """The configuration is wrong; *mistakes* holds one sentence each, all of them at once."""
+    """The configuration is wrong; *mistakes* holds one sentence each, all of them at once, *file* where they are."""
 
-    def __init__(self, *mistakes: str) -> None:
+    def __init__(self, *mistakes: str, file: Path | None = None) -> None:
         self.mistakes = mistakes
+        self.file = file
         super().__init__("\n".join(mistakes))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from bridge.cli.check_local import about_volume, advice_for_root, local_problems, warnings, who
-from bridge.cli.terminal import counted, styled, wrapped
+from bridge.cli.terminal import Colour, counted, styled, with_label, wrapped
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.config.loader import Settings, SinkSettings, configuration_in_words
 from bridge.config.overrides import misspelt
@@ -22,7 +22,7 @@ from bridge.outbox.locks import is_locked
 from bridge.text import one_line
 
 _NAME = "scheduled-events-bridge"
-_WRONG = {True: "red", False: None}
+_WARNING = "Warning:"
 _EVERYTHING = "every transition, type and source"
 
 
@@ -30,7 +30,7 @@ def check_settings(settings: Settings, directory: Path, *, connect: bool) -> boo
     """Print what *settings* come to and what is wrong, with destinations on *connect*; return whether all is right."""
     problems = local_problems(settings, directory)
     is_running = is_locked(directory) is True
-    _show(_headline(len(problems)), colour="red" if problems else "green", bold=True)
+    _show(_headline(len(problems)), colour="bright_red" if problems else "green", bold=True)
     runs = "; an agent runs on it" if is_running else ""
     _show(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. Looked at as {who()}.")
     file = configuration_in_words(settings.file, os.environ)
@@ -38,17 +38,17 @@ def check_settings(settings: Settings, directory: Path, *, connect: bool) -> boo
     for line in (*_overrides(settings), *map(_sink, settings.sinks), *describe_approval(settings.approval)):
         _show(line)
     for warning in (*misspelt(os.environ), *warnings(settings), *about_volume(directory)):
-        _show(f"Warning: {warning}", colour="yellow")
+        click.echo("\n".join(with_label(wrapped(f"{_WARNING} {warning}", first="", indent="  "), _WARNING)))
     for advice in advice_for_root(directory):  # with a command, which is whole only on a line of its own
-        click.echo(styled(f"Warning: {one_line(advice)}", colour="yellow"))
+        click.echo(f"{styled(_WARNING, bold=True)} {one_line(advice)}")
     for problem in problems:
-        _show(f"Wrong: {problem.where}: {problem.message}", colour="red")
+        _show(f"Wrong: {problem.where}: {problem.message}", colour="bright_red")
     broken = {problem.sink for problem in problems if problem.sink is not None}
     is_reached = not connect or _try(settings, is_running=is_running, broken=broken)
     return not problems and is_reached
 
 
-def _show(text: str, *, colour: str | None = None, bold: bool = False) -> None:
+def _show(text: str, *, colour: Colour | None = None, bold: bool = False) -> None:
     """Print *text*, wrapped and coloured on a terminal."""
     for line in wrapped(text, first="", indent="  "):
         click.echo(styled(line, colour=colour, bold=bold))
@@ -121,6 +121,7 @@ def _try(settings: Settings, *, is_running: bool, broken: set[str]) -> bool:
 
     is_reached = True
     for tried in try_destinations(settings, is_running=is_running, broken=broken):
-        _show(f"{tried.name}: {'FAILED: ' if tried.is_wrong else ''}{tried.message}", colour=_WRONG[tried.is_wrong])
+        failed = "FAILED: " if tried.is_wrong else ""
+        _show(f"{tried.name}: {failed}{tried.message}", colour="bright_red" if tried.is_wrong else None)
         is_reached = is_reached and not tried.is_wrong
     return is_reached

@@ -20,13 +20,13 @@ from typing import Any, BinaryIO
 import click
 
 from bridge import logs
+from bridge.cli.complaints import complain, complain_of_mistakes, complain_of_usage
 from bridge.cli.help import GroupedCommands, LaterCommands, WithExamples
 from bridge.cli.options import DIRECTORY, FILE, config, option, state_directory, with_config, with_state
 from bridge.config.loader import Settings, find_config
 from bridge.config.loader import state_directory as directory_of
 from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
 from bridge.events.event import check_event_type
-from bridge.text import escaped
 
 _NAME = "scheduled-events-bridge"
 
@@ -52,16 +52,15 @@ def main() -> None:
         if sys.stdout is not None:
             sys.stdout.flush()
     except click.ClickException as error:
-        error.show()
-        code = error.exit_code
+        code = complain_of_usage(error)
     except (click.Abort, KeyboardInterrupt):
         code = ExitCode.INTERRUPTED
     except ConfigurationError as error:
-        code = _complain(*error.mistakes, code=ExitCode.CONFIGURATION)
+        code = complain_of_mistakes(error, code=ExitCode.CONFIGURATION)
     except StateDirectoryError as error:
-        code = _complain(str(error), code=ExitCode.STATE_DIRECTORY)
+        code = complain(str(error), code=ExitCode.STATE_DIRECTORY)
     except BridgeError as error:
-        code = _complain(str(error), code=ExitCode.FAILED)
+        code = complain(str(error), code=ExitCode.FAILED)
     except OSError as error:
         code = _end_of_output(error)
     sys.exit(code if isinstance(code, int) else 0)
@@ -74,13 +73,7 @@ def _end_of_output(error: OSError) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
         return 0
-    return _complain(f"Failed: {error.strerror or error}.", code=ExitCode.FAILED)
-
-
-def _complain(*sentences: str, code: int) -> int:
-    for line in "\n".join(sentences).split("\n"):
-        click.echo(escaped(line), err=True)
-    return code
+    return complain(f"Failed: {error.strerror or error}.", code=ExitCode.FAILED)
 
 
 @click.group(cls=GroupedCommands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -277,12 +270,14 @@ def simulate(*, list_scenarios: bool, **options: Any) -> None:
     /control on its port adds, starts and cancels events; docs/reference/simulator.md has its routes.
     """
     from bridge.cli.signals import STOP_SIGNALS, SignalEvents  # noqa: PLC0415
+    from bridge.cli.terminal import wrapped  # noqa: PLC0415
     from bridge.testing.simulator.scenario import load_scenario, scenario_names  # noqa: PLC0415
     from bridge.testing.simulator.serving import ServeOptions, serve  # noqa: PLC0415
 
     if list_scenarios:
         for name in scenario_names():
-            click.echo(f"{name:<24} {load_scenario(name).description}")
+            for line in wrapped(load_scenario(name).description, first=f"{name:<24} ", indent=" " * 25):
+                click.echo(line)
         return
     stop, signals = threading.Event(), SignalEvents()
     for number in STOP_SIGNALS:

@@ -50,8 +50,10 @@ def make_key(private_key_file: Path, *, kid: str | None, approver: str) -> str:
     public = pair.public_key_file.absolute()
     return "\n".join(
         (
-            f"# The private key is {pair.private_key_file.absolute()}, readable by you alone.",
-            "# Keep it where decisions are signed, never on a VM. The public key goes to every VM:",
+            "# The private key, which you alone can read. Keep it where decisions are signed,",
+            "# never on a VM:",
+            f"#   {pair.private_key_file.absolute()}",
+            "# What goes to every VM is the public key, and this:",
             "[[approval.remote.keys]]",
             f"kid = {_toml(kid)}",
             f"approver = {_toml(approver)}",

@@ -32,8 +32,8 @@ _MOST_COLUMNS = 78
 _WIDE_COLUMNS = 60
 _SINK_NAME = "screen"
 _STYLES = {
-    Transition.SCHEDULED: "bold yellow",
-    Transition.STARTED: "bold red",
+    Transition.SCHEDULED: "bold bright_magenta",
+    Transition.STARTED: "bold bright_red",
     Transition.COMPLETED: "bold green",
 }
 _ON_CALL = {
@@ -95,7 +95,7 @@ class Screen:
         self._print(f"Slowest: {slowest:.2f} s, at one poll a second. Nothing is left behind. Next:")
         for arguments, what in _NEXT:
             # Never wrapped: a line that was broken in two cannot be copied from the screen.
-            command = Text(f"  {this_command()} {arguments}", style="cyan")
+            command = Text(f"  {this_command()} {arguments}", style="bold")
             self._console.print(command, no_wrap=True, overflow="ignore", crop=False)
             self._print(f"    {what}")
 

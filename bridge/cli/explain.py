@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import click
 
-from bridge.cli.terminal import styled, wrapped
+from bridge.cli.terminal import styled, with_label, wrapped
 from bridge.config.reference import Key, Table, find, paths, tables
 from bridge.errors import BridgeError
 from bridge.text import nearest
@@ -24,8 +24,8 @@ def _overview() -> Iterator[str]:
     found = tables()
     width = max(len(table.path) for table in found)
     for table in found:
-        name = (table.path or "(top)").ljust(width)
-        yield from wrapped(table.text, first=f"{styled(name, bold=True)}  ", indent=" " * (width + 2))
+        name = table.path or "(top)"
+        yield from with_label(wrapped(table.text, first=f"{name:<{width}}  ", indent=" " * (width + 2)), name)
     yield ""
     yield "explain TABLE lists its keys, explain TABLE.KEY says what one means."
 
@@ -34,10 +34,14 @@ def _about(path: str) -> Iterable[str]:
     found = find(path)
     if found is None:
         known = paths()
-        ends_so = [each for each in known if each.rpartition(".")[2] == path]
-        hint = f" Did you mean {' or '.join(ends_so)}?" if ends_so else nearest(path, known)
+        ends_so = [each for each in known if _last(each) == path]
+        hint = f" Did you mean {' or '.join(ends_so)}?" if ends_so else nearest(path, [*known, *map(_last, known)])
         raise BridgeError(f"No table or key of the configuration is called {path!r}.{hint} `explain` lists the tables.")
     return _table(found) if isinstance(found, Table) else _key(found)
+
+
+def _last(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def _table(table: Table) -> Iterator[str]:
@@ -54,6 +58,5 @@ def _table(table: Table) -> Iterator[str]:
 
 def _key(key: Key) -> Iterator[str]:
     default = "required" if key.default is None else f"default {key.default}" if key.default else "optional"
-    first, *others = wrapped(f"{key.path}  ({key.kind}; {default})", first="", indent=_INDENT)
-    yield from (first.replace(key.path, styled(key.path, bold=True), 1), *others)
+    yield from with_label(wrapped(f"{key.path}  ({key.kind}; {default})", first="", indent=_INDENT), key.path)
     yield from wrapped(key.text, first=_INDENT, indent=_INDENT)

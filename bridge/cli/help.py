@@ -52,7 +52,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "portal audit": ("portal audit verify", "portal audit verify --config portal.toml"),
     "portal export": ("portal export | head -3", "portal export --format csv"),
     "demo": ("demo", "demo | head -1"),
-    "simulate": ("simulate live-migration --speed 60", "simulate preempt --vm web-0 --vm web-1 --first-call 20"),
+    "simulate": ("simulate live-migration --speed 60", "simulate preempt --vm vm-0 --vm vm-1 --first-call 20"),
 }
 
 
@@ -66,10 +66,13 @@ class GroupedCommands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups, in the order in which a person comes to them."""
         listed = set(chain.from_iterable(_GROUPS.values()))
+        width = max(map(len, self.list_commands(ctx)))
         others = tuple(name for name in self.list_commands(ctx) if name not in listed)
         for title, names in {**_GROUPS, "Other": others}.items():
             found = [(name, self.get_command(ctx, name)) for name in names]
-            rows = [(name, command.get_short_help_str(60)) for name, command in found if command is not None]
+            rows = [
+                (name.ljust(width), command.get_short_help_str(60)) for name, command in found if command is not None
+            ]
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows, col_max=16)

@@ -20,9 +20,10 @@ _SUFFIX = ".toml"
 _MODE = 0o644  # it holds no secret; the service's user must be able to read it
 
 _HEAD = """\
-# The configuration of the Scheduled Events Bridge. Check it:   scheduled-events-bridge check-config --connect
-# What a key means:   scheduled-events-bridge explain KEY, such as   explain sinks.webhook.url
-# Secrets never stand in this file: keys that end in _file name the file that holds one.
+# The configuration of the Scheduled Events Bridge.
+# Check it:           scheduled-events-bridge check-config --connect
+# What a key means:   scheduled-events-bridge explain sinks.webhook.url
+# Secrets never stand in this file: a key that ends in _file names a file.
 
 # [labels]                              # stand in every record
 # team = "payments"
@@ -30,8 +31,9 @@ _HEAD = """\
 """
 
 _APPROVAL = """
-# Nothing is approved unless you say so: without the next table events start at their NotBefore. This rule lets a reboot
-# or redeploy that somebody asked for (portal, CLI, API) start at once instead of after up to 15 minutes.
+# Nothing is approved unless you say so: without the next table events start at
+# their NotBefore. This rule lets a reboot or redeploy that somebody asked for
+# (portal, CLI, API) start at once instead of after up to 15 minutes.
 # [[approval.rules]]
 # name = "user-initiated"
 # event_sources = ["User"]

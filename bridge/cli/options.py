@@ -33,7 +33,7 @@ config = option(
     "path",
     type=click.Path(path_type=Path),
     callback=_no_directory,
-    help="TOML file.  [default: see `scheduled-events-bridge --help`]",
+    help="TOML file.  [default: its usual place]",
     show_default=False,
 )
 state_directory = option(

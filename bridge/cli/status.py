@@ -8,6 +8,7 @@ add what only they know.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -16,7 +17,7 @@ import click
 
 from bridge.cli.status_report import StatusReport, build_report
 from bridge.cli.status_screen import screen
-from bridge.cli.terminal import utc
+from bridge.cli.terminal import in_place, is_terminal, utc, wrapped
 from bridge.clock import utc_now
 from bridge.config.loader import Settings, StatusSettings, find_config, load, state_directory
 from bridge.errors import ConfigurationError, OutboxError
@@ -25,20 +26,18 @@ from bridge.health.client import AgentAnswer, query_readyz
 from bridge.outbox import locks
 from bridge.outbox.reader import OutboxFile
 
-#: Home, everything below it cleared, and with it what scrolled away: the screen before is overwritten, not added to.
-_FROM_THE_TOP = "\x1b[H\x1b[2J\x1b[3J"
-
 
 def watch_status(config: Path | None, directory: Path | None, *, seconds: float) -> None:
     """Show the status again every *seconds* until interrupted; an outbox that cannot be read meanwhile is said."""
+    if is_terminal():  # what it shows scrolls away, and is there afterwards
+        click.echo("\n" * (shutil.get_terminal_size().lines - 1), nl=False)
     while True:
-        if sys.stdout.isatty():
-            click.echo(_FROM_THE_TOP, nl=False, color=True)
         try:
-            show_status(config, directory, as_json=False)
+            lines = screen(_report_of(config, directory))
         except (OutboxError, ConfigurationError) as error:
-            click.echo(str(error))
-        click.echo(f"\n{utc(utc_now())}, again every {seconds:g} s; Ctrl-C ends it.")
+            lines = [line for text in str(error).split("\n") for line in wrapped(text, first="", indent="  ")]
+        lines += ["", f"{utc(utc_now())}, again every {seconds:g} s; Ctrl-C ends it."]
+        click.echo(in_place(lines) if is_terminal() else "\n".join([*lines, ""]), nl=False, color=is_terminal() or None)
         sys.stdout.flush()
         threading.Event().wait(seconds)
 
@@ -48,16 +47,20 @@ def show_status(config: Path | None, directory: Path | None, *, as_json: bool) -
 
     Raises ConfigurationError when that is wrong and no directory is given, OutboxError when nothing can be read.
     """
-    settings, problem = _settings(config, directory)
-    where = directory if settings is None or directory is not None else state_directory(settings, os.environ)
-    if where is None:  # without settings there is a directory
-        raise ConfigurationError("Name the state directory with --state-directory.")
-    report = _report(where, settings, problem)
+    report = _report_of(config, directory)
     if as_json:
         click.echo(encode(report))
         return
     for line in screen(report):
         click.echo(line)
+
+
+def _report_of(config: Path | None, directory: Path | None) -> StatusReport:
+    settings, problem = _settings(config, directory)
+    where = directory if settings is None or directory is not None else state_directory(settings, os.environ)
+    if where is None:  # without settings there is a directory
+        raise ConfigurationError("Name the state directory with --state-directory.")
+    return _report(where, settings, problem)
 
 
 def _settings(config: Path | None, directory: Path | None) -> tuple[Settings | None, str | None]:
@@ -68,7 +71,7 @@ def _settings(config: Path | None, directory: Path | None) -> tuple[Settings | N
     except ConfigurationError as error:
         if directory is None:
             hint = "`status --state-directory DIRECTORY` shows an agent's state without the configuration."
-            raise ConfigurationError(*error.mistakes, hint) from error
+            raise ConfigurationError(*error.mistakes, hint, file=error.file) from error
         return None, "The configuration is wrong, see `check-config`; so nobody knows which sinks are configured."
     if config is None and directory is not None and own.absolute() != directory.absolute():
         return (

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from bridge.cli.status_report import ApprovalReport, DecisionReport, EventReport, SinkReport, StatusReport
-from bridge.cli.terminal import Table, ago, countdown, counted, size, styled, utc, wrapped
+from bridge.cli.terminal import Colour, Table, ago, countdown, counted, size, styled, utc, with_label, wrapped
 from bridge.clock import parse_time
 from bridge.health.client import EVENTS_UNKNOWN
 from bridge.outbox.approvals import ApprovalStage, DecisionStage
@@ -49,15 +49,15 @@ def _agent(report: StatusReport, now: datetime) -> list[str]:
     if agent.running is False:
         known = report.known_at
         when = "" if known is None else f"; this is what it knew at {_moment(known, now)}"
-        lines = _loud(f"The agent is not running{when}.", "red")
+        lines = _loud(f"The agent is not running{when}.", "bright_red")
     elif agent.running is None:
-        lines = _loud("Whether the agent is running cannot be seen: you may not open its directory.", "yellow")
+        lines = _loud("Whether the agent is running cannot be seen: you may not open its directory.")
     elif agent.ready is None:
-        lines = _loud("The agent is running. This is what its outbox says:", "yellow")
+        lines = _loud("The agent is running. This is what its outbox says:")
     elif agent.ready:
         lines = _loud("The agent is running and ready.", "green")
     else:
-        lines = _loud("The agent is running, but not ready:", "red")
+        lines = _loud("The agent is running, but not ready:", "bright_red")
     lines += [line for reason in agent.reasons for line in wrapped(reason, indent=_UNDER)]
     if agent.problem is not None:
         lines += wrapped(agent.problem, indent=_UNDER)
@@ -68,11 +68,11 @@ def _agent(report: StatusReport, now: datetime) -> list[str]:
             "It works from memory, because the disk under its outbox refuses writes: free the disk, or make it "
             "writable. Events and errors below are those of before; what it knows since is lost if it dies."
         )
-        lines += [styled(line, colour="red") for line in wrapped(message, indent=_UNDER)]
+        lines += [styled(line, colour="bright_red") for line in wrapped(message, indent=_UNDER)]
     return lines
 
 
-def _loud(text: str, colour: str) -> list[str]:
+def _loud(text: str, colour: Colour | None = None) -> list[str]:
     return [styled(line, bold=True, colour=colour) for line in wrapped(text)]
 
 
@@ -102,7 +102,7 @@ def _facts(report: StatusReport, now: datetime) -> list[str]:
     if report.configuration_problem is not None:
         warnings.append(report.configuration_problem)
     for warning in warnings:
-        lines += [styled(line, colour="yellow") for line in wrapped(warning, indent=_INDENT)]
+        lines += [styled(line, bold=True) for line in wrapped(warning, indent=_INDENT)]
     return lines
 
 
@@ -149,7 +149,7 @@ def _another_file(report: StatusReport) -> Iterator[str]:
 
 def _events(report: StatusReport, now: datetime) -> list[str]:
     if not report.events and report.state.in_memory:
-        return [styled(line, colour="red") for line in wrapped(EVENTS_UNKNOWN)]
+        return [styled(line, colour="bright_red") for line in wrapped(EVENTS_UNKNOWN)]
     if not report.events:
         was = "is" if report.agent.running else "was"
         return [f"There {was} no scheduled event."]
@@ -160,7 +160,7 @@ def _events(report: StatusReport, now: datetime) -> list[str]:
         lines.append(styled(row, bold=True) if event.affects_this_vm is not False else row)
         lines += wrapped(_details(event), indent=_UNDER)
         for text in _approval_lines(event, now):
-            lines += [styled(line, colour="yellow") for line in wrapped(f"approval: {text}", indent=_UNDER)]
+            lines += with_label(wrapped(f"approval: {text}", indent=_UNDER), "approval:")
     return lines
 
 
@@ -243,7 +243,7 @@ def _sinks(report: StatusReport, now: datetime) -> list[str]:
     lines = rows[:1]
     for sink, row in zip(shown, rows[1:], strict=True):
         state = _state_of(sink)
-        lines.append(styled(row, colour=_COLOURS[state]) if state in _COLOURS else row)
+        lines.append(styled(row, bold=True, colour=_COLOURS[state]) if state in _COLOURS else row)
         if sink.last_error is not None and (sink.pending or sink.parked):
             when = "" if sink.last_error_at is None else f" {_moment(sink.last_error_at, now)}"
             lines += wrapped(f"last error{when}: {sink.last_error}", indent=_UNDER)
@@ -256,7 +256,14 @@ def _sinks(report: StatusReport, now: datetime) -> list[str]:
 
 _NOT_CONFIGURED, _NEEDS_A_PERSON, _STUCK = "not configured", "needs a person", "stuck"
 _FAILING, _REFUSED, _OK = "failing", "refused some", "ok"
-_COLOURS = {_NOT_CONFIGURED: "yellow", _NEEDS_A_PERSON: "red", _STUCK: "red", _FAILING: "yellow", _REFUSED: "yellow"}
+#: All but `ok`; in red what nobody but a person ends.
+_COLOURS: dict[str, Colour | None] = {
+    _NOT_CONFIGURED: None,
+    _NEEDS_A_PERSON: "bright_red",
+    _STUCK: "bright_red",
+    _FAILING: None,
+    _REFUSED: None,
+}
 
 
 def _state_of(sink: SinkReport) -> str:

@@ -16,11 +16,14 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from itertools import zip_longest
 from pathlib import Path
+from typing import Literal, TextIO
 
 import click
 
 from bridge.text import duration, one_line
 
+#: Those that can be read on a dark and on a light ground: yellow and cyan are pale on white, blue is dark on black.
+Colour = Literal["green", "bright_red"]
 _NAME = "scheduled-events-bridge"
 _MINUTE, _HOUR = 60, 3_600
 _KIB = 1_024
@@ -66,29 +69,70 @@ class Table:
         return "  ".join(cell.ljust(width) for cell, width in zip(cells, self._widths, strict=True)).rstrip()
 
 
-def styled(text: str, *, bold: bool = False, colour: str | None = None) -> str:
-    """Return *text* in bold or in *colour*, where colours are wanted."""
-    if not (sys.stdout.isatty() and "NO_COLOR" not in os.environ):
+def styled(text: str, *, bold: bool = False, colour: Colour | None = None, to: TextIO | None = None) -> str:
+    """Return *text* in bold or in *colour*, where colours are wanted *to* (default: standard output)."""
+    if not (is_terminal(to) and "NO_COLOR" not in os.environ):
         return text
     return click.style(text, bold=bold or None, fg=colour)
 
 
-def wrapped(text: str, *, indent: str = "", first: str | None = None) -> list[str]:
+def is_terminal(to: TextIO | None = None) -> bool:
+    """Return whether a person reads what goes *to* (default: standard output), which may be closed."""
+    stream = to or sys.stdout
+    return stream is not None and stream.isatty()
+
+
+def wrapped(text: str, *, indent: str = "", first: str | None = None, to: TextIO | None = None) -> list[str]:
     """Return *text* in lines of the terminal's width, *first* before the first and *indent* before the others.
 
-    When piped it is one line: a program may look for words in it.
+    Where *to* (default: standard output) is piped it is one line: a program may look for words in it.
     """
     first = indent if first is None else first
-    if not sys.stdout.isatty():
+    if not is_terminal(to):
         return [f"{first}{one_line(text)}"]
     width = max(shutil.get_terminal_size().columns, 40)
     lines = textwrap.wrap(one_line(text), width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
     return lines or [first.rstrip()]
 
 
+def with_label(lines: Sequence[str], label: str) -> list[str]:
+    """Return *lines*, of which the first begins with *label*, with that in bold."""
+    first, *others = lines
+    return [first.replace(label, styled(label, bold=True), 1), *others]
+
+
 def is_narrower_than(columns: int) -> bool:
     """Return whether a terminal of fewer than *columns* shows the output; a pipe takes lines of any length."""
-    return sys.stdout.isatty() and shutil.get_terminal_size().columns < columns
+    return is_terminal() and shutil.get_terminal_size().columns < columns
+
+
+def in_place(lines: Sequence[str]) -> str:
+    """Return what puts *lines* in the place of all that a terminal shows: from its top, and no more than it has.
+
+    Each line erases what is left of the one in its place. A screen that is cleared flickers, and some terminals keep
+    every one of them in what scrolled away.
+    """
+    columns, rows = shutil.get_terminal_size()
+    last = lines[-1]
+    left = rows - 1 - _rows_of(last, columns)
+    shown: list[str] = []
+    for number, line in enumerate(lines[:-1]):
+        left -= _rows_of(line, columns)
+        if left < (number < len(lines) - 2):
+            shown.append(f"... {counted(len(lines) - 1 - number, 'more line')}: this terminal is too low.")
+            break
+        shown.append(line)
+    return "\x1b[H" + "".join(f"{line}{_rest_of(line, columns)}\n" for line in (*shown, last)) + "\x1b[J"
+
+
+def _rows_of(line: str, columns: int) -> int:
+    return max(-(-len(click.unstyle(line)) // columns), 1)
+
+
+def _rest_of(line: str, columns: int) -> str:
+    """Return what erases the rest of the row that *line* ends in; in a full one that would be its last character."""
+    length = len(click.unstyle(line))
+    return "" if length and length % columns == 0 else "\x1b[K"
 
 
 def countdown(seconds: float) -> str:

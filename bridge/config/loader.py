@@ -72,10 +72,7 @@ def load(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> Set
     try:
         settings = read({} if path is None else _parsed(path))
     except ConfigurationError as error:
-        more = mistakes_in(environ)
-        if not more:
-            raise
-        raise ConfigurationError(*error.mistakes, *more) from error
+        raise ConfigurationError(*error.mistakes, *mistakes_in(environ), file=path) from error
     return overridden(msgspec.structs.replace(settings, file=path), environ)
 
 

@@ -172,6 +172,7 @@ def test_terminal_counts_down_to_not_before(demos, name):
 def test_each_terminal_gets_only_the_codes_that_it_understands_and_its_cursor_back(demos):
     seen = {name: run.seen for name, (run, _) in demos.items()}
     assert _COLOUR.search(seen["terminal"])
+    assert not re.search(rb"\x1b\[[0-9;]*[39][346][;m]", seen["terminal"])  # blue, yellow, cyan: pale on some ground
     assert seen["terminal"].count(_HIDE_CURSOR) == 1
     assert seen["terminal"].rindex(_SHOW_CURSOR) > seen["terminal"].index(_HIDE_CURSOR)
     assert seen["plain"].isascii()

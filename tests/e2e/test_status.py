@@ -606,6 +606,7 @@ def test_on_a_terminal_it_has_colours_unless_unwanted_and_fits_its_width(agent, 
     wait_for_status(agent, lambda report: sink_of(report, "token")["last_error"])
     text = on_a_terminal(agent, columns, {"NO_COLOR": "1"} if no_colour else {})
     assert ("\x1b[" in text) is not no_colour
+    assert not re.search(r"\x1b\[[0-9;]*[39][346]m", text)  # blue, yellow, cyan: pale on a dark or a light ground
     lines = re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
     assert max(map(len, lines)) <= columns
     assert any(line.startswith("Terminate  Scheduled  in ") for line in lines)

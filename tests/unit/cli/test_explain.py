@@ -62,7 +62,12 @@ def test_alone_it_lists_every_table(capsys):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "hint"), [("url", "sinks.webhook.url"), ("imds.timeout_secs", "imds.timeout_seconds")]
+    ("wrong", "hint"),
+    [
+        ("url", "sinks.webhook.url"),
+        ("imds.timeout_secs", "imds.timeout_seconds"),
+        ("poll_intervall_seconds", "poll_interval_seconds"),
+    ],
 )
 def test_key_that_there_is_not_is_answered_with_the_nearest(wrong, hint):
     with pytest.raises(BridgeError, match=hint):

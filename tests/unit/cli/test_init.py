@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from bridge.cli.commands import commands
-from bridge.cli.init import write_configuration
+from bridge.cli.init import recipe_names, write_configuration
 from bridge.config.loader import load
 from bridge.errors import BridgeError
 
@@ -55,3 +55,9 @@ def test_a_recipe_that_there_is_not_is_answered_with_the_nearest(wrong):
 
 def test_list_names_each_recipe_on_a_line():
     assert "webhook:teams" in run("--list").output.splitlines()
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_comments_fit_eighty_columns(name):
+    lines = run("--sink", name).output.splitlines()
+    assert [line for line in lines if "#" in line and "://" not in line and len(line) > 80] == []

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridge.cli.terminal import ago, countdown, size, this_command
+from bridge.cli.terminal import ago, countdown, in_place, size, this_command
 from bridge.text import duration
 
 
@@ -46,3 +46,26 @@ def test_a_countdown_is_in_the_units_that_count(seconds, said):
 def test_durations_and_sizes_are_in_words():
     assert (duration(0), duration(59.9), duration(86_400), ago(0.42)) == ("0 s", "59 s", "1 d", "0.4 s ago")
     assert (size(0), size(512 * 1024), size(268_435_456)) == ("0 KiB", "512 KiB", "256.0 MiB")
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown"),
+    [
+        (["one", "two", "last"], ["one", "two", "last"]),
+        (["1", "2", "3", "4", "last"], ["1", "2", "3", "4", "last"]),
+        (["1", "2", "3", "4", "5", "last"], ["1", "2", "3", "... 2 more lines: this terminal is too low.", "last"]),
+        (
+            ["x" * 61, "\x1b[1m" + "y" * 60 + "\x1b[0m", "3", "last"],
+            ["x" * 61, "\x1b[1m" + "y" * 60 + "\x1b[0m", "3", "last"],
+        ),
+        (["x" * 121, "2", "3", "last"], ["x" * 121, "... 2 more lines: this terminal is too low.", "last"]),
+    ],
+)
+def test_screen_that_is_filled_again_is_never_longer_than_the_terminal(monkeypatch, lines, shown):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("LINES", "6")
+    top, _, rest = in_place(lines).partition("\x1b[H")
+    *rows, below = rest.split("\n")
+    assert (top, [row.removesuffix("\x1b[K") for row in rows], below) == ("", shown, "\x1b[J")
+    full = [row for row in rows if not row.endswith("\x1b[K")]
+    assert full == [line for line in shown if "y" in line]  # sixty of them: erasing would take the last one

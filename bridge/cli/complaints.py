@@ -1,0 +1,40 @@
+"""What a command that fails says on standard error: a sentence a line, on a terminal in lines of its width."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import click
+
+from bridge.errors import ConfigurationError
+from bridge.text import escaped
+
+
+def complain(*sentences: str, code: int) -> int:
+    """Say the *sentences*; return *code*."""
+    from bridge.cli.terminal import is_terminal, wrapped  # noqa: PLC0415  # a run that fails at nothing needs none
+
+    for text in map(escaped, "\n".join(sentences).split("\n")):
+        # A command to copy stays on one line, however long: the terminal may break it.
+        is_whole = "runuser " in text or not is_terminal(sys.stderr)
+        for line in [text] if is_whole else wrapped(text, first="", indent="  ", to=sys.stderr):
+            click.echo(line, err=True)
+    return code
+
+
+def complain_of_mistakes(error: ConfigurationError, *, code: int) -> int:
+    """Say the mistakes, on a terminal below the name of their file; return *code*."""
+    from bridge.cli.terminal import counted, is_terminal, styled  # noqa: PLC0415
+
+    if is_terminal(sys.stderr) and error.file is not None and str(error.file) not in error.mistakes[0]:
+        title = f"{counted(len(error.mistakes), 'mistake')} in {escaped(str(error.file))}:"
+        click.echo(styled(title, bold=True, colour="bright_red", to=sys.stderr), err=True)
+    return complain(*error.mistakes, code=code)
+
+
+def complain_of_usage(error: click.ClickException) -> int:
+    """Say what click says of a command that was used wrongly; return its exit code."""
+    said = io.StringIO()
+    error.show(said)
+    return complain(said.getvalue().rstrip("\n"), code=error.exit_code)

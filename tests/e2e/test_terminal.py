@@ -1,0 +1,141 @@
+"""What commands write to a terminal: mistakes in lines of its width, a screen in the place of the one before."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import select
+import time
+
+import pytest
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals")
+
+_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+#: Blue, yellow and cyan: none of them can be read on every ground.
+_PALE = re.compile(r"\x1b\[[0-9;]*[39][346]m")
+_MISTAKES = """
+stop_grace = 5
+[status]
+listen = "node.example:9464"
+[[sinks]]
+type = "webhook"
+urll = "https://hooks.example.net/a"
+"""
+
+
+class Terminal:
+    """A terminal that a command writes to, and what it has written so far."""
+
+    def __init__(self, agent, *arguments, columns=80, rows=24, **env):
+        """Start the command with it as standard output and standard error."""
+        pty = pytest.importorskip("pty")
+        self._here, there = pty.openpty()
+        size = {"COLUMNS": str(columns), "LINES": str(rows)}
+        self.text = ""
+        self.process = agent.start_command(*arguments, stdout=there, stderr=there, **size, **env)
+        os.close(there)
+
+    def read_until(self, is_enough):
+        """Read until *is_enough* of the text, or the command has ended; return the text."""
+        deadline = time.monotonic() + 30
+        while not is_enough(self.text):
+            assert time.monotonic() < deadline, self.text
+            if not select.select([self._here], [], [], 1)[0]:
+                continue
+            try:
+                chunk = os.read(self._here, 65_536)
+            except OSError:  # Linux says so when the other end is closed
+                break
+            if not chunk:
+                break
+            self.text += chunk.decode()
+        return self.text
+
+    def close(self):
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        code = self.process.wait(30)
+        os.close(self._here)
+        return code
+
+
+@pytest.fixture
+def terminal(agent):
+    """Start a command on a terminal, which is closed in the end."""
+    started = []
+
+    def start(*arguments, **options):
+        started.append(Terminal(agent, *arguments, **options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_mistakes_are_counted_under_the_name_of_their_file_and_broken_between_words(agent, terminal, columns):
+    agent.config.write_text(_MISTAKES)
+    text = terminal("check-config", "-c", agent.config, columns=columns).read_until(lambda _: False)
+    assert not _PALE.search(text)
+    title, *lines = _CODE.sub("", text).splitlines()
+    assert title == f"4 mistakes in {agent.config}:"
+    assert max(map(len, lines)) <= columns
+    assert len([line for line in lines if not line.startswith("  ")]) == 4
+    assert "name would have to be looked up before the agent can listen." in " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize(
+    "command", ["init --sink webhook:slak", "simulate --list", "explain", "explain urll", "keygen"]
+)
+@pytest.mark.parametrize("columns", [80, 120])
+def test_no_word_is_broken_in_two(terminal, command, columns):
+    text = terminal(*command.split(), columns=columns).read_until(lambda _: False)
+    lines = _CODE.sub("", text).splitlines()
+    assert lines
+    assert [line for line in lines if len(line) > columns and "decisions.key" not in line] == []
+
+
+def test_mistakes_that_are_piped_are_a_line_each_and_nothing_else(agent):
+    agent.config.write_text(_MISTAKES)
+    code, out, err = agent.call("check-config", "-c", agent.config)
+    assert (code, out, len(err.splitlines())) == (78, "", 4)
+
+
+def test_warnings_and_faults_are_in_no_colour_that_is_pale_on_a_light_or_a_dark_ground(agent, terminal):
+    agent.configure("http://127.0.0.1:9", '[[sinks]]\ntype = "webhook"\nurl = "https://x.example/"\nscope = "all"\n')
+    shown = terminal("check-config", "-c", agent.config).read_until(lambda _: False)
+    assert "\x1b[1mWarning:\x1b[0m Sink webhook: scope" in shown
+    agent.config.write_text(agent.config.read_text() + 'secret_file = "/nowhere/secret"\n')
+    shown += terminal("check-config", "-c", agent.config).read_until(lambda _: False)
+    assert "\x1b[91mWrong: Sink webhook" in shown
+    assert not _PALE.search(shown)
+
+
+def test_watched_status_takes_the_place_of_the_one_before_and_leaves_what_scrolled_away(agent, terminal):
+    agent.configure("http://127.0.0.1:9")
+    watched = terminal("status", "--watch", "--interval", "0.2", "-c", agent.config, rows=20)
+    frames = watched.read_until(lambda text: text.count("again every 0.2 s") >= 3).split("\x1b[H")
+    assert frames[0].strip() == ""
+    assert frames[0].count("\n") == 19  # the screen before is pushed up, not overwritten
+    assert len(frames) >= 4
+    assert all("There is no outbox in" in frame for frame in frames[1:3])
+    assert all(frame.endswith("\x1b[J") for frame in frames[1:3])
+    assert not re.search(r"\x1b\[[23]J", watched.text)
+
+
+def test_watched_status_that_is_piped_comes_again_without_a_code(agent):
+    agent.configure("http://127.0.0.1:9")
+    path = agent.directory / "watched"
+    with path.open("wb") as out:
+        process = agent.start_command(
+            "status", "--watch", "--interval", "0.2", "-c", agent.config, stdout=out, stderr=out
+        )
+    try:
+        agent.wait_for(lambda: path.read_text().count("again every 0.2 s") >= 2)
+    finally:
+        process.kill()
+        process.wait()
+    assert "\x1b" not in path.read_text()
