@@ -33,6 +33,7 @@ import click
 from bridge.agent.agent import Agent
 from bridge.approval.digest import digest
 from bridge.cli.beside import refuse_beside_another
+from bridge.cli.complaints import say
 from bridge.cli.terminal import this_command
 from bridge.config.loader import Settings
 from bridge.errors import BridgeError, StateDirectoryError
@@ -81,8 +82,7 @@ def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool, ov
         shown_at = time.time()
         holds = _holds(outbox, event)
         overruled = _overruled(settings, holds)
-        for sentence in overruled:
-            click.echo(escaped(sentence), err=True)
+        say(*overruled)
         if yes and overruled and not overrule:
             raise WouldOverrule(f"{' '.join(overruled)} Say that this is meant with --overrule.")
         if not yes:
@@ -157,7 +157,7 @@ def _agent(settings: Settings, directory: Path) -> Iterator[Callable[[], None] |
     waiting = _program_sinks(settings)
     if waiting:
         names = ", ".join(sorted(waiting))
-        click.echo(f"Root runs no programs here: what {names} should get waits for the agent.", err=True)
+        say(f"Root runs no programs here: what {names} should get waits for the agent.")
     agent = Agent(settings, directory, on_request_only=True, without_sinks=waiting)
     agent.start()
     try:
@@ -247,10 +247,9 @@ def _outcome(outbox: OutboxFile, decision: StoredDecision, tick: Callable[[], No
         if found is not None and found.outcome is not None:
             return _print(found)
         pause.wait(_POLL_SECONDS)
-    click.echo(
+    say(
         "Nothing has come of it yet. A running agent goes on trying until the event starts, changes or is held; "
-        "`events` shows what becomes of it.",
-        err=True,
+        "`events` shows what becomes of it."
     )
     return 1
 
@@ -259,5 +258,5 @@ def _print(found: StoredDecision) -> int:
     if found.outcome in _APPROVED:
         click.echo(escaped(f"approved: {found.message}"))
         return 0
-    click.echo(escaped(f"not approved ({found.outcome}): {found.message}"), err=True)
+    say(f"not approved ({found.outcome}): {found.message}")
     return 1

@@ -1,4 +1,4 @@
-"""What a command that fails says on standard error: a sentence a line, on a terminal in lines of its width."""
+"""What a command says on standard error: a sentence a line, on a terminal in lines of its width."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ from bridge.errors import ConfigurationError
 from bridge.text import escaped
 
 
-def complain(*sentences: str, code: int) -> int:
-    """Say the *sentences*; return *code*."""
+def say(*sentences: str) -> None:
+    """Say the *sentences*, with an escape in place of what could not be seen."""
     from bridge.cli.terminal import is_terminal, wrapped  # noqa: PLC0415  # a run that fails at nothing needs none
 
-    for text in map(escaped, "\n".join(sentences).split("\n")):
+    for text in (escaped(line) for sentence in sentences for line in sentence.split("\n")):
         # A command to copy stays on one line, however long: the terminal may break it.
         is_whole = "runuser " in text or not is_terminal(sys.stderr)
         for line in [text] if is_whole else wrapped(text, first="", indent="  ", to=sys.stderr):
             click.echo(line, err=True)
+
+
+def complain(*sentences: str, code: int) -> int:
+    """Say the *sentences*; return *code*."""
+    say(*sentences)
     return code
 
 

@@ -9,6 +9,7 @@ from functools import partial
 
 import click
 
+from bridge.cli.complaints import say
 from bridge.clock import format_time, utc_now
 from bridge.config.loader import Settings, SinkSettings
 from bridge.delivery.sender import Sender
@@ -35,12 +36,12 @@ def send_test(settings: Settings, names: Sequence[str]) -> bool:
     ]
     for sink in settings.sinks:
         if sink not in chosen and not names:
-            click.echo(f"{sink.name}: left out, it runs a program; name it to run that.", err=True)
+            say(f"{sink.name}: left out, it runs a program; name it to run that.")
     record = _test_record(settings)
     attested = attested_tokens(partial(attested_document, settings.imds))
     problems = [(sink.name, _send(sink, record, attested)) for sink in chosen]
     for name, problem in problems:
-        click.echo(f"{name}: {problem or 'delivered'}", err=True)
+        say(f"{name}: {problem or 'delivered'}")
     return all(problem is None for _, problem in problems)
 
 

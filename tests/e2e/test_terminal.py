@@ -98,6 +98,15 @@ def test_no_word_is_broken_in_two(terminal, command, columns):
     assert [line for line in lines if len(line) > columns and "decisions.key" not in line] == []
 
 
+def test_what_came_of_a_test_record_is_broken_between_words(agent, terminal):
+    agent.configure("http://127.0.0.1:9", '[[sinks]]\ntype = "file"\npath = "/proc/no-such-directory/records.jsonl"\n')
+    text = terminal("send-test", "-c", agent.config, columns=60).read_until(lambda _: False)
+    lines = text.splitlines()
+    assert lines[0].startswith("file: ")
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 60
+
+
 def test_mistakes_that_are_piped_are_a_line_each_and_nothing_else(agent):
     agent.config.write_text(_MISTAKES)
     code, out, err = agent.call("check-config", "-c", agent.config)
