@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
+from bridge.approval.approval_commands import ApprovalCommand, ApprovalCommands
 from bridge.approval.approval_writer import ApprovalWriter
 from bridge.approval.evaluate import evaluate
 from bridge.approval.evaluation_step import DocumentIndex, index_document, newest_holds
@@ -30,7 +31,6 @@ from bridge.approval.inbox import DecisionInbox
 from bridge.approval.off_switch import OffSwitch
 from bridge.approval.open_approvals import postable
 from bridge.approval.outcomes import Evaluation, applied
-from bridge.approval.rule_commands import RuleCommands
 from bridge.approval.rules import RuleEngine, RulePreconditions
 from bridge.approval.submit import LastLook, Submitter, batches
 from bridge.clock import REAL_CLOCK, Clock, Instant, SettledTime
@@ -76,7 +76,7 @@ class Approver:
     """Follows the decisions in *outbox* and *rules* on one VM.
 
     Without *rules* it posts only what a person on this VM decides from now on: what else is open waits for the agent.
-    The commands of rules do not get the environment's *secret_variables*.
+    Commands do not get the environment's *secret_variables*.
     """
 
     def __init__(
@@ -109,7 +109,8 @@ class Approver:
         self._thread = threading.Thread(target=self._run, name="approver", daemon=True)
         self.loop_watch = LoopWatch(clock)
         self._imds_timeout_seconds = imds_timeout_seconds
-        self._commands = RuleCommands(self._wake.set, unset=secret_variables)
+        self._commands = ApprovalCommands(self._wake.set, unset=secret_variables)
+        self._portal_command = ApprovalCommand.of_portal(settings.remote)
         self._writer = ApprovalWriter(outbox, metrics, logger, clock=clock)
         self._log = ThrottledLog(logger)
         self._preconditions = RulePreconditions(
@@ -258,6 +259,7 @@ class Approver:
                 trust=self._inbox.trust,
                 predates=lambda decision: asked_at < self._new_since.get(_name(decision), asked_at),
                 dry_run=self._dry_run,
+                has_command=self._portal_command is not None,
             )
             if step.is_empty:
                 step = self._commands.take(state, now=self._clock.timestamp())
@@ -330,7 +332,12 @@ class Approver:
         return self._postable(state, index, ready)
 
     def _postable(
-        self, state: ApprovalState, index: DocumentIndex, due: Sequence[PendingApproval]
+        self,
+        state: ApprovalState,
+        index: DocumentIndex,
+        due: Sequence[PendingApproval],
+        *,
+        stage: ApprovalStage = ApprovalStage.WANTED,
     ) -> list[PendingApproval]:
         if self._rules is None:
             asked_for = {each.key for each in state.decisions if self._is_asked_for(each)}
@@ -344,6 +351,7 @@ class Approver:
             now=self._clock.timestamp(),
             required_approvals=self._required_approvals,
             trust=self._inbox.trust,
+            stage=stage,
         )
 
     # What it depends on.
@@ -377,25 +385,36 @@ class Approver:
         new = [_name(each) for each in state.decisions if each.state is DecisionStage.NEW]
         self._new_since = {name: self._new_since.get(name, now) for name in new}
 
-    # Commands of rules.
+    # Commands.
 
     def _start_commands(self, state: ApprovalState, index: DocumentIndex) -> bool:
         """Start the commands that approvals wait for; return False when one could not be started yet."""
         if self._rules is None:
             return True
         all_run = True
-        holds = newest_holds(state.decisions)
         for approval in state.approvals.values():
             is_draining = approval.state is ApprovalStage.DRAINING
-            if not is_draining or self._commands.is_running(approval.key) or self._commands.is_full:
+            if not is_draining or self._commands.is_running(approval) or self._commands.is_full:
                 continue
-            rule = self._rules.rule_behind(approval, index)
+            command = self._command_for(approval, state, index)
+            if command is None:
+                continue
             record = self._outbox.read(deliveries.last_record, approval.event.key).result()
-            if rule is None or record is None or approval.event_id in holds:
-                continue
-            if self._preconditions.are_met():
-                all_run = self._commands.start(approval.key, rule, record) and all_run
+            if record is not None:
+                all_run = self._commands.start(approval, command, record) and all_run
         return all_run
+
+    def _command_for(
+        self, approval: PendingApproval, state: ApprovalState, index: DocumentIndex
+    ) -> ApprovalCommand | None:
+        """Return the command that *approval* waits for; None while it may not start."""
+        if approval.arrivals:
+            may_start = self._postable(state, index, [approval], stage=ApprovalStage.DRAINING)
+            return self._portal_command if may_start else None
+        rule = None if self._rules is None else self._rules.rule_behind(approval, index)
+        if rule is None or approval.event_id in newest_holds(state.decisions) or not self._preconditions.are_met():
+            return None
+        return ApprovalCommand.of_rule(rule)
 
     # What is kept, and what is visible.
 

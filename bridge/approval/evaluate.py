@@ -52,11 +52,13 @@ def evaluate(
     trust: Callable[[StoredDecision], Trust],
     predates: Callable[[StoredDecision], bool] = lambda _decision: False,
     dry_run: bool = False,
+    has_command: bool = False,
 ) -> Evaluation:
     """Return the next step from *state*, given a fresh document and the Unix time *now*; empty at the end.
 
     *settled_now* is the same without a jump of the clock that may not last: nothing ends by a later time than that.
     *predates* returns whether the document was asked for before a new decision came: it refuses no such decision.
+    With *has_command* a command must succeed before Azure is told what the portal approved.
     """
     stages = {ApprovalStage.POSTED, ApprovalStage.DRY_RUN} if dry_run else {ApprovalStage.POSTED}
     step = EvaluationStep(
@@ -72,6 +74,7 @@ def evaluate(
         waiting=_waiting(state.decisions),
         result=Evaluation(),
         by_arrival={each.arrival: each for each in state.decisions},
+        has_command=has_command,
     )
     for approval in state.approvals.values():
         if approval.state in OPEN_STAGES:
@@ -154,10 +157,17 @@ def _check_waiting(step: EvaluationStep, decision: StoredDecision) -> None:
         why = RefusalReason.UNKNOWN_KEY
     if why is None and step.is_held(decision):
         why = RefusalReason.SUPERSEDED
-    if why is None and step.is_surely_expired(decision):
+    if why is None and step.is_surely_expired(decision) and not _goes_with(step, approval):
         why = RefusalReason.TOO_FEW_APPROVERS
     if why is not None:
         _refuse(step, decision, why)
+
+
+def _goes_with(step: EvaluationStep, approval: PendingApproval | None) -> bool:
+    """Return whether *approval* is on its way, so that a decision which is not behind it ends as it does."""
+    if approval is None or approval.state not in OPEN_STAGES:
+        return False
+    return bool(approval.arrivals) or step.has_command
 
 
 def _follow_late(step: EvaluationStep, decision: StoredDecision, approval: PendingApproval) -> None:
@@ -193,19 +203,17 @@ def _want_if_enough(step: EvaluationStep, key: EventVersion) -> None:
     if step.index.why_not(*key) is not None:
         return
     approval = step.state.approvals.get(key)
-    is_wanted = approval is not None and approval.state is ApprovalStage.WANTED
-    may_have_been_sent = is_wanted or (approval is not None and approval.state is ApprovalStage.WITHDRAWN)
-    if approval is not None and is_wanted and approval.arrivals:
-        return
     enough = _sufficient(step, key)
-    if not enough:
+    if not enough or (approval is not None and _goes_on(step, approval, enough[-1])):
         return
     last = enough[-1]
+    sent = (ApprovalStage.WANTED, ApprovalStage.WITHDRAWN, ApprovalStage.DRAINING)
+    may_have_been_sent = approval is not None and approval.state in sent
     step.result.approvals.append(
         PendingApproval(
             event_id=key[0],
             event_digest=key[1],
-            state=ApprovalStage.WANTED,
+            state=ApprovalStage.DRAINING if step.has_command and last.source == "portal" else ApprovalStage.WANTED,
             source=last.source,
             decision_id=last.decision_id,
             approvers=tuple(each.approver for each in enough),
@@ -220,6 +228,19 @@ def _want_if_enough(step: EvaluationStep, key: EventVersion) -> None:
             event=step.index.events[key[0]],
         )
     )
+
+
+def _goes_on(step: EvaluationStep, approval: PendingApproval, last: StoredDecision) -> bool:
+    """Return whether *approval* is on its way, and stays instead of one that *last* would begin.
+
+    A person on the VM waits for no command of the portal. A rule's stays while the portal's would have to run one: two
+    drains of one VM would get into each other's way, and what the rule wants is posted without it.
+    """
+    if approval.state is ApprovalStage.WANTED and approval.arrivals:
+        return True
+    if approval.state not in OPEN_STAGES or last.source != "portal":
+        return False
+    return bool(approval.arrivals) or step.has_command
 
 
 def _sufficient(step: EvaluationStep, key: EventVersion) -> list[StoredDecision]:

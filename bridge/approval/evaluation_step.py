@@ -100,6 +100,8 @@ class EvaluationStep(msgspec.Struct, frozen=True, kw_only=True):
     """The decisions that wait, by event, so that each is compared with its own event's only."""
     result: Evaluation
     by_arrival: dict[int, StoredDecision]
+    has_command: bool = False
+    """A command of ``approval.remote`` must succeed before Azure is told what the portal approved."""
 
     def is_held(self, decision: StoredDecision) -> bool:
         """Return whether a hold on the event of *decision* was made with it or after it."""
@@ -157,6 +159,10 @@ class EvaluationStep(msgspec.Struct, frozen=True, kw_only=True):
         if approval.event.not_before is not None:
             ends_at = max(ends_at, approval.event.not_before.timestamp() + _AFTER_NOT_BEFORE_SECONDS)
         return self.settled_now >= ends_at
+
+    def must_run_command(self, approval: PendingApproval) -> bool:
+        """Return whether the command of ``approval.remote`` must succeed before *approval* is posted."""
+        return self.has_command and approval.source == "portal" and approval.command_result is None
 
     def event_of(self, approval: PendingApproval) -> ScheduledEvent:
         """Return the event of *approval* as the document has it, or as it was when it was wanted."""

@@ -34,10 +34,11 @@ def postable(
     now: float,
     required_approvals: int,
     trust: Callable[[StoredDecision], Trust],
+    stage: ApprovalStage = ApprovalStage.WANTED,
 ) -> list[PendingApproval]:
     """Return those of *due* of which Azure may be told at *now*, given *state* and a document newer than they are.
 
-    A hold on the event stands in the way until it was evaluated.
+    A hold on the event stands in the way until it was evaluated. With *stage* DRAINING: those whose command may start.
     """
     step = EvaluationStep(
         state=state,
@@ -52,16 +53,17 @@ def postable(
         waiting={},
         result=Evaluation(),
         by_arrival={each.arrival: each for each in state.decisions},
+        has_command=stage is ApprovalStage.DRAINING,
     )
     new_holds = {
         each.event_id for each in state.decisions if each.state is DecisionStage.NEW and each.verdict is Verdict.HOLD
     }
-    return [each for each in due if each.event_id not in new_holds and _is_postable(step, each)]
+    return [each for each in due if each.event_id not in new_holds and _is_postable(step, each, stage)]
 
 
-def _is_postable(step: EvaluationStep, approval: PendingApproval) -> bool:
+def _is_postable(step: EvaluationStep, approval: PendingApproval, stage: ApprovalStage) -> bool:
     known = step.state.approvals.get(approval.key)
-    if known is None or known.state is not ApprovalStage.WANTED or step.index.why_not(*known.key) is not None:
+    if known is None or known.state is not stage or step.index.why_not(*known.key) is not None:
         return False
     before = len(step.result.approvals)
     end_or_withdraw(step, known)
@@ -71,7 +73,10 @@ def _is_postable(step: EvaluationStep, approval: PendingApproval) -> bool:
 
 
 def end_or_withdraw(step: EvaluationStep, approval: PendingApproval) -> None:
-    """End *approval* if its event or its time is over; withdraw it if it is held or not trusted any more."""
+    """End *approval* if its event or its time is over; withdraw it if it is held or not trusted any more.
+
+    What may go on follows the configuration as it is now.
+    """
     why = step.why_over(approval.key)
     if why is not None:
         _end(step, approval, why, EXPLAINED[why])
@@ -92,6 +97,18 @@ def end_or_withdraw(step: EvaluationStep, approval: PendingApproval) -> None:
         if not approval.arrivals:  # else its decisions are refused one by one, those that are not newer
             because = f": {hold.reason}" if hold.reason else ""
             _refuse_approval(step, approval, RefusalReason.SUPERSEDED, f"{hold.approver} holds this event{because}.")
+        return
+    _follow_configuration(step, approval)
+
+
+def _follow_configuration(step: EvaluationStep, approval: PendingApproval) -> None:
+    """Have *approval* of the portal wait for a command that is configured now, and not for one that is not any more."""
+    if approval.source != "portal":
+        return
+    if approval.state is ApprovalStage.WANTED and step.must_run_command(approval):
+        _move(step, approval, ApprovalStage.DRAINING)
+    elif approval.state is ApprovalStage.DRAINING and not step.has_command:
+        _move(step, approval, ApprovalStage.WANTED)
 
 
 def _behind(step: EvaluationStep, approval: PendingApproval) -> list[StoredDecision] | None:

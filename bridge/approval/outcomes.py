@@ -104,9 +104,13 @@ def approval_record(
     message: str | None = None,
     http_status: int | None = None,
 ) -> ApprovalRecord:
-    """Return the record of what became of *approval*; *event* is the one that it is for, unless a newer is given."""
-    own = f"({approval.reason})" if message and approval.reason else approval.reason
-    reason = " ".join(text for text in (message, own) if text) or None
+    """Return the record of what became of *approval*; *event* is the one that it is for, unless a newer is given.
+
+    Its reason is *message*, how the command of ``approval.remote`` ended, and what the approver gave as theirs.
+    """
+    said = " ".join(text for text in (message, approval.command_result) if text)
+    own = f"({approval.reason})" if said and approval.reason else approval.reason
+    reason = " ".join(text for text in (said, own) if text) or None
     return ApprovalRecord(
         transition=transition,
         event=event or approval.event,

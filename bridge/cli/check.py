@@ -93,7 +93,8 @@ def describe_approval(approval: ApprovalSettings | None) -> list[str]:
     if approval.remote is not None:
         approvers = ", ".join(sorted({key.approver for key in approval.remote.keys}))
         needed = approval.remote.required_approvals
-        lines.append(f"Portal {approval.remote.url}: {needed} of {approvers} must approve.")
+        after = "" if approval.remote.command is None else f", and {approval.remote.command[0]} must exit 0"
+        lines.append(f"Portal {approval.remote.url}: {needed} of {approvers} must approve{after}.")
     return lines
 
 

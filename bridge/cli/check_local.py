@@ -12,7 +12,7 @@ import os
 import shlex
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ import msgspec
 from bridge.approval.credentials import SecretCredential
 from bridge.approval.files import agent_user, unsafe_files
 from bridge.cli.terminal import this_command
-from bridge.config.approval import RemoteSettings, RuleSettings
+from bridge.config.approval import RemoteSettings
 from bridge.config.loader import Settings, SinkSettings
 from bridge.config.odd_values import odd_texts, unknown_events
 from bridge.config.quoting import is_secret_name
@@ -74,7 +74,7 @@ def local_problems(settings: Settings, directory: Path) -> list[Problem]:
         problems += [Problem(where=f"Sink {sink.name}", message=message, sink=sink.name) for message in _sink(sink)]
     if settings.approval is not None:
         for rule in settings.approval.rules:
-            problems += [Problem(where=f"Rule {rule.name}", message=message) for message in _rule(rule)]
+            problems += [Problem(where=f"Rule {rule.name}", message=message) for message in _program(rule.command)]
         problems += [Problem(where="Approvals", message=message) for message in _files(settings, directory)]
         if settings.approval.remote is not None:
             problems += [Problem(where="Portal", message=message) for message in _portal(settings.approval.remote)]
@@ -170,10 +170,11 @@ def _own_check(sink: SinkSettings) -> Iterator[str]:
 # Approvals.
 
 
-def _rule(rule: RuleSettings) -> Iterator[str]:
-    if rule.command is None or find_program(rule.command[0]) is not None:
+def _program(command: Sequence[str] | None) -> Iterator[str]:
+    """Yield why the program of *command* cannot be run."""
+    if command is None or find_program(command[0]) is not None:
         return
-    program = rule.command[0]
+    program = command[0]
     if os.path.isabs(program):  # noqa: PTH117  # Path drops a leading ./
         if os.path.lexists(program):
             yield f"The program {program} is not executable for {who()}. Make it so, or change `command`."
@@ -198,6 +199,7 @@ def _portal(remote: RemoteSettings) -> Iterator[str]:
         SecretCredential(file=remote.token_file, env=remote.token_env).bearer()
     except CredentialFailed as error:
         yield f"{error}{'' if remote.token_env is None else _OTHER_ENVIRONMENT}"
+    yield from _program(remote.command)
     named = {name: getattr(remote, name) for name in sorted(_PEM) if getattr(remote, name) is not None}
     yield from _certificates(named)
 

@@ -9,7 +9,7 @@ says so, and its decisions do not count.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -40,6 +40,15 @@ def _portal_url(value: str) -> None:
         raise ValueError(wanted)
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise ValueError(wanted, " Plain http goes to a loopback address only: anybody on the way could withhold.")
+
+
+def _command_mistakes(command: tuple[str, ...] | None) -> Iterator[str]:
+    """Yield what keeps *command*, a program and its arguments, from ever being run."""
+    if any("\0" in text for text in command or ()):
+        yield "command cannot hold a NUL character."
+    program = command[0] if command else ""
+    if os.path.dirname(program) and not os.path.isabs(program):  # noqa: PTH117, PTH120 - Path drops a leading ./
+        yield f"command names {program!r}; write its whole path, or a bare name to be found in PATH."
 
 
 _Bound = Annotated[float, Meta(ge=0, le=_LONGEST_SECONDS)]
@@ -85,11 +94,7 @@ class RuleSettings(msgspec.Struct, frozen=True, kw_only=True):
             mistakes.append('command runs before an approval, and action = "hold" gives none. Take one of them out.')
         if self.command is None and self.command_covers_all:
             mistakes.append("command_covers_all says what a command does, and there is none. Take it out.")
-        if any("\0" in text for text in self.command or ()):
-            mistakes.append("command cannot hold a NUL character.")
-        program = self.command[0] if self.command else ""
-        if os.path.dirname(program) and not os.path.isabs(program):  # noqa: PTH117, PTH120 - Path drops a leading ./
-            mistakes.append(f"command names {program!r}; write its whole path, or a bare name to be found in PATH.")
+        mistakes += _command_mistakes(self.command)
         if mistakes:
             raise ValueError(" ".join(mistakes))
 
@@ -133,6 +138,11 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How many seconds, a whole number of 1 to 600, the portal may hold a request while nothing is new."""
     required_approvals: Annotated[int, Meta(ge=1, le=100)] = 1
     """How many approvers must say approve; at most as many as the keys have."""
+    command: Annotated[tuple[_Text, ...], _NotEmpty] | None = None
+    """A program and its arguments that must exit 0 before Azure is told what the portal approved, such as a drain; no
+    shell reads them."""
+    command_timeout_seconds: Annotated[float, Meta(gt=0, le=_LONGEST_COMMAND_SECONDS)] = 600.0
+    """The command is killed, and nothing approved, after so many seconds; at most a day."""
     keys: Annotated[tuple[KeySettings, ...], _NotEmpty]
     """The keys whose decisions count, one table each. Without one nobody could decide."""
 
@@ -151,6 +161,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
                 f"required_approvals is {self.required_approvals}, but the keys are of {approvers} "
                 f"approver{'s' if approvers > 1 else ''}, so nothing would ever be approved."
             )
+        mistakes += _command_mistakes(self.command)
         if mistakes:
             raise ValueError(" ".join(mistakes))
 

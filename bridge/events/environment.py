@@ -1,6 +1,6 @@
 """A transition record as environment variables, for the programs that the agent runs.
 
-The sink `command` and the command of an approval rule get the same ones. Every variable is always set, and empty where
+The sink `command` and the command of an approval get the same ones. Every variable is always set, and empty where
 the record has nothing, so that ``set -u`` and ``[ -n "$X" ]`` both work.
 Each value is one line: control characters become spaces, and NUL, which no environment can hold, with them. A value
 has at most 1,024 characters unless the list says otherwise, because an environment is bounded (execve(2): 128 KiB a
@@ -28,9 +28,9 @@ variable on Linux; 32,767 characters in all on Windows); the record on standard 
     SCHEDULED_EVENT_VM_RESOURCE_ID    its ARM resource id
     SCHEDULED_EVENT_APPROVAL_RESULT   of an approval's record: its result
 
-A rule's command gets one more:
+A command of an approval gets one more:
 
-    SCHEDULED_EVENT_RULE              the name of the rule
+    SCHEDULED_EVENT_RULE              the name of the rule; empty for the command of approval.remote
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NO_EVENT = ScheduledEvent(event_status="")
 
 
 def environment_of(record: TransitionRecord, *, rule: str | None = None) -> dict[str, str]:
-    """Return the variables for *record*, names and values as the module says; *rule* is what runs the command."""
+    """Return the variables for *record*, names and values as the module says; *rule* is of a command of approvals."""
     vm, approval = record.vm, record.approval
     values: dict[str, str | None] = {
         "ID": record.id,

@@ -51,7 +51,7 @@ class ApprovalStage(str, Enum):
     """How far an approval has come; the words of the column ``approvals.state``."""
 
     DRAINING = "draining"
-    """A rule's command runs first."""
+    """A command of a rule, or of ``approval.remote``, runs first."""
     WANTED = "wanted"
     """To be posted."""
     POSTED = "posted"
@@ -152,6 +152,8 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
     """How often StartRequests was, or may have been, sent."""
     http_status: int | None = None
     """The last answer; None when there was none, or none to the last attempt."""
+    command_result: str | None = None
+    """A sentence: how the command of ``approval.remote`` ended. None: it did not, or there is none."""
     is_told: bool = False
     """A record says that it failed at first."""
     changed_at: float = 0.0

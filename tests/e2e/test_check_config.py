@@ -17,6 +17,7 @@ from portal_stub import PortalStub
 from private_ca import PrivateCa
 from small_disk import small_disk
 
+from bridge.approval.signing import generate_key
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.http_contract import HttpPeer
 from bridge.testing.peers import nobody
@@ -136,6 +137,25 @@ def test_a_rules_program_that_cannot_be_run_is_told_from_one_that_is_not_there(a
     assert "is not executable for " in wrong
     assert wrong.endswith(". Make it so, or change `command`.")
     assert "Approvals: 1 rule, no portal." in lines
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("nowhere", "does not exist. Install it, or change `command`."), ("plain", "is not executable for ")],
+)
+def test_the_program_that_the_portals_approvals_wait_for_is_looked_for_too(agent, check, program, said):
+    (agent.directory / "plain").touch(mode=0o644)
+    pair = generate_key(agent.directory / "portal.key")
+    code, lines = check(
+        state(agent)
+        + f'[approval.remote]\nurl = "http://127.0.0.1:9/api"\ncommand = ["{agent.directory / program}"]\n'
+        + f'[[approval.remote.keys]]\nkid = "k"\napprover = "a"\npublic_key_file = "{pair.public_key_file}"\n'
+    )
+    (wrong,) = starting(lines, "Wrong")
+    assert code == 1
+    assert wrong.startswith("Portal: ")
+    assert said in wrong
+    assert f"Portal http://127.0.0.1:9/api: 1 of a must approve, and {agent.directory / program} must exit 0." in lines
 
 
 def test_configuration_in_force_and_version_are_said(agent, check):

@@ -3,6 +3,7 @@
 A person approves beside the agent or through the portal while it dies and comes back. Every event that was approved
 must reach Azure; every EventId that reached Azure must be one that was
 approved, and a person's hold must hold. The simulator keeps every approved event Scheduled, so that it stays possible.
+Once more with a command of `[approval.remote]`: what the portal approved must not reach Azure before it has ended once.
 
 ``KILLS=200 pytest -m long -s tests/faults/test_kill_approval.py`` is the long run.
 """
@@ -10,6 +11,7 @@ approved, and a person's hold must hold. The simulator keeps every approved even
 import json
 import os
 import random
+import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +39,7 @@ class Story:
         self.chance = random.Random(seed)
         self.vm_id = azure.machines[0].vm_id
         self.approved, self.held, self.ignored = set(), set(), set()
+        self.by_portal = set()
 
     def go_on(self):
         """Announce an event, and mostly decide on it."""
@@ -52,6 +55,7 @@ class Story:
         wait_until(lambda: polls(self.azure) >= wanted)
         if what == "portal":
             self.portal.decide(event, vm_id=self.vm_id)
+            self.by_portal.add(event_id)
         elif what == "cli" and self.decide_beside(event):
             what = "portal"
         elif what == "hold":
@@ -75,13 +79,29 @@ class Story:
         return True
 
 
-def run_story(directory, env, *, kills, seed):
+def drain(directory):
+    """Return the command of a drain that writes which events it has done."""
+    program = directory / "drain.py"
+    program.write_text(
+        "import json, random, sys, time\n"
+        "record = json.load(sys.stdin)\n"
+        "time.sleep(random.uniform(0, 0.5))\n"
+        f"with open({str(directory / 'drained')!r}, 'a') as drained:\n"
+        "    drained.write(record['event']['event_id'] + '\\n')\n"
+    )
+    return [sys.executable, str(program)]
+
+
+def run_story(directory, env, *, kills, seed, has_command=False):
     """Return what was posted that nobody wanted, and what was wanted and never posted."""
+    drained = directory / "drained"
+    drained.touch()
+    options = {"command": drain(directory)} if has_command else {}
     with Simulator(vms=["vm_0"], rate_limit=False) as azure, PortalStub(directory / "portal") as portal:
         config = directory / "config.toml"
         config.write_text(
             f'[imds]\nendpoint = "{azure.endpoint}"\npoll_interval_seconds = 0.2\n'
-            f'[state]\ndirectory = "{directory / "state"}"\n[status]\nlisten = ""\n{portal.toml()}'
+            f'[state]\ndirectory = "{directory / "state"}"\n[status]\nlisten = ""\n{portal.toml(**options)}'
         )
         story = Story(azure, portal, directory, seed)
         out = directory / "out.jsonl"
@@ -115,6 +135,9 @@ def run_story(directory, env, *, kills, seed):
             "nobody gave": len(posted(azure) - story.approved),
             "no record": len(story.approved - recorded(out)),
             "record of what nobody gave": len(recorded(out) - story.approved),
+            "posted before its command": len((posted(azure) & story.by_portal) - set(drained.read_text().split()))
+            if has_command
+            else 0,
         }
 
 
@@ -166,6 +189,10 @@ def test_approvals_survive_sigkill_at_random_points(tmp_path, agent_env):
     judge(kill_many(tmp_path, agent_env, kills=KILLS, chains=2))
 
 
+def test_what_waits_for_a_command_survives_sigkill_at_random_points(tmp_path, agent_env):
+    judge(kill_many(tmp_path, agent_env, kills=max(KILLS // 2, 2), chains=2, has_command=True))
+
+
 @pytest.mark.long
 @pytest.mark.timeout(5400)
 def test_approvals_survive_sigkill_two_hundred_times(tmp_path, agent_env):
@@ -174,14 +201,20 @@ def test_approvals_survive_sigkill_two_hundred_times(tmp_path, agent_env):
     judge(total)
 
 
-def kill_many(tmp_path, env, *, kills, chains):
+def kill_many(tmp_path, env, *, kills, chains, has_command=False):
     """Share *kills* out over *chains* agents, two at a time; return the summed counts."""
 
     def one(chain):
         directory = tmp_path / f"chain{chain}"
         directory.mkdir()
         return Counter(
-            run_story(directory, env, kills=-(-kills // chains), seed=random.SystemRandom().randrange(2**32))
+            run_story(
+                directory,
+                env,
+                kills=-(-kills // chains),
+                seed=random.SystemRandom().randrange(2**32),
+                has_command=has_command,
+            )
         )
 
     with ThreadPoolExecutor(2) as pool:

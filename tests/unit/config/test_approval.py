@@ -162,6 +162,11 @@ def test_mistake_in_a_rule_is_said(text, sentence):
         ("wait_seconds = 601", "at most 600"),
         ("required_approvals = 0", "must be a whole number at least 1"),
         ("required_approvals = 2", "the keys are of 1 approver, so nothing would ever be approved."),
+        ("command = []", "approval.remote.command is an empty list"),
+        ('command = "drain"', "approval.remote.command is 'drain', but must be a list"),
+        ('command = ["a\\u0000"]', "NUL"),
+        ('command = ["bin/drain"]', "write its whole path, or a bare name"),
+        ("command_timeout_seconds = 86401", "must be a number above 0 and at most 86400"),
     ],
 )
 def test_mistake_in_the_portal_is_said(text, sentence, keys):

@@ -1,0 +1,448 @@
+"""The command of `[approval.remote]`: it must exit 0 before Azure is told what the portal approved."""
+
+import json
+import sys
+import time
+
+import msgspec
+import pytest
+from approver_kit import ANNE, BORIS, START, ApproverKit
+from starved import no_descriptors, no_threads
+
+from bridge.clock import Instant
+from bridge.config.approval import ApprovalSettings, RuleSettings
+from bridge.errors import ImdsStatus
+from bridge.events.diff import Change
+from bridge.events.record import Evidence, Transition
+from bridge.outbox import meta
+from bridge.outbox.records import Observation
+
+MINE = {"resources": ("vm_0",)}
+
+
+@pytest.fixture
+def kit(tmp_path):
+    made = ApproverKit(tmp_path)
+    yield made
+    made.close()
+
+
+class Drain:
+    """A program that writes a line for each run, and ends when *go* is there."""
+
+    def __init__(self, folder, name="drain"):
+        self.program, self.runs_file, self.go = folder / f"{name}.py", folder / f"{name}.runs", folder / f"{name}.go"
+        self.program.write_text(
+            "import json, os, pathlib, sys, time\n"
+            "record = json.load(sys.stdin)\n"
+            f"with open({str(self.runs_file)!r}, 'a') as runs:\n"
+            "    runs.write(json.dumps([record['event']['event_id'], os.environ['SCHEDULED_EVENT_EVENT_ID'],"
+            " os.environ['SCHEDULED_EVENT_RULE']]) + '\\n')\n"
+            f"go = pathlib.Path({str(self.go)!r})\n"
+            "while not go.exists():\n    time.sleep(0.02)\n"
+            "print('3 pods are left', file=sys.stderr)\n"
+            "sys.exit(int(go.read_text() or '0'))\n"
+        )
+
+    @property
+    def command(self):
+        return (sys.executable, str(self.program))
+
+    @property
+    def runs(self):
+        if not self.runs_file.exists():
+            return []
+        return [json.loads(line) for line in self.runs_file.read_text().splitlines()]
+
+    def end(self, code=0):
+        waiting = self.go.with_suffix(".new")
+        waiting.write_text(str(code))
+        waiting.rename(self.go)
+
+
+@pytest.fixture
+def drain(tmp_path):
+    return Drain(tmp_path)
+
+
+def begin(kit, drain, *, required=1, rules=(), dry_run=False, **options):
+    kit.trust(("k1", ANNE), ("k2", BORIS), required=required)
+    remote = msgspec.structs.replace(kit.settings.remote, command=drain and drain.command, **options)
+    kit.settings = ApprovalSettings(remote=remote, rules=rules, dry_run=dry_run)
+    kit.start()
+    kit.hear_portal()
+    kit.wait(10)
+
+
+def see(kit, *events):
+    """Store *events* as the poll does, and have the approver hear of them."""
+    kit.see(*events)
+    kit.outbox.write(
+        kit.outbox.records.append_observation,
+        Observation(
+            stream_id=kit.outbox.read(meta.load).result().stream_id,
+            document=kit.document,
+            changes=[
+                Change(transition=Transition.SCHEDULED, evidence=Evidence.OBSERVED, event=event) for event in events
+            ],
+            observed_at=kit.now(),
+            incarnation=1,
+            previous_incarnation=None,
+            is_settled=True,
+            boot_id="b",
+        ),
+    ).result()
+
+
+def until(kit, condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, kit.outcomes
+        kit.approver.observe(kit.document, Instant(wall=kit.now(), monotonic=kit.monotonic()))
+        kit.turn()
+        time.sleep(0.02)
+
+
+def reasons(kit):
+    return [each.approval.reason for each in kit.records if each.approval is not None]
+
+
+def test_a_command_runs_before_what_the_portal_approved_is_posted_and_its_result_is_in_the_record(kit, drain):
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.offer(kit.token(mine, reason="the night shift knows"))
+    until(kit, lambda: drain.runs)
+    kit.go(5, mine)
+    assert (kit.imds.posts, kit.outcomes) == ([], [])
+    drain.end()
+    until(kit, lambda: kit.imds.posts)
+    kit.go(5, mine)
+    kit.restart()
+    kit.go(5, mine)
+    assert kit.imds.posts == [["E-1"]]
+    assert drain.runs == [["E-1", "E-1", ""]]
+    assert kit.outcomes == [("approved", "accepted")]
+    (reason,) = reasons(kit)
+    assert reason.startswith("The command of approval.remote exited 0 after ")
+    assert reason.endswith(" s. (the night shift knows)")
+
+
+def test_a_command_that_fails_approves_nothing_until_somebody_decides_again(kit, drain):
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    drain.end(3)
+    first = kit.token(mine)
+    kit.offer(first)
+    until(kit, lambda: kit.outcomes)
+    assert kit.outcomes == [("approval_failed", "command_failed")]
+    assert reasons(kit) == ["The command of approval.remote failed with exit code 3: 3 pods are left"]
+    assert next(each.approval.jws_sha256 for each in kit.records if each.approval is not None)
+    kit.restart()
+    kit.offer(first)
+    kit.go(10, mine)
+    assert (kit.imds.posts, len(drain.runs), len(kit.outcomes)) == ([], 1, 1)
+    drain.end(0)
+    kit.offer(kit.token(mine))
+    until(kit, lambda: kit.imds.posts)
+    assert len(drain.runs) == 2
+    assert kit.outcomes[-1] == ("approved", "accepted")
+
+
+def test_a_command_that_fails_refuses_those_who_approved_beside_too(kit, drain):
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.offer(kit.token(mine), kit.token(mine, kid="k2", approver=BORIS))
+    until(kit, lambda: drain.runs)
+    kit.offer(kit.token(mine, kid="k2", approver=BORIS))
+    drain.end(1)
+    until(kit, lambda: kit.outcomes)
+    kit.go(5, mine)
+    assert kit.outcomes == [("approval_failed", "command_failed")] * 3
+    assert len({each.approval.decision_id for each in kit.records if each.approval is not None}) == 3
+    assert len(drain.runs) == 1
+
+
+def test_a_command_that_is_too_slow_is_killed_and_approves_nothing(kit, drain):
+    begin(kit, drain, command_timeout_seconds=0.5)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.offer(kit.token(mine))
+    until(kit, lambda: kit.outcomes)
+    assert kit.outcomes == [("approval_failed", "command_failed")]
+    assert reasons(kit)[0].startswith("The command of approval.remote did not end within 0.5 s")
+    assert kit.imds.posts == []
+
+
+def test_a_program_that_is_not_there_approves_nothing(kit, drain):
+    drain.program = drain.program.with_name("nowhere")
+    begin(kit, drain)
+    begun = msgspec.structs.replace(kit.settings.remote, command=(str(drain.program),))
+    kit.settings = ApprovalSettings(remote=begun)
+    kit.reload()
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.offer(kit.token(mine))
+    until(kit, lambda: kit.outcomes)
+    assert kit.outcomes == [("approval_failed", "command_failed")]
+    assert "cannot be started" in reasons(kit)[0]
+
+
+def test_a_command_that_was_running_when_the_agent_was_stopped_runs_again(kit, drain):
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.offer(kit.token(mine))
+    until(kit, lambda: drain.runs)
+    kit.restart()
+    assert kit.outcomes == []
+    drain.end()
+    kit.see(mine)
+    until(kit, lambda: kit.imds.posts)
+    assert len(drain.runs) == 2
+    assert kit.outcomes == [("approved", "accepted")]
+
+
+def test_a_hold_while_the_command_runs_withdraws_the_approval(kit, drain):
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.offer(kit.token(mine))
+    until(kit, lambda: drain.runs)
+    kit.offer(kit.token(mine, "hold", after=1))
+    until(kit, lambda: kit.outcomes)
+    drain.end()
+    kit.go(10, mine)
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", "superseded")]
+
+
+def test_an_approval_after_the_hold_has_a_run_of_its_own(kit, drain):
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.offer(kit.token(mine))
+    until(kit, lambda: drain.runs)
+    kit.offer(kit.token(mine, "hold", after=1))
+    kit.wait(2)
+    kit.see(mine)
+    kit.offer(kit.token(mine))
+    assert len(drain.runs) == 1  # not two at once
+    drain.end()
+    until(kit, lambda: kit.imds.posts)
+    assert len(drain.runs) == 2
+    assert kit.outcomes == [("approval_refused", "superseded"), ("approved", "accepted")]
+
+
+def test_a_key_that_is_taken_away_while_the_command_runs_withdraws_the_approval(kit, drain):
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.offer(kit.token(mine))
+    until(kit, lambda: drain.runs)
+    (kit.directory / "k1.key.pub").unlink()
+    until(kit, lambda: kit.outcomes)
+    drain.end()
+    kit.go(10, mine)
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", "unknown_key")]
+
+
+@pytest.mark.parametrize(
+    ("later", "result"),
+    [
+        ({"event_status": "Started"}, "event_not_scheduled"),
+        ({"not_before_raw": "another time"}, "event_changed"),
+        (None, "event_unknown"),
+    ],
+)
+def test_what_became_of_the_event_while_the_command_ran_ends_the_approval(kit, drain, later, result):
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.offer(kit.token(mine))
+    until(kit, lambda: drain.runs)
+    kit.see(*([] if later is None else [kit.event(**MINE, **later)]))
+    until(kit, lambda: kit.outcomes)
+    drain.end()
+    kit.go(5, *([] if later is None else [kit.event(**MINE, **later)]))
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", result)]
+
+
+def test_an_event_that_is_still_scheduled_after_not_before_is_posted_once_the_command_ended(kit, drain):
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.offer(kit.token(mine, valid_seconds=60))
+    until(kit, lambda: drain.runs)
+    kit.wait((mine.not_before - kit.now()).total_seconds() + 60)
+    kit.see(mine)
+    kit.turn()
+    assert (kit.now() > mine.not_before, kit.outcomes) == (True, [])
+    drain.end()
+    until(kit, lambda: kit.imds.posts)
+    assert kit.outcomes == [("approved", "accepted")]
+
+
+def test_a_command_that_outlasts_the_time_of_the_approval_approves_nothing(kit, drain):
+    begin(kit, drain)
+    mine = kit.event(**MINE, not_before=START, not_before_raw="at the start")
+    see(kit, mine)
+    kit.offer(kit.token(mine, valid_seconds=60))
+    until(kit, lambda: drain.runs)
+    for _ in range(40):  # the clock is believed after five minutes of its own pace
+        kit.wait(100)
+        kit.see(mine)
+        kit.turn()
+    drain.end()
+    until(kit, lambda: kit.outcomes)
+    kit.go(3, mine)
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", "expired")]
+
+
+def test_dry_run_runs_the_command_and_tells_nobody(kit, drain):
+    begin(kit, drain, dry_run=True)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    drain.end()
+    kit.offer(kit.token(mine))
+    until(kit, lambda: kit.outcomes)
+    assert (kit.imds.posts, len(drain.runs)) == ([], 1)
+    assert kit.outcomes == [("approved", "dry_run")]
+    assert "exited 0" in reasons(kit)[0]
+
+
+def test_two_approvers_run_the_command_once(kit, drain):
+    begin(kit, drain, required=2)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.offer(kit.token(mine))
+    kit.go(3, mine)
+    assert drain.runs == []
+    kit.offer(kit.token(mine, kid="k2", approver=BORIS))
+    drain.end()
+    until(kit, lambda: kit.imds.posts)
+    kit.go(5, mine)
+    assert (kit.imds.posts, len(drain.runs)) == ([["E-1"]], 1)
+
+
+def test_azure_that_refuses_does_not_run_the_command_again(kit, drain):
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    drain.end()
+    kit.imds.answer = ImdsStatus("Busy", status=503)
+    kit.offer(kit.token(mine))
+    until(kit, lambda: kit.imds.posts)
+    kit.go(30, mine)
+    kit.imds.answer = None
+    kit.go(30, mine)
+    assert len(drain.runs) == 1
+    assert kit.outcomes == [("approval_failed", "rejected"), ("approved", "accepted")]
+
+
+def test_a_person_on_the_vm_waits_for_no_command(kit, drain):
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.offer(kit.token(mine))
+    until(kit, lambda: drain.runs)
+    kit.wait(1)
+    kit.approve_here(mine)
+    kit.go(3, mine)
+    assert kit.imds.posts == [["E-1"]]
+    drain.end()
+    kit.go(3, mine)
+    assert kit.imds.posts == [["E-1"]]
+    results = {(each.approval.source, each.approval.result) for each in kit.records if each.approval is not None}
+    assert results == {("cli", "accepted"), ("portal", "already_approved")}
+
+
+def test_a_rule_without_a_command_waits_for_none_of_the_portal(kit, drain):
+    rule = RuleSettings(name="freeze", event_types=("Freeze",), action="approve", act="each")
+    begin(kit, drain, rules=(rule,))
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.turn()
+    assert kit.imds.posts == [["E-1"]]
+    assert drain.runs == []
+
+
+def test_the_portal_waits_for_the_drain_of_a_rule_and_takes_its_own_when_that_failed(kit, drain, tmp_path):
+    rules = Drain(tmp_path, "rule")
+    rule = RuleSettings(name="drained", action="approve", command=rules.command)
+    begin(kit, drain, rules=(rule,))
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    until(kit, lambda: rules.runs)
+    kit.offer(kit.token(mine))
+    kit.go(3, mine)
+    assert drain.runs == []
+    rules.end(1)
+    drain.end()
+    until(kit, lambda: kit.imds.posts)
+    assert rules.runs == [["E-1", "E-1", "drained"]]
+    assert drain.runs == [["E-1", "E-1", ""]]
+    assert kit.outcomes == [("approval_failed", "command_failed"), ("approved", "accepted")]
+
+
+def test_a_command_that_is_configured_later_runs_before_what_was_approved_earlier(kit, drain):
+    begin(kit, None)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    (kit.state / "approvals.disabled").touch()
+    kit.offer(kit.token(mine))
+    kit.go(2, mine)
+    kit.settings = ApprovalSettings(remote=msgspec.structs.replace(kit.settings.remote, command=drain.command))
+    kit.reload()
+    (kit.state / "approvals.disabled").unlink()
+    until(kit, lambda: drain.runs)
+    assert kit.imds.posts == []
+    drain.end()
+    until(kit, lambda: kit.imds.posts)
+    assert len(drain.runs) == 1
+
+
+def test_a_command_that_is_configured_no_more_is_waited_for_no_more(kit, drain):
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.offer(kit.token(mine))
+    until(kit, lambda: drain.runs)
+    kit.settings = ApprovalSettings(remote=msgspec.structs.replace(kit.settings.remote, command=None))
+    kit.reload()
+    kit.go(3, mine)
+    assert kit.imds.posts == [["E-1"]]
+
+
+@pytest.mark.parametrize("starve", [no_threads, no_descriptors])
+def test_a_command_that_cannot_be_started_for_now_runs_once_it_can(kit, drain, starve):
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    drain.end()
+    token = kit.token(mine)
+    kit.approver.receive([token])
+    with starve():
+        for _ in range(3):
+            kit.turn()
+    assert drain.runs == []
+    until(kit, lambda: kit.imds.posts)
+    assert len(drain.runs) == 1
+
+
+def test_a_running_command_delays_no_other_approval(kit, drain):
+    begin(kit, drain)
+    mine, other = kit.event(**MINE), kit.event("E-2")
+    see(kit, mine)
+    kit.offer(kit.token(mine))
+    until(kit, lambda: drain.runs)
+    kit.wait(1)
+    kit.see(mine, other)
+    kit.approve_here(other)
+    kit.go(2, mine, other)
+    assert kit.imds.posts == [["E-2"]]
