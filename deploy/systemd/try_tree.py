@@ -20,8 +20,8 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 SERVICE = "scheduled-events-bridge.service"
-#: A program for people at a terminal, whose library may be left out.
-NOT_FOR_A_SERVICE = frozenset({"bridge.cli.demo_view", "bridge.__main__"})
+#: A program for people at a terminal, whose library may be left out, and the portal, which is no part of an agent.
+NOT_FOR_A_SERVICE = ("bridge.cli.demo_view", "bridge.__main__", "bridge.portal")
 #: One library that is missing is missed by nearly every module.
 MOST_LINES = 5
 #: What the agent and its libraries load only where they use it, by extra; "" is for all.
@@ -45,7 +45,7 @@ def imports(extras: list[str]) -> list[str]:
     names += [name for extra in ["", *extras] for name in LOADED_LATE.get(extra, ())]
     wrong = []
     for name in names:
-        if name in NOT_FOR_A_SERVICE:
+        if f"{name}.".startswith(tuple(f"{other}." for other in NOT_FOR_A_SERVICE)):
             continue
         try:
             importlib.import_module(name)
