@@ -20,6 +20,7 @@ from bridge.clock import Clock
 from bridge.errors import BridgeError, SecretUnavailable
 from bridge.logs import ThrottledLog
 from bridge.portal.metrics import PortalMetrics
+from bridge.portal.tokens import AgentTokens, TokenRefused
 from bridge.system.secrets import Secret
 
 logger = logging.getLogger(__name__)
@@ -67,8 +68,17 @@ class Callers:
     """Lets agents and readers in by what the settings name."""
 
     def __init__(
-        self, *, agent_token: Secret, webhook_secret: Secret, reader_token: Secret, metrics: PortalMetrics, clock: Clock
+        self,
+        *,
+        agent_token: Secret,
+        webhook_secret: Secret,
+        reader_token: Secret,
+        metrics: PortalMetrics,
+        clock: Clock,
+        attested: AgentTokens | None = None,
     ) -> None:
+        """*attested* are the tokens that the portal gave for attested documents; None where it gives none."""
+        self._attested = attested
         self._agent_token = agent_token
         self._webhook_secret = webhook_secret
         self._reader_token = reader_token
@@ -79,14 +89,28 @@ class Callers:
     def agent(self, headers: Mapping[str, str], body: bytes | None = None) -> Agent:
         """Return the agent that shows *headers*; *body* may be what it signed. Raise CallerRefused."""
         token = _bearer(headers)
-        if token is not None and self._agent_token.is_set:
-            if _is_one_of(token, self._values(self._agent_token)):
+        if token is not None and (self._agent_token.is_set or self._attested is not None):
+            if self._agent_token.is_set and _is_one_of(token, self._values(self._agent_token)):
                 return Agent(None)
+            vm_id = self._attested_vm(token)
+            if vm_id is not None:
+                return Agent(vm_id)
             raise self.refused(CallerRefusal.WRONG_TOKEN, "This token is not known here.")
         if body is not None and "webhook-signature" in headers and self._webhook_secret.is_set:
             self._check_signature(headers, body)
             return Agent(None)
         raise self.refused(CallerRefusal.NO_CREDENTIALS, "Show a bearer token, or sign what is sent.")
+
+    def _attested_vm(self, token: str) -> str | None:
+        """Return the VM that *token* was given to for an attested document, None when it was not."""
+        if self._attested is None:
+            return None
+        try:
+            return self._attested.vm_id_of(token)
+        except TokenRefused:
+            return None
+        except SecretUnavailable as error:
+            raise self._unavailable(str(error)) from error
 
     def check_reader(self, headers: Mapping[str, str]) -> None:
         """Raise CallerRefused unless *headers* show a token of those who may read."""

@@ -42,6 +42,12 @@ class PortalMetrics:
         self._refused = Counter(
             f"{PREFIX}_callers_refused", "Callers that were not let in, by reason.", ["reason"], registry=self.registry
         )
+        self._documents = Counter(
+            f"{PREFIX}_attested_documents",
+            "Attested documents that agents showed, by what came of them.",
+            ["result"],
+            registry=self.registry,
+        )
         self._records = Counter(
             f"{PREFIX}_records", "Records that came, those that came before included.", registry=self.registry
         )
@@ -61,6 +67,10 @@ class PortalMetrics:
     def refused(self, reason: str) -> None:
         """Count one caller that was not let in; *reason* is one of a few fixed words."""
         self._refused.labels(reason).inc()
+
+    def attested(self, result: str) -> None:
+        """Count one attested document; *result* is `accepted`, `busy`, or the word of a refusal."""
+        self._documents.labels(result).inc()
 
     def received(self, count: int) -> None:
         """Count records that came and are stored."""

@@ -35,22 +35,18 @@ def headers_of(request: Request) -> dict[str, str]:
     return found
 
 
-async def body_of(request: Request, *, seconds: float) -> bytes:
-    """Return the body; raise BodyRefused for more than 1 MiB, and for one that does not come in time."""
-    too_large = BodyRefused(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
+async def body_of(request: Request, *, seconds: float, most_bytes: int = MAX_BODY_BYTES) -> bytes:
+    """Return the body; raise BodyRefused for more than *most_bytes*, and for one that does not come in time."""
+    too_large = BodyRefused(413, f"The body is larger than {most_bytes} bytes.")
     length = request.headers.get("content-length", "")
-    if (
-        length.isascii()
-        and length.isdecimal()
-        and (len(length) > len(str(MAX_BODY_BYTES)) or int(length) > MAX_BODY_BYTES)
-    ):
+    if length.isascii() and length.isdecimal() and (len(length) > len(str(most_bytes)) or int(length) > most_bytes):
         raise too_large
 
     async def whole() -> bytes:
         parts = bytearray()
         async for part in request.stream():
             parts += part
-            if len(parts) > MAX_BODY_BYTES:
+            if len(parts) > most_bytes:
                 raise too_large
         return bytes(parts)
 

@@ -30,6 +30,7 @@ from bridge.clock import REAL_CLOCK, Clock, format_time
 from bridge.errors import BridgeError, ConfigurationError
 from bridge.http.failures import is_loopback
 from bridge.metrics.metrics import own_version
+from bridge.portal.agents import AgentRoutes
 from bridge.portal.api import Api
 from bridge.portal.audit import NewEntry
 from bridge.portal.callers import Callers
@@ -99,8 +100,9 @@ class Portal:
         self._wake = lambda: loop.call_soon_threadsafe(wanted.set)
         _on_signals(loop, self.stop)
         threads, metrics = StoreThreads(store), PortalMetrics()
+        agents = self._agent_routes(metrics)
         servers = (
-            _Server(self._public_config(self._public_app(threads, metrics))),
+            _Server(self._public_config(self._public_app(threads, metrics, agents))),
             _Server(_config(self._operator_app(threads, metrics), {})),
         )
         serving = [
@@ -123,6 +125,8 @@ class Portal:
             for server in servers:
                 server.should_exit = True
             await asyncio.gather(*serving)
+            if agents is not None:
+                agents.close()
             await loop.run_in_executor(None, threads.close)
         logger.info("The portal has stopped.")
 
@@ -140,9 +144,16 @@ class Portal:
             )
         self.is_up.set()
 
-    def _public_app(self, threads: StoreThreads, metrics: PortalMetrics) -> ASGIApp:
+    def _agent_routes(self, metrics: PortalMetrics) -> AgentRoutes | None:
+        attested = self._settings.agents.attested
+        if attested is None:
+            return None
+        return AgentRoutes(attested, count=metrics.attested, clock=self._clock, body_seconds=self._body_seconds)
+
+    def _public_app(self, threads: StoreThreads, metrics: PortalMetrics, agents: AgentRoutes | None) -> ASGIApp:
         settings = self._settings
         callers = Callers(
+            attested=None if agents is None else agents.tokens,
             agent_token=settings.agents.token(),
             webhook_secret=settings.agents.webhook_secret(),
             reader_token=settings.readers.token(),
@@ -160,6 +171,8 @@ class Portal:
             Route(f"{_ROOT}/audit", api.audit, name="audit"),
             Route(f"{_ROOT}/export.jsonl", api.export, name="export"),
         ]
+        if agents is not None:
+            routes += agents.routes(_ROOT)
         handlers: dict[Any, Any] = {404: _not_found, 405: _not_allowed, Exception: _failed}
         return _Counted(Starlette(routes=routes, exception_handlers=handlers), metrics)
 

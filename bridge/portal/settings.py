@@ -12,7 +12,8 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
@@ -44,6 +45,25 @@ def _listen(value: str) -> None:
         raise ValueError(
             '"address:port", such as "127.0.0.1:8443", "0.0.0.0:8443" or "[::1]:8443"; port 0 takes a free one'
         )
+
+
+#: Where Microsoft keeps the certificates of its authorities.
+AUTHORITIES_URLS = ("https://www.microsoft.com/pkiops/certs", "https://www.microsoft.com/pki/mscorp")
+
+
+def _authorities_url(value: str) -> None:
+    try:
+        parts = urlsplit(value)
+        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and bool(parts.path.strip("/"))
+    except ValueError:
+        is_usable = False
+    if not is_usable or "@" in value or "?" in value or "#" in value:
+        raise ValueError(f"an address with a path, such as {AUTHORITIES_URLS[0]}")
+
+
+def _uuid(value: str) -> None:
+    if not re.fullmatch("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", value):
+        raise ValueError("the id of a subscription, a UUID")
 
 
 _Listen = Annotated[str, Check(_listen)]
@@ -80,6 +100,38 @@ class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The SQLite database. Default: portal.db in $STATE_DIRECTORY, else in /var/lib/scheduled-events-portal."""
 
 
+class AttestedSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[agents.attested]``: agents whose VM Azure vouches for; each gets a token that counts for an hour."""
+
+    subscriptions: Annotated[tuple[Annotated[str, Check(_uuid)], ...], Meta(min_length=1)]
+    """The subscriptions whose VMs are let in. Anybody with an Azure account has genuine documents."""
+    secret_file: _Text | None = None
+    """A file with the secret that challenges and tokens are signed with, of 32 characters or more; several, one a line:
+    the first signs, all count. Read again when it changes. Every process of a portal has the same."""
+    secret_env: _Text | None = None
+    """The environment variable that holds the secret."""
+    nonce: Literal["required", "preferred"] = "required"
+    """required: a document counts with a challenge of this portal in it, and once. preferred: another nonce does too,
+    for a metadata service that goes on giving documents of earlier requests; whoever saw one can show it for five
+    minutes."""
+    roots_file: _Text | None = None
+    """The roots, PEM, that a document's signer must lead to. Default: those of Azure."""
+    intermediates_file: _Text | None = None
+    """Certificates of authorities below the roots, PEM, for a portal that cannot fetch them. They are not trusted."""
+    intermediates_urls: tuple[Annotated[str, Check(_authorities_url)], ...] = AUTHORITIES_URLS
+    """Where the certificates of such authorities may be fetched: what a document names is asked for below these alone.
+    An empty list: nowhere."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless there is one place of the secret."""
+        if (self.secret_file is None) == (self.secret_env is None):
+            raise ValueError("set secret_file or secret_env, and one of them only.")
+
+    def secret(self) -> Secret:
+        """Return the secrets that challenges and tokens are signed with."""
+        return Secret(key="agents.attested.secret", file=self.secret_file, env=self.secret_env)
+
+
 class AgentsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[agents]``: how agents show who they are. One of its ways is needed."""
 
@@ -92,6 +144,8 @@ class AgentsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """A file with the secrets (`whsec_...`) by which records may be signed as Standard Webhooks says, one a line."""
     webhook_secret_env: _Text | None = None
     """The environment variable that holds the secret."""
+    attested: AttestedSettings | None = None
+    """Attested documents, the way to prefer: no secret on the VM, and no VM can speak for another."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for two places of one secret, and when no agent could ever be let in."""
@@ -100,8 +154,8 @@ class AgentsSettings(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"{name}_file and {name}_env are both set; keep one.")
         if not any(getattr(self, name) for name in self.__struct_fields__):
             raise ValueError(
-                "no agent could send a record. Set token_file or token_env, or webhook_secret_file or "
-                "webhook_secret_env."
+                "no agent could send a record. Write [agents.attested], or set token_file or token_env, or "
+                "webhook_secret_file or webhook_secret_env."
             )
 
     def token(self) -> Secret:
@@ -152,6 +206,7 @@ TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("operator", OperatorSettings),
     ("database", DatabaseSettings),
     ("agents", AgentsSettings),
+    ("agents.attested", AttestedSettings),
     ("readers", ReadersSettings),
 )
 

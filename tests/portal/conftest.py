@@ -8,7 +8,9 @@ from typing import NoReturn
 
 import pytest
 
-_IS_INSTALLED = all(find_spec(name) is not None for name in ("sqlalchemy", "alembic", "starlette", "uvicorn"))
+_IS_INSTALLED = all(
+    find_spec(name) is not None for name in ("sqlalchemy", "alembic", "asn1crypto", "starlette", "uvicorn")
+)
 
 
 class _Skipped(pytest.Module):

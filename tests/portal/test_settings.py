@@ -113,3 +113,30 @@ def test_configurations_of_the_page_are_right():
     assert portal.readers.token().is_set
     [sink] = loader.read(tomllib.loads(doc_pages.marked(page, "file: agent.toml"))).sinks
     assert (sink.type_name, sink.config.scope) == ("webhook", "all")
+
+
+ATTESTED = {"subscriptions": ["8d10da13-8125-4ba9-a717-bf7490507b3d"], "secret_file": "/run/secret"}
+
+
+def test_attested_agents_are_a_way_in_of_their_own():
+    settings = read({"agents": {"attested": ATTESTED}}).agents.attested
+    assert (settings.nonce, settings.roots_file) == ("required", None)
+    assert settings.secret().is_set
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"subscriptions": []}, "a list that is not empty"),
+        ({"subscriptions": ["all"]}, "agents.attested.subscriptions[0] is 'all', but must be the id of a subscription"),
+        ({"secret_file": None}, "set secret_file or secret_env"),
+        ({"secret_env": "X"}, "set secret_file or secret_env"),
+        ({"nonce": "never"}, "'preferred' or 'required'"),
+        ({"intermediates_urls": ["https://www.microsoft.com"]}, "an address with a path"),
+        ({"intermediates_urls": ["www.microsoft.com/pki"]}, "an address with a path"),
+        ({"intermediates_urls": ["https://x/y?z"]}, "an address with a path"),
+    ],
+)
+def test_a_mistake_about_attested_agents_is_said(changes, words):
+    table = {key: value for key, value in {**ATTESTED, **changes}.items() if value is not None}
+    assert words in "\n".join(mistakes_of({"agents": {"attested": table}}))

@@ -1,0 +1,171 @@
+"""How an agent gets its token (PROTOCOL.md, section 2): a challenge, and a token for an attested document.
+
+Whoever reaches the portal may call these two routes, so what they do for a stranger is bounded: a body of 64 KiB within
+ten seconds, a few documents looked at side by side on threads of their own, and a 503 for the others when too many
+wait. What is refused is counted by its reason and logged once, and nothing of it is kept.
+
+Each process of a portal remembers by itself which documents it has taken: behind a load balancer one that was stolen on
+its way could be shown once to each, for the minutes that its challenge counts, and gets a token for its own VM alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from bridge import strict_json
+from bridge.clock import Clock
+from bridge.errors import SecretUnavailable
+from bridge.logs import ThrottledLog
+from bridge.portal.attested import DocumentRefused, DocumentVerifier
+from bridge.portal.intermediates import Intermediates, azure_roots, certificates_in
+from bridge.portal.requests import BODY_SECONDS, BodyRefused, body_of, error_answer, json_answer
+from bridge.portal.settings import AttestedSettings
+from bridge.portal.tokens import CHALLENGE_SECONDS, TOKEN_SECONDS, AgentTokens, Challenges, UsedNonces, check_secret
+from bridge.system.attestation import CHALLENGE_PATH, TOKEN_PATH, DocumentRefusal
+from bridge.system.secrets import Secret
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 64 * 1024
+_THREADS = 4
+#: So many documents wait at most: some seconds' work.
+_MOST_WAITING = 500
+_ACCEPTED, _BUSY = "accepted", "busy"
+#: A refusal that is none of these is 403.
+_STATUSES = {
+    DocumentRefusal.TOO_LARGE: 413,
+    DocumentRefusal.MALFORMED: 400,
+    **{refusal: 409 for refusal in DocumentRefusal if refusal.is_stale},
+}
+
+
+class AgentRoutes:
+    """The two routes, as *settings* say; *count* is called with a word for each document: accepted, or why not."""
+
+    def __init__(
+        self,
+        settings: AttestedSettings,
+        *,
+        count: Callable[[str], None],
+        clock: Clock,
+        body_seconds: float = BODY_SECONDS,
+        most_waiting: int = _MOST_WAITING,
+    ) -> None:
+        secrets = secrets_of(settings.secret())
+        self._challenges = Challenges(secrets, clock=clock)
+        self.tokens = AgentTokens(secrets, clock=clock)
+        self._verifier = DocumentVerifier(
+            roots=azure_roots() if settings.roots_file is None else certificates_in(Path(settings.roots_file)),
+            subscriptions=settings.subscriptions,
+            challenges=self._challenges,
+            used=UsedNonces(clock=clock),
+            intermediates=Intermediates(
+                clock=clock,
+                base_urls=settings.intermediates_urls,
+                known=() if settings.intermediates_file is None else certificates_in(Path(settings.intermediates_file)),
+            ),
+            clock=clock,
+            nonce=settings.nonce,
+        )
+        self._count = count
+        self._body_seconds = body_seconds
+        self._most_waiting = most_waiting
+        self._log = ThrottledLog(logger, clock=clock)
+        # Of its own: what waits for a certificate here shall not hold up who stores records.
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="attested")
+        self._waiting = 0
+
+    def routes(self, root: str) -> list[Route]:
+        """Return the routes below *root*."""
+        return [
+            Route(f"{root}{CHALLENGE_PATH}", self.challenge, methods=["POST"], name="challenge"),
+            Route(f"{root}{TOKEN_PATH}", self.token, methods=["POST"], name="token"),
+        ]
+
+    def close(self) -> None:
+        """Begin with no document any more; those that are looked at have their end by themselves, within seconds."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def challenge(self, request: Request) -> Response:
+        """Answer with a new challenge; the body of *request* says nothing and is not read."""
+        del request
+        try:
+            nonce = self._challenges.new()
+        except SecretUnavailable as error:
+            return self._without_secret(error)
+        return json_answer({"nonce": nonce, "expires_in": CHALLENGE_SECONDS})
+
+    async def token(self, request: Request) -> Response:
+        """Answer with a token for the VM of the document in *request*, or with why there is none."""
+        try:
+            body = await body_of(request, seconds=self._body_seconds, most_bytes=MAX_BODY_BYTES)
+            token = await self._looked_at(_document_in(body))
+        except BodyRefused as error:
+            return error_answer(error.status, str(error), ends=True)
+        except DocumentRefused as refused:
+            return self._refused(refused)
+        except SecretUnavailable as error:
+            return self._without_secret(error)
+        if token is None:
+            self._count(_BUSY)
+            return error_answer(503, "Too many documents wait.")
+        self._count(_ACCEPTED)
+        return json_answer({"token": token, "expires_in": TOKEN_SECONDS})
+
+    async def _looked_at(self, document: str) -> str | None:
+        """Return the token for *document*, None when too many wait."""
+        if self._waiting >= self._most_waiting:
+            return None
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._token_for, document)
+        finally:
+            self._waiting -= 1
+
+    def _token_for(self, document: str) -> str:
+        vm = self._verifier.vm_of(document)
+        return self.tokens.new(vm.vm_id, subscription_id=vm.subscription_id)
+
+    def _refused(self, refused: DocumentRefused) -> Response:
+        reason = refused.reason
+        self._count(reason.value)
+        message = f"An attested document was refused: {refused}"
+        self._log.problem(reason, logging.WARNING, message, reason=reason.value)
+        return json_answer({"error": str(refused), "reason": reason.value}, status=_STATUSES.get(reason, 403))
+
+    def _without_secret(self, error: SecretUnavailable) -> Response:
+        self._log.problem("secret", logging.ERROR, str(error))
+        return error_answer(503, "The portal cannot read its own secret.")
+
+
+def secrets_of(secret: Secret) -> Callable[[], Sequence[str]]:
+    """Return what reads *secret*; it raises SecretUnavailable for one that could be guessed, too."""
+
+    def read() -> Sequence[str]:
+        found = secret.values()
+        for each in found:
+            try:
+                check_secret(each)
+            except ValueError as error:
+                raise SecretUnavailable(f"A secret of agents.attested.secret cannot be used: {error}.") from None
+        return found
+
+    return read
+
+
+def _document_in(body: bytes) -> str:
+    try:
+        document = strict_json.loads(body.decode("utf-8"))["document"]
+    except (ValueError, LookupError, TypeError) as error:
+        raise DocumentRefused(DocumentRefusal.MALFORMED, 'The body is no {"document": "..."}.') from error
+    if not isinstance(document, str):
+        raise DocumentRefused(DocumentRefusal.MALFORMED, "The document is no text.")
+    return document

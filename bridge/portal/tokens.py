@@ -1,0 +1,176 @@
+"""What the portal gives to agents: challenges, and tokens for one hour. Nothing of either is kept.
+
+A challenge is its time, some chance and a MAC over both, in 32 characters, Azure's limit for a nonce: whoever has the
+secret knows which challenges are its own and how old they are, without a table of them. Letters and digits only.
+
+A token is a JWT (HS256) with the VM as its subject. Every process of the portal that has the secret understands it.
+A secret file may hold several secrets, one a line: the first makes, all of them are understood, for rotation.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets as chance
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from enum import Enum
+
+import jwt
+
+from bridge.clock import Clock
+from bridge.errors import BridgeError
+
+#: An agent asks for documents with one challenge for five minutes; and a minute for the way.
+CHALLENGE_SECONDS = 360
+TOKEN_SECONDS = 3600
+#: A secret with less chance in it could be guessed from one token.
+LEAST_SECRET_CHARACTERS = 32
+
+_TIME_BYTES, _CHANCE_BYTES, _MAC_BYTES = 4, 4, 12
+_AUDIENCE = "scheduled-events-portal"
+_ALGORITHM = "HS256"
+_MOST_TOKEN_CHARACTERS = 2_048
+#: A clock of another process of the portal may be ahead of ours.
+_SKEW_SECONDS = 60
+_MOST_REMEMBERED = 200_000
+
+
+class TokenRefused(BridgeError):
+    """The token is none of this portal's, or does not count any more; the message holds nothing of it."""
+
+
+class Nonce(Enum):
+    """What a nonce is to this portal."""
+
+    FRESH = "fresh"
+    OLD = "old"
+    FOREIGN = "foreign"
+
+
+class Challenges:
+    """Makes challenges and knows its own again; *secrets* returns the portal's secrets, the newest first."""
+
+    def __init__(self, secrets: Callable[[], Sequence[str]], *, clock: Clock) -> None:
+        self._secrets = secrets
+        self._clock = clock
+
+    def new(self) -> str:
+        """Return a new challenge: 32 letters and digits."""
+        said = int(self._clock.timestamp()).to_bytes(_TIME_BYTES, "big") + chance.token_bytes(_CHANCE_BYTES)
+        made = said + _mac(self._secrets()[0], said)
+        return base64.b32encode(made).decode().lower()
+
+    def look_at(self, nonce: str) -> Nonce:
+        """Return whether *nonce* is a challenge of this portal that still counts."""
+        try:
+            found = base64.b32decode(nonce.upper().encode("ascii"))
+        except (binascii.Error, ValueError):
+            return Nonce.FOREIGN
+        said, mac = found[: _TIME_BYTES + _CHANCE_BYTES], found[_TIME_BYTES + _CHANCE_BYTES :]
+        # Each is compared, so that the time says nothing of which one it is.
+        if True not in [hmac.compare_digest(mac, _mac(secret, said)) for secret in self._secrets()]:
+            return Nonce.FOREIGN
+        age_seconds = self._clock.timestamp() - int.from_bytes(said[:_TIME_BYTES], "big")
+        return Nonce.FRESH if -_SKEW_SECONDS <= age_seconds <= CHALLENGE_SECONDS else Nonce.OLD
+
+
+class UsedNonces:
+    """The nonces of the documents that were taken in the last minutes, for one process; safe to use from many threads.
+
+    Only what Azure has signed gets here, so nobody fills it; the oldest go when there are too many all the same.
+    """
+
+    def __init__(self, *, clock: Clock, most: int = _MOST_REMEMBERED) -> None:
+        self._clock = clock
+        self._most = most
+        self._lock = threading.Lock()
+        self._until: dict[tuple[str, str], float] = {}
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def take(self, vm_id: str, nonce: str) -> bool:
+        """Return True, and remember it, when no document of *vm_id* with *nonce* was taken before."""
+        now = self._clock.monotonic()
+        with self._lock:
+            while self._until:  # in the order in which they came
+                oldest = next(iter(self._until))
+                if self._until[oldest] > now and len(self._until) < self._most:
+                    break
+                del self._until[oldest]
+            if (vm_id, nonce) in self._until:
+                return False
+            self._until[vm_id, nonce] = now + CHALLENGE_SECONDS + _SKEW_SECONDS
+            return True
+
+
+class AgentTokens:
+    """Makes and reads the tokens of agents; *secrets* returns the portal's secrets, the newest first."""
+
+    def __init__(self, secrets: Callable[[], Sequence[str]], *, clock: Clock) -> None:
+        self._secrets = secrets
+        self._clock = clock
+
+    def new(self, vm_id: str, *, subscription_id: str) -> str:
+        """Return a token for the VM *vm_id*, which counts for TOKEN_SECONDS."""
+        now = int(self._clock.timestamp())
+        claims = {
+            "aud": _AUDIENCE,
+            "sub": vm_id,
+            "sid": subscription_id,
+            "iat": now,
+            "exp": now + TOKEN_SECONDS,
+            "jti": chance.token_hex(8),
+        }
+        return jwt.encode(claims, _key(self._secrets()[0]), algorithm=_ALGORITHM)
+
+    def vm_id_of(self, token: str) -> str:
+        """Return the VM that *token* stands for, in lower case; raise TokenRefused when it stands for none."""
+        if len(token) > _MOST_TOKEN_CHARACTERS:
+            raise TokenRefused("The token is too long for one of this portal.")
+        for secret in self._secrets():
+            try:
+                claims = jwt.decode(
+                    token,
+                    _key(secret),
+                    algorithms=[_ALGORITHM],
+                    audience=_AUDIENCE,
+                    # The times are looked at here, by the portal's own clock.
+                    options={"require": ["sub", "iat", "exp"], "verify_exp": False, "verify_iat": False},
+                )
+            except jwt.InvalidSignatureError:
+                continue
+            except (jwt.PyJWTError, ValueError, RecursionError) as error:
+                raise TokenRefused("The token is none of this portal's.") from error
+            return self._subject(claims)
+        raise TokenRefused("The token is none of this portal's.")
+
+    def _subject(self, claims: dict[str, object]) -> str:
+        subject, issued_at, expires_at = claims["sub"], claims["iat"], claims["exp"]
+        if not (isinstance(subject, str) and isinstance(issued_at, int) and isinstance(expires_at, int)):
+            raise TokenRefused("The token is none of this portal's.")
+        now = self._clock.timestamp()
+        if not issued_at - _SKEW_SECONDS <= now < min(expires_at, issued_at + TOKEN_SECONDS):
+            raise TokenRefused("The token has expired.")
+        return str(uuid.UUID(subject))
+
+
+def check_secret(secret: str) -> None:
+    """Raise ValueError when *secret* is too short to sign tokens with."""
+    if len(secret) < LEAST_SECRET_CHARACTERS:
+        raise ValueError(
+            f"it has {len(secret)} characters, and needs {LEAST_SECRET_CHARACTERS}: head -c 32 /dev/urandom | base64"
+        )
+
+
+def _mac(secret: str, said: bytes) -> bytes:
+    return hmac.digest(_key(secret, "challenge"), said, hashlib.sha256)[:_MAC_BYTES]
+
+
+def _key(secret: str, purpose: str = "agent-token") -> bytes:
+    """Return a key of *secret* for one purpose: what is signed for one never counts for another."""
+    return hmac.digest(secret.encode(), purpose.encode(), hashlib.sha256)

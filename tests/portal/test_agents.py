@@ -1,0 +1,370 @@
+"""Attested agents at a running portal: the right ones write and ask for themselves, all others get nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import logging
+import re
+import secrets
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timezone
+from pathlib import Path
+
+import msgspec
+import pytest
+import requests
+from fleet_records import fleet_record
+from portal_kit import AGENT_TOKEN, BATCH, RunningPortal, batch
+from starlette.requests import Request
+
+from bridge.config.loader import read as read_agent
+from bridge.errors import CredentialFailed, DeliveryFailed
+from bridge.imds.client import ImdsClient, attested_tokens
+from bridge.portal.agents import MAX_BODY_BYTES, AgentRoutes, secrets_of
+from bridge.portal.callers import CallerRefused, Callers
+from bridge.portal.metrics import PortalMetrics
+from bridge.portal.settings import AttestedSettings
+from bridge.portal.tokens import AgentTokens
+from bridge.system.attestation import AttestedToken
+from bridge.system.secrets import Secret
+from bridge.testing import Fault, ManualClock, Simulator
+from bridge.testing.simulator.faults import DOCUMENT_KINDS
+from sinks.cloudevent import cloud_event_bytes
+
+SECRET = "one secret of forty characters, or so, or more"  # of the tests without a portal
+PATIENCE_SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def azure():
+    with Simulator(vms=["vm_0", "vm_1"], rate_limit=False) as simulator:
+        yield simulator
+
+
+def table_of(azure, directory):
+    # A secret of this portal alone: a document of another test's portal is none that this one asked for.
+    (directory / "secret").write_text(f"{secrets.token_hex(20)}\n")
+    (directory / "roots.pem").write_bytes(azure.attestation.root_pem)
+    return {
+        "subscriptions": [azure.machines[0].subscription_id],
+        "secret_file": str(directory / "secret"),
+        "roots_file": str(directory / "roots.pem"),
+        "intermediates_urls": [f"{azure.endpoint}/control/attestation"],
+    }
+
+
+@pytest.fixture
+def table(azure, tmp_path):
+    return table_of(azure, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared(azure, tmp_path_factory):
+    """A portal for tests that leave nothing in it."""
+    directory = tmp_path_factory.mktemp("shared")
+    with RunningPortal(directory / "portal", agents={"attested": table_of(azure, directory)}) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def healthy(azure):
+    yield
+    azure.world.clear_faults("all")
+
+
+@pytest.fixture
+def portal(table, tmp_path):
+    with RunningPortal(tmp_path / "portal", agents={"attested": table}) as running:
+        yield running
+
+
+@pytest.fixture
+def imds(azure):
+    """Return the metadata service of a VM, by its number."""
+    with contextlib.ExitStack() as stack:
+        yield lambda vm=0: stack.enter_context(
+            contextlib.closing(
+                ImdsClient(
+                    endpoint=azure.endpoints[f"vm_{vm}"],
+                    api_version="2020-07-01",
+                    timeout_seconds=10.0,
+                    first_timeout_seconds=10.0,
+                )
+            )
+        )
+
+
+def posted(portal, path, body=b"{}", **options):
+    return requests.post(f"{portal.url}{path}", data=body, timeout=PATIENCE_SECONDS, **options)
+
+
+def shown(portal, document):
+    return posted(portal, "/agents/token", msgspec.json.encode({"document": document}))
+
+
+def challenge(portal):
+    return posted(portal, "/agents/challenge").json()["nonce"]
+
+
+def token_of(portal, imds, vm=0):
+    return shown(portal, imds(vm).attested_document(challenge(portal))).json()["token"]
+
+
+def record_of(azure, vm, **changes):
+    record = fleet_record(vm, event_id=changes.pop("event_id", "e"))
+    changed = msgspec.structs.replace(record.vm, **{"vm_id": azure.machines[vm].vm_id.upper(), **changes})
+    return msgspec.structs.replace(record, vm=changed)
+
+
+def events(portal):
+    return portal.get("/events", state="all").json()["events"]
+
+
+def counted(portal, word):
+    return counted_in(portal.metrics(), word)
+
+
+def counted_in(page, word):
+    found = re.search(rf'attested_documents_total{{result="{word}"}} ([0-9.]+)', page)
+    return 0 if found is None else float(found[1])
+
+
+# What counts.
+
+
+def test_a_vm_gets_a_token_and_writes_its_records_with_it(portal, imds, azure):
+    nonce = challenge(portal)
+    answer = shown(portal, imds().attested_document(nonce))
+    assert answer.status_code == 200
+    assert answer.json()["expires_in"] == 3600
+    assert answer.headers["Cache-Control"] == "no-store"
+    record = record_of(azure, 0)
+    assert portal.post(cloud_event_bytes(record), token=answer.json()["token"]).status_code == 204
+    assert len(events(portal)) == 1
+    assert counted(portal, "accepted") == 1
+
+
+def test_the_sink_of_an_agent_delivers_to_the_portal(portal, imds, azure):
+    sink = {"type": "webhook", "url": f"{portal.url}/records", "credential": "attested", "timeout_seconds": 30.0}
+    sender = read_agent({"sinks": [sink]}).sinks[0].build(attested_tokens(imds().attested_document))
+    sender.send([record_of(azure, 0)])
+    with pytest.raises(DeliveryFailed) as caught:
+        sender.send([record_of(azure, 1)])
+    sender.close()
+    assert "answered 403" in str(caught.value)
+    assert [vm["vm_key"] for vm in portal.get("/events/e").json()["event"]["vms"]] == [azure.machines[0].vm_id]
+
+
+def test_five_vms_that_ask_at_once_all_get_theirs(portal, imds):
+    with ThreadPoolExecutor(5) as pool:
+        assert len(set(pool.map(lambda number: token_of(portal, imds, number % 2), range(5)))) == 5
+    assert counted(portal, "accepted") == 5
+
+
+def test_a_metadata_service_that_repeats_itself_recovers_with_the_same_challenge(portal, imds, azure):
+    azure.world.set_fault(Fault(kind="cached_nonce", count=3))
+    asked, waits = [], []
+
+    def post(path, body):
+        asked.append(path)
+        return posted(portal, path, body)
+
+    token = AttestedToken(
+        post, imds().attested_document, portal=portal.url, wait=lambda _, seconds: waits.append(seconds)
+    )
+    assert token.current(wait_seconds=PATIENCE_SECONDS).token
+    token.close()
+    assert asked == ["/agents/challenge", *["/agents/token"] * 4]
+    assert waits == [5.0, 10.0, 20.0]
+    assert counted(portal, "old_nonce") + counted(portal, "replayed") == 3
+
+
+def test_a_portal_that_prefers_a_nonce_takes_the_document_as_it_is(table, imds, azure, tmp_path):
+    with RunningPortal(tmp_path / "preferring", agents={"attested": {**table, "nonce": "preferred"}}) as portal:
+        azure.world.set_fault(Fault(kind="cached_nonce", count=1))
+        assert token_of(portal, imds)
+
+
+def test_a_token_outlives_a_restart_and_ends_with_its_secret(portal, imds, azure, table):
+    token = token_of(portal, imds)
+    portal.stop()
+    portal.start()
+    assert portal.post(cloud_event_bytes(record_of(azure, 0)), token=token).status_code == 204
+    Path(table["secret_file"]).write_text("a new secret of forty characters, or so, or more\n")
+    assert portal.post(cloud_event_bytes(record_of(azure, 0)), token=token).status_code == 401
+
+
+def test_the_other_ways_go_on_beside_it(portal, azure):
+    assert portal.post(cloud_event_bytes(record_of(azure, 1)), token=AGENT_TOKEN).status_code == 204
+
+
+# What does not.
+
+
+@pytest.mark.parametrize("kind", [kind for kind in DOCUMENT_KINDS if kind != "wrong_digest_algorithm"])
+def test_no_document_with_a_fault_gets_a_token(shared, imds, azure, kind):
+    azure.world.set_fault(Fault(kind=kind, count=1))
+    document = imds().attested_document(challenge(shared))
+    before = shared.metrics()
+    answer = shown(shared, document)
+    assert answer.status_code in {403, 409}
+    assert "token" not in answer.json()
+    reason = answer.json()["reason"]
+    assert counted(shared, reason) == counted_in(before, reason) + 1
+    assert counted(shared, "accepted") == counted_in(before, "accepted")
+
+
+def test_the_wrong_digest_algorithm_of_real_documents_gets_one(shared, imds, azure):
+    azure.world.set_fault(Fault(kind="wrong_digest_algorithm", count=1))
+    assert token_of(shared, imds)
+
+
+def test_a_document_that_is_shown_again_gets_none(shared, imds):
+    document = imds().attested_document(challenge(shared))
+    assert shown(shared, document).status_code == 200
+    again = shown(shared, document)
+    assert (again.status_code, again.json()["reason"]) == (409, "replayed")
+
+
+def test_a_subscription_that_is_not_listed_gets_none(table, imds, tmp_path):
+    other = {**table, "subscriptions": ["00000000-0000-0000-0000-000000000000"]}
+    with RunningPortal(tmp_path / "other", agents={"attested": other}) as portal:
+        answer = shown(portal, imds().attested_document(challenge(portal)))
+    assert (answer.status_code, answer.json()["reason"]) == (403, "subscription_not_listed")
+
+
+@pytest.mark.parametrize("changes", [{}, {"vm_id": None}, {"vm_id": "vm_0"}])
+def test_a_record_of_another_vm_or_of_none_is_refused_with_all_that_came_along(portal, imds, azure, changes):
+    token = token_of(portal, imds)
+    foreign = record_of(azure, 1, event_id="foreign", **changes)
+    for body in (batch([record_of(azure, 0), foreign]), batch([foreign])):
+        assert portal.post(body, content_type=BATCH, token=token).status_code == 403
+    assert events(portal) == []
+    assert 'callers_refused_total{reason="not_yours"} 2' in portal.metrics()
+
+
+def test_a_token_lets_nobody_read(shared, imds):
+    assert shared.get("/events", token=token_of(shared, imds)).status_code == 401
+
+
+# Whoever it is: bounds.
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"[]", 400),
+        (b"{}", 400),
+        (b'{"document": 1}', 400),
+        (b'{"document": ""}', 400),
+        (b'{"document": "a", "document": "b"}', 400),
+        (b"[" * 60_000, 400),
+        (b"\xff", 400),
+        (b'{"document": "' + b"A" * (32 * 1024 + 4) + b'"}', 413),
+        (b"0" * (MAX_BODY_BYTES + 1), 413),
+    ],
+)
+def test_what_is_no_document_is_refused(shared, body, status):
+    assert posted(shared, "/agents/token", body).status_code == status
+
+
+def test_a_slow_body_holds_nothing(table, tmp_path):
+    with RunningPortal(tmp_path / "slow", body_seconds=0.3, agents={"attested": table}) as portal:
+        with socket.create_connection(("127.0.0.1", portal.portal.address[1]), PATIENCE_SECONDS) as slow:
+            slow.sendall(b"POST /api/v1/agents/token HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+            slow.settimeout(PATIENCE_SECONDS)
+            assert b" 408 " in slow.recv(4096)
+        assert posted(portal, "/agents/challenge").status_code == 200
+
+
+def test_without_the_table_there_are_no_such_routes(tmp_path):
+    with RunningPortal(tmp_path) as portal:
+        assert posted(portal, "/agents/challenge").status_code == 404
+        assert posted(portal, "/agents/token").status_code == 404
+
+
+def test_a_portal_without_its_secret_says_so_and_goes_on(portal, table, imds, azure):
+    token, file = token_of(portal, imds), Path(table["secret_file"])
+    secret = file.read_text()
+    for content in ("", "too short\n"):
+        file.write_text(content)
+        for answer in (
+            posted(portal, "/agents/challenge"),
+            portal.post(cloud_event_bytes(record_of(azure, 0)), token=token),
+        ):
+            assert answer.status_code == 503
+            assert int(answer.headers["Retry-After"]) > 0
+    file.write_text(secret)
+    assert portal.post(cloud_event_bytes(record_of(azure, 0)), token=token).status_code == 204
+
+
+def test_when_too_many_wait_the_next_is_told_to_come_again(table):
+    counts = []
+    routes = AgentRoutes(
+        msgspec.convert(table, AttestedSettings), count=counts.append, clock=ManualClock().clock, most_waiting=0
+    )
+
+    async def receive():
+        return {"type": "http.request", "body": b'{"document": "AAAA"}'}
+
+    scope = {"type": "http", "method": "POST", "path": "/agents/token", "headers": [], "query_string": b""}
+    answer = asyncio.run(routes.token(Request(scope, receive)))
+    routes.close()
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) > 0
+    assert counts == ["busy"]
+
+
+def test_ten_thousand_bogus_tokens_leave_nothing_behind(caplog):
+    clock = ManualClock(datetime(2030, 5, 6, tzinfo=timezone.utc)).clock
+    tokens = AgentTokens(lambda: (SECRET,), clock=clock)
+    metrics = PortalMetrics()
+    none = Secret(key="none")
+    callers = Callers(
+        agent_token=none, webhook_secret=none, reader_token=none, metrics=metrics, clock=clock, attested=tokens
+    )
+    good = tokens.new("7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90", subscription_id="s")
+    head, payload, signature = good.split(".")
+    for number in range(10_000):
+        forged = f"{head}.{payload}.{base64.urlsafe_b64encode(number.to_bytes(32, 'big')).rstrip(b'=').decode()}"
+        with pytest.raises(CallerRefused):
+            callers.agent({"authorization": f"Bearer {forged if number % 2 else signature + str(number)}"})
+    assert len(caplog.records) <= 2
+    assert 'callers_refused_total{reason="wrong_token"} 10000.0' in metrics.page().decode()
+    found = callers.agent({"authorization": f"Bearer {good}"})
+    assert found.may_speak_for("7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90")
+    assert not found.may_speak_for("00000000-0c2b-4c7e-9a35-1f5f6d1f2b90")
+    assert not found.may_speak_for("stream:7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90")
+
+
+def test_refused_documents_cost_no_memory_and_few_lines(portal, imds, azure, caplog):
+    azure.world.set_fault(Fault(kind="foreign_root", count=1))
+    document = imds().attested_document(challenge(portal))
+    caplog.set_level(logging.INFO)
+    with requests.Session() as session:
+        for _ in range(50):
+            answer = session.post(f"{portal.url}/agents/token", json={"document": document}, timeout=PATIENCE_SECONDS)
+            assert answer.json()["reason"] == "untrusted"
+    assert counted(portal, "untrusted") == 50
+    assert len([line for line in caplog.records if "refused" in line.getMessage()]) == 1
+
+
+def test_a_refusal_says_its_reason_to_the_agent_that_logs_it(table, imds, tmp_path):
+    other = {**table, "subscriptions": ["00000000-0000-0000-0000-000000000000"]}
+    with RunningPortal(tmp_path / "other", agents={"attested": other}) as portal:
+        token = AttestedToken(
+            lambda path, body: posted(portal, path, body), imds().attested_document, portal=portal.url
+        )
+        with pytest.raises(CredentialFailed, match=r"\(subscription_not_listed\)\. Add the VM's subscription"):
+            token.current(wait_seconds=PATIENCE_SECONDS)
+        token.close()
+
+
+def test_a_secret_of_a_file_is_read_again_and_may_have_one_to_be_replaced(tmp_path):
+    path = tmp_path / "secret"
+    path.write_text("n" * 40 + "\n" + "o" * 40 + "\n")
+    assert secrets_of(Secret(key="x", file=str(path)))() == ("n" * 40, "o" * 40)

@@ -1,0 +1,169 @@
+"""Certificates of authorities that are fetched: from listed addresses alone, few, and none is trusted for it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import pytest
+from azure_documents import Authority
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from bridge.errors import ConfigurationError
+from bridge.portal.intermediates import (
+    MAX_CERTIFICATE_BYTES,
+    Intermediates,
+    azure_roots,
+    certificates_in,
+)
+from bridge.testing import ManualClock
+from bridge.testing.http_contract import Answer, HttpPeer
+
+NOW = datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
+NAME = "metadata.azure.com"
+
+
+@pytest.fixture(scope="module")
+def azure():
+    return Authority(NOW)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(NOW)
+
+
+@pytest.fixture
+def shelf(azure):
+    """A peer that has the intermediate's certificate, DER, at each address."""
+    with HttpPeer() as peer:
+        peer.reply(lambda _: Answer(body=azure.intermediate.public_bytes(Encoding.DER)))
+        peer.base = f"http://{peer.address.authority}/certs"
+        yield peer
+
+
+def intermediates(clock, shelf, **options):
+    return Intermediates(clock=clock.clock, base_urls=(shelf.base,), **options)
+
+
+def asked(shelf):
+    return [request.path for request in shelf.requests]
+
+
+@pytest.mark.parametrize("encoding", [Encoding.DER, Encoding.PEM])
+def test_what_is_missing_is_fetched_once(clock, shelf, azure, encoding):
+    shelf.reply(lambda _: Answer(body=azure.intermediate.public_bytes(encoding)))
+    found = intermediates(clock, shelf)
+    for _ in range(3):
+        found.fetch_for(azure.signer(NAME, at=f"{shelf.base}/ca%2001.crt"))
+    assert found.at_hand() == (azure.intermediate,)
+    assert asked(shelf) == ["/certs/ca%2001.crt"]
+
+
+def test_a_day_later_it_is_fetched_again_and_yesterdays_is_better_than_none(clock, shelf, azure):
+    found, signer = intermediates(clock, shelf), azure.signer(NAME, at=f"{shelf.base}/ca.crt")
+    found.fetch_for(signer)
+    clock.advance(86_401)
+    shelf.reply(lambda _: Answer(status=500))
+    stranger = Authority(NOW).signer(NAME, at=f"{shelf.base}/ca.crt")
+    found.fetch_for(stranger)
+    assert found.at_hand() == (azure.intermediate,)
+    assert len(shelf.requests) == 2
+
+
+def test_what_is_known_or_in_the_document_is_not_fetched(clock, shelf, azure):
+    signer = azure.signer(NAME, at=f"{shelf.base}/ca.crt")
+    intermediates(clock, shelf, known=(azure.intermediate,)).fetch_for(signer)
+    intermediates(clock, shelf).fetch_for(signer, [azure.intermediate])
+    assert not shelf.requests
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "{origin}/other/ca.crt",
+        "{origin}/certsx/ca.crt",
+        "{origin}/certs",
+        "{origin}/certs/../other/ca.crt",
+        "{origin}/certs/%2e%2e/other/ca.crt",
+        "{origin}/certs/ca.crt?x=1",
+        "{origin}/certs/ca.crt#x",
+        "http://example.net/certs/ca.crt",
+        "http://user@{authority}/certs/ca.crt",
+        "ldap://{authority}/certs/ca.crt",
+        "file:///certs/ca.crt",
+        "http://[/certs/ca.crt",
+        "",
+    ],
+)
+def test_nothing_is_asked_for_elsewhere(clock, shelf, azure, place):
+    authority = shelf.address.authority
+    found = intermediates(clock, shelf)
+    found.fetch_for(azure.signer(NAME, at=place.format(origin=f"http://{authority}", authority=authority)))
+    assert found.at_hand() == ()
+    assert not shelf.requests
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Answer(status=404),
+        Answer(status=302, headers={"Location": "/certs/other"}),
+        Answer(body=b""),
+        Answer(body=b"<html>"),
+        Answer(body=b"-----BEGIN CERTIFICATE-----\n"),
+        Answer(body=b"0" * (MAX_CERTIFICATE_BYTES + 1)),
+        None,
+    ],
+)
+def test_a_failure_is_kept_for_five_minutes(clock, shelf, azure, answer, caplog):
+    if answer is None:
+        answer = Answer(body=Authority(NOW).intermediate.public_bytes(Encoding.DER))  # a stranger's, of that name
+    shelf.reply(lambda _: answer)
+    found, signer = intermediates(clock, shelf), azure.signer(NAME, at=f"{shelf.base}/secret-words.crt")
+    for _ in range(5):
+        found.fetch_for(signer)
+    assert len(shelf.requests) == 1
+    assert "secret-words" not in caplog.text
+    clock.advance(86_401)
+    shelf.reply(lambda _: Answer(body=azure.intermediate.public_bytes(Encoding.DER)))
+    found.fetch_for(signer)
+    assert azure.intermediate in found.at_hand()
+
+
+def test_a_flood_of_forged_certificates_costs_ten_requests_a_minute_and_no_memory(clock, shelf, azure):
+    shelf.reply(lambda _: Answer(status=404))
+    found = intermediates(clock, shelf)
+    for number in range(60):
+        found.fetch_for(azure.signer(NAME, at=f"{shelf.base}/{number}.crt"))
+        clock.advance(0.1)
+    assert len(shelf.requests) == 10
+    for number in range(70):
+        found.fetch_for(azure.signer(NAME, at=f"{shelf.base}/again-{number}.crt"))
+        clock.advance(6.1)
+    assert len(found._failed) <= 64
+
+
+def test_a_shelf_that_is_silent_costs_its_deadline_once(clock, shelf, azure):
+    shelf.reply(lambda _: None)
+    found, signer = intermediates(clock, shelf), azure.signer(NAME, at=f"{shelf.base}/ca.crt")
+    found.fetch_for(signer)
+    found.fetch_for(signer)
+    assert len(shelf.requests) == 1
+
+
+def test_the_roots_of_azure_are_among_those_that_certifi_has():
+    names = {each.subject.rfc4514_string() for each in azure_roots()}
+    assert any("DigiCert Global Root G2" in name for name in names)
+    assert any("Microsoft RSA Root Certificate Authority 2017" in name for name in names)
+    assert len(names) < 12
+
+
+def test_a_file_of_certificates_is_read_whole_or_named(tmp_path, azure):
+    path = tmp_path / "roots.pem"
+    path.write_bytes(b"".join(each.public_bytes(Encoding.PEM) for each in (azure.root, azure.intermediate)))
+    assert certificates_in(path) == (azure.root, azure.intermediate)
+    path.write_bytes(b"none")
+    with pytest.raises(ConfigurationError, match=r"roots\.pem holds no certificates"):
+        certificates_in(path)
+    with pytest.raises(ConfigurationError, match=r"nowhere\.pem cannot be read"):
+        certificates_in(tmp_path / "nowhere.pem")

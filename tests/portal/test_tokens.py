@@ -1,0 +1,161 @@
+"""Challenges and tokens of the portal: its own it knows again, and nobody else's."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from datetime import datetime, timezone
+
+import jwt
+import pytest
+
+from bridge.portal.tokens import (
+    CHALLENGE_SECONDS,
+    TOKEN_SECONDS,
+    AgentTokens,
+    Challenges,
+    Nonce,
+    TokenRefused,
+    UsedNonces,
+    check_secret,
+)
+from bridge.testing import ManualClock
+
+SECRET = "one secret of forty characters, or so, or more"
+VM = "7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90"
+SUBSCRIPTION = "8d10da13-8125-4ba9-a717-bf7490507b3d"
+
+
+@pytest.fixture
+def clock():
+    return ManualClock(datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc))
+
+
+def challenges(clock, *secrets):
+    return Challenges(lambda: secrets or (SECRET,), clock=clock.clock)
+
+
+def tokens(clock, *secrets):
+    return AgentTokens(lambda: secrets or (SECRET,), clock=clock.clock)
+
+
+def new_token(clock, *secrets):
+    return tokens(clock, *secrets).new(VM, subscription_id=SUBSCRIPTION)
+
+
+def test_a_challenge_has_32_letters_and_digits_and_no_two_are_the_same(clock):
+    made = [challenges(clock).new() for _ in range(100)]
+    assert all(re.fullmatch("[a-z2-7]{32}", each) for each in made)
+    assert len(set(made)) == 100
+
+
+def test_a_challenge_is_known_again_for_six_minutes_by_each_process_with_the_secret(clock):
+    nonce = challenges(clock).new()
+    assert challenges(clock).look_at(nonce) is Nonce.FRESH
+    clock.advance(CHALLENGE_SECONDS)
+    assert challenges(clock).look_at(nonce) is Nonce.FRESH
+    clock.advance(1)
+    assert challenges(clock).look_at(nonce) is Nonce.OLD
+
+
+def test_a_challenge_of_a_secret_that_is_being_replaced_counts_on(clock):
+    nonce = challenges(clock, "old" * 20).new()
+    assert challenges(clock, SECRET, "old" * 20).look_at(nonce) is Nonce.FRESH
+    assert challenges(clock, SECRET).look_at(nonce) is Nonce.FOREIGN
+
+
+def test_a_challenge_of_which_one_character_differs_is_nobodys(clock):
+    nonce = challenges(clock).new()
+    for position in range(len(nonce)):
+        other = "a" if nonce[position] != "a" else "b"
+        assert challenges(clock).look_at(nonce[:position] + other + nonce[position + 1 :]) is Nonce.FOREIGN
+
+
+@pytest.mark.parametrize("nonce", ["", "a", "20260506-070809", "ä" * 32, "a" * 32, "=" * 32, "\0", "a" * 10_000])
+def test_what_is_no_challenge_is_nobodys(clock, nonce):
+    assert challenges(clock).look_at(nonce) is Nonce.FOREIGN
+
+
+def test_a_challenge_of_a_clock_that_is_ahead_counts_within_a_minute(clock):
+    ahead = ManualClock(clock.now())
+    ahead.advance(60)
+    assert challenges(clock).look_at(challenges(ahead).new()) is Nonce.FRESH
+    ahead.advance(1)
+    assert challenges(clock).look_at(challenges(ahead).new()) is Nonce.OLD
+
+
+def test_a_nonce_is_taken_once_for_each_vm_and_forgotten_when_it_is_old(clock):
+    used = UsedNonces(clock=clock.clock)
+    assert used.take(VM, "a")
+    assert not used.take(VM, "a")
+    assert used.take("another", "a")
+    clock.advance(CHALLENGE_SECONDS + 61)
+    assert used.take(VM, "b")
+    assert len(used) == 1
+
+
+def test_the_memory_for_nonces_has_a_bound(clock):
+    used = UsedNonces(clock=clock.clock, most=10)
+    for number in range(100):
+        assert used.take(VM, str(number))
+    assert len(used) == 10
+    assert not used.take(VM, "99")
+
+
+def test_a_token_stands_for_its_vm_for_an_hour(clock):
+    token = new_token(clock)
+    assert tokens(clock).vm_id_of(token) == VM
+    clock.advance(TOKEN_SECONDS - 1)
+    assert tokens(clock).vm_id_of(token) == VM
+    clock.advance(1)
+    with pytest.raises(TokenRefused, match="expired"):
+        tokens(clock).vm_id_of(token)
+
+
+def test_a_token_of_a_secret_that_is_being_replaced_counts_on(clock):
+    token = new_token(clock, "old" * 20)
+    assert tokens(clock, SECRET, "old" * 20).vm_id_of(token) == VM
+    with pytest.raises(TokenRefused):
+        tokens(clock, SECRET).vm_id_of(token)
+
+
+def test_a_challenge_is_no_key_to_a_token_and_a_token_none_to_another_audience(clock):
+    claims = {"sub": VM, "aud": "scheduled-events-portal", "iat": 1_900_000_000, "exp": 1_999_999_999}
+    for key, changes in [(SECRET, {}), (challenges(clock).new(), {}), (SECRET + " ", {"aud": "x"})]:
+        forged = jwt.encode({**claims, **changes}, key, algorithm="HS256")
+        with pytest.raises(TokenRefused):
+            tokens(clock).vm_id_of(forged)
+
+
+def test_a_token_without_a_signature_or_with_another_algorithm_is_refused(clock):
+    _, payload, signature = new_token(clock).split(".")
+
+    def part(value):
+        return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
+
+    for header in ({"alg": "none"}, {"alg": "HS384"}, {"alg": "RS256"}, {"alg": ["HS256"]}, {}, [], "x"):
+        for given in (signature, ""):
+            with pytest.raises(TokenRefused):
+                tokens(clock).vm_id_of(f"{part(header)}.{payload}.{given}")
+
+
+@pytest.mark.parametrize(
+    "bogus", ["", ".", "..", "a.b.c", "ä.b.c", "\ud800", "a" * 10_000, "W" * 1500 + ".b.c", "a.b.c.d", "\0"]
+)
+def test_what_is_no_token_is_refused_without_a_word_of_it(clock, bogus):
+    with pytest.raises(TokenRefused) as caught:
+        tokens(clock).vm_id_of(bogus)
+    assert len(bogus) < 3 or bogus not in str(caught.value)
+
+
+def test_a_header_that_is_nested_deeply_is_refused(clock):
+    nested = base64.urlsafe_b64encode(b"[" * 1400).rstrip(b"=").decode()
+    with pytest.raises(TokenRefused):
+        tokens(clock).vm_id_of(f"{nested}.e30.AAAA")
+
+
+def test_a_secret_that_could_be_guessed_is_not_taken():
+    check_secret("x" * 32)
+    with pytest.raises(ValueError, match="31 characters"):
+        check_secret("x" * 31)
