@@ -1,14 +1,17 @@
 """Writes the parts of the documentation that the code knows best; `python docs/generate.py` after a change of them.
 
 A page holds a mark, ``<!-- generated: NAME -->`` or ``<!-- recipe: NAME -->``, and ``<!-- end -->``. What stands there
-between is made here; so is what the schema of the Helm chart says of the configuration. A test fails while a file
-differs from what this would write.
+between is made here, and so are the JSON schemas, and what that of the Helm chart says of the configuration. A test fails
+while a file differs from what this would write; with ``--check`` it writes nothing, names those that differ and ends
+with 1.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,13 @@ import click
 import msgspec
 
 from bridge.cli.commands import commands
+from bridge.cli.help import EXAMPLES
 from bridge.cli.init import recipe
 from bridge.config.json_schema import configuration_schema
 from bridge.config.reference import Key, Table, tables
 from bridge.config.settings import VmSettings, documented
 from bridge.events.event import ScheduledEvent, encode
-from bridge.events.record import Approval, TransitionRecord
+from bridge.events.record import Approval, TransitionRecord, json_schema
 from bridge.testing.records import sample_record
 
 #: The fields of a record that a newcomer looks at.
@@ -58,7 +62,8 @@ def _part(found: re.Match[str]) -> str:
     else:
         title, _, argument = name.partition(" ")
         body = _PARTS[title](argument)
-    return f"<!-- {kind}: {name} -->\n{body.strip()}\n<!-- end -->"
+    gap = "\n" if body.startswith("#") else ""  # a block or a table keeps its mark, a heading stands alone
+    return f"<!-- {kind}: {name} -->\n{gap}{body.strip()}\n{gap}<!-- end -->"
 
 
 def _configuration(_: str) -> str:
@@ -89,13 +94,44 @@ def _cell(text: str) -> str:
 
 
 def _commands(_: str) -> str:
-    """Return the help of every command as it prints it at 80 columns."""
+    """Return each command: what it does, its words and options, and examples."""
     parts = []
     for path, command in _leaves(commands, ()):
-        name = " ".join(("scheduled-events-bridge", *path))
-        context = click.Context(command, info_name=name, terminal_width=80, max_content_width=80)
-        parts.append(f"### {' '.join(path)}\n\n```text\n{command.get_help(context)}\n```")
+        name = " ".join(path)
+        usage = " ".join([name, *(_argument(each) for each in command.params if isinstance(each, click.Argument))])
+        examples = "\n".join(f"- `{example}`" for example in EXAMPLES[name])
+        options = [each for each in command.params if isinstance(each, click.Option)]
+        text = textwrap.fill(f"`{usage}`: {_cell(command.help or '')}", _WIDTH, break_on_hyphens=False)
+        parts.append(f"### {name}\n\n{text}\n\n{_options(options)}\n\nExamples:\n\n{examples}")
     return "\n\n".join(parts)
+
+
+def _argument(argument: click.Argument) -> str:
+    word = (argument.metavar or argument.name or "").upper()
+    word += "..." if argument.nargs == -1 else ""
+    return word if argument.required else f"[{word}]"
+
+
+def _options(options: list[click.Option]) -> str:
+    rows = [f"| {_option(each)} | {_default_of(each)} | {_cell(each.help or '')} |" for each in options]
+    return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows]) if rows else "It takes no option."
+
+
+def _option(option: click.Option) -> str:
+    """Return the names of *option*, the long ones first, and what is to follow."""
+    names = sorted((*option.opts, *option.secondary_opts), key=len, reverse=True)
+    if option.is_flag:
+        value = ""
+    elif isinstance(option.type, click.Choice):
+        value = f" {'|'.join(map(str, option.type.choices))}"
+    else:
+        value = f" {option.metavar or option.type.name.partition(' ')[0].upper()}"
+    return ", ".join(f"`{name}{value}`".replace("|", "\\|") for name in names)
+
+
+def _default_of(option: click.Option) -> str:
+    is_shown = not option.is_flag and option.show_default and isinstance(option.default, (str, int, float))
+    return f"`{option.default}`" if is_shown else ""
 
 
 def _leaves(group: click.Group, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], click.Command]]:
@@ -170,13 +206,36 @@ def with_configuration(text: str) -> str:
     return json.dumps(chart, indent=2, ensure_ascii=False) + "\n"
 
 
-def main() -> None:
-    """Write every page anew, and the chart's schema."""
-    for path in pages():
-        text = path.read_text(encoding="utf-8")
-        path.write_text(filled(text), encoding="utf-8")
-    CHART_SCHEMA.write_text(with_configuration(CHART_SCHEMA.read_text(encoding="utf-8")), encoding="utf-8")
+#: Files that are made whole, as `schema` prints them.
+_FILES: dict[Path, Callable[[], dict[str, Any]]] = {
+    ROOT / "docs" / "reference" / "record.schema.json": json_schema,
+    ROOT / "docs" / "reference" / "configuration.schema.json": configuration_schema,
+}
+
+
+def wanted() -> dict[Path, str]:
+    """Return each file with generated parts, and each that is made whole, with the text that it should have."""
+    texts = {path: filled(path.read_text(encoding="utf-8")) for path in pages()}
+    texts |= {path: f"{json.dumps(schema(), indent=2)}\n" for path, schema in _FILES.items()}
+    return texts | {CHART_SCHEMA: with_configuration(CHART_SCHEMA.read_text(encoding="utf-8"))}
+
+
+def differing() -> list[Path]:
+    """Return those that differ from what they should be."""
+    return [path for path, text in wanted().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+
+
+def main() -> int:
+    """Write every page anew, or with --check name those that differ."""
+    stale = differing()
+    if "--check" in sys.argv[1:]:
+        for path in stale:
+            sys.stderr.write(f"{path.relative_to(ROOT)} is not what the code says: run python docs/generate.py\n")
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(wanted()[path], encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -35,7 +35,7 @@ class OtlpConfig(HttpConfig, frozen=True, kw_only=True):
 
     endpoint: str | None = None
     """Where the receiver listens for OTLP over HTTP; /v1/logs is added unless it is there. Default: what the
-    environment says, else http://127.0.0.1:4318."""
+    environment says, else `http://127.0.0.1:4318`."""
     compression: Literal["none", "gzip"] | None = None
     """How the body is compressed. Default: what the environment says, else none, as OpenTelemetry's exporters do."""
     timeout_seconds: float = _DEFAULT_TIMEOUT_SECONDS

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Looks through a site that mkdocs made of docs/: no link is dead, and those that leave it are well formed.
+
+    .ci/site.py SITE [--repository URL]
+
+A link into the site must find its page and its anchor there. One into the repository at URL, or to a file beside docs/,
+must find that file in this tree. Nothing is asked of the network: of all others it is said only what could never work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+ROOT = Path(__file__).resolve().parents[1]
+_HOST = re.compile(r"[a-z0-9-]+(\.[a-z0-9-]+)+")
+_CHARACTERS = re.compile(r"[!#-;=?-Z_a-z~\[\]]+")  # RFC 3986, and % for what is written with it
+_LINKS = {"href", "src"}
+
+
+class Page(HTMLParser):
+    """The links and the anchors of one page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note the links and the id of a tag; where a page looks for fonts and the like beforehand is no link."""
+        values = dict(attrs)
+        self.anchors |= {values[name] or "" for name in ("id", "name") if values.get(name)}
+        if tag != "link" or values.get("rel") != "preconnect":
+            self.links += [value for name, value in attrs if name in _LINKS and value is not None]
+
+
+def faults(site: Path, repository: str) -> Iterator[str]:
+    """Yield a sentence for each link of *site* that leads nowhere."""
+    site = site.resolve()
+    pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
+    for path, page in pages.items():
+        for link in dict.fromkeys(page.links):
+            fault = _fault(link, path, pages, site, repository)
+            if fault:
+                yield f"{path.relative_to(site)}: {link}: {fault}"
+
+
+def _fault(link: str, path: Path, pages: dict[Path, Page], site: Path, repository: str) -> str:
+    if repository and link.startswith(f"{repository}/blob/main/"):
+        file = unquote(urlsplit(link.removeprefix(f"{repository}/blob/main/")).path)
+        return "" if (ROOT / file).exists() else "there is no such file in the repository"
+    parts = urlsplit(link)
+    if parts.scheme or parts.netloc:
+        return _fault_of_another_site(link)
+    start = site if parts.path.startswith("/") else path.parent
+    target = (start / unquote(parts.path).lstrip("/")).resolve() if parts.path else path
+    if target.is_dir():
+        target /= "index.html"
+    if target in pages:
+        is_there = not parts.fragment or unquote(parts.fragment) in pages[target].anchors
+        return "" if is_there else f"{target.name} has no such anchor"
+    if site not in target.parents:  # a file beside docs/, as beside the site
+        target = ROOT / target.relative_to(site.parent) if site.parent in target.parents else ROOT / ".nowhere"
+    return "" if target.exists() else "there is no such file"
+
+
+def _fault_of_another_site(link: str) -> str:
+    parts = urlsplit(link)
+    is_here = parts.hostname in {"127.0.0.1", "localhost"}
+    wrong = {
+        "only http and https lead to a page": parts.scheme not in {"http", "https"},
+        "it is not encrypted": parts.scheme == "http" and not is_here,
+        "its host is none": not is_here and not _HOST.fullmatch(parts.hostname or ""),
+        "it holds a login": "@" in parts.netloc,
+        "a character in it must be written with %": not _CHARACTERS.fullmatch(link),
+    }
+    return "; ".join(sentence for sentence, is_wrong in wrong.items() if is_wrong)
+
+
+def main() -> int:
+    """Print the faults, and return whether there are any."""
+    parser = argparse.ArgumentParser(description="No link of a site may be dead.")
+    parser.add_argument("site", type=Path)
+    parser.add_argument(
+        "--repository", default="", help="Where files beside docs/ are shown, such as https://github.com/a/b"
+    )
+    arguments = parser.parse_args()
+    found = list(faults(arguments.site, arguments.repository.rstrip("/")))
+    for fault in found:
+        sys.stderr.write(f"{fault}\n")
+    pages = len(list(arguments.site.rglob("*.html")))
+    sys.stdout.write(f"{pages} pages, {len(found)} dead links\n")
+    return 1 if found or not pages else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
