@@ -1,9 +1,9 @@
 """Writes the parts of the documentation that the code knows best; `python docs/generate.py` after a change of them.
 
 A page holds a mark, ``<!-- generated: NAME -->`` or ``<!-- recipe: NAME -->``, and ``<!-- end -->``. What stands there
-between is made here, and so are the JSON schemas, and what that of the Helm chart says of the configuration. A test fails
-while a file differs from what this would write; with ``--check`` it writes nothing, names those that differ and ends
-with 1.
+between is made here, and so are the JSON schemas, and what that of the Helm chart says of the configuration. A test
+fails while a file differs from what this would write; with ``--check`` it writes nothing, names those that differ and
+ends with 1.
 """
 
 from __future__ import annotations
@@ -99,14 +99,17 @@ def _commands(_: str) -> str:
     for path, command in _leaves(commands, ()):
         name = " ".join(path)
         usage = " ".join([name, *(_argument(each) for each in command.params if isinstance(each, click.Argument))])
-        examples = "\n".join(f"- `{example}`" for example in EXAMPLES[name])
+        examples = "\n".join(f"- `{example}`" for example in EXAMPLES.get(name, (name,)))
         options = [each for each in command.params if isinstance(each, click.Option)]
-        text = textwrap.fill(f"`{usage}`: {_cell(command.help or '')}", _WIDTH, break_on_hyphens=False)
+        said = " ".join((command.help or "").split())
+        text = textwrap.fill(f"`{usage}`: {_cell(said)}", _WIDTH, break_on_hyphens=False)
         parts.append(f"### {name}\n\n{text}\n\n{_options(options)}\n\nExamples:\n\n{examples}")
     return "\n\n".join(parts)
 
 
 def _argument(argument: click.Argument) -> str:
+    if isinstance(argument.type, click.Choice):
+        return "|".join(map(str, argument.type.choices))
     word = (argument.metavar or argument.name or "").upper()
     word += "..." if argument.nargs == -1 else ""
     return word if argument.required else f"[{word}]"
@@ -138,7 +141,9 @@ def _leaves(group: click.Group, path: tuple[str, ...]) -> list[tuple[tuple[str, 
     found: list[tuple[tuple[str, ...], click.Command]] = []
     for name, command in group.commands.items():
         inner = (*path, name)
-        found += _leaves(command, inner) if isinstance(command, click.Group) else [(inner, command)]
+        is_group = isinstance(command, click.Group)
+        found += [] if is_group and not command.invoke_without_command else [(inner, command)]
+        found += _leaves(command, inner) if is_group else []
     return found
 
 

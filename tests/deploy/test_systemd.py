@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import doc_pages
 import pytest
 
 from bridge.config.loader import read
@@ -94,19 +95,32 @@ def tree(package_source, clean_environment, service_python, tool, tmp_path_facto
 # ---- the unit -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("drop_ins", DROP_INS.values(), ids=DROP_INS)
-def test_systemd_reads_the_unit_without_a_word(tool, deploy, tree, tmp_path, drop_ins):
+def read_by_systemd(tool, tree, directory, drop_ins):
+    """Return what systemd says of the installed unit with *drop_ins*, name -> text."""
     installed = tree.root / f"etc/systemd/system/{UNIT}"
     # systemd-analyze looks for the programs where the unit says, so that must be where the tree is
-    (tmp_path / UNIT).write_text(installed.read_text().replace(OPT, f"{tree.root}{OPT}"))
-    (tmp_path / f"{UNIT}.d").mkdir()
-    for name in drop_ins:
-        shutil.copy(deploy / "systemd" / name, tmp_path / f"{UNIT}.d")
+    (directory / f"{UNIT}.d").mkdir(parents=True)
+    (directory / UNIT).write_text(installed.read_text().replace(OPT, f"{tree.root}{OPT}"))
+    for name, text in drop_ins.items():
+        (directory / f"{UNIT}.d" / name).write_text(text)
     done = subprocess.run(
-        [tool("systemd-analyze"), "verify", "--man=no", tmp_path / UNIT],
+        [tool("systemd-analyze"), "verify", "--man=no", directory / UNIT],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("drop_ins", DROP_INS.values(), ids=DROP_INS)
+def test_systemd_reads_the_unit_without_a_word(tool, deploy, tree, tmp_path, drop_ins):
+    texts = {name: (deploy / "systemd" / name).read_text() for name in drop_ins}
+    assert read_by_systemd(tool, tree, tmp_path, texts) == (0, "")
+
+
+def test_drop_in_of_the_file_sink_is_read_without_a_word(tool, tree, tmp_path):
+    shown = doc_pages.marked(doc_pages.page("docs/reference/sinks.md"), "unit: logs directory")
+    assert read_by_systemd(tool, tree, tmp_path, {"file.conf": shown}) == (0, "")
+    code, said = read_by_systemd(tool, tree, tmp_path / "wrong", {"file.conf": shown.replace("LogsDir", "LogDir")})
+    assert "LogDirectory" in said, code
 
 
 @pytest.mark.parametrize("drop_ins", [[], ["credentials.conf"]], ids=["alone", "credentials"])

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 
+import doc_pages
 import pytest
 from bicep import UNKNOWN, body, declared, literal, properties, text
 
@@ -228,3 +229,21 @@ def test_files_are_as_terraform_writes_them(console, deploy):
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
+
+
+def test_module_is_given_on_the_page_what_it_takes(module, package):
+    shown = package("hcl2").loads(doc_pages.marked(doc_pages.page("docs/operate/fleet.md"), "terraform: module"))
+    [given] = (arguments for named in shown["module"] for arguments in named.values())
+    variables = {
+        plain(name): inner
+        for each in module["variables"]["variable"]
+        for name, inner in each.items()
+        if not name.startswith("__")
+    }
+    assert (doc_pages.ROOT / plain(given.pop("source")) / "main.tf").exists()
+    names = {name for name in given if not name.startswith("__")}
+    assert {name for name, variable in variables.items() if "default" not in variable} <= names <= set(variables)
+    for name, items in (("rings", given["rings"]), ("versions", given["versions"].values())):
+        fields = dict(re.findall(r"(\w+) = (optional)?", variables[name]["type"]))
+        for item in items:
+            assert {field for field in fields if not fields[field]} <= set(item) <= set(fields)

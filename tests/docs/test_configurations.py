@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import doc_pages
 import pytest
 
 from bridge.config.loader import read
@@ -78,7 +79,7 @@ def test_configuration_of_the_sinks_page_is_right(block):
 @pytest.mark.skipif(sys.platform == "win32", reason="a shell script")
 def test_drain_script_drains_and_undrains(tmp_path):
     log = tmp_path / "log"
-    _write_program(tmp_path / "on-scheduled-event", _fenced("sh", KEYS)[0])
+    _write_program(tmp_path / "on-scheduled-event", doc_pages.marked(KEYS, "drain script"))
     for name in ("drain-node", "undrain-node"):
         _write_program(tmp_path / name, f'#!/bin/sh\necho "{name} $*" >> "{log}"\n')
     text = _block_of("drain-script").replace(PROGRAM, f"{tmp_path}/on-scheduled-event")

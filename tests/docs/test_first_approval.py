@@ -2,79 +2,46 @@
 
 from __future__ import annotations
 
-import os
-import re
-import signal
-import socket
-import subprocess
 import sys
-import time
+from contextlib import ExitStack
 from pathlib import Path
 
-import doc_pages
 import pytest
+from desk import Desk
+from held_port import held_port
 
-PAGE = doc_pages.page("docs/start/first-approval.md")
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="needs a shell"),
+    pytest.mark.skipif(
+        not (Path(sys.prefix) / "bin" / "activate").exists(), reason="the tests do not run in a virtual environment"
+    ),
+]
 
 
 @pytest.fixture
 def desk(tmp_path, agent_env):
-    """The page's folder: a shell that runs the page's lines with other ports, in another directory."""
-    ports = {"8169": _free_port(), "9464": _free_port()}
-    started = []
-
-    def here(text):
-        text = text.replace("/tmp/bridge-approval", str(tmp_path))
-        for shown, real in ports.items():
-            text = text.replace(shown, str(real))
-        return text
-
-    [(name, configuration)] = re.findall(r"<!-- file: (\S+) -->\n```toml\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    (tmp_path / name).write_text(here(configuration) + f'\n[status]\nlisten = "127.0.0.1:{ports["9464"]}"\n')
-    env = {**agent_env, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-
-    def shell(mark, **options):
-        script = here(doc_pages.marked(PAGE, f"approval: {mark}"))
-        # The simulator's port is not the usual one, so it is said.
-        script = script.replace("simulate quiet", f"simulate quiet --listen 127.0.0.1:{ports['8169']}")
-        if options:
-            process = subprocess.Popen(["bash", "-c", script], cwd=tmp_path, env=env, start_new_session=True, **options)
-            started.append(process)
-            return process
-        return subprocess.run(
-            ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
-        )
-
-    yield shell, tmp_path
-    for process in started:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _wait_for(words, log, seconds=60):
-    ends = time.monotonic() + seconds
-    while words not in log.read_text():
-        assert time.monotonic() < ends, f"{words!r} did not come:\n{log.read_text()}"
-        time.sleep(0.1)
+    with ExitStack() as stack:
+        simulator, status = (stack.enter_context(held_port()) for _ in range(2))
+        elsewhere = {
+            "/tmp/bridge-approval": str(tmp_path / "approval"),
+            "127.0.0.1:8169": f"127.0.0.1:{simulator}",
+            # What the page leaves at its default has to be said here.
+            "simulate quiet": f"simulate quiet --listen 127.0.0.1:{simulator}",
+            "[approval]": f'[status]\nlisten = "127.0.0.1:{status}"\n\n[approval]',
+        }
+        desk = Desk("docs/start/first-approval.md", tmp_path, agent_env, elsewhere)
+        yield desk
+        desk.leave()
 
 
 def test_a_newcomer_approves_an_event_and_sees_it_start(desk):
-    shell, folder = desk
-    log = folder / "log"
-    with log.open("wb") as out:
-        shell("run", stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
-    _wait_for("is running", log)
-    announced = shell("announce")
-    assert announced.returncode == 0, announced.stderr
-    _wait_for(" scheduled: Reboot", log)
-    approved = shell("approve")
-    assert approved.returncode == 0, approved.stderr
-    _wait_for(" approved: Reboot", log)
-    _wait_for(" started: Reboot", log)
+    enter = desk.text("approval: enter")
+    desk.do(enter)
+    (desk.home / "approval" / "approval.toml").write_text(desk.text("file: approval.toml"))
+    desk.begin(enter + desk.text("approval: run"))
+    desk.wait_for("is running")
+    desk.do(enter + desk.text("approval: announce"))
+    desk.wait_for(" scheduled: Reboot")
+    desk.do(enter + desk.text("approval: approve"))
+    desk.wait_for(" approved: Reboot")
+    desk.wait_for(" started: Reboot")

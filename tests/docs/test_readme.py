@@ -91,6 +91,12 @@ def test_readme_test_command_ends_with_the_plain_test_runner():
     assert _command("test-command")[0].endswith(" && .venv/bin/pytest")
 
 
+def test_page_of_the_demo_has_the_readmes_line():
+    [line, piped] = [block.text for block in doc_pages.blocks(doc_pages.page("docs/start/demo.md"), "sh")]
+    assert line.splitlines() == _command("demo-command")
+    assert piped.partition(" | ")[0] == line.strip().rpartition(" && ")[2]
+
+
 def test_top_level_holds_known_names_only():
     assert {name.partition("/")[0] for name in _git_files()} <= _TOP_LEVEL
 

@@ -86,7 +86,7 @@ def test_schema_of_the_chart_knows_the_configuration_as_the_code_does_now():
     assert generator.with_configuration(text) == text, "run: python docs/generate.py"
     schema = json.loads(text)
     values = {"image": {"repository": "x"}}
-    jsonschema.validate(values | {"config": tomllib.loads(_agent_blocks()[0])}, schema)
+    jsonschema.validate(values | {"config": tomllib.loads(doc_pages.blocks(README, "toml")[0].text)}, schema)
     with pytest.raises(jsonschema.ValidationError, match="urll"):
         jsonschema.validate(values | {"config": {"sinks": [{"type": "webhook", "urll": "x"}]}}, schema)
 

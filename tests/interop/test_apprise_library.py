@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import email
+import email.policy
 import http.server
 import json
 import logging
+import socketserver
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,10 +18,17 @@ from typing import Any
 
 import pytest
 
+from bridge.cli.init import recipe
+from bridge.config.loader import read
 from bridge.sink import DeliveryFailed
 from bridge.testing.records import sample_event, sample_record
 from sinks.apprise import AppriseConfig, AppriseSink
 from sinks.sentence import sentence
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 pytestmark = [
     pytest.mark.interop,
@@ -145,3 +157,50 @@ def test_url_that_apprise_cannot_use_is_found_by_check(tmp_path: Path, url: str)
     with pytest.raises(DeliveryFailed, match="URL 1: no URL that Apprise can use") as caught:
         sink_for(tmp_path, url).check()
     assert caught.value.needs_attention
+
+
+class Mailbox(socketserver.StreamRequestHandler):
+    """A mail server that takes what a user who has logged in sends it."""
+
+    def handle(self) -> None:
+        self._say("220 smtp.example.net ESMTP")
+        is_known = False
+        while line := self.rfile.readline().decode().strip():
+            verb = line.partition(" ")[0].upper()
+            if verb == "EHLO":
+                self._say("250-smtp.example.net\r\n250 AUTH PLAIN")
+            elif verb == "AUTH":
+                is_known = base64.b64decode(line.split(" ")[2]) == b"\0user\0secret"
+                self._say("235 known" if is_known else "535 unknown")
+            elif verb in {"MAIL", "RCPT"}:
+                self._say("250 taken" if is_known else "530 log in first")
+            elif verb == "DATA":
+                self._say("354 go on")
+                lines = iter(self.rfile.readline, b".\r\n")
+                self.server.mails.append(email.message_from_bytes(b"".join(lines), policy=email.policy.default))  # type: ignore[attr-defined]
+                self._say("250 taken")
+            else:
+                self._say("221 bye")
+                return
+
+    def _say(self, line: str) -> None:
+        self.wfile.write(f"{line}\r\n".encode())
+
+
+def test_recipe_for_mail_sends_one(tmp_path: Path) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Mailbox) as server:
+        server.mails = []  # type: ignore[attr-defined]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"127.0.0.1:{server.server_address[1]}"
+        (tmp_path / "mail-url").write_text(
+            f"mailto://user:secret@{address}?to=oncall@example.net&from=azure@example.net&mode=insecure"
+        )
+        text = recipe("apprise:mail").replace("/etc/scheduled-events-bridge", str(tmp_path))
+        [settings] = read(tomllib.loads(text)).sinks
+        sink = settings.build()
+        sink.send([sample_record()])
+        sink.close()
+        server.shutdown()
+        [mail] = server.mails  # type: ignore[attr-defined]
+    assert (mail["To"], "azure@example.net" in mail["From"]) == ("oncall@example.net", True)
+    assert sentence(sample_record()) in mail.get_body(("plain", "html")).get_content()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from textwrap import dedent
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 
+#: In a list a block is indented, with its comment.
 _FENCE = re.compile(
-    r"^(?:<!-- (?P<mark>[^>]*?) -->\n)?```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^(?P<indent> *)(?:<!-- (?P<mark>[^>]*?) -->\n(?P=indent))?```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$",
+    re.MULTILINE | re.DOTALL,
 )
 _SPAN = re.compile(r"`([^`\n]+)`")
 
@@ -54,7 +57,7 @@ def _one_level_down(text: str) -> str:
 
 def blocks(text: str, language: str = "") -> list[Block]:
     """Return the fenced blocks of *text*, in order; with *language* only those in it."""
-    found = [Block(each["mark"] or "", each["language"], each["text"]) for each in _FENCE.finditer(text)]
+    found = [Block(each["mark"] or "", each["language"], dedent(each["text"])) for each in _FENCE.finditer(text)]
     return [each for each in found if not language or each.language == language]
 
 

@@ -3,7 +3,9 @@
 A rule is a function from a request to the words of what is wrong with it; no words: the service takes it. Sources:
 Slack "Incoming webhooks" and its escapes of mrkdwn; Microsoft "Post to a channel when a webhook request is received"
 and the Adaptive Cards 1.4 schema; Opsgenie "Alert API" (create, close); ServiceNow "Event Management, web service
-API"; Splunk "HTTP Event Collector, format events".
+API"; Splunk "HTTP Event Collector, format events"; CloudEvents 1.0 and its HTTP binding, Standard Webhooks 1.0;
+Alertmanager's OpenAPI of /api/v2/alerts; PagerDuty "Events API v2" (alert and change events); OTLP/HTTP 1.x; Event Hubs
+"Send event" over REST.
 """
 
 from __future__ import annotations
@@ -12,7 +14,11 @@ import base64
 import json
 import re
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from bridge.testing.simulator.imds_api import Request
 
@@ -147,6 +153,99 @@ def splunk(request: Request) -> str:
     )
 
 
+def cloud_events(request: Request) -> str:
+    """Return what an endpoint of one's own would say that knows CloudEvents and Standard Webhooks."""
+    if request.headers.get("content-type", "").partition(";")[0] != "application/cloudevents+json":
+        return "no CloudEvent in structured mode"
+    event = json.loads(request.body)
+    return _words(
+        method=request.method != "POST",
+        specversion=event.get("specversion") != "1.0",
+        required=not all(isinstance(event.get(key), str) and event[key] for key in ("id", "source", "type")),
+        names=not all(re.fullmatch("[a-z0-9]{1,20}", key) for key in event),
+        time=not _is_time(event.get("time")),
+        data=not isinstance(event.get("data"), dict) or event.get("datacontenttype") != "application/json",
+        webhook_id=request.headers.get("webhook-id") != event.get("id"),
+    )
+
+
+def alertmanager(request: Request) -> str:
+    """Return what Alertmanager would say to the alerts that it is given."""
+    alerts = _json_of(request)
+    if not isinstance(alerts, list) or not alerts:
+        return "no alerts"
+    labels = [each.get("labels", {}) for each in alerts]
+    return _words(
+        path=request.path != "/api/v2/alerts",
+        unknown=any(
+            not set(each) <= {"labels", "annotations", "startsAt", "endsAt", "generatorURL"} for each in alerts
+        ),
+        label=not all(re.fullmatch("[a-zA-Z_][a-zA-Z0-9_]*", name) for each in labels for name in each),
+        text=not all(isinstance(value, str) and value for each in labels for value in each.values()),
+        name=not all(each.get("alertname") for each in labels),
+        time=not all(_is_time(each[key]) for each in alerts for key in ("startsAt", "endsAt") if key in each),
+    )
+
+
+def pagerduty(request: Request) -> str:
+    """Return what PagerDuty would say to an alert event or to a change event."""
+    body = _json_of(request)
+    if not isinstance(body, dict) or request.path not in ("/v2/enqueue", "/v2/change/enqueue"):
+        return "invalid event"
+    payload = body.get("payload", {})
+    is_change, is_resolved = "change" in request.path, body.get("event_action") == "resolve"
+    return _words(
+        routing_key=not re.fullmatch("[0-9a-zA-Z]{32}", body.get("routing_key", "")),
+        action=not is_change and body.get("event_action") not in ("trigger", "acknowledge", "resolve"),
+        dedup_key=not is_change and not 0 < len(body.get("dedup_key", "")) <= 255,
+        summary=not is_resolved and not 0 < len(payload.get("summary", "")) <= 1_024,
+        source=not is_resolved and not payload.get("source"),
+        severity=not (is_change or is_resolved)
+        and payload.get("severity") not in ("critical", "error", "warning", "info"),
+        time="timestamp" in payload and not _is_time(payload["timestamp"]),
+    )
+
+
+def otlp(request: Request) -> str:
+    """Return what a receiver of OTLP over HTTP would say."""
+    try:
+        logs = ExportLogsServiceRequest.FromString(request.body)
+    except DecodeError:
+        return "no ExportLogsServiceRequest"
+    records = [
+        record for resource in logs.resource_logs for scope in resource.scope_logs for record in scope.log_records
+    ]
+    return _words(
+        path=request.path != "/v1/logs",
+        content_type=request.headers.get("content-type") != "application/x-protobuf",
+        none=not records,
+        time=not all(record.observed_time_unix_nano for record in records),
+        attributes=any(len({pair.key for pair in each.attributes}) != len(each.attributes) for each in records),
+    )
+
+
+def event_hub(request: Request) -> str:
+    """Return what the event hub of the recipe would say to a request of a managed identity."""
+    payload = request.headers.get("authorization", "").removeprefix("Bearer ").split(".")
+    claims = json.loads(base64.urlsafe_b64decode(payload[1] + "=" * (-len(payload[1]) % 4))) if len(payload) > 1 else {}
+    broker = json.loads(request.headers.get("brokerproperties", "{}"))
+    return _words(
+        method=request.method != "POST",
+        path=request.path != "/scheduled-events/messages",
+        api_version="api-version" not in dict(request.query),
+        audience=claims.get("aud") not in ("https://eventhubs.azure.net", "https://eventhubs.azure.net/"),
+        properties=not set(broker) <= {"PartitionKey"} or not isinstance(broker.get("PartitionKey", ""), str),
+        size=len(request.body) > 1024 * 1024,
+    )
+
+
+def _is_time(text: Any) -> bool:
+    try:
+        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).tzinfo is not None
+    except ValueError:
+        return False
+
+
 #: Service -> what it refuses, what it answers to what it takes, and its path where the recipe keeps it in a file.
 SERVICES: dict[str, tuple[Callable[[Request], str], int, str]] = {
     "webhook:slack": (slack, 200, "/services/T0/B0/x1"),
@@ -154,4 +253,9 @@ SERVICES: dict[str, tuple[Callable[[Request], str], int, str]] = {
     "webhook:opsgenie": (opsgenie, 202, ""),
     "webhook:servicenow": (servicenow, 200, ""),
     "webhook:splunk": (splunk, 200, ""),
+    "webhook": (cloud_events, 204, ""),
+    "webhook:alertmanager": (alertmanager, 200, ""),
+    "webhook:pagerduty": (pagerduty, 202, ""),
+    "otlp": (otlp, 200, ""),
+    "eventhubs": (event_hub, 201, ""),
 }
