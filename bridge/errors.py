@@ -276,14 +276,23 @@ class SigningFailed(BridgeError):
 
 
 class PortalFailed(BridgeError):
-    """No answer that could be used; *needs_attention*: a person must act before there is one."""
+    """No answer that could be used; *needs_attention*: a person must act before there is one.
+
+    *is_cut_short*: something between the agent and the portal broke off a request that the portal held.
+    """
 
     def __init__(
-        self, message: str, *, needs_attention: bool = False, retry_after_seconds: float | None = None
+        self,
+        message: str,
+        *,
+        needs_attention: bool = False,
+        retry_after_seconds: float | None = None,
+        is_cut_short: bool = False,
     ) -> None:
         super().__init__(message)
         self.needs_attention = needs_attention
         self.retry_after_seconds = retry_after_seconds
+        self.is_cut_short = is_cut_short
 
 
 class CredentialFailed(BridgeError):

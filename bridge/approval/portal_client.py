@@ -4,6 +4,9 @@ Only an answer of exactly that shape is one; all else is PortalFailed, with noth
 the portal: who answers there may repeat the token that it was shown, or a decision. A message stays the same from try
 to try, so that one fault is one line in the log.
 
+A gateway on the way may be less patient than the request: what it breaks off after a while is no fault of the portal.
+The client then asks for half the wait, and for its own again an hour later.
+
 No redirect is followed, and a proxy is one that the environment names. To a loopback address there is none: plain
 http, which is allowed there alone, would show it the token.
 """
@@ -11,6 +14,7 @@ http, which is allowed there alone, would show it the token.
 from __future__ import annotations
 
 import http.client
+import math
 import ssl
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +27,7 @@ from msgspec import Meta
 
 from bridge import strict_json
 from bridge.approval.credentials import TOKEN_DEADLINE_SECONDS, AttestedCredential, PortalCredential, credential_of
+from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.approval import RemoteSettings
 from bridge.errors import ConfigurationError, CredentialFailed, DeadlineExceeded, PortalFailed
 from bridge.http.failures import is_loopback, root_cause
@@ -31,6 +36,7 @@ from bridge.http.session import (
     ResponseEncoded,
     ResponseTooLarge,
     ResponseUnread,
+    is_disconnect,
     retry_after_seconds,
 )
 from bridge.text import EXCERPT_CHARACTERS, one_line
@@ -41,6 +47,13 @@ MAX_ANSWER_BYTES = 1024 * 1024
 MAX_DECISIONS = 1_000
 MAX_INDEX = 2**53 - 1
 MAX_EPOCH_CHARACTERS = 128
+#: What agents say of themselves with each request (`bridge.approval.agent_header`).
+AGENT_HEADER = "Scheduled-Events-Agent"
+#: A request that broke off later than this was held: a gateway on the way does not wait as long as the portal.
+PATIENCE_SECONDS = 5.0
+#: The wait that is asked for is not halved below this.
+SHORTEST_WAIT_SECONDS = 5
+_OWN_WAIT_AGAIN_SECONDS = 3_600.0
 
 _MAX_TOKEN_ANSWER_BYTES = 16 * 1024
 
@@ -54,6 +67,7 @@ _NEEDS_A_PERSON = {
 }
 _REFUSES_ITS_OWN = "It refuses tokens that it gave itself: is vm.vm_id this VM's? See the portal's log."
 _SAYS_WHEN = frozenset({429, 503})
+_OF_A_GATEWAY = frozenset({502, 504})
 _REDIRECTS = range(300, 400)
 _UNCHANGED = 304
 _NO_DECISION = ""
@@ -71,8 +85,8 @@ class PortalAnswer(msgspec.Struct, frozen=True):
 class PortalClient:
     """Asks the portal of *remote*; for one thread, but for `close`.
 
-    *document* returns the attested document with a nonce in it, for `credential = "attested"`. Raises
-    ConfigurationError for plain http to another machine.
+    *document* returns the attested document with a nonce in it, for `credential = "attested"`; *agent* returns what the
+    agent says of itself, None for nothing. Raises ConfigurationError for plain http to another machine.
     """
 
     def __init__(
@@ -81,7 +95,9 @@ class PortalClient:
         *,
         credential: PortalCredential | None = None,
         document: Callable[[str], str] | None = None,
+        agent: Callable[[], str] | None = None,
         grace_seconds: float = GRACE_SECONDS,
+        clock: Clock = REAL_CLOCK,
     ) -> None:
         parts = urlsplit(remote.url)
         is_local = is_loopback(parts.hostname or "")
@@ -92,8 +108,14 @@ class PortalClient:
         self.origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._remote = remote
         self._url = remote.url.rstrip("/")
-        self._deadline_seconds = remote.wait_seconds + grace_seconds
-        self.longest_poll_seconds = self._deadline_seconds + TOKEN_DEADLINE_SECONDS
+        self._agent = agent
+        self._clock = clock
+        self._grace_seconds = grace_seconds
+        self.wait_seconds = remote.wait_seconds
+        """How long the portal is asked to hold a request: half of what was configured, or less, behind a gateway."""
+        self._wait_lowered_at: float | None = None
+        self._sent_at = -math.inf
+        self.longest_poll_seconds = remote.wait_seconds + grace_seconds + TOKEN_DEADLINE_SECONDS
         """How long `poll` may take, the wait for a token included."""
         self._is_closed = False
         self._token_session: DeadlineSession | None = None
@@ -102,7 +124,38 @@ class PortalClient:
         self._credential = credential or self._credential_of(remote, document)
 
     def poll(self, vm_id: str, *, index: int) -> PortalAnswer:
-        """Return what there is for *vm_id* after *index*; a 204 reads as that index and nothing. Raise PortalFailed."""
+        """Return what there is for *vm_id* after *index*; a 204 reads as that index and nothing.
+
+        Raise PortalFailed. One that is cut short has halved the wait, and may be asked again at once.
+        """
+        self._restore_wait()
+        try:
+            return self._ask(vm_id, index)
+        except PortalFailed as error:
+            was_held = self._clock.monotonic() - self._sent_at > PATIENCE_SECONDS
+            if not (error.is_cut_short and was_held and self._halve_wait()):
+                error.is_cut_short = False
+            raise
+
+    def _restore_wait(self) -> None:
+        """Ask for the wait that was configured once more, when the gateway may be another one."""
+        lowered_at = self._wait_lowered_at
+        if lowered_at is not None and self._clock.monotonic() - lowered_at >= _OWN_WAIT_AGAIN_SECONDS:
+            self.wait_seconds, self._wait_lowered_at = self._remote.wait_seconds, None
+
+    def _halve_wait(self) -> bool:
+        """Ask for half the wait from now on; return False when it is as short as it gets."""
+        if self.wait_seconds <= SHORTEST_WAIT_SECONDS:
+            return False
+        self.wait_seconds = max(self.wait_seconds // 2, SHORTEST_WAIT_SECONDS)
+        self._wait_lowered_at = self._clock.monotonic()
+        return True
+
+    @property
+    def _deadline_seconds(self) -> float:
+        return self.wait_seconds + self._grace_seconds
+
+    def _ask(self, vm_id: str, index: int) -> PortalAnswer:
         try:
             response = self._get(vm_id, index)
         except CredentialFailed as error:
@@ -191,10 +244,13 @@ class PortalClient:
         headers = {"Accept": "application/json"}
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
+        if self._agent is not None:
+            headers[AGENT_HEADER] = self._agent()
+        self._sent_at = self._clock.monotonic()  # after the wait for a token, which is no patience of a gateway
         return self._session.request(
             "GET",
             f"{self._url}/vms/{quote(vm_id.lower(), safe='')}/decisions",
-            params={"index": str(index), "wait": f"{self._remote.wait_seconds:g}"},
+            params={"index": str(index), "wait": str(self.wait_seconds)},
             headers=headers,
             deadline_seconds=self._deadline_seconds,
             max_body_bytes=MAX_ANSWER_BYTES,
@@ -220,6 +276,7 @@ class PortalClient:
             f"{message}. {advice}".rstrip(),
             needs_attention=bool(advice) and not is_mended,
             retry_after_seconds=retry_after_seconds(response.headers) if status in _SAYS_WHEN else None,
+            is_cut_short=status in _OF_A_GATEWAY,
         )
 
     def _read(self, body: bytes) -> PortalAnswer:
@@ -241,6 +298,7 @@ class PortalClient:
         return PortalFailed(
             f"The portal at {self.origin} cannot be reached: {proxy}{_words(error, cause).rstrip('.')}.",
             needs_attention=is_tls or is_ours,
+            is_cut_short=not is_ours and not proxy and is_disconnect(error),
         )
 
     def _proxy_words(self, error: Exception) -> str:

@@ -37,6 +37,8 @@ _STOP_POLL_SECONDS = 0.05
 _INTERVAL_SECONDS = 1.0
 _BACKOFF_BASE_SECONDS = 1.0
 _BACKOFF_CAP_SECONDS = 60.0
+#: A fleet that starts together, or whose gateway broke off all its requests together, does not ask together.
+JITTER_SECONDS = 1.0
 _MOST_AT_ONCE = 500.0
 _AT_ONCE_A_SECOND = 10.0
 
@@ -70,6 +72,10 @@ class Pacing:
         self._failures = 0
         return max(0.0, began_at + _INTERVAL_SECONDS - self._clock.monotonic())
 
+    def jitter(self, within_seconds: float = JITTER_SECONDS) -> float:
+        """Return a time drawn evenly from *within_seconds*: before what many agents would else do at once."""
+        return self._clock.random() * within_seconds
+
     def after_failure(self, retry_after_seconds: float | None) -> float:
         """Return the same after one more failure; the portal's own wish wins, for up to an hour.
 
@@ -98,8 +104,8 @@ class PortalPoller:
     *vm_id* returns who this VM is, None while that is unknown: then the portal is not asked. *receive* is called from
     the poller's thread, must not block, and may be given what it knows already; when it raises, the same tokens come
     again. *database* returns what stands for the database that decisions are kept in; when that is another one, the
-    portal is asked from the beginning. *wait* is how the thread waits: given an event and seconds, it returns whether
-    the event is set.
+    portal is asked from the beginning. The first request comes at random within *first_within_seconds*. *wait* is how
+    the thread waits: given an event and seconds, it returns whether the event is set.
     """
 
     def __init__(
@@ -110,10 +116,12 @@ class PortalPoller:
         receive: Callable[[Sequence[str]], None],
         database: Callable[[], object] = lambda: None,
         metrics: ChannelMetrics | None = None,
+        first_within_seconds: float = 0.0,
         clock: Clock = REAL_CLOCK,
         wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
     ) -> None:
         self._client = client
+        self._first_within_seconds = first_within_seconds
         self._vm_id = vm_id
         self._receive = receive
         self._database = database
@@ -154,15 +162,18 @@ class PortalPoller:
 
     def _run(self) -> None:
         try:
+            self._rest(self._pacing.jitter(self._first_within_seconds))
             while not self._stop.is_set():
                 self.loop_watch.expect_call_within(self._client.longest_poll_seconds)
-                delay_seconds = self._run_once()
-                if delay_seconds > 0:
-                    self.loop_watch.expect_within(delay_seconds)
-                    self._wait(self._stop, delay_seconds)
+                self._rest(self._run_once())
             self.loop_watch.idle()
         finally:
             self._client.close()
+
+    def _rest(self, delay_seconds: float) -> None:
+        if delay_seconds > 0:
+            self.loop_watch.expect_within(delay_seconds)
+            self._wait(self._stop, delay_seconds)
 
     def _run_once(self) -> float:
         """Ask once, and return the seconds until the next time."""
@@ -237,6 +248,13 @@ class PortalPoller:
         if self._stop.is_set():
             return 0.0
         self._was_asked = True
+        if error.is_cut_short:
+            logger.info(
+                "A request to the portal was broken off on its way; it is asked to hold %d s from now on.",
+                self._client.wait_seconds,
+                extra={"portal": self._client.origin},
+            )
+            return self._pacing.jitter()
         if self._metrics is not None:
             self._metrics.failed()
         self._client.drop_connections()

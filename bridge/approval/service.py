@@ -15,7 +15,7 @@ from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.approval import ApprovalSettings, RemoteSettings
 from bridge.events.event import VmIdentity
 from bridge.imds.client import ImdsClient
-from bridge.metrics.metrics import Metrics
+from bridge.metrics.metrics import Metrics, own_version
 from bridge.outbox.outbox import Outbox
 from bridge.system.threads import LoopWatch, run_daemon
 
@@ -85,8 +85,8 @@ class ApprovalService:
         self.approver = None if settings is None else self._build_approver(settings, imds)
         self.check_files()
         self._portal_poller = None
-        if self.approver is not None and remote is not None and not self._on_request_only:
-            self._portal_poller = self._build_portal_poller(remote, self.approver, imds)
+        if settings is not None and remote is not None and self.approver is not None and not self._on_request_only:
+            self._portal_poller = self._build_portal_poller(settings, remote, self.approver, imds)
 
     def _build_approver(self, settings: ApprovalSettings, imds: ImdsClient) -> Approver:
         from bridge.approval.approver import Approver  # noqa: PLC0415
@@ -118,17 +118,26 @@ class ApprovalService:
             clock=clock,
         )
 
-    def _build_portal_poller(self, remote: RemoteSettings, approver: Approver, imds: ImdsClient) -> PortalPoller:
+    def _build_portal_poller(
+        self, settings: ApprovalSettings, remote: RemoteSettings, approver: Approver, imds: ImdsClient
+    ) -> PortalPoller:
+        from bridge.approval.agent_header import agent_header  # noqa: PLC0415
         from bridge.approval.portal_client import PortalClient  # noqa: PLC0415
-        from bridge.approval.portal_poller import PortalPoller  # noqa: PLC0415
+        from bridge.approval.portal_poller import JITTER_SECONDS, PortalPoller  # noqa: PLC0415
+        from bridge.approval.submit import is_disabled  # noqa: PLC0415
 
-        vm = self._vm
+        vm, keys, version = self._vm, remote.trusted_keys(), own_version()  # keys of its own: for another thread
         return PortalPoller(
-            PortalClient(remote, document=imds.attested_document),
+            PortalClient(
+                remote,
+                document=imds.attested_document,
+                agent=lambda: agent_header(settings, keys, version=version, is_disabled=is_disabled(self._directory)),
+            ),
             vm_id=lambda: vm().vm_id,
             receive=approver.receive,
             database=lambda: self._outbox.created_at,
             metrics=self._metrics.approval_channel(),
+            first_within_seconds=JITTER_SECONDS,
             clock=self._clock,
         )
 

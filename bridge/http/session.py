@@ -27,6 +27,9 @@ MAX_BODY_BYTES = 1024 * 1024
 
 _CHUNK_BYTES = 64 * 1024
 
+#: A connection that the peer closed while it was idle shows so at once; what breaks later broke an exchange.
+_STALE_SECONDS = 5.0
+
 #: Sent again after a keep-alive connection turns out to be closed: RFC 9110 section 9.2.2, without those that write.
 _RESENT_METHODS = frozenset({"GET", "HEAD"})
 
@@ -102,8 +105,8 @@ class DeadlineSession(requests.Session):
         """Return the answer to *request*, whatever its status, with the body in ``content``.
 
         A request prepared once may be sent again and again: a third of the cost of a call is preparing it. A GET or
-        HEAD that finds its kept-alive connection closed by the peer, before any answer, is sent once more on a new
-        connection within the same deadline; anything else that failed is the caller's to send again.
+        HEAD that finds its kept-alive connection closed by the peer, at once and before any answer, is sent once more
+        on a new connection within the same deadline; anything else that failed is the caller's to send again.
 
         Raises DeadlineExceeded at the deadline (also when a read or connect timed out by itself), ResponseTooLarge,
         ResponseEncoded, and otherwise the requests exception that `requests.Session.send` would.
@@ -151,10 +154,12 @@ class DeadlineSession(requests.Session):
 
     def _exchange(self, request: requests.PreparedRequest, call: Call, settings: dict[str, Any]) -> requests.Response:
         adapter = self.get_adapter(str(request.url))
+        began_at = time.monotonic()
         try:
             return adapter.send(request, timeout=call.remaining_seconds(), **settings)
         except requests.ConnectionError as exc:
-            is_stale = call.is_reused and call.cut_by is None and _is_disconnect(exc)
+            is_stale = call.is_reused and call.cut_by is None and is_disconnect(exc)
+            is_stale = is_stale and time.monotonic() - began_at <= _STALE_SECONDS
             if not is_stale or request.method not in _RESENT_METHODS:
                 raise
         return adapter.send(request, timeout=call.remaining_seconds(), **settings)
@@ -283,7 +288,7 @@ def _leave_unread(response: requests.Response) -> None:
     response._content = b""  # noqa: SLF001 - likewise
 
 
-def _is_disconnect(exc: BaseException) -> bool:
+def is_disconnect(exc: BaseException) -> bool:
     """Return whether the peer hung up: reset, or closed without a byte of answer (RemoteDisconnected is a reset)."""
     return any(isinstance(cause, _DISCONNECTS) for cause in causes(exc))
 

@@ -375,6 +375,23 @@ def test_a_post_on_a_connection_that_went_stale_is_never_sent_twice(start, sessi
     assert (peer.requests.qsize(), peer.accepted) == (2, 1)
 
 
+def hang_up_late_on_the_second_request(peer, connection, number):
+    peer.read_request(connection)
+    connection.sendall(OK)
+    peer.read_request(connection)
+    if number == 1:
+        time.sleep(5.5)
+
+
+@pytest.mark.long  # six seconds: a request that was held so long was not lost on a connection that had gone stale
+def test_a_get_that_a_kept_connection_drops_late_is_not_sent_again(start, session):
+    peer = start(hang_up_late_on_the_second_request)
+    session.request("GET", peer.url, deadline_seconds=20)
+    with pytest.raises(requests.ConnectionError):
+        session.request("GET", peer.url, deadline_seconds=20)
+    assert (peer.requests.qsize(), peer.accepted) == (2, 1)
+
+
 def test_a_get_that_a_new_connection_drops_is_not_sent_again(start, session):
     peer = start(lambda peer, connection, _: peer.read_request(connection))
     with pytest.raises(requests.ConnectionError):
