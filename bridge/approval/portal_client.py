@@ -185,6 +185,10 @@ class PortalClient:
             self._refuse(response)
         return self._read(response.content)
 
+    def bearer(self) -> str | None:
+        """Return the token that is shown to the portal, None for none; raise CredentialFailed."""
+        return self._credential.bearer()
+
     def drop_connections(self) -> None:
         """Close the idle connections: what failed may be the way that an old one takes, or a certificate it showed."""
         self._session.close()

@@ -337,6 +337,65 @@ def keygen(private_file: Path | None, directory: Path | None, kid: str | None, a
     click.echo(make_key(private_file or (directory or Path()) / DEFAULT_KEY_NAME, kid=kid, approver=approver))
 
 
+@commands.command("portal-check", short_help="Say what of the protocol a portal does not meet.")
+@click.argument("url")
+@option("--vm-id", required=True, help="The vmId of a VM that the portal may know, best one made for tests.")
+@option("--token-file", type=FILE, help="The VM's bearer token for the portal.")
+@option("--token-env", help="An environment variable with that token.")
+@option("--attested", is_flag=True, help="Instead: this machine is the VM, and Azure says so to the portal.")
+@option("--imds", default="http://169.254.169.254", help="With --attested: the metadata service.")
+@option("--entra-scope", help="Instead: this machine's managed identity asks Entra ID for a token of this scope.")
+@option("--client-cert-file", type=FILE, help="Instead: a client certificate.")
+@option("--client-key-file", type=FILE, help="Its key, unless it stands in the same file.")
+@option("--ca-file", type=FILE, help="The authorities to trust instead of those that come with requests.")
+@option("--wait", "wait_seconds", type=click.IntRange(2, 600), default=5, help="Seconds that a request is to be held.")
+@option("--public-key", type=FILE, help="The key that decisions are signed with, to check them.")
+@option("--kid", help="What decisions call it.  [default: the name of the file]")
+@option("--approver", default="portal", help="Who signs with it.")
+@option("--records-url", help="Where the portal takes records; it is sent those of an event that does not exist.")
+@option("--decision-by", metavar="COMMAND|person", help="Who decides there when asked; otherwise that is not tried.")
+@option("--decision-seconds", type=click.FloatRange(min=1), default=300.0, help="How long that may take, each.")
+@option("--json", "as_json", is_flag=True, help="One requirement a line.")
+def portal_check(  # noqa: PLR0917  # click's
+    url: str,
+    vm_id: str,
+    public_key: Path | None,
+    kid: str | None,
+    approver: str,
+    records_url: str | None,
+    decision_by: str | None,
+    decision_seconds: float,
+    imds: str,
+    *,
+    attested: bool,
+    as_json: bool,
+    **remote: Any,
+) -> int:
+    """Play an agent against the portal at URL, and say section by section what of PROTOCOL.md it does not meet.
+
+    URL is what approval.remote.url would be. A command that decides gets PORTAL_CHECK_DECISION (approve, then hold),
+    PORTAL_CHECK_VM_ID and PORTAL_CHECK_EVENT_ID, and the record of the event on standard input. Exit 1 when something
+    is not met.
+    """
+    from bridge.cli.portal_check import portal_check as check  # noqa: PLC0415
+
+    is_met = check(
+        remote={
+            "url": url,
+            **({"credential": "attested"} if attested else {}),
+            **{name: value for name, value in remote.items() if value is not None},
+        },
+        vm_id=vm_id,
+        imds=imds,
+        key=None if public_key is None else (public_key, kid or public_key.name.split(".")[0], approver),
+        records_url=records_url,
+        decision_by=decision_by,
+        decision_seconds=decision_seconds,
+        as_json=as_json,
+    )
+    return ExitCode.OK if is_met else ExitCode.FAILED
+
+
 @commands.command(short_help="Sign a decision on an event, and print it.")
 @option("--key", required=True, type=FILE, help="The private key, as `keygen` wrote it.")
 @option("--kid", required=True, help="What the VM calls the key.")

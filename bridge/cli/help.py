@@ -12,7 +12,7 @@ _GROUPS = {
     "Run": ("run", "init", "check-config", "explain", "schema", "send-test"),
     "Look": ("status", "events", "outbox"),
     "Approve": ("approve", "keygen", "decide"),
-    "Decide for a fleet": ("portal",),
+    "Decide for a fleet": ("portal", "portal-check"),
     "Try": ("demo", "simulate"),
 }
 
@@ -52,6 +52,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "portal audit": ("portal audit verify", "portal audit verify --config portal.toml"),
     "portal export": ("portal export | head -3", "portal export --format csv"),
     "demo": ("demo", "demo | head -1"),
+    "portal-check": (
+        "portal-check https://ops.example.net/api/v1 --vm-id 7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90 --token-file token",
+        "portal-check http://127.0.0.1:8080/api/v1 --vm-id 7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90 --json",
+    ),
     "simulate": ("simulate live-migration --speed 60", "simulate preempt --vm vm-0 --vm vm-1 --first-call 20"),
 }
 

@@ -1,0 +1,156 @@
+"""Reads an answer more strictly than an agent does: what it passes over and what it refuses are both breaches here."""
+
+from __future__ import annotations
+
+import codecs
+from typing import Any
+
+import msgspec
+
+from bridge import strict_json
+from bridge.approval.portal_client import MAX_DECISIONS, MAX_EPOCH_CHARACTERS, MAX_INDEX
+from bridge.approval.token import MAX_TOKEN_CHARACTERS
+from bridge.testing.portal_check.asking import Exchange
+from bridge.testing.portal_check.report import Report
+from bridge.testing.portal_check.requirements import Requirement
+
+_OK, _NO_CONTENT = 200, 204
+_REDIRECTS = {301, 302, 303, 307, 308}
+_UNKNOWN_VM = {404, 410}
+_REFUSED = {401, 403}
+
+
+class PollAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request brought, as far as an agent would use it."""
+
+    index: int | None
+    """None: a 204, which says none."""
+    decisions: tuple[str, ...] = ()
+    exchange: Exchange
+
+
+class AnswerReader:
+    """Reads the answers of one portal, and notes in *report* what each of them breaks."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._epoch: object = None
+        self._epochs: set[bool] = set()
+
+    def read(self, exchange: Exchange) -> PollAnswer | None:
+        """Return what *exchange* brought; None when an agent could use nothing of it."""
+        if exchange.status is None:
+            self._broken(Requirement.ANSWERED, exchange, exchange.problem or "There is no answer.")
+            return None
+        self._report.met(Requirement.ANSWERED)
+        if not self._is_good_status(exchange):
+            return None
+        if exchange.status == _NO_CONTENT:
+            return PollAnswer(index=None, exchange=exchange)
+        if not self._is_readable(exchange):
+            return None
+        value = self._object(exchange)
+        return None if value is None else self._answer(value, exchange)
+
+    def _is_good_status(self, exchange: Exchange) -> bool:
+        status = exchange.status
+        if status in _REDIRECTS:
+            where = exchange.headers.get("Location", "nowhere")
+            self._broken(Requirement.NO_REDIRECT, exchange, f"It answers {status} and leads to {where}.")
+        elif status in _UNKNOWN_VM:
+            self._broken(Requirement.KNOWN_VM, exchange, f"It answers {status}: it does not know this VM.")
+        elif status in _REFUSED:
+            self._broken(Requirement.STATUS, exchange, f"It answers {status} to this VM's own credential.")
+        elif status not in (_OK, _NO_CONTENT):
+            self._broken(Requirement.STATUS, exchange, f"It answers {status}, and the agent tries again.")
+        else:
+            for requirement in (Requirement.NO_REDIRECT, Requirement.KNOWN_VM, Requirement.STATUS):
+                self._report.met(requirement)
+            return True
+        return False
+
+    def _is_readable(self, exchange: Exchange) -> bool:
+        if exchange.is_encoded:
+            self._broken(Requirement.PLAIN, exchange, "It is compressed, though identity was asked for.")
+            return False
+        self._report.met(Requirement.PLAIN)
+        if exchange.is_too_large:
+            self._broken(Requirement.BODY_SIZE, exchange, "The body is larger than 1 MiB.")
+            return False
+        self._report.met(Requirement.BODY_SIZE)
+        kind = exchange.headers.get("Content-Type", "")
+        if kind.partition(";")[0].strip().lower() == "application/json":
+            self._report.met(Requirement.CONTENT_TYPE)
+        else:
+            self._broken(Requirement.CONTENT_TYPE, exchange, f"Its Content-Type is {kind or 'missing'}.")
+        return True
+
+    def _object(self, exchange: Exchange) -> dict[str, Any] | None:
+        value, why = _json(exchange.body)
+        if not isinstance(value, dict):
+            self._broken(
+                Requirement.JSON, exchange, f"The body is no JSON object in UTF-8: {why or 'it is no object'}."
+            )
+            return None
+        self._report.met(Requirement.JSON)
+        return value
+
+    def _answer(self, value: dict[str, Any], exchange: Exchange) -> PollAnswer | None:
+        index, decisions = value.get("index"), value.get("decisions")
+        is_index = type(index) is int and 1 <= index <= MAX_INDEX
+        if not is_index:
+            said = "There is no index." if "index" not in value else f"The index is {index!r}."
+            self._broken(Requirement.INDEX, exchange, said)
+        else:
+            self._report.met(Requirement.INDEX)
+        is_list = isinstance(decisions, list) and all(isinstance(each, str) for each in decisions)
+        if not is_list:
+            self._broken(Requirement.DECISIONS, exchange, "`decisions` is no list of texts.")
+        else:
+            self._report.met(Requirement.DECISIONS)
+        self._read_epoch(value, exchange)
+        if not isinstance(decisions, list) or not is_list or not isinstance(index, int) or not is_index:
+            return None
+        if len(decisions) > MAX_DECISIONS:
+            self._broken(Requirement.COUNT, exchange, f"It has {len(decisions)} decisions.")
+            return None
+        self._report.met(Requirement.COUNT)
+        self._read_sizes(decisions, exchange)
+        return PollAnswer(index=index, decisions=tuple(decisions), exchange=exchange)
+
+    def _read_sizes(self, decisions: list[str], exchange: Exchange) -> None:
+        longest = max(map(len, decisions), default=0)
+        if longest > MAX_TOKEN_CHARACTERS:
+            self._broken(Requirement.TOKEN_SIZE, exchange, f"A decision has {longest} characters.")
+        elif decisions:
+            self._report.met(Requirement.TOKEN_SIZE)
+
+    def _read_epoch(self, value: dict[str, Any], exchange: Exchange) -> None:
+        epoch = value.get("epoch")
+        self._epochs.add(epoch is not None)
+        if epoch is not None and not (isinstance(epoch, str) and 1 <= len(epoch) <= MAX_EPOCH_CHARACTERS):
+            self._broken(
+                Requirement.EPOCH, exchange, f"The epoch is no text of 1 to {MAX_EPOCH_CHARACTERS} characters."
+            )
+        elif len(self._epochs) > 1:
+            self._broken(Requirement.EPOCH, exchange, "Some answers have an epoch, and others none.")
+        elif epoch is not None and self._epoch is not None and epoch != self._epoch:
+            self._broken(Requirement.EPOCH, exchange, "The epoch changed, and nothing was lost or restored.")
+        else:
+            self._report.met(Requirement.EPOCH)
+        self._epoch = epoch if epoch is not None else self._epoch
+
+    def _broken(self, requirement: Requirement, exchange: Exchange, detail: str) -> None:
+        self._report.broken(requirement, detail, asked=exchange.asked, answered=exchange.answered)
+
+
+def _json(body: bytes) -> tuple[Any, str | None]:
+    """Return what *body* holds, or why it is no JSON that every reader takes."""
+    if not body:
+        return None, "it is empty"
+    if body.startswith(codecs.BOM_UTF8):
+        return None, "it begins with a byte order mark"
+    try:
+        return strict_json.loads(body.decode("utf-8")), None
+    except ValueError as error:  # UnicodeDecodeError is one
+        return None, str(error)

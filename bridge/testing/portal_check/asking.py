@@ -1,0 +1,159 @@
+"""One request to a portal, as the agent makes it, and all that came of it. Nothing is raised but for wrong settings.
+
+What is shown of a request never has the token, not even where the portal says it back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from urllib.parse import quote, urlsplit
+
+import msgspec
+import requests
+
+from bridge.approval.portal_client import AGENT_HEADER, MAX_ANSWER_BYTES, PortalClient
+from bridge.config.approval import RemoteSettings
+from bridge.errors import BridgeError, DeadlineExceeded
+from bridge.http.failures import is_loopback, root_cause
+from bridge.http.session import DeadlineSession, ResponseEncoded, ResponseTooLarge
+from bridge.system.secrets import MASK
+from bridge.text import EXCERPT_CHARACTERS, one_line
+
+#: How long a request may last beyond its wait; then the agent gives up too (PROTOCOL.md, section 2).
+GRACE_SECONDS = 10.0
+_AGENT = '{"version":"portal-check"}'
+_POST_SECONDS = 10.0
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """A request and what came of it."""
+
+    asked: str
+    """The request in a line, without the token."""
+    seconds: float
+    """From the request to the end of the answer."""
+    status: int | None = None
+    """None: there was no answer; `problem` says why."""
+    headers: Mapping[str, str] = {}
+    body: bytes = b""
+    problem: str | None = None
+    """Why there is no answer, or why its body was not read."""
+    is_encoded: bool = False
+    is_too_large: bool = False
+
+    @property
+    def answered(self) -> str:
+        """Return what came, in a line."""
+        if self.status is None:
+            return f"{self.problem} (after {self.seconds:.2f} s)"
+        kind = self.headers.get("Content-Type", "no Content-Type")
+        size = f"{len(self.body)} bytes" if self.problem is None else self.problem
+        text = one_line(self.body.decode("utf-8", "replace"), EXCERPT_CHARACTERS)
+        return f"{self.status}, {kind}, {size}, after {self.seconds:.2f} s{f': {text}' if text else ''}"
+
+
+class PortalAsker:
+    """Asks the portal of *remote* for the VM *vm_id*; for one thread at a time.
+
+    *document* returns the attested document with a nonce in it, for `credential = "attested"`.
+    """
+
+    def __init__(self, remote: RemoteSettings, vm_id: str, *, document: Callable[[str], str] | None = None) -> None:
+        self.vm_id = vm_id.lower()
+        self.has_token = remote.client_cert_file is None
+        self._remote = remote
+        self._url = remote.url.rstrip("/")
+        self._client = PortalClient(remote, document=document)
+        self._session = DeadlineSession()
+        self._session.headers["User-Agent"] = "scheduled-events-bridge"
+        is_local = is_loopback(urlsplit(remote.url).hostname or "")
+        self._proxies = {} if is_local else requests.utils.get_environ_proxies(self._url)
+
+    def poll(self, index: int, wait_seconds: int, *, vm_id: str | None = None, token: str | None = None) -> Exchange:
+        """Ask for what comes after *index*; *token* is shown in place of the VM's own, "" for none."""
+        vm_id = self.vm_id if vm_id is None else vm_id
+        return self._ask(
+            "GET",
+            f"{self._url}/vms/{quote(vm_id, safe='')}/decisions?index={index}&wait={wait_seconds}",
+            deadline_seconds=wait_seconds + GRACE_SECONDS,
+            headers={"Accept": "application/json", AGENT_HEADER: _AGENT},
+            token=token,
+        )
+
+    def post(self, url: str, body: bytes) -> Exchange:
+        """Send a record, as the sink `webhook` does, with the same token."""
+        headers = {"Content-Type": "application/cloudevents+json"}
+        return self._ask("POST", url, deadline_seconds=_POST_SECONDS, headers=headers, token=None, body=body)
+
+    def bearer(self) -> str | None:
+        """Return the VM's token, None where TLS says who asks; raise CredentialFailed."""
+        return self._client.bearer()
+
+    def close(self) -> None:
+        """End it; a request under way in another thread breaks off."""
+        self._client.close()
+        self._session.close()
+
+    def _ask(
+        self,
+        method: str,
+        url: str,
+        *,
+        deadline_seconds: float,
+        headers: dict[str, str],
+        token: str | None,
+        body: bytes | None = None,
+    ) -> Exchange:
+        own = self.bearer()
+        shown = own if token is None else token
+        if shown:
+            headers["Authorization"] = f"Bearer {shown}"
+        whose = "without Authorization" if not shown else f"Authorization: Bearer {MASK if token is None else token}"
+        asked = f"{method} {url}, {whose}"
+        began_at = time.monotonic()
+        try:
+            response = self._session.request(
+                method,
+                url,
+                headers=headers,
+                data=body,
+                deadline_seconds=deadline_seconds,
+                max_body_bytes=MAX_ANSWER_BYTES,
+                proxies=self._proxies,
+                verify=self._remote.ca_file or True,
+                cert=self._certificate(),
+            )
+        except (BridgeError, requests.RequestException, OSError, ValueError) as error:
+            return _failed(error, asked=asked, seconds=time.monotonic() - began_at)
+        return Exchange(
+            asked=asked,
+            seconds=time.monotonic() - began_at,
+            status=response.status_code,
+            headers=response.headers,
+            body=response.content if not own else response.content.replace(own.encode(), MASK.encode()),
+        )
+
+    def _certificate(self) -> str | tuple[str, str] | None:
+        certificate, key = self._remote.client_cert_file, self._remote.client_key_file
+        return certificate if certificate is None or key is None else (certificate, key)
+
+
+def _failed(error: Exception, *, asked: str, seconds: float) -> Exchange:
+    if isinstance(error, ResponseEncoded | ResponseTooLarge) and error.response is not None:
+        is_encoded = isinstance(error, ResponseEncoded)
+        coding = one_line(error.response.headers.get("Content-Encoding", ""), EXCERPT_CHARACTERS)
+        return Exchange(
+            asked=asked,
+            seconds=seconds,
+            status=error.response.status_code,
+            headers=error.response.headers,
+            problem=f"Content-Encoding {coding}, not read" if is_encoded else "more than 1 MiB, not read to its end",
+            is_encoded=is_encoded,
+            is_too_large=not is_encoded,
+        )
+    if isinstance(error, DeadlineExceeded):
+        return Exchange(asked=asked, seconds=seconds, problem="no complete answer")
+    cause = root_cause(error)
+    words = one_line(str(cause), EXCERPT_CHARACTERS) or type(cause).__name__
+    return Exchange(asked=asked, seconds=seconds, problem=f"no answer: {words.rstrip('.')}")

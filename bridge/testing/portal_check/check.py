@@ -1,0 +1,231 @@
+"""Plays the agent's side of PROTOCOL.md against one portal, from the first request to the last.
+
+What takes an operator, a decision, is asked of the *decider*: a command or a person. Without one it is not tried.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import msgspec
+
+from bridge.approval.token import Claims
+from bridge.config.approval import RemoteSettings
+from bridge.config.trusted_keys import TrustedKey
+from bridge.errors import BridgeError
+from bridge.events.record import TransitionRecord, Verdict
+from bridge.system.threads import run_daemon
+from bridge.testing.portal_check.answers import PollAnswer
+from bridge.testing.portal_check.asking import Exchange, PortalAsker
+from bridge.testing.portal_check.decisions import DecisionChecks, expires_at
+from bridge.testing.portal_check.polls import PollChecks
+from bridge.testing.portal_check.records import MadeUpEvent, cloudevent, send
+from bridge.testing.portal_check.report import Report
+from bridge.testing.portal_check.requirements import Requirement
+
+#: A request is held before the operator is asked.
+_HEAD_START_SECONDS = 0.5
+#: An answer that comes so long after a command that decides has ended does not come at once; half of the wait, if less.
+_AT_ONCE_SECONDS = 2.0
+#: A portal that holds nothing is not asked more often.
+_SHORTEST_POLL_SECONDS = 0.2
+_BY_A_DECISION = (
+    Requirement.NEWS,
+    Requirement.GROWS,
+    Requirement.EVERY,
+    Requirement.STAYS,
+    Requirement.TOKEN_SIZE,
+    Requirement.FORM,
+    Requirement.AUDIENCE,
+    Requirement.EVENT,
+    Requirement.DIGEST,
+    Requirement.HOLD,
+    Requirement.OUTCOME,
+)
+
+
+class NotDecided(BridgeError):
+    """The operator's command failed, or nobody decided in time."""
+
+
+class Decider(msgspec.Struct, frozen=True, kw_only=True):
+    """Who makes decisions at the portal when the kit asks for them."""
+
+    decide: Callable[[Verdict, TransitionRecord], None]
+    """Has the portal decide so on the event of the record; raises NotDecided."""
+    is_command: bool
+    """True: the decision is made when `decide` returns, so the time until it comes can be told."""
+    timeout_seconds: float = 300.0
+
+
+class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the kit is told of the portal."""
+
+    remote: RemoteSettings
+    vm_id: str
+    keys: Sequence[TrustedKey] = ()
+    """The keys that decisions are signed with; empty: signatures are not looked at."""
+    records_url: str | None = None
+    """Where the portal takes records; None: it is sent none."""
+    decider: Decider | None = None
+    document: Callable[[str], str] | None = None
+    """Returns the attested document with a nonce in it, for `credential = "attested"`."""
+    late_seconds: float = 3.0
+
+
+def check_portal(settings: CheckSettings) -> Report:
+    """Return what was found of the portal that *settings* name; raise CredentialFailed when there is no token."""
+    report = Report()
+    asker = PortalAsker(settings.remote, settings.vm_id, document=settings.document)
+    try:
+        asker.bearer()
+        _Play(settings, asker, report).run()
+    finally:
+        asker.close()
+    return report
+
+
+class _Play:
+    def __init__(self, settings: CheckSettings, asker: PortalAsker, report: Report) -> None:
+        self._settings = settings
+        self._asker = asker
+        self._report = report
+        self._polls = PollChecks(
+            asker, report, wait_seconds=settings.remote.wait_seconds, late_seconds=settings.late_seconds
+        )
+        self._decisions = DecisionChecks(report, vm_id=settings.vm_id, keys=settings.keys)
+        self._told = MadeUpEvent(settings.vm_id)
+        self._is_told = False
+        self._seen: set[str] = set()
+
+    def run(self) -> None:
+        """Play everything that can be played."""
+        self._tell()
+        first = self._polls.first()
+        self._polls.callers()
+        if first is not None:
+            self._take(first)
+            self._polls.longest_wait()
+            lasting = frozenset(token for token in first.decisions if expires_at(token) > time.time() + 60)
+            self._polls.kept(first, only=lasting)
+            if first.index is not None:
+                self._polls.ahead(first.index)
+                self._decide(self._polls.hold(first.index, self._take))
+        self._explain()
+        if self._is_told:  # the portal shows an event that is over no longer
+            self._asker.post(self._settings.records_url or "", cloudevent(self._told.end()))
+
+    def _tell(self) -> None:
+        url = self._settings.records_url
+        if url is None:
+            why = "The kit was not told where records go (--records-url)."
+            for requirement in (Requirement.RECORD_TAKEN, Requirement.RECORD_TWICE, Requirement.OUTCOME):
+                self._report.untried(requirement, why)
+            return
+        self._is_told = send(self._asker, self._report, url, Requirement.RECORD_TAKEN, self._told.record)
+        if self._is_told:
+            send(self._asker, self._report, url, Requirement.RECORD_TWICE, self._told.record)
+
+    def _take(self, answer: PollAnswer) -> None:
+        for token in answer.decisions:
+            self._seen.add(token)
+            self._decisions.look(token, answer.exchange)
+
+    # What takes an operator.
+
+    def _decide(self, index: int) -> None:
+        decider = self._settings.decider
+        if decider is None:
+            return
+        approved = self._decided(decider, Verdict.APPROVE, index)
+        if approved is None:
+            return
+        claims, answer = approved
+        if claims is not None:
+            self._compare(claims, answer.exchange)
+        if answer.index is None:
+            return
+        held = self._decided(decider, Verdict.HOLD, self._polls.hold(answer.index, self._take))
+        if held is not None and held[0] is not None and claims is not None:
+            self._decisions.hold(held[0], claims, held[1].exchange)
+
+    def _compare(self, claims: Claims, exchange: Exchange) -> None:
+        url = self._settings.records_url
+        if not self._is_told or url is None:
+            why = "The portal was told of no event (--records-url), so it is not known what was decided on."
+            for requirement in (Requirement.EVENT, Requirement.DIGEST):
+                self._report.untried(requirement, why)
+            return
+        self._decisions.about(claims, self._told.event, exchange)
+        send(self._asker, self._report, url, Requirement.OUTCOME, self._told.outcome(claims))
+
+    def _decided(self, decider: Decider, verdict: Verdict, index: int) -> tuple[Claims | None, PollAnswer] | None:
+        """Have *verdict* decided while a request is held; return the decision and its answer, None without."""
+        made = run_daemon("decide", self._have_decided, decider, verdict)
+        answer = self._await(made, decider, index)
+        if answer is None:
+            return None
+        is_made = made.done() and made.exception() is None and decider.is_command
+        late = time.monotonic() - made.result() if is_made else 0.0
+        if late > min(_AT_ONCE_SECONDS, self._settings.remote.wait_seconds / 2):
+            self._broken(Requirement.NEWS, f"It came {late:.1f} s after the decision was made.", answer.exchange)
+        else:
+            self._report.met(Requirement.NEWS)
+        tokens = [token for token in answer.decisions if token not in self._seen]
+        self._seen.update(tokens)
+        self._expect_kept(answer, index, frozenset(tokens))
+        found = [self._decisions.look(token, answer.exchange, is_new=True) for token in tokens]
+        return next((claims for claims in found if claims is not None), None), answer
+
+    def _have_decided(self, decider: Decider, verdict: Verdict) -> float:
+        time.sleep(_HEAD_START_SECONDS)
+        decider.decide(verdict, self._told.record)
+        return time.monotonic()
+
+    def _await(self, made: Future[float], decider: Decider, index: int) -> PollAnswer | None:
+        """Return the answer that brings a decision not seen before; None when none comes in time."""
+        give_up_at = time.monotonic() + decider.timeout_seconds
+        while time.monotonic() < give_up_at:
+            exchange = self._asker.poll(index, self._settings.remote.wait_seconds)
+            answer = self._polls.read(exchange)
+            if answer is None:
+                return None
+            if any(token not in self._seen for token in answer.decisions):
+                return answer
+            if made.done() and (error := made.exception()) is not None:
+                self._report.untried(Requirement.NEWS, str(error))
+                return None
+            is_over = made.done() and time.monotonic() - made.result() > self._settings.remote.wait_seconds
+            if is_over and decider.is_command:
+                self._broken(Requirement.NEWS, "A decision was made, and none comes.", exchange)
+                return None
+            index = index if answer.index is None else answer.index
+            time.sleep(max(0.0, _SHORTEST_POLL_SECONDS - exchange.seconds))
+        self._report.untried(Requirement.NEWS, f"Nobody decided within {decider.timeout_seconds:g} s.")
+        return None
+
+    def _expect_kept(self, answer: PollAnswer, index: int, tokens: frozenset[str]) -> None:
+        """Ask again, as an agent does that never got *answer*, and as one that starts over."""
+        if answer.index is None or answer.index <= index:
+            self._broken(Requirement.GROWS, f"The index was {index} and is {answer.index}.", answer.exchange)
+        else:
+            self._report.met(Requirement.GROWS)
+        exchange = self._asker.poll(index, self._settings.remote.wait_seconds)
+        again = self._polls.read(exchange)
+        if again is not None and not tokens <= set(again.decisions):
+            detail = f"Asked with index {index} once more, it leaves the decision out that came after it."
+            self._broken(Requirement.EVERY, detail, exchange)
+        elif again is not None:
+            self._report.met(Requirement.EVERY)
+        self._polls.kept(answer, only=tokens)
+
+    def _explain(self) -> None:
+        """Say why nothing was tried that takes a decision."""
+        if self._settings.decider is None:
+            for requirement in _BY_A_DECISION:
+                self._report.untried(requirement, "It takes a decision, and the kit may ask nobody (--decision-by).")
+
+    def _broken(self, requirement: Requirement, detail: str, exchange: Exchange) -> None:
+        self._report.broken(requirement, detail, asked=exchange.asked, answered=exchange.answered)

@@ -1,0 +1,102 @@
+"""Looks at decisions: sections 5, 6 and 8 of PROTOCOL.md."""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64decode
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from bridge.approval.digest import digest
+from bridge.approval.token import MAX_TOKEN_CHARACTERS, Claims, verify
+from bridge.config.trusted_keys import TrustedKey
+from bridge.errors import RefusalReason, RefusedDecision
+from bridge.events.event import ScheduledEvent
+from bridge.events.record import Verdict
+from bridge.testing.portal_check.asking import Exchange
+from bridge.testing.portal_check.report import Report
+from bridge.testing.portal_check.requirements import Requirement
+
+_LONG_AGO = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+class DecisionChecks:
+    """Checks decisions for the VM *vm_id* with *keys* and notes in *report*; without keys, what needs none."""
+
+    def __init__(self, report: Report, *, vm_id: str, keys: Sequence[TrustedKey]) -> None:
+        self._report = report
+        self._vm_id = vm_id
+        self._keys = keys
+        if not keys:
+            self._report.untried(Requirement.FORM, "The kit was given no public key (--public-key).")
+
+    def look(self, token: str, exchange: Exchange, *, is_new: bool = False) -> Claims | None:
+        """Return what *token* claims; None when an agent would refuse it, which is noted.
+
+        One that was there before may be of a key that the kit was not given, unless it *is_new*.
+        """
+        if len(token) > MAX_TOKEN_CHARACTERS:
+            return None  # noted where the answer was read
+        audience = _unverified(token).get("aud")
+        if isinstance(audience, str) and audience.lower() != self._vm_id.lower():
+            detail = "It is for another VM: its aud is not the vmId that asked."
+            self._broken(Requirement.AUDIENCE, detail, exchange)
+            return None
+        if isinstance(audience, str):
+            self._report.met(Requirement.AUDIENCE)
+        if not self._keys:
+            return None
+        try:
+            now = datetime.now(timezone.utc)
+            claims = verify(token, keys=self._keys, audience=self._vm_id, now=now, created_at=_LONG_AGO)
+        except RefusedDecision as error:
+            is_of_others = error.reason is RefusalReason.UNKNOWN_KEY and not is_new
+            if not is_of_others:
+                self._broken(Requirement.FORM, f"An agent refuses it as {error.reason.value}: {error}", exchange)
+            return None
+        self._report.met(Requirement.FORM)
+        return claims
+
+    def about(self, claims: Claims, event: ScheduledEvent, exchange: Exchange) -> None:
+        """Compare *claims* with the *event* that the portal was told of."""
+        if claims.event_id != event.event_id:
+            detail = f"Its sub is {claims.event_id!r}; the event is {event.event_id!r}."
+            self._broken(Requirement.EVENT, detail, exchange)
+            return
+        self._report.met(Requirement.EVENT)
+        if claims.event_digest == digest(event):
+            self._report.met(Requirement.DIGEST)
+        else:
+            detail = f"Its event_digest is {claims.event_digest}; the event's is {digest(event)}."
+            self._broken(Requirement.DIGEST, detail, exchange)
+
+    def hold(self, hold: Claims, approval: Claims, exchange: Exchange) -> None:
+        """Check that *hold* is one, and newer than the *approval* before it."""
+        if hold.verdict is not Verdict.HOLD:
+            self._broken(Requirement.HOLD, f"Its decision is {hold.verdict.value}, and a hold was asked for.", exchange)
+        elif hold.issued_at <= approval.issued_at:
+            self._broken(Requirement.HOLD, "Its iat is not later than that of the approval before it.", exchange)
+        else:
+            self._report.met(Requirement.HOLD)
+
+    def _broken(self, requirement: Requirement, detail: str, exchange: Exchange) -> None:
+        self._report.broken(requirement, detail, asked=exchange.asked, answered=exchange.answered)
+
+
+def expires_at(token: str) -> float:
+    """Return the ``exp`` that *token* claims, unverified; 0 when there is none to be read."""
+    found = _unverified(token).get("exp")
+    return float(found) if isinstance(found, int | float) else 0.0
+
+
+def _unverified(token: str) -> dict[str, Any]:
+    """Return the claims of *token* without any check; empty when they cannot be read."""
+    parts = token.split(".")
+    if len(parts) != 3:  # noqa: PLR2004 - header, payload, signature
+        return {}
+    try:
+        value = json.loads(urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

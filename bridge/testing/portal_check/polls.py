@@ -1,0 +1,192 @@
+"""Tries the long poll: sections 2 to 4 of PROTOCOL.md, as far as nobody has to decide anything for it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+
+from bridge.approval.portal_client import MAX_INDEX
+from bridge.http.session import retry_after_seconds
+from bridge.testing.portal_check.answers import AnswerReader, PollAnswer
+from bridge.testing.portal_check.asking import Exchange, PortalAsker
+from bridge.testing.portal_check.report import Report
+from bridge.testing.portal_check.requirements import Requirement
+
+_OK = 200
+_NO_CONTENT = 204
+_REFUSED = frozenset({401, 403})
+_BUSY = frozenset({429, 503})
+_TRIES_OF_A_BUSY_PORTAL = 3
+_LONGEST_PAUSE_SECONDS = 60.0
+_LONGEST_WAIT_SECONDS = 600
+#: "At once": this much, or half of the wait if that is less.
+_AT_ONCE_SECONDS = 2.0
+#: A request that lasted less than this share of its wait was not held.
+_HELD_SHARE = 0.5
+_TRIES = 3
+_FAR_AHEAD = 1_000_000
+
+
+class PollChecks:
+    """Asks by *asker* and notes in *report*; a held request lasts *wait_seconds*, and *late_seconds* more at most."""
+
+    def __init__(
+        self,
+        asker: PortalAsker,
+        report: Report,
+        *,
+        wait_seconds: int,
+        late_seconds: float,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._asker = asker
+        self._report = report
+        self._reader = AnswerReader(report)
+        self._wait_seconds = wait_seconds
+        self._late_seconds = late_seconds
+        self._at_once_seconds = min(_AT_ONCE_SECONDS, wait_seconds / 2)
+        self._sleep = sleep
+
+    def first(self) -> PollAnswer | None:
+        """Ask for everything; return what came, None when an agent could use nothing of it."""
+        exchange = self._asker.poll(0, self._wait_seconds)
+        for _ in range(_TRIES_OF_A_BUSY_PORTAL):
+            if exchange.status not in _BUSY:
+                break
+            self._sleep(min(retry_after_seconds(exchange.headers) or 1.0, _LONGEST_PAUSE_SECONDS))
+            exchange = self._asker.poll(0, self._wait_seconds)
+        answer = self.read(exchange)
+        if answer is not None and answer.index is None:
+            self._broken(Requirement.AT_ONCE, exchange, "A 204 has no index, so the agent asks with 0 each second.")
+        elif answer is not None:
+            self._expect_at_once(Requirement.AT_ONCE, exchange)
+        return answer
+
+    def read(self, exchange: Exchange) -> PollAnswer | None:
+        """Return what *exchange* brought, with its breaches noted."""
+        return self._reader.read(exchange)
+
+    def callers(self) -> None:
+        """Ask without the token, with another, and for another VM."""
+        self._strangers()
+        exchange = self._asker.poll(0, 1, vm_id=str(uuid.uuid4()))
+        brought = self._quietly(exchange)
+        if brought is not None and brought.decisions:
+            self._broken(Requirement.OTHER_VM, exchange, "A VM that does not exist has decisions for this one.")
+        elif exchange.status is None:
+            self._report.untried(Requirement.OTHER_VM, exchange.answered)
+        else:
+            self._report.met(Requirement.OTHER_VM)
+
+    def _strangers(self) -> None:
+        if not self._asker.has_token or self._asker.bearer() is None:
+            self._report.untried(Requirement.ONLY_THIS_VM, "The kit was given no token to leave out.")
+            return
+        for token, who in (("", "no token"), ("not-the-token-of-this-vm", "another token")):
+            exchange = self._asker.poll(0, self._wait_seconds, token=token)
+            if exchange.status in _REFUSED:
+                self._report.met(Requirement.ONLY_THIS_VM)
+            else:
+                detail = f"With {who} it does not answer 401 or 403."
+                self._broken(Requirement.ONLY_THIS_VM, exchange, detail)
+
+    def longest_wait(self) -> None:
+        """Ask for everything with a wait of 600, which is answered at once too."""
+        if Requirement.AT_ONCE in self._report:
+            self._report.untried(
+                Requirement.LONGEST_WAIT, "The portal does not answer at once, so it could take 600 s."
+            )
+            return
+        exchange = self._asker.poll(0, _LONGEST_WAIT_SECONDS)
+        if exchange.status in (_OK, _NO_CONTENT):
+            self._report.met(Requirement.LONGEST_WAIT)
+        else:
+            self._broken(Requirement.LONGEST_WAIT, exchange, "A wait of 600 is refused.")
+
+    def hold(self, index: int, take: Callable[[PollAnswer], None]) -> int:
+        """Ask for what comes after *index*, which should be nothing; return the index as it is then.
+
+        What comes all the same is handed to *take*: somebody decides meanwhile.
+        """
+        early = grown = 0
+        while early < _TRIES and grown < _TRIES:
+            exchange = self._asker.poll(index, self._wait_seconds)
+            if exchange.status is None and exchange.seconds >= self._wait_seconds:
+                self._broken(Requirement.IN_TIME, exchange, f"After {exchange.seconds:.1f} s the agent gave it up.")
+                return index
+            answer = self.read(exchange)
+            if answer is None:
+                return index
+            take(answer)
+            self._expect_no_fall(answer, index)
+            if answer.index is not None and answer.index < index:
+                return index
+            is_news = answer.index is not None and answer.index > index
+            index = index if answer.index is None else answer.index
+            grown += is_news
+            if not is_news and exchange.seconds >= self._wait_seconds * _HELD_SHARE:
+                self._expect_in_time(exchange)
+                self._report.met(Requirement.HELD)
+                return index
+            early += not is_news
+        again = "and its index grew each time" if grown == _TRIES else "each time"
+        self._broken(
+            Requirement.HELD,
+            exchange,
+            f"It was asked {early + grown} times and answered before half of the wait, {again}.",
+        )
+        return index
+
+    def ahead(self, index: int) -> None:
+        """Ask with an index that the portal has not given out, as after its restore from a backup."""
+        asked = min(index + _FAR_AHEAD, MAX_INDEX)
+        exchange = self._asker.poll(asked, self._wait_seconds)
+        answer = self.read(exchange)
+        if answer is None:
+            return
+        if answer.index is None or answer.index >= asked:
+            detail = f"Asked with {asked}, it answers with {'a 204' if answer.index is None else answer.index}."
+            self._broken(Requirement.INDEX_AHEAD, exchange, detail)
+        else:
+            self._expect_at_once(Requirement.INDEX_AHEAD, exchange)
+
+    def kept(self, before: PollAnswer, *, only: frozenset[str]) -> None:
+        """Ask for everything again: the decisions *only* of *before* must still be there."""
+        answer = self.read(exchange := self._asker.poll(0, self._wait_seconds))
+        if answer is None:
+            return
+        self._expect_no_fall(answer, before.index or 0)
+        if only - set(answer.decisions):
+            self._broken(Requirement.STAYS, exchange, "A decision that was given before is not there any more.")
+        elif only:
+            self._report.met(Requirement.STAYS)
+
+    def _quietly(self, exchange: Exchange) -> PollAnswer | None:
+        """Read what was answered to somebody else: its shape is no finding."""
+        return AnswerReader(Report()).read(exchange)
+
+    def _expect_no_fall(self, answer: PollAnswer, index: int) -> None:
+        if answer.index is not None and answer.index < index:
+            detail = f"The index was {index} and is {answer.index}."
+            self._broken(Requirement.INDEX_STAYS, answer.exchange, detail)
+        else:
+            self._report.met(Requirement.INDEX_STAYS)
+
+    def _expect_at_once(self, requirement: Requirement, exchange: Exchange) -> None:
+        if exchange.seconds > self._at_once_seconds:
+            self._broken(requirement, exchange, f"It took {exchange.seconds:.1f} s.")
+        else:
+            self._report.met(requirement)
+
+    def _expect_in_time(self, exchange: Exchange) -> None:
+        late = exchange.seconds - self._wait_seconds
+        if late > self._late_seconds:
+            self._broken(
+                Requirement.IN_TIME, exchange, f"It came {late:.1f} s after its wait of {self._wait_seconds} s."
+            )
+        else:
+            self._report.met(Requirement.IN_TIME)
+
+    def _broken(self, requirement: Requirement, exchange: Exchange, detail: str) -> None:
+        self._report.broken(requirement, detail, asked=exchange.asked, answered=exchange.answered)

@@ -1,0 +1,117 @@
+"""Sends the records that an agent would send: sections 1 and 9 of PROTOCOL.md.
+
+The event is made up and affects the test VM alone. The VM's agent knows nothing of it, so a decision on it is refused
+there as `event_unknown`, should an agent run: nothing is ever started by this.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import datetime, timedelta, timezone
+from email.utils import format_datetime
+
+from bridge.approval.token import Claims
+from bridge.clock import format_time
+from bridge.events.event import ScheduledEvent, VmIdentity, encode
+from bridge.events.record import Approval, Evidence, Transition, TransitionRecord
+from bridge.testing.portal_check.asking import PortalAsker
+from bridge.testing.portal_check.report import Report
+from bridge.testing.portal_check.requirements import Requirement
+
+_NOTICE = timedelta(hours=2)
+_SUCCESS = range(200, 300)
+_SUBSCRIPTION = "00000000-0000-4000-8000-000000000000"
+
+
+class MadeUpEvent:
+    """An event that was never announced, of the VM *vm_id*, and the records of it."""
+
+    def __init__(self, vm_id: str, vm_name: str = "portal-check") -> None:
+        self._now = datetime.now(timezone.utc)
+        self._stream_id = str(uuid.uuid4())
+        not_before = (self._now + _NOTICE).replace(microsecond=0)
+        group = f"/subscriptions/{_SUBSCRIPTION}/resourceGroups/portal-check"
+        self._vm = VmIdentity(
+            name=vm_name,
+            vm_id=vm_id,
+            resource_id=f"{group}/providers/Microsoft.Compute/virtualMachines/{vm_name}",
+            subscription_id=_SUBSCRIPTION,
+            resource_group="portal-check",
+        )
+        self.event = ScheduledEvent(
+            event_id=str(uuid.uuid4()).upper(),
+            event_type="Freeze",
+            event_status="Scheduled",
+            resource_type="VirtualMachine",
+            resources=(vm_name,),
+            not_before=not_before,
+            not_before_raw=format_datetime(not_before, usegmt=True),
+            description="A test of the portal's protocol: this event does not exist.",
+            event_source="Platform",
+            duration_seconds=5,
+        )
+        self.record = self._record(1, Transition.SCHEDULED)
+
+    def outcome(self, claims: Claims) -> TransitionRecord:
+        """Return the record that says that the decision of *claims* was tried only."""
+        approval = Approval(
+            source="portal",
+            decision_id=claims.decision_id,
+            approvers=(claims.approver,),
+            reason="portal-check: Azure was never told.",
+            result="dry_run",
+        )
+        return self._record(2, Transition.APPROVED, approval)
+
+    def end(self) -> TransitionRecord:
+        """Return the record that ends the event, so that the portal shows it no longer."""
+        return self._record(3, Transition.CANCELED)
+
+    def _record(self, sequence: int, transition: Transition, approval: Approval | None = None) -> TransitionRecord:
+        return TransitionRecord(
+            id=str(uuid.uuid4()),
+            transition_key=f"{uuid.uuid4().int:064x}",
+            stream_id=self._stream_id,
+            sequence=sequence,
+            transition=transition,
+            evidence=Evidence.OBSERVED,
+            observed_at=format_time(self._now),
+            incarnation=sequence,
+            previous_incarnation=sequence - 1,
+            event=self.event,
+            previous=None,
+            changed=(),
+            notice_seconds=_NOTICE.total_seconds(),
+            affects_this_vm=True,
+            vm=self._vm,
+            labels={},
+            approval=approval,
+        )
+
+
+def cloudevent(record: TransitionRecord) -> bytes:
+    """Return *record* as the body that the sink `webhook` sends (section 1)."""
+    event = {
+        "specversion": "1.0",
+        "id": record.id,
+        "source": record.vm.resource_id,
+        "type": f"io.scheduled-events-bridge.transition.{record.transition.value}.v1",
+        "subject": None if record.event is None else record.event.event_id,
+        "time": record.observed_at,
+        "datacontenttype": "application/json",
+        "sequence": f"{record.sequence:020d}",
+        "data": json.loads(encode(record)),
+    }
+    return json.dumps(event).encode()
+
+
+def send(asker: PortalAsker, report: Report, url: str, requirement: Requirement, record: TransitionRecord) -> bool:
+    """Send *record* to *url*; return whether the portal took it, and note that as *requirement*."""
+    exchange = asker.post(url, cloudevent(record))
+    if exchange.status in _SUCCESS:
+        report.met(requirement)
+        return True
+    what = exchange.problem if exchange.status is None else f"It answers {exchange.status}"
+    report.broken(requirement, f"{what}: not 2xx.", asked=exchange.asked, answered=exchange.answered)
+    return False

@@ -1,0 +1,178 @@
+"""`portal-check`: the exit code and the words, beside a correct portal, a wrong one, and none."""
+
+import json
+import sys
+import threading
+
+import pytest
+from outside_portal import Signer
+from small_portal import Said, SmallPortal
+
+VM_ID = "7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90"
+TOKEN = "the-token-of-this-vm"
+
+
+class Operable(SmallPortal):
+    """Decides when it is sent who asks for it."""
+
+    def posted(self, record):
+        if "verdict" in record:
+            self.decide(record["verdict"], record["record"])
+            return 204
+        return super().posted(record)
+
+
+class DecidesByItself(SmallPortal):
+    """Has an operator who decides during every other request that is held: first to approve, then to hold."""
+
+    held = 0
+
+    def value(self, asked):
+        if asked.index == self.newest:
+            self.held += 1
+            if self.held % 2 == 0:
+                threading.Timer(1, self._operate).start()
+        return super().value(asked)
+
+    def _operate(self):
+        self.decide("hold" if self.decisions else "approve", self.records[0])
+
+
+@pytest.fixture
+def serve(tmp_path):
+    portals = []
+
+    def made(portal):
+        portals.append(portal(Signer(tmp_path, "ops"), vm_id=VM_ID, token=TOKEN))
+        return portals[-1]
+
+    yield made
+    for each in portals:
+        each.close()
+
+
+@pytest.fixture
+def check(agent, tmp_path):
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+
+    def check(portal, *arguments):
+        return agent.call(
+            *("portal-check", portal.url, "--vm-id", VM_ID.upper(), "--token-file", tmp_path / "token", "--wait", "2"),
+            *arguments,
+        )
+
+    return check
+
+
+def operator(folder, portal):
+    """Return the command that decides at *portal*."""
+    program = folder / "decide_there.py"
+    program.write_text(
+        "import json, os, sys, urllib.request\n"
+        "record = json.load(sys.stdin)\n"
+        "assert os.environ['PORTAL_CHECK_VM_ID'] == record['vm']['vm_id']\n"
+        "assert os.environ['PORTAL_CHECK_EVENT_ID'] == record['event']['event_id']\n"
+        "body = json.dumps({'data': {'verdict': os.environ['PORTAL_CHECK_DECISION'], 'record': record}}).encode()\n"
+        f"headers = {{'Authorization': 'Bearer {TOKEN}'}}\n"
+        f"urllib.request.urlopen(urllib.request.Request({portal.records_url!r}, body, headers))\n"
+    )
+    return f"{sys.executable} {program}"
+
+
+def test_all_that_is_met_is_exit_0(serve, check, tmp_path):
+    portal = serve(Operable)
+    code, out, err = check(
+        portal,
+        *("--public-key", portal.signer.public_key_file, "--kid", "ops", "--approver", "ops"),
+        *("--records-url", portal.records_url, "--decision-by", operator(tmp_path, portal)),
+    )
+    assert (code, err) == (0, "")
+    assert "NOT MET" not in out
+    assert "  not tried  " not in out
+    assert out.splitlines()[-1].endswith(" met, 0 not met, 0 not tried. The sections are those of PROTOCOL.md.")
+    assert [line for line in out.splitlines() if line.startswith("Section ")][:2] == [
+        "Section 1: The portal's part",
+        "Section 2: The request",
+    ]
+
+
+def test_an_operator_whose_command_fails_is_exit_1_and_nothing_is_called_broken(serve, check):
+    code, out, _ = check(serve(SmallPortal), "--decision-by", "false")
+    assert code == 1
+    assert "NOT MET" not in out
+    assert "The command of --decision-by ended with 1." in out
+
+
+def test_a_person_is_told_when_to_decide(serve, check):
+    portal = serve(DecidesByItself)
+    code, out, err = check(
+        portal,
+        *("--public-key", portal.signer.public_key_file, "--kid", "ops", "--approver", "ops"),
+        *("--records-url", portal.records_url, "--decision-by", "person", "--json"),
+    )
+    found = {each["requirement"]: each for each in map(json.loads, out.splitlines())}
+    assert code == 0, [each for each in found.values() if each["result"] != "met"]
+    assert {each["result"] for each in found.values()} == {"met"}
+    event_id = portal.records[0]["event"]["event_id"]
+    assert err.splitlines() == [
+        f"Now decide at the portal: {verdict}, for the VM {VM_ID}; if the portal has the event {event_id}, on that one."
+        for verdict in ("approve", "hold")
+    ]
+
+
+class LetsAnybodyIn(SmallPortal):
+    def refused(self, _asked):
+        return None
+
+
+def test_what_is_not_met_is_exit_1_with_section_request_and_answer(serve, check):
+    portal = serve(LetsAnybodyIn)
+    code, out, _ = check(portal)
+    lines = [line.strip() for line in out.splitlines()]
+    at = next(number for number, line in enumerate(lines) if line.startswith("NOT MET"))
+    assert code == 1
+    assert lines[at] == "NOT MET    Who shows no token, or another, is refused."
+    assert lines[at + 1] == "With no token it does not answer 401 or 403."
+    assert lines[at + 2].startswith(f"asked: GET {portal.url}/vms/{VM_ID}/decisions?index=0&wait=2, without Authoriz")
+    assert lines[at + 3].startswith("answered: 200, application/json, ")
+    assert lines[at + 4] == 'the page: "SHOULD answer only a caller that is this VM"'
+    assert "1 not met" in lines[-1]
+    assert TOKEN not in out
+
+
+def test_json_is_one_requirement_a_line(serve, check):
+    class Fails(SmallPortal):
+        def polled(self, _asked):
+            return Said(500)
+
+    code, out, _ = check(serve(Fails), "--json")
+    found = {each["requirement"]: each for each in map(json.loads, out.splitlines())}
+    assert code == 1
+    assert (found["status"]["section"], found["status"]["result"]) == (4, "not met")
+    assert found["status"]["answered"].startswith("500, ")
+    assert found["form"]["result"] == "not tried"
+
+
+@pytest.mark.parametrize(
+    ("url", "arguments", "said"),
+    [
+        ("https://portal.invalid", (), "Missing option '--vm-id'"),
+        ("https://portal.invalid", ("--vm-id", "web-0"), "--vm-id 'web-0' is no vmId, which is a UUID."),
+        ("http://portal.invalid", ("--vm-id", VM_ID), "Plain http goes to a loopback address only"),
+        ("ftp://127.0.0.1", ("--vm-id", VM_ID), "url is 'ftp://<secret>', but must be"),
+        ("https://portal.invalid", ("--vm-id", VM_ID, "--token-file", "a", "--token-env", "B"), "are both set"),
+        ("https://portal.invalid", ("--vm-id", VM_ID, "--public-key", "nowhere.pub"), "nowhere.pub"),
+        ("https://portal.invalid", ("--vm-id", VM_ID, "--wait", "1"), "--wait"),
+        ("https://portal.invalid", ("--vm-id", VM_ID, "--decision-by", " "), "--decision-by is empty"),
+    ],
+)
+def test_wrong_use_is_exit_2(agent, url, arguments, said):
+    code, out, err = agent.call("portal-check", url, *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+def test_a_token_that_cannot_be_had_is_exit_1(agent):
+    code, out, err = agent.call("portal-check", "http://127.0.0.1:9", "--vm-id", VM_ID, "--token-file", "nowhere")
+    assert (code, out) == (1, "")
+    assert "nowhere" in err

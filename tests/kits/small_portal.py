@@ -1,0 +1,200 @@
+"""A correct ops portal in a hundred lines, written from PROTOCOL.md, and what a wrong one would do instead.
+
+`SmallPortal` meets every sentence. A subclass that overrides one method breaks one.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from outside_portal import Signer
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request for decisions."""
+
+    vm_id: str
+    index: int
+    wait_seconds: float
+    token: str
+
+
+@dataclass(frozen=True)
+class Said:
+    """What is answered."""
+
+    status: int
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class SmallPortal:
+    """Answers for the VM *vm_id*, which shows *token*; *signer* signs what is decided."""
+
+    def __init__(self, signer: Signer, *, vm_id: str, token: str) -> None:
+        self.signer, self.vm_id, self.token = signer, vm_id, token
+        self.epoch = str(uuid.uuid4())
+        self.changed = threading.Condition()
+        self.decisions: list[tuple[int, str]] = []
+        self.newest = 1
+        self.records: list[Mapping[str, Any]] = []
+        self.documents: list[str] = []
+        """The attested documents that it gave its token for, without a look at them."""
+        self._server = _Server(self)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        """Return what `approval.remote.url` is to be."""
+        return f"http://127.0.0.1:{self._server.server_port}/api/v1"
+
+    @property
+    def records_url(self) -> str:
+        """Return where it takes records."""
+        return f"{self.url}/records"
+
+    def close(self) -> None:
+        """End it; requests that are held get their answer now."""
+        self._server.is_stopped = True
+        with self.changed:
+            self.changed.notify_all()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    # What it decides.
+
+    def decide(self, verdict: str, record: Mapping[str, Any]) -> None:
+        """Sign a decision on the event of *record*, and give it to the VM."""
+        self.put(self.signed(verdict, record))
+
+    def signed(self, verdict: str, record: Mapping[str, Any]) -> str:
+        """Return the decision."""
+        return self.signer.decide(record, verdict)
+
+    def put(self, token: str) -> None:
+        """Have *token* ready."""
+        with self.changed:
+            self.newest += 1
+            self.decisions.append((self.newest, token))
+            self.changed.notify_all()
+
+    # What it answers.
+
+    def polled(self, asked: Asked) -> Said | None:
+        """Return the answer to a request for decisions; None closes the connection without any."""
+        refused = self.refused(asked)
+        if refused is not None:
+            return refused
+        value = self.value(asked)
+        return Said(200, self.body(value), self.headers())
+
+    def refused(self, asked: Asked) -> Said | None:
+        """Return why *asked* gets nothing."""
+        if asked.token != f"Bearer {self.token}":
+            return Said(401)
+        return None if asked.vm_id == self.vm_id else Said(403)
+
+    def value(self, asked: Asked) -> dict[str, Any]:
+        """Return what there is after the index, when it is time."""
+        deadline = time.monotonic() + asked.wait_seconds
+        with self.changed:
+            while not self.is_due(asked) and (left := deadline - time.monotonic()) > 0 and not self._server.is_stopped:
+                self.changed.wait(left)
+            tokens = self.after(asked.index)
+            return {"index": self.newest, "decisions": tokens, "epoch": self.epoch}
+
+    def is_due(self, asked: Asked) -> bool:
+        """Return whether *asked* is answered before its wait is over."""
+        return not asked.index or asked.index > self.newest or bool(self.after(asked.index))
+
+    def after(self, index: int) -> list[str]:
+        """Return the decisions that came after *index*."""
+        return [token for at, token in self.decisions if at > index]
+
+    def body(self, value: dict[str, Any]) -> bytes:
+        """Return *value* as it goes out."""
+        return json.dumps(value).encode()
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of an answer."""
+        return {"Content-Type": "application/json"}
+
+    def carried(self, _tokens: list[str]) -> int:
+        """Take decisions that were signed elsewhere, and return the status."""
+        return 404
+
+    def posted(self, record: Mapping[str, Any]) -> int:
+        """Take *record*, and return the status."""
+        self.records.append(record)
+        return 204
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, portal: SmallPortal) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.portal = portal
+        self.is_stopped = False
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: who asks may hang up."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
+
+    def do_GET(self) -> None:
+        """Answer one long poll."""
+        parts, query = urlsplit(self.path), parse_qs(urlsplit(self.path).query)
+        *_, vms, vm_id, decisions = parts.path.split("/")
+        if (vms, decisions) != ("vms", "decisions"):
+            self._say(Said(404))
+            return
+        index, wait = int(query["index"][0]), float(query["wait"][0])
+        self._say(self.server.portal.polled(Asked(vm_id, index, wait, self.headers.get("Authorization", ""))))
+
+    def do_POST(self) -> None:
+        """Take one record."""
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path.endswith("/agents/challenge"):
+            self._say(Said(200, b'{"nonce": "42"}'))
+            return
+        if self.path.endswith("/agents/token"):
+            self.server.portal.documents.append(json.loads(body)["document"])
+            self._say(Said(200, json.dumps({"token": self.server.portal.token, "expires_in": 3600}).encode()))
+            return
+        if self.headers.get("Authorization") != f"Bearer {self.server.portal.token}":
+            self._say(Said(401))
+            return
+        if self.path.endswith("/decisions"):
+            self._say(Said(self.server.portal.carried(json.loads(body)["decisions"])))
+        else:
+            self._say(Said(self.server.portal.posted(json.loads(body)["data"])))
+
+    def _say(self, said: Said | None) -> None:
+        if said is None:
+            self.close_connection = True
+            return
+        self.send_response(said.status)
+        for name, value in said.headers.items():
+            self.send_header(name, value)
+        if said.status not in (204, 304):
+            self.send_header("Content-Length", str(len(said.body)))
+        self.end_headers()
+        self.wfile.write(said.body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
