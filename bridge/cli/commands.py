@@ -406,11 +406,37 @@ def portal_check(  # noqa: PLR0917  # click's
 @option("--decision", required=True, type=click.Choice(["approve", "hold"]))
 @option("--reason", help="One line for records and logs.")
 @option("--valid-seconds", type=float, default=3600.0, help="How long an agent may accept it; at most a day.")
-def decide(event_file: BinaryIO, **options: Any) -> None:
-    """Sign a decision on an event for one VM, and print it: what a portal hands to the VM's agent."""
-    from bridge.cli.decide import decide as sign  # noqa: PLC0415
+@option("--all", "for_all", is_flag=True, help="For every VM that the file has records of, a decision a line.")
+@option("--to", "url", metavar="URL", help="Also give it to the portal there, which carries what it did not sign.")
+@option("--token-file", type=FILE, help="With --to: the bearer token of whoever decides.")
+@option("--ca-file", type=FILE, help="With --to: the authorities to trust instead of those that come with requests.")
+def decide(
+    event_file: BinaryIO,
+    vm_id: str | None,
+    url: str | None,
+    token_file: Path | None,
+    ca_file: Path | None,
+    *,
+    for_all: bool,
+    **options: Any,
+) -> None:
+    """Sign a decision on an event for one VM, and print it: what a portal hands to the VM's agent.
 
-    click.echo(sign(event_file.read(), **options))
+    With --all for every VM: an approval for those that see the event Scheduled, a hold for all of the resource group.
+    """
+    from bridge.cli.decide import decide as sign  # noqa: PLC0415
+    from bridge.cli.decide_all import decide_for_all, send_decisions  # noqa: PLC0415
+
+    if for_all and vm_id is not None:
+        raise click.UsageError("--all and --vm-id both say whom it is for. Give one of them.")
+    if url is None and (token_file is not None or ca_file is not None):
+        raise click.UsageError("--token-file and --ca-file say how to reach the portal of --to, and there is none.")
+    content = event_file.read()
+    tokens = decide_for_all(content, **options) if for_all else [sign(content, vm_id=vm_id, **options)]
+    click.echo("\n".join(tokens))
+    if url is not None:
+        given = {"token_file": token_file, "ca_file": ca_file}
+        send_decisions(tokens, url=url, options={name: value for name, value in given.items() if value is not None})
 
 
 def _portal_commands() -> dict[str, click.Command]:

@@ -100,7 +100,7 @@ def decide(
         reason=reason,
     )
     until = format_time(now + timedelta(seconds=valid_seconds))
-    click.echo(one_line(f"{decision} until {until}, for VM {addressee}: {_what(chosen.event)}"), err=True)
+    click.echo(one_line(f"{decision} until {until}, for VM {addressee}: {what(chosen.event)}"), err=True)
     if chosen.is_over or chosen.event.event_status != "Scheduled":
         state = "over" if chosen.is_over else chosen.event.event_status
         click.echo(one_line(f"The event is {state} by this file: an agent that sees the same refuses."), err=True)
@@ -161,6 +161,7 @@ def _records(content: bytes) -> list[TransitionRecord]:
     return records
 
 
-def _what(event: ScheduledEvent) -> str:
+def what(event: ScheduledEvent) -> str:
+    """Return what a decision on *event* consents to, for a person."""
     when = f"not before {event.not_before_raw}" if event.not_before_raw else "no NotBefore"
     return f"{event.event_type or 'an event'} {event.event_id} of {', '.join(event.resources or ()) or 'no VM'}, {when}"

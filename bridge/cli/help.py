@@ -46,6 +46,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "decide": (
         "decide --key ops.key --kid ops --approver ops --event-file events.json --decision approve",
         "decide --key ops.key --kid ops --approver ops --event-file - --decision hold --reason 'month end'",
+        "decide --key ops.key --kid ops --approver ops --event-file fleet.jsonl --decision hold --all",
     ),
     "portal migrate": ("portal migrate", "portal migrate --config portal.toml"),
     "portal backup": ("portal backup portal-2026-11-20.db", "portal backup --config portal.toml copy.db"),
