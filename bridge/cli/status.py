@@ -96,7 +96,7 @@ def _report(directory: Path, settings: Settings | None, problem: str | None) -> 
         is_locked=is_locked,
         in_memory=in_memory,
         # An agent that answers for this outbox without locking its directory has another copy of it.
-        answer=answer.of_stream(None if is_locked is False else snapshot.stored.stream_id),
+        answer=answer.of_outbox(None if is_locked is False else snapshot.stored.stream_id, directory),
         settings=settings,
         configuration_problem=problem,
         now=utc_now(),
@@ -106,7 +106,8 @@ def _report(directory: Path, settings: Settings | None, problem: str | None) -> 
 def _with_what_is_known(message: str, answer: AgentAnswer, directory: Path, *, is_locked: bool | None) -> str:
     """Return *message* with what is known of the agent: it may work from memory, with nothing on the disk."""
     live = answer.readiness
-    if live is not None and Path(live.state_directory) == directory.absolute():
-        where = "memory, because the disk refuses" if live.state_in_memory else "it all the same"
+    if live is not None and live.is_about(directory):
+        why = "it is still being loaded" if live.state_loading else "the disk refuses"
+        where = f"memory, because {why}" if live.state_in_memory else "it all the same"
         return f"{message} An agent runs on it, and works from {where}; it answers at {answer.url}."
     return f"{message} An agent runs on it." if is_locked else message

@@ -25,7 +25,7 @@ from bridge.events.diff import is_over
 from bridge.events.event import ScheduledEvent, names_vm
 from bridge.events.record import Evidence, Transition, TransitionRecord, Verdict
 from bridge.health.client import AgentAnswer
-from bridge.health.readiness import STUCK_SECONDS, Readiness
+from bridge.health.readiness import STUCK_SECONDS, Readiness, directory_text
 from bridge.outbox.approvals import ApprovalStage, DecisionStage, PendingApproval, StoredDecision
 from bridge.outbox.database import DATABASE
 from bridge.outbox.deliveries import SinkAccount
@@ -80,6 +80,8 @@ class StateReport(msgspec.Struct, frozen=True, kw_only=True):
     stream_id: str
     in_memory: bool
     """True: the disk refuses; the events and errors here are from before, the sinks' counts as the agent says."""
+    loading: bool
+    """True: the agent is still loading this outbox, so all here is from before; it works from memory meanwhile."""
     approvals_disabled: bool
     approvals_unsafe: tuple[str, ...]
     """Which files that decide who may approve others may write to: while there is one, nothing is approved."""
@@ -271,9 +273,10 @@ def _state(
     )
     approval = None if settings is None else settings.approval
     return StateReport(
-        directory=os.fsencode(directory.absolute()).decode("utf-8", "replace"),
+        directory=directory_text(directory),
         stream_id=snapshot.stored.stream_id,
         in_memory=in_memory or (live is not None and live.state_in_memory),
+        loading=live is not None and live.state_loading,
         approvals_disabled=is_disabled(directory),
         approvals_unsafe=_unsafe(settings, directory),
         unusable_keys=() if approval is None else unusable_keys(approval.trusted_keys()),
@@ -363,13 +366,17 @@ def _sinks(
     by_agent = {} if live is None else live.sinks
     for name in dict.fromkeys([*configured, *snapshot.sinks, *by_agent]):
         answer, error = by_agent.get(name), snapshot.last_errors.get(name)
-        account = answer or snapshot.sinks.get(name, SinkAccount())
+        # An agent that is still loading this outbox knows less of it than is read here.
+        is_read_here = answer is None or (live is not None and live.state_loading and name in snapshot.sinks)
+        account = answer if answer is not None and not is_read_here else snapshot.sinks.get(name, SinkAccount())
         waited_seconds = max(now.timestamp() - snapshot.oldest_pending_at.get(name, now.timestamp()), 0.0)
         yield SinkReport(
             **{field: getattr(account, field) for field in SinkAccount.__struct_fields__},
             name=name,
             configured=None if settings is None else name in configured,
-            oldest_pending_seconds=round(waited_seconds, 3) if answer is None else answer.oldest_pending_seconds,
+            oldest_pending_seconds=round(waited_seconds, 3)
+            if answer is None or is_read_here
+            else answer.oldest_pending_seconds,
             last_error=None if error is None else error.message,
             last_error_at=None if error is None else _time(error.at),
             needs_attention=None if answer is None else answer.needs_attention,

@@ -11,7 +11,7 @@ from datetime import datetime
 from bridge.cli.status_report import ApprovalReport, DecisionReport, EventReport, SinkReport, StatusReport
 from bridge.cli.terminal import Colour, Table, ago, countdown, counted, size, styled, utc, with_label, wrapped
 from bridge.clock import parse_time
-from bridge.health.client import EVENTS_UNKNOWN
+from bridge.health.client import EVENTS_UNKNOWN, EVENTS_UNKNOWN_YET
 from bridge.outbox.approvals import ApprovalStage, DecisionStage
 from bridge.text import duration, one_line
 
@@ -19,6 +19,14 @@ _LABEL = "{:<7}"
 _INDENT = " " * 7
 _UNDER = "  "
 _MOST_NAMES = 3
+_REFUSING = (
+    "It works from memory, because the disk under its outbox refuses writes: free the disk, or make it writable. "
+    "Events and errors below are those of before; what it knows since is lost if it dies."
+)
+_LOADING = (
+    "It works from memory until its outbox is loaded. Events, counts and errors below are those of before; what it "
+    "sees meanwhile is stored then."
+)
 _EVENT_WIDTHS = (9, 9, 14, 20)
 _OF_APPROVAL = {
     ApprovalStage.DRAINING: "{source}: its command runs before the event is approved",
@@ -64,10 +72,7 @@ def _agent(report: StatusReport, now: datetime) -> list[str]:
     elif agent.running and agent.asked is None:
         lines += wrapped("It was not asked for more: status.listen is off, or names no fixed port.", indent=_UNDER)
     if report.state.in_memory:
-        message = (
-            "It works from memory, because the disk under its outbox refuses writes: free the disk, or make it "
-            "writable. Events and errors below are those of before; what it knows since is lost if it dies."
-        )
+        message = _LOADING if report.state.loading else _REFUSING
         lines += [styled(line, colour="bright_red") for line in wrapped(message, indent=_UNDER)]
     return lines
 
@@ -149,7 +154,8 @@ def _another_file(report: StatusReport) -> Iterator[str]:
 
 def _events(report: StatusReport, now: datetime) -> list[str]:
     if not report.events and report.state.in_memory:
-        return [styled(line, colour="bright_red") for line in wrapped(EVENTS_UNKNOWN)]
+        unknown = EVENTS_UNKNOWN_YET if report.state.loading else EVENTS_UNKNOWN
+        return [styled(line, colour="bright_red") for line in wrapped(unknown)]
     if not report.events:
         was = "is" if report.agent.running else "was"
         return [f"There {was} no scheduled event."]

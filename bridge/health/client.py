@@ -1,9 +1,12 @@
 """What a running agent says of itself at its /readyz, asked for by a command.
 
-An answer is believed only if it speaks of the very same outbox: another agent may listen at that address.
+An answer is believed only if it speaks of the very same outbox: another agent may listen at that address. One that is
+still loading its outbox knows it by its directory alone.
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import msgspec
 import requests
@@ -19,6 +22,8 @@ ANSWER_SECONDS = 1.0
 EVENTS_UNKNOWN = (
     "Events are not known here: the agent works from memory because its disk refuses; its /metrics has active_events."
 )
+#: The same while it loads its outbox.
+EVENTS_UNKNOWN_YET = "Events are not known here: the agent is still loading its outbox; its /metrics has active_events."
 _ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  # compared, not listened on
 
 
@@ -31,14 +36,16 @@ class AgentAnswer(msgspec.Struct, frozen=True, kw_only=True):
     is_silent: bool = False
     """True: nobody listens there at all."""
 
-    def of_stream(self, stream_id: str | None) -> AgentAnswer:
-        """Return this, without an answer that speaks of another outbox than the one of *stream_id*."""
-        if self.readiness is None or (stream_id is not None and self.readiness.stream_id == stream_id):
+    def of_outbox(self, stream_id: str | None, directory: Path) -> AgentAnswer:
+        """Return this, without an answer that speaks of another outbox than the one of *stream_id* in *directory*."""
+        live = self.readiness
+        if live is None or (stream_id is not None and live.stream_id == stream_id):
+            return self
+        if live.state_loading and live.is_about(directory):
             return self
         return AgentAnswer(
             url=self.url,
-            problem=f"{self.url} is answered by another agent, or for another outbox: that of "
-            f"{self.readiness.state_directory}.",
+            problem=f"{self.url} is answered by another agent, or for another outbox: that of {live.state_directory}.",
         )
 
 

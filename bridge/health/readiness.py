@@ -6,12 +6,20 @@ The agent writes this body (`bridge.health.reporter` fills it in), and `status` 
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import msgspec
 
 from bridge.outbox.deliveries import SinkAccount
 
 #: A sink whose oldest record has waited for longer is stuck, whatever the reason.
 STUCK_SECONDS = 300.0
+
+
+def directory_text(directory: Path) -> str:
+    """Return the path of *directory*, as `Readiness.state_directory` has it: whole, and UTF-8 whatever its bytes."""
+    return os.fsencode(directory.absolute()).decode("utf-8", "replace")
 
 
 class SinkReadiness(SinkAccount, frozen=True, kw_only=True):
@@ -32,6 +40,8 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     stream_id: str | None
     state_directory: str
     state_in_memory: bool
+    state_loading: bool = False
+    """True while the outbox of `state_directory` is being loaded, and `stream_id` is that of one in its place."""
     vm: str | None
     imds: str
     configuration: str | None = None
@@ -40,6 +50,10 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     last_good_poll_seconds_ago: float | None
     oldest_pending_seconds: float = 0.0
     sinks: dict[str, SinkReadiness]
+
+    def is_about(self, directory: Path) -> bool:
+        """Return whether *directory* is the agent's state directory."""
+        return self.state_directory == directory_text(directory)
 
     @property
     def is_ready(self) -> bool:

@@ -7,7 +7,6 @@ rollout of a wrong configuration should be seen there before it is everywhere.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import datetime
@@ -18,7 +17,13 @@ import msgspec
 
 from bridge.clock import REAL_CLOCK, Clock, format_time
 from bridge.errors import BridgeError, OutboxError
-from bridge.health.readiness import Readiness, SinkReadiness, why_polling_is_not_ready, why_sink_is_not_ready
+from bridge.health.readiness import (
+    Readiness,
+    SinkReadiness,
+    directory_text,
+    why_polling_is_not_ready,
+    why_sink_is_not_ready,
+)
 from bridge.health.server import Response
 from bridge.metrics.metrics import CONTENT_TYPE, Metrics, OutboxReading, own_version
 from bridge.outbox.outbox import Outbox
@@ -112,7 +117,8 @@ class HealthReporter:
             reading = OutboxReading(in_memory=self._outbox.in_memory)
             reasons.append(str(error))
         totals = reading.totals
-        if self.is_loading():
+        is_loading = self.is_loading()
+        if is_loading:
             reasons.append(_LOADING)
         elif reading.in_memory:
             reasons.append("The disk refuses, so the outbox is in memory.")
@@ -126,8 +132,9 @@ class HealthReporter:
             reasons=tuple(reasons),
             version=own_version(),
             stream_id=totals.stream_id,
-            state_directory=os.fsencode(self._directory.absolute()).decode("utf-8", "replace"),
+            state_directory=directory_text(self._directory),
             state_in_memory=reading.in_memory,
+            state_loading=is_loading,
             vm=self.vm_name(),
             imds=self.imds(),
             configuration=self.configuration(),

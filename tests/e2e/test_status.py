@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -36,7 +37,7 @@ KEYS = {
     "imds": {"endpoint", "last_good_poll_at", "last_good_poll_seconds_ago", "last_good_poll_is_live"},
     "state": {
         *("directory", "stream_id", "in_memory", "approvals_disabled", "outbox_bytes", "max_bytes", "set_aside"),
-        *("approvals_unsafe", "unusable_keys"),
+        *("approvals_unsafe", "unusable_keys", "loading"),
     },
     "events": {
         *("event_id", "event_type", "event_status", "event_source", "not_before", "seconds_to_not_before"),
@@ -362,6 +363,30 @@ def test_what_only_an_agent_in_memory_knows_is_not_called_nothing(agent, azure, 
         code, out, err = agent.call("outbox", "list", "-c", agent.config, *options)
         assert (code, out) == (0, "")
         assert err.startswith("What happened since its disk refuses is not known here")
+
+
+def test_an_agent_that_is_still_loading_its_outbox_is_not_called_another_one(agent, azure):
+    configure(agent, azure.endpoint)
+    azure.world.add_event(EventSpec(event_type="Freeze"))
+    agent.start()
+    wait_for_status(agent, lambda report: sink_of(report, "stdout")["delivered"] == 1)
+    assert agent.stop() == 0
+    with closing(sqlite3.connect(agent.state / "outbox.db", isolation_level=None)) as another:
+        another.execute("BEGIN IMMEDIATE")
+        agent.start()
+        report = wait_for_status(agent, lambda report: report["agent"]["problem"] is None)
+        assert (report["agent"]["running"], report["agent"]["ready"]) == (True, False)
+        assert (report["state"]["loading"], report["state"]["in_memory"]) == (True, True)
+        assert report["agent"]["version"] is not None
+        assert sink_of(report, "stdout")["delivered"] == 1  # what the outbox says, not the memory in its place
+        assert [event["event_type"] for event in report["events"]] == ["Freeze"]
+        text = " ".join(status(agent).split())
+        assert "The agent is running, but not ready: The outbox is still being loaded" in text
+        assert "It works from memory until its outbox is loaded." in text
+        assert "another" not in text.replace("another program has", "")
+        assert "refuses" not in text
+    report = wait_for_status(agent, lambda report: report["agent"]["ready"])
+    assert (report["state"]["loading"], report["state"]["in_memory"]) == (False, False)
 
 
 def test_records_from_before_the_disk_refused_are_said_not_to_be_the_newest(agent, azure):
