@@ -9,18 +9,25 @@ told from memory. Nothing is approved before the outbox is there.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from bridge.agent.parts import JOIN_SECONDS, Parts
 from bridge.clock import REAL_CLOCK, AgeClock
 from bridge.config.loader import Settings
+from bridge.events.event import VmIdentity
 from bridge.outbox.locks import DirectoryLock, prepare_directory
 from bridge.outbox.outbox import Outbox
+from bridge.polling.seen import SeenDocuments
 from bridge.system.threads import run_daemon
+
+if TYPE_CHECKING:
+    from bridge.outbox.unloaded import Taken
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +35,8 @@ logger = logging.getLogger(__name__)
 _WAIT_SECONDS = 2.0
 #: How long what the outbox may know waits for it.
 HOLD_SECONDS = 30.0
+#: What is being sent, or asked, when the outbox is loaded may take so long.
+HANDOVER_SECONDS = 2.0
 
 
 class OpenOutbox(NamedTuple):
@@ -43,7 +52,8 @@ class OutboxLoad:
     def __init__(self, settings: Settings, directory: Path) -> None:
         self._settings = settings
         self._directory = directory
-        self.started_at = time.monotonic()
+        self._started_at = time.monotonic()
+        self._seen_done_at = math.inf
         self._opened: Future[OpenOutbox] = run_daemon("outbox-load", self._open)
 
     @property
@@ -56,10 +66,29 @@ class OutboxLoad:
         """Return whether the outbox is there."""
         return self.is_done and self._opened.exception() is None
 
-    @property
-    def is_late(self) -> bool:
-        """Return whether nothing waits for it any more."""
-        return time.monotonic() - self.started_at >= HOLD_SECONDS
+    def may_hand_over(self, parts: Parts) -> bool:
+        """Return whether it has ended, and nothing is on its way from *parts* to a sink, or has been for too long."""
+        if not self.is_done:
+            return False
+        self._seen_done_at = min(self._seen_done_at, time.monotonic())
+        is_sending = any((parts.pending(JOIN_SECONDS) or {}).values())
+        return not is_sending or time.monotonic() - self._seen_done_at >= HOLD_SECONDS
+
+    def end_hold_if_late(self, parts: Parts) -> bool:
+        """Let nothing in *parts* wait for it any more if it takes too long; return whether that was done now."""
+        is_late = not self.is_done and time.monotonic() - self._started_at >= HOLD_SECONDS
+        if not is_late or parts.outbox.records.hold is None:
+            return False
+        parts.outbox.write(parts.outbox.records.end_hold).result()
+        logger.error(
+            "The outbox is still not loaded, and nothing waits for it any more: all that is seen is told from "
+            "memory, also what may have been told before. What the outbox holds is sent once it is loaded."
+        )
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Wait until it has ended, so long at most."""
+        wait_for([self._opened], max(seconds, 0.0))
 
     def is_done_soon(self) -> bool:
         """Wait for it as long as a start may; return whether it has ended."""
@@ -114,3 +143,27 @@ class OutboxLoad:
             lock.release()
             raise
         return OpenOutbox(lock=lock, outbox=outbox)
+
+
+class _Build(Protocol):
+    def __call__(self, on: OpenOutbox, *, known_vm: VmIdentity | None) -> Parts: ...
+
+
+def hand_over(before: Parts, opened: OpenOutbox, *, build: _Build) -> tuple[Parts, SeenDocuments | None, Taken]:
+    """Return the parts for the outbox that is loaded now, not started yet, what was seen before it, and what was taken.
+
+    What may take long on a slow disk is done while the poll of *before* goes on; then that ends.
+    """
+    from bridge.outbox.unloaded import keep_taken, read_taken  # noqa: PLC0415  # hardly ever needed
+
+    before.pool.drain(time.monotonic() + HANDOVER_SECONDS)
+    identity, outbox = before.identity, opened.outbox
+    after = build(opened, known_vm=identity.vm if identity.is_found else None)
+    outbox.records.taken = before.outbox.read(read_taken).result()
+    after.prepare(lambda: False)  # records are named by who this VM is, also those that a stop is to store
+    before.stop_watching(time.monotonic() + HANDOVER_SECONDS)
+    taken = outbox.records.taken = before.outbox.read(read_taken).result()
+    after.imds.go_on_from(before.imds)
+    skipping = {each.name for each in after.settings.sinks if each.sink_class.skips_what_is_over(each.config)}
+    outbox.write(keep_taken, taken, now=outbox.ages.timestamp(), skipping=skipping)
+    return after, None if before.poller is None else before.poller.seen, taken

@@ -485,5 +485,11 @@ SELECT id, sink FROM records LEFT JOIN deliveries
 -- name: told_events
 SELECT DISTINCT sink, event_key FROM deliveries WHERE state = 'delivered';
 
+-- name: told_endings
+SELECT body FROM records
+WHERE json_extract(body, '$.transition') IN ('completed', 'canceled', 'ended')
+  AND EXISTS (SELECT 1 FROM deliveries WHERE deliveries.sequence = records.sequence AND state = 'delivered')
+ORDER BY sequence;
+
 -- name: sequence_of
 SELECT sequence FROM records WHERE id = ?;

@@ -165,6 +165,12 @@ class RecordWriter:
             self.save_liveness(connection, last_good_at=observation.observed_at, boot_id=observation.boot_id)
         return self._append(connection, [_new_record(observation, change) for change in observation.changes])
 
+    def append_observations(
+        self, connection: sqlite3.Connection, observations: Iterable[Observation]
+    ) -> list[TransitionRecord]:
+        """Store several documents and their records, in order."""
+        return [record for each in observations for record in self.append_observation(connection, each)]
+
     def save_liveness(self, connection: sqlite3.Connection, *, last_good_at: datetime, boot_id: str) -> None:
         """Store when IMDS last answered, and under which boot."""
         save = self._doubt.save_liveness if self._doubt.is_open else meta.save_liveness
@@ -361,6 +367,9 @@ class RecordWriter:
 
     def _add(self, connection: sqlite3.Connection, unnamed: TransitionRecord, repeats: _Repeats) -> TransitionRecord:
         record, first_id = self._with_identity(connection, unnamed, repeats)
+        as_told = None if self.taken is None else self.taken.ending_as_told(record)
+        if as_told is not None and connection.execute(SQL["has_id"], (as_told.id, record.sequence)).fetchone() is None:
+            record, first_id = self._with_identity(connection, as_told, repeats)
         is_released = self.hold is not None and self.hold.releases(record)
         waits = self._withholds(record) or self._is_waiting
         arguments = (

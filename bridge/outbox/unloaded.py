@@ -19,7 +19,7 @@ import msgspec
 
 from bridge.clock import AgeClock, parse_time, utc_now
 from bridge.events.event import Document
-from bridge.events.record import Transition, TransitionRecord
+from bridge.events.record import Transition, TransitionRecord, decode_record
 from bridge.outbox import database, deliveries, meta
 from bridge.outbox.database import SQL
 from bridge.outbox.outbox import Outbox
@@ -104,6 +104,19 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     """(sink, event key): of this event something may have reached this sink."""
     told: list[tuple[str, str]] = []
     """(sink, event key): of this event the sink took something."""
+    endings: Mapping[str, TransitionRecord] = {}
+    """From the key of an event to how sinks were told that it ended, the last time."""
+
+    def ending_as_told(self, record: TransitionRecord) -> TransitionRecord | None:
+        """Return *record*, an ending, in the words in which sinks heard of it already; None when they are its own.
+
+        They differ where documents between the two were too many to be kept: what was seen to complete is only gone.
+        """
+        told = self.endings.get(record.event_key) if record.transition.is_ending else None
+        if told is None or record.id in self.sinks:
+            return None
+        place = {name: getattr(record, name) for name in ("stream_id", "sequence", "vm", "affects_this_vm", "labels")}
+        return msgspec.structs.replace(told, **place)
 
 
 def open_unloaded(directory: Path, *, max_bytes: int, keep_delivered_seconds: float, ages: AgeClock) -> Outbox:
@@ -126,8 +139,10 @@ def read_taken(connection: sqlite3.Connection) -> Taken:
         names = sinks.setdefault(record_id, set())
         if sink is not None:
             names.add(sink)
+    endings = (decode_record(body) for (body,) in connection.execute(SQL["told_endings"]))
     return Taken(
         sinks=sinks,
+        endings={ending.event_key: ending for ending in endings},
         start_marks=connection.execute(SQL["copy_start_marks"]).fetchall(),
         told=connection.execute(SQL["told_events"]).fetchall(),
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -41,6 +41,9 @@ _LEAST_GAP_SECONDS = 10.0
 _GAP_POLLS = 5
 #: The time of the last good answer is worth a write only now and then: an idle agent does not touch the disk.
 _LIVENESS_SECONDS = 600.0
+#: Of the answers from before the outbox was loaded, so many are stored in one commit, and it may take so long.
+_TOGETHER = 100
+_STORED_WITHIN_SECONDS = 10.0
 #: Of an event's Resources, in a line of the log; the record has them all.
 _MOST_NAMES = 5
 
@@ -213,23 +216,44 @@ class Poller:
             self._stream_id, self._tracker = self._load()
             self._has_stream_changed = False
 
+    @property
+    def is_storing_seen(self) -> bool:
+        """Return whether not all that was seen before the outbox was loaded is stored yet."""
+        return self._seen_before is not None
+
     def _store_seen_before(self) -> None:
-        """Store what follows from the documents that were seen before the outbox was loaded."""
-        for document, moment in self._seen_before or ():
-            self.loop_watch.expect_within(self._interval_seconds)
+        """Store what follows from the documents that were seen before the outbox was loaded, many in one commit."""
+        answers = list(self._seen_before or ())
+        for first in range(0, len(answers), _TOGETHER):
+            together = answers[first : first + _TOGETHER]
+            self.loop_watch.expect_call_within(_STORED_WITHIN_SECONDS)
             try:
                 try:
-                    self._follow_stream()
-                    self._take(document, moment)
+                    self._store_together(together)
                 except StreamChanged:  # the identity came just now, and the outbox was another machine's
                     self._has_stream_changed = True
-                    self._follow_stream()
-                    self._take(document, moment)
-            except BridgeError as error:
-                self._tracker.invalidate()
-                self._report.problem("store", logging.ERROR, f"A change could not be stored: {error}")
-            self.good_at, self._answered_at = moment.wall, moment.monotonic
+                    self._store_together(together)
+            except Exception as error:  # noqa: BLE001  # the poll outlives everything
+                self._has_stream_changed = True  # what the outbox has is read again
+                trace = None if isinstance(error, BridgeError) else error
+                message = f"A change could not be stored: {error}"
+                self._report.problem("store", logging.ERROR, message, exc_info=trace)
+            self.good_at, self._answered_at = together[-1][1].wall, together[-1][1].monotonic
         self._seen_before, self._known_ids = None, ()
+
+    def _store_together(self, answers: Sequence[tuple[Document, Instant]]) -> None:
+        self._follow_stream()
+        observations = []
+        for document, moment in answers:
+            update = self._observe(document, moment)
+            if update is not None and update.is_news:
+                observations.append(self._observation(document, update, moment))
+            if update is not None:
+                self._tracker.commit(update)
+                self._is_settled = update.is_settled
+        if observations:
+            records = self._outbox.write(self._outbox.records.append_observations, observations).result()
+            self._note(records)
 
     def _recovered(self) -> None:
         self.refused_answer = None
@@ -266,33 +290,44 @@ class Poller:
     def _take(self, document: Document, moment: Instant) -> Update | None:
         """Store what *document*, seen at *moment*, changes; return what it means."""
         approvals = self.approvals
-        approved = frozenset[str]() if approvals is None else approvals.approved
-        vm_name = self._identity.vm.name or self._outbox.records.doubted_vm_name
-        update = self._tracker.observe(document, moment, vm_name=vm_name, approved=approved)
+        update = self._observe(document, moment)
         if update is not None:
             if approvals is not None and update.changes:
                 approvals.wait_for_submission([change.event.key for change in update.changes])
             self._store(document, update, moment)
         return update
 
+    def _observe(self, document: Document, moment: Instant) -> Update | None:
+        approvals = self.approvals
+        approved = frozenset[str]() if approvals is None else approvals.approved
+        vm_name = self._identity.vm.name or self._outbox.records.doubted_vm_name
+        return self._tracker.observe(document, moment, vm_name=vm_name, approved=approved)
+
     def _store(self, document: Document, update: Update, moment: Instant) -> None:
         """Write *update* into the outbox, go on from it, and count and log its records."""
         records: list[TransitionRecord] = []
         if update.is_news:
-            observation = Observation(
-                stream_id=self._stream_id,
-                document=update.document,
-                changes=update.changes,
-                observed_at=moment.wall,
-                incarnation=document.incarnation,
-                previous_incarnation=self.incarnation,
-                is_settled=update.is_settled,
-                boot_id=self._boot_id,
-            )
+            observation = self._observation(document, update, moment)
             records = self._outbox.write(self._outbox.records.append_observation, observation).result()
             self._report.recovered("store", "Changes are stored again.")
         self._tracker.commit(update)
         self._is_settled = update.is_settled
+        self._note(records)
+
+    def _observation(self, document: Document, update: Update, moment: Instant) -> Observation:
+        return Observation(
+            stream_id=self._stream_id,
+            document=update.document,
+            changes=update.changes,
+            observed_at=moment.wall,
+            incarnation=document.incarnation,
+            previous_incarnation=self.incarnation,
+            is_settled=update.is_settled,
+            boot_id=self._boot_id,
+        )
+
+    def _note(self, records: Sequence[TransitionRecord]) -> None:
+        """Count and log *records*, which are stored now."""
         for record in records:
             if record.id not in self._known_ids:
                 self._metrics.recorded(record.transition)

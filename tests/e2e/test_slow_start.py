@@ -18,7 +18,8 @@ from bridge.events.event import VmIdentity
 from bridge.outbox.locks import DirectoryLock
 from bridge.outbox.reader import OutboxFile
 
-#: Every file below a path hangs when it is opened, while there is a file; a look at it alone does not.
+#: Every file below a path hangs when it is opened, while there is a file; a look at it alone does not. While there is
+#: another one, whatever is synced takes long.
 SHIM = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -40,6 +41,14 @@ int name(const char *path, int flags, ...) { \
 }
 OPEN(open)
 OPEN(open64)
+#define SYNC(name) \
+int name(int file) { \
+    const char *slow = getenv("SLOW_WHILE"); \
+    if (slow && access(slow, F_OK) == 0) usleep(1200000); \
+    return ((int (*)(int))dlsym(RTLD_NEXT, #name))(file); \
+}
+SYNC(fsync)
+SYNC(fdatasync)
 """
 VM = (200, b'{"name": "vm_0", "vmId": "AAAA"}')
 
@@ -61,26 +70,34 @@ class Disk:
     """The state directory of *agent*, which hangs on demand."""
 
     def __init__(self, agent, shim):
-        self._hang = agent.directory / "hang"
+        self._hang, self._slow = agent.directory / "hang", agent.directory / "slow"
         agent.env = {
             **agent.env,
             "LD_PRELOAD": str(shim),
             "HANG_WHILE": str(self._hang),
+            "SLOW_WHILE": str(self._slow),
             "HANG_BELOW": str(agent.state),
         }
 
     def freeze(self):
         self._hang.touch()
 
+    def slow_down(self):
+        self._slow.touch()
+
     def thaw(self):
         self._hang.unlink(missing_ok=True)
+
+    def heal(self):
+        self.thaw()
+        self._slow.unlink(missing_ok=True)
 
 
 @pytest.fixture
 def disk(agent, shim):
     disk = Disk(agent, shim)
     yield disk
-    disk.thaw()
+    disk.heal()
 
 
 class Manager:
@@ -284,6 +301,91 @@ def test_polls_go_on_while_a_large_damaged_outbox_is_salvaged_at_the_start(agent
     assert [each[:2] for each in told(agent)] == [("P-1", "scheduled"), ("E-1", "scheduled")]
     assert agent.stop() == 0
     assert len(OutboxFile(agent.state).records()) > 39_000
+
+
+def test_of_thousands_of_events_seen_while_the_disk_hangs_none_ends_twice(before, imds, disk):
+    agent = before
+    disk.freeze()
+    imds.body = json.dumps(document(4, event("E-1"), event("E-2"), event("P-1", "Preempt"))).encode()
+    start(agent)
+    agent.wait_for(lambda: len(agent.records) == 3)
+    imds.show(document(5, event("E-1"), event("E-2", status="Started"), event("P-1", "Preempt")))
+    agent.wait_for(lambda: ("E-2", "started", "observed") in told(agent))
+    for incarnation in (6, 7, 8):
+        others = (event(f"N-{incarnation}-{number}", vm="vm_9") for number in range(900))
+        imds.show(document(incarnation, event("E-1"), event("P-1", "Preempt"), *others))
+    agent.wait_for(lambda: ("E-2", "completed", "observed") in told(agent))
+    disk.thaw()
+    agent.wait_for(lambda: "The outbox is loaded now" in agent.log)
+    imds.show(document(9, event("E-1"), event("E-9")))
+    agent.wait_for(lambda: ("E-9", "scheduled", "observed") in told(agent))
+    assert agent.stop() == 0
+    assert [each for each in told(agent) if each[0] == "E-2"][1:] == [
+        ("E-2", "scheduled", "observed"),
+        ("E-2", "started", "observed"),
+        ("E-2", "completed", "observed"),
+    ]
+    assert len({record["id"] for record in agent.records}) == len(agent.records)
+
+
+def show_much(agent, imds):
+    """Show what waits for the outbox, what is told at once, and what comes and goes; return what was told meanwhile."""
+    first = document(4, event("E-1"), event("E-2", status="Started"), event("P-1", "Preempt"))
+    imds.body = json.dumps(first).encode()
+    start(agent)
+    agent.wait_for(lambda: len(agent.records) == 3)
+    now = [("P-1", "scheduled", "observed")]
+    for number in range(4):
+        at = 5 + 2 * number
+        imds.show(document(at, event("E-1"), event("P-1", "Preempt"), event(f"N-{number}", status="Started")))
+        imds.show(document(at + 1, event("E-1"), event("P-1", "Preempt")))
+        now += [(f"N-{number}", "started", "observed"), (f"N-{number}", "completed", "observed")]
+    agent.wait_for(lambda: len(agent.records) == 2 + len(now))
+    assert told(agent)[2:] == now
+    return now
+
+
+def test_polls_go_on_while_a_slow_disk_takes_what_was_seen(before, imds, disk):
+    agent = before
+    disk.freeze()
+    show_much(agent, imds)
+    disk.slow_down()
+    disk.thaw()
+    longest, last = 0.0, time.monotonic()
+    while len(agent.records) < 13:
+        imds.wait_for_polls(1)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    assert longest < 5  # a commit or two; each document by itself took ten of them
+    assert told(agent)[11:] == [("E-2", "started", "observed"), ("E-2", "completed", "observed")]
+    disk.heal()
+    assert agent.stop() == 0
+
+
+@pytest.mark.parametrize("moment", ["The outbox is being loaded", "The outbox is loaded now"])
+def test_a_stop_while_a_slow_disk_takes_what_was_seen_stores_it(before, imds, disk, moment):
+    """The load is over, and the handover begins or is under way."""
+    agent = before
+    agent.config.write_text("stop_grace_seconds = 20\n" + agent.config.read_text())
+    disk.freeze()
+    now = show_much(agent, imds)
+    disk.slow_down()
+    disk.thaw()
+    if moment not in agent.log:
+        agent.wait_for(lambda: moment in agent.log)
+    else:
+        files = Path(f"/proc/{agent.process.pid}/fd")
+        agent.wait_for(lambda: any(each.readlink().name == "outbox.db" for each in files.iterdir()))
+    assert agent.stop(timeout_seconds=40) == 0
+    assert "Traceback" not in agent.log
+    assert "was not loaded yet" not in agent.log
+    known = [(each.event.event_id, each.transition.value) for each in OutboxFile(agent.state).records()]
+    assert sorted(known[2:]) == sorted([each[:2] for each in now] + [("E-2", "started"), ("E-2", "completed")])
+    disk.heal()
+    agent.start()
+    imds.show(document(20, event("E-1"), event("P-1", "Preempt"), event("E-9")))
+    agent.wait_for(lambda: ("E-9", "scheduled", "observed") in told(agent))
+    assert agent.stop() == 0
+    assert len({record["id"] for record in agent.records}) == len(agent.records) == 2 + len(now) + 2 + 1
 
 
 def test_who_this_vm_is_is_not_forgotten_once_the_outbox_is_there(before, imds, disk):

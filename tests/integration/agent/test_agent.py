@@ -76,9 +76,9 @@ def test_worker_that_gets_no_thread_is_started_later_and_delays_no_stop(agent, m
 
     monkeypatch.setattr(DeliveryWorker, "start", start)
     with pytest.raises(RuntimeError):
-        agent._pool.start_missing([sink])
+        agent.parts.pool.start_missing([sink])
     assert "delivery:third" not in agent._loop_watches()
-    agent._pool.start_missing([sink])
+    agent.parts.pool.start_missing([sink])
     assert "delivery:third" in agent._loop_watches()
 
 
@@ -90,7 +90,7 @@ def test_reload_without_a_thread_leaves_what_was_there_and_can_be_repeated(agent
     assert name is not None
     assert agent.vm_name() == name
     agent.reload(changed)
-    assert agent._identity.vm.tags == {"team": "a"}
+    assert agent.parts.identity.vm.tags == {"team": "a"}
     assert agent.health.healthz().status == 200
 
 
@@ -101,12 +101,12 @@ def test_every_loop_is_watched(agent):
 def test_watchdog_is_fed_only_while_the_poll_turns(agent, manager):
     assert heard(manager)[0] == b"READY=1"
     assert ticked(agent, manager) == [b"WATCHDOG=1"]
-    agent._stop_polling.set()  # so that the loop makes no new promise
-    agent._poll_thread.join(10)
-    agent._poller.loop_watch.expect_within(-1e6)
+    agent.parts.stop_polling.set()  # so that the loop makes no new promise
+    agent.parts.poll_thread.join(10)
+    agent.parts.poller.loop_watch.expect_within(-1e6)
     assert ticked(agent, manager) == []
     assert agent.health.healthz().status == 503
-    agent._poller.loop_watch.idle()
+    agent.parts.poller.loop_watch.idle()
     assert ticked(agent, manager) == [b"WATCHDOG=1"]
     assert agent.health.healthz().status == 200
 
@@ -176,8 +176,8 @@ def test_poll_goes_on_while_not_even_a_look_at_the_state_directory_comes_back(tu
     try:
         assert looked.wait(10)
         for _ in range(3):
-            before = agent._poller.good_at
-            assert wait_until(lambda before=before: agent._poller.good_at != before)
+            before = agent.parts.poller.good_at
+            assert wait_until(lambda before=before: agent.parts.poller.good_at != before)
     finally:
         is_back.set()
 
@@ -195,7 +195,7 @@ def test_state_directory_that_was_moved_aside_and_is_put_back_is_used_again(agen
     for directory in (state, between):
         with pytest.raises(StateDirectoryError, match="Another agent runs"):
             DirectoryLock(directory)
-    agent.send_heartbeat()
+    agent.parts.send_heartbeat()
     assert wait_until(lambda: OutboxFile(state).records())
 
 

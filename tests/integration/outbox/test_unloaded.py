@@ -6,6 +6,7 @@ import pytest
 
 from bridge.delivery.router import Router
 from bridge.events.event import Document, VmIdentity
+from bridge.events.record import Transition
 from bridge.outbox import deliveries
 from bridge.outbox.unloaded import keep_taken, open_unloaded, read_taken
 from bridge.sink import SinkConfig
@@ -113,6 +114,31 @@ def test_what_a_sink_took_before_is_not_sent_to_it_again(kit, unloaded):
     mine = kit.totals(outbox)["mine"]
     assert (mine["accepted"], mine["delivered"], mine["pending"]) == (2, 1, 1)
     assert outbox.write(deliveries.mark_started, "all", "P-2", now=0.0).result().is_new is False
+
+
+def test_an_ending_that_was_told_is_stored_in_the_same_words(kit, unloaded):
+    """What was seen between was too much to be kept: the stored outbox knows no start, and finds the event gone."""
+    kit.commit(unloaded, kit.event("E-1", "Started", event_type="Preempt", **MINE), transition="started")
+    ended = kit.commit(
+        unloaded, kit.event("E-1", "Started", event_type="Preempt", **MINE), transition="completed", document=Document()
+    )
+    kit.settle(unloaded, "mine", *(record.sequence for record in ended))
+    taken = unloaded.read(read_taken).result()
+
+    outbox = kit.open(sinks=())
+    outbox.identify(VM).result()
+    configure(outbox)
+    kit.commit(outbox, kit.event("E-1", event_type="Preempt", **MINE), kit.event("E-2", **MINE))
+    outbox.records.taken = taken
+    gone = [kit.event("E-1", event_type="Preempt", **MINE), kit.event("E-2", **MINE)]
+    (stored, other) = kit.commit(outbox, *gone, transition="ended", document=Document())
+    assert (stored.transition, stored.id) == (Transition.COMPLETED, ended[0].id)
+    assert stored.sequence == 3
+    assert other.transition is Transition.ENDED
+    assert ("E-1", "completed") not in told(outbox)
+    # And what ends once more later is an ending of its own.
+    (again,) = kit.commit(outbox, gone[0], transition="ended", document=Document())
+    assert again.transition is Transition.ENDED
 
 
 def test_what_was_owed_of_an_event_is_given_up_where_later_news_of_it_was_told(kit, unloaded):
