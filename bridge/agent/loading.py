@@ -8,6 +8,7 @@ told from memory. Nothing is approved before the outbox is there.
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import threading
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from bridge.agent.parts import JOIN_SECONDS, Parts
 from bridge.clock import REAL_CLOCK, AgeClock
 from bridge.config.loader import Settings
+from bridge.errors import StateDirectoryError
 from bridge.events.event import VmIdentity
 from bridge.outbox.locks import DirectoryLock, prepare_directory
 from bridge.outbox.outbox import Outbox
@@ -37,6 +39,10 @@ _WAIT_SECONDS = 2.0
 HOLD_SECONDS = 30.0
 #: What is being sent, or asked, when the outbox is loaded may take so long.
 HANDOVER_SECONDS = 2.0
+_AGAIN_SECONDS = 1.0
+_WANTS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+#: The identity's, the poll's, and those of the first sink; the others come when the old ones have ended.
+_THREADS_NEEDED = 4
 
 
 class OpenOutbox(NamedTuple):
@@ -72,7 +78,8 @@ class OutboxLoad:
             return False
         self._seen_done_at = min(self._seen_done_at, time.monotonic())
         is_sending = any((parts.pending(JOIN_SECONDS) or {}).values())
-        return not is_sending or time.monotonic() - self._seen_done_at >= HOLD_SECONDS
+        may_begin = not is_sending or time.monotonic() - self._seen_done_at >= HOLD_SECONDS
+        return may_begin and _are_there_threads()
 
     def end_hold_if_late(self, parts: Parts) -> bool:
         """Let nothing in *parts* wait for it any more if it takes too long; return whether that was done now."""
@@ -129,8 +136,21 @@ class OutboxLoad:
         )
 
     def _open(self) -> OpenOutbox:
-        prepare_directory(self._directory)
-        lock = DirectoryLock(self._directory)
+        """Return the outbox, as soon as the machine has the descriptors and the threads for it."""
+        is_told = False
+        while True:
+            try:
+                return self._try_to_open()
+            except (OSError, RuntimeError, StateDirectoryError) as error:
+                if not _is_for_want(error):
+                    raise
+                if not is_told:
+                    logger.error("The outbox cannot be loaded for now; trying again.", extra={"why": str(error)})  # noqa: TRY400
+                is_told = True
+            time.sleep(_AGAIN_SECONDS)
+
+    def _try_to_open(self) -> OpenOutbox:
+        lock = self._locked()
         try:
             outbox = Outbox(
                 self._directory,
@@ -143,6 +163,37 @@ class OutboxLoad:
             lock.release()
             raise
         return OpenOutbox(lock=lock, outbox=outbox)
+
+    def _locked(self) -> DirectoryLock:
+        """Return the lock on the directory, made if need be: also one that is moved away while the disk hangs."""
+        while True:
+            prepare_directory(self._directory)
+            try:
+                return DirectoryLock(self._directory)
+            except StateDirectoryError as error:
+                if not isinstance(error.__cause__, FileNotFoundError) or self._directory.is_symlink():
+                    raise
+
+
+def _is_for_want(error: BaseException) -> bool:
+    """Return whether *error* is a want of descriptors, threads or memory, which passes."""
+    cause = error.__cause__ or error
+    if isinstance(cause, OSError):
+        return cause.errno in _WANTS
+    return isinstance(cause, RuntimeError) and "thread" in str(cause)
+
+
+def _are_there_threads() -> bool:
+    """Return whether a few threads can be started: without them neither the old parts nor the new ones would run."""
+    may_end = threading.Event()
+    try:
+        for _ in range(_THREADS_NEEDED):
+            run_daemon("outbox-load", may_end.wait)
+    except (RuntimeError, MemoryError):
+        return False
+    finally:
+        may_end.set()
+    return True
 
 
 class _Build(Protocol):

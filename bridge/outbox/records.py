@@ -244,9 +244,13 @@ class RecordWriter:
         vm_name = self._vm.name if vm is None else vm.name
         for record in _last_of_active(connection, saved) if new else ():
             for name in router(record, vm_name):
-                if name in new:
+                if name in new and not self._has_later_news(name, record):
                     self._add_delivery(connection, name, record)
         self._doubt.hold(connection)
+
+    def _has_later_news(self, sink: str, record: TransitionRecord) -> bool:
+        """Return whether *sink* was told of the event before this outbox was loaded, which knows it from before."""
+        return self.taken is not None and (sink, record.event_key) in self.taken.told
 
     def await_identity(self) -> None:
         """Let records wait for `identify`: this VM's name was never known."""

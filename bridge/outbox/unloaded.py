@@ -102,7 +102,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     """From the id of a record to the sinks that took it; of every record that was seen, whether one took it or not."""
     start_marks: list[tuple[str, str]] = []
     """(sink, event key): of this event something may have reached this sink."""
-    told: list[tuple[str, str]] = []
+    told: frozenset[tuple[str, str]] = frozenset()
     """(sink, event key): of this event the sink took something."""
     endings: Mapping[str, TransitionRecord] = {}
     """From the key of an event to how sinks were told that it ended, the last time."""
@@ -144,7 +144,7 @@ def read_taken(connection: sqlite3.Connection) -> Taken:
         sinks=sinks,
         endings={ending.event_key: ending for ending in endings},
         start_marks=connection.execute(SQL["copy_start_marks"]).fetchall(),
-        told=connection.execute(SQL["told_events"]).fetchall(),
+        told=frozenset(connection.execute(SQL["told_events"]).fetchall()),
     )
 
 

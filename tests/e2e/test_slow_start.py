@@ -237,6 +237,19 @@ def test_a_stop_comes_in_time_while_the_disk_hangs_at_the_start(before, imds, di
     assert agent.stop() == 0
 
 
+def test_a_state_directory_that_is_moved_away_while_the_disk_hangs_is_made_anew(before, imds, disk):
+    agent = before
+    disk.freeze()
+    start(agent)
+    imds.wait_for_polls(2)
+    agent.state.rename(agent.directory / "away")
+    disk.thaw()
+    agent.wait_for(lambda: "The outbox is loaded now" in agent.log)
+    imds.show(document(3, event("E-1"), event("E-2"), event("E-3")))
+    agent.wait_for(lambda: ("E-3", "scheduled", "observed") in told(agent))
+    assert agent.stop() == 0
+
+
 def test_an_agent_that_finds_another_one_once_the_disk_answers_ends_with_73(before, imds, disk):
     agent = before
     lock = DirectoryLock(agent.state)

@@ -141,6 +141,20 @@ def test_an_ending_that_was_told_is_stored_in_the_same_words(kit, unloaded):
     assert again.transition is Transition.ENDED
 
 
+def test_a_sink_that_is_new_is_not_told_how_an_event_was_before_what_it_heard_of_it(kit, unloaded):
+    outbox = kit.open(sinks=())
+    outbox.identify(VM).result()
+    kit.commit(outbox, kit.event("E-1", **MINE), kit.event("E-2", **MINE))
+    ended = kit.commit(
+        unloaded, kit.event("E-1", "Started", event_type="Preempt", **MINE), transition="completed", document=Document()
+    )
+    kit.settle(unloaded, "mine", *(record.sequence for record in ended))
+    outbox.records.taken = unloaded.read(read_taken).result()
+    configure(outbox)
+    assert told(outbox, "mine") == [("E-2", "scheduled")]
+    assert told(outbox, "all") == [("E-1", "scheduled"), ("E-2", "scheduled")]
+
+
 def test_what_was_owed_of_an_event_is_given_up_where_later_news_of_it_was_told(kit, unloaded):
     """The sink `mine` pages: the announcement that it never got would page for what is over."""
     outbox = kit.open(sinks=("mine", "all"))
