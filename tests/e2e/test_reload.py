@@ -174,7 +174,7 @@ def test_labels_and_another_metadata_service_are_in_force_at_once(agent, imds):
         hang_up(agent)
         served = imds.served
         event_id = azure.world.add_event(EventSpec(event_type="Reboot"))
-        agent.wait_for(lambda: len(agent.records) >= 2)
+        agent.wait_for(lambda: event_id in [record["event"]["event_id"] for record in agent.records])
         stop(agent)
     assert imds.served <= served + 1, "one may have been under way"
     by_event = {(record["event"]["event_id"], record["transition"]): record["labels"] for record in agent.records}
