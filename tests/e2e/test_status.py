@@ -374,10 +374,10 @@ def test_an_agent_that_is_still_loading_its_outbox_is_not_called_another_one(age
     with closing(sqlite3.connect(agent.state / "outbox.db", isolation_level=None)) as another:
         another.execute("BEGIN IMMEDIATE")
         agent.start()
-        report = wait_for_status(agent, lambda report: report["agent"]["problem"] is None)
+        report = wait_for_status(agent, lambda report: report["agent"]["version"])
+        assert report["agent"]["problem"] is None
         assert (report["agent"]["running"], report["agent"]["ready"]) == (True, False)
         assert (report["state"]["loading"], report["state"]["in_memory"]) == (True, True)
-        assert report["agent"]["version"] is not None
         assert sink_of(report, "stdout")["delivered"] == 1  # what the outbox says, not the memory in its place
         assert [event["event_type"] for event in report["events"]] == ["Freeze"]
         text = " ".join(status(agent).split())
