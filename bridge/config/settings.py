@@ -20,7 +20,7 @@ from msgspec import Meta
 from bridge.config.approval import ApprovalSettings
 from bridge.config.toml import Check
 from bridge.events.event import VmIdentity
-from bridge.sink import AttestedTokens, Sink, SinkConfig
+from bridge.sink import AttestedTokens, Sink, SinkConfig, build_sink
 
 #: The versions of the Scheduled Events service that Microsoft lists (the page "Azure Metadata Service: Scheduled
 #: Events for Linux VMs"); a later one is passed on as it is.
@@ -180,14 +180,6 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
     def build(self, attested: AttestedTokens | None = None) -> Sink:
         """Return a new instance of the sink, which gets a portal's tokens by *attested*."""
         return build_sink(self.sink_class, self.config, attested)
-
-
-def build_sink(sink_class: type[Sink], config: SinkConfig, attested: AttestedTokens | None = None) -> Sink:
-    """Return a new instance of *sink_class*, which gets a portal's tokens by *attested*."""
-    sink = sink_class(config)
-    if attested is not None:
-        sink.attest_by(attested)
-    return sink
 
 
 class TopSettings(msgspec.Struct, frozen=True, kw_only=True):

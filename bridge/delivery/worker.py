@@ -15,7 +15,6 @@ from functools import partial
 import msgspec
 
 from bridge.clock import REAL_CLOCK, Clock, parse_time
-from bridge.config.settings import build_sink
 from bridge.delivery.batcher import Batcher
 from bridge.delivery.refresher import Refresher
 from bridge.delivery.refusals import Refusals
@@ -29,7 +28,7 @@ from bridge.metrics.metrics import SinkMetrics
 from bridge.outbox import deliveries
 from bridge.outbox.deliveries import DeliveryState, PendingDelivery, StartMark
 from bridge.outbox.outbox import Outbox
-from bridge.sink import AttestedTokens, Sink, SinkConfig, TransitionRecord
+from bridge.sink import AttestedTokens, Sink, SinkConfig, TransitionRecord, build_sink
 from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
