@@ -52,11 +52,15 @@ class Nonce(Enum):
 
 
 class Challenges:
-    """Makes challenges and knows its own again; *secrets* returns the portal's secrets, the newest first."""
+    """Makes challenges and knows its own again; *secrets* returns the portal's secrets, the newest first.
+
+    One from before this process began does not count: which documents were taken then, it does not remember.
+    """
 
     def __init__(self, secrets: Callable[[], Sequence[str]], *, clock: Clock) -> None:
         self._secrets = secrets
         self._clock = clock
+        self._began_at = int(clock.timestamp())
 
     def new(self) -> str:
         """Return a new challenge: 32 letters and digits."""
@@ -74,8 +78,10 @@ class Challenges:
         # Each is compared, so that the time says nothing of which one it is.
         if True not in [hmac.compare_digest(mac, _mac(secret, said)) for secret in self._secrets()]:
             return Nonce.FOREIGN
-        age_seconds = self._clock.timestamp() - int.from_bytes(said[:_TIME_BYTES], "big")
-        return Nonce.FRESH if -_SKEW_SECONDS <= age_seconds <= CHALLENGE_SECONDS else Nonce.OLD
+        made_at = int.from_bytes(said[:_TIME_BYTES], "big")
+        age_seconds = self._clock.timestamp() - made_at
+        is_fresh = made_at >= self._began_at and -_SKEW_SECONDS <= age_seconds <= CHALLENGE_SECONDS
+        return Nonce.FRESH if is_fresh else Nonce.OLD
 
 
 class UsedNonces:

@@ -5,6 +5,7 @@ gives a token for the document. There is no secret on the VM, and nothing that a
 
 The metadata service may answer with a document that it made for somebody else's challenge a while ago. The portal then
 answers 409, and the service is asked again with the same challenge for as long as that counts, at most five minutes.
+(A 409 to a document with this challenge in it says that the challenge does not count, and the next try has another.)
 All of it happens on a thread of its own (`bridge.system.renewed_token`): who needs a token waits within a deadline.
 
 Imported only where a configuration asks for it. No message quotes the portal, but for the word of a refusal that this
@@ -13,6 +14,7 @@ module knows; a message stays the same from try to try, so that one fault is one
 
 from __future__ import annotations
 
+import base64
 import http.client
 import json
 import logging
@@ -43,12 +45,13 @@ TOKEN_PATH = "/agents/token"  # noqa: S105 - a path
 
 _OK, _CONFLICT = 200, 409
 _SAYS_WHEN = frozenset({429, 503})
-_NEEDS_A_PERSON = frozenset({400, 401, 403, 404, 405, 409, 410, 413})
+_NEEDS_A_PERSON = frozenset({400, 401, 403, 404, 405, 410, 413})
 _MOST_ASKING_SECONDS = 300.0
 _FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 5.0, 40.0
 _SHORTEST_LIFE_SECONDS, _LONGEST_LIFE_SECONDS = 60, 86_400
 _RENEWED_AFTER = 2 / 3
 _ADVICE = "Check that the portal takes attested documents."
+_ANOTHER = "It is asked for another challenge."
 _STALE = (
     "The metadata service goes on giving documents of earlier requests. It is asked again; if that does not end, let "
     'the portal take them (nonce = "preferred").'
@@ -159,19 +162,22 @@ class AttestedToken(RenewedToken):
         ends_at = self._clock.monotonic() + min(challenge.expires_in, _MOST_ASKING_SECONDS)
         wait_seconds = _FIRST_WAIT_SECONDS
         while True:
-            body = json.dumps({"document": self._document(challenge.nonce)}).encode()
+            document = self._document(challenge.nonce)
+            body = json.dumps({"document": document}).encode()
             asked_at = self._clock.timestamp()
             response = self._answered(TOKEN_PATH, body, statuses=(_OK, _CONFLICT))
             if response.status_code == _OK:
                 answer = self._read(response, TokenAnswer)
                 return AccessToken(answer.token, int(asked_at + answer.expires_in))
+            if _has_nonce(document, challenge.nonce):
+                raise self._refused(response)  # and not for the service's sake: the challenge counts no more
             if wait_seconds == _FIRST_WAIT_SECONDS:
                 logger.info(
                     "The metadata service gave an attested document of an earlier request. It is asked again.",
                     extra={"portal": self._portal},
                 )
             if self._clock.monotonic() + wait_seconds > ends_at:
-                raise self._refused(response)
+                raise self._refused(response, is_repeated=True)
             if self._wait(self._stop, wait_seconds):
                 raise CredentialFailed(f"The portal at {self._portal} is not asked any more.", needs_attention=False)
             wait_seconds = min(2 * wait_seconds, _LONGEST_WAIT_SECONDS)
@@ -185,16 +191,18 @@ class AttestedToken(RenewedToken):
             return response
         raise self._refused(response, path)
 
-    def _refused(self, response: requests.Response, path: str = TOKEN_PATH) -> CredentialFailed:
+    def _refused(
+        self, response: requests.Response, path: str = TOKEN_PATH, *, is_repeated: bool = False
+    ) -> CredentialFailed:
         status, refusal = response.status_code, _refusal_in(response)
         shown = f"{status} {http.client.responses.get(status, '')}".rstrip()
         why = "" if refusal is None else f" ({refusal.value})"
         advice = _ADVICE if refusal is None else _ADVICE_FOR.get(refusal, "")
         if status == _CONFLICT:
-            advice = _STALE
+            advice = _STALE if is_repeated else _ANOTHER
         return CredentialFailed(
             f"The portal at {self._portal} answered {shown} to {path}{why}. {advice}".rstrip(),
-            needs_attention=status in _NEEDS_A_PERSON,
+            needs_attention=status in _NEEDS_A_PERSON or is_repeated,
             retry_after_seconds=retry_after_seconds(response.headers) if status in _SAYS_WHEN else None,
         )
 
@@ -207,6 +215,14 @@ class AttestedToken(RenewedToken):
                 "section 2), and not used.",
                 needs_attention=True,
             ) from error
+
+
+def _has_nonce(document: str, nonce: str) -> bool:
+    """Return whether *nonce* stands in *document*: what a document says is in it as plain text."""
+    try:
+        return nonce.encode() in base64.b64decode(document)
+    except ValueError:
+        return False
 
 
 def _refusal_in(response: requests.Response) -> DocumentRefusal | None:

@@ -51,10 +51,18 @@ def test_a_challenge_has_32_letters_and_digits_and_no_two_are_the_same(clock):
 
 
 def test_a_challenge_is_known_again_for_six_minutes_by_each_process_with_the_secret(clock):
+    other = challenges(clock)
     nonce = challenges(clock).new()
-    assert challenges(clock).look_at(nonce) is Nonce.FRESH
+    assert other.look_at(nonce) is Nonce.FRESH
     clock.advance(CHALLENGE_SECONDS)
-    assert challenges(clock).look_at(nonce) is Nonce.FRESH
+    assert other.look_at(nonce) is Nonce.FRESH
+    clock.advance(1)
+    assert other.look_at(nonce) is Nonce.OLD
+
+
+def test_a_challenge_from_before_a_restart_is_old(clock):
+    """What was taken then is forgotten: a document could be shown once more."""
+    nonce = challenges(clock).new()
     clock.advance(1)
     assert challenges(clock).look_at(nonce) is Nonce.OLD
 

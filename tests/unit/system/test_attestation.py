@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import threading
@@ -129,6 +130,19 @@ def test_a_document_of_an_earlier_request_is_asked_for_again_with_the_same_chall
     assert [path for path, _ in portal.asked].count(CHALLENGE_PATH) == 1
     assert made.waits == [5.0, 10.0, 20.0]
     assert len([line for line in caplog.records if "earlier request" in line.getMessage()]) == 1
+
+
+@pytest.mark.parametrize("reason", ["old_nonce", "replayed"])
+def test_a_challenge_that_does_not_count_any_more_is_exchanged_at_the_next_try(token, reason):
+    portal = Portal(refused(409, reason), answer(200, TOKEN))
+    made = token(portal, lambda nonce: base64.b64encode(b"signed: " + nonce.encode()).decode())
+
+    with pytest.raises(CredentialFailed, match="asked for another challenge") as caught:
+        current(made)
+    assert not caught.value.needs_attention
+    assert not made.waits
+    assert current(made) == "t1"
+    assert [path for path, _ in portal.asked].count(CHALLENGE_PATH) == 2
 
 
 @pytest.mark.parametrize(("expires_in", "most_seconds"), [(360, 300), (30, 30)])
