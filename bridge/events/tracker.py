@@ -11,9 +11,6 @@ believed at once, with three exceptions, because a false ending sends traffic to
   ends nothing until five minutes after the last fall, and nothing else that an answer with a lower incarnation than
   another had changes what is known of an event, but for its start.
 
-Front ends whose incarnations are equal, or missing, are known by the events that go to and fro; what is believed of
-them is in `bridge.events.reversals`.
-
 Until then the event stays in the tracked document, and so do the old incarnation and the fall: the agent can stop and
 start in between, and the same reasons still hold. What is known of the gap before the first answer is kept as long.
 
@@ -38,10 +35,10 @@ from bridge.events.event import (
     IncarnationFall,
     ScheduledEvent,
 )
-from bridge.events.reversals import AGREEING_ANSWERS, Reversals
 
 #: How long Scheduled Events may take to show events after it was turned on (Microsoft: Scheduled Events for Linux VMs).
 TURNING_ON_SECONDS = 300.0
+AGREEING_ANSWERS = 3
 #: How long after a fall of the incarnation absences are doubtful.
 FALL_DOUBT_SECONDS = 300.0
 #: How much older than the last fall the stored one may be: storing each would write as often as front ends change.
@@ -152,9 +149,6 @@ class DocumentTracker:
         self._gap: _Gap | None = None
         self._stored_fall = None if document is None else document.fall
         self._incarnations = _IncarnationWatch(document)
-        self._reversals = Reversals()
-        self._unbelieved: frozenset[str] = frozenset()
-        """The keys of the events that are absent once more, as they were before they came back."""
         self._absences: Counter[str] = Counter()
         self._doubted: frozenset[str] = frozenset()
         self._was_stale = False
@@ -164,7 +158,6 @@ class DocumentTracker:
         """Note a poll without a good answer: answers before and after it are not in a row."""
         self._was_good = False
         self._absences.clear()
-        self._reversals.interrupt()
 
     def observe(
         self,
@@ -178,10 +171,10 @@ class DocumentTracker:
         self._note(moment)
         self._incarnations.note(document.incarnation, moment)
         shown, was_stale, self._was_stale = document, self._was_stale, self._incarnations.is_stale
-        if shown is self._observed and self._gap is None and not (was_stale or self._is_in_doubt):
+        if shown is self._observed and self._gap is None and not (self._doubted or was_stale):
             return None
-        if self.document is not None:
-            document = self._believed(self.document, document, moment)
+        if self._was_stale and self.document is not None:
+            document = _updated_by_stale(self.document, document)
         changes = diff(self.document, document, self._context(moment, vm_name=vm_name, approved=approved))
         withheld = self._withheld(document, changes)
         self._doubted = frozenset(event.key for event in withheld)
@@ -194,8 +187,6 @@ class DocumentTracker:
 
     def commit(self, update: Update) -> None:
         """Go on from *update*, which is stored now."""
-        if self._last_good is not None:
-            self._reversals.commit(self.document, update.document, update.changes, self._last_good)
         if update.is_news or self.document is None:
             self.document = update.document
             self._stored_fall = update.document.fall
@@ -203,18 +194,6 @@ class DocumentTracker:
             self.document = msgspec.structs.replace(self.document, fall=update.document.fall)
         if update.is_settled:
             self._gap = None
-
-    @property
-    def _is_in_doubt(self) -> bool:
-        return bool(self._doubted) or self._reversals.has_doubts
-
-    def _believed(self, tracked: Document, shown: Document, moment: Instant) -> Document:
-        """Return *shown* without what is not believed of the events that it shows."""
-        if self._was_stale:
-            self._unbelieved = frozenset()
-            return _updated_by_stale(tracked, shown)
-        document, self._unbelieved = self._reversals.believe(tracked, shown, moment)
-        return document
 
     def invalidate(self) -> None:
         """Compare the next answer as if it were new: the update before it could not be stored."""
@@ -264,19 +243,20 @@ class DocumentTracker:
         fall = self._incarnations.fall
         if fall is not None and fall.is_repeated:
             return tuple(absent)
-        needed = AGREEING_ANSWERS if self._incarnations.is_back or self._is_below_tracked(document) else 1
-        return tuple(event for event in absent if event.key in self._unbelieved or self._absences[event.key] < needed)
+        if self._incarnations.is_back or self._is_below_tracked(document):
+            return tuple(event for event in absent if self._absences[event.key] < AGREEING_ANSWERS)
+        return ()
 
     def _is_below_tracked(self, document: Document) -> bool:
         return self.document is not None and _is_lower(document.incarnation, self.document.incarnation)
 
     def _update(self, document: Document, withheld: tuple[ScheduledEvent, ...], changes: list[Change]) -> Update:
         before, fall = self.document, self._incarnations.fall
-        is_doubted = bool(withheld) or self._reversals.has_doubts
-        # The old incarnation stays while anything is in doubt, so that the reason for it survives a restart.
-        incarnation = before.incarnation if is_doubted and before is not None else document.incarnation
-        if is_doubted or fall is not None:
-            document = Document(incarnation=incarnation, events=document.events + withheld, fall=fall)
+        if withheld and before is not None:
+            # The old incarnation stays while an event is withheld, so that the reason for it survives a restart.
+            document = Document(incarnation=before.incarnation, events=document.events + withheld, fall=fall)
+        elif fall is not None:
+            document = msgspec.structs.replace(document, fall=fall)
         is_news = (
             before is None
             or bool(changes)

@@ -15,16 +15,13 @@ from bridge.events.tracker import DocumentTracker
 
 @given(st.lists(DOCUMENTS, max_size=8), st.integers(0, 8))
 def test_a_restart_at_any_point_neither_loses_nor_invents_a_record(history, stop_at):
-    # How often an event went to and fro within minutes is not stored: four documents are too few for it to matter.
-    pause = 10 if len(history) <= 4 else 400
-
     def run(*, restarted):
-        tracker, keys = new_tracker(None, gap_seconds=pause), []
+        tracker, keys = new_tracker(None), []
         for position, shown in enumerate(history):
             if restarted and position == stop_at:
-                tracker = new_tracker(tracker.document, gap_seconds=pause)
+                tracker = new_tracker(tracker.document)
             for _ in range(4):  # a fall of the incarnation has to be seen three times
-                update = tracker.observe(shown, at(position * pause + _))
+                update = tracker.observe(shown, at(position * 10 + _))
                 if update is not None:
                     tracker.commit(update)
                     keys += [(c.event.key, c.transition.is_ending) for c in update.changes]
@@ -33,8 +30,8 @@ def test_a_restart_at_any_point_neither_loses_nor_invents_a_record(history, stop
     assert run(restarted=True) == run(restarted=False)
 
 
-def new_tracker(stored, *, last_good_at=NOW, booted=False, gap_seconds=10.0):
-    return DocumentTracker(stored, last_good_at=last_good_at, booted=booted, gap_seconds=gap_seconds)
+def new_tracker(stored, *, last_good_at=NOW, booted=False):
+    return DocumentTracker(stored, last_good_at=last_good_at, booted=booted, gap_seconds=10.0)
 
 
 def at(seconds, *, wall_offset=0.0):
