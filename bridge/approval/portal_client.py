@@ -47,7 +47,7 @@ MAX_ANSWER_BYTES = 1024 * 1024
 MAX_DECISIONS = 1_000
 MAX_INDEX = 2**53 - 1
 MAX_EPOCH_CHARACTERS = 128
-#: What agents say of themselves with each request (`bridge.approval.agent_header`).
+#: What agents say of themselves with each request (`bridge.approval.service.agent_header`).
 AGENT_HEADER = "Scheduled-Events-Agent"
 #: A request that broke off later than this was held: a gateway on the way does not wait as long as the portal.
 PATIENCE_SECONDS = 5.0

@@ -6,13 +6,15 @@ One approver ends before another may start on the same decisions. Half of the ag
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.approval import ApprovalSettings, RemoteSettings
+from bridge.config.trusted_keys import TrustedKey, unusable_keys
 from bridge.events.event import VmIdentity
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics, own_version
@@ -26,6 +28,27 @@ if TYPE_CHECKING:
 
 _STOP_POLL_SECONDS = 0.05
 _JOIN_SECONDS = 1.0
+#: Servers take 8 KiB of headers; a longer list of names is left out.
+_MOST_HEADER_CHARACTERS = 4_096
+
+
+def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, version: str, is_disabled: bool) -> str:
+    """Return what an agent says of itself with each request to the portal: a JSON object in ASCII (PROTOCOL.md 2).
+
+    Whether a decision would be followed here, and how. *keys* are those of *settings*, whose files are looked at.
+    """
+    about: dict[str, object] = {
+        "version": version,
+        "required_approvals": 1 if settings.remote is None else settings.remote.required_approvals,
+        "dry_run": settings.dry_run,
+        "disabled": is_disabled,
+    }
+    whole = _compact({**about, "kids": [key.kid for key in keys if not unusable_keys([key])]})
+    return whole if len(whole) <= _MOST_HEADER_CHARACTERS else _compact(about)
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"))
 
 
 class ApprovalService:
@@ -121,7 +144,6 @@ class ApprovalService:
     def _build_portal_poller(
         self, settings: ApprovalSettings, remote: RemoteSettings, approver: Approver, imds: ImdsClient
     ) -> PortalPoller:
-        from bridge.approval.agent_header import agent_header  # noqa: PLC0415
         from bridge.approval.portal_client import PortalClient  # noqa: PLC0415
         from bridge.approval.portal_poller import JITTER_SECONDS, PortalPoller  # noqa: PLC0415
         from bridge.approval.submit import is_disabled  # noqa: PLC0415

@@ -11,9 +11,9 @@ import pytest
 from approver_kit import ANNE, BORIS, ApproverKit
 from portal_stub import PortalStub
 
-from bridge.approval.agent_header import agent_header
 from bridge.approval.portal_client import AGENT_HEADER, PortalClient
 from bridge.approval.portal_poller import PortalPoller
+from bridge.approval.service import agent_header
 from bridge.clock import Clock
 from bridge.config.approval import KeySettings, RemoteSettings
 from bridge.errors import PortalFailed
