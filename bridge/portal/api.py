@@ -18,8 +18,10 @@ from bridge.portal.fleet import State, key_of_event_id
 from bridge.portal.requests import error_answer, headers_of, json_answer
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
-from bridge.portal.store.events import PAGE, EventFilter, event_of, list_events, place_of, records_of
+from bridge.portal.store.events import PAGE, EventFilter, event_of, list_events, place_of, records_by_id, records_of
 
+_LINES = "application/jsonl"
+_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _MOST = 500
 _KEY = re.compile("[0-9a-f]{32}")
 _GROUP = re.compile(r"(resource_group|labels\.[^:\n]{1,256}):[^\n]{0,1024}")
@@ -45,6 +47,10 @@ class Api:
     async def event(self, request: Request) -> Response:
         """``GET /events/{key}``: one event by its key or its EventId, with its records as they came."""
         return await self._answer(request, self._event)
+
+    async def records(self, request: Request) -> Response:
+        """``GET /events/{key}/records``: its records, one a line; with ``vm_id`` the one that counts for that VM."""
+        return await self._answer(request, self._records)
 
     async def audit(self, request: Request) -> Response:
         """``GET /audit``: the entries after a number."""
@@ -74,13 +80,24 @@ class Api:
         return json_answer({"events": page, "cursor": cursor})
 
     async def _event(self, request: Request) -> Response:
-        name = request.path_params["key"]
-        key = name if _KEY.fullmatch(name) else key_of_event_id(name)
+        key = _key(request)
         event = await self._store.read(event_of, key)
         if event is None:
             return error_answer(404, "No record told of such an event.")
         records = await self._store.read(records_of, key)
         return json_answer({"event": event, "records": [msgspec.Raw(each.encode()) for each in records]})
+
+    async def _records(self, request: Request) -> Response:
+        key, vm_id = _key(request), request.query_params.get("vm_id")
+        if vm_id is None:
+            found = await self._store.read(records_of, key)
+        else:
+            event = await self._store.read(event_of, key)
+            ids = [] if event is None else [vm.record_id for vm in event.vms if vm.vm_key == vm_id.lower()]
+            found = await self._store.read(records_by_id, ids)
+        if not found:
+            return error_answer(404, "No record told of such an event.")
+        return Response("".join(f"{each}\n" for each in found), media_type=_LINES, headers=_HEADERS)
 
     async def _audit(self, request: Request) -> Response:
         after = _whole(request, "after", 0, lowest=0, highest=_LARGEST)
@@ -99,9 +116,15 @@ class Api:
 
         return StreamingResponse(
             lines(),
-            media_type="application/jsonl",
-            headers={"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"},
+            media_type=_LINES,
+            headers=_HEADERS,
         )
+
+
+def _key(request: Request) -> str:
+    """Return the key of the event that the path names, by its key or its EventId."""
+    name: str = request.path_params["key"]
+    return name if _KEY.fullmatch(name) else key_of_event_id(name)
 
 
 def _filter_of(request: Request) -> EventFilter:

@@ -57,6 +57,13 @@ class PortalMetrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self._refused_decisions = Counter(
+            f"{PREFIX}_decisions_refused",
+            "Signed decisions that were brought and not taken, by reason.",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.held_polls = Gauge(f"{PREFIX}_held_polls", "Polls of agents that wait.", registry=self.registry)
         self._vms = Gauge(f"{PREFIX}_vms", "VMs that a record ever came from.", registry=self.registry)
         self._open_events = Gauge(f"{PREFIX}_open_events", "Events that are not over.", registry=self.registry)
 
@@ -71,6 +78,10 @@ class PortalMetrics:
     def attested(self, result: str) -> None:
         """Count one attested document; *result* is `accepted`, `busy`, or the word of a refusal."""
         self._documents.labels(result).inc()
+
+    def refused_decision(self, reason: str) -> None:
+        """Count one signed decision that was not taken; *reason* is a `RefusalReason`."""
+        self._refused_decisions.labels(reason).inc()
 
     def received(self, count: int) -> None:
         """Count records that came and are stored."""

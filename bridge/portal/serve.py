@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import signal
 import socket
@@ -33,10 +34,13 @@ from bridge.metrics.metrics import own_version
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.api import Api
 from bridge.portal.audit import NewEntry
+from bridge.portal.book import DecisionBook
 from bridge.portal.callers import Callers
+from bridge.portal.decisions import Carrier
 from bridge.portal.health import Health
 from bridge.portal.ingest import Ingest
 from bridge.portal.metrics import PortalMetrics
+from bridge.portal.poll import PREFIX, LongPoll
 from bridge.portal.requests import BODY_SECONDS, error_answer
 from bridge.portal.settings import PortalSettings, address_of, database_file
 from bridge.portal.store.audit import add_entries
@@ -51,6 +55,7 @@ _LAST_SECONDS = 3
 #: Small: after a reset uvicorn keeps what belongs to a connection for so long.
 _KEEP_ALIVE_SECONDS = 5
 _BACKLOG = 2_048
+_RETURN_MEMORY_SECONDS = 15.0
 _STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
 _ROOT = "/api/v1"
 
@@ -77,6 +82,7 @@ class Portal:
         logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it says of a start and a stop is said here
         store = Store.of_file(database_file(self._settings))
         sockets: list[socket.socket] = []
+        _allow_connections()
         try:
             before, now = store.migrate()
             if before != now:
@@ -84,7 +90,14 @@ class Portal:
             sockets += [_bound("server.listen", self._settings.server.listen)]
             sockets += [_bound("operator.listen", self._settings.operator.listen)]
             self.address, self.operator_address = (each.getsockname()[:2] for each in sockets)
-            _run(self._serve(store, *sockets))
+            metrics = PortalMetrics()
+            threads, agents = StoreThreads(store), self._agent_routes(metrics)
+            try:
+                _run(self._serve(threads, metrics, agents, *sockets))
+            finally:
+                threads.close()
+                if agents is not None:
+                    agents.close()
         finally:
             for each in sockets:
                 each.close()
@@ -93,22 +106,32 @@ class Portal:
     def stop(self) -> None:
         """Have `run` return within five seconds."""
         self._stopping.set()
-        self._wake()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it has stopped
+            self._wake()
 
-    async def _serve(self, store: Store, public: socket.socket, operator: socket.socket) -> None:
+    async def _serve(
+        self,
+        threads: StoreThreads,
+        metrics: PortalMetrics,
+        agents: AgentRoutes | None,
+        public: socket.socket,
+        operator: socket.socket,
+    ) -> None:
         wanted, loop = asyncio.Event(), asyncio.get_running_loop()
         self._wake = lambda: loop.call_soon_threadsafe(wanted.set)
         _on_signals(loop, self.stop)
-        threads, metrics = StoreThreads(store), PortalMetrics()
-        agents = self._agent_routes(metrics)
+        book = DecisionBook(threads, clock=self._clock)
+        await book.load()
         servers = (
-            _Server(self._public_config(self._public_app(threads, metrics, agents))),
+            _Server(self._public_config(self._public_app(threads, metrics, book, agents))),
             _Server(_config(self._operator_app(threads, metrics), {})),
         )
         serving = [
             loop.create_task(server.serve(sockets=[bound]))
             for server, bound in zip(servers, (public, operator), strict=True)
         ]
+        following = loop.create_task(book.follow())
+        returning = loop.create_task(_return_memory())
         try:
             await threads.write(
                 add_entries,
@@ -118,16 +141,19 @@ class Portal:
             self._log_up()
             waiting = loop.create_task(wanted.wait())
             if not self._stopping.is_set():
-                await asyncio.wait([waiting, *serving], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([waiting, following, *serving], return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
+            for task in (following, *serving):
+                if task.done():
+                    task.result()  # none of them ends by itself but by an error, which is raised here
         finally:
             self._stopping.set()
+            book.stop()
+            for task in (following, returning):
+                task.cancel()
             for server in servers:
                 server.should_exit = True
-            await asyncio.gather(*serving)
-            if agents is not None:
-                agents.close()
-            await loop.run_in_executor(None, threads.close)
+            await asyncio.gather(*serving, return_exceptions=True)
         logger.info("The portal has stopped.")
 
     def _log_up(self) -> None:
@@ -150,7 +176,9 @@ class Portal:
             return None
         return AgentRoutes(attested, count=metrics.attested, clock=self._clock, body_seconds=self._body_seconds)
 
-    def _public_app(self, threads: StoreThreads, metrics: PortalMetrics, agents: AgentRoutes | None) -> ASGIApp:
+    def _public_app(
+        self, threads: StoreThreads, metrics: PortalMetrics, book: DecisionBook, agents: AgentRoutes | None
+    ) -> ASGIApp:
         settings = self._settings
         callers = Callers(
             attested=None if agents is None else agents.tokens,
@@ -164,17 +192,28 @@ class Portal:
             store=threads, callers=callers, metrics=metrics, clock=self._clock, body_seconds=self._body_seconds
         )
         api = Api(store=threads, callers=callers)
+        carrier = Carrier(
+            store=threads,
+            book=book,
+            keys=[key.trusted() for key in settings.keys],
+            metrics=metrics,
+            clock=self._clock,
+            body_seconds=self._body_seconds,
+        )
         routes = [
+            Route(f"{_ROOT}/decisions", carrier.post, methods=["POST"], name="bring"),
             Route(f"{_ROOT}/records", ingest.post, methods=["POST"], name="records"),
             Route(f"{_ROOT}/events", api.events, name="events"),
             Route(f"{_ROOT}/events/{{key}}", api.event, name="event"),
+            Route(f"{_ROOT}/events/{{key}}/records", api.records, name="records_of_event"),
             Route(f"{_ROOT}/audit", api.audit, name="audit"),
             Route(f"{_ROOT}/export.jsonl", api.export, name="export"),
         ]
         if agents is not None:
             routes += agents.routes(_ROOT)
         handlers: dict[Any, Any] = {404: _not_found, 405: _not_allowed, Exception: _failed}
-        return _Counted(Starlette(routes=routes, exception_handlers=handlers), metrics)
+        rest = _Counted(Starlette(routes=routes, exception_handlers=handlers), metrics)
+        return _Divided(LongPoll(book=book, callers=callers, metrics=metrics, clock=self._clock), rest)
 
     def _operator_app(self, threads: StoreThreads, metrics: PortalMetrics) -> ASGIApp:
         host, _ = address_of(self._settings.operator.listen)
@@ -214,6 +253,18 @@ class _Server(uvicorn.Server):
     def _cut_all(self) -> None:
         for connection in list(self.server_state.connections):
             connection.transport.abort()
+
+
+class _Divided:
+    """Gives long polls to *poll*, and everything else to *rest*."""
+
+    def __init__(self, poll: ASGIApp, rest: ASGIApp) -> None:
+        self._poll = poll
+        self._rest = rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_poll = scope["type"] == "http" and scope["path"].startswith(PREFIX)
+        await (self._poll if is_poll else self._rest)(scope, receive, send)
 
 
 class _Counted:
@@ -258,6 +309,26 @@ def _run(main: Any) -> None:
         import uvloop  # noqa: PLC0415  # not on Windows
 
         uvloop.run(main)
+
+
+async def _return_memory() -> None:
+    """Give the system back what handshakes took, now and then: of 5,000 connections with TLS that is a quarter.
+
+    The C library keeps what was freed between what is still in use, unless it is asked (malloc_trim(3), glibc alone).
+    """
+    trim = None if sys.platform == "win32" else getattr(ctypes.CDLL(None), "malloc_trim", None)
+    while trim is not None:
+        await asyncio.sleep(_RETURN_MEMORY_SECONDS)
+        await asyncio.get_running_loop().run_in_executor(None, trim, 0)
+
+
+def _allow_connections() -> None:
+    """Let this process have as many descriptors as it may: each held poll is one."""
+    if sys.platform != "win32":
+        import resource  # noqa: PLC0415  # not on Windows
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _bound(key: str, listen: str) -> socket.socket:

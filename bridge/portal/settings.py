@@ -18,7 +18,9 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from bridge.config.approval import KeySettings
 from bridge.config.toml import Check, Problems, convert
+from bridge.config.trusted_keys import key_mistakes
 from bridge.errors import ConfigurationError
 from bridge.system.secrets import Secret
 
@@ -198,6 +200,14 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How agents show who they are."""
     readers: ReadersSettings = ReadersSettings()
     """Programs that read."""
+    keys: tuple[KeySettings, ...] = ()
+    """Whose signed decisions the portal carries to the agents, one table each: the keys that the VMs trust."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for two keys of one name, and for one key under two names."""
+        mistakes = key_mistakes([key.trusted() for key in self.keys])
+        if mistakes:
+            raise ValueError(" ".join(mistakes))
 
 
 #: Path of a table, and its struct.
@@ -208,6 +218,7 @@ TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("agents", AgentsSettings),
     ("agents.attested", AttestedSettings),
     ("readers", ReadersSettings),
+    ("keys", KeySettings),
 )
 
 

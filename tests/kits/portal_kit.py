@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ _UP_SECONDS = 30.0
 _STOP_SECONDS = 20.0
 
 
-def portal_table(directory: Path, **tables: Mapping[str, Any]) -> dict[str, Any]:
+def portal_table(directory: Path, **tables: Any) -> dict[str, Any]:
     """Return the configuration of a portal in *directory*, with *tables* beside or over it; its tokens are written."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, token in (("agents", AGENT_TOKEN), ("readers", READER_TOKEN)):
@@ -38,7 +38,7 @@ def portal_table(directory: Path, **tables: Mapping[str, Any]) -> dict[str, Any]
         "readers": {"token_file": str(directory / "readers")},
     }
     for name, table in tables.items():
-        whole[name] = {**whole.get(name, {}), **table}
+        whole[name] = table if isinstance(table, list) else {**whole.get(name, {}), **table}
     return whole
 
 
@@ -46,7 +46,7 @@ class RunningPortal:
     """A portal from `start` to `stop`; a context manager does both."""
 
     def __init__(
-        self, directory: Path, *, clock: Clock = REAL_CLOCK, body_seconds: float = 10.0, **tables: Mapping[str, Any]
+        self, directory: Path, *, clock: Clock = REAL_CLOCK, body_seconds: float = 10.0, **tables: Any
     ) -> None:
         self._settings = read(portal_table(directory, **tables))
         self._more: dict[str, Any] = {"clock": clock, "body_seconds": body_seconds}

@@ -36,6 +36,7 @@ NEEDED = {
     "needs: systemd",
     "needs: a cluster",
     "needs: a release",
+    "needs: a portal",
     "needs: the extra portal",
     "needs: the right to push a tag",
     "needs: minutes and a package index; the README's line",

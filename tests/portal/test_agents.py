@@ -246,6 +246,13 @@ def test_a_record_of_another_vm_or_of_none_is_refused_with_all_that_came_along(p
     assert 'callers_refused_total{reason="not_yours"} 2' in portal.metrics()
 
 
+def test_a_vm_is_told_of_its_own_decisions_and_of_no_others(shared, imds, azure):
+    headers = {"Authorization": f"Bearer {token_of(shared, imds)}"}
+    own, others = (f"{shared.url}/vms/{machine.vm_id}/decisions?index=0&wait=1" for machine in azure.machines)
+    assert requests.get(own, headers=headers, timeout=PATIENCE_SECONDS).status_code == 200
+    assert requests.get(others, headers=headers, timeout=PATIENCE_SECONDS).status_code == 403
+
+
 def test_a_token_lets_nobody_read(shared, imds):
     assert shared.get("/events", token=token_of(shared, imds)).status_code == 401
 

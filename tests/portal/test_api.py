@@ -18,7 +18,7 @@ from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import Store
 
 NASTY = "<script>alert(1)</script>\x07\u202e\r\nSet-Cookie: a=b"
-PATHS = ("/events", "/events/A", "/audit", "/export.jsonl")
+PATHS = ("/events", "/events/A", "/events/A/records", "/audit", "/export.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +101,19 @@ def test_an_event_is_found_by_its_key_and_by_its_event_id(portal):
     assert event["digest"] == digest(fleet_record(3, event_id="E-3").event)
     assert event["unheard"] == ["vm_0", "vm_1"]
     assert event["undecidable_because"] is None
+
+
+def test_the_records_of_an_event_are_lines_and_of_a_vm_the_one_that_counts(tmp_path):
+    newest = fleet_record(0, event_id="two words", sequence=2, seconds=1, transition=Transition.STARTED)
+    records = [fleet_record(0, event_id="two words"), newest, fleet_record(1, event_id="two words")]
+    with RunningPortal(tmp_path) as portal:
+        portal.send(*records)
+        lines = portal.get("/events/two words/records").text.splitlines()
+        assert {json.loads(line)["id"] for line in lines} == {record.id for record in records}
+        [line] = portal.get("/events/two words/records", vm_id=newest.vm.vm_id.upper()).text.splitlines()
+        assert json.loads(line)["id"] == newest.id
+        assert portal.get("/events/two words/records", vm_id="another").status_code == 404
+        assert portal.get("/events/none/records").status_code == 404
 
 
 def test_an_encoded_slash_is_no_way_to_anything_else(portal):

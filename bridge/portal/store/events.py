@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from sqlalchemy import Connection, func, or_, select
@@ -68,6 +68,12 @@ def records_of(connection: Connection, key: str, *, limit: int = 1_000) -> list[
     query = select(records.c.body).where(records.c.event_key == key)
     newest = query.order_by(records.c.observed_at.desc(), records.c.record_id).limit(limit)
     return list(connection.execute(newest).scalars())[::-1]
+
+
+def records_by_id(connection: Connection, ids: Sequence[str]) -> list[str]:
+    """Return the records with *ids*, as they came."""
+    query = select(records.c.body).where(records.c.record_id.in_(ids)).order_by(records.c.record_id)
+    return list(connection.execute(query).scalars())
 
 
 def numbers(connection: Connection) -> dict[str, int]:

@@ -1,0 +1,138 @@
+"""``POST /api/v1/decisions``: decisions that were signed elsewhere come in, are verified, and are only carried.
+
+Whoever has a signed decision may bring it: what counts is the signature, by a key that the settings name. The portal
+holds no private key for it. It refuses what every agent would refuse, so that whoever decides hears of it at once; an
+agent checks everything again, by the keys on its own VM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import binascii
+import json
+import logging
+import math
+from base64 import urlsafe_b64decode
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bridge.approval.token import Claims, verify
+from bridge.clock import Clock, format_time
+from bridge.config.trusted_keys import TrustedKey
+from bridge.errors import RefusedDecision
+from bridge.logs import ThrottledLog
+from bridge.portal.book import MAX_DECISIONS, DecisionBook
+from bridge.portal.fleet import key_of_event_id
+from bridge.portal.metrics import PortalMetrics
+from bridge.portal.requests import BodyRefused, body_of, error_answer, json_answer
+from bridge.portal.store.database import StoreThreads, StoreUnavailable
+from bridge.portal.store.decisions import NewDecision, add_decisions
+
+logger = logging.getLogger(__name__)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+class _Brought(msgspec.Struct, frozen=True):
+    decisions: list[str]
+
+
+_decode = msgspec.json.Decoder(_Brought).decode
+
+
+class Carrier:
+    """Takes signed decisions in, and has agents told of them."""
+
+    def __init__(
+        self,
+        *,
+        store: StoreThreads,
+        book: DecisionBook,
+        keys: Sequence[TrustedKey],
+        metrics: PortalMetrics,
+        clock: Clock,
+        body_seconds: float,
+    ) -> None:
+        self._store = store
+        self._book = book
+        self._keys = keys
+        self._metrics = metrics
+        self._clock = clock
+        self._body_seconds = body_seconds
+        self._log = ThrottledLog(logger, clock=clock)
+
+    async def post(self, request: Request) -> Response:
+        """Answer with what became of each: its number, or why it is refused; 400 when none is taken."""
+        if not self._keys:
+            return error_answer(403, "This portal has no [[keys]] to verify a decision by.")
+        try:
+            tokens = _decode(await body_of(request, seconds=self._body_seconds)).decisions
+        except BodyRefused as error:
+            return error_answer(error.status, str(error), ends=True)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return error_answer(400, 'The body must be {"decisions": ["...", ...]}.')
+        if not 1 <= len(tokens) <= MAX_DECISIONS:
+            return error_answer(400, f"There must be 1 to {MAX_DECISIONS} decisions.")
+        # A quarter of a second for a thousand: aside, so that no poll waits for it.
+        looked_at = await asyncio.to_thread(lambda: [self._looked_at(token) for token in tokens])
+        good = [each for each in looked_at if isinstance(each, NewDecision)]
+        try:
+            numbers = await self._store.write(add_decisions, good, at=format_time(self._clock.now())) if good else {}
+            await self._book.catch_up()
+        except StoreUnavailable as error:
+            self._log.problem("store", logging.ERROR, f"Decisions cannot be stored: {error}")
+            return error_answer(503, "The decisions cannot be stored now.")
+        results = [_result(each, numbers) for each in looked_at]
+        return json_answer({"decisions": results}, status=200 if good else 400)
+
+    def _looked_at(self, token: str) -> NewDecision | RefusedDecision:
+        try:
+            claims = verify(token, keys=self._keys, audience=_audience(token), now=self._clock.now(), created_at=_EPOCH)
+        except RefusedDecision as refused:
+            self._metrics.refused_decision(refused.reason.value)
+            self._log.problem(
+                refused.reason, logging.WARNING, f"A decision was refused: {refused}", reason=refused.reason.value
+            )
+            return refused
+        return _new(token, claims)
+
+
+def _audience(token: str) -> str:
+    """Return the ``aud`` that *token* claims; nothing of it is verified yet. Nothing, when it cannot be read."""
+    payload = token.split(".")[1] if token.count(".") == 2 else ""  # noqa: PLR2004  # a compact JWS
+    try:
+        claims = json.loads(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+    except (ValueError, binascii.Error, RecursionError):
+        return ""
+    audience = claims.get("aud") if isinstance(claims, dict) else None
+    return audience if isinstance(audience, str) else ""
+
+
+def _new(token: str, claims: Claims) -> NewDecision:
+    return NewDecision(
+        vm_key=claims.audience.lower(),
+        event_key=key_of_event_id(claims.event_id),
+        jti=claims.decision_id,
+        iss=claims.approver,
+        decision=claims.verdict.value,
+        jws=token,
+        expires_at_seconds=math.ceil(claims.expires_at.timestamp()),
+        details={
+            "event_id": claims.event_id,
+            "event_digest": claims.event_digest,
+            "kid": claims.kid,
+            "reason": claims.reason,
+            "issued_at": format_time(claims.issued_at),
+            "expires_at": format_time(claims.expires_at),
+        },
+    )
+
+
+def _result(each: NewDecision | RefusedDecision, numbers: dict[str, int]) -> dict[str, object]:
+    if isinstance(each, RefusedDecision):
+        return {"refused": each.reason.value, "message": str(each)}
+    return {"index": numbers[each.jws_sha256], "vm_id": each.vm_key, "jws_sha256": each.jws_sha256}

@@ -1,0 +1,163 @@
+"""The long poll of PROTOCOL.md, sections 2 to 4: ``GET /api/v1/vms/{vmId}/decisions``, as a raw ASGI application.
+
+Five thousand of them are held at a time, so each is as little as can be: a future, a timer, and a task that sees the
+client go. No framework stands between, and the database is never asked. A held poll is answered when something comes
+for its VM, at a random time between 0.8 and 1.0 of what it may wait (or all agents of a fleet that restarted together
+would come back together for ever), when its client goes, and when the portal stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Mapping
+from urllib.parse import parse_qsl
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from bridge.clock import Clock
+from bridge.errors import BridgeError
+from bridge.logs import ThrottledLog
+from bridge.portal.book import DecisionBook
+from bridge.portal.callers import CallerRefusal, CallerRefused, Callers
+from bridge.portal.metrics import PortalMetrics
+from bridge.portal.store.database import StoreUnavailable
+
+logger = logging.getLogger(__name__)
+
+PREFIX = "/api/v1/vms/"
+_PATH = re.compile(rb"/api/v1/vms/([A-Za-z0-9._:-]{1,128})/decisions")
+_LARGEST_INDEX = 2**53 - 1
+_LONGEST_WAIT_SECONDS = 600
+_LEAST_OF_WAIT = 0.8
+_RETRY_AFTER_SECONDS = 5
+_OK, _BAD, _FORBIDDEN, _NOT_FOUND, _NOT_ALLOWED, _UNAVAILABLE = 200, 400, 403, 404, 405, 503
+_ROUTE = "decisions"
+
+
+class PollRefused(BridgeError):
+    """The request is none that the protocol has; *status* says which kind."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Poll(msgspec.Struct, frozen=True):
+    """What an agent asks."""
+
+    vm_key: str
+    index: int
+    wait_seconds: float
+
+
+class LongPoll:
+    """Answers agents."""
+
+    def __init__(self, *, book: DecisionBook, callers: Callers, metrics: PortalMetrics, clock: Clock) -> None:
+        self._book = book
+        self._callers = callers
+        self._metrics = metrics
+        self._clock = clock
+        self._log = ThrottledLog(logger, clock=clock)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        try:
+            poll = self._asked(scope)
+            if poll.index > self._book.index:
+                await self._book.catch_up()  # another process may have told it of more than is known here
+            if not self._is_due(poll) and not await self._held(poll, receive):
+                return
+        except PollRefused as error:
+            await self._send(send, error.status, {"error": str(error)})
+        except CallerRefused as error:
+            await self._send(send, error.status, {"error": str(error)})
+        except StoreUnavailable as error:
+            self._log.problem("store", logging.ERROR, f"A poll cannot be answered: {error}")
+            await self._send(send, _UNAVAILABLE, {"error": "The database cannot be read now."})
+        else:
+            after = 0 if poll.index > self._book.index else poll.index
+            await self._send(send, _OK, self._book.answer(poll.vm_key, after))
+
+    def _asked(self, scope: Scope) -> Poll:
+        if scope["method"] != "GET":
+            raise PollRefused(_NOT_ALLOWED, "Ask with GET.")
+        path = _PATH.fullmatch(scope["raw_path"])
+        if path is None:
+            raise PollRefused(_NOT_FOUND, "There is nothing here.")
+        vm_key = path[1].decode().lower()
+        if not self._callers.agent(_headers(scope)).may_speak_for(vm_key):
+            raise self._callers.refused(
+                CallerRefusal.NOT_YOURS, "Decisions of another VM than the one that asks.", status=_FORBIDDEN
+            )
+        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        wait_seconds = _whole(query, "wait", lowest=1, highest=_LARGEST_INDEX)
+        return Poll(
+            vm_key, _whole(query, "index", lowest=0, highest=_LARGEST_INDEX), min(wait_seconds, _LONGEST_WAIT_SECONDS)
+        )
+
+    def _is_due(self, poll: Poll) -> bool:
+        """Return whether there is an answer at once."""
+        is_first_or_lost = poll.index == 0 or poll.index > self._book.index
+        return is_first_or_lost or self._book.is_stopping or self._book.has_news(poll.vm_key, poll.index)
+
+    async def _held(self, poll: Poll, receive: Receive) -> bool:
+        """Wait until there is an answer for *poll*; return False when its client has gone."""
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+
+        def wake(*_: object) -> None:
+            if not woken.done():
+                woken.set_result(None)
+
+        gone = loop.create_task(_until_gone(receive))
+        gone.add_done_callback(wake)
+        share = _LEAST_OF_WAIT + (1.0 - _LEAST_OF_WAIT) * self._clock.random()
+        timer = loop.call_later(poll.wait_seconds * share, wake)
+        self._book.wait(poll.vm_key, woken)
+        self._metrics.held_polls.inc()
+        try:
+            await woken
+        finally:
+            self._metrics.held_polls.dec()
+            self._book.forget(poll.vm_key, woken)
+            timer.cancel()
+            has_gone = gone.done()
+            gone.cancel()
+        return not has_gone
+
+    async def _send(self, send: Send, status: int, value: object) -> None:
+        body = msgspec.json.encode(value)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"cache-control", b"no-store"),
+        ]
+        if status == 401:  # noqa: PLR2004  # RFC 9110, section 15.5.2
+            headers.append((b"www-authenticate", b"Bearer"))
+        if status == _UNAVAILABLE:
+            headers.append((b"retry-after", str(_RETRY_AFTER_SECONDS).encode()))
+        if self._book.is_stopping:
+            headers.append((b"connection", b"close"))
+        self._metrics.answered(_ROUTE, status)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass  # a body, which a GET should not have
+
+
+def _headers(scope: Scope) -> Mapping[str, str]:
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+
+
+def _whole(query: Mapping[str, str], name: str, *, lowest: int, highest: int) -> int:
+    text = query.get(name, "")
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(highest)) and lowest <= int(text) <= highest):
+        raise PollRefused(_BAD, f"{name} must be a whole number from {lowest} to {highest}.")
+    return int(text)

@@ -1,0 +1,121 @@
+"""The rows of decisions: numbered under a lock, so that whoever has seen a number has seen every lower one.
+
+`bridge.portal.book` keeps those that still count in memory; a poll never comes here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import ColumnElement, Connection, and_, exists, or_, select
+
+from bridge.portal.audit import NewEntry
+from bridge.portal.schema import counters, decisions, events
+from bridge.portal.store.audit import add_entries, next_values
+from bridge.portal.store.database import in_parts
+
+_COUNTER = "decisions"
+_HOLD = "hold"
+
+
+class NewDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """A signed decision whose signature was verified."""
+
+    vm_key: str
+    event_key: str
+    jti: str
+    iss: str
+    decision: str
+    jws: str
+    expires_at_seconds: int
+    details: dict[str, Any]
+    """What the audit says of it, beside who signed it."""
+
+    @property
+    def jws_sha256(self) -> str:
+        """Return what outcomes call it by."""
+        return hashlib.sha256(self.jws.encode()).hexdigest()
+
+
+class LiveDecision(msgspec.Struct, frozen=True):
+    """A decision that an agent is to be told of."""
+
+    index: int
+    vm_key: str
+    jws: str
+
+
+class Decisions(msgspec.Struct, frozen=True):
+    """Decisions, and the number up to which they are all there."""
+
+    index: int
+    found: tuple[LiveDecision, ...]
+
+
+def add_decisions(connection: Connection, new: Sequence[NewDecision], *, at: str) -> dict[str, int]:
+    """Store those of *new* that are not there yet; return the number of each, by the SHA-256 of its text."""
+    by_hash = {each.jws_sha256: each for each in new}
+    next_values(connection, _COUNTER, 0)  # the lock: from here on nobody else adds
+    numbers: dict[str, int] = {}
+    for part in in_parts(list(by_hash)):
+        query = select(decisions.c.jws_sha256, decisions.c.decision_index).where(decisions.c.jws_sha256.in_(part))
+        numbers |= {sha256: int(index) for sha256, index in connection.execute(query)}
+    missing = [sha256 for sha256 in by_hash if sha256 not in numbers]
+    if not missing:
+        return numbers
+    first = next_values(connection, _COUNTER, len(missing)) - len(missing) + 1
+    numbers |= {sha256: first + offset for offset, sha256 in enumerate(missing)}
+    rows = [_row(by_hash[sha256], sha256, numbers[sha256], at) for sha256 in missing]
+    connection.execute(decisions.insert(), rows)
+    add_entries(connection, [_entry(by_hash[sha256], sha256) for sha256 in missing], at=at)
+    return numbers
+
+
+def decisions_after(connection: Connection, index: int, *, now_seconds: float) -> Decisions:
+    """Return the decisions with a greater number than *index* that count at *now_seconds*."""
+    return _read(connection, and_(decisions.c.decision_index > index, _counts(now_seconds)))
+
+
+def live_decisions(connection: Connection, *, now_seconds: float) -> Decisions:
+    """Return every decision that counts: until it expires, and a hold also until its event is gone."""
+    return _read(connection, _counts(now_seconds))
+
+
+def _counts(now_seconds: float) -> ColumnElement[bool]:
+    is_open = exists().where(and_(events.c.event_key == decisions.c.event_key, events.c.is_open.is_(True)))
+    return or_(decisions.c.expires_at_seconds > now_seconds, and_(decisions.c.decision == _HOLD, is_open))
+
+
+def _read(connection: Connection, where: ColumnElement[bool]) -> Decisions:
+    # The counter first: what it says is committed, so every row up to it is seen by the statement after it.
+    index = int(connection.execute(select(counters.c.value).where(counters.c.name == _COUNTER)).scalar_one())
+    query = select(decisions.c.decision_index, decisions.c.vm_key, decisions.c.jws).where(where)
+    found = tuple(
+        LiveDecision(int(number), vm_key, jws)
+        for number, vm_key, jws in connection.execute(query.order_by(decisions.c.decision_index))
+    )
+    return Decisions(max([index, *(each.index for each in found[-1:])]), found)
+
+
+def _row(new: NewDecision, sha256: str, index: int, at: str) -> dict[str, Any]:
+    return {
+        "decision_index": index,
+        "vm_key": new.vm_key,
+        "event_key": new.event_key,
+        "verdict_id": None,
+        "jti": new.jti,
+        "iss": new.iss,
+        "decision": new.decision,
+        "jws": new.jws,
+        "jws_sha256": sha256,
+        "expires_at_seconds": new.expires_at_seconds,
+        "made_at": at,
+    }
+
+
+def _entry(new: NewDecision, sha256: str) -> NewEntry:
+    details = {**new.details, "vm_key": new.vm_key, "jti": new.jti, "jws_sha256": sha256}
+    return NewEntry(actor=new.iss, action=f"decided_{new.decision}", subject=new.event_key, details=details)

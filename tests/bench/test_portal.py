@@ -1,0 +1,280 @@
+"""5,000 agents on one portal process: memory, idle CPU, how soon one is told, a hundred, and all; a restart and a stop.
+
+The portal is a process of its own. The agents are connections of this one that say what an agent says, and read what
+comes; their cost is not the portal's. With BENCH=short there are 1,000.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import ssl
+import statistics
+import subprocess
+import sys
+import time
+import uuid
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("uvicorn", reason="the extra [portal] is not installed")
+resource = pytest.importorskip("resource", reason="the figures are those of Linux")
+
+from fleet_records import fleet_record  # noqa: E402
+from portal_kit import AGENT_TOKEN, portal_table  # noqa: E402
+from private_ca import PrivateCa  # noqa: E402
+
+from bridge.approval.signing import generate_key, sign_decision  # noqa: E402
+
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]
+
+WAIT_SECONDS = 120
+SINGLE_WAKES = 100
+#: Longer than the time after which freed memory is given back.
+IDLE_SECONDS = 20
+_EVENT = fleet_record(0).event
+
+
+def vm_id_of(number):
+    return str(uuid.UUID(int=number + 1))
+
+
+class Portal:
+    """The portal as a process."""
+
+    def __init__(self, directory, env, *, tls):
+        self.pair = generate_key(directory / "ops.key")
+        self.ca = PrivateCa(directory / "ca") if tls else None
+        server = {}
+        if self.ca is not None:
+            files = self.ca.issue("localhost")
+            server = {"cert_file": str(files.cert_file), "key_file": str(files.key_file)}
+        table = portal_table(directory, server=server)
+        lines = []
+        for name, inner in table.items():
+            lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in inner.items())]
+        key = {"kid": "ops", "approver": "ada", "public_key_file": str(self.pair.public_key_file)}
+        lines += ["[[keys]]", *(f"{name} = {json.dumps(value)}" for name, value in key.items())]
+        self.config = directory / "portal.toml"
+        self.config.write_text("\n".join(lines), encoding="utf-8")
+        self._log = directory / "log"
+        self._env = env
+        self.port = 0
+        self.process = None
+
+    def start(self):
+        if self.port:  # the same address after a restart
+            text = re.sub(
+                r'listen = "127.0.0.1:0"', f'listen = "127.0.0.1:{self.port}"', self.config.read_text(), count=1
+            )
+            self.config.write_text(text, encoding="utf-8")
+        with self._log.open("w", encoding="utf-8") as log:
+            command = [sys.executable, "-m", "bridge", "portal", "--config", str(self.config), "--log-format", "text"]
+            self.process = subprocess.Popen(command, env=self._env, stderr=log)
+        until = time.monotonic() + 30
+        while not (found := re.search(r"url=https?://127.0.0.1:(\d+)", self._log.read_text())):
+            assert time.monotonic() < until, self._log.read_text()
+            time.sleep(0.05)
+        self.port = int(found[1])
+
+    def stop(self):
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(60) == 0, self._log.read_text()
+        return time.monotonic() - began
+
+    @property
+    def rss_mb(self):
+        text = Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8")
+        return int(re.search(r"VmRSS:\s+(\d+)", text)[1]) * 1024 / 1e6
+
+    @property
+    def cpu_seconds(self):
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def tokens(self, numbers):
+        now = datetime.now(timezone.utc)
+        return [
+            sign_decision(
+                self.pair.private_key_file,
+                kid="ops",
+                approver="ada",
+                vm_id=vm_id_of(number),
+                event=_EVENT,
+                decision="hold",
+                now=now,
+                valid_seconds=3600,
+                jti=str(uuid.uuid4()),
+            )
+            for number in numbers
+        ]
+
+
+class Agents:
+    """Connections that poll as agents do."""
+
+    def __init__(self, count, portal):
+        self.count = count
+        self.portal = portal
+        self.told_at = {}
+        self.indexes = dict.fromkeys(range(count), 0)
+        self.held = set()
+        self._tls = None
+        if portal.ca is not None:
+            self._tls = ssl.create_default_context(cafile=str(portal.ca.ca_file))
+        self._tasks = []
+
+    def start(self, spread_seconds):
+        for number in range(self.count):
+            delay = spread_seconds * number / self.count
+            self._tasks.append(asyncio.create_task(self._follow(number, delay)))
+
+    async def _follow(self, number, delay):
+        await asyncio.sleep(delay)
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection("127.0.0.1", self.portal.port, ssl=self._tls)
+            except OSError:
+                await asyncio.sleep(1)
+                continue
+            try:
+                while True:
+                    await self._poll(number, reader, writer)
+            except (OSError, EOFError, ValueError):
+                self.held.discard(number)
+                await asyncio.sleep(1)
+            finally:
+                writer.close()
+
+    async def _poll(self, number, reader, writer):
+        index = self.indexes[number]
+        writer.write(
+            f"GET /api/v1/vms/{vm_id_of(number)}/decisions?index={index}&wait={WAIT_SECONDS} HTTP/1.1\r\n"
+            f"Host: portal\r\nAuthorization: Bearer {AGENT_TOKEN}\r\nAccept: application/json\r\n\r\n".encode()
+        )
+        if index:
+            self.held.add(number)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(re.search(rb"content-length: (\d+)", head)[1])
+        body = json.loads(await reader.readexactly(length))
+        if not head.startswith(b"HTTP/1.1 200 "):
+            raise ValueError(head)
+        if body["decisions"]:
+            self.told_at[number] = time.perf_counter()
+        self.indexes[number] = body["index"]
+        if b"connection: close" in head.lower():
+            raise EOFError
+
+    async def all_held(self, seconds=120):
+        until = time.monotonic() + seconds
+        while len(self.held) < self.count:
+            assert time.monotonic() < until, f"{len(self.held)} of {self.count} are held"
+            await asyncio.sleep(0.05)
+
+    async def told(self, numbers, began):
+        """Wait until all of *numbers* are told; return after how many seconds each was."""
+        until = time.monotonic() + 60
+        while not all(self.told_at.get(number, 0) > began for number in numbers):
+            assert time.monotonic() < until, "not all were told"
+            await asyncio.sleep(0.002)
+        return sorted(self.told_at[number] - began for number in numbers)
+
+    async def end(self):
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def bring(portal, tokens):
+    """POST *tokens* as whoever decides does."""
+    tls = None if portal.ca is None else ssl.create_default_context(cafile=str(portal.ca.ca_file))
+    reader, writer = await asyncio.open_connection("127.0.0.1", portal.port, ssl=tls)
+    body = json.dumps({"decisions": tokens}).encode()
+    head = (
+        f"POST /api/v1/decisions HTTP/1.1\r\nHost: portal\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    writer.write(head.encode() + body)
+    answer = await reader.read()
+    writer.close()
+    assert answer.startswith(b"HTTP/1.1 200 "), answer[:300]
+
+
+async def measured(portal, count, figure, name):
+    agents = Agents(count, portal)
+    agents.start(spread_seconds=count / 500)
+    try:
+        await agents.all_held()
+        await asyncio.sleep(2)
+        cpu = portal.cpu_seconds
+        await asyncio.sleep(IDLE_SECONDS)
+        idle = (portal.cpu_seconds - cpu) / IDLE_SECONDS
+        rss = portal.rss_mb
+        figure(f"portal, {count} polls held, {name}: RSS {rss:.0f} MB, idle {100 * idle:.1f} % of a core")
+        single = []
+        for number in range(SINGLE_WAKES):
+            vm = (number * 37) % count
+            token = portal.tokens([vm])
+            began = time.perf_counter()
+            await bring(portal, token)
+            single += await agents.told([vm], began)
+        single.sort()
+        p50, p99 = statistics.median(single), single[int(len(single) * 0.99)]
+        figure(f"portal, {name}: decision brought to agent told: p50 {p50 * 1e3:.1f} ms, p99 {p99 * 1e3:.1f} ms")
+        hundred = await told_of(portal, agents, range(100))
+        cpu = portal.cpu_seconds
+        everybody = await told_of(portal, agents, range(count))
+        cpu = portal.cpu_seconds - cpu
+        figure(
+            f"portal, {name}: last of 100 told after {hundred:.2f} s, of {count} after {everybody:.2f} s "
+            f"({cpu:.2f} s of CPU)"
+        )
+        await agents.all_held()
+        peak = portal.rss_mb
+        stopped = await asyncio.to_thread(portal.stop)
+        agents.held.clear()
+        began = time.monotonic()
+        await asyncio.to_thread(portal.start)
+        await agents.all_held()
+        back = time.monotonic() - began
+        figure(f"portal, {name}: stop {stopped:.1f} s with all held, all back {back:.1f} s after it; RSS {peak:.0f} MB")
+    finally:
+        await agents.end()
+    assert idle <= 0.10
+    assert p50 <= 0.1
+    assert p99 <= 0.5
+    assert hundred <= 1.0
+    assert everybody <= 3.0
+    assert stopped <= 5.0
+    assert back <= 60.0
+    return rss
+
+
+async def told_of(portal, agents, numbers):
+    tokens = portal.tokens(numbers)
+    await agents.all_held()
+    began = time.perf_counter()
+    for start in range(0, len(tokens), 1_000):
+        await bring(portal, tokens[start : start + 1_000])
+    return (await agents.told(numbers, began))[-1]
+
+
+@pytest.mark.parametrize(("name", "most_mb"), [("plain", 200), ("tls", 320)])
+def test_5000_agents_poll(tmp_path, env, figure, is_short, *, name, most_mb):
+    count = 1_000 if is_short else 5_000
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    portal = Portal(tmp_path, env, tls=name == "tls")
+    portal.start()
+    try:
+        rss = asyncio.run(measured(portal, count, figure, name))
+    finally:
+        if portal.process.poll() is None:
+            portal.process.kill()
+            portal.process.wait()
+    assert rss <= most_mb

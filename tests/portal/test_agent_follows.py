@@ -1,0 +1,167 @@
+"""The whole way: agents tell the portal, somebody decides by what it shows, an agent follows, Azure starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from datetime import datetime, timezone
+
+import doc_pages
+import msgspec
+import pytest
+import requests
+from fleet_records import fleet_record
+from portal_kit import AGENT_TOKEN, READER_TOKEN, RunningPortal
+
+from bridge.approval.signing import generate_key, sign_decision
+from bridge.events.event import ScheduledEvent
+from bridge.testing import EventSpec, Simulator
+
+VMS = ("vm_0", "vm_1")
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return generate_key(tmp_path / "ops.key")
+
+
+@pytest.fixture
+def portal(tmp_path, pair):
+    key = {"kid": "ops", "approver": "ada", "public_key_file": str(pair.public_key_file)}
+    with RunningPortal(tmp_path / "portal", keys=[key]) as running:
+        yield running
+
+
+@pytest.fixture
+def azure():
+    with Simulator(vms=list(VMS), rate_limit=False) as simulator:
+        yield simulator
+
+
+@pytest.fixture
+def agents(tmp_path, agent_env, portal, azure, pair):
+    """Both VMs' agents, as processes; each gets the same token from a file."""
+    (tmp_path / "token").write_text(f"{AGENT_TOKEN}\n", encoding="utf-8")
+    (tmp_path / "token").chmod(0o600)
+    processes = []
+    for vm in VMS:
+        config = tmp_path / f"{vm}.toml"
+        config.write_text(_agent(tmp_path, vm, azure.endpoints[vm], portal.url, pair), encoding="utf-8")
+        config.chmod(0o600)
+        log = (tmp_path / f"{vm}.log").open("w", encoding="utf-8")
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "bridge", "run", "--config", str(config), "--beside-another"],
+                env=agent_env,
+                stderr=log,
+            )
+        )
+        log.close()
+    yield processes
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    for process in processes:
+        assert process.wait(30) == 0
+
+
+def _agent(directory, vm, endpoint, url, pair):
+    token = json.dumps(str(directory / "token"))
+    return "\n".join(
+        [
+            f"[imds]\nendpoint = {json.dumps(endpoint)}\npoll_interval_seconds = 0.2",
+            f"[state]\ndirectory = {json.dumps(str(directory / f'state-{vm}'))}",
+            '[status]\nlisten = ""',
+            f'[[sinks]]\ntype = "webhook"\nname = "portal"\nscope = "all"\nurl = "{url}/records"',
+            f"bearer_token_file = {token}",
+            f'[approval]\n[approval.remote]\nurl = "{url}"\ntoken_file = {token}\nwait_seconds = 30',
+            f'[[approval.remote.keys]]\nkid = "ops"\napprover = "ada"\npublic_key_file = "{pair.public_key_file}"',
+        ]
+    )
+
+
+def wait_for(condition, seconds=40):
+    until = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.05)
+    return found
+
+
+def shown(portal, event_id):
+    answer = portal.get(f"/events/{event_id}")
+    return answer.json()["event"] if answer.status_code == 200 else None
+
+
+def bring(portal, pair, vm, event, decision="approve"):
+    token = sign_decision(
+        pair.private_key_file,
+        kid="ops",
+        approver="ada",
+        vm_id=vm["vm"]["vm_id"],
+        event=msgspec.convert(event["event"], ScheduledEvent),
+        decision=decision,
+        now=datetime.now(timezone.utc),
+        valid_seconds=600,
+        jti=str(uuid.uuid4()),
+    )
+    answer = requests.post(f"{portal.url}/decisions", json={"decisions": [token]}, timeout=20)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.usefixtures("agents")
+def test_an_agent_follows_a_decision_and_the_portal_shows_what_became_of_it(portal, azure, pair):
+    event_id = azure.world.add_event(EventSpec(event_type="Freeze", resources=VMS, notice_seconds=3600))
+    wait_for(lambda: len((shown(portal, event_id) or {"vms": ()})["vms"]) == 2)
+    event = shown(portal, event_id)
+    assert (event["state"], event["unheard"]) == ("scheduled", [])
+    assert all(vm["agrees"] for vm in event["vms"])
+    bring(portal, pair, event["vms"][0], event)
+    wait_for(lambda: shown(portal, event_id)["state"] == "started")
+    assert [each.event_id for each in azure.world.approvals] == [event_id]
+    outcomes = wait_for(
+        lambda: [each for each in portal.get("/audit").json()["entries"] if each["action"] == "approved"]
+    )
+    assert [(each["actor"], each["details"]["approval"]["result"]) for each in outcomes] == [("ada", "accepted")]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_somebody_decides_as_the_page_shows(portal, pair, tmp_path, agent_env):
+    script = doc_pages.marked(doc_pages.page("docs/howto/portal.md"), "portal: decide")
+    [event_id] = set(re.findall(r"events/([0-9A-F-]{36})", script))
+    [vm_id] = set(re.findall(r"vm_id=([0-9a-f-]{36})", script))
+    record = fleet_record(0, event_id=event_id)
+    portal.send(msgspec.structs.replace(record, vm=msgspec.structs.replace(record.vm, vm_id=vm_id)))
+    here = {
+        "http://127.0.0.1:8443/api/v1": portal.url,
+        "$(cat readers.token)": READER_TOKEN,
+        "--key ops-2026.key": f"--key {pair.private_key_file}",
+        "--kid ops-2026 --approver portal": "--kid ops --approver ada",
+    }
+    for shown_there, found in here.items():
+        assert shown_there in script
+        script = script.replace(shown_there, found)
+    program = tmp_path / "scheduled-events-bridge"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bridge "$@"\n', encoding="utf-8")
+    program.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{agent_env['PATH']}"
+    done = subprocess.run(
+        ["sh", "-e", "-c", script],
+        cwd=tmp_path,
+        env={**agent_env, "PATH": path},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["decisions"][0]["index"] == 2
+    headers = {"Authorization": f"Bearer {AGENT_TOKEN}"}
+    asked = requests.get(f"{portal.url}/vms/{vm_id}/decisions?index=0&wait=1", headers=headers, timeout=20)
+    assert len(asked.json()["decisions"]) == 1

@@ -1,0 +1,367 @@
+"""The long poll as PROTOCOL.md has it, sections 2 to 4, over HTTP; and decisions that come in signed."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
+
+import pytest
+import requests
+from fleet_records import fleet_record, vm_id_of
+from portal_kit import AGENT_TOKEN, RunningPortal
+
+from bridge.approval.portal_client import MAX_ANSWER_BYTES, MAX_DECISIONS, PortalClient
+from bridge.approval.signing import generate_key, sign_decision
+from bridge.clock import Clock
+from bridge.config.approval import KeySettings, RemoteSettings
+from bridge.events.record import Transition
+
+VM = vm_id_of(0)
+
+
+class Signer:
+    """A person with a key that the portal knows."""
+
+    def __init__(self, directory, kid="ops"):
+        self.kid = kid
+        self.pair = generate_key(directory / f"{kid}.key")
+
+    def table(self):
+        return {"kid": self.kid, "approver": "ada", "public_key_file": str(self.pair.public_key_file)}
+
+    def sign(self, vm_id=VM, *, decision="approve", event=None, now=None, valid_seconds=3600, reason=None, jti=None):
+        return sign_decision(
+            self.pair.private_key_file,
+            kid=self.kid,
+            approver="ada",
+            vm_id=vm_id,
+            event=event or fleet_record(0).event,
+            decision=decision,
+            now=now or datetime.now(timezone.utc),
+            valid_seconds=valid_seconds,
+            reason=reason,
+            jti=jti or str(uuid.uuid4()),
+        )
+
+
+@pytest.fixture
+def signer(tmp_path):
+    return Signer(tmp_path)
+
+
+@pytest.fixture
+def portal(tmp_path, signer):
+    with RunningPortal(tmp_path, keys=[signer.table()]) as running:
+        yield running
+
+
+def ask(portal, vm_id=VM, *, index=0, wait=30, token=AGENT_TOKEN, timeout=20):
+    return requests.get(
+        f"{portal.url}/vms/{vm_id}/decisions",
+        params={"index": index, "wait": wait},
+        headers={} if token is None else {"Authorization": f"Bearer {token}"},
+        timeout=timeout,
+    )
+
+
+def bring(portal, *tokens):
+    return requests.post(f"{portal.url}/decisions", json={"decisions": list(tokens)}, timeout=20)
+
+
+def brought(portal, *tokens):
+    answer = bring(portal, *tokens)
+    assert answer.status_code == 200, answer.text
+    return [each["index"] for each in answer.json()["decisions"]]
+
+
+def held_polls(portal):
+    [line] = [line for line in portal.metrics().splitlines() if line.startswith("scheduled_events_portal_held_polls ")]
+    return float(line.rpartition(" ")[2])
+
+
+def wait_until_held(portal, count, seconds=20):
+    until = time.monotonic() + seconds
+    while held_polls(portal) != count:
+        assert time.monotonic() < until, f"{held_polls(portal)} polls are held, not {count}"
+        time.sleep(0.02)
+
+
+def test_index_0_is_answered_at_once_also_without_a_decision(portal):
+    answer = ask(portal)
+    assert answer.status_code == 200
+    assert answer.json() == {"index": 1, "decisions": [], "epoch": answer.json()["epoch"]}
+    assert len(answer.json()["epoch"]) == 36
+
+
+def test_a_decision_is_given_from_0_on_and_after_a_lower_index(portal, signer):
+    tokens = [signer.sign(), signer.sign()]
+    one, other = brought(portal, *tokens)
+    assert (one, other) == (2, 3)
+    assert ask(portal).json()["decisions"] == tokens
+    assert ask(portal, index=2).json()["decisions"] == tokens[1:]
+    assert ask(portal, vm_id=vm_id_of(1)).json()["decisions"] == []
+
+
+def test_a_held_poll_is_answered_when_something_comes_for_its_vm_and_no_other(portal, signer):
+    with ThreadPoolExecutor(2) as pool:
+        mine = pool.submit(ask, portal, index=1, wait=30)
+        others = pool.submit(ask, portal, vm_id_of(1), index=1, wait=3)
+        wait_until_held(portal, 2)
+        began = time.monotonic()
+        token = signer.sign()
+        brought(portal, token)
+        answer = mine.result(20).json()
+        assert time.monotonic() - began < 5
+        assert (answer["index"], answer["decisions"]) == (2, [token])
+        answer = others.result(20).json()
+        assert (answer["index"], answer["decisions"]) == (2, [])
+
+
+def test_a_poll_is_answered_after_its_wait_and_a_little_earlier(portal):
+    began = time.monotonic()
+    answer = ask(portal, index=1, wait=2)
+    assert 1.5 <= time.monotonic() - began < 8
+    assert (answer.status_code, answer.json()["index"], answer.json()["decisions"]) == (200, 1, [])
+
+
+def test_an_index_that_is_too_high_is_answered_at_once_with_everything(portal, signer):
+    token = signer.sign()
+    brought(portal, token)
+    answer = ask(portal, index=99).json()
+    assert (answer["index"], answer["decisions"]) == (2, [token])
+
+
+def test_the_vm_is_the_same_in_any_case(portal, signer):
+    token = signer.sign(VM.upper())
+    brought(portal, token)
+    assert ask(portal, VM.upper()).json()["decisions"] == [token]
+    assert ask(portal).json()["decisions"] == [token]
+
+
+def test_what_has_expired_is_given_no_more_but_a_hold_is_until_its_event_is_gone(tmp_path, signer):
+    ahead = timedelta()
+    clock = Clock(now=lambda: datetime.now(timezone.utc) + ahead)
+    running = RunningPortal(tmp_path, keys=[signer.table()], clock=clock)
+    with running as portal:
+        portal.send(fleet_record(0))
+        hold = signer.sign(decision="hold", valid_seconds=600)
+        brought(portal, signer.sign(valid_seconds=600), hold)
+        assert len(ask(portal).json()["decisions"]) == 2
+    ahead = timedelta(seconds=700)
+    with running as portal:
+        assert ask(portal).json()["decisions"] == [hold]
+        portal.send(fleet_record(0, sequence=2, transition=Transition.COMPLETED, seconds=9))
+    with running as portal:
+        answer = ask(portal).json()
+        assert (answer["index"], answer["decisions"]) == (3, [])
+
+
+def test_a_thousand_decisions_and_a_mebibyte_are_the_most_of_an_answer(portal, signer, tmp_path):
+    long = [signer.sign(reason="x" * 256, jti=f"{number}-{'y' * 120}") for number in range(1_000)]
+    for start in range(0, 1_000, 500):
+        brought(portal, *long[start : start + 500])
+    brought(portal, *(signer.sign(reason="x" * 256) for _ in range(200)))
+    (tmp_path / "agent-token").write_text(AGENT_TOKEN, encoding="utf-8")
+    key = KeySettings(**signer.table())
+    client = PortalClient(RemoteSettings(url=portal.url, keys=(key,), token_file=str(tmp_path / "agent-token")))
+    seen, index = [], 0
+    try:
+        for _ in range(10):
+            answer = client.poll(VM, index=index)
+            seen += answer.decisions
+            is_full = len(answer.decisions) == MAX_DECISIONS or sum(map(len, answer.decisions)) > 1_032_192
+            if not is_full:
+                break
+            index = answer.index
+    finally:
+        client.close()
+    assert len(seen) == len(set(seen)) == 1_200
+    raw = ask(portal)
+    assert len(raw.content) <= MAX_ANSWER_BYTES
+    assert len(raw.json()["decisions"]) == 1_000 or sum(map(len, raw.json()["decisions"])) > 1_032_192
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "status"),
+    [
+        (f"/vms/{VM}/decisions", "", 400),
+        (f"/vms/{VM}/decisions", "index=0", 400),
+        (f"/vms/{VM}/decisions", "index=-1&wait=30", 400),
+        (f"/vms/{VM}/decisions", "index=0&wait=0", 400),
+        (f"/vms/{VM}/decisions", "index=1.0&wait=30", 400),
+        (f"/vms/{VM}/decisions", f"index={2**53}&wait=30", 400),
+        (f"/vms/{VM}/decisions", f"index={'9' * 5000}&wait=30", 400),
+        (f"/vms/{VM}/decisions", "index=%D9%A1&wait=30", 400),
+        (f"/vms/{VM}/decisions/", "index=0&wait=30", 404),
+        (f"/vms/{VM}%2Fdecisions", "index=0&wait=30", 404),
+        (f"/vms/x%2F..%2F{VM}/decisions", "index=0&wait=30", 404),
+        ("/vms//decisions", "index=0&wait=30", 404),
+        (f"/vms/{'x' * 129}/decisions", "index=0&wait=30", 404),
+        ("/vms/%E2%80%AE/decisions", "index=0&wait=30", 404),
+    ],
+)
+def test_what_the_protocol_does_not_have_is_refused(portal, path, query, status):
+    answer = requests.get(f"{portal.url}{path}?{query}", headers={"Authorization": f"Bearer {AGENT_TOKEN}"}, timeout=20)
+    assert answer.status_code == status
+
+
+@pytest.mark.parametrize("token", [None, "wrong", "readers-token-1"])
+def test_who_is_no_agent_is_told_nothing(portal, signer, token):
+    brought(portal, signer.sign())
+    answer = ask(portal, token=token)
+    assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, "Bearer")
+    assert set(answer.json()) == {"error"}
+
+
+def test_another_method_is_refused(portal):
+    answer = requests.post(f"{portal.url}/vms/{VM}/decisions?index=0&wait=1", timeout=20)
+    assert answer.status_code == 405
+
+
+def test_decisions_and_their_history_are_there_after_a_restart(tmp_path, signer):
+    running = RunningPortal(tmp_path, keys=[signer.table()])
+    token = signer.sign()
+    with running as portal:
+        brought(portal, token)
+        before = ask(portal).json()
+    with running as portal:
+        assert ask(portal).json() == before
+        assert brought(portal, token, signer.sign()) == [2, 3]
+
+
+def test_a_second_process_on_the_same_database_tells_of_it_within_seconds(tmp_path, signer):
+    one = RunningPortal(tmp_path, keys=[signer.table()])
+    other = RunningPortal(tmp_path, keys=[signer.table()])
+    with one, other, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(ask, other, index=1, wait=60)
+        wait_until_held(other, 1)
+        token = signer.sign()
+        brought(one, token)
+        assert waiting.result(20).json()["decisions"] == [token]
+        # what one has told of already is no lost history for the other
+        token = signer.sign()
+        index = brought(one, token)[0]
+        answer = ask(other, index=index, wait=1).json()
+        assert (answer["index"], answer["decisions"]) == (index, [])
+
+
+def test_a_stop_answers_held_polls_and_ends_in_time(tmp_path):
+    running = RunningPortal(tmp_path).start()
+    with ThreadPoolExecutor(30) as pool:
+        waiting = [pool.submit(ask, running, vm_id_of(vm), index=1, wait=600, timeout=60) for vm in range(30)]
+        wait_until_held(running, 30)
+        began = time.monotonic()
+        running.stop()
+        assert time.monotonic() - began < 5
+        answers = [each.result(20) for each in waiting]
+    assert {answer.status_code for answer in answers} == {200}
+    assert all(answer.json()["decisions"] == [] for answer in answers)
+
+
+def test_a_client_that_goes_away_is_held_no_more(portal):
+    held = []
+    for number in range(20):
+        client = socket.create_connection(portal.portal.address, timeout=20)
+        if number % 2:  # the end by a reset
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.sendall(
+            f"GET /api/v1/vms/{vm_id_of(number)}/decisions?index=1&wait=600 HTTP/1.1\r\nHost: x\r\n"
+            f"Authorization: Bearer {AGENT_TOKEN}\r\n\r\n".encode()
+        )
+        held.append(client)
+    wait_until_held(portal, 20)
+    for client in held:
+        client.close()
+    wait_until_held(portal, 0)
+
+
+def test_of_many_polls_of_one_vm_the_oldest_are_answered(portal):
+    with ThreadPoolExecutor(6) as pool:
+        waiting = [pool.submit(ask, portal, index=1, wait=600, timeout=60) for _ in range(6)]
+        until = time.monotonic() + 20
+        while sum(each.done() for each in waiting) < 2 and time.monotonic() < until:
+            time.sleep(0.02)
+        assert sum(each.done() for each in waiting) == 2
+        assert held_polls(portal) == 4
+        portal.stop()
+        assert {each.result(20).status_code for each in waiting} == {200}
+
+
+def test_decisions_that_every_agent_would_refuse_are_refused_with_the_reason(portal, signer, tmp_path):
+    good = signer.sign()
+    header, payload, signature = good.split(".")
+    stranger = Signer(tmp_path, "stranger")
+    long_ago = datetime.now(timezone.utc) - timedelta(days=1)
+    tokens = {
+        "malformed": "x",
+        "forged": f"{header}.{payload}.{signature[:-4]}AAAA",
+        "unknown_key": stranger.sign(),
+        "expired": signer.sign(now=long_ago, valid_seconds=60),
+        "not_yet_valid": signer.sign(now=datetime.now(timezone.utc) + timedelta(hours=1)),
+    }
+    answer = bring(portal, *tokens.values(), good)
+    assert answer.status_code == 200
+    assert [each.get("refused") for each in answer.json()["decisions"]] == [*tokens, None]
+    assert ask(portal).json()["decisions"] == [good]
+    assert bring(portal, "x").status_code == 400
+    assert 'scheduled_events_portal_decisions_refused_total{reason="forged"} 1.0' in portal.metrics()
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"decisions": []}', b'{"decisions": [1]}', b"[" * 100_000])
+def test_what_brings_no_decisions_is_refused(portal, body):
+    assert requests.post(f"{portal.url}/decisions", data=body, timeout=20).status_code == 400
+
+
+def test_without_keys_no_decision_is_taken(tmp_path, signer):
+    with RunningPortal(tmp_path) as portal:
+        assert bring(portal, signer.sign()).status_code == 403
+
+
+def test_a_decision_that_comes_twice_is_one_and_who_decided_is_in_the_audit(portal, signer):
+    token = signer.sign(reason="month end")
+    assert brought(portal, token) == brought(portal, token, token)[:1] == [2]
+    [entry] = [each for each in portal.get("/audit").json()["entries"] if each["action"] == "decided_approve"]
+    assert (entry["actor"], entry["details"]["reason"], entry["details"]["event_id"]) == ("ada", "month end", "A")
+
+
+def test_many_at_once_get_numbers_without_a_gap_and_polls_miss_none(portal, signer):
+    """Each of 20 agents follows its decisions as PROTOCOL.md says, while 4 people decide."""
+    seen = {vm: [] for vm in range(20)}
+    stop = threading.Event()
+
+    def follow(vm):
+        index = 0
+        while not stop.is_set():
+            answer = ask(portal, vm_id_of(vm), index=index, wait=2).json()
+            assert answer["index"] >= index
+            seen[vm] += answer["decisions"]
+            index = answer["index"]
+
+    agents = [threading.Thread(target=follow, args=(vm,)) for vm in seen]
+    for agent in agents:
+        agent.start()
+    tokens = {vm: [signer.sign(vm_id_of(vm)) for _ in range(3)] for vm in seen}
+    with ThreadPoolExecutor(4) as pool:
+        numbers = list(
+            pool.map(lambda token: brought(portal, token)[0], [token for of_vm in tokens.values() for token in of_vm])
+        )
+    assert sorted(numbers) == list(range(2, 62))
+    until = time.monotonic() + 30
+    while any(len(seen[vm]) < 3 for vm in seen) and time.monotonic() < until:
+        time.sleep(0.05)
+    stop.set()
+    for agent in agents:
+        agent.join()
+    assert {vm: sorted(found) for vm, found in seen.items()} == {vm: sorted(of_vm) for vm, of_vm in tokens.items()}
+
+
+def test_the_answer_is_json_that_a_strict_parser_takes(portal):
+    answer = ask(portal)
+    assert answer.headers["Content-Type"] == "application/json"
+    assert json.loads(answer.content)["index"] == 1
