@@ -269,11 +269,3 @@ class Sink(ABC):
 
     def close(self) -> None:
         """Let go of every connection; may be called twice, or while a send hangs in another thread."""
-
-
-def build_sink(sink_class: type[Sink], config: SinkConfig, attested: AttestedTokens | None = None) -> Sink:
-    """Return a new instance of *sink_class*, which gets a portal's tokens by *attested*; for the host."""
-    sink = sink_class(config)
-    if attested is not None:
-        sink.attest_by(attested)
-    return sink

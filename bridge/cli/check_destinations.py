@@ -132,7 +132,7 @@ def _untried(sink: SinkSettings, *, is_broken: bool) -> str | None:
 
 def _checked(sink: SinkSettings, seconds: float, imds: ImdsSettings) -> str:
     attested = attested_tokens(partial(attested_document, imds))
-    sender = Sender(partial(sink.build, attested), name=sink.name, timeout_seconds=seconds)
+    sender = Sender(sink.build, name=sink.name, timeout_seconds=seconds, attested=attested)
     try:
         shown = sender.check()
     finally:

@@ -47,7 +47,8 @@ def send_test(settings: Settings, names: Sequence[str]) -> bool:
 
 def _send(sink: SinkSettings, record: TransitionRecord, attested: AttestedTokens) -> str | None:
     """Send *record* to *sink*; return what was wrong, or None."""
-    sender = Sender(partial(sink.build, attested), name=sink.name, timeout_seconds=sink.config.timeout_seconds)
+    timeout_seconds = sink.config.timeout_seconds
+    sender = Sender(sink.build, name=sink.name, timeout_seconds=timeout_seconds, attested=attested)
     try:
         sender.send([record])
     except Exception as error:  # noqa: BLE001  # anything a sink raises is an answer to the person who asked

@@ -20,7 +20,7 @@ from msgspec import Meta
 from bridge.config.approval import ApprovalSettings
 from bridge.config.toml import Check
 from bridge.events.event import VmIdentity
-from bridge.sink import AttestedTokens, Sink, SinkConfig, build_sink
+from bridge.sink import Sink, SinkConfig
 
 #: The versions of the Scheduled Events service that Microsoft lists (the page "Azure Metadata Service: Scheduled
 #: Events for Linux VMs"); a later one is passed on as it is.
@@ -177,9 +177,9 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Return what logs, metrics and the outbox call this sink."""
         return self.config.name
 
-    def build(self, attested: AttestedTokens | None = None) -> Sink:
-        """Return a new instance of the sink, which gets a portal's tokens by *attested*."""
-        return build_sink(self.sink_class, self.config, attested)
+    def build(self) -> Sink:
+        """Return a new instance of the sink."""
+        return self.sink_class(self.config)
 
 
 class TopSettings(msgspec.Struct, frozen=True, kw_only=True):

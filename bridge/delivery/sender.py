@@ -21,7 +21,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 
 from bridge.errors import DeliveryError, DeliveryFailed, DeliveryRejected, RetryReason
-from bridge.sink import Sink, TransitionRecord
+from bridge.sink import AttestedTokens, Sink, TransitionRecord
 from bridge.system.threads import RunningTime
 
 logger = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _Call = Callable[[Sink, "_SinkThread"], None]
 
 
 class Sender:
-    """Calls one sink, built by *build* when it is first needed.
+    """Calls one sink, built by *build* when it is first needed; *attested* is how it gets a portal's tokens.
 
     Raises DeliveryRejected as the sink does; anything else it raises is a DeliveryFailed, caused by it. For one thread.
     """
@@ -55,8 +55,10 @@ class Sender:
         timeout_seconds: float,
         configuration: Callable[[], str] = str,
         on_stall: Callable[[float], None] = lambda _seconds: None,
+        attested: AttestedTokens | None = None,
     ) -> None:
         self._build = build
+        self._attested = attested
         self._on_stall = on_stall
         """Called with the seconds in which this process did not run."""
         self._name = name
@@ -155,7 +157,7 @@ class Sender:
 
     def _begin(self) -> _SinkThread:
         try:
-            return _SinkThread(self._build, name=f"sink:{self._name}")
+            return _SinkThread(self._build, self._attested, name=f"sink:{self._name}")
         except RuntimeError as error:
             raise DeliveryFailed(_NO_THREAD, needs_attention=True) from error
 
@@ -200,8 +202,9 @@ class Sender:
 class _SinkThread:
     """One sink instance on a thread of its own."""
 
-    def __init__(self, build: Callable[[], Sink], *, name: str) -> None:
+    def __init__(self, build: Callable[[], Sink], attested: AttestedTokens | None, *, name: str) -> None:
         self._build = build
+        self._attested = attested
         self._sink: Sink | None = None
         self._is_abandoned = False
         self._calls: SimpleQueue[tuple[_Call, Future[None]] | None] = SimpleQueue()
@@ -260,6 +263,8 @@ class _SinkThread:
     def _serve(self, call: _Call) -> None:
         if self._sink is None:
             self._sink = self._build()
+            if self._attested is not None:
+                self._sink.attest_by(self._attested)
         self.refuse_if_abandoned()
         call(self._sink, self)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 import msgspec
 
@@ -28,7 +27,7 @@ from bridge.metrics.metrics import SinkMetrics
 from bridge.outbox import deliveries
 from bridge.outbox.deliveries import DeliveryState, PendingDelivery, StartMark
 from bridge.outbox.outbox import Outbox
-from bridge.sink import AttestedTokens, Sink, SinkConfig, TransitionRecord, build_sink
+from bridge.sink import AttestedTokens, Sink, SinkConfig, TransitionRecord
 from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
@@ -68,11 +67,12 @@ class DeliveryWorker:
         self._clock = clock
         self.loop_watch = LoopWatch(clock)
         self._sender = Sender(
-            partial(build_sink, sink_class, config, attested),
+            lambda: sink_class(config),
             name=config.name,
             timeout_seconds=config.timeout_seconds,
             configuration=ResolvedConfiguration(sink_class, config).digest,
             on_stall=self.loop_watch.extend,
+            attested=attested,
         )
         self._schedule = RetrySchedule(clock.random)
         self._results = ResultWriter(outbox, sink=config.name, clock=clock)

@@ -149,7 +149,8 @@ def test_a_vm_gets_a_token_and_writes_its_records_with_it(portal, imds, azure):
 
 def test_the_sink_of_an_agent_delivers_to_the_portal(portal, imds, azure):
     sink = {"type": "webhook", "url": f"{portal.url}/records", "credential": "attested", "timeout_seconds": 30.0}
-    sender = read_agent({"sinks": [sink]}).sinks[0].build(attested_tokens(imds().attested_document))
+    sender = read_agent({"sinks": [sink]}).sinks[0].build()
+    sender.attest_by(attested_tokens(imds().attested_document))
     sender.send([record_of(azure, 0)])
     with pytest.raises(DeliveryFailed) as caught:
         sender.send([record_of(azure, 1)])
@@ -251,6 +252,16 @@ def test_a_vm_is_told_of_its_own_decisions_and_of_no_others(shared, imds, azure)
     own, others = (f"{shared.url}/vms/{machine.vm_id}/decisions?index=0&wait=1" for machine in azure.machines)
     assert requests.get(own, headers=headers, timeout=PATIENCE_SECONDS).status_code == 200
     assert requests.get(others, headers=headers, timeout=PATIENCE_SECONDS).status_code == 403
+
+
+def test_a_token_asks_for_the_decisions_of_its_vm_and_of_no_other(shared, imds, azure):
+    token = token_of(shared, imds)
+    own, other = (machine.vm_id for machine in azure.machines)
+    asked = {"token": token, "index": "0", "wait": "1"}
+    assert shared.get(f"/vms/{own}/decisions", **asked).json()["decisions"] == []
+    assert shared.get(f"/vms/{own.upper()}/decisions", **asked).status_code == 200
+    assert shared.get(f"/vms/{other}/decisions", **asked).status_code == 403
+    assert shared.get(f"/vms/{other}/decisions", **{**asked, "token": token[:-4] + "AAAA"}).status_code == 401
 
 
 def test_a_token_lets_nobody_read(shared, imds):

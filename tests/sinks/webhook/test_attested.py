@@ -56,7 +56,8 @@ def make_sink(portal, azure):
 
         def make(document=imds.attested_document, **keys):
             [settings] = read({"sinks": [table(portal, **{"timeout_seconds": PATIENCE_SECONDS, **keys})]}).sinks
-            sink = settings.build(attested_tokens(document))
+            sink = settings.build()
+            sink.attest_by(attested_tokens(document))
             stack.callback(sink.close)
             return sink
 
