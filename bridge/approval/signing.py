@@ -89,29 +89,53 @@ def sign_decision(
 
     Issued *now*, to the millisecond; *jti* is a new UUID unless it is given.
     """
-    if not 0 < valid_seconds <= MAX_LIFETIME_SECONDS:
-        raise SigningFailed(
-            f"A decision cannot be valid for {valid_seconds} s; between 0 and {MAX_LIFETIME_SECONDS} s can."
-        )
-    if event.event_id is None:
-        raise SigningFailed("The event has no EventId, so nobody can approve it.")
-    if reason is not None and (len(reason) > MAX_REASON_CHARACTERS or not reason.isprintable()):
-        raise SigningFailed(f"The reason is not at most {MAX_REASON_CHARACTERS} printable characters on one line.")
-    issued_at = _seconds(now.timestamp())
-    claims = {
-        "iss": approver,
-        "aud": vm_id,
-        "sub": event.event_id,
-        "jti": jti or str(uuid.uuid4()),
-        "iat": issued_at,
-        "exp": _seconds(issued_at + valid_seconds),
-        "decision": decision.value if isinstance(decision, Verdict) else decision,
-        "event_digest": digest(event),
-    }
-    if reason is not None:
-        claims["reason"] = reason
-    payload = json.dumps(claims, separators=(",", ":")).encode()
-    return _signed(payload, kid=kid, key=_private_key(Path(private_key_file)))
+    signer = DecisionSigner(private_key_file, kid=kid, approver=approver)
+    return signer.sign(vm_id, event, decision, now=now, valid_seconds=valid_seconds, reason=reason, jti=jti)
+
+
+class DecisionSigner:
+    """Signs decisions by the key in *private_key_file*, which is read once; raises SigningFailed when it cannot be."""
+
+    def __init__(self, private_key_file: str | Path, *, kid: str, approver: str) -> None:
+        self.kid = kid
+        self.approver = approver
+        self._key = _private_key(Path(private_key_file))
+
+    def sign(
+        self,
+        vm_id: str,
+        event: ScheduledEvent,
+        decision: Verdict | str,
+        *,
+        now: datetime,
+        valid_seconds: float = 3600,
+        reason: str | None = None,
+        jti: str | None = None,
+    ) -> str:
+        """Return what `sign_decision` does."""
+        if not 0 < valid_seconds <= MAX_LIFETIME_SECONDS:
+            raise SigningFailed(
+                f"A decision cannot be valid for {valid_seconds} s; between 0 and {MAX_LIFETIME_SECONDS} s can."
+            )
+        if event.event_id is None:
+            raise SigningFailed("The event has no EventId, so nobody can approve it.")
+        if reason is not None and (len(reason) > MAX_REASON_CHARACTERS or not reason.isprintable()):
+            raise SigningFailed(f"The reason is not at most {MAX_REASON_CHARACTERS} printable characters on one line.")
+        issued_at = _seconds(now.timestamp())
+        claims = {
+            "iss": self.approver,
+            "aud": vm_id,
+            "sub": event.event_id,
+            "jti": jti or str(uuid.uuid4()),
+            "iat": issued_at,
+            "exp": _seconds(issued_at + valid_seconds),
+            "decision": decision.value if isinstance(decision, Verdict) else decision,
+            "event_digest": digest(event),
+        }
+        if reason is not None:
+            claims["reason"] = reason
+        payload = json.dumps(claims, separators=(",", ":")).encode()
+        return _signed(payload, kid=self.kid, key=self._key)
 
 
 def _signed(payload: bytes, *, kid: str, key: Ed25519PrivateKey) -> str:

@@ -80,9 +80,58 @@ def export(path: Path | None, form: str) -> None:
         click.echo(line)
 
 
+@click.group(short_help="Say who may look and who may decide.")
+def users() -> None:
+    """Say who may look at the portal's pages, and who may decide there."""
+
+
+@users.command("add", short_help="Let somebody in, or change who it is.")
+@click.argument("name")
+@config
+@option("--role", type=click.Choice(["viewer", "approver"]), default="viewer", help="An approver decides too.")
+@option("--scope", multiple=True, help="resource_group:NAME or labels.NAME:VALUE, several times; none: all VMs.")
+@option("--no-password", is_flag=True, help="Only a proxy lets this person in (`people.proxy_header`).")
+def add_user(name: str, path: Path | None, role: str, scope: tuple[str, ...], no_password: bool) -> None:  # noqa: FBT001
+    """Let NAME in; the password is asked for, or read from standard input. Whoever has the name already is changed."""
+    password = None if no_password else _password()
+    _portal().add_user(path, name, password=password, role=role, scope=scope)
+    click.echo(f"{name} is {'an approver' if role == 'approver' else 'a viewer'} now.")
+
+
+@users.command("list", short_help="List everybody.")
+@config
+def list_users(path: Path | None) -> None:
+    """List everybody who has a name here, one a line: name, role, scope."""
+    for user in _portal().list_users(path):
+        ended = "" if user.disabled_at is None else f"  (disabled {user.disabled_at})"
+        click.echo(f"{user.user_name}  {user.role}  {', '.join(user.scopes) or 'all VMs'}{ended}")
+
+
+@users.command("disable", short_help="Let somebody in no more.")
+@click.argument("name")
+@config
+def disable_user(name: str, path: Path | None) -> None:
+    """Let NAME in no more; open sessions end at once."""
+    _portal().disable_user(path, name)
+    click.echo(f"{name} is let in no more.")
+
+
+def _password() -> str:
+    """Return the password that a person types twice, or that standard input begins with."""
+    if sys.stdin.isatty():
+        return str(click.prompt("Password", hide_input=True, confirmation_prompt=True))
+    return sys.stdin.readline().rstrip("\r\n")
+
+
 def commands() -> dict[str, click.Command]:
     """Return the commands by their names, with examples."""
-    found: dict[str, click.Command] = {"migrate": migrate, "backup": backup, "audit": audit, "export": export}
+    found: dict[str, click.Command] = {
+        "migrate": migrate,
+        "backup": backup,
+        "audit": audit,
+        "export": export,
+        "users": users,
+    }
     for name, command in found.items():
         add_examples(command, f"portal {name}")
     return found

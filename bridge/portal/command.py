@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+from sqlalchemy import Connection
 
+from bridge.clock import REAL_CLOCK, format_time
 from bridge.errors import BridgeError
 from bridge.events.event import compact_json
-from bridge.portal.audit import Entry, Fault, first_fault
+from bridge.portal.audit import Entry, Fault, NewEntry, first_fault
+from bridge.portal.people import Role, hashed
 from bridge.portal.serve import Portal
 from bridge.portal.settings import database_file, find, load
-from bridge.portal.store.audit import all_entries, count
+from bridge.portal.store.audit import add_entries, all_entries, count
 from bridge.portal.store.database import Store, back_up
+from bridge.portal.store.people import User, all_users
+from bridge.portal.store.people import add_user as store_user
+from bridge.portal.store.people import disable_user as disable
 
+SHORTEST_PASSWORD = 12
 _COLUMNS = tuple(Entry.__struct_fields__)
 
 
@@ -65,6 +72,62 @@ def verify(config: Path | None) -> Verified:
     finally:
         store.close()
     return Verified(total, last, fault)
+
+
+def add_user(config: Path | None, name: str, *, password: str | None, role: str, scope: Sequence[str]) -> None:
+    """Let somebody in, or change who it is; without *password* only a proxy does."""
+    if password is not None and len(password) < SHORTEST_PASSWORD:
+        raise BridgeError(f"A password has at least {SHORTEST_PASSWORD} characters.")
+    at = format_time(REAL_CLOCK.now())
+    user = User(
+        user_name=name,
+        password_hash=None if password is None else hashed(password),
+        role=Role(role).value,
+        scope="\n".join(_scope(each) for each in scope),
+        made_at=at,
+    )
+    details = {"role": user.role, "scope": list(user.scopes)}
+    _change_users(config, NewEntry(actor="portal users", action="user_added", subject=name, details=details), at, user)
+
+
+def disable_user(config: Path | None, name: str) -> None:
+    """Let somebody in no more."""
+    at = format_time(REAL_CLOCK.now())
+    _change_users(config, NewEntry(actor="portal users", action="user_disabled", subject=name, details={}), at, None)
+
+
+def list_users(config: Path | None) -> list[User]:
+    """Return everybody who has a name here."""
+    store = _store(config)
+    try:
+        return store.read(all_users)
+    finally:
+        store.close()
+
+
+def _change_users(config: Path | None, entry: NewEntry, at: str, user: User | None) -> None:
+    store = _store(config, must_exist=False)
+
+    def change(connection: Connection) -> None:
+        if user is not None:
+            store_user(connection, user)
+        elif not disable(connection, entry.subject, at=at):
+            raise BridgeError(f"Nobody is called {entry.subject!r} here. `portal users list` names everybody.")
+        add_entries(connection, [entry], at=at)
+
+    try:
+        store.migrate()
+        store.write(change)
+    finally:
+        store.close()
+
+
+def _scope(text: str) -> str:
+    """Return *text* as an event's groups have it; raise BridgeError for what names no group."""
+    kind, separator, value = text.partition(":")
+    if not separator or not value or not (kind == "resource_group" or kind.removeprefix("labels.") not in {"", kind}):
+        raise BridgeError(f"{text!r} is no scope. Give resource_group:NAME or labels.NAME:VALUE.")
+    return text.casefold() if kind == "resource_group" else text
 
 
 def export(config: Path | None, form: str) -> Iterator[str]:

@@ -22,6 +22,7 @@ from bridge.errors import BridgeError
 from bridge.logs import ThrottledLog
 from bridge.portal.book import DecisionBook
 from bridge.portal.callers import CallerRefusal, CallerRefused, Callers
+from bridge.portal.connections import HEADER, Connections
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.store.database import StoreUnavailable
 
@@ -56,17 +57,28 @@ class Poll(msgspec.Struct, frozen=True):
 class LongPoll:
     """Answers agents."""
 
-    def __init__(self, *, book: DecisionBook, callers: Callers, metrics: PortalMetrics, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        book: DecisionBook,
+        callers: Callers,
+        connections: Connections,
+        metrics: PortalMetrics,
+        clock: Clock,
+    ) -> None:
         self._book = book
         self._callers = callers
+        self._connections = connections
         self._metrics = metrics
         self._clock = clock
         self._log = ThrottledLog(logger, clock=clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
+        poll = None
         try:
             poll = self._asked(scope)
+            self._connections.begins(poll.vm_key, _headers(scope).get(HEADER, ""))
             if poll.index > self._book.index:
                 await self._book.catch_up()  # another process may have told it of more than is known here
             if not self._is_due(poll) and not await self._held(poll, receive):
@@ -81,6 +93,9 @@ class LongPoll:
         else:
             after = 0 if poll.index > self._book.index else poll.index
             await self._send(send, _OK, self._book.answer(poll.vm_key, after))
+        finally:
+            if poll is not None:
+                self._connections.ends(poll.vm_key)
 
     def _asked(self, scope: Scope) -> Poll:
         if scope["method"] != "GET":

@@ -17,7 +17,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import uvicorn
@@ -27,6 +27,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from bridge.approval.signing import DecisionSigner
 from bridge.clock import REAL_CLOCK, Clock, format_time
 from bridge.errors import BridgeError, ConfigurationError
 from bridge.http.failures import is_loopback
@@ -36,15 +37,21 @@ from bridge.portal.api import Api
 from bridge.portal.audit import NewEntry
 from bridge.portal.book import DecisionBook
 from bridge.portal.callers import Callers
+from bridge.portal.connections import Connections
 from bridge.portal.decisions import Carrier
+from bridge.portal.desk import Desk
 from bridge.portal.health import Health
 from bridge.portal.ingest import Ingest
 from bridge.portal.metrics import PortalMetrics
+from bridge.portal.people import People, Role
 from bridge.portal.poll import PREFIX, LongPoll
 from bridge.portal.requests import BODY_SECONDS, error_answer
 from bridge.portal.settings import PortalSettings, address_of, database_file
+from bridge.portal.signing import PortalKey
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import Store, StoreThreads
+from bridge.portal.tokens import AgentTokens
+from bridge.portal.verdict_api import VerdictRoutes
 
 logger = logging.getLogger(__name__)
 
@@ -122,8 +129,16 @@ class Portal:
         _on_signals(loop, self.stop)
         book = DecisionBook(threads, clock=self._clock)
         await book.load()
+        connections = Connections(self._clock)
+        people, desk = self._people(threads), self._desk(threads, book, connections)
+        await people.load()
+        verdicts = VerdictRoutes(people=people, desk=desk, clock=self._clock, body_seconds=self._body_seconds)
+        routes = [*verdicts.routes(_ROOT), *([] if agents is None else agents.routes(_ROOT))]
+        app = self._public_app(
+            threads, metrics, book, connections, routes, tokens=None if agents is None else agents.tokens
+        )
         servers = (
-            _Server(self._public_config(self._public_app(threads, metrics, book, agents))),
+            _Server(self._public_config(app)),
             _Server(_config(self._operator_app(threads, metrics), {})),
         )
         serving = [
@@ -176,12 +191,45 @@ class Portal:
             return None
         return AgentRoutes(attested, count=metrics.attested, clock=self._clock, body_seconds=self._body_seconds)
 
+    def _people(self, threads: StoreThreads) -> People:
+        people = self._settings.people
+        return People(
+            store=threads,
+            clock=self._clock,
+            session_hours=people.session_hours,
+            origin=people.origin,
+            proxy_header=people.proxy_header,
+            proxy_addresses=people.proxy_addresses,
+            proxy_role=Role(people.proxy_role),
+        )
+
+    def _desk(self, threads: StoreThreads, book: DecisionBook, connections: Connections) -> Desk:
+        signing = self._settings.signing
+        key = None
+        if signing is not None:
+            key = PortalKey(DecisionSigner(signing.private_key_file, kid=signing.kid, approver=signing.approver))
+        return Desk(
+            store=threads,
+            book=book,
+            connections=connections,
+            key=key,
+            required=self._settings.people.required_approvals,
+            clock=self._clock,
+        )
+
     def _public_app(
-        self, threads: StoreThreads, metrics: PortalMetrics, book: DecisionBook, agents: AgentRoutes | None
+        self,
+        threads: StoreThreads,
+        metrics: PortalMetrics,
+        book: DecisionBook,
+        connections: Connections,
+        more_routes: Sequence[Route],
+        *,
+        tokens: AgentTokens | None,
     ) -> ASGIApp:
         settings = self._settings
         callers = Callers(
-            attested=None if agents is None else agents.tokens,
+            attested=tokens,
             agent_token=settings.agents.token(),
             webhook_secret=settings.agents.webhook_secret(),
             reader_token=settings.readers.token(),
@@ -208,12 +256,12 @@ class Portal:
             Route(f"{_ROOT}/events/{{key}}/records", api.records, name="records_of_event"),
             Route(f"{_ROOT}/audit", api.audit, name="audit"),
             Route(f"{_ROOT}/export.jsonl", api.export, name="export"),
+            *more_routes,
         ]
-        if agents is not None:
-            routes += agents.routes(_ROOT)
         handlers: dict[Any, Any] = {404: _not_found, 405: _not_allowed, Exception: _failed}
         rest = _Counted(Starlette(routes=routes, exception_handlers=handlers), metrics)
-        return _Divided(LongPoll(book=book, callers=callers, metrics=metrics, clock=self._clock), rest)
+        poll = LongPoll(book=book, callers=callers, connections=connections, metrics=metrics, clock=self._clock)
+        return _Divided(poll, rest)
 
     def _operator_app(self, threads: StoreThreads, metrics: PortalMetrics) -> ASGIApp:
         host, _ = address_of(self._settings.operator.listen)

@@ -68,6 +68,13 @@ def _uuid(value: str) -> None:
         raise ValueError("the id of a subscription, a UUID")
 
 
+def _address(value: str) -> None:
+    try:
+        ipaddress.ip_address(value)
+    except ValueError:
+        raise ValueError('an IP address, such as "127.0.0.1"') from None
+
+
 _Listen = Annotated[str, Check(_listen)]
 
 
@@ -187,6 +194,41 @@ class ReadersSettings(msgspec.Struct, frozen=True, kw_only=True):
         return Secret(key="readers.token", file=self.token_file, env=self.token_env)
 
 
+class PeopleSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[people]``: who may look and decide in a browser. `portal users add` makes those who sign in by a password."""
+
+    required_approvals: Annotated[int, Meta(ge=1, le=9)] = 1
+    """How many different people must approve an event before agents are told. One is enough for a hold."""
+    session_hours: Annotated[float, Meta(gt=0, le=168)] = 12.0
+    """For how long a person stays signed in."""
+    origin: _Text | None = None
+    """What a browser calls the portal, such as `https://portal.example.net`. Default: as the Host header says; set it
+    where a proxy changes that header."""
+    proxy_header: _Text | None = None
+    """The header in which a proxy names the person, such as `X-Forwarded-User` of oauth2-proxy. The proxy must take the
+    header away from what comes to it."""
+    proxy_addresses: tuple[Annotated[str, Check(_address)], ...] = ()
+    """From which addresses that header is believed."""
+    proxy_role: Literal["viewer", "approver"] = "viewer"
+    """What somebody may do whom the proxy names and `portal users` does not know."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError when a header would be believed from nowhere, or addresses believed for nothing."""
+        if bool(self.proxy_header) != bool(self.proxy_addresses):
+            raise ValueError("proxy_header and proxy_addresses belong together. Give both, or none.")
+
+
+class SigningSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """``[signing]``: the key by which the portal signs what people decide. Without it the portal only carries."""
+
+    kid: _Text
+    """The name under which the VMs trust the key, in `[[approval.remote.keys]]`."""
+    approver: _Text = "portal"
+    """The approver that the VMs give to the key."""
+    private_key_file: _Text
+    """The private key, as `scheduled-events-bridge keygen` makes one."""
+
+
 class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything of the file."""
 
@@ -200,6 +242,10 @@ class PortalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How agents show who they are."""
     readers: ReadersSettings = ReadersSettings()
     """Programs that read."""
+    people: PeopleSettings = PeopleSettings()
+    """Who may look and decide."""
+    signing: SigningSettings | None = None
+    """The portal's own key."""
     keys: tuple[KeySettings, ...] = ()
     """Whose signed decisions the portal carries to the agents, one table each: the keys that the VMs trust."""
 
@@ -219,6 +265,8 @@ TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("agents.attested", AttestedSettings),
     ("readers", ReadersSettings),
     ("keys", KeySettings),
+    ("people", PeopleSettings),
+    ("signing", SigningSettings),
 )
 
 

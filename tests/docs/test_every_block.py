@@ -48,6 +48,8 @@ RUN = {
     "first VM: seen": _FIRST_VM,
     "approvals: stop": "tests/docs/test_first_vm.py::test_a_file_stops_every_approval_and_status_says_so",
     "file: portal.toml": "tests/portal/test_settings.py::test_configurations_of_the_page_are_right",
+    "portal: people": "tests/portal/test_users_command.py::test_people_are_let_in_as_the_page_shows",
+    "portal: people configuration": "tests/portal/test_users_command.py::test_people_are_let_in_as_the_page_shows",
     "portal: decide": "tests/portal/test_agent_follows.py::test_somebody_decides_as_the_page_shows",
     "keys: make and use": "tests/docs/test_shown_commands.py::test_a_decision_is_signed_as_the_page_shows",
     "example: check": "tests/docs/test_protocol.py::test_the_commands_of_the_page_check_the_example",

@@ -33,6 +33,8 @@ class NewDecision(msgspec.Struct, frozen=True, kw_only=True):
     expires_at_seconds: int
     details: dict[str, Any]
     """What the audit says of it, beside who signed it."""
+    verdict_id: str | None = None
+    """The verdict that it rests on; None: it was signed elsewhere."""
 
     @property
     def jws_sha256(self) -> str:
@@ -105,7 +107,7 @@ def _row(new: NewDecision, sha256: str, index: int, at: str) -> dict[str, Any]:
         "decision_index": index,
         "vm_key": new.vm_key,
         "event_key": new.event_key,
-        "verdict_id": None,
+        "verdict_id": new.verdict_id,
         "jti": new.jti,
         "iss": new.iss,
         "decision": new.decision,

@@ -50,4 +50,4 @@ def test_without_its_libraries_one_sentence_says_how_to_get_them(agent_env):
 
 
 def test_it_has_its_commands():
-    assert set(commands.commands["portal"].commands) == {"migrate", "backup", "audit", "export"}
+    assert set(commands.commands["portal"].commands) == {"migrate", "backup", "audit", "export", "users"}

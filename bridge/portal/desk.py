@@ -1,0 +1,129 @@
+"""The desk at which people decide: from a click to signed decisions that agents are told of.
+
+What is checked here, in this order: the person may decide on every VM of the event; the event is as it was shown; an
+agent is there that would follow an approval. Then it is written down with what was signed, and the polls are woken.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import msgspec
+
+from bridge.clock import Clock, format_time
+from bridge.portal.book import DecisionBook
+from bridge.portal.connections import Connections
+from bridge.portal.fleet import EventState, VmOfEvent
+from bridge.portal.people import Person, PersonRefused
+from bridge.portal.signing import AgentSeen, PortalKey, addressees
+from bridge.portal.store.database import StoreThreads
+from bridge.portal.store.decisions import NewDecision
+from bridge.portal.store.events import event_of
+from bridge.portal.store.verdicts import Taken, VerdictRefused, add_verdict, event_of_verdict, withdraw
+from bridge.portal.verdicts import Outcome, Ruling, Verdict, Word
+from bridge.text import one_line
+
+DEFAULT_VALID_SECONDS = 3_600.0
+MOST_VALID_SECONDS = 86_400.0
+MOST_REASON_CHARACTERS = 200
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person says of one event."""
+
+    event_key: str
+    word: Word
+    digest: str
+    """Of the event as it was shown."""
+    reason: str = ""
+    valid_seconds: float = DEFAULT_VALID_SECONDS
+
+
+class Desk:
+    """Takes what people say."""
+
+    def __init__(
+        self,
+        *,
+        store: StoreThreads,
+        book: DecisionBook,
+        connections: Connections,
+        key: PortalKey | None,
+        required: int,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._book = book
+        self._connections = connections
+        self._key = key
+        self._clock = clock
+        self.required = required
+        """How many people an approval takes."""
+
+    @property
+    def can_sign(self) -> bool:
+        """Return whether the portal has a key of its own; without one it carries what was signed elsewhere."""
+        return self._key is not None
+
+    async def say(self, person: Person, said: Said) -> Taken:
+        """Take what *person* says; raise VerdictRefused or PersonRefused."""
+        if self._key is None:
+            raise VerdictRefused("This portal has no key of its own. Sign with `decide --to`, and it carries that.")
+        await self._check(person, said.event_key)
+        now = self._clock.now()
+        valid = timedelta(seconds=min(max(1.0, said.valid_seconds), MOST_VALID_SECONDS))
+        new = Verdict(
+            verdict_id=str(uuid.uuid4()),
+            event_key=said.event_key,
+            word=said.word,
+            digest=said.digest,
+            user_name=person.name,
+            reason=one_line(said.reason.strip(), MOST_REASON_CHARACTERS),
+            made_at=format_time(now),
+            expires_at=format_time(now + valid),
+        )
+        taken = await self._store.write(add_verdict, new, now=now, required=self.required, sign=self._sign)
+        await self._book.catch_up()
+        return taken
+
+    async def withdraw(self, person: Person, verdict_id: str) -> Taken:
+        """Take back what was said; raise VerdictRefused or PersonRefused."""
+        key = await self._store.read(event_of_verdict, verdict_id)
+        if key is None:
+            raise VerdictRefused("There is no such verdict.", status=404)
+        await self._check(person, key)
+        now = self._clock.now()
+        taken = await self._store.write(withdraw, verdict_id, by=person.name, now=now, sign=self._sign)
+        await self._book.catch_up()
+        return taken
+
+    async def _check(self, person: Person, event_key: str) -> None:
+        event = await self._store.read(event_of, event_key)
+        if event is None or not person.may_see(event):
+            raise VerdictRefused("No record told of such an event.", status=404)
+        why_not = person.why_not_decide(event)
+        if why_not is not None:
+            raise PersonRefused(403, why_not)
+
+    def _sign(self, event: EventState, ruling: Ruling, vm_keys: Sequence[str]) -> Sequence[NewDecision]:
+        """Return the decisions for *ruling*; runs in a thread of the store, and waits for nothing."""
+        if self._key is None:
+            return ()
+        now = self._clock.now()
+        if ruling.outcome is Outcome.HELD:
+            return self._key.holds(event, ruling, vm_keys, now=now)
+        agents = self._connections.of(vm.vm_key for vm in event.vms)
+        asked = addressees(event, agents, self._key.kid)
+        if not asked:
+            nobody = "; ".join(f"{vm.vm.name or vm.vm_key} {self._why_not(vm, agents)}" for vm in event.vms)
+            raise VerdictRefused(f"No agent would follow it now: {nobody}.", event=event)
+        return self._key.approvals(event, ruling, asked, now=now)
+
+    def _why_not(self, vm: VmOfEvent, agents: Mapping[str, AgentSeen]) -> str:
+        """Return why the agent of *vm* is not asked for an approval."""
+        if vm.vm_key not in agents:
+            return "has not asked for decisions"
+        kid = "" if self._key is None else self._key.kid
+        return agents[vm.vm_key].why_not(kid) or "sees another event than this"

@@ -1,0 +1,255 @@
+"""People: who is asking, what they may see, and what they may decide.
+
+A person has a name and a password here, or comes through a proxy that has asked an identity provider and puts the name
+into a header. That header is believed from the addresses of the settings only. A browser is known by a session cookie
+of 256 random bits, of which the database has the SHA-256; and what changes something must come from a page of ours: the
+request's Origin is the portal's, and it carries a token that no other site can read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from enum import Enum
+from urllib.parse import urlsplit
+
+import msgspec
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+
+from bridge.clock import Clock, format_time
+from bridge.errors import BridgeError
+from bridge.logs import ThrottledLog
+from bridge.portal.audit import NewEntry
+from bridge.portal.fleet import EventState, VmOfEvent
+from bridge.portal.store import people as store_people
+from bridge.portal.store.audit import add_entries
+from bridge.portal.store.database import StoreThreads
+
+logger = logging.getLogger(__name__)
+
+#: `__Host-`: a browser takes it over TLS or from this machine only, and from this very host.
+COOKIE = "__Host-scheduled-events-portal"
+_SESSION_BYTES = 32
+_LONGEST_PASSWORD = 1_024
+#: Wrong passwords for a name, or from an address, before the next has to wait.
+_MOST_WRONG = 5
+_WRONG_SECONDS = 300.0
+_MOST_REMEMBERED = 10_000
+#: Each takes 64 MiB and about 50 ms.
+_HASHES_AT_ONCE = 2
+
+
+class Role(str, Enum):
+    """What a person may do."""
+
+    VIEWER = "viewer"
+    APPROVER = "approver"
+
+
+class PersonRefused(BridgeError):
+    """The person is not let in, or may not do it; *status* is 401, 403 or 429."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Person(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody who was let in."""
+
+    name: str
+    role: Role
+    scope: tuple[str, ...] = ()
+    """Groups of VMs, such as ``labels.team:payments`` or ``resource_group:west``; none: all."""
+    csrf_token: str
+    session_sha256: str | None = None
+    """None: a proxy says who it is, with every request."""
+
+    def may_see(self, event: EventState) -> bool:
+        """Return whether one of the event's VMs is in the scope."""
+        return not self.scope or bool(set(self.scope) & set(event.groups))
+
+    def why_not_decide(self, event: EventState) -> str | None:
+        """Return why this person may not decide on *event*; None when nothing speaks against it.
+
+        To approve speaks for every VM of the event: so each must be in the scope, and be known.
+        """
+        if self.role is not Role.APPROVER:
+            return "You may look, and not decide."
+        if not self.scope:
+            return None
+        outside = [vm.vm.name or vm.vm_key for vm in event.vms if not _is_in_scope(vm, self.scope)]
+        outside += [f"{name} (unknown here)" for name in event.unheard]
+        return f"It speaks for VMs outside your scope: {', '.join(outside)}." if outside else None
+
+
+def _is_in_scope(vm: VmOfEvent, scope: tuple[str, ...]) -> bool:
+    group = f"resource_group:{vm.vm.resource_group.casefold()}" if vm.vm.resource_group else None
+    return bool({group, *(f"labels.{name}:{value}" for name, value in vm.labels.items())} & set(scope))
+
+
+class Login(msgspec.Struct, frozen=True):
+    """A session that began."""
+
+    session_id: str
+    person: Person
+
+
+class People:
+    """Lets people in."""
+
+    def __init__(
+        self,
+        *,
+        store: StoreThreads,
+        clock: Clock,
+        session_hours: float,
+        origin: str | None,
+        proxy_header: str | None,
+        proxy_addresses: Iterable[str],
+        proxy_role: Role,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._session = timedelta(hours=session_hours)
+        self._origin = origin
+        self._proxy_header = proxy_header.lower() if proxy_header else None
+        self._proxy_addresses = frozenset(proxy_addresses)
+        self._proxy_role = proxy_role
+        self._hasher = PasswordHasher()
+        self._hashing = asyncio.Semaphore(_HASHES_AT_ONCE)
+        self._nobodys_hash = self._hasher.hash(secrets.token_urlsafe())
+        self._wrong = _Wrong(clock)
+        self._csrf_key = b""
+        self._log = ThrottledLog(logger, clock=clock)
+
+    async def load(self) -> None:
+        """Read what all processes of the portal share."""
+        self._csrf_key = bytes.fromhex(await self._store.write(store_people.csrf_key))
+
+    async def person(self, headers: Mapping[str, str], cookies: Mapping[str, str], address: str) -> Person:
+        """Return who is asking; raise PersonRefused (401) when nobody knows."""
+        if self._proxy_header is not None and self._proxy_header in headers and address in self._proxy_addresses:
+            return await self._proxied(headers[self._proxy_header])
+        session_id = cookies.get(COOKIE, "")
+        if session_id:
+            session_sha256 = _sha256(session_id)
+            found = await self._store.read(store_people.session_of, session_sha256, at=self._now())
+            if found is not None:
+                return Person(
+                    name=found.user.user_name,
+                    role=Role(found.user.role),
+                    scope=found.user.scopes,
+                    csrf_token=found.csrf_token,
+                    session_sha256=session_sha256,
+                )
+        raise PersonRefused(401, "Sign in first.")
+
+    def check_change(self, headers: Mapping[str, str], person: Person, token: str) -> None:
+        """Raise PersonRefused (403) unless a request that changes something comes from a page of this portal."""
+        self.check_origin(headers)
+        if not hmac.compare_digest(token.encode(), person.csrf_token.encode()):
+            raise PersonRefused(403, "The form is not of this session. Load the page again.")
+
+    def check_origin(self, headers: Mapping[str, str]) -> None:
+        """Raise PersonRefused (403) unless the request's Origin is the portal's own."""
+        parts = urlsplit(headers.get("origin", ""))
+        own = self._origin or f"{parts.scheme}://{headers.get('host', '')}"
+        if parts.scheme not in {"http", "https"} or f"{parts.scheme}://{parts.netloc}".lower() != own.lower():
+            raise PersonRefused(403, "The request comes from another site.")
+
+    async def sign_in(self, name: str, password: str, *, address: str, old_session_id: str) -> Login:
+        """Begin a session; raise PersonRefused (401) for a wrong name or password, 429 after too many of them."""
+        for whom in (f"name {name.casefold()}", f"address {address}"):
+            if self._wrong.is_too_many(whom):
+                raise PersonRefused(429, "Too many wrong passwords. Wait five minutes.")
+        user = await self._store.read(store_people.user_of, name)
+        known = user.password_hash if user is not None and user.disabled_at is None else None
+        is_right = len(password) <= _LONGEST_PASSWORD and await self._is_right(known or self._nobodys_hash, password)
+        if user is None or known is None or not is_right:
+            for whom in (f"name {name.casefold()}", f"address {address}"):
+                self._wrong.note(whom)
+            self._log.problem("sign-in", logging.WARNING, "Somebody gave a wrong name or password.")
+            raise PersonRefused(401, "The name or the password is wrong.")
+        session_id, csrf_token = secrets.token_urlsafe(_SESSION_BYTES), secrets.token_urlsafe(_SESSION_BYTES)
+        now = self._clock.now()
+        await self._store.write(
+            _begin_session,
+            user_name=user.user_name,
+            new_sha256=_sha256(session_id),
+            old_sha256=_sha256(old_session_id),
+            csrf_token=csrf_token,
+            at=format_time(now),
+            until=format_time(now + self._session),
+        )
+        person = Person(name=user.user_name, role=Role(user.role), scope=user.scopes, csrf_token=csrf_token)
+        return Login(session_id, person)
+
+    async def sign_out(self, person: Person) -> None:
+        """End the session of *person*."""
+        if person.session_sha256 is not None:
+            await self._store.write(store_people.end_session, person.session_sha256)
+
+    async def _proxied(self, name: str) -> Person:
+        user = await self._store.read(store_people.user_of, name)
+        if not name or (user is not None and user.disabled_at is not None):
+            raise PersonRefused(403, "This person may not use the portal.")
+        role = self._proxy_role if user is None else Role(user.role)
+        token = hmac.new(self._csrf_key, name.encode(), hashlib.sha256).hexdigest()
+        return Person(name=name, role=role, scope=() if user is None else user.scopes, csrf_token=token)
+
+    async def _is_right(self, password_hash: str, password: str) -> bool:
+        def verify() -> bool:
+            try:
+                return self._hasher.verify(password_hash, password)
+            except (VerificationError, InvalidHashError):
+                return False
+
+        async with self._hashing:
+            return await asyncio.get_running_loop().run_in_executor(None, verify)
+
+    def _now(self) -> str:
+        return format_time(self._clock.now())
+
+
+def hashed(password: str) -> str:
+    """Return *password* as the database keeps it (argon2id)."""
+    return PasswordHasher().hash(password)
+
+
+class _Wrong:
+    """How many wrong passwords came lately, by name and by address; of the oldest nothing is known any more."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._times: OrderedDict[str, list[float]] = OrderedDict()
+
+    def is_too_many(self, whom: str) -> bool:
+        return len(self._recent(whom)) >= _MOST_WRONG
+
+    def note(self, whom: str) -> None:
+        self._times[whom] = [*self._recent(whom), self._clock.monotonic()]
+        self._times.move_to_end(whom)
+        while len(self._times) > _MOST_REMEMBERED:
+            self._times.popitem(last=False)
+
+    def _recent(self, whom: str) -> list[float]:
+        since = self._clock.monotonic() - _WRONG_SECONDS
+        return [each for each in self._times.get(whom, ()) if each > since]
+
+
+def _begin_session(connection: store_people.Connection, /, *, user_name: str, old_sha256: str, **session: str) -> None:
+    store_people.end_session(connection, old_sha256)
+    store_people.add_session(connection, user_name=user_name, **session)
+    add_entries(connection, [NewEntry(actor=user_name, action="signed_in", subject="", details={})], at=session["at"])
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

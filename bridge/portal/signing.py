@@ -1,0 +1,124 @@
+"""From what people said to signed decisions: for which VMs, and each in the words that its agent checks.
+
+To approve, one VM is enough, and Azure takes the first of several: so two agents are told, one and a spare, of those
+that are connected, see the event as it was shown, trust the portal's key and would act on it. To hold, every VM is told
+that may approve: all of the event, and all that the portal knows of their resource groups (PROTOCOL.md, section 1).
+"""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+from bridge.approval.signing import DecisionSigner
+from bridge.clock import format_time
+from bridge.portal.fleet import EventState, State, VmOfEvent
+from bridge.portal.store.decisions import NewDecision
+from bridge.portal.verdicts import Ruling, Word, reason_of
+from bridge.text import one_line
+
+#: One and a spare.
+_ASKED_TO_APPROVE = 2
+_HOLD_SECONDS = 86_400.0
+_STREAM = "stream:"
+
+
+class AgentSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent said of itself when it last asked for decisions; None: it did not say."""
+
+    is_connected: bool
+    version: str | None = None
+    kids: tuple[str, ...] | None = None
+    required_approvals: int | None = None
+    dry_run: bool | None = None
+    disabled: bool | None = None
+
+    def why_not(self, kid: str) -> str | None:
+        """Return why an approval by the key *kid* would start nothing there; None when nothing speaks against it."""
+        if not self.is_connected:
+            return "is not connected"
+        if self.kids is not None and kid not in self.kids:
+            return f"does not trust the key {kid}"
+        if self.disabled:
+            return "approves nothing: its file approvals.disabled exists"
+        if self.dry_run:
+            return "only tries: dry_run is set"
+        return None
+
+
+def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> tuple[VmOfEvent, ...]:
+    """Return the VMs to ask for an approval: at most two, the best first; none when nobody could follow it."""
+    able = [
+        vm
+        for vm in event.vms
+        if _has_vm_id(vm.vm_key)
+        and vm.digest == event.digest
+        and vm.state is State.SCHEDULED
+        and (seen := agents.get(vm.vm_key)) is not None
+        and seen.why_not(kid) is None
+    ]
+    return tuple(sorted(able, key=lambda vm: (vm.affects_this_vm is not True, vm.vm_key))[:_ASKED_TO_APPROVE])
+
+
+class PortalKey:
+    """The key that the portal signs with."""
+
+    def __init__(self, signer: DecisionSigner) -> None:
+        self._signer = signer
+
+    @property
+    def kid(self) -> str:
+        """Return the name that the VMs trust it under."""
+        return self._signer.kid
+
+    def approvals(
+        self, event: EventState, ruling: Ruling, vms: Iterable[VmOfEvent], *, now: datetime
+    ) -> tuple[NewDecision, ...]:
+        """Return an approval of *event* for each of *vms*, for as long as the first of the people meant it."""
+        until = min(each.expires_at for each in ruling.verdicts)
+        seconds = (datetime.fromisoformat(until) - now).total_seconds()
+        return tuple(self._new(event, ruling, vm.vm_key, Word.APPROVE, seconds=seconds, now=now) for vm in vms)
+
+    def holds(
+        self, event: EventState, ruling: Ruling, vm_keys: Sequence[str], *, now: datetime
+    ) -> tuple[NewDecision, ...]:
+        """Return a hold of *event* for each of *vm_keys*; those without a vmId ask no portal, and get none."""
+        asked = [key for key in vm_keys if _has_vm_id(key)]
+        return tuple(self._new(event, ruling, key, Word.HOLD, seconds=_HOLD_SECONDS, now=now) for key in asked)
+
+    def _new(
+        self, event: EventState, ruling: Ruling, vm_key: str, word: Word, *, seconds: float, now: datetime
+    ) -> NewDecision:
+        verdict = ruling.verdicts[-1]
+        jti = str(uuid.uuid4())
+        reason = one_line(reason_of(ruling))
+        jws = self._signer.sign(
+            vm_key, event.event, word.value, now=now, valid_seconds=seconds, reason=reason or None, jti=jti
+        )
+        expires_at = now + timedelta(seconds=seconds)
+        return NewDecision(
+            vm_key=vm_key,
+            event_key=event.key,
+            jti=jti,
+            iss=self._signer.approver,
+            decision=word.value,
+            jws=jws,
+            expires_at_seconds=math.ceil(expires_at.timestamp()),
+            verdict_id=verdict.verdict_id,
+            details={
+                "event_id": event.event.event_id,
+                "event_digest": event.digest,
+                "kid": self.kid,
+                "reason": reason,
+                "issued_at": format_time(now),
+                "expires_at": format_time(expires_at),
+            },
+        )
+
+
+def _has_vm_id(vm_key: str) -> bool:
+    return not vm_key.startswith(_STREAM)

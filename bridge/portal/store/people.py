@@ -1,0 +1,101 @@
+"""The rows of people and their sessions."""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+from sqlalchemy import Connection, delete, func, select, update
+
+from bridge.portal.schema import properties, sessions, users
+from bridge.portal.store.database import insert, upsert
+
+__all__ = ["Connection", "Session", "User", "add_session", "add_user", "csrf_key", "end_session", "session_of"]
+
+_CSRF_KEY = "csrf_key"
+
+
+class User(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody who has a name here."""
+
+    user_name: str
+    password_hash: str | None
+    """None: only a proxy lets this person in."""
+    role: str
+    scope: str
+    """Groups of VMs, one a line; nothing: all."""
+    made_at: str
+    disabled_at: str | None = None
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """Return the groups of the scope."""
+        return tuple(filter(None, self.scope.splitlines()))
+
+
+class Session(msgspec.Struct, frozen=True):
+    """A session that has not ended."""
+
+    user: User
+    csrf_token: str
+
+
+def add_user(connection: Connection, user: User) -> None:
+    """Store *user*, in place of the one of that name; the sessions of that one end."""
+    connection.execute(delete(sessions).where(func.lower(sessions.c.user_name) == user.user_name.lower()))
+    upsert(connection, users, [msgspec.structs.asdict(user)])
+
+
+def disable_user(connection: Connection, name: str, *, at: str) -> bool:
+    """Let the person of that name in no more, and end the sessions; return whether there is one."""
+    connection.execute(delete(sessions).where(sessions.c.user_name == name))
+    return connection.execute(update(users).where(users.c.user_name == name).values(disabled_at=at)).rowcount == 1
+
+
+def user_of(connection: Connection, name: str) -> User | None:
+    """Return the person of that name, in whatever case; None: there is none."""
+    found = connection.execute(select(users).where(func.lower(users.c.user_name) == name.lower())).first()
+    return None if found is None else User(**found._asdict())
+
+
+def all_users(connection: Connection) -> list[User]:
+    """Return everybody, by name."""
+    return [User(**row._asdict()) for row in connection.execute(select(users).order_by(users.c.user_name))]
+
+
+def add_session(
+    connection: Connection, *, user_name: str, new_sha256: str, csrf_token: str, at: str, until: str
+) -> None:
+    """Store a session; those that have expired go."""
+    connection.execute(delete(sessions).where(sessions.c.expires_at <= at))
+    row = {
+        "session_sha256": new_sha256,
+        "user_name": user_name,
+        "csrf_token": csrf_token,
+        "made_at": at,
+        "expires_at": until,
+    }
+    connection.execute(sessions.insert(), row)
+
+
+def session_of(connection: Connection, session_sha256: str, *, at: str) -> Session | None:
+    """Return the session, unless it has expired, or its person may not come in any more."""
+    query = select(sessions.c.csrf_token, users).join_from(sessions, users)
+    is_live = (sessions.c.session_sha256 == session_sha256) & (sessions.c.expires_at > at)
+    row = connection.execute(query.where(is_live, users.c.disabled_at.is_(None))).first()
+    if row is None:
+        return None
+    values = row._asdict()
+    return Session(csrf_token=values.pop("csrf_token"), user=User(**values))
+
+
+def end_session(connection: Connection, session_sha256: str) -> None:
+    """End a session, if there is one."""
+    connection.execute(delete(sessions).where(sessions.c.session_sha256 == session_sha256))
+
+
+def csrf_key(connection: Connection) -> str:
+    """Return the key for the tokens of people who have no session, as hexadecimal; the first to ask makes it."""
+    new = insert(connection, properties).values(name=_CSRF_KEY, value=secrets.token_hex(32)).on_conflict_do_nothing()
+    connection.execute(new)
+    return str(connection.execute(select(properties.c.value).where(properties.c.name == _CSRF_KEY)).scalar_one())

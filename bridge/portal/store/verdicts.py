@@ -1,0 +1,160 @@
+"""The rows of verdicts: taken only on the event as it stands, and signed decisions for them in the same transaction.
+
+The event's row is locked first, then the counter of decisions, then that of the audit: the order that ingest has too.
+So two people who click at once are one after the other, and the second one's ruling knows the first one's word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+import msgspec
+from sqlalchemy import Connection, select, update
+
+from bridge.clock import format_time
+from bridge.errors import BridgeError
+from bridge.events.event import VmIdentity
+from bridge.portal.audit import NewEntry
+from bridge.portal.fleet import EventState, State
+from bridge.portal.schema import decisions, events, verdicts, vms
+from bridge.portal.store.audit import add_entries
+from bridge.portal.store.decisions import NewDecision, add_decisions
+from bridge.portal.store.events import event_of
+from bridge.portal.verdicts import Outcome, Ruling, Verdict, Word, rule
+
+
+class VerdictRefused(BridgeError):
+    """The verdict is not taken; *event* is how it stands now, where that is why. *status* is 404 or 409."""
+
+    def __init__(self, message: str, *, event: EventState | None = None, status: int = 409) -> None:
+        super().__init__(message)
+        self.event = event
+        self.status = status
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """A verdict that was taken, and what follows from it."""
+
+    verdict: Verdict
+    ruling: Ruling
+    told: tuple[str, ...]
+    """The VMs for which decisions were signed."""
+
+
+#: Signs what follows: for an event, its ruling, and the VMs of its resource groups.
+Sign = Callable[[EventState, Ruling, Sequence[str]], Sequence[NewDecision]]
+
+
+def add_verdict(connection: Connection, new: Verdict, *, now: datetime, required: int, sign: Sign) -> Taken:
+    """Store *new* and what it decides; raise VerdictRefused when the event is another than the one it speaks of."""
+    at = format_time(now)
+    event = _locked_event(connection, new.event_key)
+    _check(event, new)
+    row = msgspec.structs.asdict(new)
+    word = row.pop("word").value
+    connection.execute(verdicts.insert(), {**row, "verdict": word})
+    ruling = rule(verdicts_of(connection, new.event_key), digest=event.digest, at=at, required=required)
+    signed: Sequence[NewDecision] = ()
+    # Of a held event nobody's approval is told; another hold is told again, for a VM that was not known before.
+    if ruling.outcome is Outcome.APPROVED or new.word is Word.HOLD:
+        signed = sign(event, ruling, _vms_of_groups(connection, event))
+    add_entries(connection, [_entry(new, event, ruling)], at=at)
+    if signed:
+        add_decisions(connection, signed, at=at)
+    return Taken(verdict=new, ruling=ruling, told=tuple(each.vm_key for each in signed))
+
+
+def withdraw(connection: Connection, verdict_id: str, *, by: str, now: datetime, sign: Sign) -> Taken:
+    """Withdraw a verdict; an approval that agents were told of is stopped there by a hold.
+
+    Raises VerdictRefused when there is none, it is withdrawn already, or its event is past stopping.
+    """
+    key = event_of_verdict(connection, verdict_id)
+    if key is None:
+        raise VerdictRefused("There is no such verdict.", status=404)
+    event = _locked_event(connection, key)
+    at = format_time(now)
+    is_first = (verdicts.c.verdict_id == verdict_id) & verdicts.c.withdrawn_at.is_(None)
+    if connection.execute(update(verdicts).where(is_first).values(withdrawn_at=at)).rowcount != 1:
+        raise VerdictRefused("It was withdrawn already.", event=event)
+    if event.state is not State.SCHEDULED:
+        raise VerdictRefused(f"It is too late: {event.undecidable_because}.", event=event)
+    verdict = next(each for each in verdicts_of(connection, key) if each.verdict_id == verdict_id)
+    told = select(decisions.c.vm_key).where(decisions.c.verdict_id == verdict_id)
+    was_told = verdict.word is Word.APPROVE and connection.execute(told.limit(1)).first() is not None
+    ruling = Ruling(outcome=Outcome.HELD if was_told else Outcome.UNDECIDED, verdicts=(verdict,), needed=0)
+    signed = sign(event, ruling, _vms_of_groups(connection, event)) if was_told else ()
+    details = {"verdict_id": verdict_id, "verdict": verdict.word.value, "of": verdict.user_name}
+    add_entries(connection, [NewEntry(actor=by, action="withdrew", subject=key, details=details)], at=at)
+    if signed:
+        add_decisions(connection, signed, at=at)
+    return Taken(verdict=verdict, ruling=ruling, told=tuple(each.vm_key for each in signed))
+
+
+def verdicts_of(connection: Connection, event_key: str) -> list[Verdict]:
+    """Return what was said about the event with that key, oldest first."""
+    query = select(verdicts).where(verdicts.c.event_key == event_key)
+    return [
+        Verdict(**{name: value for name, value in row._asdict().items() if name != "verdict"}, word=Word(row.verdict))
+        for row in connection.execute(query.order_by(verdicts.c.made_at, verdicts.c.verdict_id))
+    ]
+
+
+def event_of_verdict(connection: Connection, verdict_id: str) -> str | None:
+    """Return the key of the event that a verdict is about; None: there is no such verdict."""
+    return connection.execute(select(verdicts.c.event_key).where(verdicts.c.verdict_id == verdict_id)).scalar()
+
+
+def _locked_event(connection: Connection, key: str) -> EventState:
+    connection.execute(select(events.c.event_key).where(events.c.event_key == key).with_for_update())
+    event = event_of(connection, key)
+    if event is None:
+        raise VerdictRefused("No record told of such an event.", status=404)
+    return event
+
+
+def _check(event: EventState, new: Verdict) -> None:
+    """Raise VerdictRefused unless *new* can be said of *event* as it stands."""
+    if event.undecidable_because is not None:
+        raise VerdictRefused(f"Nobody can decide on it: {event.undecidable_because}.", event=event)
+    if new.word is Word.APPROVE and new.digest != event.digest:
+        raise VerdictRefused("The event has changed since it was shown. Look at it as it is now.", event=event)
+
+
+def _vms_of_groups(connection: Connection, event: EventState) -> list[str]:
+    """Return every VM that told of *event*, and every one known of the resource groups of those."""
+    own = [vm.vm_key for vm in event.vms]
+    groups = {_group(vm.vm) for vm in event.vms} - {None}
+    found = dict.fromkeys(own)
+    for row in connection.execute(select(vms.c.vm_key, vms.c.body).where(vms.c.body.is_not(None))):
+        if _group(_of_vm(row.body).vm) in groups:
+            found[row.vm_key] = None
+    return list(found)
+
+
+class _OfVm(msgspec.Struct, frozen=True):
+    vm: VmIdentity
+
+
+_of_vm = msgspec.json.Decoder(_OfVm).decode
+
+
+def _group(vm: VmIdentity) -> tuple[str, str] | None:
+    return ((vm.subscription_id or "").casefold(), vm.resource_group.casefold()) if vm.resource_group else None
+
+
+def _entry(new: Verdict, event: EventState, ruling: Ruling) -> NewEntry:
+    return NewEntry(
+        actor=new.user_name,
+        action="approved" if new.word is Word.APPROVE else "held",
+        subject=new.event_key,
+        details={
+            "verdict_id": new.verdict_id,
+            "event_id": event.event.event_id,
+            "event_digest": new.digest,
+            "reason": new.reason,
+            "outcome": ruling.outcome.value,
+            "resources": list(event.event.resources or ()),
+        },
+    )

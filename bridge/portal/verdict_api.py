@@ -1,0 +1,148 @@
+"""What people say, as JSON: one verdict, many at once, and one taken back. For pages, and programs with a session.
+
+A request shows the session's cookie, the portal's own Origin, and the session's token in ``X-CSRF-Token``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from bridge.clock import Clock
+from bridge.logs import ThrottledLog
+from bridge.portal.desk import DEFAULT_VALID_SECONDS, MOST_VALID_SECONDS, Desk, Said
+from bridge.portal.fleet import EventState
+from bridge.portal.people import People, Person, PersonRefused
+from bridge.portal.requests import BodyRefused, body_of, error_answer, headers_of, json_answer
+from bridge.portal.store.database import StoreUnavailable
+from bridge.portal.store.verdicts import Taken, VerdictRefused
+from bridge.portal.verdicts import Word
+
+logger = logging.getLogger(__name__)
+
+CSRF_HEADER = "x-csrf-token"
+_MOST_AT_ONCE = 100
+_Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+_Seconds = Annotated[float, Meta(gt=0, le=MOST_VALID_SECONDS)]
+
+
+class _One(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    verdict: Word
+    digest: _Digest
+    reason: str = ""
+    valid_seconds: _Seconds = DEFAULT_VALID_SECONDS
+
+
+class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    key: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    digest: _Digest
+
+
+class _Many(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    verdict: Word
+    events: Annotated[list[_Named], Meta(min_length=1, max_length=_MOST_AT_ONCE)]
+    reason: str = ""
+    valid_seconds: _Seconds = DEFAULT_VALID_SECONDS
+
+
+class VerdictRoutes:
+    """Takes verdicts in."""
+
+    def __init__(self, *, people: People, desk: Desk, clock: Clock, body_seconds: float) -> None:
+        self._people = people
+        self._desk = desk
+        self._body_seconds = body_seconds
+        self._log = ThrottledLog(logger, clock=clock)
+
+    def routes(self, root: str) -> list[Route]:
+        """Return the routes below *root*."""
+        return [
+            Route(f"{root}/events/{{key}}/verdicts", self.post, methods=["POST"], name="verdict"),
+            Route(f"{root}/verdicts", self.post_many, methods=["POST"], name="verdicts"),
+            Route(f"{root}/verdicts/{{verdict_id}}", self.delete, methods=["DELETE"], name="withdraw"),
+        ]
+
+    async def post(self, request: Request) -> Response:
+        """``POST /events/{key}/verdicts``: 201 with what follows; 409 with the event as it is now."""
+
+        async def work(person: Person) -> Response:
+            one = msgspec.json.decode(await body_of(request, seconds=self._body_seconds), type=_One)
+            said = Said(
+                event_key=request.path_params["key"],
+                word=one.verdict,
+                digest=one.digest,
+                reason=one.reason,
+                valid_seconds=one.valid_seconds,
+            )
+            return json_answer(_shown(await self._desk.say(person, said)), status=201)
+
+        return await self._answer(request, work)
+
+    async def post_many(self, request: Request) -> Response:
+        """``POST /verdicts``: one word and reason for several events; 200 with a result for each."""
+
+        async def work(person: Person) -> Response:
+            many = msgspec.json.decode(await body_of(request, seconds=self._body_seconds), type=_Many)
+            results = []
+            for each in many.events:
+                said = Said(
+                    event_key=each.key,
+                    word=many.verdict,
+                    digest=each.digest,
+                    reason=many.reason,
+                    valid_seconds=many.valid_seconds,
+                )
+                try:
+                    results.append({"key": each.key, **_shown(await self._desk.say(person, said))})
+                except (VerdictRefused, PersonRefused) as error:
+                    results.append({"key": each.key, "refused": str(error)})
+            return json_answer({"results": results})
+
+        return await self._answer(request, work)
+
+    async def delete(self, request: Request) -> Response:
+        """``DELETE /verdicts/{id}``: 200 when it was taken back; 409 when it is too late."""
+
+        async def work(person: Person) -> Response:
+            return json_answer(_shown(await self._desk.withdraw(person, request.path_params["verdict_id"])))
+
+        return await self._answer(request, work)
+
+    async def _answer(self, request: Request, work: Callable[[Person], Awaitable[Response]]) -> Response:
+        headers = headers_of(request)
+        address = request.client.host if request.client else ""
+        try:
+            person = await self._people.person(headers, request.cookies, address)
+            self._people.check_change(headers, person, headers.get(CSRF_HEADER, ""))
+            return await work(person)
+        except PersonRefused as error:
+            return error_answer(error.status, str(error), ends=True)
+        except VerdictRefused as error:
+            return json_answer({"error": str(error), "event": _event(error.event)}, status=error.status)
+        except BodyRefused as error:
+            return error_answer(error.status, str(error), ends=True)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            return error_answer(400, f"The body is not as it must be: {error}.")
+        except StoreUnavailable as error:
+            self._log.problem("store", logging.ERROR, f"A verdict cannot be stored: {error}")
+            return error_answer(503, "It cannot be stored now.")
+
+
+def _shown(taken: Taken) -> dict[str, Any]:
+    return {
+        "verdict_id": taken.verdict.verdict_id,
+        "outcome": taken.ruling.outcome.value,
+        "needed": taken.ruling.needed,
+        "told": taken.told,
+    }
+
+
+def _event(event: EventState | None) -> dict[str, Any] | None:
+    return None if event is None else msgspec.to_builtins(event)

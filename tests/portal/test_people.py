@@ -1,0 +1,196 @@
+"""Who is let in: passwords, sessions, a proxy's header; guessing, fixation and forged requests are refused."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import pytest
+from fleet_records import fleet_record
+
+from bridge.portal.fleet import Fleet, key_of_event_id
+from bridge.portal.people import COOKIE, People, Person, PersonRefused, Role, hashed
+from bridge.portal.store.audit import entries
+from bridge.portal.store.database import Store, StoreThreads
+from bridge.portal.store.people import User, add_user, disable_user
+from bridge.testing import ManualClock
+
+PASSWORD = "correct horse battery staple"  # of a test
+AT = "2026-11-20T11:00:00.000Z"
+HOST = {"host": "portal.example.net", "origin": "https://portal.example.net"}
+
+
+class Door:
+    """A portal's people, with Ann who approves, Vic who looks, and Pam who may decide for one team."""
+
+    def __init__(self, directory, **settings):
+        self.store = Store.of_file(directory / "portal.db")
+        self.store.migrate()
+        for name, role, scope in (
+            ("Ann", "approver", ""),
+            ("Vic", "viewer", ""),
+            ("Pam", "approver", "labels.team:payments"),
+        ):
+            user = User(user_name=name, password_hash=hashed(PASSWORD), role=role, scope=scope, made_at=AT)
+            self.store.write(add_user, user)
+        self.clock = ManualClock()
+        self._settings = {
+            "session_hours": 12.0, "origin": None, "proxy_header": None, "proxy_addresses": (),
+            "proxy_role": Role.VIEWER, **settings,
+        }  # fmt: skip
+
+    def run(self, work):
+        async def main():
+            threads = StoreThreads(self.store)
+            people = People(store=threads, clock=self.clock.clock, **self._settings)
+            await people.load()
+            try:
+                return await work(people)
+            finally:
+                threads.close()
+
+        return asyncio.run(main())
+
+
+@pytest.fixture
+def door(tmp_path):
+    door = Door(tmp_path)
+    yield door
+    door.store.close()
+
+
+def sign_in(people, name="Ann", password=PASSWORD, *, address="10.0.0.1", old=""):
+    return people.sign_in(name, password, address=address, old_session_id=old)
+
+
+async def refusal(awaitable):
+    with pytest.raises(PersonRefused) as refused:
+        await awaitable
+    return refused.value.status
+
+
+def test_right_password_begins_a_session_that_the_cookie_names(door):
+    async def work(people):
+        login = await sign_in(people, "ann")
+        person = await people.person({}, {COOKIE: login.session_id}, "10.0.0.9")
+        assert (person.name, person.role, person.csrf_token) == ("Ann", Role.APPROVER, login.person.csrf_token)
+        assert await refusal(people.person({}, {COOKIE: login.session_id + "x"}, "10.0.0.9")) == 401
+        assert await refusal(people.person({}, {}, "10.0.0.9")) == 401
+        await people.sign_out(person)
+        assert await refusal(people.person({}, {COOKIE: login.session_id}, "10.0.0.9")) == 401
+
+    door.run(work)
+    assert [entry.action for entry in door.store.read(entries, after=0)] == ["signed_in"]
+
+
+def test_database_has_neither_a_password_nor_the_id_of_a_session(door, tmp_path):
+    session_id = door.run(sign_in).session_id
+    door.store.close()
+    stored = b"".join(path.read_bytes() for path in tmp_path.glob("portal.db*"))
+    assert session_id.encode() not in stored
+    assert PASSWORD.encode() not in stored
+    assert b"$argon2id$" in stored
+
+
+def test_session_that_was_there_before_the_sign_in_is_no_session_after_it(door):
+    async def work(people):
+        first = await sign_in(people)
+        second = await sign_in(people, old=first.session_id)
+        assert second.session_id != first.session_id
+        assert await refusal(people.person({}, {COOKIE: first.session_id}, "10.0.0.1")) == 401
+        planted = "planted-by-an-attacker"
+        third = await sign_in(people, old=planted)
+        assert planted not in third.session_id
+        assert await refusal(people.person({}, {COOKIE: planted}, "10.0.0.1")) == 401
+
+    door.run(work)
+
+
+def test_session_ends_by_its_time_and_with_its_person(door):
+    async def work(people):
+        ann, vic = await sign_in(people), await sign_in(people, "Vic")
+        door.store.write(disable_user, "Vic", at=AT)
+        assert await refusal(people.person({}, {COOKIE: vic.session_id}, "10.0.0.1")) == 401
+        assert await refusal(sign_in(people, "Vic")) == 401
+        door.clock.advance(timedelta(hours=12).total_seconds() + 1)
+        assert await refusal(people.person({}, {COOKIE: ann.session_id}, "10.0.0.1")) == 401
+
+    door.run(work)
+
+
+def test_guessing_has_to_wait_by_name_and_by_address_and_ends_after_five_minutes(door):
+    async def work(people):
+        statuses = [await refusal(sign_in(people, "Ann", "wrong", address=f"10.0.1.{turn}")) for turn in range(7)]
+        assert statuses == [401] * 5 + [429] * 2
+        assert await refusal(sign_in(people)) == 429  # also with the right one: it was guessed
+        statuses = [await refusal(sign_in(people, f"user-{turn}", "x", address="10.0.2.1")) for turn in range(7)]
+        assert statuses == [401] * 5 + [429] * 2
+        assert (await sign_in(people, "Vic", address="10.0.3.1")).person.name == "Vic"
+        door.clock.advance(301)
+        assert (await sign_in(people)).person.name == "Ann"
+
+    door.run(work)
+
+
+def test_change_needs_a_page_of_this_portal(door):
+    async def work(people):
+        person = (await sign_in(people)).person
+        people.check_change(HOST, person, person.csrf_token)
+        for headers, token in (
+            (HOST, ""),
+            (HOST, "guessed"),
+            ({**HOST, "origin": "https://evil.example"}, person.csrf_token),
+            ({**HOST, "origin": "https://portal.example.net.evil.example"}, person.csrf_token),
+            ({**HOST, "origin": "null"}, person.csrf_token),
+            ({"host": "portal.example.net"}, person.csrf_token),
+        ):
+            with pytest.raises(PersonRefused) as refused:
+                people.check_change(headers, person, token)
+            assert refused.value.status == 403
+
+    door.run(work)
+
+
+def test_header_of_the_proxy_is_believed_from_its_addresses_only(tmp_path):
+    door = Door(tmp_path, proxy_header="X-Forwarded-User", proxy_addresses=("10.0.0.5",))
+
+    async def work(people):
+        assert (await people.person({"x-forwarded-user": "Ann"}, {}, "10.0.0.5")).role is Role.APPROVER
+        newcomer = await people.person({"x-forwarded-user": "eve@example.net"}, {}, "10.0.0.5")
+        assert (newcomer.role, len(newcomer.csrf_token)) == (Role.VIEWER, 64)
+        assert await refusal(people.person({"x-forwarded-user": "Ann"}, {}, "10.0.0.6")) == 401
+        assert await refusal(people.person({"x-forwarded-user": ""}, {}, "10.0.0.5")) == 403
+        door.store.write(disable_user, "Ann", at=AT)
+        assert await refusal(people.person({"x-forwarded-user": "Ann"}, {}, "10.0.0.5")) == 403
+
+    door.run(work)
+    door.store.close()
+
+
+def test_header_counts_for_nothing_where_no_proxy_is_configured(door):
+    assert door.run(lambda people: refusal(people.person({"x-forwarded-user": "Ann"}, {}, "127.0.0.1"))) == 401
+
+
+def event_of(*records):
+    fleet = Fleet()
+    for record in records:
+        fleet.add(record)
+    return fleet.events()[key_of_event_id("A")]
+
+
+def person(role="approver", *scope):
+    return Person(name="p", role=Role(role), scope=scope, csrf_token="t")  # of a test
+
+
+def test_scope_must_cover_every_vm_of_the_event():
+    whole = event_of(fleet_record(0), fleet_record(1))
+    mixed = event_of(fleet_record(0), fleet_record(1, labels={"team": "search"}))
+    unheard = event_of(fleet_record(0))
+    payments = person("approver", "labels.team:payments")
+    assert person().why_not_decide(whole) is None
+    assert payments.why_not_decide(whole) is None
+    assert payments.why_not_decide(mixed) == "It speaks for VMs outside your scope: vm_1."
+    assert payments.why_not_decide(unheard) == "It speaks for VMs outside your scope: vm_1 (unknown here)."
+    assert person("approver", "resource_group:west").why_not_decide(mixed) is None
+    assert person("viewer").why_not_decide(whole) == "You may look, and not decide."
+    assert (payments.may_see(mixed), person("viewer", "labels.team:x").may_see(mixed)) == (True, False)

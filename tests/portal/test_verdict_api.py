@@ -1,0 +1,222 @@
+"""A person decides over HTTP: agents that hold a poll are told at once, and everybody else is refused."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+import requests
+from fleet_records import fleet_record, vm_id_of
+from portal_kit import AGENT_TOKEN, RunningPortal, portal_table
+
+from bridge.approval.signing import generate_key
+from bridge.approval.token import verify
+from bridge.clock import utc_now
+from bridge.config.trusted_keys import TrustedKey
+from bridge.events.record import Transition
+from bridge.portal.fleet import key_of_event_id
+from bridge.portal.people import COOKIE, hashed
+from bridge.portal.settings import database_file, read
+from bridge.portal.store.database import Store
+from bridge.portal.store.people import User, add_user
+
+PASSWORD = "correct horse battery staple"  # of a test
+KEY = key_of_event_id("A")
+NOT_BEFORE = "Fri, 20 Nov 2026 11:15:00 GMT"
+
+
+class Office:
+    """A portal with Ann, Bob and Vic, and what a browser has of each: a cookie and the token of the page."""
+
+    def __init__(self, directory, **people):
+        pair = generate_key(directory / "portal.key")
+        self.public = TrustedKey(kid="p1", approver="portal", public_key_file=str(pair.public_key_file))
+        tables = {"signing": {"kid": "p1", "private_key_file": str(pair.private_key_file)}, "people": people}
+        store = Store.of_file(database_file(read(portal_table(directory / "state"))))
+        store.migrate()
+        for name, role in (("ann", "approver"), ("bob", "approver"), ("vic", "viewer")):
+            user = User(user_name=name, password_hash=hashed(PASSWORD), role=role, scope="", made_at="2026")
+            store.write(add_user, user)
+            sha256, token = self.session(name)
+            store.write(_add_session, name, sha256, token)
+        store.close()
+        self.portal = RunningPortal(directory / "state", **tables)
+
+    @staticmethod
+    def session(name):
+        import hashlib  # noqa: PLC0415
+
+        return hashlib.sha256(f"session-of-{name}".encode()).hexdigest(), f"token-of-{name}"
+
+    def headers(self, name):
+        origin = self.portal.url.removesuffix("/api/v1")
+        return {"Cookie": f"{COOKIE}=session-of-{name}", "X-CSRF-Token": f"token-of-{name}", "Origin": origin}
+
+    def say(self, name, verdict, *, digest=None, key=KEY, headers=None, **more):
+        body = {"verdict": verdict, "digest": digest or self.digest(key), **more}
+        url = f"{self.portal.url}/events/{key}/verdicts"
+        return requests.post(url, json=body, headers={**self.headers(name), **(headers or {})}, timeout=20)
+
+    def digest(self, key=KEY):
+        return self.portal.get(f"/events/{key}").json()["event"]["digest"]
+
+    def poll(self, vm, *, index=0, wait=1, header=None):
+        headers = {"Authorization": f"Bearer {AGENT_TOKEN}"}
+        if header is not None:
+            headers["Scheduled-Events-Agent"] = json.dumps(header)
+        url = f"{self.portal.url}/vms/{vm_id_of(vm)}/decisions?index={index}&wait={wait}"
+        return requests.get(url, headers=headers, timeout=wait + 20).json()
+
+    def told(self, vm):
+        """Return what the agent of *vm* is told, as it verifies it."""
+        keys = [self.public]
+        found = self.poll(vm)["decisions"]
+        past = utc_now().replace(year=2020)
+        claims = [verify(each, keys=keys, audience=vm_id_of(vm), now=utc_now(), created_at=past) for each in found]
+        return [each.verdict.value for each in claims]
+
+
+def _add_session(connection, name, sha256, token):
+    from bridge.portal.store.people import add_session  # noqa: PLC0415
+
+    add_session(
+        connection, user_name=name, new_sha256=sha256, csrf_token=token, at="2026", until="9999-01-01T00:00:00.000Z"
+    )
+
+
+@pytest.fixture
+def office(tmp_path):
+    office = Office(tmp_path)
+    with office.portal:
+        office.portal.send(fleet_record(0), fleet_record(1), fleet_record(2, event_id="B", resources=("vm_2",)))
+        yield office
+
+
+@pytest.fixture
+def connected(office):
+    for vm in (0, 1):
+        office.poll(vm)
+    return office
+
+
+def test_held_poll_is_told_of_an_approval_as_soon_as_it_is_made(connected):
+    index = connected.poll(0)["index"]
+    answers = []
+    waiting = threading.Thread(target=lambda: answers.append(connected.poll(0, index=index, wait=30)))
+    waiting.start()
+    answer = connected.say("ann", "approve", reason="now, while it is quiet")
+    assert (answer.status_code, answer.json()["outcome"]) == (201, "approved")
+    assert set(answer.json()["told"]) == {vm_id_of(0), vm_id_of(1)}
+    waiting.join(20)
+    assert len(answers[0]["decisions"]) == 1
+    assert connected.told(0) == ["approve"]
+
+
+def test_hold_reaches_every_vm_of_the_group_and_an_approval_nobody_after_it(connected):
+    assert connected.say("ann", "hold").status_code == 201
+    assert connected.say("bob", "approve").json()["outcome"] == "held"
+    assert [connected.told(vm) for vm in (0, 1, 2)] == [["hold"]] * 3
+
+
+def test_second_person_is_asked_for_where_two_are_required(tmp_path):
+    office = Office(tmp_path, required_approvals=2)
+    with office.portal:
+        office.portal.send(fleet_record(0), fleet_record(1))
+        office.poll(0)
+        assert office.say("ann", "approve").json()["outcome"] == "waiting"
+        assert office.say("ann", "approve").json()["needed"] == 1
+        assert office.told(0) == []
+        assert office.say("bob", "approve").json()["outcome"] == "approved"
+        assert office.told(0) == ["approve"]
+
+
+def test_event_that_changed_is_refused_with_what_it_is_and_approves_nothing(connected):
+    shown = connected.digest()
+    later = "Fri, 20 Nov 2026 12:15:00 GMT"
+    changed = (fleet_record(vm, sequence=2, transition=Transition.UPDATED, not_before_raw=later) for vm in (0, 1))
+    connected.portal.send(*changed)
+    answer = connected.say("ann", "approve", digest=shown)
+    assert (answer.status_code, answer.json()["event"]["event"]["not_before_raw"]) == (409, later)
+    assert connected.told(0) == []
+
+
+def test_approval_that_no_agent_would_follow_is_refused_with_the_reason_of_each(office):
+    office.poll(0, header={"version": "1", "kids": ["other"]})
+    answer = office.say("ann", "approve")
+    assert answer.status_code == 409
+    assert "vm_0 does not trust the key p1; vm_1 has not asked for decisions" in answer.json()["error"]
+    office.poll(1, header={"kids": ["p1"], "dry_run": False})
+    assert office.say("ann", "approve").json()["told"] == [vm_id_of(1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "headers", "status"),
+    [
+        ("vic", {}, 403),
+        ("eve", {}, 401),
+        ("ann", {"Origin": "https://evil.example"}, 403),
+        ("ann", {"Origin": None}, 403),
+        ("ann", {"X-CSRF-Token": "guessed"}, 403),
+        ("ann", {"X-CSRF-Token": None}, 403),
+        ("ann", {"Cookie": None}, 401),
+        ("ann", {"Cookie": None, "Authorization": "Bearer readers-token-1"}, 401),
+        ("ann", {"Cookie": None, "X-Forwarded-User": "ann"}, 401),
+    ],
+)
+def test_nobody_else_decides(connected, name, headers, status):
+    assert connected.say(name, "approve", headers=headers).status_code == status
+    assert connected.told(0) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"verdict": "deny"}, {"digest": "x"}, {"valid_seconds": 0}, {"valid_seconds": 1e9}, {"unknown": 1}, {"reason": 1}],
+)
+def test_body_that_is_none_of_ours_is_refused(connected, change):
+    body = {"verdict": "approve", "digest": connected.digest(), **change}
+    url = f"{connected.portal.url}/events/{KEY}/verdicts"
+    assert requests.post(url, json=body, headers=connected.headers("ann"), timeout=20).status_code == 400
+
+
+def test_many_at_once_have_a_result_each(connected):
+    connected.poll(2)
+    other = key_of_event_id("B")
+    events = [
+        {"key": KEY, "digest": connected.digest()},
+        {"key": other, "digest": "0" * 64},
+        {"key": "0" * 32, "digest": "0" * 64},
+    ]
+    body = {"verdict": "approve", "events": events, "reason": "month end"}
+    answer = requests.post(f"{connected.portal.url}/verdicts", json=body, headers=connected.headers("ann"), timeout=20)
+    first, second, third = answer.json()["results"]
+    assert first["outcome"] == "approved"
+    assert "has changed" in second["refused"]
+    assert "No record told" in third["refused"]
+
+
+def test_approval_is_withdrawn_by_a_hold_on_every_vm(connected):
+    verdict_id = connected.say("ann", "approve").json()["verdict_id"]
+    url = f"{connected.portal.url}/verdicts/{verdict_id}"
+    assert requests.delete(url, headers=connected.headers("vic"), timeout=20).status_code == 403
+    assert requests.delete(url, headers=connected.headers("bob"), timeout=20).status_code == 200
+    assert requests.delete(url, headers=connected.headers("bob"), timeout=20).status_code == 409
+    assert connected.told(0) == ["approve", "hold"]
+    audited = [(entry["actor"], entry["action"]) for entry in connected.portal.get("/audit").json()["entries"]]
+    assert ("bob", "withdrew") in audited
+
+
+def test_reason_is_one_line_of_what_can_be_printed(connected):
+    connected.say("ann", "approve", reason="<script>\r\nSet-Cookie: x\x00\u202e" + "y" * 500)
+    [entry] = [each for each in connected.portal.get("/audit").json()["entries"] if each["action"] == "approved"]
+    assert entry["details"]["reason"].startswith("<script>  Set-Cookie: x  y")
+    assert len(entry["details"]["reason"]) == 200
+
+
+def test_without_a_key_of_its_own_the_portal_says_how_to_decide(tmp_path):
+    office = Office(tmp_path)
+    office.portal = RunningPortal(tmp_path / "state")
+    with office.portal:
+        office.portal.send(fleet_record(0))
+        answer = office.say("ann", "approve")
+        assert (answer.status_code, "decide --to" in answer.json()["error"]) == (409, True)

@@ -1,0 +1,181 @@
+"""Verdicts in the database: on the event as it stands, one after the other, with signed decisions for their VMs."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from datetime import timedelta
+
+import pytest
+from fleet_records import NOW, fleet_record, vm_id_of
+
+from bridge.approval.signing import DecisionSigner, generate_key
+from bridge.approval.token import verify
+from bridge.clock import format_time
+from bridge.config.trusted_keys import TrustedKey
+from bridge.events.event import encode
+from bridge.events.record import Transition
+from bridge.portal.fleet import key_of_event_id
+from bridge.portal.signing import AgentSeen, PortalKey, addressees
+from bridge.portal.store.audit import entries
+from bridge.portal.store.database import Store
+from bridge.portal.store.decisions import live_decisions
+from bridge.portal.store.events import event_of
+from bridge.portal.store.ingest import ReceivedRecord, add_records
+from bridge.portal.store.verdicts import VerdictRefused, add_verdict, verdicts_of, withdraw
+from bridge.portal.verdicts import Outcome, Verdict, Word
+
+KEY = key_of_event_id("A")
+DECIDED = NOW + timedelta(minutes=1)
+
+
+class Office:
+    """A store with an event of two VMs, and a third VM of the same resource group."""
+
+    def __init__(self, directory):
+        pair = generate_key(directory / "portal.key")
+        self.public = TrustedKey(kid="portal-1", approver="portal", public_key_file=str(pair.public_key_file))
+        self.key = PortalKey(DecisionSigner(pair.private_key_file, kid="portal-1", approver="portal"))
+        self.store = Store.of_file(directory / "portal.db")
+        self.store.migrate()
+        self.agents = {vm_id_of(vm): AgentSeen(is_connected=True) for vm in (0, 1, 2)}
+        self.tell(fleet_record(0), fleet_record(1), fleet_record(2, event_id="B", resources=("vm_2",)))
+
+    def tell(self, *records):
+        received = [ReceivedRecord(record, encode(record).decode()) for record in records]
+        self.store.write(add_records, received, format_time(NOW))
+
+    def sign(self, event, ruling, vm_keys):
+        if ruling.outcome is Outcome.HELD:
+            return self.key.holds(event, ruling, vm_keys, now=DECIDED)
+        return self.key.approvals(event, ruling, addressees(event, self.agents, "portal-1"), now=DECIDED)
+
+    def say(self, word, user_name, *, required=1, digest=None, after_seconds=0, minutes=60):
+        now = DECIDED + timedelta(seconds=after_seconds)
+        verdict = Verdict(
+            verdict_id=str(uuid.uuid4()),
+            event_key=KEY,
+            word=Word(word),
+            digest=digest or self.event.digest,
+            user_name=user_name,
+            reason="because",
+            made_at=format_time(now),
+            expires_at=format_time(now + timedelta(minutes=minutes)),
+        )
+        return self.store.write(add_verdict, verdict, now=now, required=required, sign=self.sign)
+
+    @property
+    def event(self):
+        return self.store.read(event_of, KEY)
+
+    def told(self):
+        """Return for each decision that an agent is told of its VM and what it says, as that agent verifies it."""
+        found = self.store.read(live_decisions, now_seconds=DECIDED.timestamp()).found
+        keys, words = [self.public], []
+        for each in found:
+            claims = verify(each.jws, keys=keys, audience=each.vm_key, now=DECIDED, created_at=NOW)
+            words.append((each.vm_key, claims.verdict.value, claims.reason))
+        return words
+
+    def audited(self):
+        return [(each.actor, each.action) for each in self.store.read(entries, after=0)]
+
+
+@pytest.fixture
+def office(tmp_path):
+    office = Office(tmp_path)
+    yield office
+    office.store.close()
+
+
+def test_approval_is_signed_for_one_vm_of_the_event_and_a_spare(office):
+    taken = office.say("approve", "ann")
+    assert taken.ruling.outcome is Outcome.APPROVED
+    assert set(taken.told) == {vm_id_of(0), vm_id_of(1)}
+    assert office.told() == [(vm, "approve", "ann: because") for vm in taken.told]
+    assert office.audited() == [("ann", "approved"), ("portal", "decided_approve"), ("portal", "decided_approve")]
+
+
+def test_first_of_two_people_decides_nothing_and_the_same_one_twice_neither(office):
+    assert office.say("approve", "ann", required=2).told == ()
+    assert office.say("approve", "Ann", required=2, after_seconds=1).ruling.outcome is Outcome.WAITING
+    assert office.told() == []
+    taken = office.say("approve", "bob", required=2, after_seconds=2)
+    assert (taken.ruling.outcome, len(taken.told)) == (Outcome.APPROVED, 2)
+    assert {reason for _, _, reason in office.told()} == {"Ann: because; bob: because"}
+
+
+def test_hold_reaches_every_vm_of_the_event_and_of_its_resource_group(office):
+    taken = office.say("hold", "ann")
+    assert set(taken.told) == {vm_id_of(vm) for vm in (0, 1, 2)}
+    assert {word for _, word, _ in office.told()} == {"hold"}
+
+
+def test_nothing_is_approved_while_somebody_holds(office):
+    office.say("hold", "ann")
+    taken = office.say("approve", "bob", after_seconds=1)
+    assert (taken.ruling.outcome, taken.told) == (Outcome.HELD, ())
+    assert {word for _, word, _ in office.told()} == {"hold"}
+
+
+def test_event_that_changed_between_page_and_click_is_refused_with_what_it_is_now(office):
+    shown = office.event.digest
+    later = "Fri, 20 Nov 2026 11:45:00 GMT"
+    office.tell(*(fleet_record(vm, sequence=2, transition=Transition.UPDATED, not_before_raw=later) for vm in (0, 1)))
+    with pytest.raises(VerdictRefused, match="has changed") as refused:
+        office.say("approve", "ann", digest=shown)
+    assert refused.value.event.event.not_before_raw == later
+    assert (office.told(), office.store.read(verdicts_of, KEY)) == ([], [])
+    assert office.say("hold", "ann", digest=shown).told
+
+
+@pytest.mark.parametrize("transition", [Transition.STARTED, Transition.COMPLETED])
+def test_nobody_decides_on_what_has_started_or_is_over(office, transition):
+    office.tell(*(fleet_record(vm, sequence=2, transition=transition, seconds=30) for vm in (0, 1)))
+    for word in ("approve", "hold"):
+        with pytest.raises(VerdictRefused, match="Nobody can decide on it"):
+            office.say(word, "ann")
+    assert office.told() == []
+
+
+@pytest.mark.parametrize(
+    ("seen", "why"),
+    [
+        (AgentSeen(is_connected=False), "is not connected"),
+        (AgentSeen(is_connected=True, kids=("other",)), "does not trust the key portal-1"),
+        (AgentSeen(is_connected=True, disabled=True), "approves nothing: its file approvals.disabled exists"),
+        (AgentSeen(is_connected=True, dry_run=True), "only tries: dry_run is set"),
+    ],
+)
+def test_agent_that_would_not_follow_is_not_asked(office, seen, why):
+    office.agents[vm_id_of(0)] = seen
+    assert seen.why_not("portal-1") == why
+    assert office.say("approve", "ann").told == (vm_id_of(1),)
+
+
+def test_withdrawn_approval_is_stopped_by_a_hold_and_a_withdrawn_hold_lets_others_approve(office):
+    approval = office.say("approve", "ann").verdict
+    told = office.store.write(withdraw, approval.verdict_id, by="bob", now=DECIDED, sign=office.sign).told
+    assert set(told) == {vm_id_of(vm) for vm in (0, 1, 2)}
+    with pytest.raises(VerdictRefused, match="withdrawn already"):
+        office.store.write(withdraw, approval.verdict_id, by="bob", now=DECIDED, sign=office.sign)
+    hold = office.say("hold", "cem", after_seconds=1).verdict
+    assert office.store.write(withdraw, hold.verdict_id, by="cem", now=DECIDED, sign=office.sign).told == ()
+    assert office.say("approve", "bob", after_seconds=2).ruling.outcome is Outcome.APPROVED
+    assert ("bob", "withdrew") in office.audited()
+
+
+def test_two_people_at_once_are_one_after_the_other(office):
+    together = threading.Barrier(8)
+    outcomes = []
+
+    def click(number):
+        together.wait()
+        outcomes.append(office.say("approve", f"user-{number}", required=8).ruling.outcome)
+
+    threads = [threading.Thread(target=click, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcome.value for outcome in outcomes) == ["approved", *["waiting"] * 7]
