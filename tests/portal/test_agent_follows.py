@@ -33,9 +33,17 @@ def pair(tmp_path):
 
 
 @pytest.fixture
-def portal(tmp_path, pair):
+def portal(tmp_path, pair, azure):
     key = {"kid": "ops", "approver": "ada", "public_key_file": str(pair.public_key_file)}
-    with RunningPortal(tmp_path / "portal", keys=[key]) as running:
+    (tmp_path / "secret").write_text(f"{uuid.uuid4()}\n", encoding="utf-8")
+    (tmp_path / "roots.pem").write_bytes(azure.attestation.root_pem)
+    attested = {
+        "subscriptions": [azure.machines[0].subscription_id],
+        "secret_file": str(tmp_path / "secret"),
+        "roots_file": str(tmp_path / "roots.pem"),
+        "intermediates_urls": [f"{azure.endpoint}/control/attestation"],
+    }
+    with RunningPortal(tmp_path / "portal", keys=[key], agents={"attested": attested}) as running:
         yield running
 
 
@@ -46,14 +54,16 @@ def azure():
 
 
 @pytest.fixture
-def agents(tmp_path, agent_env, portal, azure, pair):
-    """Both VMs' agents, as processes; each gets the same token from a file."""
+def agents(request, tmp_path, portal, azure, pair):
+    """Both VMs' agents, as processes; each gets the same token from a file, or one that Azure vouched for."""
     (tmp_path / "token").write_text(f"{AGENT_TOKEN}\n", encoding="utf-8")
     (tmp_path / "token").chmod(0o600)
-    processes = []
+    agent_env, processes = request.getfixturevalue("agent_env"), []
     for vm in VMS:
         config = tmp_path / f"{vm}.toml"
-        config.write_text(_agent(tmp_path, vm, azure.endpoints[vm], portal.url, pair), encoding="utf-8")
+        config.write_text(
+            _agent(tmp_path, vm, azure.endpoints[vm], portal.url, pair, way=request.param), encoding="utf-8"
+        )
         config.chmod(0o600)
         log = (tmp_path / f"{vm}.log").open("w", encoding="utf-8")
         processes.append(
@@ -71,16 +81,19 @@ def agents(tmp_path, agent_env, portal, azure, pair):
         assert process.wait(30) == 0
 
 
-def _agent(directory, vm, endpoint, url, pair):
+def _agent(directory, vm, endpoint, url, pair, *, way):
     token = json.dumps(str(directory / "token"))
+    shown = ('credential = "attested"',) * 2
+    if way == "token":
+        shown = (f"bearer_token_file = {token}", f"token_file = {token}")
     return "\n".join(
         [
             f"[imds]\nendpoint = {json.dumps(endpoint)}\npoll_interval_seconds = 0.2",
             f"[state]\ndirectory = {json.dumps(str(directory / f'state-{vm}'))}",
             '[status]\nlisten = ""',
             f'[[sinks]]\ntype = "webhook"\nname = "portal"\nscope = "all"\nurl = "{url}/records"',
-            f"bearer_token_file = {token}",
-            f'[approval]\n[approval.remote]\nurl = "{url}"\ntoken_file = {token}\nwait_seconds = 30',
+            shown[0],
+            f'[approval]\n[approval.remote]\nurl = "{url}"\n{shown[1]}\nwait_seconds = 30',
             f'[[approval.remote.keys]]\nkid = "ops"\napprover = "ada"\npublic_key_file = "{pair.public_key_file}"',
         ]
     )
@@ -116,6 +129,7 @@ def bring(portal, pair, vm, event, decision="approve"):
 
 
 @pytest.mark.usefixtures("agents")
+@pytest.mark.parametrize("agents", ["token", "attested"], indirect=True)
 def test_an_agent_follows_a_decision_and_the_portal_shows_what_became_of_it(portal, azure, pair):
     event_id = azure.world.add_event(EventSpec(event_type="Freeze", resources=VMS, notice_seconds=3600))
     wait_for(lambda: len((shown(portal, event_id) or {"vms": ()})["vms"]) == 2)
