@@ -209,9 +209,14 @@ def send_decisions(tokens: Sequence[str], *, url: str, options: Mapping[str, obj
     is_local = is_loopback(urlsplit(url).hostname or "")
     with closing(credential_of(remote)) as credential, closing(DeadlineSession()) as session:
         bearer = credential.bearer()
+        refused: list[str] = []
         for start in range(0, len(tokens), _MOST_IN_A_REQUEST):
             part = tokens[start : start + _MOST_IN_A_REQUEST]
-            _post(session, remote.url.rstrip("/"), part, bearer, ca_file=remote.ca_file, is_local=is_local)
+            answer = _post(session, remote.url.rstrip("/"), part, bearer, ca_file=remote.ca_file, is_local=is_local)
+            refused += _refused(answer)
+    if refused:
+        what = f"{counted(len(refused), 'decision')} of {len(tokens)}"
+        raise SendingFailed(f"The portal at {remote.url} refused {what}; the first: {refused[0]}")
     click.echo(f"{counted(len(tokens), 'decision')} given to {remote.url}.", err=True)
 
 
@@ -223,7 +228,7 @@ def _post(
     *,
     ca_file: str | None,
     is_local: bool,
-) -> None:
+) -> bytes:
     headers = {"Content-Type": "application/json"}
     if bearer is not None:
         headers["Authorization"] = f"Bearer {bearer}"
@@ -245,3 +250,20 @@ def _post(
     if response.status_code not in _SUCCESS:
         said = one_line(response.text, EXCERPT_CHARACTERS)
         raise SendingFailed(f"The portal at {url} answered {response.status_code}{f': {said}' if said else '.'}")
+    return response.content
+
+
+class _Answer(msgspec.Struct):
+    """What a portal may answer: beside each decision that it refuses, why."""
+
+    decisions: list[dict[str, Any]] = []
+
+
+def _refused(answer: bytes) -> list[str]:
+    """Return why each refused decision of *answer* was, in a line; a portal need not answer anything."""
+    try:
+        found = msgspec.json.decode(answer, type=_Answer).decisions
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return []
+    reasons = [each for each in found if "refused" in each]
+    return [one_line(f"{each['refused']}: {each.get('message', '')}", EXCERPT_CHARACTERS) for each in reasons]

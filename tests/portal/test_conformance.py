@@ -1,0 +1,101 @@
+"""The reference portal meets every sentence that the conformance kit knows, and takes what `decide --all` signs."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import pytest
+import requests
+from fleet_records import fleet_record
+from portal_kit import AGENT_TOKEN, RunningPortal
+
+from bridge.approval.signing import generate_key, sign_decision
+from bridge.cli.decide_all import SendingFailed, decide_for_all, send_decisions
+from bridge.config.approval import KeySettings, RemoteSettings
+from bridge.config.trusted_keys import TrustedKey
+from bridge.testing.portal_check.check import CheckSettings, Decider, check_portal
+from bridge.testing.portal_check.report import Result
+
+VM_ID = "7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90"
+
+
+@pytest.fixture
+def pair(tmp_path):
+    return generate_key(tmp_path / "ops.key")
+
+
+@pytest.fixture
+def portal(tmp_path, pair):
+    key = {"kid": "ops", "approver": "ada", "public_key_file": str(pair.public_key_file)}
+    with RunningPortal(tmp_path / "portal", keys=[key]) as running:
+        yield running
+
+
+def test_the_portal_meets_every_sentence_of_the_protocol(portal, pair, tmp_path):
+    (tmp_path / "token").write_text(f"{AGENT_TOKEN}\n")
+    unused = (KeySettings(kid="unused", approver="unused", public_key_file="unused"),)
+
+    def decide(verdict, record):
+        token = sign_decision(
+            pair.private_key_file,
+            kid="ops",
+            approver="ada",
+            vm_id=record.vm.vm_id,
+            event=record.event,
+            decision=verdict,
+            now=datetime.now(timezone.utc),
+        )
+        answer = requests.post(f"{portal.url}/decisions", json={"decisions": [token]}, timeout=20)
+        assert answer.status_code == 200, answer.text
+
+    report = check_portal(
+        CheckSettings(
+            remote=RemoteSettings(url=portal.url, token_file=str(tmp_path / "token"), wait_seconds=3, keys=unused),
+            vm_id=VM_ID,
+            keys=(TrustedKey(kid="ops", approver="ada", public_key_file=pair.public_key_file),),
+            records_url=f"{portal.url}/records",
+            decider=Decider(decide=decide, is_command=True, timeout_seconds=60),
+        )
+    )
+    assert [
+        (each.requirement.key, each.detail, each.asked, each.answered)
+        for each in report.findings
+        if each.result is not Result.MET
+    ] == []
+
+
+def sign_for_all(portal, pair, record, *, kid="ops"):
+    content = portal.get(f"/events/{record.event.event_id}/records").content
+    return decide_for_all(
+        content,
+        event_id=None,
+        key=pair.private_key_file,
+        kid=kid,
+        approver="ada",
+        decision="approve",
+        reason=None,
+        valid_seconds=600,
+    )
+
+
+def test_what_decide_signs_for_all_is_carried_to_each_vm(portal, pair):
+    records = [fleet_record(number) for number in range(3)]
+    portal.send(*records)
+    tokens = sign_for_all(portal, pair, records[0])
+    send_decisions(tokens, url=portal.url, options={})
+    headers = {"Authorization": f"Bearer {AGENT_TOKEN}"}
+    for record in records:
+        url = f"{portal.url}/vms/{record.vm.vm_id.lower()}/decisions?index=0&wait=1"
+        [token] = requests.get(url, headers=headers, timeout=20).json()["decisions"]
+        assert token in tokens
+
+
+def test_what_the_portal_refuses_is_said(portal, pair):
+    record = fleet_record(0)
+    portal.send(record)
+    tokens = sign_for_all(portal, pair, record, kid="stranger")
+    with pytest.raises(SendingFailed, match="unknown_key"):
+        send_decisions(tokens, url=portal.url, options={})
+    good = sign_for_all(portal, pair, record)
+    with pytest.raises(SendingFailed, match="refused 1 decision of 2; the first: unknown_key: "):
+        send_decisions([*good, *tokens], url=portal.url, options={})
