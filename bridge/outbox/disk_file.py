@@ -141,9 +141,9 @@ class DiskFile:
         except StateDirectoryError as error:
             raise OutboxError(str(error)) from error
 
-    def watch(self) -> None:
-        """Notice from now on what becomes of the file, and keep a second connection to read it by."""
-        self.guard = FileGuard(self.path)
+    def watch(self, guard: FileGuard | None = None) -> None:
+        """Notice what becomes of the file, by *guard* if it has one, and keep a second connection to read it by."""
+        self.guard = guard or FileGuard(self.path)
         self.reader = database.open_to_read(self.path)
 
     def close_reader(self) -> None:

@@ -15,6 +15,7 @@ import logging
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -27,7 +28,7 @@ from bridge.outbox.disk_file import DiskFile
 from bridge.outbox.leaf_pages import open_damaged
 from bridge.outbox.locks import prepare_nudge
 from bridge.outbox.memory_copy import set_totals
-from bridge.outbox.recovery import COUNTS
+from bridge.outbox.recovery import COUNTS, FileGuard
 from bridge.outbox.stalls import COMMIT_SECONDS, WORK_SECONDS
 from bridge.outbox.stream import Stream
 from bridge.outbox.volume import VolumeRoom
@@ -84,10 +85,29 @@ class MemoryOrigin:
         self.unread.clear()
 
 
+class OpenDisk(NamedTuple):
+    """A connection to the file that memory came from, and what notices when that is another."""
+
+    connection: sqlite3.Connection
+    guard: FileGuard | None
+
+    @property
+    def is_in_place(self) -> bool:
+        """Return whether the file is the one that was opened."""
+        return self.guard is not None and self.guard.trouble() is None
+
+    def close(self) -> None:
+        """Close both, the guard last."""
+        self.connection.close()
+        if self.guard is not None:
+            self.guard.close()
+
+
 class Merge:
     """One try to bring *memory*, which remembers *known*, to the disk.
 
-    *enter_step* is called before a step that must not happen once another thread goes on instead.
+    *enter_step* is called before a step that must not happen once another thread goes on instead. *opened* is a
+    connection that is open already; it is closed unless it is what the way back leads to.
     """
 
     def __init__(
@@ -102,6 +122,7 @@ class Merge:
         now: float,
         enter_step: Callable[[float], None],
         commit_seconds: float = COMMIT_SECONDS,
+        opened: OpenDisk | None = None,
     ) -> None:
         self._memory = memory
         self._known = known
@@ -113,6 +134,9 @@ class Merge:
         self._enter_step = enter_step
         self._commit_seconds = commit_seconds
         self._may_replace = True
+        self._opened = opened
+        self._guard: FileGuard | None = None
+        """That of the connection in use, where it was open already."""
 
     def run(self) -> sqlite3.Connection | None:
         """Return the disk's database with all that happened in memory, or None when that cannot be had now."""
@@ -162,9 +186,9 @@ class Merge:
             salvage_note.end(self._file.directory)
             disk.execute("PRAGMA cache_spill = ON")
             self._enter_step(WORK_SECONDS)
-            self._file.watch()
+            self._file.watch(self._guard)
         except BaseException:
-            disk.close()
+            self._close(disk)
             raise
         prepare_nudge(self._file.directory)
         return disk
@@ -198,7 +222,7 @@ class Merge:
     def _file_to_return_to(self) -> sqlite3.Connection:
         self._file.claim_directory()
         database.refuse_emptied(self._file.path)
-        disk = database.open_file(self._file.path)
+        disk = self._open()
         try:
             database.check(disk, self._file.path)
             theirs = meta.read_meta(disk)
@@ -206,14 +230,28 @@ class Merge:
                 self._refuse_older(theirs)
                 return disk
         except BaseException:
-            disk.close()
+            self._close(disk)
             raise
-        disk.close()
+        self._close(disk)
         if not self._may_replace:
             raise OutboxError(f"{self._file.path} is another outbox.")
         aside = self._file.rename("other-vm")
         logger.error("The state directory holds another outbox; it is set aside.", extra={"set_aside_as": str(aside)})
         return self._file.open_new()
+
+    def _open(self) -> sqlite3.Connection:
+        opened, self._opened = self._opened, None
+        if opened is not None and opened.is_in_place:
+            self._guard = opened.guard
+            return opened.connection
+        disk = database.open_file(self._file.path)
+        if opened is not None:
+            opened.close()
+        return disk
+
+    def _close(self, disk: sqlite3.Connection) -> None:
+        guard, self._guard = self._guard, None
+        OpenDisk(connection=disk, guard=guard).close()
 
     def _refuse_older(self, theirs: dict[str, str]) -> None:
         """Raise sqlite3.DatabaseError for a file that has lost decisions which the agent had committed there.

@@ -220,6 +220,7 @@ class Storage:
     def replace_database(self, reason: str, *, carry: bool, why: str) -> None:
         """Set the file aside as *reason* and go on with a new one, with all that can be read when *carry*."""
         self._behind.wait(WORK_SECONDS)
+        self._behind.close()
         with suppress(OSError):  # where the directory cannot be had, memory is next
             self._file.claim_directory()
         is_another = self._file.guard is not None and self._file.guard.is_replaced
@@ -267,6 +268,7 @@ class Storage:
             enter_step=self.enter_step,
             # The first commit to a new -wal makes two things durable, and a slow disk may need the longer time.
             commit_seconds=COMMIT_SECONDS * self.patience_seconds / WORK_SECONDS,
+            opened=self._behind.give_up_disk(),
         ).run()
         if disk is None:
             self._flag.set()
@@ -288,6 +290,7 @@ class Storage:
         else:
             logger.error("What is in memory is lost: the disk under the outbox still refuses.")
         self._stream.counter.close()
+        self._behind.close()
         self._file.close_reader()
         self.connection.close()
         self._origin.close_unread()

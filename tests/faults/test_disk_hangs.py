@@ -363,6 +363,11 @@ if sys.argv[4] == "killed":
     print(json.dumps([longest, kit.totals(outbox)]), flush=True)
     os._exit(9)
 until(([1, 2, 3, 4, 5], 3))
+if sys.argv[4] == "stopped":
+    timed(kit.commit, outbox, kit.event("E-4"), document=Document())
+    outbox.close(10)
+    print(json.dumps([longest, outbox.is_committed]), flush=True)
+    os._exit(0)
 os.environ["SYNC_MILLISECONDS"] = "0"
 end = time.monotonic() + 30
 while outbox.in_memory and time.monotonic() < end:
@@ -384,6 +389,15 @@ def test_a_disk_that_is_slow_for_a_while_is_gone_back_to(kit, shim, tmp_path):
     outbox = kit.open()
     assert (kit.due(outbox, "a"), kit.due(outbox, "b")) == ([3, 4, 5], [2, 3, 4, 5])
     assert kit.totals(outbox) == totals
+
+
+@pytest.mark.long
+def test_a_stop_on_a_disk_that_is_always_slow_brings_all_of_it_there_in_ten_seconds(kit, shim, tmp_path):
+    """What was written beside the work is not written again, and the connection for it is open."""
+    longest, is_committed = json.loads(run(SLOW, kit, shim, tmp_path, 2600, "stopped"))
+    assert longest < 2.0
+    assert is_committed
+    assert [record.sequence for record in OutboxFile(kit.directory).records()] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.long
