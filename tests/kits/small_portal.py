@@ -26,6 +26,7 @@ class Asked:
     index: int
     wait_seconds: float
     token: str
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(Said(404))
             return
         index, wait = int(query["index"][0]), float(query["wait"][0])
-        self._say(self.server.portal.polled(Asked(vm_id, index, wait, self.headers.get("Authorization", ""))))
+        token = self.headers.get("Authorization", "")
+        self._say(self.server.portal.polled(Asked(vm_id, index, wait, token, dict(self.headers))))
 
     def do_POST(self) -> None:
         """Take one record."""

@@ -369,6 +369,54 @@ ALSO = {
 }
 
 
+class NobodyToAsk(SmallPortal):
+    """Checked without a key, a way for records and an operator."""
+
+
+class NobodyDecides(SmallPortal):
+    """Checked with an operator whose command fails."""
+
+
+class TakesDocuments(SmallPortal):
+    """Checked with the token that it gives for an attested document."""
+
+
+class SaysTheTokenBack(SmallPortal):
+    def polled(self, asked):
+        return Said(200, asked.token.encode(), {"Content-Type": "text/plain"})
+
+
+class BusyAtFirst(SmallPortal):
+    is_busy = True
+
+    def polled(self, asked):
+        if self.is_busy:
+            self.is_busy = False
+            return Said(503, headers={"Retry-After": "1"})
+        return super().polled(asked)
+
+
+class NotesRequests(SmallPortal):
+    def refused(self, asked):
+        self.seen = [*getattr(self, "seen", []), asked]
+        return super().refused(asked)
+
+
+def fails(_verdict, _record):
+    raise NotDecided("The command of --decision-by ended with 3.")
+
+
+#: Further portals, none of them wrong but one, and how the kit is told of them.
+FURTHER = {
+    NobodyToAsk: {"keys": (), "records_url": None, "decider": None},
+    NobodyDecides: {"decider": Decider(decide=fails, is_command=True)},
+    TakesDocuments: {"decider": None, "document": lambda nonce: f"signed by Azure: {nonce}"},
+    SaysTheTokenBack: {"decider": None},
+    BusyAtFirst: {"decider": None},
+    NotesRequests: {"decider": None},
+}
+
+
 def announced(vm_id):
     """Return a record of an event, as far as a decision needs one."""
     event = {
@@ -386,7 +434,8 @@ def settings_of(portal, folder, *, token=TOKEN, **options):
     file = folder / "token"
     file.write_text(f"{token}\n")
     keys = (KeySettings(kid="unused", approver="unused", public_key_file="unused"),)
-    remote = RemoteSettings(url=portal.url, token_file=str(file), wait_seconds=WAIT_SECONDS, keys=keys)
+    who = {"credential": "attested"} if "document" in options else {"token_file": str(file)}
+    remote = RemoteSettings(url=portal.url, wait_seconds=WAIT_SECONDS, keys=keys, **who)
     key = TrustedKey(
         kid=portal.signer.kid, approver=portal.signer.approver, public_key_file=portal.signer.public_key_file
     )
@@ -414,19 +463,11 @@ def checked(made, folder, **options):
 def reports(tmp_path_factory):
     """Return the report on each portal, by its class."""
     folder = tmp_path_factory.mktemp("portals")
-    with ThreadPoolExecutor(len(WRONG) + 1) as pool:
-        made = {
-            each: pool.submit(
-                checked, each, folder / each.__name__, **({} if needs_decisions(each) else {"decider": None})
-            )
-            for each in (SmallPortal, *WRONG)
-        }
+    options = {each: {} if requirement in BY_A_DECISION else {"decider": None} for each, requirement in WRONG.items()}
+    options |= {SmallPortal: {}, **FURTHER}
+    with ThreadPoolExecutor(len(options)) as pool:
+        made = {each: pool.submit(checked, each, folder / each.__name__, **given) for each, given in options.items()}
         return {each: future.result() for each, future in made.items()}
-
-
-def needs_decisions(portal):
-    """Return whether *portal* has to decide something before it is told from a correct one."""
-    return portal is SmallPortal or WRONG[portal] in BY_A_DECISION
 
 
 def broken(report):
@@ -462,8 +503,8 @@ def test_every_sentence_but_those_nobody_can_break_alone_has_a_portal_that_break
     assert set(WRONG.values()) == set(Requirement)
 
 
-def test_without_an_operator_and_a_key_it_says_what_was_not_tried(tmp_path):
-    report, _ = checked(SmallPortal, tmp_path / "portal", keys=(), records_url=None, decider=None)
+def test_without_an_operator_and_a_key_it_says_what_was_not_tried(reports):
+    report, _ = reports[NobodyToAsk]
     results = {each.requirement: each for each in report.findings}
     assert not broken(report)
     for requirement, why in (
@@ -479,62 +520,38 @@ def test_without_an_operator_and_a_key_it_says_what_was_not_tried(tmp_path):
     }
 
 
-def test_an_operator_who_does_not_decide_breaks_nothing(tmp_path):
-    def fails(_verdict, _record):
-        raise NotDecided("The command of --decision-by ended with 3.")
-
-    report, _ = checked(SmallPortal, tmp_path / "portal", decider=Decider(decide=fails, is_command=True))
+def test_an_operator_who_does_not_decide_breaks_nothing(reports):
+    report, _ = reports[NobodyDecides]
     assert not broken(report)
     (news,) = (each for each in report.findings if each.requirement is Requirement.NEWS)
     assert (news.result, news.detail) == (Result.NOT_TRIED, "The command of --decision-by ended with 3.")
 
 
-def test_a_portal_that_says_the_token_back_does_not_get_it_shown(tmp_path):
-    class Parrot(SmallPortal):
-        def polled(self, asked):
-            return Said(200, asked.token.encode(), {"Content-Type": "text/plain"})
-
-    report, _ = checked(Parrot, tmp_path / "portal")
+def test_a_portal_that_says_the_token_back_does_not_get_it_shown(reports):
+    report, _ = reports[SaysTheTokenBack]
     shown = str([(each.detail, each.asked, each.answered) for each in report.findings])
     assert "<secret>" in shown
     assert TOKEN not in shown
 
 
-def test_a_portal_that_gives_tokens_for_attested_documents_is_asked_with_one(tmp_path):
-    keys = (KeySettings(kid="unused", approver="unused", public_key_file="unused"),)
-    portal = SmallPortal(Signer(tmp_path, "ops"), vm_id=VM_ID, token=TOKEN)
-    remote = RemoteSettings(url=portal.url, credential="attested", wait_seconds=WAIT_SECONDS, keys=keys)
-    settings = CheckSettings(remote=remote, vm_id=VM_ID, document=lambda nonce: f"signed by Azure: {nonce}")
-    try:
-        report = check_portal(settings)
-    finally:
-        portal.close()
+def test_a_portal_that_gives_tokens_for_attested_documents_is_asked_with_one(reports):
+    report, portal = reports[TakesDocuments]
     assert portal.documents == ["signed by Azure: 42"]
     assert not broken(report)
 
 
-def test_a_portal_that_is_busy_is_waited_for(tmp_path):
-    class Busy(SmallPortal):
-        is_busy = True
-
-        def polled(self, asked):
-            if self.is_busy:
-                self.is_busy = False
-                return Said(503, headers={"Retry-After": "1"})
-            return super().polled(asked)
-
-    report, _ = checked(Busy, tmp_path / "portal", decider=None)
+def test_a_portal_that_is_busy_is_waited_for(reports):
+    report, portal = reports[BusyAtFirst]
     assert not broken(report)
+    assert not portal.is_busy
 
 
-def test_the_kit_asks_as_an_agent_does(tmp_path):
-    seen = []
-
-    class Noting(SmallPortal):
-        def refused(self, asked):
-            seen.append(asked)
-            return super().refused(asked)
-
-    checked(Noting, tmp_path / "portal", decider=None)
-    assert {each.vm_id for each in seen if each.token == f"Bearer {TOKEN}"} >= {VM_ID}
-    assert AGENT_HEADER in (resources.files("bridge.approval") / "PROTOCOL.md").read_text(encoding="utf-8")
+def test_the_kit_asks_as_an_agent_does(reports):
+    _, portal = reports[NotesRequests]
+    own = [each for each in portal.seen if each.token == f"Bearer {TOKEN}" and each.vm_id == VM_ID]
+    assert {each.wait_seconds for each in own} == {WAIT_SECONDS, 600}
+    for each in own:
+        assert each.headers["Accept"] == "application/json"
+        assert each.headers["Accept-Encoding"] == "identity"
+        assert AGENT_HEADER in each.headers
+        assert "Cookie" not in each.headers
