@@ -92,15 +92,10 @@ BLOCKS = [
 CONFIGURATIONS = [each for each in BLOCKS if each.values[1].language == "toml" and each.values[1].mark not in RUN]
 
 
-@pytest.mark.parametrize(("page", "block"), BLOCKS)
-def test_block_is_run_loaded_or_compared(page, block):
-    if block.language == "toml":
-        return  # below, or by the test that RUN names
-    if block.language == "sh" and block.mark in NEEDED:
-        return  # test_shown_commands.py
-    if block.language == "text" and block.mark == DRAWING:
-        return
-    assert block.mark in RUN, f"{page}: give this block a mark, and a test that runs it:\n{block.text}"
+@pytest.mark.parametrize(("page", "block"), [each for each in BLOCKS if each.values[1].language != "toml"])
+def test_block_is_run_or_compared_or_says_what_it_needs(page, block):
+    marks = {"sh": RUN.keys() | NEEDED, "text": RUN.keys() | {DRAWING}}.get(block.language, RUN.keys())
+    assert block.mark in marks, f"{page}: give this block a mark, and a test that runs it:\n{block.text}"
 
 
 @pytest.mark.parametrize("page", PAGES)
