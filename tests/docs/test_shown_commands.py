@@ -59,6 +59,8 @@ def _commands_in_a_sentence():
 
 @pytest.mark.parametrize("words", list(_commands_in_a_block()))
 def test_every_command_in_a_block_exists_with_its_options(words):
+    if any(word.startswith(".ci/") for word in words) and not (doc_pages.ROOT / ".ci").exists():
+        pytest.skip("an unpacked sdist has no .ci")
     check(words)
 
 

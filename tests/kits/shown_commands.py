@@ -139,7 +139,7 @@ def _check_installer(words: list[str]) -> None:
 
 def _check_steps(words: list[str]) -> None:
     script, *steps = words
-    text = (ROOT / script).read_text(encoding="utf-8")
+    text = _text_of(script)
     for step in steps:
         if f"\nstep_{step}()" not in text:
             raise click.UsageError(f"{script} has no step {step}")
@@ -147,10 +147,16 @@ def _check_steps(words: list[str]) -> None:
 
 def _check_script(words: list[str]) -> None:
     script, *rest = words
-    text = (ROOT / script).read_text(encoding="utf-8") if (ROOT / script).is_file() else ""
+    text = _text_of(script)
     for option in _options(rest):
         if f'"{option}"' not in text:
             raise click.UsageError(f"{script} has no option {option}")
+
+
+def _text_of(script: str) -> str:
+    if not (ROOT / script).is_file():
+        raise click.UsageError(f"There is no {script}")
+    return (ROOT / script).read_text(encoding="utf-8")
 
 
 def _check_other(program: str, words: list[str]) -> None:
