@@ -9,7 +9,8 @@ A wheelhouse and not a Python of its own: the VM's Python gets its security upda
 the lock (requirements.txt beside this file), for every Python that the agent supports, fetched and compared by hash.
 They go into two archives: scheduled-events-bridge-VERSION-linux-ARCH.tar.gz is whole, with install.sh, the unit and the
 extra `template`; scheduled-events-bridge-extras-VERSION-linux-ARCH.tar.gz is unpacked over it where `apprise` or
-`websocket` is wanted, which are larger than all the rest.
+`websocket` is wanted, which are larger than all the rest. With --package deb and --package rpm the first one becomes a
+package too.
 
 The same inputs give the same bytes. SOURCE_DATE_EPOCH is the time of everything inside.
 """
@@ -21,6 +22,7 @@ import email
 import gzip
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -33,6 +35,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import packages
 from packaging.markers import Marker
 from packaging.requirements import Requirement
 from packaging.tags import Tag, compatible_tags, cpython_tags
@@ -248,6 +251,21 @@ def lay_out(directory: Path, extras: Path, house: Wheelhouse, arch: str) -> None
     write(directory / "built-for", f"version={version}\nmachine={MACHINES[arch]}\npythons='{' '.join(PYTHONS)}'\n")
 
 
+def write_shell_files(share: Path, own: Path, epoch: int) -> None:
+    """Write the manual and the completions, by the agent itself, on the Python that runs this."""
+    locked = read_lock(HERE / "requirements.txt")
+    here = Target("{}.{}".format(*sys.version_info), platform.machine())
+    with tempfile.TemporaryDirectory() as name:
+        wheels, libraries = Path(name, "wheels"), Path(name, "libraries")
+        wheels.mkdir()
+        house = Wheelhouse(wheels, Path(shutil.copy(own, wheels)))
+        house.fetch([one for one in locked if here.takes(one.marker) and one.name not in LEFT_OUT], here)
+        for wheel in needed(house, locked, here, ()):
+            shutil.unpack_archive(wheel, libraries, "zip")
+        program = [sys.executable, "-I", "-B", HERE / "shell_files.py", libraries, share, str(epoch)]
+        subprocess.run(program, check=True)  # noqa: S603
+
+
 def put(directory: Path, wheels: Iterable[Path]) -> None:
     """Copy *wheels* into a new directory."""
     directory.mkdir(parents=True)
@@ -280,8 +298,11 @@ def pack(directory: Path, archive: Path, epoch: int) -> None:
                     tar.addfile(member, content)
 
 
-def build(own: Path, out: Path, arch: str, epoch: int) -> list[Path]:
-    """Make the archives of *arch* in *out* and return them."""
+def build(own: Path, share: Path, out: Path, arch: str, epoch: int, *, kinds: Iterable[str]) -> list[Path]:
+    """Make the archives of *arch* in *out*, and the packages of *kinds*, and return them.
+
+    *share* is what `write_shell_files` wrote.
+    """
     version = parse_wheel_filename(own.name)[1]
     made = []
     with tempfile.TemporaryDirectory() as name:
@@ -290,9 +311,14 @@ def build(own: Path, out: Path, arch: str, epoch: int) -> list[Path]:
             directory.mkdir(parents=True)
         house = Wheelhouse(Path(name, "wheels"), Path(shutil.copy(own, Path(name, "wheels"))))
         lay_out(whole, extras, house, arch)
+        shutil.copytree(share, whole / "share")
         for directory, kind in ((whole, NAME), (extras, f"{NAME}-extras")):
             made.append(out / f"{kind}-{version}-linux-{arch}.tar.gz")
             pack(directory, made[-1], epoch)
+        package = packages.Package(
+            tree=whole, version=str(version), machine=MACHINES[arch], pythons=PYTHONS, epoch=epoch
+        )
+        made += [package.make(kind, out) for kind in kinds]
     return made
 
 
@@ -302,12 +328,16 @@ def main() -> None:
     parser.add_argument("--wheel", type=Path, required=True, help="the agent's wheel")
     parser.add_argument("--out", type=Path, default=Path("dist"), help="where the archives go (dist)")
     parser.add_argument("--arch", action="append", choices=MACHINES, help="one machine alone (all)")
+    parser.add_argument("--package", action="append", choices=packages.KINDS, help="a package too (none)")
     asked = parser.parse_args()
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or DEFAULT_EPOCH)
     asked.out.mkdir(parents=True, exist_ok=True)
-    for arch in asked.arch or MACHINES:
-        for path in build(asked.wheel.resolve(), asked.out.resolve(), arch, epoch):
-            sys.stdout.write(f"{sha256(path)}  {path.stat().st_size / 1e6:5.1f} MB  {path.name}\n")
+    own, out = asked.wheel.resolve(), asked.out.resolve()
+    with tempfile.TemporaryDirectory() as share:
+        write_shell_files(Path(share), own, epoch)
+        for arch in asked.arch or MACHINES:
+            for path in build(own, Path(share), out, arch, epoch, kinds=asked.package or ()):
+                sys.stdout.write(f"{sha256(path)}  {path.stat().st_size / 1e6:5.1f} MB  {path.name}\n")
 
 
 if __name__ == "__main__":

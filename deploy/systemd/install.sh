@@ -19,11 +19,12 @@
 # in time, the version, unit and configuration of before are put back and started, and the exit code is 1.
 #
 # Secrets before the first start: --no-start, then the secrets (the group is there now), then systemctl start.
+# A service that was disabled stays so, and is restarted only if it runs; a masked one is left alone.
 #
 # What it makes, all of it below DIR:
 #   /opt/scheduled-events-bridge/venvs/TIME      the program; the one before is kept
 #   /opt/scheduled-events-bridge/venv            a link to the one that counts, changed at once and last
-#   /usr/local/bin/scheduled-events-bridge       a link to the command
+#   /usr/local/bin/scheduled-events-bridge       a link to the command; its manual and completions in /usr/local/share
 #   /etc/scheduled-events-bridge/config.toml     only if there is none, or with --config
 #   /etc/sysusers.d, /etc/systemd/system         the user and the unit; drop-ins are left alone
 #   /var/lib/scheduled-events-bridge             the state, made by the service
@@ -95,16 +96,33 @@ unit=$root/etc/systemd/system/$name.service
 sysusers=$root/etc/sysusers.d/$name.conf
 command=$root/usr/local/bin/$name
 state=$root/var/lib/$name
+# The manual and what completes the command in a shell. A package of the distribution has its own, and a command.
+shared="man/man1/$name.1 bash-completion/completions/$name zsh/site-functions/_$name fish/vendor_completions.d/$name.fish"
 
 # ---- take it away ---------------------------------------------------------------------------------------------------
+
+is_mask() { [ "$(readlink "$1" || true)" = /dev/null ]; } # what systemctl mask puts in a unit's place
+
+remove_shared() { # the command and what belongs to it in /usr/local
+  rm -f "$command"
+  for file in $shared; do
+    rm -f "$root/usr/local/share/$file"
+    case $file in
+      man/*) ;; # the system's own directories
+      *) (cd "$root/usr/local/share" && rmdir -p --ignore-fail-on-non-empty "${file%/*}") 2>/dev/null || true ;;
+    esac
+  done
+}
 
 uninstall() {
   if has_systemd; then
     systemctl --quiet disable --now "$name.service" 2>/dev/null || systemctl stop "$name.service" 2>/dev/null || true
   fi
-  rm -rf "$root$opt" "$command" "$unit" "$sysusers" "$root/etc/systemd/system/multi-user.target.wants/$name.service"
+  remove_shared
+  is_mask "$unit" || rm -f "$unit"
+  rm -rf "$root$opt" "$sysusers" "$root/etc/systemd/system/multi-user.target.wants/$name.service"
   if [ "$purge" = yes ]; then
-    rm -rf "$etc" "$unit.d" "$root/run/$name"
+    rm -rf "$etc" "$unit" "$unit.d" "$root/run/$name"
     # The state may be a disk of its own: that is emptied, and stays mounted.
     if [ -d "$state" ]; then
       find "$state" -mindepth 1 -delete
@@ -162,6 +180,7 @@ for path in (getattr(sys, "_base_executable", sys.executable), sys.base_prefix, 
 [ -z "$hidden" ] || fail 1 "$python lies in $hidden, which the service cannot see: its sandbox hides /root, /home, /run/user
 and /tmp. $advice"
 minor=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+package='' # deb or rpm, where one brought the archive
 if [ -z "$source" ]; then
   machine='' pythons=''
   # shellcheck source=/dev/null # written by deploy/artifact/build.py
@@ -187,7 +206,9 @@ old=$(readlink "$root$opt/venv" || true)
 
 put_back() { # what was there before: version, configuration, unit
   for file in "$config" "$unit" "$sysusers"; do
-    if [ -e "$before/${file##*/}" ]; then
+    if is_mask "$file"; then
+      continue
+    elif [ -e "$before/${file##*/}" ]; then
       cp -p "$before/${file##*/}" "$file"
     else
       rm -f "$file"
@@ -231,7 +252,7 @@ from_the_archive() {
   set -- --requirement "$here/requirements.txt"
   for extra in $(printf '%s' "$extras" | tr , ' '); do
     [ -f "$here/requirements-$extra.txt" ] || fail 1 "The extra $extra is not here. There are apprise, template and websocket;
-apprise and websocket come in the archive $name-extras: unpack it in the same directory."
+apprise and websocket come in the archive $name-extras: unpack it over $here."
     set -- "$@" --requirement "$here/requirements-$extra.txt"
   done
   "$python" -m venv --without-pip "$root$new" || return 1
@@ -303,18 +324,27 @@ esac
 # ---- put into place -------------------------------------------------------------------------------------------------
 
 keep() { # a copy of file $1, to put back
-  [ ! -e "$1" ] || cp -p "$1" "$before/${1##*/}"
+  is_mask "$1" || [ ! -e "$1" ] || cp -p "$1" "$before/${1##*/}"
 }
+
+# What somebody switched off stays off, as after an upgrade of any package.
+enable=yes
+if is_mask "$unit"; then
+  enable=no start=no
+elif has_systemd && [ -n "$old" ] && [ -e "$unit" ] && ! systemctl --quiet is-enabled "$name.service" 2>/dev/null; then
+  enable=no
+  systemctl --quiet is-active "$name.service" || start=no
+fi
 
 mkdir -p "$before"
 for file in "$config" "$unit" "$sysusers"; do keep "$file"; done
 in_place=yes
 [ "$wanted" = "$config" ] || cmp -s "$wanted" "$config" || install -m 0644 "$wanted" "$config"
 install -m 0644 "$here/$name.sysusers.conf" "$sysusers"
-install -m 0644 "$here/$name.service" "$unit"
+is_mask "$unit" || install -m 0644 "$here/$name.service" "$unit"
 ln -sfn "venvs/${new##*/}" "$root$opt/venv.new"
 mv -fT "$root$opt/venv.new" "$root$opt/venv"
-ln -sfn "$opt/venv/bin/$name" "$command"
+[ -n "$package" ] || ln -sfn "$opt/venv/bin/$name" "$command"
 
 # ---- started, and believed only when it says that it is ready -------------------------------------------------------
 
@@ -327,11 +357,17 @@ status=0 reasons=''
 if [ -n "$root" ]; then
   systemctl --root="$root" --quiet enable "$name.service"
 elif [ ! -d /run/systemd/system ]; then
-  say "systemd does not run here: enable and start $name.service yourself"
+  if [ "$enable" = yes ] && systemctl --root=/ --quiet enable "$name.service" 2>/dev/null; then
+    say 'systemd does not run here: the agent starts when this system boots'
+  else
+    say "systemd does not run here: enable and start $name.service yourself"
+  fi
 else
   systemctl daemon-reload
-  systemctl --quiet enable "$name.service"
-  if [ "$start" = no ]; then
+  [ "$enable" = no ] || systemctl --quiet enable "$name.service"
+  if is_mask "$unit"; then
+    say "It is masked, and not started. After systemctl unmask $name install it again"
+  elif [ "$start" = no ]; then
     say "It is not started: systemctl restart $name"
   else
     systemctl restart "$name.service" || go_back 'The new version does not start.'
@@ -346,6 +382,13 @@ fi
 in_place=no
 trap - EXIT
 rm -rf "$before" "$config.new"
+if [ -n "$package" ]; then
+  remove_shared # of an archive that was installed before
+elif [ -z "$source" ]; then
+  for file in $shared; do
+    install -D -m 0644 "$here/share/$file" "$root/usr/local/share/$file" || true # the agent does without
+  done
+fi
 for venv in "$root$opt"/venvs/*; do
   case venvs/${venv##*/} in "$old" | "venvs/${new##*/}") ;; *) rm -rf "$venv" ;; esac
 done
@@ -354,4 +397,5 @@ say "Installed $("$root$new/bin/python" -I "$root$new/bin/$name" --version)"
 if [ -n "$old" ] && [ "$old" != "venvs/${new##*/}" ]; then
   say "Back to the one before: ln -sfn $old $opt/venv && systemctl restart $name"
 fi
-[ "$status" -eq 0 ] || fail 1 "It runs, and is not ready after $wait s: $reasons"
+[ "$status" -eq 0 ] || [ -z "$package" ] || say "It runs, and is not ready after $wait s: $reasons"
+[ "$status" -eq 0 ] || [ -n "$package" ] || fail 1 "It runs, and is not ready after $wait s: $reasons"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -123,3 +124,85 @@ def absent(sentence: str) -> NoReturn:
     if os.environ.get("DEPLOY_TOOLS") == "required":
         pytest.fail(sentence)
     pytest.skip(sentence)
+
+
+# ---- what deploy/artifact/build.py made, and a machine to install it on ----------------------------------------------
+
+NAME = "scheduled-events-bridge"
+#: The archive's word for a machine, and that of `uname -m`.
+ARCHES = {"x86_64": "x86_64", "arm64": "aarch64"}
+HERE = Path(__file__).parent
+BOOT_SECONDS = 800
+#: The namespaces that boot.sh makes.
+SPACES = ("--fork", "--pid", "--mount", "--net", "--cgroup", "--uts", "--ipc")
+
+
+@pytest.fixture(scope="session")
+def artifacts() -> Path:
+    """Return the directory with what deploy/artifact/build.py made."""
+    name = os.environ.get("ARTIFACTS")
+    return Path(name) if name else absent("ARTIFACTS is not set: make them with deploy/artifact/build.py, and name it")
+
+
+@pytest.fixture(scope="session")
+def own_archive(artifacts: Path) -> Path:
+    """Return the archive for this kind of machine."""
+    arch = next((arch for arch, machine in ARCHES.items() if machine == platform.machine()), "this machine")
+    (path,) = artifacts.glob(f"{NAME}-[0-9]*-linux-{arch}.tar.gz")
+    return path
+
+
+@pytest.fixture(scope="session")
+def bare(tool: Callable[[str], str], unable: Callable[..., NoReturn]) -> str:
+    """Return the directory of a bare Debian, on a machine that can boot it."""
+    base = os.environ.get("BARE_DEBIAN")
+    if os.geteuid():
+        unable("no systemd of its own starts here")
+    if not base or not Path(base, "usr").is_dir():
+        absent("BARE_DEBIAN is not set: make one with debootstrap --variant=minbase --include=systemd,python3,rpm")
+    for name in ("unshare", "ip"):
+        tool(name)
+    probe = subprocess.run(["unshare", *SPACES, "true"], capture_output=True, text=True, timeout=30, check=False)
+    if probe.returncode:
+        unable("no systemd of its own starts here, in namespaces", probe.stderr)
+    return str(base)
+
+
+@pytest.fixture(scope="session")
+def simulator(
+    own_archive: Path, service_python: Path, clean_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Return an agent of its own to simulate the metadata service, which knows nothing of what is tried."""
+    directory = tmp_path_factory.mktemp("simulator")
+    subprocess.run(["tar", "-C", directory, "-xzf", own_archive], timeout=60, check=True)
+    (unpacked,) = directory.glob(f"{NAME}-*")
+    subprocess.run(
+        [unpacked / "install.sh", "--root", directory / "own", "--python", service_python],
+        env=clean_environment, capture_output=True, timeout=300, check=True,
+    )  # fmt: skip
+    return (directory / f"own/opt/{NAME}/venv").resolve()
+
+
+@pytest.fixture(scope="session")
+def drive(bare: str, simulator: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
+    """Return a function that boots the bare Debian, has drive.sh of a directory run there, and returns its facts."""
+
+    def boot(name: str, *goods: Path) -> dict[str, str]:
+        directory = tmp_path_factory.mktemp(name)
+        shutil.copytree(HERE / "artifact", directory / "goods")
+        for path in [HERE / name / "drive.sh", *goods]:
+            shutil.copy(path, directory / "goods")
+        shutil.copytree(simulator, directory / "goods/simulator", symlinks=True)
+        with (directory / "console").open("wb") as console:
+            subprocess.run(
+                ["bash", HERE / "systemd/boot.sh", "none", directory], env={**os.environ, "BASE": bare},
+                stdout=console, stderr=console, timeout=BOOT_SECONDS, check=False,
+            )  # fmt: skip
+        for said in ("console", "results/log"):  # shown when a test fails
+            found = directory / said
+            sys.stdout.write(f"---- {said}\n{found.read_text() if found.exists() else 'none'}\n")
+        facts = directory / "results/facts"
+        lines = facts.read_text().splitlines() if facts.exists() else []
+        return dict(line.split("=", 1) for line in lines)
+
+    return boot

@@ -21,12 +21,8 @@ else:
 
 pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
 
-HERE = Path(__file__).parent
 NAME = "scheduled-events-bridge"
 ARCHES = {"x86_64": "x86_64", "arm64": "aarch64"}
-BOOT_SECONDS = 800
-#: The namespaces that boot.sh makes.
-SPACES = ("--fork", "--pid", "--mount", "--net", "--cgroup", "--uts", "--ipc")
 MOST_BYTES = 20_000_000
 
 
@@ -34,15 +30,6 @@ def absent(sentence):
     if os.environ.get("DEPLOY_TOOLS") == "required":
         pytest.fail(sentence)
     pytest.skip(sentence)
-
-
-@pytest.fixture(scope="module")
-def artifacts():
-    """Return the directory with what deploy/artifact/build.py made."""
-    name = os.environ.get("ARTIFACTS")
-    if not name:
-        absent("ARTIFACTS is not set: make the archives with deploy/artifact/build.py, and name their directory")
-    return Path(name)
 
 
 def archive(artifacts, arch, kind=NAME):
@@ -149,49 +136,9 @@ def test_same_inputs_give_the_same_bytes(artifacts, deploy, package_source, tmp_
 
 
 @pytest.fixture(scope="module")
-def bare(tool, unable):
-    """Return the directory of a bare Debian, on a machine that can boot it."""
-    base = os.environ.get("BARE_DEBIAN")
-    if os.geteuid():
-        unable("no systemd of its own starts here")
-    if not base or not Path(base, "usr").is_dir():
-        absent("BARE_DEBIAN is not set: make one with debootstrap --variant=minbase --include=systemd,python3,rpm")
-    for name in ("unshare", "ip"):
-        tool(name)
-    probe = subprocess.run(["unshare", *SPACES, "true"], capture_output=True, text=True, timeout=30, check=False)
-    if probe.returncode:
-        unable("no systemd of its own starts here, in namespaces", probe.stderr)
-    return base
-
-
-@pytest.fixture(scope="module")
-def facts(artifacts, bare, service_python, clean_environment, tmp_path_factory):
+def facts(drive, own_archive):
     """Return what artifact/drive.sh found."""
-    directory = tmp_path_factory.mktemp("bare")
-    goods = directory / "goods"
-    shutil.copytree(HERE / "artifact", goods)
-    arch = next(arch for arch, machine in ARCHES.items() if machine == platform.machine())
-    path = archive(artifacts, arch)
-    shutil.copy(path, goods)
-    # The simulated metadata service is an agent of its own, which knows nothing of what is tried.
-    subprocess.run(["tar", "-C", directory, "-xzf", path], timeout=60, check=True)
-    (unpacked,) = directory.glob(f"{NAME}-*")
-    subprocess.run(
-        [unpacked / "install.sh", "--root", directory / "own", "--python", service_python],
-        env=clean_environment, capture_output=True, timeout=300, check=True,
-    )  # fmt: skip
-    shutil.copytree((directory / f"own/opt/{NAME}/venv").resolve(), goods / "simulator", symlinks=True)
-    with (directory / "console").open("wb") as console:
-        subprocess.run(
-            ["bash", HERE / "systemd/boot.sh", "none", directory], env={**os.environ, "BASE": bare},
-            stdout=console, stderr=console, timeout=BOOT_SECONDS, check=False,
-        )  # fmt: skip
-    results = directory / "results"
-    for name in ("console", "results/log"):  # shown when a test fails
-        found = directory / name
-        sys.stdout.write(f"---- {name}\n{found.read_text() if found.exists() else 'none'}\n")
-    lines = (results / "facts").read_text().splitlines() if (results / "facts").exists() else []
-    return dict(line.split("=", 1) for line in lines)
+    return drive("artifact", own_archive)
 
 
 def test_bare_python_installs_and_the_secrets_are_there_before_the_first_start(facts):
@@ -207,6 +154,7 @@ def test_what_is_installed_has_nothing_that_a_run_never_needs(facts):
     assert {"requests", "scheduled_events_bridge"} <= held
     assert held & {"pip", "setuptools", "pygments", "rich", "markdown_it_py"} == set()
     assert int(facts["installed_megabytes"]) < 50
+    assert facts["manual"] == f"/usr/local/share/man/man1/{NAME}.1"
 
 
 def test_demo_does_without_the_library_that_was_left_out(facts):
@@ -218,7 +166,7 @@ def test_upgrade_under_load_loses_nothing_and_remembers_the_extras(facts):
     assert facts["upgrade_switched"] == "yes"
     assert facts["upgrade_remembers_extras"] == "template"
     assert facts["load_went_on"] == "yes"
-    assert facts["upgrade_lost"] == "400 announced, 0 lost, 0 gaps"
+    assert re.fullmatch(r"[1-9]\d+ announced, 0 lost, 0 gaps", facts["upgrade_lost"])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ JUDGES = {
     "azure/kql/README.md": "../docs/test_operators.py",
     "systemd/*": "test_systemd.py",
     "artifact/*": "test_artifact.py",
+    "artifact/package/*": "test_packages.py",
     "docker/Dockerfile": "test_docker.py",
     "docker/Dockerfile.dockerignore": "test_docker.py",
     "docker/healthcheck.py": "test_docker.py",

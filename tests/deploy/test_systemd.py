@@ -408,7 +408,9 @@ def test_wrong_usage_of_the_installer_is_said(deploy, arguments, said):
 def test_shell_scripts_are_clean(tool, deploy):
     here = Path(__file__).parent
     scripts = [deploy / "systemd/install.sh", deploy / "artifact/lock.sh", *sorted(here.glob("systemd/*.sh"))]
-    scripts += sorted(here.glob("artifact/*.sh"))
-    assert len(scripts) == 5
-    done = subprocess.run([tool("shellcheck"), *scripts], capture_output=True, text=True, timeout=60, check=False)
+    scripts += [*sorted(here.glob("artifact/*.sh")), *sorted(here.glob("packages/*.sh"))]
+    assert len(scripts) == 7
+    done = subprocess.run(
+        [tool("shellcheck"), "--external-sources", *scripts], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stdout

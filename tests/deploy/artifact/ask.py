@@ -22,9 +22,9 @@ def status_of(url: str) -> int:
         return 0
 
 
-def announce(count: int, url: str) -> None:
-    """Announce *count* events, ten a second, and print their ids."""
-    for _ in range(count):
+def announce(enough: str, url: str) -> None:
+    """Announce events, ten a second, until the file *enough* is there, and print their ids."""
+    while not Path(enough).exists():
         body = json.dumps({"event_type": "Freeze", "event_source": "Platform"}).encode()
         with urllib.request.urlopen(urllib.request.Request(url, body), timeout=10) as answer:
             said = json.load(answer)
@@ -53,7 +53,7 @@ def without_library(library: str, path: str) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--announce":
-        announce(int(sys.argv[2]), sys.argv[3])
+        announce(*sys.argv[2:])
     elif sys.argv[1] == "--lost":
         sys.stdout.write(f"{lost(*sys.argv[2:])}\n")
     elif sys.argv[1] == "--without-library":

@@ -1,51 +1,18 @@
 #!/bin/bash
 # What a rollout and a bad day do to a VM with nothing but systemd and python3, without any index: boot.sh runs it in
-# there. Each fact becomes a line NAME=VALUE in /run/results/facts; the test says what it must be.
+# there, and the test says what each fact must be.
 set -uo pipefail
 
-readonly name=scheduled-events-bridge
-readonly config=/etc/$name/config.toml link=/opt/$name/venv imds=169.254.169.254
-
-fact() { printf '%s=%s\n' "$1" "$2" >>/run/results/facts; }
-status_of() { "$@" >&2; printf '%s\n' "$?"; }
-version() { readlink "$link"; }
-page() { python3 /run/goods/ask.py "$@"; }
-is_ready() { [[ $(page http://127.0.0.1:9464/readyz) == 200 ]]; }
-runs() { is_ready && systemctl is-active --quiet "$name" && printf 'yes\n' || printf 'no\n'; }
-left() { # what still has the name of the agent, but for what this test put there and the kernel's files
-  find / \( -path /dev -o -path /proc -o -path /sys -o -path /run/goods -o -path /run/driver -o -path /run/results \) -prune -o \
-    -name "*$name*" -print
-  grep -hE "^$name:" /etc/passwd /etc/group
-}
-
-distributions() { find "$link/" -name '*.dist-info' -printf '%f\n' | sed 's/-[0-9].*//' | sort; }
+# shellcheck source-path=SCRIPTDIR source=common.sh
+. /run/goods/common.sh
 
 broken() { # a copy of the archive at $1, for a fault to be put into it
   rm -rf /run/driver/broken
   cp -a "$1" /run/driver/broken
 }
 
-refused() { # fact $1: the rest must end with 1 and leave the version that runs alone
-  local fact=$1 before pid after
-  shift
-  before=$(version) pid=$(systemctl show "$name" -p MainPID --value)
-  fact "${fact}_exit" "$(status_of "$@" 2>/run/driver/said)"
-  cat /run/driver/said >&2
-  after=$([[ $(version) == "$before" ]] && echo same || echo other)
-  fact "${fact}_version" "$after"
-  fact "${fact}_runs" "$(runs)"
-  fact "${fact}_not_restarted" "$([[ $(systemctl show "$name" -p MainPID --value) == "$pid" ]] && echo yes || echo no)"
-  fact "${fact}_said" "$(tr '\n' ' ' </run/driver/said)"
-}
-
 set -x
-cat >/etc/systemd/system/imds.service <<X
-[Service]
-Type=exec
-ExecStart=/run/goods/simulator/bin/python -m bridge simulate quiet --listen $imds:80 --allow-remote --no-rate-limit
-X
-systemctl daemon-reload
-systemctl start imds
+start_imds
 mkdir /run/driver/archive
 archive=(/run/goods/"$name"-[0-9]*-linux-*.tar.gz)
 tar -C /run/driver/archive -xzf "${archive[0]}"
@@ -73,21 +40,17 @@ fact ready "$(runs)"
 fact seconds_to_ready "$((EPOCHSECONDS - began))"
 fact distributions "$(distributions | tr '\n' ' ')"
 fact installed_megabytes "$(du -sm --apparent-size "$link/" | cut -f 1)"
+fact manual "$(find /usr/local/share/man -name "$name.1")"
 fact demo_without_rich "$(script -qec "$name demo" /dev/null </dev/null 2>&1 | grep -c '"transition"')"
 
 # Upgrades under load lose nothing.
-python3 /run/goods/ask.py --announce 400 "http://$imds/control/events" >/run/results/announced &
-load=$!
-sleep 2
+start_load
 old=$(version)
 fact upgrade_exit "$(status_of "$tree/install.sh")"
 fact upgrade_switched "$([[ $(version) != "$old" ]] && echo yes || echo no)"
 fact upgrade_remembers_extras "$(cat $link/extras)"
-fact load_went_on "$(kill -0 "$load" 2>/dev/null && echo yes || echo no)"
-wait "$load"
-sleep 3
-journalctl -u "$name" -o cat --no-pager | grep '^{"schema_version"' >/run/results/records
-fact upgrade_lost "$(python3 /run/goods/ask.py --lost /run/results/announced /run/results/records)"
+end_load load_went_on
+fact upgrade_lost "$(lost)"
 
 # What is refused before anything is changed.
 mkdir -p /root/python/bin

@@ -1,0 +1,62 @@
+# What both drives begin with: a fact, the questions, and a metadata service. Each fact becomes a line NAME=VALUE in
+# /run/results/facts.
+# shellcheck shell=bash disable=SC2034
+
+readonly name=scheduled-events-bridge
+readonly config=/etc/$name/config.toml link=/opt/$name/venv imds=169.254.169.254
+
+fact() { printf '%s=%s\n' "$1" "$2" >>/run/results/facts; }
+status_of() { "$@" >&2; printf '%s\n' "$?"; }
+version() { readlink "$link"; }
+page() { python3 /run/goods/ask.py "$@"; }
+is_ready() { [[ $(page http://127.0.0.1:9464/readyz) == 200 ]]; }
+runs() { is_ready && systemctl is-active --quiet "$name" && printf 'yes\n' || printf 'no\n'; }
+left() { # what still has the name of the agent, but for what this test put there and the kernel's files
+  find / \( -path /dev -o -path /proc -o -path /sys -o -path /run/goods -o -path /run/driver -o -path /run/results \) -prune -o \
+    -name "*$name*" -print
+  grep -hE "^$name:" /etc/passwd /etc/group
+}
+
+distributions() { find "$link/" -name '*.dist-info' -printf '%f\n' | sed 's/-[0-9].*//' | sort; }
+
+refused() { # fact $1: the rest must end with 1 and leave the version that runs alone
+  local fact=$1 before pid after
+  shift
+  before=$(version) pid=$(systemctl show "$name" -p MainPID --value)
+  fact "${fact}_exit" "$(status_of "$@" 2>/run/driver/said)"
+  cat /run/driver/said >&2
+  after=$([[ $(version) == "$before" ]] && echo same || echo other)
+  fact "${fact}_version" "$after"
+  fact "${fact}_runs" "$(runs)"
+  fact "${fact}_not_restarted" "$([[ $(systemctl show "$name" -p MainPID --value) == "$pid" ]] && echo yes || echo no)"
+  fact "${fact}_said" "$(tr '\n' ' ' </run/driver/said)"
+}
+
+start_imds() {
+cat >/etc/systemd/system/imds.service <<X
+[Service]
+Type=exec
+ExecStart=/run/goods/simulator/bin/python -m bridge simulate quiet --listen $imds:80 --allow-remote --no-rate-limit
+X
+systemctl daemon-reload
+systemctl start imds
+}
+
+start_load() { # ten events a second, their ids to /run/results/announced
+  python3 /run/goods/ask.py --announce /run/driver/enough "http://$imds/control/events" >/run/results/announced &
+  load=$!
+  sleep 2
+}
+
+end_load() { # fact $1: whether it went on until now
+  fact "$1" "$(kill -0 "$load" 2>/dev/null && echo yes || echo no)"
+  sleep 2
+  touch /run/driver/enough
+  wait "$load"
+  sleep 3
+}
+
+lost() { # what the journal has of them
+  journalctl -u "$name" -o cat --no-pager | grep '^{"schema_version"' >/run/results/records
+  python3 /run/goods/ask.py --lost /run/results/announced /run/results/records
+}

@@ -1,0 +1,123 @@
+#!/bin/bash
+# What a .deb and an .rpm do to a VM with nothing but systemd and python3, without any index: boot.sh runs it in there,
+# and the test says what each fact must be.
+set -uo pipefail
+
+# shellcheck source-path=SCRIPTDIR/../artifact source=common.sh
+. /run/goods/common.sh
+
+edited() { # the package $1 with the version $2, for a fault to be put into /run/driver/edited
+  rm -rf /run/driver/edited
+  dpkg-deb -R "$1" /run/driver/edited
+  sed -i "s/^Version: .*/Version: $2/" /run/driver/edited/DEBIAN/control
+}
+packed() { dpkg-deb --root-owner-group -Znone -b /run/driver/edited /run/driver/edited.deb >&2; }
+state_of() { dpkg-query -W -f '${db:Status-Status}' "$name"; }
+wait_until_ready() { for _ in {1..100}; do is_ready && break; sleep 0.2; done; }
+is_there() { [[ -e $1 ]] && printf 'yes\n' || printf 'no\n'; }
+in_usr_local() { find /usr/local -name "*$name*" | tr "\n" " "; }
+
+set -x
+start_imds
+deb=$(echo /run/goods/*.deb) rpm=$(echo /run/goods/*.rpm)
+
+# A first installation: the user, the secret and the configuration are there before.
+printf 'u %s - "Scheduled Events Bridge"\n' "$name" | systemd-sysusers -
+install -d "/etc/$name"
+printf 'a-secret\n' >/run/token
+install -m 0640 -g "$name" /run/token "/etc/$name/token"
+cat >"$config" <<X
+[[sinks]]
+type = "stdout"
+[[sinks]]
+type = "webhook"
+url = "http://127.0.0.1:9/hook"
+bearer_token_file = "/etc/$name/token"
+transitions = ["canceled"]
+X
+cp "$config" /run/right.toml
+began=$EPOCHSECONDS
+fact install_exit "$(status_of dpkg -i "$deb")"
+wait_until_ready
+fact seconds_to_ready "$((EPOCHSECONDS - began))"
+fact ready "$(runs)"
+fact command_says "$(/usr/bin/"$name" --version)"
+fact nothing_in_usr_local "$(in_usr_local)"
+fact configuration_was_left "$(cmp "$config" /run/right.toml && echo yes)"
+fact changed_files "$(dpkg --verify "$name" 2>&1 | tr "\n" " ")"
+# shellcheck source=/dev/null # bash-completion of the package; its function asks the command
+fact completes "$(bash -c '. "$1"; COMP_WORDS=("$2" st) COMP_CWORD=1; _scheduled_events_bridge_completion "$2"; echo "${COMPREPLY[*]}"' \
+  - "/usr/share/bash-completion/completions/$name" "$name")"
+
+# Upgrades under load lose nothing; the second one is broken, and gives way before anything is changed.
+start_load
+old=$(version)
+edited "$deb" 9.1
+packed
+fact upgrade_exit "$(status_of dpkg -i /run/driver/edited.deb)"
+fact upgrade_switched "$([[ $(version) != "$old" ]] && echo yes || echo no)"
+edited "$deb" 9.2
+python3 /run/goods/ask.py --without-library requests "/run/driver/edited/usr/lib/$name/requirements.txt"
+packed
+refused missing_library dpkg -i /run/driver/edited.deb
+fact missing_library_state "$(state_of)"
+end_load load_went_on
+fact upgrade_lost "$(lost)"
+
+# What somebody switched off stays off; and the next version mends what the broken one left.
+systemctl --quiet disable --now "$name"
+edited "$deb" 9.3
+packed
+fact disabled_exit "$(status_of dpkg -i /run/driver/edited.deb)"
+fact disabled_state "$(state_of)"
+fact disabled_is_active "$(systemctl is-active "$name")"
+fact disabled_is_enabled "$(systemctl is-enabled "$name")"
+systemctl --quiet enable --now "$name"
+
+# Another python3: its libraries are no longer found, and the package installs itself anew.
+mv "$link"/lib/python3.* "$link/lib/python3.0"
+dpkg-trigger --by-package=python3 /usr/bin/python3
+fact trigger_exit "$(status_of dpkg --configure --pending)"
+wait_until_ready
+fact trigger_runs "$(runs)"
+fact trigger_command_says "$("$name" --version)"
+
+fact remove_exit "$(status_of dpkg -r "$name")"
+fact remove_is_active "$(systemctl is-active "$name")"
+fact remove_left "$(left | grep -v /var/lib/dpkg | tr '\n' ' ')"
+
+# An archive while the service is masked, and a package over it where nothing may start; then away with all of it.
+mkdir /run/driver/archive
+tar -C /run/driver/archive -xzf /run/goods/"$name"-[0-9]*-linux-*.tar.gz
+systemctl mask "$name" >&2
+fact archive_exit "$(status_of /run/driver/archive/*/install.sh)"
+fact mask_was_left "$(readlink "/etc/systemd/system/$name.service")"
+fact masked_is_active "$(systemctl is-active "$name")"
+systemctl unmask "$name" >&2
+fact archive_manual "$(is_there "/usr/local/share/man/man1/$name.1")"
+printf '#!/bin/sh\nexit 101\n' >/usr/sbin/policy-rc.d
+chmod +x /usr/sbin/policy-rc.d
+fact over_archive_exit "$(status_of dpkg -i "$deb")"
+fact over_archive_in_usr_local "$(in_usr_local)"
+fact over_archive_is_active "$(systemctl is-active "$name")"
+rm /usr/sbin/policy-rc.d
+fact purge_exit "$(status_of dpkg -P "$name")"
+fact purge_left "$(left | tr '\n' ' ')"
+
+# The .rpm. Debian's rpm wants to be told that it is meant; what it needs is here by dpkg.
+rpm_command=(rpm --force-debian --nodeps)
+fact rpm_install_exit "$(status_of "${rpm_command[@]}" -i "$rpm")"
+wait_until_ready
+fact rpm_ready "$(runs)"
+fact rpm_changed_files "$(rpm --verify --nodeps "$name" 2>&1 | tr "\n" " ")"
+printf 'no_such_key = 1\n' >"$config"
+refused rpm_refused_configuration "${rpm_command[@]}" -U --force "$rpm"
+rm "$config"
+old=$(version)
+fact rpm_upgrade_exit "$(status_of "${rpm_command[@]}" -U --force "$rpm")"
+fact rpm_upgrade_switched "$([[ $(version) != "$old" ]] && echo yes || echo no)"
+fact rpm_upgrade_runs "$(runs)"
+fact rpm_erase_exit "$(status_of "${rpm_command[@]}" -e "$name")"
+fact rpm_erase_is_active "$(systemctl is-active "$name")"
+fact rpm_erase_left "$(left | tr '\n' ' ')"
+fact finished yes

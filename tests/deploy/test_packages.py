@@ -1,0 +1,269 @@
+"""The .deb and the .rpm of a release: what they hold, and what becomes of a bare Debian with them, under a systemd.
+
+What an operator does stands in packages/drive.sh; here is what must come of it. What that leaves open: a machine of Red
+Hat's or SUSE's. The .rpm is put on a Debian, by Debian's rpm, which looks for none of what it requires.
+"""
+
+import gzip
+import hashlib
+import itertools
+import platform
+import re
+import runpy
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
+
+NAME = "scheduled-events-bridge"
+LIB = f"/usr/lib/{NAME}"
+#: The kernel's word for a machine, and Debian's.
+MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+MANUAL = f"/usr/share/man/man1/{NAME}.1.gz"
+COMPLETIONS = {
+    "deb": "/usr/share/zsh/vendor-completions/_",
+    "rpm": "/usr/share/zsh/site-functions/_",
+    "both": "/usr/share/bash-completion/completions/",
+}
+MOST_BYTES = 20_000_000
+
+
+def package(artifacts, kind, machine):
+    pattern = f"{NAME}_*_{MACHINES[machine]}.deb" if kind == "deb" else f"{NAME}-*.{machine}.rpm"
+    (path,) = artifacts.glob(pattern)
+    return path
+
+
+def said(*command):
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.fixture(scope="module", params=MACHINES)
+def deb(request, artifacts, tool):
+    tool("dpkg-deb")
+    return package(artifacts, "deb", request.param), request.param
+
+
+@pytest.fixture(scope="module", params=MACHINES)
+def rpm(request, artifacts, tool):
+    tool("rpm")
+    return package(artifacts, "rpm", request.param), request.param
+
+
+# ---- what they hold -------------------------------------------------------------------------------------------------
+
+
+def listing(path):
+    """Return the names in a .deb with their modes, owners and what they point to."""
+    found = {}
+    for line in said("dpkg-deb", "--contents", path).splitlines():
+        mode, owner, _, _, _, names = line.split(None, 5)
+        name, _, target = names.removeprefix(".").partition(" -> ")
+        found[name] = (mode, owner, target)
+    return found
+
+
+def test_deb_holds_the_archive_the_command_the_manual_and_the_completions(deb):
+    path, machine = deb
+    assert path.stat().st_size < MOST_BYTES
+    held = listing(path)
+    wanted = {f"{LIB}/install.sh", f"{LIB}/requirements.txt", f"{LIB}/{NAME}.service", MANUAL}
+    wanted |= {COMPLETIONS["deb"] + NAME, COMPLETIONS["both"] + NAME, f"/usr/share/doc/{NAME}/copyright"}
+    assert wanted <= set(held)
+    assert held[f"/usr/bin/{NAME}"][2] == f"/opt/{NAME}/venv/bin/{NAME}"
+    assert {owner for _, owner, _ in held.values()} == {"root/root"}
+    assert {mode for mode, _, _ in held.values()} <= {"drwxr-xr-x", "-rw-r--r--", "-rwxr-xr-x", "lrwxrwxrwx"}
+    assert [name for name in held if f"_{machine}.whl" in name]
+    # /etc, /var and /usr/local are the operator's, and what the installer puts there
+    assert {name.split("/")[1] for name in held if name.strip("/")} == {"usr"}
+    assert not [name for name in held if name.startswith(("/usr/local", "/usr/share/share", f"{LIB}/share"))]
+
+
+def test_deb_says_what_it_needs(deb):
+    path, machine = deb
+    assert said("dpkg-deb", "--field", path, "Architecture").strip() == MACHINES[machine]
+    needs = said("dpkg-deb", "--field", path, "Depends")
+    assert {"python3 (>= 3.10)", "python3 (<< 3.14)", "systemd"} <= {need.strip() for need in needs.split(",")}
+
+
+def test_release_candidate_is_older_than_its_release_for_dpkg_too(tool, deploy):
+    made = runpy.run_path(str(deploy / "artifact/packages.py"))["Package"]
+    versions = ["0.1.0", "0.2.0.dev3", "0.2.0a1", "0.2.0rc1", "0.2.0", "0.2.0.post1", "0.10.0"]
+    own = [made(tree=None, version=version, machine="", pythons=(), epoch=0).own_version for version in versions]
+    for older, newer in itertools.pairwise(own):
+        subprocess.run([tool("dpkg"), "--compare-versions", older, "lt", newer], timeout=30, check=True)
+
+
+def test_every_file_of_the_deb_can_be_verified_and_none_asks_at_an_upgrade(deb, tmp_path):
+    path, _ = deb
+    said("dpkg-deb", "--control", path, tmp_path)
+    assert not (tmp_path / "conffiles").exists()
+    summed = {f"/{line.split('  ', 1)[1]}" for line in (tmp_path / "md5sums").read_text().splitlines()}
+    assert summed == {name for name, (mode, _, _) in listing(path).items() if mode.startswith("-")}
+
+
+def test_scripts_of_the_packages_are_clean_and_the_purge_has_the_whole_installer(tool, deploy, artifacts, tmp_path):
+    tool("dpkg-deb")
+    said("dpkg-deb", "--control", package(artifacts, "deb", platform.machine()), tmp_path)
+    installer = (deploy / "systemd/install.sh").read_text()
+    assert f"<<'END OF THE INSTALLER'\n{installer}END OF THE INSTALLER\n" in (tmp_path / "postrm").read_text()
+    for scripts in (deploy / "artifact/package", tmp_path):
+        paths = [scripts / name for name in ("postinst", "prerm", "postrm")]
+        done = subprocess.run([tool("shellcheck"), *paths], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+def test_rpm_holds_what_the_deb_holds(rpm, artifacts, tool):
+    path, machine = rpm
+    tool("dpkg-deb")
+    assert path.stat().st_size < MOST_BYTES
+    wanted = "[%{FILENAMES}|%{FILEMODES:perms}|%{FILEUSERNAME}\n]"
+    rows = [line.split("|") for line in said("rpm", "-qp", "--qf", wanted, path).splitlines()]
+    held = {name: mode for name, mode, _ in rows}
+    assert {owner for _, _, owner in rows} == {"root"}
+    own = {name.rstrip("/") for name in held if name.startswith(f"{LIB}/")}
+    twin = listing(package(artifacts, "deb", machine))
+    assert own == {name.rstrip("/") for name in twin if name.startswith(f"{LIB}/") and name != f"{LIB}/"}
+    assert {MANUAL, COMPLETIONS["rpm"] + NAME, COMPLETIONS["both"] + NAME, f"/usr/bin/{NAME}"} <= set(held)
+    assert (held[f"{LIB}/install.sh"], held[f"{LIB}/built-for"]) == ("-rwxr-xr-x", "-rw-r--r--")
+    assert said("rpm", "-qp", "--qf", "%{ARCH} %{FILEDIGESTALGO} %{PAYLOADCOMPRESSOR}", path) == f"{machine} 8 gzip"
+
+
+def test_rpm_needs_a_python_that_it_has_libraries_for_and_finds_no_other_needs_by_itself(rpm):
+    needs = {line for line in said("rpm", "-qp", "--requires", rpm[0]).splitlines() if not line.startswith("rpmlib(")}
+    pythons = [f"python(abi) = 3.{minor}" for minor in range(10, 14)]
+    assert needs == {f"({' or '.join(pythons)})", "/bin/sh", "systemd"}
+
+
+def test_scriptlets_of_the_rpm_install_at_once_and_take_away_only_at_the_end(rpm):
+    scripts = said("rpm", "-qp", "--scripts", rpm[0])
+    parts = dict(re.findall(r"(?ms)^(\w+) scriptlet \(using /bin/sh\):\n(.*?)(?=^\w+ scriptlet|\Z)", scripts))
+    assert parts["postinstall"].strip() == f"exec {LIB}/install.sh"
+    at_the_end = re.compile(r'\Aif \[ "\$1" -eq 0 \]; then\n  (.*)\nfi\s*\Z')
+    assert at_the_end.match(parts["preuninstall"])[1] == f"{LIB}/install.sh --uninstall"
+    assert at_the_end.match(parts["postuninstall"])[1] == f"rm -rf {LIB}"
+
+
+def test_files_of_the_rpm_are_those_of_the_deb_to_the_byte(artifacts, tool, tmp_path):
+    for name in ("dpkg-deb", "rpm"):
+        tool(name)
+    machine = platform.machine()
+    said("dpkg-deb", "--extract", package(artifacts, "deb", machine), tmp_path)
+    wanted = "[%{FILENAMES} %{FILEDIGESTS}\n]"
+    digests = dict(
+        line.split(" ") for line in said("rpm", "-qp", "--qf", wanted, package(artifacts, "rpm", machine)).splitlines()
+    )
+    files = [path for path in (tmp_path / LIB.lstrip("/")).rglob("*") if path.is_file() and path.name != "built-for"]
+    assert len(files) > 20
+    for path in files:
+        assert digests[f"/{path.relative_to(tmp_path)}"] == hashlib.sha256(path.read_bytes()).hexdigest(), path
+
+
+def test_manual_is_readable_and_tells_of_every_command(artifacts, tool, tmp_path):
+    tool("dpkg-deb")
+    said("dpkg-deb", "--extract", package(artifacts, "deb", platform.machine()), tmp_path)
+    text = gzip.decompress((tmp_path / MANUAL.lstrip("/")).read_bytes()).decode()
+    for command in ("run", "check-config", "outbox list", "simulate", "decide"):
+        assert re.search(rf"(?m)^\.SS {re.escape(command.replace('-', chr(92) + '-'))}\b", text), command
+    done = subprocess.run(
+        [tool("groff"), "-man", "-Tutf8", "-ww"], input=text, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stderr == ""
+    plain = re.sub(r"\x1b\[[\d;]*m|.\x08", "", done.stdout)
+    assert "--config" in plain
+    assert "SCHEDULED_EVENTS_BRIDGE_CONFIG" in plain
+    assert "\x08" not in text  # click's mark for what is not filled
+
+
+def test_same_inputs_give_the_same_packages(artifacts, deploy, package_source, tool, tmp_path):
+    if package_source.suffix != ".whl":
+        pytest.skip("WHEEL is not set")
+    for name in ("dpkg-deb", "rpmbuild"):
+        tool(name)
+    arch = {"x86_64": "x86_64", "aarch64": "arm64"}[platform.machine()]
+    build = [sys.executable, deploy / "artifact/build.py", "--wheel", package_source, "--out", tmp_path, "--arch", arch]
+    subprocess.run([*build, "--package", "deb", "--package", "rpm"], capture_output=True, timeout=600, check=True)
+    for kind in ("deb", "rpm"):
+        new, old = (package(where, kind, platform.machine()) for where in (tmp_path, artifacts))
+        assert new.read_bytes() == old.read_bytes(), kind
+
+
+# ---- a bare Debian --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def facts(drive, artifacts, own_archive):
+    """Return what packages/drive.sh found."""
+    return drive("packages", own_archive, *(package(artifacts, kind, platform.machine()) for kind in ("deb", "rpm")))
+
+
+def test_deb_is_ready_soon_with_the_secrets_and_the_configuration_that_were_there(facts):
+    assert facts["install_exit"] == "0"
+    assert facts["ready"] == "yes"
+    assert int(facts["seconds_to_ready"]) < 60
+    assert facts["configuration_was_left"] == "yes"
+
+
+def test_command_of_the_package_is_in_usr_bin_and_completed_by_the_shell(facts):
+    assert facts["command_says"].startswith(f"{NAME}, version ")
+    assert facts["nothing_in_usr_local"] == ""
+    assert facts["changed_files"] == ""
+    assert facts["completes"] == "status"
+
+
+def test_upgrade_of_the_deb_under_load_loses_nothing(facts):
+    assert (facts["upgrade_exit"], facts["upgrade_switched"], facts["load_went_on"]) == ("0", "yes", "yes")
+    assert re.fullmatch(r"[1-9]\d+ announced, 0 lost, 0 gaps", facts["upgrade_lost"])
+
+
+def test_broken_upgrade_of_the_deb_is_not_configured_and_the_version_before_runs_on(facts):
+    assert facts["missing_library_exit"] == "1"
+    assert facts["missing_library_version"] == "same"
+    assert (facts["missing_library_runs"], facts["missing_library_not_restarted"]) == ("yes", "yes")
+    assert facts["missing_library_state"] == "half-configured"
+    assert "No module named 'requests'" in facts["missing_library_said"]
+
+
+def test_upgrade_leaves_a_service_off_that_was_switched_off_and_mends_what_was_not_configured(facts):
+    assert (facts["disabled_exit"], facts["disabled_state"]) == ("0", "installed")
+    assert (facts["disabled_is_active"], facts["disabled_is_enabled"]) == ("inactive", "disabled")
+
+
+def test_another_python_makes_the_package_install_itself_anew(facts):
+    assert (facts["trigger_exit"], facts["trigger_runs"]) == ("0", "yes")
+    assert facts["trigger_command_says"].startswith(f"{NAME}, version ")
+
+
+def test_remove_keeps_configuration_and_state_and_purge_leaves_nothing(facts):
+    assert (facts["remove_exit"], facts["remove_is_active"]) == ("0", "inactive")
+    left = facts["remove_left"].split()
+    assert {f"/etc/{NAME}", f"/var/lib/{NAME}"} <= set(left)
+    assert not [path for path in left if path.startswith(("/opt", "/usr", "/etc/systemd"))]
+    assert (facts["purge_exit"], facts["purge_left"]) == ("0", "")
+
+
+def test_mask_is_left_and_the_deb_takes_over_from_an_archive_and_starts_nothing_where_nothing_may(facts):
+    assert (facts["archive_exit"], facts["archive_manual"]) == ("0", "yes")
+    assert (facts["mask_was_left"], facts["masked_is_active"]) == ("/dev/null", "inactive")
+    assert facts["over_archive_exit"] == "0"
+    assert facts["over_archive_in_usr_local"] == ""
+    assert facts["over_archive_is_active"] == "inactive"
+
+
+def test_rpm_installs_upgrades_and_goes(facts):
+    assert (facts["rpm_install_exit"], facts["rpm_ready"], facts["rpm_changed_files"]) == ("0", "yes", "")
+    assert (facts["rpm_upgrade_exit"], facts["rpm_upgrade_switched"], facts["rpm_upgrade_runs"]) == ("0", "yes", "yes")
+    assert (facts["rpm_erase_exit"], facts["rpm_erase_is_active"]) == ("0", "inactive")
+    left = facts["rpm_erase_left"].split()
+    assert {f"/etc/{NAME}", f"/var/lib/{NAME}"} <= set(left)
+    assert not [path for path in left if path.startswith(("/opt", "/usr", "/etc/systemd"))]
+
+
+def test_broken_upgrade_of_the_rpm_leaves_the_version_before_running(facts):
+    assert facts["rpm_refused_configuration_version"] == "same"
+    assert facts["rpm_refused_configuration_runs"] == "yes"
+    assert facts["rpm_refused_configuration_not_restarted"] == "yes"
+    assert "This version refuses" in facts["rpm_refused_configuration_said"]
+    assert facts["finished"] == "yes"
