@@ -6,6 +6,7 @@ each RUN line is executed as it stands, as root on an overlay of this machine's 
 without capabilities. What that leaves open: the base image itself, and that an engine reads the file as we do.
 """
 
+import email
 import fnmatch
 import json
 import os
@@ -245,7 +246,8 @@ def test_nothing_goes_to_the_builder_that_is_not_needed(built):
         "README.md",
         "LICENSE",
     }
-    assert {path.name for path in (context / "deploy").rglob("*") if path.is_file()} == {"healthcheck.py", "drain.py"}
+    held = {path.name for path in (context / "deploy").rglob("*") if path.is_file()}
+    assert held == {"healthcheck.py", "drain.py", "requirements.txt"}
 
 
 def test_everything_is_compiled_and_believed_whatever_its_time(built):
@@ -264,6 +266,21 @@ def test_image_has_no_installer_in_its_venv(built):
     venv = layer / "root/opt/scheduled-events-bridge/venv"
     assert (venv / "bin/scheduled-events-bridge").exists()
     assert not list(venv.glob("lib/python*/site-packages/pip"))
+
+
+def test_every_library_of_the_image_has_the_version_of_the_lock(built, deploy):
+    _, layer, _ = built
+    lock = (deploy / "artifact/requirements.txt").read_text()
+    locked = set(re.findall(r"(?m)^([a-z0-9-]+==[^ ]+)", lock))
+    found = (layer / "root/opt/scheduled-events-bridge/venv/lib").glob("python*/site-packages/*.dist-info/METADATA")
+    pins = set()
+    for metadata in found:
+        said = email.message_from_string(metadata.read_text())
+        pins.add(f"{re.sub('[-_.]+', '-', said['Name']).lower()}=={said['Version']}")
+    pins -= {pin for pin in pins if pin.startswith("scheduled-events-bridge==")}
+    assert len(pins) > 15
+    assert pins - locked == set()
+    assert not [pin for pin in pins if pin.startswith(("apprise==", "aiohttp=="))]  # of extras that nobody asked for
 
 
 def test_state_directory_belongs_to_the_user_alone(built):
