@@ -121,6 +121,7 @@ uninstall() {
   remove_shared
   is_mask "$unit" || rm -f "$unit"
   rm -rf "$root$opt" "$sysusers" "$root/etc/systemd/system/multi-user.target.wants/$name.service"
+  rmdir "${sysusers%/*}" 2>/dev/null || true # not every system has it
   if [ "$purge" = yes ]; then
     rm -rf "$etc" "$unit" "$unit.d" "$root/run/$name"
     # The state may be a disk of its own: that is emptied, and stays mounted.
@@ -150,14 +151,26 @@ fi
 
 # ---- the interpreter ------------------------------------------------------------------------------------------------
 
+package='' machine='' pythons='' # what the archive says of itself; a package is deb or rpm
+if [ -z "$source" ]; then
+  # shellcheck source=/dev/null # written by deploy/artifact/build.py
+  . "$here/built-for"
+fi
+
 fits() { # whether $1 is a Python of 3.10 or newer that makes venvs
   "$1" -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
 }
 
+has_libraries() { # whether the archive has them for the Python $1; an index has them for each
+  [ -n "$source" ] || case " $pythons " in *" $(minor_of "$1") "*) ;; *) return 1 ;; esac
+}
+
+minor_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'; }
+
 if [ -z "$python" ]; then
   python=python3
   for candidate in python3 python3.13 python3.12 python3.11 python3.10; do
-    if fits "$candidate"; then
+    if fits "$candidate" && has_libraries "$candidate"; then
       python=$candidate
       break
     fi
@@ -179,17 +192,10 @@ for path in (getattr(sys, "_base_executable", sys.executable), sys.base_prefix, 
 ')
 [ -z "$hidden" ] || fail 1 "$python lies in $hidden, which the service cannot see: its sandbox hides /root, /home, /run/user
 and /tmp. $advice"
-minor=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-package='' # deb or rpm, where one brought the archive
 if [ -z "$source" ]; then
-  machine='' pythons=''
-  # shellcheck source=/dev/null # written by deploy/artifact/build.py
-  . "$here/built-for"
   [ "$machine" = "$(uname -m)" ] || fail 1 "This archive is for $machine, and this machine is $(uname -m): take the other one."
-  case " $pythons " in
-    *" $minor "*) ;;
-    *) fail 1 "$python is Python $minor, and this archive has libraries for $pythons. $advice" ;;
-  esac
+  has_libraries "$python" ||
+    fail 1 "$python is Python $(minor_of "$python"), and this archive has libraries for $pythons. $advice"
 else
   "$python" -c 'import sys; sys.exit(sys.version_info >= (3, 14))' ||
     say 'The agent has not been tested on a Python beyond 3.13. It may well work.' >&2

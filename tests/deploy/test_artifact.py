@@ -19,7 +19,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1500)]
 
 NAME = "scheduled-events-bridge"
 ARCHES = {"x86_64": "x86_64", "arm64": "aarch64"}

@@ -12,10 +12,11 @@ import re
 import runpy
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.deploy, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(1500)]
 
 NAME = "scheduled-events-bridge"
 LIB = f"/usr/lib/{NAME}"
@@ -126,6 +127,7 @@ def test_rpm_holds_what_the_deb_holds(rpm, artifacts, tool):
     own = {name.rstrip("/") for name in held if name.startswith(f"{LIB}/")}
     twin = listing(package(artifacts, "deb", machine))
     assert own == {name.rstrip("/") for name in twin if name.startswith(f"{LIB}/") and name != f"{LIB}/"}
+    assert {"/usr/share/zsh/site-functions", "/usr/share/fish/vendor_completions.d"} <= set(held)  # gone with it
     assert {MANUAL, COMPLETIONS["rpm"] + NAME, COMPLETIONS["both"] + NAME, f"/usr/bin/{NAME}"} <= set(held)
     assert (held[f"{LIB}/install.sh"], held[f"{LIB}/built-for"]) == ("-rwxr-xr-x", "-rw-r--r--")
     assert said("rpm", "-qp", "--qf", "%{ARCH} %{FILEDIGESTALGO} %{PAYLOADCOMPRESSOR}", path) == f"{machine} 8 gzip"
@@ -194,9 +196,29 @@ def test_same_inputs_give_the_same_packages(artifacts, deploy, package_source, t
 
 
 @pytest.fixture(scope="module")
-def facts(drive, artifacts, own_archive):
+def later_rpms(own_archive, deploy, tool, tmp_path_factory):
+    """Return an upgrade, one that lacks a library, and the one that mends it."""
+    tool("rpmbuild")
+    directory = tmp_path_factory.mktemp("later")
+    made = runpy.run_path(str(deploy / "artifact/packages.py"))["Package"]
+    without_library = runpy.run_path(str(Path(__file__).parent / "artifact/ask.py"))["without_library"]
+    found = []
+    for version, name in (("9.1", "upgrade"), ("9.2", "missing-library"), ("9.3", "mended")):
+        said("mkdir", directory / name)
+        said("tar", "-C", directory / name, "-xzf", own_archive, "--strip-components=1")
+        if name == "missing-library":
+            without_library("requests", str(directory / name / "requirements.txt"))
+        new = made(tree=directory / name, version=version, machine=platform.machine(), pythons=("3.11",), epoch=0)
+        found.append(new.make("rpm", directory).rename(directory / f"{name}.rpm"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def facts(drive, artifacts, own_archive, later_rpms, tool):
     """Return what packages/drive.sh found."""
-    return drive("packages", own_archive, *(package(artifacts, kind, platform.machine()) for kind in ("deb", "rpm")))
+    tool("dpkg-deb")
+    own = [package(artifacts, kind, platform.machine()) for kind in ("deb", "rpm")]
+    return drive("packages", own_archive, *own, *later_rpms)
 
 
 def test_deb_is_ready_soon_with_the_secrets_and_the_configuration_that_were_there(facts):
@@ -213,21 +235,39 @@ def test_command_of_the_package_is_in_usr_bin_and_completed_by_the_shell(facts):
     assert facts["completes"] == "status"
 
 
-def test_upgrade_of_the_deb_under_load_loses_nothing(facts):
+def test_upgrades_of_the_deb_under_load_lose_nothing_also_those_that_give_way(facts):
     assert (facts["upgrade_exit"], facts["upgrade_switched"], facts["load_went_on"]) == ("0", "yes", "yes")
     assert re.fullmatch(r"[1-9]\d+ announced, 0 lost, 0 gaps", facts["upgrade_lost"])
 
 
-def test_broken_upgrade_of_the_deb_is_not_configured_and_the_version_before_runs_on(facts):
-    assert facts["missing_library_exit"] == "1"
-    assert facts["missing_library_version"] == "same"
-    assert (facts["missing_library_runs"], facts["missing_library_not_restarted"]) == ("yes", "yes")
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("missing_library", "No module named 'requests'"),
+        ("hidden_interpreter", "python3 lies in /root/python/bin/python3, which the service cannot see"),
+        ("refused_configuration", f"This version refuses /etc/{NAME}/config.toml. Nothing was changed"),
+    ],
+)
+def test_broken_upgrade_of_the_deb_is_refused_before_anything_is_changed(facts, fault, words):
+    assert (facts[f"{fault}_exit"], facts[f"{fault}_version"]) == ("1", "same")
+    assert (facts[f"{fault}_runs"], facts[f"{fault}_not_restarted"]) == ("yes", "yes")
+    assert words in facts[f"{fault}_said"]
+
+
+def test_upgrade_of_the_deb_that_does_not_start_gives_way_to_the_version_before(facts):
+    assert (facts["does_not_start_exit"], facts["does_not_start_version"]) == ("1", "same")
+    assert facts["does_not_start_runs"] == "yes"
+    assert "The version before was put back" in facts["does_not_start_said"]
+
+
+def test_upgrade_of_the_deb_that_was_refused_is_configured_once_the_cause_is_mended(facts):
     assert facts["missing_library_state"] == "half-configured"
-    assert "No module named 'requests'" in facts["missing_library_said"]
+    assert (facts["mended_exit"], facts["mended_state"]) == ("0", "installed")
+    assert (facts["mended_switched"], facts["mended_runs"]) == ("yes", "yes")
 
 
-def test_upgrade_leaves_a_service_off_that_was_switched_off_and_mends_what_was_not_configured(facts):
-    assert (facts["disabled_exit"], facts["disabled_state"]) == ("0", "installed")
+def test_upgrade_leaves_a_service_off_that_was_switched_off(facts):
+    assert facts["disabled_exit"] == "0"
     assert (facts["disabled_is_active"], facts["disabled_is_enabled"]) == ("inactive", "disabled")
 
 
@@ -241,7 +281,7 @@ def test_remove_keeps_configuration_and_state_and_purge_leaves_nothing(facts):
     left = facts["remove_left"].split()
     assert {f"/etc/{NAME}", f"/var/lib/{NAME}"} <= set(left)
     assert not [path for path in left if path.startswith(("/opt", "/usr", "/etc/systemd"))]
-    assert (facts["purge_exit"], facts["purge_left"]) == ("0", "")
+    assert (facts["purge_exit"], facts["purge_left"], facts["purge_more_than_before"]) == ("0", "", "")
 
 
 def test_mask_is_left_and_the_deb_takes_over_from_an_archive_and_starts_nothing_where_nothing_may(facts):
@@ -252,18 +292,37 @@ def test_mask_is_left_and_the_deb_takes_over_from_an_archive_and_starts_nothing_
     assert facts["over_archive_is_active"] == "inactive"
 
 
-def test_rpm_installs_upgrades_and_goes(facts):
+def test_rpm_is_ready_soon(facts):
     assert (facts["rpm_install_exit"], facts["rpm_ready"], facts["rpm_changed_files"]) == ("0", "yes", "")
-    assert (facts["rpm_upgrade_exit"], facts["rpm_upgrade_switched"], facts["rpm_upgrade_runs"]) == ("0", "yes", "yes")
+    assert int(facts["rpm_seconds_to_ready"]) < 60
+
+
+def test_upgrades_of_the_rpm_under_load_lose_nothing(facts):
+    assert (facts["rpm_upgrade_exit"], facts["rpm_upgrade_switched"], facts["rpm_load_went_on"]) == ("0", "yes", "yes")
+    assert re.fullmatch(r"[1-9]\d+ announced, 0 lost, 0 gaps", facts["rpm_upgrade_lost"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("missing_library", "No module named 'requests'"), ("refused_configuration", "This version refuses /etc/")],
+)
+def test_broken_upgrade_of_the_rpm_says_so_and_leaves_the_version_before_running(facts, fault, words):
+    assert facts[f"rpm_{fault}_version"] == "same"
+    assert (facts[f"rpm_{fault}_runs"], facts[f"rpm_{fault}_not_restarted"]) == ("yes", "yes")
+    assert words in facts[f"rpm_{fault}_said"]
+    assert "scriptlet failed, exit status 1" in facts[f"rpm_{fault}_said"]  # rpm itself ends with 0 then
+
+
+def test_rpm_that_is_installed_again_puts_the_version_into_place_that_was_refused(facts):
+    assert (facts["rpm_mended_exit"], facts["rpm_mended_switched"], facts["rpm_mended_runs"]) == ("0", "yes", "yes")
+
+
+def test_rpm_that_is_erased_keeps_configuration_and_state_and_a_purge_before_leaves_nothing(facts):
     assert (facts["rpm_erase_exit"], facts["rpm_erase_is_active"]) == ("0", "inactive")
     left = facts["rpm_erase_left"].split()
     assert {f"/etc/{NAME}", f"/var/lib/{NAME}"} <= set(left)
     assert not [path for path in left if path.startswith(("/opt", "/usr", "/etc/systemd"))]
-
-
-def test_broken_upgrade_of_the_rpm_leaves_the_version_before_running(facts):
-    assert facts["rpm_refused_configuration_version"] == "same"
-    assert facts["rpm_refused_configuration_runs"] == "yes"
-    assert facts["rpm_refused_configuration_not_restarted"] == "yes"
-    assert "This version refuses" in facts["rpm_refused_configuration_said"]
+    assert (facts["rpm_again_exit"], facts["rpm_again_runs"]) == ("0", "yes")
+    assert (facts["rpm_purge_exit"], facts["rpm_erase_after_purge_exit"]) == ("0", "0")
+    assert (facts["rpm_purge_left"], facts["rpm_purge_more_than_before"]) == ("", "")
     assert facts["finished"] == "yes"

@@ -1,6 +1,7 @@
 """The unit, its drop-ins and the installer: read by systemd's own tools, and installed into a tree of its own."""
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -318,17 +319,31 @@ def test_configuration_that_is_named_replaces_the_one_that_is_there_if_it_is_rig
 #: Stands in for a Python of another version, and makes venvs that hold nothing but itself. An agent of such a venv
 #: refuses a configuration with the word "refused".
 PYTHON = """#!/bin/sh
+for last; do :; done
 case "$*" in
-  *"-m venv "*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" ;;
-  *check-config*) for last; do :; done; ! grep -q refused "$last" || exit 78 ;;
+  *"-m venv "*) mkdir -p "$last/bin" && cp "$0" "$last/bin/python" ;;
+  *check-config*) ! grep -q refused "$last" || exit 78 ;;
   -c*) exec {python} -c "import sys; sys.version_info = {version}; exec(sys.argv[1])" "$2" ;;
 esac
 """
 
 
 @pytest.fixture
-def onto_this_machine(tool, unable, deploy, service_python, tmp_path):
-    """Return a function that installs without --root, where / forgets what is written and systemctl only notes it."""
+def stand_in(service_python):
+    """Return a function that writes what looks like a Python of another version to a path."""
+
+    def write(path, version):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(PYTHON.format(python=service_python, version=version))
+        path.chmod(0o755)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def on_this_machine(tool, unable, tmp_path):
+    """Return a function that runs a command where / forgets what is written and systemctl only notes it."""
     inside = (
         "mount --make-rprivate / && mount -t tmpfs none /run && mkdir -p /run/systemd/system && "
         "mount -t tmpfs none /opt && mount -t tmpfs none /usr/local && mkdir /usr/local/bin && "
@@ -340,21 +355,39 @@ def onto_this_machine(tool, unable, deploy, service_python, tmp_path):
     systemctl.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >>{notes}\n')
     systemctl.chmod(0o755)
     scratch.mkdir()
-    (tmp_path / "agent.whl").touch()
     within = [tool("unshare"), "--mount", "sh", "-c", inside, systemctl, "-", scratch]
     probe = subprocess.run([*within, "true"], capture_output=True, text=True, timeout=30, check=False)
     if probe.returncode:
         unable("no namespaces and overlays make a machine here that forgets what is installed", probe.stderr)
 
-    def install(*arguments, version=(3, 12, 0)):
-        python = tmp_path / "python"
-        python.write_text(PYTHON.format(python=service_python, version=version))
-        python.chmod(0o755)
-        command = [*within, deploy / "systemd/install.sh", "--python", python, *arguments, tmp_path / "agent.whl"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    def run(*command, **environment):
+        done = subprocess.run(
+            [*within, *command], env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
+        )
         return done, notes.read_text().splitlines() if notes.exists() else []
 
+    return run
+
+
+@pytest.fixture
+def onto_this_machine(on_this_machine, stand_in, deploy, tmp_path):
+    """Return a function that installs a wheel there, without --root."""
+    wheel = tmp_path / "agent.whl"
+    wheel.touch()
+
+    def install(*arguments, version=(3, 12, 0)):
+        python = stand_in(tmp_path / "python", version)
+        return on_this_machine(deploy / "systemd/install.sh", "--python", python, *arguments, wheel)
+
     return install
+
+
+@pytest.fixture
+def archive(deploy, tmp_path):
+    """Return the directory of an unpacked archive with libraries for Python 3.10 alone."""
+    directory = shutil.copytree(deploy / "systemd", tmp_path / "archive")
+    (directory / "built-for").write_text(f"version=1.0\nmachine={platform.machine()}\npythons='3.10'\n")
+    return directory
 
 
 def test_installer_starts_the_agent_at_once(onto_this_machine):
@@ -380,6 +413,19 @@ def test_newer_python_is_taken_with_a_word_and_an_older_one_is_not(onto_this_mac
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert ("tested" in done.stderr) == (version >= (3, 14))
+
+
+def test_python_that_the_archive_has_libraries_for_is_taken_though_a_newer_one_comes_first(
+    on_this_machine, stand_in, archive, tmp_path
+):
+    newer = stand_in(tmp_path / "bin/python3", (3, 14, 0))
+    stand_in(tmp_path / "bin/python3.10", (3, 10, 4))
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    done, _ = on_this_machine(archive / "install.sh", PATH=path)
+    assert done.returncode == 0, done.stderr
+    done, _ = on_this_machine(archive / "install.sh", "--python", newer, PATH=path)
+    assert done.returncode == 1
+    assert f"{newer} is Python 3.14, and this archive has libraries for 3.10." in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,24 @@ version() { readlink "$link"; }
 page() { python3 /run/goods/ask.py "$@"; }
 is_ready() { [[ $(page http://127.0.0.1:9464/readyz) == 200 ]]; }
 runs() { is_ready && systemctl is-active --quiet "$name" && printf 'yes\n' || printf 'no\n'; }
+wait_until_ready() { for _ in {1..100}; do is_ready && break; sleep 0.2; done; }
 left() { # what still has the name of the agent, but for what this test put there and the kernel's files
   find / \( -path /dev -o -path /proc -o -path /sys -o -path /run/goods -o -path /run/driver -o -path /run/results \) -prune -o \
     -name "*$name*" -print
-  grep -hE "^$name:" /etc/passwd /etc/group
+  grep -hE "^$name:" /etc/passwd /etc/group /etc/shadow /etc/gshadow
+}
+
+every_path() { # but for what Debian's own programs write, and the directory of manuals, which many share
+  find / -xdev \( -path /run -o -path /var/log -o -path /var/cache -o -path /var/lib/dpkg -o -path /root/.rpmdb -o \
+    -path /var/lib/systemd -o -path /usr/local/share/man/man1 -o -name __pycache__ -o -path '/etc/*-' -o \
+    -path /etc/.pwd.lock \) -prune -o -print | sort
+}
+note_every_path() { every_path >/run/driver/paths; }
+more_than_noted() { every_path | comm -13 /run/driver/paths - | tr '\n' ' '; }
+
+hidden_python() { # one where the service cannot see it
+  mkdir -p /root/python/bin
+  cp "$(readlink -f /usr/bin/python3)" /root/python/bin/python3
 }
 
 distributions() { find "$link/" -name '*.dist-info' -printf '%f\n' | sed 's/-[0-9].*//' | sort; }
@@ -43,6 +57,8 @@ systemctl start imds
 }
 
 start_load() { # ten events a second, their ids to /run/results/announced
+  load_began=$EPOCHSECONDS
+  rm -f /run/driver/enough
   python3 /run/goods/ask.py --announce /run/driver/enough "http://$imds/control/events" >/run/results/announced &
   load=$!
   sleep 2
@@ -57,6 +73,6 @@ end_load() { # fact $1: whether it went on until now
 }
 
 lost() { # what the journal has of them
-  journalctl -u "$name" -o cat --no-pager | grep '^{"schema_version"' >/run/results/records
+  journalctl -u "$name" --since "@$load_began" -o cat --no-pager | grep '^{"schema_version"' >/run/results/records
   python3 /run/goods/ask.py --lost /run/results/announced /run/results/records
 }

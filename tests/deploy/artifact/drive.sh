@@ -13,6 +13,8 @@ broken() { # a copy of the archive at $1, for a fault to be put into it
 
 set -x
 start_imds
+hidden_python
+note_every_path
 mkdir /run/driver/archive
 archive=(/run/goods/"$name"-[0-9]*-linux-*.tar.gz)
 tar -C /run/driver/archive -xzf "${archive[0]}"
@@ -35,7 +37,7 @@ fact not_started_yet "$(systemctl is-active "$name")"
 printf 'a-secret\n' >/run/token
 install -m 0640 -g "$name" /run/token "/etc/$name/token"
 fact start_exit "$(status_of systemctl start "$name")"
-for _ in {1..100}; do is_ready && break; sleep 0.2; done
+wait_until_ready
 fact ready "$(runs)"
 fact seconds_to_ready "$((EPOCHSECONDS - began))"
 fact distributions "$(distributions | tr '\n' ' ')"
@@ -53,8 +55,6 @@ end_load load_went_on
 fact upgrade_lost "$(lost)"
 
 # What is refused before anything is changed.
-mkdir -p /root/python/bin
-cp /usr/bin/python3 /root/python/bin/
 refused hidden_interpreter "$tree/install.sh" --python /root/python/bin/python3
 broken "$tree"
 python3 /run/goods/ask.py --without-library requests /run/driver/broken/requirements.txt
@@ -77,7 +77,7 @@ cmp "$tree/$name.service" /etc/systemd/system/$name.service && fact unit_was_put
 broken "$tree"
 printf '[[sinks]]\ntype = "stdout"\n[imds]\nendpoint = "http://127.0.0.1:1"\n' >/run/deaf.toml
 refused not_ready "$tree/install.sh" --config /run/deaf.toml --wait 4
-for _ in {1..50}; do is_ready && break; sleep 0.2; done
+wait_until_ready
 fact ready_again_after_not_ready "$(runs)"
 cmp /run/right.toml "$config" && fact configuration_was_put_back yes
 fact trees "$(find /opt/$name/venvs -mindepth 1 -maxdepth 1 | wc -l)"
@@ -89,6 +89,7 @@ fact again_exit "$(status_of "$tree/install.sh")"
 fact again_runs "$(runs)"
 fact purge_exit "$(status_of "$tree/install.sh" --uninstall --purge)"
 fact purge_left "$(left | tr '\n' ' ')"
+fact purge_more_than_before "$(more_than_noted)"
 
 # A first installation that does not start leaves nothing running.
 broken "$tree"

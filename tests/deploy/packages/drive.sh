@@ -6,20 +6,28 @@ set -uo pipefail
 # shellcheck source-path=SCRIPTDIR/../artifact source=common.sh
 . /run/goods/common.sh
 
-edited() { # the package $1 with the version $2, for a fault to be put into /run/driver/edited
+edited() { # the .deb with the version $1, for a fault to be put into /run/driver/edited
   rm -rf /run/driver/edited
-  dpkg-deb -R "$1" /run/driver/edited
-  sed -i "s/^Version: .*/Version: $2/" /run/driver/edited/DEBIAN/control
+  dpkg-deb -R "$deb" /run/driver/edited
+  sed -i "s/^Version: .*/Version: $1/" /run/driver/edited/DEBIAN/control
 }
-packed() { dpkg-deb --root-owner-group -Znone -b /run/driver/edited /run/driver/edited.deb >&2; }
+upgrade() { # to what was edited
+  dpkg-deb --root-owner-group -Znone -b /run/driver/edited /run/driver/edited.deb >&2
+  dpkg -i /run/driver/edited.deb
+}
 state_of() { dpkg-query -W -f '${db:Status-Status}' "$name"; }
-wait_until_ready() { for _ in {1..100}; do is_ready && break; sleep 0.2; done; }
 is_there() { [[ -e $1 ]] && printf 'yes\n' || printf 'no\n'; }
 in_usr_local() { find /usr/local -name "*$name*" | tr "\n" " "; }
+has_switched() { [[ $(version) != "$1" ]] && printf 'yes\n' || printf 'no\n'; } # from the tree $1
 
 set -x
 start_imds
-deb=$(echo /run/goods/*.deb) rpm=$(echo /run/goods/*.rpm)
+deb=$(echo /run/goods/*.deb) rpm=$(echo /run/goods/"$name"-*.rpm)
+# An administrator's own Python comes first on PATH, where the service cannot see it.
+hidden_python
+ln -s /root/python/bin/python3 /usr/local/bin/python3
+PATH=/usr/local/bin:$PATH
+note_every_path
 
 # A first installation: the user, the secret and the configuration are there before.
 printf 'u %s - "Scheduled Events Bridge"\n' "$name" | systemd-sysusers -
@@ -49,27 +57,41 @@ fact changed_files "$(dpkg --verify "$name" 2>&1 | tr "\n" " ")"
 fact completes "$(bash -c '. "$1"; COMP_WORDS=("$2" st) COMP_CWORD=1; _scheduled_events_bridge_completion "$2"; echo "${COMPREPLY[*]}"' \
   - "/usr/share/bash-completion/completions/$name" "$name")"
 
-# Upgrades under load lose nothing; the second one is broken, and gives way before anything is changed.
+# Upgrades under load lose nothing, also those that give way to the version before.
 start_load
 old=$(version)
-edited "$deb" 9.1
-packed
-fact upgrade_exit "$(status_of dpkg -i /run/driver/edited.deb)"
-fact upgrade_switched "$([[ $(version) != "$old" ]] && echo yes || echo no)"
-edited "$deb" 9.2
+edited 9.1
+fact upgrade_exit "$(status_of upgrade)"
+fact upgrade_switched "$(has_switched "$old")"
+edited 9.2
+sed -i 's|^ExecStart=.*|ExecStart=/bin/false|' "/run/driver/edited/usr/lib/$name/$name.service"
+refused does_not_start upgrade
+edited 9.3
 python3 /run/goods/ask.py --without-library requests "/run/driver/edited/usr/lib/$name/requirements.txt"
-packed
-refused missing_library dpkg -i /run/driver/edited.deb
+refused missing_library upgrade
 fact missing_library_state "$(state_of)"
 end_load load_went_on
 fact upgrade_lost "$(lost)"
 
-# What somebody switched off stays off; and the next version mends what the broken one left.
+# Debian's own Python out of the service's sight; a configuration that the new version refuses, mended afterwards.
+edited 9.4
+debian_python=$(readlink /usr/bin/python3)
+ln -sfn /root/python/bin/python3 /usr/bin/python3
+refused hidden_interpreter upgrade
+ln -sfn "$debian_python" /usr/bin/python3
+printf 'no_such_key = 1\n' >"$config"
+refused refused_configuration upgrade
+cp /run/right.toml "$config"
+old=$(version)
+fact mended_exit "$(status_of dpkg --configure --pending)"
+fact mended_switched "$(has_switched "$old")"
+fact mended_state "$(state_of)"
+fact mended_runs "$(runs)"
+
+# What somebody switched off stays off.
 systemctl --quiet disable --now "$name"
-edited "$deb" 9.3
-packed
-fact disabled_exit "$(status_of dpkg -i /run/driver/edited.deb)"
-fact disabled_state "$(state_of)"
+edited 9.5
+fact disabled_exit "$(status_of upgrade)"
 fact disabled_is_active "$(systemctl is-active "$name")"
 fact disabled_is_enabled "$(systemctl is-enabled "$name")"
 systemctl --quiet enable --now "$name"
@@ -90,7 +112,7 @@ fact remove_left "$(left | grep -v /var/lib/dpkg | tr '\n' ' ')"
 mkdir /run/driver/archive
 tar -C /run/driver/archive -xzf /run/goods/"$name"-[0-9]*-linux-*.tar.gz
 systemctl mask "$name" >&2
-fact archive_exit "$(status_of /run/driver/archive/*/install.sh)"
+fact archive_exit "$(status_of /run/driver/archive/*/install.sh --python /usr/bin/python3)"
 fact mask_was_left "$(readlink "/etc/systemd/system/$name.service")"
 fact masked_is_active "$(systemctl is-active "$name")"
 systemctl unmask "$name" >&2
@@ -103,21 +125,39 @@ fact over_archive_is_active "$(systemctl is-active "$name")"
 rm /usr/sbin/policy-rc.d
 fact purge_exit "$(status_of dpkg -P "$name")"
 fact purge_left "$(left | tr '\n' ' ')"
+fact purge_more_than_before "$(more_than_noted)"
 
 # The .rpm. Debian's rpm wants to be told that it is meant; what it needs is here by dpkg.
-rpm_command=(rpm --force-debian --nodeps)
-fact rpm_install_exit "$(status_of "${rpm_command[@]}" -i "$rpm")"
+rpm() { command rpm --force-debian --nodeps "$@"; }
+systemctl restart imds
+began=$EPOCHSECONDS
+fact rpm_install_exit "$(status_of rpm -i "$rpm")"
 wait_until_ready
+fact rpm_seconds_to_ready "$((EPOCHSECONDS - began))"
 fact rpm_ready "$(runs)"
-fact rpm_changed_files "$(rpm --verify --nodeps "$name" 2>&1 | tr "\n" " ")"
-printf 'no_such_key = 1\n' >"$config"
-refused rpm_refused_configuration "${rpm_command[@]}" -U --force "$rpm"
-rm "$config"
+fact rpm_changed_files "$(rpm --verify "$name" | tr "\n" " ")"
+start_load
 old=$(version)
-fact rpm_upgrade_exit "$(status_of "${rpm_command[@]}" -U --force "$rpm")"
-fact rpm_upgrade_switched "$([[ $(version) != "$old" ]] && echo yes || echo no)"
-fact rpm_upgrade_runs "$(runs)"
-fact rpm_erase_exit "$(status_of "${rpm_command[@]}" -e "$name")"
+fact rpm_upgrade_exit "$(status_of rpm -U /run/goods/upgrade.rpm)"
+fact rpm_upgrade_switched "$(has_switched "$old")"
+refused rpm_missing_library rpm -U /run/goods/missing-library.rpm
+end_load rpm_load_went_on
+fact rpm_upgrade_lost "$(lost)"
+cp "$config" /run/right.toml
+printf 'no_such_key = 1\n' >"$config"
+refused rpm_refused_configuration rpm -U /run/goods/mended.rpm
+cp /run/right.toml "$config"
+old=$(version)
+fact rpm_mended_exit "$(status_of rpm --reinstall /run/goods/mended.rpm)"
+fact rpm_mended_switched "$(has_switched "$old")"
+fact rpm_mended_runs "$(runs)"
+fact rpm_erase_exit "$(status_of rpm -e "$name")"
 fact rpm_erase_is_active "$(systemctl is-active "$name")"
 fact rpm_erase_left "$(left | tr '\n' ' ')"
+fact rpm_again_exit "$(status_of rpm -i "$rpm")"
+fact rpm_again_runs "$(runs)"
+fact rpm_purge_exit "$(status_of "/usr/lib/$name/install.sh" --uninstall --purge)"
+fact rpm_erase_after_purge_exit "$(status_of rpm -e "$name")"
+fact rpm_purge_left "$(left | tr '\n' ' ')"
+fact rpm_purge_more_than_before "$(more_than_noted)"
 fact finished yes
