@@ -41,8 +41,8 @@ LOCK = ROOT / "deploy/artifact/requirements.txt"
 NAME = "scheduled-events-bridge"
 #: The word of an archive for a machine, and that of `uname -m`, which is RPM's.
 MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
-#: What makes each kind of package, and whether the build program can.
-PACKAGERS = {"deb": "dpkg-deb", "rpm": "rpmbuild"} if (ROOT / "deploy/artifact/packages.py").exists() else {}
+#: What makes each kind of package.
+PACKAGERS = {"deb": "dpkg-deb", "rpm": "rpmbuild"}
 SUMS = "SHA256SUMS"
 #: For the page of the release; no file of it.
 NOTES = "NOTES.md"
@@ -250,8 +250,9 @@ def wanted(version: str) -> set[str]:
     archives = {f"{NAME}{kind}-{version}-linux-{arch}.tar.gz" for kind in ("", "-extras") for arch in MACHINES}
     debs = {f"{NAME}_{version}_{arch}.deb" for arch in ("amd64", "arm64")}
     rpms = {f"{NAME}-{version}-1.{machine}.rpm" for machine in MACHINES.values()}
-    packages = debs | rpms if PACKAGERS else set()
-    return {f"{distribution}-{version}.tar.gz", wheel_name(version), sbom_name(version)} | archives | packages
+    windows = f"{NAME}-{version}-windows-x86_64.zip"
+    rest = {f"{distribution}-{version}.tar.gz", wheel_name(version), sbom_name(version), windows}
+    return archives | debs | rpms | rest
 
 
 def sbom_name(version: str) -> str:
@@ -283,12 +284,12 @@ def faults_of_files(out: Path, version: str) -> Iterator[str]:
 def faults_of_contents(out: Path, version: str) -> Iterator[str]:
     """Yield what the files say of themselves that is wrong, and archives that hold another wheel than ours."""
     wheel = out / wheel_name(version)
-    with zipfile.ZipFile(wheel) as archive:
-        metadata = archive.read(f"{NAME.replace('-', '_')}-{version}.dist-info/METADATA")
+    with zipfile.ZipFile(wheel) as held:
+        metadata = held.read(f"{NAME.replace('-', '_')}-{version}.dist-info/METADATA")
     if email.message_from_bytes(metadata)["Version"] != version:
         yield f"{wheel.name} does not say {version} in its metadata."
-    for arch in MACHINES:
-        path = out / f"{NAME}-{version}-linux-{arch}.tar.gz"
+    for archive in (*(f"linux-{arch}.tar.gz" for arch in MACHINES), "windows-x86_64.zip"):
+        path = out / f"{NAME}-{version}-{archive}"
         if digest_inside(path, f"wheels/{wheel.name}") != sha256(wheel):
             yield f"{path.name} does not hold the wheel that is beside it."
     bom = json.loads((out / sbom_name(version)).read_text(encoding="utf-8"))
@@ -302,6 +303,10 @@ def faults_of_contents(out: Path, version: str) -> Iterator[str]:
 
 def digest_inside(archive: Path, name: str) -> str | None:
     """Return the digest of the file *name* in the one directory of *archive*, None when it has none."""
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as packed:
+            path = next((path for path in packed.namelist() if path.partition("/")[2] == name), None)
+            return hashlib.sha256(packed.read(path)).hexdigest() if path else None
     with tarfile.open(archive) as tar:
         member = next((member for member in tar if member.name.partition("/")[2] == name), None)
         content = tar.extractfile(member) if member else None

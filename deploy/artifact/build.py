@@ -10,7 +10,7 @@ the lock (requirements.txt beside this file), for every Python that the agent su
 They go into two archives: scheduled-events-bridge-VERSION-linux-ARCH.tar.gz is whole, with install.sh, the unit and the
 extra `template`; scheduled-events-bridge-extras-VERSION-linux-ARCH.tar.gz is unpacked over it where `apprise` or
 `websocket` is wanted, which are larger than all the rest. With --package deb and --package rpm the first one becomes a
-package too.
+package too. scheduled-events-bridge-VERSION-windows-x86_64.zip is whole with every extra, and with install.ps1.
 
 The same inputs give the same bytes. SOURCE_DATE_EPOCH is the time of everything inside.
 """
@@ -31,7 +31,8 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
 
@@ -44,10 +45,13 @@ from packaging.utils import NormalizedName, canonicalize_name, parse_wheel_filen
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SYSTEMD = HERE.parent / "systemd"
+WINDOWS = HERE.parent / "windows"
 NAME = "scheduled-events-bridge"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 #: The archive's word for a machine, and that of `uname -m`.
 MACHINES = {"x86_64": "x86_64", "arm64": "aarch64"}
+#: What Python says of its machine on Windows.
+AMD64 = "AMD64"
 #: The oldest first: what runs on a glibc of 2.17 runs on every newer one.
 PLATFORMS = ("manylinux_2_17", "manylinux2014", "manylinux_2_28")
 #: Of the extras, what is small goes into the archive that everybody takes.
@@ -83,7 +87,7 @@ class Locked:
 
 @dataclass(frozen=True)
 class Target:
-    """A Python of one minor version on Linux, on one machine."""
+    """A Python of one minor version on one machine: on Windows where that is called AMD64, else on Linux."""
 
     python: str
     machine: str
@@ -98,9 +102,9 @@ class Target:
             "implementation_version": f"{self.python}.0",
             "platform_python_implementation": "CPython",
             "platform_machine": self.machine,
-            "platform_system": "Linux",
-            "sys_platform": "linux",
-            "os_name": "posix",
+            "platform_system": "Windows" if self.machine == AMD64 else "Linux",
+            "sys_platform": "win32" if self.machine == AMD64 else "linux",
+            "os_name": "nt" if self.machine == AMD64 else "posix",
             "platform_release": "",
             "platform_version": "",
         }
@@ -108,7 +112,7 @@ class Target:
     @property
     def platforms(self) -> list[str]:
         """Return the platforms whose wheels run there."""
-        return [f"{platform}_{self.machine}" for platform in PLATFORMS]
+        return ["win_amd64"] if self.machine == AMD64 else [f"{platform}_{self.machine}" for platform in PLATFORMS]
 
     def tags(self) -> frozenset[Tag]:
         """Return the tags of the wheels that run there."""
@@ -131,17 +135,15 @@ class Wheelhouse:
         self.own = own
 
     def fetch(self, locked: Sequence[Locked], target: Target) -> None:
-        """Fetch what *target* lacks of *locked*, by hash; a wheel that several Pythons share is fetched once."""
-        wanted = [one for one in locked if self.find(one.pin, target) is None]
+        """Fetch what *target* needs and lacks of *locked*, by hash; a wheel that several Pythons share comes once."""
+        its_own = [one for one in locked if one.name not in LEFT_OUT and target.takes(one.marker)]
+        wanted = [one for one in its_own if self.find(one.pin, target) is None]
         if not wanted:
             return
         with tempfile.TemporaryDirectory() as name:
             lines = Path(name, "requirements.txt")
             # Without the markers: pip would ask them of the Python that runs it.
-            lines.write_text(
-                "".join(Locked(one.name, one.version, None, one.hashes).line(one.hashes) for one in wanted),
-                encoding="utf-8",
-            )
+            lines.write_text("".join(replace(one, marker=None).line(one.hashes) for one in wanted), encoding="utf-8")
             platforms = [word for platform in target.platforms for word in ("--platform", platform)]
             subprocess.run(  # noqa: S603
                 [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
@@ -158,6 +160,13 @@ class Wheelhouse:
             if f"{name}=={version}" == pin and own_tags & tags:
                 return path
         return None
+
+    def get(self, pin: str, target: Target) -> Path:
+        """Return the wheel of *pin* that runs on *target*, or end the build."""
+        path = self.find(pin, target)
+        if path is None:
+            raise SystemExit(f"There is no wheel of {pin} for Python {target.python} on {target.machine}.")
+        return path
 
 
 def read_lock(path: Path) -> list[Locked]:
@@ -193,14 +202,17 @@ def needed(house: Wheelhouse, locked: Sequence[Locked], target: Target, extras: 
             name = canonicalize_name(requirement.name)
             if name in LEFT_OUT or not target.takes(requirement.marker, extra):
                 continue
-            path = house.find(pins[name], target)
-            if path is None:
-                raise SystemExit(f"There is no wheel of {pins[name]} for Python {target.python} on {target.machine}.")
+            path = house.get(pins[name], target)
             found.add(path)
             more = [(path, word) for word in ("", *requirement.extras) if (path, word) not in done]
             done.update(more)
             todo += more
     return found
+
+
+def needed_by_all(house: Wheelhouse, locked: Sequence[Locked], targets: Sequence[Target], *extras: str) -> set[Path]:
+    """Return the wheels that the agent needs, with *extras*, on one of *targets* or another."""
+    return {path for target in targets for path in needed(house, locked, target, extras)}
 
 
 def sha256(path: Path) -> str:
@@ -226,19 +238,16 @@ def lay_out(directory: Path, extras: Path, house: Wheelhouse, arch: str) -> None
     locked, tools = read_lock(HERE / "requirements.txt"), read_lock(HERE / "tools.txt")
     targets = [Target(python, MACHINES[arch]) for python in PYTHONS]
     for target in targets:
-        house.fetch([one for one in locked if target.takes(one.marker) and one.name not in LEFT_OUT], target)
-
-    def of_all(*names: str) -> set[Path]:
-        return {path for target in targets for path in needed(house, locked, target, names)}
-
-    base = of_all()
-    small = of_all(*SMALL_EXTRAS)
+        house.fetch(locked, target)
+    base = needed_by_all(house, locked, targets)
+    small = needed_by_all(house, locked, targets, *SMALL_EXTRAS)
     put(directory / "wheels", small)
-    put(extras / "wheels", of_all(*LARGE_EXTRAS) - small)
+    put(extras / "wheels", needed_by_all(house, locked, targets, *LARGE_EXTRAS) - small)
     write(directory / "requirements.txt", requirements(base, locked, house.own))
     for extra in (*SMALL_EXTRAS, *LARGE_EXTRAS):
         where = directory if extra in SMALL_EXTRAS else extras
-        write(where / f"requirements-{extra}.txt", requirements(of_all(extra) - base, locked, house.own))
+        more = needed_by_all(house, locked, targets, extra) - base
+        write(where / f"requirements-{extra}.txt", requirements(more, locked, house.own))
     pip = [one for one in tools if one.name == "pip"]
     pips = Wheelhouse(directory / "pip", house.own)
     pips.directory.mkdir()
@@ -251,6 +260,23 @@ def lay_out(directory: Path, extras: Path, house: Wheelhouse, arch: str) -> None
     write(directory / "built-for", f"version={version}\nmachine={MACHINES[arch]}\npythons='{' '.join(PYTHONS)}'\n")
 
 
+def lay_out_windows(directory: Path, house: Wheelhouse) -> None:
+    """Put the tree of the archive for Windows into *directory*."""
+    locked = read_lock(HERE / "requirements.txt")
+    targets = [Target(python, AMD64) for python in PYTHONS]
+    for target in targets:
+        house.fetch(locked, target)
+    (service,) = (one.pin for one in locked if one.name == "pywin32")
+    base = needed_by_all(house, locked, targets) | {house.get(service, target) for target in targets}
+    extras = {extra: needed_by_all(house, locked, targets, extra) for extra in (*SMALL_EXTRAS, *LARGE_EXTRAS)}
+    put(directory / "wheels", base.union(*extras.values()))
+    write(directory / "requirements.txt", requirements(base, locked, house.own))
+    for extra, wheels in extras.items():
+        write(directory / f"requirements-{extra}.txt", requirements(wheels - base, locked, house.own))
+    for path in (ROOT / "LICENSE", *WINDOWS.glob("*.ps1"), *WINDOWS.glob("*.py"), *WINDOWS.glob("*.toml")):
+        shutil.copy(path, directory)
+
+
 def write_shell_files(share: Path, own: Path, epoch: int) -> None:
     """Write the manual and the completions, by the agent itself, on the Python that runs this."""
     locked = read_lock(HERE / "requirements.txt")
@@ -259,7 +285,7 @@ def write_shell_files(share: Path, own: Path, epoch: int) -> None:
         wheels, libraries = Path(name, "wheels"), Path(name, "libraries")
         wheels.mkdir()
         house = Wheelhouse(wheels, Path(shutil.copy(own, wheels)))
-        house.fetch([one for one in locked if here.takes(one.marker) and one.name not in LEFT_OUT], here)
+        house.fetch(locked, here)
         for wheel in needed(house, locked, here, ()):
             shutil.unpack_archive(wheel, libraries, "zip")
         program = [sys.executable, "-I", "-B", HERE / "shell_files.py", libraries, share, str(epoch)]
@@ -298,6 +324,30 @@ def pack(directory: Path, archive: Path, epoch: int) -> None:
                     tar.addfile(member, content)
 
 
+def pack_zip(directory: Path, archive: Path, epoch: int) -> None:
+    """Pack *directory* as `pack` does, for Windows."""
+    when = datetime.fromtimestamp(epoch, timezone.utc).timetuple()[:6]
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+            member = zipfile.ZipInfo(path.relative_to(directory.parent).as_posix(), when)
+            member.compress_type = zipfile.ZIP_STORED if path.suffix == ".whl" else zipfile.ZIP_DEFLATED
+            member.external_attr = 0o644 << 16
+            packed.writestr(member, path.read_bytes())
+
+
+def build_windows(own: Path, out: Path, epoch: int) -> Path:
+    """Make the archive for Windows in *out* and return it."""
+    version = parse_wheel_filename(own.name)[1]
+    with tempfile.TemporaryDirectory() as name:
+        directory, wheels = Path(name, f"{NAME}-{version}-windows-x86_64"), Path(name, "wheels")
+        for path in (directory, wheels):
+            path.mkdir()
+        lay_out_windows(directory, Wheelhouse(wheels, Path(shutil.copy(own, wheels))))
+        archive = out / f"{directory.name}.zip"
+        pack_zip(directory, archive, epoch)
+    return archive
+
+
 def build(own: Path, share: Path, out: Path, arch: str, epoch: int, *, kinds: Iterable[str]) -> list[Path]:
     """Make the archives of *arch* in *out*, and the packages of *kinds*, and return them.
 
@@ -327,17 +377,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--wheel", type=Path, required=True, help="the agent's wheel")
     parser.add_argument("--out", type=Path, default=Path("dist"), help="where the archives go (dist)")
-    parser.add_argument("--arch", action="append", choices=MACHINES, help="one machine alone (all)")
+    choices = (*MACHINES, "windows")
+    parser.add_argument("--arch", action="append", choices=choices, help="one kind of machine alone (all)")
     parser.add_argument("--package", action="append", choices=packages.KINDS, help="a package too (none)")
     asked = parser.parse_args()
     epoch = int(os.environ.get("SOURCE_DATE_EPOCH") or DEFAULT_EPOCH)
     asked.out.mkdir(parents=True, exist_ok=True)
     own, out = asked.wheel.resolve(), asked.out.resolve()
     with tempfile.TemporaryDirectory() as share:
+        made = []
         write_shell_files(Path(share), own, epoch)
-        for arch in asked.arch or MACHINES:
-            for path in build(own, Path(share), out, arch, epoch, kinds=asked.package or ()):
-                sys.stdout.write(f"{sha256(path)}  {path.stat().st_size / 1e6:5.1f} MB  {path.name}\n")
+        for arch in asked.arch or choices:
+            if arch == "windows":
+                made.append(build_windows(own, out, epoch))
+            else:
+                made += build(own, Path(share), out, arch, epoch, kinds=asked.package or ())
+        for path in made:
+            sys.stdout.write(f"{sha256(path)}  {path.stat().st_size / 1e6:5.1f} MB  {path.name}\n")
 
 
 if __name__ == "__main__":

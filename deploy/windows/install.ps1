@@ -13,10 +13,14 @@ The service runs as NT SERVICE\scheduled-events-bridge, an account of its own wi
 Windows, is restarted when it ends by itself, and is told of a shutdown before the network goes. A version that refuses
 the configuration that is there is not installed: the old one goes on.
 
+.PARAMETER Extras
+apprise, template, websocket: with the archive of a release, which holds them. It holds the agent and every library too,
+each file is compared with its hash, and no index is asked.
+
 .PARAMETER Package
-The path of a wheel of the agent, with extras in brackets where you want some: 'C:\...-none-any.whl[apprise]'. Its
-libraries have the versions of ..\artifact\requirements.txt, and each file is compared with its hash there, whatever
-index a pip setting of your own (PIP_INDEX_URL, pip.ini) names.
+From a checkout: the path of a wheel of the agent, with extras in brackets where you want some:
+'C:\...-none-any.whl[apprise]'. Its libraries have the versions of ..\artifact\requirements.txt, and each file is
+compared with its hash there, whatever index a pip setting of your own (PIP_INDEX_URL, pip.ini) names.
 
 .PARAMETER Python
 A python.exe of 3.10 or newer, installed for all users.
@@ -31,11 +35,16 @@ Removes the service and the program.
 With -Uninstall: removes the configuration, the logs and what was not delivered yet, too.
 
 .EXAMPLE
+.\install.ps1 -Config C:\mine\config.toml
+
+.EXAMPLE
 .\install.ps1 -Package .\scheduled_events_bridge-0.1.0-py3-none-any.whl
 #>
 [CmdletBinding(DefaultParameterSetName = 'Install')]
 param(
-    [Parameter(Mandatory = $true, ParameterSetName = 'Install')]
+    [Parameter(ParameterSetName = 'Install')]
+    [string[]] $Extras = @(),
+    [Parameter(ParameterSetName = 'Install')]
     [string] $Package,
     [Parameter(ParameterSetName = 'Install')]
     [string] $Python = 'python.exe',
@@ -54,6 +63,7 @@ $name = 'scheduled-events-bridge'
 $account = "NT SERVICE\$name"
 $root = Join-Path $env:ProgramFiles $name
 $data = Join-Path $env:ProgramData $name
+$quiet = @('--quiet', '--no-input', '--disable-pip-version-check', '--no-cache-dir')
 
 function Invoke-Native([string] $File, [string[]] $Arguments) {
     & $File @Arguments
@@ -95,20 +105,38 @@ function Find-BasePython {
     $base
 }
 
+function Install-FromArchive([string] $Interpreter) {
+    # The agent and all that it needs, each file by its hash.
+    $lists = @('--requirement', (Join-Path $PSScriptRoot 'requirements.txt'))
+    foreach ($extra in $Extras) {
+        $lists += @('--requirement', (Join-Path $PSScriptRoot "requirements-$extra.txt"))
+    }
+    $offline = @('--no-index', '--find-links', (Join-Path $PSScriptRoot 'wheels'))
+    $exact = @('--no-deps', '--only-binary', ':all:', '--require-hashes')
+    Invoke-Native $Interpreter (@('-I', '-m', 'pip', 'install') + $quiet + $offline + $exact + $lists)
+}
+
+function Install-FromIndex([string] $Interpreter, [string] $Wheels) {
+    # Every library of the lock, by its hash; of them pip takes what the agent and the extras ask for.
+    $lock = Join-Path $PSScriptRoot '..\artifact\requirements.txt'
+    $exact = @('--no-deps', '--only-binary', ':all:', '--require-hashes', '--requirement', $lock, '--dest', $Wheels)
+    Invoke-Native $Interpreter (@('-I', '-m', 'pip', 'download') + $quiet + $exact)
+    $offline = @('--no-index', '--find-links', $Wheels)
+    Invoke-Native $Interpreter (@('-I', '-m', 'pip', 'install') + $quiet + $offline + @($Package, 'pywin32'))
+    Remove-Item -Path $Wheels -Recurse -Force
+}
+
 function New-Version([string] $Base, [string] $Version) {
     New-Item -ItemType Directory -Path $Version -Force | Out-Null
     $venv = Join-Path $Version 'venv'
     Invoke-Native $Base @('-I', '-m', 'venv', $venv)
-    $wheels = Join-Path $Version 'wheels'
-    $lock = Join-Path $PSScriptRoot '..\artifact\requirements.txt'
     $interpreter = Join-Path $venv 'Scripts\python.exe'
-    $quiet = @('--quiet', '--no-input', '--disable-pip-version-check', '--no-cache-dir')
-    # Every library of the lock, by its hash; of them pip takes what the agent and the extras ask for.
-    $exact = @('--no-deps', '--only-binary', ':all:', '--require-hashes', '--requirement', $lock, '--dest', $wheels)
-    Invoke-Native $interpreter (@('-I', '-m', 'pip', 'download') + $quiet + $exact)
-    $offline = @('--no-index', '--find-links', $wheels)
-    Invoke-Native $interpreter (@('-I', '-m', 'pip', 'install') + $quiet + $offline + @($Package, 'pywin32'))
-    Remove-Item -Path $wheels -Recurse -Force
+    if ($Package) {
+        Install-FromIndex $interpreter (Join-Path $Version 'wheels')
+    }
+    else {
+        Install-FromArchive $interpreter
+    }
     Copy-Item -Path (Join-Path $PSScriptRoot 'service.py'), (Join-Path $PSScriptRoot 'host.py') -Destination $Version
 }
 
@@ -179,6 +207,12 @@ function Publish-Version([string] $Version) {
 if ($Uninstall) {
     Remove-Agent
     return
+}
+if (-not $Package -and -not (Test-Path (Join-Path $PSScriptRoot 'wheels'))) {
+    throw 'This is no archive of a release: name the wheel of the agent, -Package.'
+}
+if ($Package -and $Extras) {
+    throw 'With -Package the extras stand behind the wheel, in brackets; -Extras is for the archive of a release.'
 }
 $base = Find-BasePython
 $version = Join-Path $root ('versions\' + (Get-Date -Format 'yyyyMMddTHHmmss'))

@@ -3,6 +3,7 @@
 What a rollout and a bad day do stands in artifact/drive.sh; here is what must come of it.
 """
 
+import json
 import os
 import platform
 import re
@@ -126,10 +127,73 @@ def test_same_inputs_give_the_same_bytes(artifacts, deploy, package_source, tmp_
     if package_source.suffix != ".whl":
         absent("WHEEL is not set")
     arch = next(arch for arch, machine in ARCHES.items() if machine == platform.machine())
-    build = [sys.executable, deploy / "artifact/build.py", "--wheel", package_source, "--out", tmp_path, "--arch", arch]
-    subprocess.run(build, capture_output=True, timeout=600, check=True)
+    build = [sys.executable, deploy / "artifact/build.py", "--wheel", package_source, "--out", tmp_path]
+    subprocess.run([*build, "--arch", arch, "--arch", "windows"], capture_output=True, timeout=600, check=True)
     for kind in (NAME, f"{NAME}-extras"):
         assert archive(tmp_path, arch, kind).read_bytes() == archive(artifacts, arch, kind).read_bytes()
+    assert windows_archive(tmp_path).read_bytes() == windows_archive(artifacts).read_bytes()
+
+
+# ---- the archive for Windows ----------------------------------------------------------------------------------------
+
+
+def windows_archive(artifacts):
+    (path,) = artifacts.glob(f"{NAME}-*-windows-x86_64.zip")
+    return path
+
+
+@pytest.fixture(scope="module")
+def unpacked_for_windows(artifacts, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("windows")
+    shutil.unpack_archive(windows_archive(artifacts), directory)
+    (unpacked,) = directory.iterdir()
+    return unpacked
+
+
+def test_archive_for_windows_holds_the_installer_the_service_and_the_wheel_that_the_others_hold(
+    unpacked_for_windows, artifacts, deploy
+):
+    for name in ("install.ps1", "service.py", "host.py", "config.toml"):
+        assert (unpacked_for_windows / name).read_bytes() == (deploy / "windows" / name).read_bytes(), name
+    with tarfile.open(archive(artifacts, "x86_64")) as tar:
+        (member,) = (member for member in tar if "/wheels/scheduled_events_bridge-" in member.name)
+        own = tar.extractfile(member).read()
+    assert (unpacked_for_windows / "wheels" / Path(member.name).name).read_bytes() == own
+    assert (unpacked_for_windows / "LICENSE").exists()
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
+def test_archive_for_windows_has_all_by_hash_without_an_index(unpacked_for_windows, python, package, tmp_path):
+    """As install.ps1 has it done; the markers are decided here, for pip would ask them of the machine it is on."""
+    requirement = package("packaging.requirements").requirements.Requirement
+    there = {
+        "python_version": python, "python_full_version": f"{python}.0", "sys_platform": "win32", "os_name": "nt",
+        "platform_system": "Windows", "platform_machine": "AMD64", "platform_python_implementation": "CPython",
+        "implementation_name": "cpython", "extra": "",
+    }  # fmt: skip
+    lines = []
+    files = sorted(unpacked_for_windows.glob("requirements*.txt"))
+    assert len(files) == 4  # three extras
+    for text in (file.read_text() for file in files):
+        for head, hashes in re.findall(r"(?m)^([a-z0-9][^\n]*?)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text):
+            wanted = requirement(head)
+            if wanted.marker is None or wanted.marker.evaluate(there):
+                lines.append(f"{wanted.name}{wanted.specifier}{hashes}\n")
+    assert len(lines) > 15
+    (tmp_path / "lines.txt").write_text("".join(lines))
+    report = tmp_path / "report"
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "--isolated", "install", "--quiet", "--no-index", "--no-cache-dir",
+         "--find-links", unpacked_for_windows / "wheels", "--no-deps", "--require-hashes", "--only-binary", ":all:",
+         "--platform", "win_amd64", "--implementation", "cp", "--python-version", python, "--dry-run", "--report",
+         report, "--target", tmp_path / "target", "--requirement", tmp_path / "lines.txt"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    got = {each["metadata"]["name"].lower() for each in json.loads(report.read_text())["install"]}
+    some = {"scheduled-events-bridge", "pywin32", "requests", "cryptography", "apprise", "jinja2", "aiohttp"}
+    assert some <= got
+    assert got & {"rich", "pip", "setuptools"} == set()
 
 
 # ---- a bare Debian --------------------------------------------------------------------------------------------------
@@ -217,7 +281,7 @@ def test_uninstall_leaves_configuration_and_state_and_purge_leaves_nothing(facts
     assert not [path for path in left if path.startswith(("/opt", "/usr", "/etc/systemd"))]
     assert (facts["again_exit"], facts["again_runs"]) == ("0", "yes")
     assert facts["purge_exit"] == "0"
-    assert facts["purge_left"] == ""
+    assert (facts["purge_left"], facts["purge_more_than_before"]) == ("", "")
 
 
 def test_first_installation_that_does_not_start_leaves_nothing_running(facts):

@@ -313,17 +313,28 @@ def test_installer_takes_along_every_program_of_the_directory(script):
 
 
 def test_every_library_comes_by_its_hash_and_pywin32_with_them(script):
-    body = text(functions(script)["New-Version"])
+    body = text(functions(script)["Install-FromIndex"])
     [exact] = re.findall(r"\$exact = @\((.*)\)", body)
-    assert {"'--require-hashes'", "'--no-deps'", "':all:'", "$lock", "$wheels"} <= set(exact.split(", "))
+    assert {"'--require-hashes'", "'--no-deps'", "':all:'", "$lock", "$Wheels"} <= set(exact.split(", "))
     assert "$lock = Join-Path $PSScriptRoot '..\\artifact\\requirements.txt'" in body
     installed = body.partition("'pip', 'install'")[2]
     assert "$offline" in installed
-    assert "$offline = @('--no-index', '--find-links', $wheels)" in body
+    assert "$offline = @('--no-index', '--find-links', $Wheels)" in body
     assert "@($Package, 'pywin32')" in installed
     lock = (WINDOWS.parent / "artifact/requirements.txt").read_text()
     assert re.search(r"(?m)^pywin32==\d+ ; sys_platform == 'win32' \\\n    --hash=sha256:", lock)
     assert (WINDOWS / "requirements.in").read_text().splitlines()[-1].startswith("pywin32==")
+
+
+def test_archive_needs_no_index_and_no_file_of_it_goes_without_its_hash(script):
+    body = text(functions(script)["Install-FromArchive"])
+    [exact] = re.findall(r"\$exact = @\((.*)\)", body)
+    assert {"'--require-hashes'", "'--no-deps'", "':all:'"} <= set(exact.split(", "))
+    assert "$offline = @('--no-index', '--find-links', (Join-Path $PSScriptRoot 'wheels'))" in body
+    assert "Join-Path $PSScriptRoot 'requirements.txt'" in body
+    assert 'Join-Path $PSScriptRoot "requirements-$extra.txt"' in body
+    assert body.count("Invoke-Native") == 1
+    assert "'install') + $quiet + $offline + $exact + $lists" in body
 
 
 def test_a_shutdown_waits_longer_than_the_agent_takes(script):
