@@ -36,6 +36,7 @@ _LEAST_OF_WAIT = 0.8
 _RETRY_AFTER_SECONDS = 5
 _OK, _BAD, _FORBIDDEN, _NOT_FOUND, _NOT_ALLOWED, _UNAVAILABLE = 200, 400, 403, 404, 405, 503
 _ROUTE = "decisions"
+_READ = frozenset({b"authorization", HEADER.encode()})
 
 
 class PollRefused(BridgeError):
@@ -168,7 +169,8 @@ async def _until_gone(receive: Receive) -> None:
 
 
 def _headers(scope: Scope) -> Mapping[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    """Return the headers that the portal reads, of several of one name the last. Thousands are read in a second."""
+    return {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _READ}
 
 
 def _whole(query: Mapping[str, str], name: str, *, lowest: int, highest: int) -> int:

@@ -7,7 +7,6 @@ import socket
 import struct
 import threading
 import time
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 
@@ -15,39 +14,14 @@ import pytest
 import requests
 from fleet_records import fleet_record, vm_id_of
 from portal_kit import AGENT_TOKEN, RunningPortal
+from signers import Signer
 
 from bridge.approval.portal_client import MAX_ANSWER_BYTES, MAX_DECISIONS, PortalClient
-from bridge.approval.signing import generate_key, sign_decision
 from bridge.clock import Clock
 from bridge.config.approval import KeySettings, RemoteSettings
 from bridge.events.record import Transition
 
 VM = vm_id_of(0)
-
-
-class Signer:
-    """A person with a key that the portal knows."""
-
-    def __init__(self, directory, kid="ops"):
-        self.kid = kid
-        self.pair = generate_key(directory / f"{kid}.key")
-
-    def table(self):
-        return {"kid": self.kid, "approver": "ada", "public_key_file": str(self.pair.public_key_file)}
-
-    def sign(self, vm_id=VM, *, decision="approve", event=None, now=None, valid_seconds=3600, reason=None, jti=None):
-        return sign_decision(
-            self.pair.private_key_file,
-            kid=self.kid,
-            approver="ada",
-            vm_id=vm_id,
-            event=event or fleet_record(0).event,
-            decision=decision,
-            now=now or datetime.now(timezone.utc),
-            valid_seconds=valid_seconds,
-            reason=reason,
-            jti=jti or str(uuid.uuid4()),
-        )
 
 
 @pytest.fixture

@@ -1,0 +1,128 @@
+"""What the portal has answered for is there after it was killed: records, decisions, and a chain without a gap."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import requests
+from fleet_records import fleet_record, vm_id_of
+from portal_kit import AGENT_TOKEN, BATCH, READER_TOKEN, batch, portal_table
+from signers import Signer
+
+from bridge.portal.audit import first_fault
+from bridge.portal.store.audit import all_entries, count
+from bridge.portal.store.database import Store
+
+AS_AGENT = {"Authorization": f"Bearer {AGENT_TOKEN}"}
+AS_READER = {"Authorization": f"Bearer {READER_TOKEN}"}
+
+
+class Killable:
+    """A portal as a process."""
+
+    def __init__(self, directory, env, signer):
+        self._env = env
+        self.directory = directory
+        self.config = directory / "portal.toml"
+        lines = []
+        for name, table in portal_table(directory, keys=[signer.table()]).items():
+            header, inner = (f"[[{name}]]", table[0]) if isinstance(table, list) else (f"[{name}]", table)
+            lines += [header, *(f"{key} = {json.dumps(value)}" for key, value in inner.items())]
+        self.config.write_text("\n".join(lines), encoding="utf-8")
+        self.url = ""
+
+    def start(self):
+        log = self.directory / f"log-{time.monotonic_ns()}"
+        with log.open("w", encoding="utf-8") as stream:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "bridge", "portal", "--config", str(self.config), "--log-format", "text"],
+                env=self._env,
+                stderr=stream,
+            )
+        until = time.monotonic() + 30
+        while not (found := re.search(r"url=(http://127.0.0.1:\d+)", log.read_text(encoding="utf-8"))):
+            assert time.monotonic() < until, log.read_text(encoding="utf-8")
+            time.sleep(0.02)
+        self.url = f"{found[1]}/api/v1"
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(30)
+
+
+@pytest.fixture
+def signer(tmp_path):
+    return Signer(tmp_path)
+
+
+@pytest.fixture
+def killable(tmp_path, agent_env, signer):
+    portal = Killable(tmp_path, agent_env, signer)
+    portal.start()
+    yield portal
+    portal.kill()
+
+
+def _work(portal, signer, stop, kept):
+    """Send records and bring decisions, and keep what was answered for, until *stop*."""
+    number = len(kept["records"])
+    with contextlib.suppress(requests.RequestException):
+        while not stop.is_set():
+            number += 1
+            records = [fleet_record(vm, event_id=f"E-{number}", sequence=number) for vm in range(5)]
+            headers = {**AS_AGENT, "Content-Type": BATCH}
+            answer = requests.post(f"{portal.url}/records", data=batch(records), headers=headers, timeout=20)
+            if answer.status_code == 204:
+                kept["records"] += [record.id for record in records]
+            token = signer.sign(vm_id_of(number % 3))
+            answer = requests.post(f"{portal.url}/decisions", json={"decisions": [token]}, timeout=20)
+            if answer.status_code == 200:
+                kept["decisions"][token] = answer.json()["decisions"][0]["index"]
+
+
+def _check(portal, kept):
+    store = Store.of_file(portal.directory / "portal.db")
+    try:
+        found = store.read(lambda opened: opened.exec_driver_sql("SELECT record_id FROM records").scalars().all())
+        total = store.read(count)
+        fault = store.read(lambda connection: first_fault(all_entries(connection), count=total))
+    finally:
+        store.close()
+    assert set(kept["records"]) <= set(found)
+    assert fault is None
+    given = {}
+    for vm in range(3):
+        answer = requests.get(
+            f"{portal.url}/vms/{vm_id_of(vm)}/decisions?index=0&wait=1", headers=AS_AGENT, timeout=20
+        ).json()
+        given |= dict.fromkeys(answer["decisions"], answer["index"])
+    assert set(kept["decisions"]) <= set(given)
+    assert len(set(kept["decisions"].values())) == len(kept["decisions"])
+    events = requests.get(f"{portal.url}/events?limit=500&state=all", headers=AS_READER, timeout=20).json()["events"]
+    seen = {vm["record_id"] for event in events for vm in event["vms"]}
+    assert set(kept["records"][-1000:]) <= seen
+
+
+@pytest.mark.parametrize("rounds", [pytest.param(4, id="few"), pytest.param(100, id="many", marks=pytest.mark.long)])
+def test_nothing_that_was_answered_for_is_lost_by_a_kill(killable, signer, rounds):
+    kept = {"records": [], "decisions": {}}
+    for number in range(rounds):
+        stop = threading.Event()
+        worker = threading.Thread(target=_work, args=(killable, signer, stop, kept))
+        worker.start()
+        time.sleep(0.2 + 0.37 * number % 0.8)
+        killable.kill()
+        stop.set()
+        worker.join()
+        killable.start()
+        _check(killable, kept)
+    assert len(kept["records"]) > 0
+    assert len(kept["decisions"]) > 0
