@@ -249,6 +249,8 @@ class Approver:
     ) -> tuple[Evaluation | None, ApprovalState]:
         """Return all that follows from *state*, and the state after it; None when there is no end to it."""
         evaluation = Evaluation()
+        has_command = self._portal_command is not None
+        may_run_command = has_command and not self._submitter.is_disabled()
         for _ in range(_MOST_STEPS):
             step = evaluate(
                 state,
@@ -259,7 +261,8 @@ class Approver:
                 trust=self._inbox.trust,
                 predates=lambda decision: asked_at < self._new_since.get(_name(decision), asked_at),
                 dry_run=self._dry_run,
-                has_command=self._portal_command is not None,
+                has_command=has_command,
+                may_run_command=may_run_command,
             )
             if step.is_empty:
                 step = self._commands.take(state, now=self._clock.timestamp())
@@ -329,7 +332,7 @@ class Approver:
             return []
         if self._clock.instant().seconds_since(look.answered_at) > FRESH_SECONDS:
             return []
-        return self._postable(state, index, ready)
+        return self._postable(state, index, ready, has_command=self._portal_command is not None)
 
     def _postable(
         self,
@@ -338,6 +341,7 @@ class Approver:
         due: Sequence[PendingApproval],
         *,
         stage: ApprovalStage = ApprovalStage.WANTED,
+        has_command: bool = False,
     ) -> list[PendingApproval]:
         if self._rules is None:
             asked_for = {each.key for each in state.decisions if self._is_asked_for(each)}
@@ -352,6 +356,7 @@ class Approver:
             required_approvals=self._required_approvals,
             trust=self._inbox.trust,
             stage=stage,
+            has_command=has_command,
         )
 
     # What it depends on.
@@ -410,7 +415,7 @@ class Approver:
         """Return the command that *approval* waits for; None while it may not start."""
         if approval.arrivals:
             may_start = self._postable(state, index, [approval], stage=ApprovalStage.DRAINING)
-            return self._portal_command if may_start else None
+            return self._portal_command if may_start and not self._submitter.is_disabled() else None
         rule = None if self._rules is None else self._rules.rule_behind(approval, index)
         if rule is None or approval.event_id in newest_holds(state.decisions) or not self._preconditions.are_met():
             return None

@@ -53,12 +53,14 @@ def evaluate(
     predates: Callable[[StoredDecision], bool] = lambda _decision: False,
     dry_run: bool = False,
     has_command: bool = False,
+    may_run_command: bool = True,
 ) -> Evaluation:
     """Return the next step from *state*, given a fresh document and the Unix time *now*; empty at the end.
 
     *settled_now* is the same without a jump of the clock that may not last: nothing ends by a later time than that.
     *predates* returns whether the document was asked for before a new decision came: it refuses no such decision.
-    With *has_command* a command must succeed before Azure is told what the portal approved.
+    With *has_command* a command must succeed before Azure is told what the portal approved; while not
+    *may_run_command*, none is begun, and what waits for one is put off like everything else.
     """
     stages = {ApprovalStage.POSTED, ApprovalStage.DRY_RUN} if dry_run else {ApprovalStage.POSTED}
     step = EvaluationStep(
@@ -75,6 +77,7 @@ def evaluate(
         result=Evaluation(),
         by_arrival={each.arrival: each for each in state.decisions},
         has_command=has_command,
+        may_run_command=may_run_command,
     )
     for approval in state.approvals.values():
         if approval.state in OPEN_STAGES:
@@ -213,7 +216,7 @@ def _want_if_enough(step: EvaluationStep, key: EventVersion) -> None:
         PendingApproval(
             event_id=key[0],
             event_digest=key[1],
-            state=ApprovalStage.DRAINING if step.has_command and last.source == "portal" else ApprovalStage.WANTED,
+            state=_first_stage(step, last),
             source=last.source,
             decision_id=last.decision_id,
             approvers=tuple(each.approver for each in enough),
@@ -228,6 +231,11 @@ def _want_if_enough(step: EvaluationStep, key: EventVersion) -> None:
             event=step.index.events[key[0]],
         )
     )
+
+
+def _first_stage(step: EvaluationStep, last: StoredDecision) -> ApprovalStage:
+    runs_command = step.has_command and step.may_run_command and last.source == "portal"
+    return ApprovalStage.DRAINING if runs_command else ApprovalStage.WANTED
 
 
 def _goes_on(step: EvaluationStep, approval: PendingApproval, last: StoredDecision) -> bool:

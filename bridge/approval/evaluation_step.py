@@ -102,6 +102,8 @@ class EvaluationStep(msgspec.Struct, frozen=True, kw_only=True):
     by_arrival: dict[int, StoredDecision]
     has_command: bool = False
     """A command of ``approval.remote`` must succeed before Azure is told what the portal approved."""
+    may_run_command: bool = True
+    """False: nothing is approved now anyway, so none is begun."""
 
     def is_held(self, decision: StoredDecision) -> bool:
         """Return whether a hold on the event of *decision* was made with it or after it."""

@@ -35,10 +35,12 @@ def postable(
     required_approvals: int,
     trust: Callable[[StoredDecision], Trust],
     stage: ApprovalStage = ApprovalStage.WANTED,
+    has_command: bool = False,
 ) -> list[PendingApproval]:
     """Return those of *due* of which Azure may be told at *now*, given *state* and a document newer than they are.
 
     A hold on the event stands in the way until it was evaluated. With *stage* DRAINING: those whose command may start.
+    With *has_command* the portal's without the result of one are left out.
     """
     step = EvaluationStep(
         state=state,
@@ -53,7 +55,7 @@ def postable(
         waiting={},
         result=Evaluation(),
         by_arrival={each.arrival: each for each in state.decisions},
-        has_command=stage is ApprovalStage.DRAINING,
+        has_command=has_command or stage is ApprovalStage.DRAINING,
     )
     new_holds = {
         each.event_id for each in state.decisions if each.state is DecisionStage.NEW and each.verdict is Verdict.HOLD
@@ -105,8 +107,8 @@ def _follow_configuration(step: EvaluationStep, approval: PendingApproval) -> No
     """Have *approval* of the portal wait for a command that is configured now, and not for one that is not any more."""
     if approval.source != "portal":
         return
-    if approval.state is ApprovalStage.WANTED and step.must_run_command(approval):
-        _move(step, approval, ApprovalStage.DRAINING)
+    if approval.state is ApprovalStage.WANTED and step.must_run_command(approval) and step.may_run_command:
+        _move(step, msgspec.structs.replace(approval, put_off_at=None), ApprovalStage.DRAINING)
     elif approval.state is ApprovalStage.DRAINING and not step.has_command:
         _move(step, approval, ApprovalStage.WANTED)
 

@@ -9,12 +9,15 @@ import pytest
 from approver_kit import ANNE, BORIS, START, ApproverKit
 from starved import no_descriptors, no_threads
 
+from bridge.approval.evaluation_step import Trust, index_document
+from bridge.approval.open_approvals import postable
 from bridge.clock import Instant
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import ImdsStatus
 from bridge.events.diff import Change
 from bridge.events.record import Evidence, Transition
-from bridge.outbox import meta
+from bridge.outbox import approvals, meta
+from bridge.outbox.approvals import ApprovalStage
 from bridge.outbox.records import Observation
 
 MINE = {"resources": ("vm_0",)}
@@ -417,6 +420,55 @@ def test_a_command_that_is_configured_no_more_is_waited_for_no_more(kit, drain):
     kit.reload()
     kit.go(3, mine)
     assert kit.imds.posts == [["E-1"]]
+
+
+def test_while_approvals_are_disabled_no_command_is_begun_and_the_portal_is_told(kit, drain):
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    (kit.state / "approvals.disabled").touch()
+    kit.offer(kit.token(mine))
+    kit.go(5, mine)
+    assert (drain.runs, kit.imds.posts) == ([], [])
+    assert ("approval_failed", "disabled") in kit.outcomes
+    (kit.state / "approvals.disabled").unlink()
+    until(kit, lambda: drain.runs)
+    assert kit.imds.posts == []
+    drain.end()
+    until(kit, lambda: kit.imds.posts)
+    assert len(drain.runs) == 1
+    assert kit.outcomes[-1] == ("approved", "accepted")
+
+
+def test_a_command_that_runs_when_approvals_are_disabled_counts_when_they_are_not_any_more(kit, drain):
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.offer(kit.token(mine))
+    until(kit, lambda: drain.runs)
+    (kit.state / "approvals.disabled").touch()
+    drain.end()
+    until(kit, lambda: ("approval_failed", "disabled") in kit.outcomes)
+    kit.go(3, mine)
+    assert kit.imds.posts == []
+    (kit.state / "approvals.disabled").unlink()
+    kit.go(3, mine)
+    assert (kit.imds.posts, len(drain.runs)) == ([["E-1"]], 1)
+
+
+def test_what_has_no_result_of_the_command_is_not_posted_whatever_else_allows_it(kit, drain):
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    (kit.state / "approvals.disabled").touch()
+    kit.offer(kit.token(mine))
+    state = kit.outbox.read(approvals.read_state).result()
+    (wanted,) = state.approvals.values()
+    given = {"now": kit.now().timestamp(), "required_approvals": 1, "trust": lambda _decision: Trust.KEPT}
+    index = index_document(kit.document)
+    assert wanted.state is ApprovalStage.WANTED
+    assert postable(state, index, [wanted], **given) == [wanted]
+    assert postable(state, index, [wanted], has_command=True, **given) == []  # asked right before the request
 
 
 @pytest.mark.parametrize("starve", [no_threads, no_descriptors])
