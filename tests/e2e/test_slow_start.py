@@ -316,6 +316,8 @@ def test_polls_go_on_while_a_large_damaged_outbox_is_salvaged_at_the_start(agent
     assert len(OutboxFile(agent.state).records()) > 39_000
 
 
+@pytest.mark.long
+@pytest.mark.timeout(180)
 def test_of_thousands_of_events_seen_while_the_disk_hangs_none_ends_twice(before, imds, disk):
     agent = before
     disk.freeze()
