@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bridge.approval.signing import DecisionSigner
 from bridge.clock import REAL_CLOCK, Clock, format_time
+from bridge.config.trusted_keys import unusable_keys
 from bridge.errors import BridgeError, ConfigurationError
 from bridge.http.failures import is_loopback
 from bridge.metrics.metrics import own_version
@@ -46,7 +47,7 @@ from bridge.portal.metrics import PortalMetrics
 from bridge.portal.people import People, Role
 from bridge.portal.poll import PREFIX, LongPoll
 from bridge.portal.requests import BODY_SECONDS, error_answer
-from bridge.portal.settings import PortalSettings, address_of, database_file
+from bridge.portal.settings import PortalSettings, address_of, check_secrets, database_file
 from bridge.portal.signing import PortalKey
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import Store, StoreThreads
@@ -86,7 +87,11 @@ class Portal:
 
     def run(self) -> None:
         """Serve until a stop was asked for; raise BridgeError when that cannot begin."""
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)  # what it says of a start and a stop is said here
+        for library in ("uvicorn", "alembic"):
+            logging.getLogger(library).setLevel(logging.WARNING)  # what they say of a start and a stop is said here
+        check_secrets(self._settings)
+        for sentence in unusable_keys([key.trusted() for key in self._settings.keys]):
+            logger.warning("A key of [[keys]] does not count: %s", sentence)
         store = Store.of_file(database_file(self._settings))
         sockets: list[socket.socket] = []
         _allow_connections()

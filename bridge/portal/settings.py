@@ -21,7 +21,7 @@ from msgspec import Meta
 from bridge.config.approval import KeySettings
 from bridge.config.toml import Check, Problems, convert
 from bridge.config.trusted_keys import key_mistakes
-from bridge.errors import ConfigurationError
+from bridge.errors import ConfigurationError, SecretUnavailable
 from bridge.system.secrets import Secret
 
 if sys.version_info >= (3, 11):
@@ -268,6 +268,21 @@ TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("people", PeopleSettings),
     ("signing", SigningSettings),
 )
+
+
+def check_secrets(settings: PortalSettings) -> None:
+    """Raise ConfigurationError with every secret that is configured and cannot be read.
+
+    Later, while the portal runs, one that cannot be read refuses whoever needs it, and is read again.
+    """
+    mistakes = []
+    for secret in (settings.agents.token(), settings.agents.webhook_secret(), settings.readers.token()):
+        try:
+            secret.values()
+        except SecretUnavailable as error:
+            mistakes.append(str(error))
+    if mistakes:
+        raise ConfigurationError(*mistakes)
 
 
 def address_of(listen: str) -> tuple[str, int]:

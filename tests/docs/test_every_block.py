@@ -28,6 +28,9 @@ _FIRST_VM = "tests/docs/test_first_vm.py::test_a_reboot_is_announced_approved_an
 _GENERATED = "tests/docs/test_reference.py::test_generated_parts_are_what_the_code_says_now"
 _SINK = "tests/docs/test_sink_readme.py::test_example_sends_by_either_name"
 _SINK_CHECKED = "tests/docs/test_sink_readme.py::test_configuration_of_the_example_is_right"
+_FIRST_PORTAL = (
+    "tests/portal/test_first_portal.py::test_a_newcomer_approves_an_event_through_the_portal_and_sees_it_start"
+)
 #: Mark of a block -> what runs, loads or compares it.
 RUN = {
     "demo-command": "tests/docs/test_readme.py::test_readme_demo_command_works_in_a_fresh_copy",
@@ -48,6 +51,14 @@ RUN = {
     "first VM: seen": _FIRST_VM,
     "approvals: stop": "tests/docs/test_first_vm.py::test_a_file_stops_every_approval_and_status_says_so",
     "file: portal.toml": "tests/portal/test_settings.py::test_configurations_of_the_page_are_right",
+    "first portal: install": ".ci/run::step_portal",
+    "first portal: enter": _FIRST_PORTAL,
+    "first portal: secrets": _FIRST_PORTAL,
+    "file: first portal.toml": _FIRST_PORTAL,
+    "file: first agent.toml": _FIRST_PORTAL,
+    "first portal: run": _FIRST_PORTAL,
+    "first portal: announce": _FIRST_PORTAL,
+    "first portal: decide": _FIRST_PORTAL,
     "portal: people": "tests/portal/test_users_command.py::test_people_are_let_in_as_the_page_shows",
     "portal: people configuration": "tests/portal/test_users_command.py::test_people_are_let_in_as_the_page_shows",
     "portal: decide": "tests/portal/test_agent_follows.py::test_somebody_decides_as_the_page_shows",

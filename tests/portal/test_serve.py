@@ -27,6 +27,23 @@ def portal(tmp_path):
         yield running
 
 
+def test_portal_does_not_start_without_the_secrets_that_it_is_told_of(tmp_path):
+    table = portal_table(tmp_path)
+    (tmp_path / "agents").unlink()
+    (tmp_path / "readers").write_text("\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError) as refused:
+        Portal(read(table)).run()
+    said = str(refused.value)
+    assert all(name in said for name in ("agents.token_file", "readers.token_file")), said
+    assert not (tmp_path / "portal.db").exists()
+
+
+def test_portal_starts_without_a_public_key_that_is_gone_and_says_so(tmp_path, caplog):
+    keys = [{"kid": "ops", "approver": "ops", "public_key_file": str(tmp_path / "ops.key.pub")}]
+    with RunningPortal(tmp_path, keys=keys):
+        assert "ops.key.pub" in caplog.text
+
+
 def _toml(table):
     lines = []
     for name, inner in table.items():

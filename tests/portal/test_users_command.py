@@ -62,7 +62,7 @@ def test_people_are_let_in_as_the_page_shows(tmp_path, monkeypatch):
     text = f'[database]\nfile = "portal.db"\n{configuration}'
     (tmp_path / "portal.toml").write_text(text, encoding="utf-8")
     for line in doc_pages.marked(page, "portal: people").splitlines():
-        argv = shlex.split(line.removeprefix("portal/bin/").removeprefix("scheduled-events-bridge "))
+        argv = shlex.split(line.removeprefix("portal-venv/bin/").removeprefix("scheduled-events-bridge "))
         done = CliRunner().invoke(commands, argv, input=f"{PASSWORD}\n", standalone_mode=False)
         assert done.exception is None, (line, done.exception)
     listed = CliRunner().invoke(commands, ["portal", "users", "list", "--config", "portal.toml"])

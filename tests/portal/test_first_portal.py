@@ -1,0 +1,71 @@
+"""The first portal, as its page has it: its files, its commands in order, and that Azure is told."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import requests
+from desk import SECONDS, Desk
+from held_port import held_port
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform == "win32", reason="needs a shell"),
+    pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed"),
+    pytest.mark.skipif(
+        not (Path(sys.prefix) / "bin" / "activate").exists(), reason="the tests do not run in a virtual environment"
+    ),
+]
+
+
+@pytest.fixture
+def desk(tmp_path, agent_env):
+    with ExitStack() as stack:
+        simulator, status, portal, operator = (stack.enter_context(held_port()) for _ in range(4))
+        elsewhere = {
+            "/tmp/bridge-portal": str(tmp_path / "portal"),  # what the page says
+            "127.0.0.1:8169": f"127.0.0.1:{simulator}",
+            "127.0.0.1:8443": f"127.0.0.1:{portal}",
+            # What the page leaves at its default has to be said here.
+            "simulate quiet": f"simulate quiet --listen 127.0.0.1:{simulator}",
+            "[approval.remote]\n": f'[status]\nlisten = "127.0.0.1:{status}"\n\n[approval.remote]\n',
+            "[database]": (
+                f'[server]\nlisten = "127.0.0.1:{portal}"\n[operator]\nlisten = "127.0.0.1:{operator}"\n\n[database]'
+            ),
+        }
+        desk = Desk("docs/start/first-portal.md", tmp_path, agent_env, elsewhere)
+        desk.portal = f"http://127.0.0.1:{portal}/api/v1"
+        yield desk
+        desk.leave()
+
+
+def test_a_newcomer_approves_an_event_through_the_portal_and_sees_it_start(desk):
+    enter = desk.text("first portal: enter")
+    desk.do(enter + desk.text("first portal: secrets"))
+    home = desk.home / "portal"
+    (home / "portal.toml").write_text(desk.text("file: first portal.toml"))
+    (home / "agent.toml").write_text(desk.text("file: first agent.toml"))
+    desk.do(enter + "scheduled-events-bridge check-config --config agent.toml")
+    desk.begin(enter + desk.text("first portal: run"))
+    desk.wait_for("is running")
+    desk.do(enter + desk.text("first portal: announce"))
+    desk.wait_for(" scheduled: Reboot")
+    headers = {"Authorization": f"Bearer {(home / 'readers.token').read_text().strip()}"}
+    give_up_at = time.monotonic() + SECONDS
+    while not _has_event(desk.portal, headers):
+        assert time.monotonic() < give_up_at, "the portal has no event"
+        time.sleep(0.1)
+    desk.do(enter + desk.text("first portal: decide"))
+    desk.wait_for(" approved: Reboot")
+    desk.wait_for(" started: Reboot")
+
+
+def _has_event(portal, headers):
+    try:
+        return requests.get(f"{portal}/events", headers=headers, timeout=20).json()["events"]
+    except requests.ConnectionError:
+        return False
