@@ -15,6 +15,7 @@ from bridge.clock import REAL_CLOCK, format_time
 from bridge.errors import BridgeError
 from bridge.events.event import compact_json
 from bridge.portal.audit import Entry, Fault, NewEntry, first_fault
+from bridge.portal.names import MOST_CHARACTERS, name_in
 from bridge.portal.people import Role, hashed
 from bridge.portal.serve import Portal
 from bridge.portal.settings import database_file, find, load
@@ -78,6 +79,10 @@ def add_user(config: Path | None, name: str, *, password: str | None, role: str,
     """Let somebody in, or change who it is; without *password* only a proxy does."""
     if password is not None and len(password) < SHORTEST_PASSWORD:
         raise BridgeError(f"A password has at least {SHORTEST_PASSWORD} characters.")
+    known = name_in(name)
+    if known is None:
+        raise BridgeError(f"{name[:MOST_CHARACTERS]!r} is no name: at most {MOST_CHARACTERS} characters that are seen.")
+    name = known
     at = format_time(REAL_CLOCK.now())
     user = User(
         user_name=name,

@@ -28,6 +28,7 @@ from bridge.errors import BridgeError
 from bridge.logs import ThrottledLog
 from bridge.portal.audit import NewEntry
 from bridge.portal.fleet import EventState, VmOfEvent
+from bridge.portal.names import folded, name_in
 from bridge.portal.store import people as store_people
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import StoreThreads
@@ -197,12 +198,14 @@ class People:
         if person.session_sha256 is not None:
             await self._store.write(store_people.end_session, person.session_sha256)
 
-    async def _proxied(self, name: str) -> Person:
-        user = await self._store.read(store_people.user_of, name)
-        if not name or (user is not None and user.disabled_at is not None):
+    async def _proxied(self, said: str) -> Person:
+        # A comma: the header came twice, and one of them from whoever asks.
+        known = None if "," in said else name_in(_as_utf8(said))
+        user = None if known is None else await self._store.read(store_people.user_of, known)
+        if known is None or (user is not None and user.disabled_at is not None):
             raise PersonRefused(403, "This person may not use the portal.")
-        role = self._proxy_role if user is None else Role(user.role)
-        token = hmac.new(self._csrf_key, name.encode(), hashlib.sha256).hexdigest()
+        role, name = (self._proxy_role, known) if user is None else (Role(user.role), user.user_name)
+        token = hmac.new(self._csrf_key, folded(name).encode(), hashlib.sha256).hexdigest()
         return Person(name=name, role=role, scope=() if user is None else user.scopes, csrf_token=token)
 
     async def _is_right(self, password_hash: str, password: str) -> bool:
@@ -249,6 +252,14 @@ def _begin_session(connection: store_people.Connection, /, *, user_name: str, ol
     store_people.end_session(connection, old_sha256)
     store_people.add_session(connection, user_name=user_name, **session)
     add_entries(connection, [NewEntry(actor=user_name, action="signed_in", subject="", details={})], at=session["at"])
+
+
+def _as_utf8(text: str) -> str:
+    """Return the header *text* as a proxy meant it; the server has read its bytes as Latin-1."""
+    try:
+        return text.encode("latin-1").decode()
+    except UnicodeError:
+        return text
 
 
 def _sha256(text: str) -> str:

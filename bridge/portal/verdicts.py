@@ -12,6 +12,8 @@ from enum import Enum
 
 import msgspec
 
+from bridge.portal.names import folded
+
 
 class Word(str, Enum):
     """What a person says."""
@@ -59,7 +61,7 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
 def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) -> Ruling:
     """Return what follows at the time *at* from *verdicts* on an event that is now as *digest* says.
 
-    *required* different people make an approval; the same person twice counts once, in whatever case the name came.
+    *required* different people make an approval; the same person twice counts once, however the name is spelt.
     """
     standing = sorted(
         (each for each in verdicts if each.withdrawn_at is None), key=lambda each: (each.made_at, each.verdict_id)
@@ -68,7 +70,7 @@ def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) ->
     if holds:
         return Ruling(outcome=Outcome.HELD, verdicts=holds, needed=0)
     newest = {
-        each.user_name.casefold(): each
+        folded(each.user_name): each
         for each in standing
         if each.word is Word.APPROVE and each.digest == digest and at < each.expires_at
     }

@@ -194,3 +194,38 @@ def test_scope_must_cover_every_vm_of_the_event():
     assert person("approver", "resource_group:west").why_not_decide(mixed) is None
     assert person("viewer").why_not_decide(whole) == "You may look, and not decide."
     assert (payments.may_see(mixed), person("viewer", "labels.team:x").may_see(mixed)) == (True, False)
+
+
+def test_name_is_one_persons_however_it_is_spelt(tmp_path):
+    door = Door(tmp_path, proxy_header="X-Forwarded-User", proxy_addresses=("10.0.0.5",), proxy_role=Role.APPROVER)
+    user = User(user_name="Jos\u00e9 \u00c5sa", password_hash=hashed(PASSWORD), role="viewer", scope="", made_at=AT)
+    door.store.write(add_user, user)
+
+    def by_proxy(people, name):
+        return people.person({"x-forwarded-user": name}, {}, "10.0.0.5")
+
+    async def work(people):
+        spellings = ["JOS\u00c9 \u00c5SA", "jose\u0301 a\u030asa", "Jos\u00e9  \u00c5sa"]
+        # As the server reads the bytes of a header.
+        spellings.append("Jos\u00e9 \u00c5sa".encode().decode("latin-1"))
+        for name in spellings:
+            found = await by_proxy(people, name)
+            assert (found.name, found.role) == ("Jos\u00e9 \u00c5sa", Role.VIEWER), name
+        assert (await sign_in(people, "jos\u00c9 \u00e5sa")).person.name == "Jos\u00e9 \u00c5sa"
+        assert door.store.write(disable_user, "JOS\u00c9 \u00c5SA", at=AT)
+        for name in spellings:
+            assert await refusal(by_proxy(people, name)) == 403
+
+    door.run(work)
+    door.store.close()
+
+
+def test_header_of_the_proxy_that_came_twice_or_is_no_name_lets_nobody_in(tmp_path):
+    door = Door(tmp_path, proxy_header="X-Forwarded-User", proxy_addresses=("10.0.0.5",), proxy_role=Role.APPROVER)
+
+    async def work(people):
+        for name in ("eve,Ann", "Ann, eve", " ", "a\x00nn", "a\u200bnn", "ann\ufe0f", "a" * 257, "x" * 1_000_000):
+            assert await refusal(people.person({"x-forwarded-user": name}, {}, "10.0.0.5")) == 403, name[:20]
+
+    door.run(work)
+    door.store.close()

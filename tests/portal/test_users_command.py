@@ -85,3 +85,17 @@ def test_what_cannot_be_meant_changes_nothing(run, words, typed, said):
         run(*words, typed=typed)
     run("users", "add", "vic", "--no-password")
     assert run("users", "list") == "vic  viewer  all VMs\n"
+
+
+def test_person_whose_name_comes_in_another_case_is_the_same(run):
+    run("users", "add", "\u00c4nn", "--role", "approver", "--no-password")
+    run("users", "add", "\u00e4NN", "--no-password")
+    assert run("users", "list") == "\u00c4nn  viewer  all VMs\n"
+    run("users", "disable", "\u00e4nn")
+    assert run("users", "list").startswith("\u00c4nn  viewer  all VMs  (disabled 20")
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "a\u202eb", "a" * 257])
+def test_what_is_no_name_is_not_added(run, name):
+    with pytest.raises(BridgeError, match="is no name"):
+        run("users", "add", name, "--no-password")

@@ -105,6 +105,12 @@ def test_first_of_two_people_decides_nothing_and_the_same_one_twice_neither(offi
     assert {reason for _, _, reason in office.told()} == {"Ann: because; bob: because"}
 
 
+def test_one_person_under_two_spellings_of_a_name_is_one(office):
+    for turn, name in enumerate(("Jos\u00e9", "JOSE\u0301", "jos\u00e9 ", "\uff4aos\u00e9")):
+        assert office.say("approve", name, required=2, after_seconds=turn).ruling.outcome is Outcome.WAITING
+    assert office.told() == []
+
+
 def test_hold_reaches_every_vm_of_the_event_and_of_its_resource_group(office):
     taken = office.say("hold", "ann")
     assert set(taken.told) == {vm_id_of(vm) for vm in (0, 1, 2)}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import secrets
 
 import msgspec
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, delete, select, update
 
+from bridge.portal.names import folded
 from bridge.portal.schema import properties, sessions, users
 from bridge.portal.store.database import insert, upsert
 
@@ -41,21 +42,31 @@ class Session(msgspec.Struct, frozen=True):
 
 
 def add_user(connection: Connection, user: User) -> None:
-    """Store *user*, in place of the one of that name; the sessions of that one end."""
-    connection.execute(delete(sessions).where(func.lower(sessions.c.user_name) == user.user_name.lower()))
-    upsert(connection, users, [msgspec.structs.asdict(user)])
+    """Store *user*, in place of the one of that name, who keeps its spelling; the sessions of that one end."""
+    names = _spellings(connection, user.user_name) or [user.user_name]
+    connection.execute(delete(sessions).where(sessions.c.user_name.in_(names)))
+    upsert(connection, users, [{**msgspec.structs.asdict(user), "user_name": name} for name in names])
 
 
 def disable_user(connection: Connection, name: str, *, at: str) -> bool:
     """Let the person of that name in no more, and end the sessions; return whether there is one."""
-    connection.execute(delete(sessions).where(sessions.c.user_name == name))
-    return connection.execute(update(users).where(users.c.user_name == name).values(disabled_at=at)).rowcount == 1
+    names = _spellings(connection, name)
+    connection.execute(delete(sessions).where(sessions.c.user_name.in_(names)))
+    connection.execute(update(users).where(users.c.user_name.in_(names)).values(disabled_at=at))
+    return bool(names)
 
 
 def user_of(connection: Connection, name: str) -> User | None:
-    """Return the person of that name, in whatever case; None: there is none."""
-    found = connection.execute(select(users).where(func.lower(users.c.user_name) == name.lower())).first()
+    """Return the person of that name, however it is spelt; None: there is none."""
+    names = _spellings(connection, name)
+    found = connection.execute(select(users).where(users.c.user_name.in_(names)).order_by(users.c.user_name)).first()
     return None if found is None else User(**found._asdict())
+
+
+def _spellings(connection: Connection, name: str) -> list[str]:
+    """Return how the person is called here; not asked of SQL, which knows no case but that of ASCII."""
+    wanted = folded(name)
+    return [each for each in connection.execute(select(users.c.user_name)).scalars() if folded(each) == wanted]
 
 
 def all_users(connection: Connection) -> list[User]:
