@@ -6,22 +6,24 @@ agent is there that would follow an approval. Then it is written down with what 
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import msgspec
+from sqlalchemy import Connection
 
 from bridge.clock import Clock, format_time
 from bridge.portal.book import DecisionBook
 from bridge.portal.connections import Connections
 from bridge.portal.fleet import EventState, VmOfEvent
-from bridge.portal.people import Person, PersonRefused
+from bridge.portal.people import Person, PersonRefused, still
 from bridge.portal.signing import AgentSeen, PortalKey, addressees
-from bridge.portal.store.database import StoreThreads
+from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.decisions import NewDecision
 from bridge.portal.store.events import event_of
-from bridge.portal.store.verdicts import Taken, VerdictRefused, add_verdict, event_of_verdict, withdraw
+from bridge.portal.store.verdicts import Allow, Taken, VerdictRefused, add_verdict, event_of_verdict, withdraw
 from bridge.portal.verdicts import Outcome, Ruling, Verdict, Word
 from bridge.text import one_line
 
@@ -71,7 +73,7 @@ class Desk:
         """Take what *person* says; raise VerdictRefused or PersonRefused."""
         if self._key is None:
             raise VerdictRefused("This portal has no key of its own. Sign with `decide --to`, and it carries that.")
-        await self._check(person, said.event_key)
+        await self._store.read(self._check, person, said.event_key)
         now = self._clock.now()
         valid = timedelta(seconds=min(max(1.0, said.valid_seconds), MOST_VALID_SECONDS))
         new = Verdict(
@@ -84,8 +86,9 @@ class Desk:
             made_at=format_time(now),
             expires_at=format_time(now + valid),
         )
-        taken = await self._store.write(add_verdict, new, now=now, required=self.required, sign=self._sign)
-        await self._book.catch_up()
+        allow = self._allow(person)
+        taken = await self._store.write(add_verdict, new, now=now, required=self.required, sign=self._sign, allow=allow)
+        await self._tell()
         return taken
 
     async def withdraw(self, person: Person, verdict_id: str) -> Taken:
@@ -93,19 +96,35 @@ class Desk:
         key = await self._store.read(event_of_verdict, verdict_id)
         if key is None:
             raise VerdictRefused("There is no such verdict.", status=404)
-        await self._check(person, key)
-        now = self._clock.now()
-        taken = await self._store.write(withdraw, verdict_id, by=person.name, now=now, sign=self._sign)
-        await self._book.catch_up()
+        await self._store.read(self._check, person, key)
+        now, allow = self._clock.now(), self._allow(person)
+        taken = await self._store.write(withdraw, verdict_id, by=person.name, now=now, sign=self._sign, allow=allow)
+        await self._tell()
         return taken
 
-    async def _check(self, person: Person, event_key: str) -> None:
-        event = await self._store.read(event_of, event_key)
-        if event is None or not person.may_see(event):
+    async def _tell(self) -> None:
+        """Wake the polls; what cannot be read now is decided all the same, and told when the book follows."""
+        with contextlib.suppress(StoreUnavailable):
+            await self._book.catch_up()
+
+    def _check(self, connection: Connection, person: Person, event_key: str) -> None:
+        event = event_of(connection, event_key)
+        if event is None:
             raise VerdictRefused("No record told of such an event.", status=404)
-        why_not = person.why_not_decide(event)
-        if why_not is not None:
-            raise PersonRefused(403, why_not)
+        self._allow(person)(connection, event)
+
+    def _allow(self, person: Person) -> Allow:
+        """Return what is asked once more where nobody else writes: of the person, and of every VM, as they are then."""
+
+        def check(connection: Connection, event: EventState) -> None:
+            now = still(person, connection, at=format_time(self._clock.now()))
+            if not now.may_see(event):
+                raise VerdictRefused("No record told of such an event.", status=404)
+            why_not = now.why_not_decide(event)
+            if why_not is not None:
+                raise PersonRefused(403, why_not)
+
+        return check
 
     def _sign(self, event: EventState, ruling: Ruling, vm_keys: Sequence[str]) -> Sequence[NewDecision]:
         """Return the decisions for *ruling*; runs in a thread of the store, and waits for nothing."""
@@ -114,6 +133,8 @@ class Desk:
         now = self._clock.now()
         if ruling.outcome is Outcome.HELD:
             return self._key.holds(event, ruling, vm_keys, now=now)
+        if min(each.expires_at for each in ruling.verdicts) <= format_time(now):
+            raise VerdictRefused("An approval expired before the database could take it.", event=event)
         agents = self._connections.of(vm.vm_key for vm in event.vms)
         asked = addressees(event, agents, self._key.kid)
         if not asked:

@@ -96,6 +96,22 @@ def _is_in_scope(vm: VmOfEvent, scope: tuple[str, ...]) -> bool:
     return bool({group, *(f"labels.{name}:{value}" for name, value in vm.labels.items())} & set(scope))
 
 
+def still(person: Person, connection: store_people.Connection, *, at: str) -> Person:
+    """Return *person* as they are now, for a transaction; raise PersonRefused when they are let in no more."""
+    if person.session_sha256 is not None:
+        found = store_people.session_of(connection, person.session_sha256, at=at)
+        if found is None:
+            raise PersonRefused(401, "Sign in first.")
+        user: store_people.User | None = found.user
+    else:
+        user = store_people.user_of(connection, person.name)
+    if user is None:
+        return person
+    if user.disabled_at is not None:
+        raise PersonRefused(403, "This person may not use the portal.")
+    return msgspec.structs.replace(person, role=Role(user.role), scope=user.scopes)
+
+
 class Login(msgspec.Struct, frozen=True):
     """A session that began."""
 

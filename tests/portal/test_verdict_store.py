@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import pytest
 from fleet_records import NOW, fleet_record, vm_id_of
+from msgspec.structs import replace
 
 from bridge.approval.signing import DecisionSigner, generate_key
 from bridge.approval.token import verify
@@ -22,6 +23,7 @@ from bridge.portal.store.database import Store
 from bridge.portal.store.decisions import live_decisions
 from bridge.portal.store.events import event_of
 from bridge.portal.store.ingest import ReceivedRecord, add_records
+from bridge.portal.store.people import User, add_user, disable_user
 from bridge.portal.store.verdicts import VerdictRefused, add_verdict, verdicts_of, withdraw
 from bridge.portal.verdicts import Outcome, Verdict, Word
 
@@ -185,3 +187,27 @@ def test_two_people_at_once_are_one_after_the_other(office):
     for thread in threads:
         thread.join()
     assert sorted(outcome.value for outcome in outcomes) == ["approved", *["waiting"] * 7]
+
+
+def test_first_of_two_people_takes_an_approval_back_that_agents_were_told_of(office):
+    first = office.say("approve", "ann", required=2)
+    office.say("approve", "bob", required=2, after_seconds=1)
+    later = DECIDED + timedelta(seconds=2)
+    taken = office.store.write(withdraw, first.verdict.verdict_id, by="ann", now=later, sign=office.sign)
+    assert taken.ruling.outcome is Outcome.HELD
+    assert set(taken.told) == {vm_id_of(vm) for vm in (0, 1, 2)}
+
+
+@pytest.mark.parametrize("change", ["disabled", "viewer"])
+def test_approval_of_somebody_who_may_approve_no_more_does_not_count_and_a_hold_does(office, change):
+    user = User(user_name="Ann", password_hash=None, role="approver", scope="", made_at=format_time(NOW))
+    office.store.write(add_user, user)
+    office.say("approve", "Ann", required=2)
+    if change == "disabled":
+        office.store.write(disable_user, "ann", at=format_time(NOW))
+    else:
+        office.store.write(add_user, replace(user, role="viewer"))
+    taken = office.say("approve", "bob", required=2, after_seconds=1)
+    assert (taken.ruling.outcome, taken.told) == (Outcome.WAITING, ())
+    office.say("hold", "Ann", after_seconds=2)
+    assert office.say("approve", "cat", after_seconds=3).ruling.outcome is Outcome.HELD

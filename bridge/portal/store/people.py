@@ -14,6 +14,7 @@ from bridge.portal.store.database import insert, upsert
 __all__ = ["Connection", "Session", "User", "add_session", "add_user", "csrf_key", "end_session", "session_of"]
 
 _CSRF_KEY = "csrf_key"
+_APPROVER = "approver"
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +62,12 @@ def user_of(connection: Connection, name: str) -> User | None:
     names = _spellings(connection, name)
     found = connection.execute(select(users).where(users.c.user_name.in_(names)).order_by(users.c.user_name)).first()
     return None if found is None else User(**found._asdict())
+
+
+def names_barred(connection: Connection) -> frozenset[str]:
+    """Return the names, folded, of those who are let in no more, or may only look."""
+    is_barred = users.c.disabled_at.is_not(None) | (users.c.role != _APPROVER)
+    return frozenset(map(folded, connection.execute(select(users.c.user_name).where(is_barred)).scalars()))
 
 
 def _spellings(connection: Connection, name: str) -> list[str]:

@@ -10,17 +10,19 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 
 import msgspec
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, exists, select, update
 
 from bridge.clock import format_time
 from bridge.errors import BridgeError
 from bridge.events.event import VmIdentity
 from bridge.portal.audit import NewEntry
 from bridge.portal.fleet import EventState, State
+from bridge.portal.names import folded
 from bridge.portal.schema import decisions, events, verdicts, vms
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.decisions import NewDecision, add_decisions
 from bridge.portal.store.events import event_of
+from bridge.portal.store.people import names_barred
 from bridge.portal.verdicts import Outcome, Ruling, Verdict, Word, rule
 
 
@@ -44,17 +46,26 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 #: Signs what follows: for an event, its ruling, and the VMs of its resource groups.
 Sign = Callable[[EventState, Ruling, Sequence[str]], Sequence[NewDecision]]
+#: Raises unless the person may still decide on the event, as both are in this transaction.
+Allow = Callable[[Connection, EventState], None]
 
 
-def add_verdict(connection: Connection, new: Verdict, *, now: datetime, required: int, sign: Sign) -> Taken:
+def _allow_all(_connection: Connection, _event: EventState) -> None:
+    """Ask nothing of the person."""
+
+
+def add_verdict(
+    connection: Connection, new: Verdict, *, now: datetime, required: int, sign: Sign, allow: Allow = _allow_all
+) -> Taken:
     """Store *new* and what it decides; raise VerdictRefused when the event is another than the one it speaks of."""
     at = format_time(now)
     event = _locked_event(connection, new.event_key)
+    allow(connection, event)
     _check(event, new)
     row = msgspec.structs.asdict(new)
     word = row.pop("word").value
     connection.execute(verdicts.insert(), {**row, "verdict": word})
-    ruling = rule(verdicts_of(connection, new.event_key), digest=event.digest, at=at, required=required)
+    ruling = rule(_counting(connection, new.event_key), digest=event.digest, at=at, required=required)
     signed: Sequence[NewDecision] = ()
     # Of a held event nobody's approval is told; another hold is told again, for a VM that was not known before.
     if ruling.outcome is Outcome.APPROVED or new.word is Word.HOLD:
@@ -65,7 +76,9 @@ def add_verdict(connection: Connection, new: Verdict, *, now: datetime, required
     return Taken(verdict=new, ruling=ruling, told=tuple(each.vm_key for each in signed))
 
 
-def withdraw(connection: Connection, verdict_id: str, *, by: str, now: datetime, sign: Sign) -> Taken:
+def withdraw(
+    connection: Connection, verdict_id: str, *, by: str, now: datetime, sign: Sign, allow: Allow = _allow_all
+) -> Taken:
     """Withdraw a verdict; an approval that agents were told of is stopped there by a hold.
 
     Raises VerdictRefused when there is none, it is withdrawn already, or its event is past stopping.
@@ -74,6 +87,7 @@ def withdraw(connection: Connection, verdict_id: str, *, by: str, now: datetime,
     if key is None:
         raise VerdictRefused("There is no such verdict.", status=404)
     event = _locked_event(connection, key)
+    allow(connection, event)
     at = format_time(now)
     is_first = (verdicts.c.verdict_id == verdict_id) & verdicts.c.withdrawn_at.is_(None)
     if connection.execute(update(verdicts).where(is_first).values(withdrawn_at=at)).rowcount != 1:
@@ -81,8 +95,7 @@ def withdraw(connection: Connection, verdict_id: str, *, by: str, now: datetime,
     if event.state is not State.SCHEDULED:
         raise VerdictRefused(f"It is too late: {event.undecidable_because}.", event=event)
     verdict = next(each for each in verdicts_of(connection, key) if each.verdict_id == verdict_id)
-    told = select(decisions.c.vm_key).where(decisions.c.verdict_id == verdict_id)
-    was_told = verdict.word is Word.APPROVE and connection.execute(told.limit(1)).first() is not None
+    was_told = verdict.word is Word.APPROVE and _was_told(connection, verdict)
     ruling = Ruling(outcome=Outcome.HELD if was_told else Outcome.UNDECIDED, verdicts=(verdict,), needed=0)
     signed = sign(event, ruling, _vms_of_groups(connection, event)) if was_told else ()
     details = {"verdict_id": verdict_id, "verdict": verdict.word.value, "of": verdict.user_name}
@@ -99,6 +112,25 @@ def verdicts_of(connection: Connection, event_key: str) -> list[Verdict]:
         Verdict(**{name: value for name, value in row._asdict().items() if name != "verdict"}, word=Word(row.verdict))
         for row in connection.execute(query.order_by(verdicts.c.made_at, verdicts.c.verdict_id))
     ]
+
+
+def _counting(connection: Connection, event_key: str) -> list[Verdict]:
+    """Return what was said, but no approval of somebody who may approve no more; a hold of theirs stands."""
+    barred = names_barred(connection)
+    said = verdicts_of(connection, event_key)
+    return [each for each in said if each.word is Word.HOLD or folded(each.user_name) not in barred]
+
+
+def _was_told(connection: Connection, verdict: Verdict) -> bool:
+    """Return whether agents were told of an approval that may rest on *verdict*: on it, or on another one with it.
+
+    A decision names the last of the people it needed.
+    """
+    same = (verdicts.c.event_key == verdict.event_key) & (verdicts.c.digest == verdict.digest)
+    approvals = same & (verdicts.c.verdict == Word.APPROVE.value)
+    told = exists().where(decisions.c.verdict_id == verdicts.c.verdict_id)
+    own = verdicts.c.verdict_id == verdict.verdict_id
+    return connection.execute(select(verdicts.c.verdict_id).where(own | approvals, told)).first() is not None
 
 
 def event_of_verdict(connection: Connection, verdict_id: str) -> str | None:
