@@ -106,13 +106,25 @@ def run(settings: Settings, log_format: str, log_level: str, *, beside_another: 
 
 
 @commands.command(short_help="Show a live migration, on a simulated VM.")
-def demo() -> None:
-    """Show a live migration from announcement to completion, on a simulated VM; nothing to set up."""
+@option("--portal", "with_portal", is_flag=True, help="Decide in the ops portal, with three VMs, in a browser.")
+def demo(*, with_portal: bool) -> None:
+    """Show a live migration from announcement to completion, on a simulated VM; nothing to set up.
+
+    With --portal three agents wait for what you decide in a browser, until Ctrl-C.
+    """
     from bridge.cli.demo import run_demo  # noqa: PLC0415
 
     if sys.stdout is None:
         raise BridgeError("Standard output is closed: the demo has nowhere to show anything.")
-    run_demo()
+    if not with_portal:
+        run_demo()
+        return
+    from bridge.cli.portal import library  # noqa: PLC0415
+
+    library()  # says which of the portal's libraries is missing
+    from bridge.cli.demo_portal import run_portal_demo  # noqa: PLC0415  # the libraries of the portal
+
+    run_portal_demo()
 
 
 @commands.command("check-config", short_help="Say whether the configuration is right.")

@@ -50,7 +50,7 @@ def run_demo() -> None:
     """
     stop = threading.Event()
     scenario = load_scenario(_SCENARIO)
-    with _set_by_signals(stop), _temporary_directory() as directory:
+    with set_by_signals(stop), temporary_directory() as directory:
         _play(scenario, _view(scenario), directory, stop)
     if stop.is_set():
         raise KeyboardInterrupt
@@ -162,7 +162,8 @@ def _delivered(agent: Agent) -> int:
 
 
 @contextmanager
-def _temporary_directory() -> Iterator[Path]:
+def temporary_directory() -> Iterator[Path]:
+    """Yield a directory that is gone at the end."""
     prefix = "scheduled-events-bridge-demo-"
     try:
         # On Windows a file that a virus scanner holds cannot be deleted; that is no reason to fail.
@@ -176,7 +177,7 @@ def _temporary_directory() -> Iterator[Path]:
 
 
 @contextmanager
-def _set_by_signals(stop: threading.Event) -> Iterator[None]:
+def set_by_signals(stop: threading.Event) -> Iterator[None]:
     """Let Ctrl-C, SIGTERM and a closed terminal end the demo in order; what is ignored (nohup) stays so."""
     numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
     before = {number: signal.getsignal(number) for number in numbers}

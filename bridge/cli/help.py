@@ -53,7 +53,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "portal audit": ("portal audit verify", "portal audit verify --config portal.toml"),
     "portal export": ("portal export | head -3", "portal export --format csv"),
     "portal users": ("portal users add ann --role approver", "portal users list"),
-    "demo": ("demo", "demo | head -1"),
+    "demo": ("demo", "demo | head -1", "demo --portal"),
     "portal-check": (
         "portal-check https://ops.example.net/api/v1 --vm-id 7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90 --token-file token",
         "portal-check http://127.0.0.1:8080/api/v1 --vm-id 7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90 --json",

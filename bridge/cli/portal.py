@@ -32,14 +32,14 @@ config = option(
 def serve(path: Path | None, log_format: str, log_level: str) -> None:
     """Serve the portal until a signal stops it."""
     logs.configure(form=log_format, level=log_level.upper())
-    _portal().serve(path)
+    library().serve(path)
 
 
 @click.command(short_help="Bring the database to this version.")
 @config
 def migrate(path: Path | None) -> None:
     """Bring the database to this version; `portal` does so too when it starts."""
-    before, now = _portal().migrate(path)
+    before, now = library().migrate(path)
     if before == now:
         click.echo(f"The database is at step {now}, as this version wants it.")
     else:
@@ -54,7 +54,7 @@ def backup(path: Path | None, target: Path) -> None:
 
     A portal that is started on the copy has agents ask for all decisions again.
     """
-    _portal().backup(path, target)
+    library().backup(path, target)
     click.echo(f"{target} has the database as it was now.")
 
 
@@ -63,7 +63,7 @@ def backup(path: Path | None, target: Path) -> None:
 @config
 def audit(what: str, path: Path | None) -> int:  # noqa: ARG001  # there is one thing to do so far
     """Look at every entry of the audit; name the first that was changed or taken away, and end with 1."""
-    found = _portal().verify(path)
+    found = library().verify(path)
     if found.fault is not None:
         click.echo(f"Entry {found.fault.entry} of {found.entries} is not as it should be: {found.fault.why}.", err=True)
         return _FAILED
@@ -76,7 +76,7 @@ def audit(what: str, path: Path | None) -> int:  # noqa: ARG001  # there is one 
 @option("--format", "form", type=click.Choice(["jsonl", "csv"]), default="jsonl")
 def export(path: Path | None, form: str) -> None:
     """Print every entry of the audit, oldest first."""
-    for line in _portal().export(path, form):
+    for line in library().export(path, form):
         click.echo(line)
 
 
@@ -94,7 +94,7 @@ def users() -> None:
 def add_user(name: str, path: Path | None, role: str, scope: tuple[str, ...], no_password: bool) -> None:  # noqa: FBT001
     """Let NAME in; the password is asked for, or read from standard input. Whoever has the name already is changed."""
     password = None if no_password else _password()
-    _portal().add_user(path, name, password=password, role=role, scope=scope)
+    library().add_user(path, name, password=password, role=role, scope=scope)
     click.echo(f"{name} is {'an approver' if role == 'approver' else 'a viewer'} now.")
 
 
@@ -102,7 +102,7 @@ def add_user(name: str, path: Path | None, role: str, scope: tuple[str, ...], no
 @config
 def list_users(path: Path | None) -> None:
     """List everybody who has a name here, one a line: name, role, scope."""
-    for user in _portal().list_users(path):
+    for user in library().list_users(path):
         ended = "" if user.disabled_at is None else f"  (disabled {user.disabled_at})"
         click.echo(f"{user.user_name}  {user.role}  {', '.join(user.scopes) or 'all VMs'}{ended}")
 
@@ -112,7 +112,7 @@ def list_users(path: Path | None) -> None:
 @config
 def disable_user(name: str, path: Path | None) -> None:
     """Let NAME in no more; open sessions end at once."""
-    _portal().disable_user(path, name)
+    library().disable_user(path, name)
     click.echo(f"{name} is let in no more.")
 
 
@@ -137,8 +137,8 @@ def commands() -> dict[str, click.Command]:
     return found
 
 
-def _portal() -> Any:
-    """Return `bridge.portal.command`; raise BridgeError where it cannot run."""
+def library() -> Any:
+    """Return the module `bridge.portal.command`; raise BridgeError where it cannot run."""
     if sys.version_info[:2] < _OLDEST:
         raise BridgeError(
             f"The portal needs Python 3.11 or newer, and this is {platform.python_version()}; the agent runs on both."

@@ -31,6 +31,7 @@ class _Seen(msgspec.Struct):
     at: float
     said: _Said
     open_polls: int = 0
+    received_index: int = 0
 
 
 _decode = msgspec.json.Decoder(_Said).decode
@@ -43,11 +44,13 @@ class Connections:
         self._clock = clock
         self._seen: dict[str, _Seen] = {}
 
-    def begins(self, vm_key: str, header: str) -> None:
-        """Note that a poll of *vm_key* begins, with what its agent says in *header*."""
+    def begins(self, vm_key: str, header: str, *, index: int = 0) -> None:
+        """Note that a poll of *vm_key* begins, with what its agent says in *header*, for what comes after *index*."""
         known = self._seen.get(vm_key)
         open_polls = 1 if known is None else known.open_polls + 1
-        self._seen[vm_key] = _Seen(at=self._clock.monotonic(), said=_read(header), open_polls=open_polls)
+        self._seen[vm_key] = _Seen(
+            at=self._clock.monotonic(), said=_read(header), open_polls=open_polls, received_index=index
+        )
 
     def ends(self, vm_key: str) -> None:
         """Note that a poll of *vm_key* was answered, or lost."""
@@ -80,6 +83,7 @@ class Connections:
             required_approvals=said.required_approvals,
             dry_run=said.dry_run,
             disabled=said.disabled,
+            received_index=seen.received_index,
         )
 
 

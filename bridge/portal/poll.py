@@ -79,7 +79,8 @@ class LongPoll:
         poll = None
         try:
             poll = self._asked(scope)
-            self._connections.begins(poll.vm_key, _headers(scope).get(HEADER, ""))
+            received_index = poll.index if poll.index <= self._book.index else 0  # of another history
+            self._connections.begins(poll.vm_key, _headers(scope).get(HEADER, ""), index=received_index)
             if poll.index > self._book.index:
                 await self._book.catch_up()  # another process may have told it of more than is known here
             if not self._is_due(poll) and not await self._held(poll, receive):

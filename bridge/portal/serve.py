@@ -33,6 +33,7 @@ from bridge.config.trusted_keys import unusable_keys
 from bridge.errors import BridgeError, ConfigurationError
 from bridge.http.failures import is_loopback
 from bridge.metrics.metrics import own_version
+from bridge.portal import pages
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.api import Api
 from bridge.portal.audit import NewEntry
@@ -43,6 +44,7 @@ from bridge.portal.decisions import Carrier
 from bridge.portal.desk import Desk
 from bridge.portal.health import Health
 from bridge.portal.ingest import Ingest
+from bridge.portal.live import Live
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.people import People, Role
 from bridge.portal.poll import PREFIX, LongPoll
@@ -138,7 +140,12 @@ class Portal:
         people, desk = self._people(threads), self._desk(threads, book, connections)
         await people.load()
         verdicts = VerdictRoutes(people=people, desk=desk, clock=self._clock, body_seconds=self._body_seconds)
-        routes = [*verdicts.routes(_ROOT), *([] if agents is None else agents.routes(_ROOT))]
+        live = Live(store=threads, people=people, connections=connections, clock=self._clock)
+        routes = [
+            *verdicts.routes(_ROOT),
+            *([] if agents is None else agents.routes(_ROOT)),
+            *self._pages(people, desk, threads, connections, live),
+        ]
         app = self._public_app(
             threads, metrics, book, connections, routes, tokens=None if agents is None else agents.tokens
         )
@@ -150,7 +157,7 @@ class Portal:
             loop.create_task(server.serve(sockets=[bound]))
             for server, bound in zip(servers, (public, operator), strict=True)
         ]
-        following = loop.create_task(book.follow())
+        following = [loop.create_task(each.follow()) for each in (book, live)]
         returning = loop.create_task(_return_memory())
         try:
             await threads.write(
@@ -161,15 +168,16 @@ class Portal:
             self._log_up()
             waiting = loop.create_task(wanted.wait())
             if not self._stopping.is_set():
-                await asyncio.wait([waiting, following, *serving], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([waiting, *following, *serving], return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
-            for task in (following, *serving):
+            for task in (*following, *serving):
                 if task.done():
                     task.result()  # none of them ends by itself but by an error, which is raised here
         finally:
             self._stopping.set()
             book.stop()
-            for task in (following, returning):
+            live.stop()
+            for task in (*following, returning):
                 task.cancel()
             for server in servers:
                 server.should_exit = True
@@ -220,6 +228,22 @@ class Portal:
             key=key,
             required=self._settings.people.required_approvals,
             clock=self._clock,
+        )
+
+    def _pages(
+        self, people: People, desk: Desk, threads: StoreThreads, connections: Connections, live: Live
+    ) -> list[Route]:
+        signing = self._settings.signing
+        return pages.routes(
+            people=people,
+            desk=desk,
+            store=threads,
+            connections=connections,
+            live=live,
+            clock=self._clock,
+            kid=None if signing is None else signing.kid,
+            session_hours=self._settings.people.session_hours,
+            body_seconds=self._body_seconds,
         )
 
     def _public_app(

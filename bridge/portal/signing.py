@@ -36,6 +36,8 @@ class AgentSeen(msgspec.Struct, frozen=True, kw_only=True):
     required_approvals: int | None = None
     dry_run: bool | None = None
     disabled: bool | None = None
+    received_index: int = 0
+    """Every decision up to this number it has received: its polls ask for what comes after."""
 
     def why_not(self, kid: str) -> str | None:
         """Return why an approval by the key *kid* would start nothing there; None when nothing speaks against it."""

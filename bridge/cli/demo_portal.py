@@ -1,0 +1,168 @@
+"""`demo --portal`: a simulated Azure, three agents and the ops portal in one process, and an address for a browser.
+
+All of it but Azure is the real thing: the agents send their records to the portal and hold a poll there, the portal
+signs what is decided on its pages, and an agent tells Azure. Nothing is left behind, and nothing is listened on but
+loopback. It ends with Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from bridge import logs
+from bridge.agent.agent import Agent
+from bridge.approval.signing import generate_key
+from bridge.cli.demo import set_by_signals, temporary_directory
+from bridge.clock import format_time, utc_now
+from bridge.config.loader import Settings, read
+from bridge.errors import BridgeError
+from bridge.portal import settings as portal_settings
+from bridge.portal.people import Role, hashed
+from bridge.portal.serve import Portal
+from bridge.portal.store.database import Store
+from bridge.portal.store.people import User, add_user
+from bridge.testing import EventSpec, Simulator
+
+VMS = ("web-0", "web-1", "web-2")
+#: An event of all three, as those of one host have it, and one of one VM.
+EVENTS = (
+    EventSpec(
+        event_type="Freeze",
+        resources=VMS,
+        duration_seconds=5,
+        impact_seconds=20,
+        approval_delay_seconds=2,
+        description="Virtual machine is being paused because of a memory-preserving Live Migration operation.",
+    ),
+    EventSpec(
+        event_type="Reboot",
+        resources=VMS[:1],
+        impact_seconds=20,
+        approval_delay_seconds=2,
+        description="Virtual machine is going to be restarted as requested by maintenance.",
+    ),
+)
+_NAME = "ann"
+_KID = "portal"
+_TICK_SECONDS = 0.1
+_UP_SECONDS = 30.0
+#: How long nothing is announced before it begins again.
+_QUIET_SECONDS = 20.0
+
+
+def run_portal_demo() -> None:
+    """Serve the portal with something to decide until a signal ends it, then raise KeyboardInterrupt."""
+    logs.configure(level=logging.WARNING)
+    stop = threading.Event()
+    with ExitStack() as stack:
+        stack.enter_context(set_by_signals(stop))
+        directory = stack.enter_context(temporary_directory())
+        simulator = stack.enter_context(Simulator(vms=VMS, rate_limit=False))
+        url, password = stack.enter_context(_portal(directory))
+        agents = [stack.enter_context(_agent(directory, vm, simulator.endpoints[vm], url)) for vm in VMS]
+        sys.stdout.write(
+            f"Simulated: Azure, and three VMs. Real: their agents, and the portal at\n\n  {url}\n\n"
+            f"Sign in as {_NAME} with the password {password}, approve an event, and watch it to its end.\n"
+            "Ctrl-C ends it; nothing is left behind.\n"
+        )
+        sys.stdout.flush()
+        _play(simulator, agents, stop)
+    raise KeyboardInterrupt
+
+
+def _play(simulator: Simulator, agents: list[Agent], stop: threading.Event) -> None:
+    """Announce the events, and again when nothing was announced for a while, until *stop* is set."""
+    quiet_since = -_QUIET_SECONDS
+    while not stop.wait(_TICK_SECONDS):
+        for agent in agents:
+            agent.run_due()
+        if simulator.world.events():
+            quiet_since = time.monotonic()
+        elif time.monotonic() - quiet_since >= _QUIET_SECONDS:
+            for spec in EVENTS:
+                simulator.world.add_event(spec)
+
+
+@contextmanager
+def _portal(directory: Path) -> Iterator[tuple[str, str]]:
+    """Run a portal in *directory*; yield its address and the password of the one who decides."""
+    pair = generate_key(directory / f"{_KID}.key")
+    (directory / "token").write_text(secrets.token_urlsafe(32), encoding="utf-8")
+    (directory / "token").chmod(0o600)
+    settings = portal_settings.read(
+        {
+            "server": {"listen": "127.0.0.1:0"},
+            "operator": {"listen": "127.0.0.1:0"},
+            "database": {"file": str(directory / "portal.db")},
+            "agents": {"token_file": str(directory / "token")},
+            "signing": {"kid": _KID, "approver": _KID, "private_key_file": str(pair.private_key_file)},
+        }
+    )
+    password = secrets.token_urlsafe(9)
+    _let_in(portal_settings.database_file(settings), password)
+    portal = Portal(settings)
+    thread = threading.Thread(target=portal.run, name="portal", daemon=True)
+    thread.start()
+    try:
+        if not portal.is_up.wait(_UP_SECONDS) or portal.address is None:
+            raise BridgeError(f"The portal did not come up within {_UP_SECONDS:g} s. Run the demo again.")
+        yield f"http://127.0.0.1:{portal.address[1]}", password
+    finally:
+        portal.stop()
+        thread.join()
+
+
+def _let_in(database: Path, password: str) -> None:
+    store = Store.of_file(database)
+    try:
+        store.migrate()
+        user = User(
+            user_name=_NAME,
+            password_hash=hashed(password),
+            role=Role.APPROVER.value,
+            scope="",
+            made_at=format_time(utc_now()),
+        )
+        store.write(add_user, user)
+    finally:
+        store.close()
+
+
+@contextmanager
+def _agent(directory: Path, vm: str, endpoint: str, url: str) -> Iterator[Agent]:
+    """Run the agent of *vm*, whose Azure is at *endpoint*, for the portal at *url*."""
+    agent = Agent(_settings(directory, endpoint, f"{url}/api/v1"), directory / vm)
+    try:
+        agent.start()
+        yield agent
+    finally:
+        agent.stop()
+
+
+def _settings(directory: Path, endpoint: str, url: str) -> Settings:
+    token_file = str(directory / "token")
+    key = {"kid": _KID, "approver": _KID, "public_key_file": str(directory / f"{_KID}.key.pub")}
+    return read(
+        {
+            "imds": {"endpoint": endpoint},
+            "status": {"listen": ""},
+            "stop_grace_seconds": 1.0,
+            "sinks": [
+                {
+                    "type": "webhook",
+                    "name": "portal",
+                    "scope": "all",
+                    "url": f"{url}/records",
+                    "bearer_token_file": token_file,
+                }
+            ],
+            "approval": {"remote": {"url": url, "token_file": token_file, "wait_seconds": 30, "keys": [key]}},
+        }
+    )

@@ -1,0 +1,90 @@
+"""HTML from templates, the files beside it, and the headers that keep a browser from doing anything else.
+
+Everything that a template prints goes through `finalize`: what a reader could not see (controls, directions, lone
+surrogates) is written as an escape, and then Jinja escapes what HTML would read. A variable that is not there is an
+error, not an empty place. The browser may load and run what this portal serves, and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import Response
+
+from bridge.portal.requests import error_answer
+from bridge.text import escaped
+
+_HERE = Path(__file__).parent
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
+_A_YEAR = 365 * 86_400
+
+#: No inline script or style, no frame, and nothing from or to another host.
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+SECURITY_HEADERS = {
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # Not no-referrer: a form would then come with the Origin null.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=(), payment=(), usb=()",
+}
+
+
+class Renderer:
+    """Makes pages of templates."""
+
+    def __init__(self) -> None:
+        self._files = {path.name: path.read_bytes() for path in sorted((_HERE / "static").iterdir()) if path.is_file()}
+        self._hashes = {name: hashlib.sha256(body).hexdigest()[:16] for name, body in self._files.items()}
+        self._templates = Environment(
+            loader=FileSystemLoader(_HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            finalize=_printed,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.globals["static"] = self._address_of
+
+    def page(
+        self, template: str, values: Mapping[str, Any], *, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> Response:
+        """Return the page that *template* makes of *values*; no cache keeps it."""
+        html = self._templates.get_template(template).render(values)
+        return Response(
+            html.encode("utf-8", "replace"),
+            status_code=status,
+            media_type="text/html",
+            headers={**SECURITY_HEADERS, "Cache-Control": "no-store", **(headers or {})},
+        )
+
+    async def static(self, request: Request) -> Response:
+        """``GET /static/{name}``: a file; its address has its hash, so that it may be kept for ever."""
+        name = request.path_params["name"]
+        body = self._files.get(name)
+        if body is None:
+            return error_answer(404, "There is nothing here.")
+        is_named = request.query_params.get("v") == self._hashes[name]
+        kept = f"public, max-age={_A_YEAR}, immutable" if is_named else "no-cache"
+        return Response(
+            body, headers={**SECURITY_HEADERS, "Content-Type": _TYPES[Path(name).suffix], "Cache-Control": kept}
+        )
+
+    def _address_of(self, name: str) -> str:
+        return f"/static/{name}?v={self._hashes[name]}"
+
+
+def _printed(value: Any) -> Any:
+    """Return *value* as it is printed: text with an escape for each character that nobody could see."""
+    return escaped(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -1,0 +1,117 @@
+// Counts down, and fetches the parts of this page that have changed. Without it everything works, by reloading.
+"use strict";
+(() => {
+  const main = document.querySelector("main");
+  const follows = main.dataset.follows;
+  const status = document.getElementById("live");
+  const ahead = Date.parse(document.documentElement.dataset.now) - Date.now();
+  const say = (text, state) => { status.textContent = text; status.dataset.state = state; };
+  const GUARD_MS = 800;
+  let movedAt = -GUARD_MS, source = null, waiting = new Set(), fetching = false;
+  const served = new WeakMap();
+
+  const span = (seconds) => {
+    const parts = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]].map(([size, unit]) => {
+      const count = Math.floor(seconds / size);
+      seconds -= count * size;
+      return [count, unit];
+    });
+    const first = parts.findIndex(([count]) => count > 0);
+    return first < 0 ? "now" : "in " + parts.slice(first, first + 2).map((part) => part.join(" ")).join(" ");
+  };
+  const count = () => document.querySelectorAll("time[data-until]").forEach((time) => {
+    time.textContent = span(Math.max(0, Math.ceil((Date.parse(time.dataset.until) - Date.now() - ahead) / 1000)));
+  });
+
+  // What somebody has typed, opened or focused in `old` stands in `fresh` too; a choice of an event that changed does not.
+  const keep = (old, fresh) => {
+    const inputs = [...fresh.querySelectorAll("input:not([type=hidden])")];
+    old.querySelectorAll("input:not([type=hidden])").forEach((input) => {
+      const other = inputs.find((each) => each.name === input.name && each.type === input.type);
+      if (!other) return;
+      if (input.type === "checkbox") other.checked = input.checked && old.dataset.digest === fresh.dataset.digest;
+      else other.value = input.value;
+    });
+    old.querySelectorAll("details[open]").forEach((each) => fresh.querySelector("#" + each.id)?.setAttribute("open", ""));
+    const had = document.activeElement;
+    const places = "a,button,input,summary,[tabindex]";
+    const place = old.contains(had) ? [...old.querySelectorAll(places)].indexOf(had) : -1;
+    return () => { if (place >= 0) fresh.querySelectorAll(places)[place]?.focus({ preventScroll: true }); };
+  };
+  const put = (fresh, old, before, list) => {
+    const text = fresh.outerHTML; // as it was served: the countdown changes what stands in the page
+    if (old && served.get(old) === text) return;
+    served.set(fresh, text);
+    const focus = old ? keep(old, fresh) : () => {};
+    if (!old || old.parentElement !== list || old.dataset.digest !== fresh.dataset.digest) movedAt = performance.now();
+    if (old && old.parentElement === list && before === undefined) old.replaceWith(fresh);
+    else { old?.remove(); list.insertBefore(fresh, before ?? null); }
+    focus();
+  };
+  const merge = (part, keys) => {
+    part.querySelectorAll("[data-part]").forEach((fresh) => {
+      const old = document.getElementById(fresh.id);
+      if (old) put(document.adoptNode(fresh), old, undefined, old.parentElement);
+    });
+    const rows = new Map([...part.querySelectorAll("[data-list] > *")].map((row) => [row.id, row]));
+    document.querySelectorAll("[data-list] > *").forEach((row) => {
+      const isMeant = keys === null || keys.has(row.id.replace("event-", ""));
+      if (isMeant && !rows.has(row.id)) { row.remove(); movedAt = performance.now(); }
+    });
+    rows.forEach((row, id) => {
+      const list = document.querySelector(`[data-list="${row.parentElement.dataset.list}"]`);
+      const old = document.getElementById(id);
+      const isInPlace = old && old.parentElement === list && old.dataset.order === row.dataset.order;
+      const before = isInPlace ? undefined
+        : [...list.children].find((each) => each !== old && each.dataset.order > row.dataset.order) ?? null;
+      put(document.adoptNode(row), old, before, list);
+    });
+    count();
+  };
+  const update = async () => {
+    if (fetching) return;
+    fetching = true;
+    while (waiting.size) {
+      const keys = waiting.has("all") ? null : waiting;
+      waiting = new Set();
+      const address = new URL(location.href);
+      address.searchParams.set("part", keys && follows === "events" ? [...keys].join(",") : "");
+      const answer = await fetch(address).catch(() => null);
+      if (answer && answer.ok) merge(new DOMParser().parseFromString(await answer.text(), "text/html"), keys);
+      else if (answer && answer.status === 401) location.reload();
+    }
+    fetching = false;
+  };
+  const concerns = (key) => ["*", key].includes(follows) || key === "all"
+    || (follows === "events" && /^[0-9a-f]{32}$/.test(key));
+  const changed = (keys) => {
+    keys.filter(concerns).forEach((key) => waiting.add(key));
+    update();
+  };
+
+  // Open only while the page is seen: a browser has six connections to a host, whatever the number of its tabs.
+  const listen = () => {
+    source?.close();
+    source = null;
+    if (document.hidden) return;
+    source = new EventSource("/live");
+    source.addEventListener("open", () => say("live", "live"));
+    source.addEventListener("changed", (event) => changed(event.data.split(" ")));
+    source.addEventListener("ended", () => { source.close(); location.reload(); });
+    source.addEventListener("error", () => {
+      say("not live: asking again", "away");
+      if (source?.readyState === EventSource.CLOSED) setTimeout(() => { changed(["all"]); listen(); }, 5000);
+    });
+  };
+  document.addEventListener("click", (event) => {
+    if (performance.now() - movedAt > GUARD_MS || !event.target.closest?.("main form button")) return;
+    event.preventDefault();
+    say("the page has just changed: look again", "away");
+  }, true);
+  count();
+  setInterval(count, 1000);
+  if (follows && follows !== "none") {
+    document.addEventListener("visibilitychange", listen);
+    listen();
+  }
+})();

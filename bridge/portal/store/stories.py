@@ -1,0 +1,226 @@
+"""Reads what pages show: events with everything that was said and done about them, the VMs, the newest of the audit.
+
+All of a page comes from one state of the database, in a few statements however many events there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, func, select
+
+from bridge.approval.digest import digest as digest_of
+from bridge.events.event import VmIdentity
+from bridge.events.record import Transition, TransitionRecord
+from bridge.portal.audit import Entry
+from bridge.portal.fleet import EventState
+from bridge.portal.schema import audit, decisions, events, records, verdicts, vms
+from bridge.portal.store.audit import entries
+from bridge.portal.store.database import in_parts
+from bridge.portal.store.events import EventFilter, event_of, list_events, records_of
+from bridge.portal.verdicts import Verdict, Word
+
+_OUTCOMES = tuple(each.value for each in (Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED))
+_MOST_OPEN = 1_000
+_MOST_ENTRIES = 1_000
+_record_of = msgspec.json.Decoder(TransitionRecord).decode
+_event_of = msgspec.json.Decoder(EventState).decode
+
+
+class SignedDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision that an agent is told of."""
+
+    index: int
+    event_key: str
+    vm_key: str
+    vm_name: str | None
+    word: Word
+    made_at: str
+    expires_at_seconds: int
+    approver: str
+    jws_sha256: str
+
+
+class EventStory(msgspec.Struct, frozen=True, kw_only=True):
+    """An event with all that was said and done about it."""
+
+    event: EventState
+    verdicts: tuple[Verdict, ...] = ()
+    decisions: tuple[SignedDecision, ...] = ()
+    outcomes: tuple[TransitionRecord, ...] = ()
+    """What agents told of approvals: of this event, and of decisions whose event they did not have."""
+
+
+class KnownVm(msgspec.Struct, frozen=True, kw_only=True):
+    """A VM that a record came from."""
+
+    vm_key: str
+    observed_at: str
+    vm: VmIdentity
+    labels: dict[str, str]
+
+
+class Marks(msgspec.Struct, frozen=True):
+    """What tells whether a page would look different now."""
+
+    entry: int
+    """The last entry of the audit."""
+    open_events: dict[str, str]
+    """The text of each open event, by its key."""
+
+
+class _OfVm(msgspec.Struct, frozen=True):
+    vm: VmIdentity
+    labels: dict[str, str]
+
+
+_of_vm = msgspec.json.Decoder(_OfVm).decode
+
+
+def stories(connection: Connection, wanted: EventFilter, *, limit: int) -> list[EventStory]:
+    """Return at most *limit* events with their stories, those first that were told of last."""
+    return _with_stories(connection, list_events(connection, wanted, limit=limit))
+
+
+def stories_of(connection: Connection, keys: Sequence[str]) -> list[EventStory]:
+    """Return the events with *keys*, in their order, with their stories; one that nobody told of is left out."""
+    found = [event_of(connection, key) for key in keys]
+    return _with_stories(connection, [event for event in found if event is not None])
+
+
+def event_with_digest(connection: Connection, key: str, digest: str) -> TransitionRecord | None:
+    """Return the newest record that shows the event with that key as *digest* says; None: there is none."""
+    for body in reversed(records_of(connection, key)):
+        record = _record_of(body)
+        if record.event is not None and digest_of(record.event) == digest:
+            return record
+    return None
+
+
+def known_vms(connection: Connection, *, limit: int) -> list[KnownVm]:
+    """Return at most *limit* VMs, by name."""
+    query = select(vms.c.vm_key, vms.c.observed_at, vms.c.body).where(vms.c.body.is_not(None))
+    found = []
+    for row in connection.execute(query.order_by(func.lower(vms.c.name), vms.c.vm_key).limit(limit)):
+        of_vm = _of_vm(row.body)
+        found.append(KnownVm(vm_key=row.vm_key, observed_at=row.observed_at, vm=of_vm.vm, labels=of_vm.labels))
+    return found
+
+
+def open_events_of_vms(connection: Connection) -> dict[str, int]:
+    """Return how many open events each VM tells of."""
+    counts: dict[str, int] = {}
+    for event in list_events(connection, EventFilter(is_open=True), limit=_MOST_OPEN):
+        for vm in event.vms:
+            counts[vm.vm_key] = counts.get(vm.vm_key, 0) + vm.state.is_open
+    return counts
+
+
+def newest_entries(connection: Connection, *, before: int | None, limit: int) -> list[Entry]:
+    """Return at most *limit* entries of the audit, those before the one with the number *before*, newest first."""
+    last = before if before is not None else _last_entry(connection) + 1
+    return entries(connection, after=max(0, last - 1 - limit), limit=min(limit, max(0, last - 1)))[::-1]
+
+
+def events_of(connection: Connection, keys: Iterable[str]) -> dict[str, EventState]:
+    """Return the events with *keys*, by key."""
+    found: dict[str, EventState] = {}
+    for part in in_parts(sorted(set(keys))):
+        query = select(events.c.event_key, events.c.body).where(events.c.event_key.in_(part))
+        found |= {row.event_key: _event_of(row.body) for row in connection.execute(query) if row.body is not None}
+    return found
+
+
+def marks(connection: Connection) -> Marks:
+    """Return what is compared to see a change."""
+    query = select(events.c.event_key, events.c.body).where(events.c.is_open.is_(True), events.c.body.is_not(None))
+    newest = query.order_by(events.c.first_observed_at.desc(), events.c.event_key).limit(_MOST_OPEN)
+    return Marks(_last_entry(connection), {row.event_key: row.body for row in connection.execute(newest)})
+
+
+def subjects_after(connection: Connection, entry: int) -> set[str]:
+    """Return what the entries of the audit after the number *entry* are about."""
+    return {each.subject for each in entries(connection, after=entry, limit=_MOST_ENTRIES)} - {""}
+
+
+def vm_keys_of(bodies: Iterable[str]) -> list[set[str]]:
+    """Return the VMs of each event in *bodies*."""
+    return [{vm.vm_key for vm in _event_of(body).vms} for body in bodies]
+
+
+def _last_entry(connection: Connection) -> int:
+    return int(connection.execute(select(func.max(audit.c.entry))).scalar_one() or 0)
+
+
+def _with_stories(connection: Connection, found: Sequence[EventState]) -> list[EventStory]:
+    keys = [event.key for event in found]
+    said = _by_event(connection, keys, _verdicts)
+    signed = _by_event(connection, keys, _decisions)
+    told = _by_event(connection, keys, _outcomes)
+    return [
+        EventStory(
+            event=event,
+            verdicts=tuple(said.get(event.key, ())),
+            decisions=tuple(signed.get(event.key, ())),
+            outcomes=(
+                *told.get(event.key, ()),
+                *_outcomes_without_event(connection, signed.get(event.key, ())),
+            ),
+        )
+        for event in found
+    ]
+
+
+def _by_event(connection: Connection, keys: Sequence[str], read: Any) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for part in in_parts(keys):
+        for key, value in read(connection, part):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def _verdicts(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str, Verdict]]:
+    query = select(verdicts).where(verdicts.c.event_key.in_(keys))
+    for row in connection.execute(query.order_by(verdicts.c.made_at, verdicts.c.verdict_id)):
+        values = row._asdict()
+        yield row.event_key, Verdict(word=Word(values.pop("verdict")), **values)
+
+
+def _decisions(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str, SignedDecision]]:
+    query = select(decisions, vms.c.name).outerjoin(vms, vms.c.vm_key == decisions.c.vm_key)
+    query = query.where(decisions.c.event_key.in_(keys)).order_by(decisions.c.decision_index)
+    for row in connection.execute(query):
+        yield (
+            row.event_key,
+            SignedDecision(
+                index=row.decision_index,
+                event_key=row.event_key,
+                vm_key=row.vm_key,
+                vm_name=row.name,
+                word=Word(row.decision),
+                made_at=row.made_at,
+                expires_at_seconds=row.expires_at_seconds,
+                approver=row.iss,
+                jws_sha256=row.jws_sha256,
+            ),
+        )
+
+
+def _outcomes(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str, TransitionRecord]]:
+    query = select(records.c.event_key, records.c.body).where(
+        records.c.event_key.in_(keys), records.c.transition.in_(_OUTCOMES)
+    )
+    for row in connection.execute(query.order_by(records.c.observed_at, records.c.sequence)):
+        yield row.event_key, _record_of(row.body)
+
+
+def _outcomes_without_event(connection: Connection, signed: Sequence[SignedDecision]) -> list[TransitionRecord]:
+    """Return what agents told of *signed* whose event they did not have."""
+    if not signed:
+        return []
+    hashes = {each.jws_sha256 for each in signed}
+    query = select(records.c.body).where(records.c.event_key.is_(None), records.c.transition.in_(_OUTCOMES))
+    found = [_record_of(body) for body in connection.execute(query.order_by(records.c.observed_at)).scalars()]
+    return [each for each in found if each.approval is not None and hashes & set(each.approval.jws_sha256)]

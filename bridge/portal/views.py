@@ -1,0 +1,278 @@
+"""What a page shows of an event, a VM and an entry of the audit, ready for its template. Pure."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import Enum
+
+import msgspec
+
+from bridge.clock import format_time, parse_time
+from bridge.events.event import compact_json
+from bridge.portal.audit import Entry
+from bridge.portal.fleet import EventState, State
+from bridge.portal.signing import AgentSeen
+from bridge.portal.store.stories import EventStory, KnownVm
+from bridge.portal.verdicts import Verdict, Word, rule
+from bridge.portal.ways import Way, ways_of
+from bridge.portal.words import (
+    Moment,
+    Surroundings,
+    buttons,
+    clock_text,
+    fate,
+    how_many,
+    moment,
+    these,
+    vm_names,
+    why_not_yet,
+)
+from bridge.text import duration
+
+
+class Section(str, Enum):
+    """Where a row stands on the first page."""
+
+    ANNOUNCED = "announced"
+    UNDER_WAY = "under-way"
+    OVER = "over"
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """What one person said."""
+
+    verdict_id: str
+    sentence: str
+    reason: str
+    at: Moment
+    can_withdraw: bool
+    withdrawing: str
+    """What taking it back does."""
+
+
+class VmWord(msgspec.Struct, frozen=True):
+    """What one VM says of the event."""
+
+    name: str
+    vm_key: str
+    state: str
+    note: str
+    agrees: bool
+
+
+class EventView(msgspec.Struct, frozen=True, kw_only=True):
+    """An event as a page shows it to one person."""
+
+    key: str
+    digest: str
+    title: str
+    state: str
+    section: Section
+    order: str
+    """What rows are sorted by."""
+    vms: tuple[str, ...]
+    groups: tuple[str, ...]
+    fate: str
+    """What happens if nobody acts."""
+    until: Moment | None
+    """NotBefore, while it is ahead; a page counts down to it."""
+    why_not_yet: str
+    approve: str | None
+    """What approving does; None: this person cannot approve it now."""
+    hold: str | None
+    no_button: str
+    """Why there is no button; nothing: there is one, or it needs no reason."""
+    said: tuple[Said, ...]
+    ways: tuple[Way, ...]
+    words: tuple[VmWord, ...]
+    facts: tuple[tuple[str, str], ...]
+    """What else is known of it: a name, and a text of Azure's."""
+
+
+def view_of(story: EventStory, around: Surroundings) -> EventView:
+    """Return how the event of *story* is shown."""
+    event = story.event
+    ruling = rule(story.verdicts, digest=event.digest, at=format_time(around.now), required=around.required)
+    ways = ways_of(story, around.agents, now=around.now)
+    names = vm_names(event)
+    can = buttons(event, ruling, ways, around)
+    until = _until(event, around.now)
+    return EventView(
+        key=event.key,
+        digest=event.digest,
+        title=f"{event.event.event_type or 'Event'} of {how_many(names)}",
+        state=_STATE_WORDS[event.state],
+        section=_SECTIONS.get(event.state, Section.OVER),
+        order=_order(event),
+        vms=names,
+        groups=event.groups,
+        fate=fate(event, around.now),
+        until=until,
+        why_not_yet=why_not_yet(story, ruling, ways),
+        approve=can.approve,
+        hold=can.hold,
+        no_button=can.why_not,
+        said=tuple(_said(each, event, around) for each in story.verdicts),
+        ways=ways,
+        words=tuple(_word(vm.vm_key, vm.vm.name, vm.state, agrees=vm.agrees) for vm in event.vms),
+        facts=_facts(event),
+    )
+
+
+_STATE_WORDS = {
+    State.SCHEDULED: "announced",
+    State.STARTED: "started",
+    State.OTHER: "unknown status",
+    State.COMPLETED: "completed",
+    State.CANCELED: "canceled",
+    State.ENDED: "over",
+}
+_SECTIONS = {
+    State.SCHEDULED: Section.ANNOUNCED,
+    State.STARTED: Section.UNDER_WAY,
+    State.OTHER: Section.UNDER_WAY,
+}
+
+
+def _order(event: EventState) -> str:
+    """Return what sorts open events by when they start, and those that are over by when that was seen, newest first."""
+    if not event.is_open:
+        seconds = int(parse_time(event.observed_at).timestamp() * 1000)
+        return f"{10**15 - seconds:016d} {event.key}"
+    at = event.event.not_before or parse_time(event.first_observed_at)
+    return f"{format_time(at)} {event.key}"
+
+
+def _until(event: EventState, now: datetime) -> Moment | None:
+    at = event.event.not_before
+    return moment(at) if event.state is State.SCHEDULED and at is not None and at > now else None
+
+
+def _said(verdict: Verdict, event: EventState, around: Surroundings) -> Said:
+    verb = "approved it" if verdict.word is Word.APPROVE else "holds it"
+    if verdict.withdrawn_at is not None:
+        verb = "approved it, which was taken back" if verdict.word is Word.APPROVE else "held it, which was taken back"
+    elif verdict.word is Word.APPROVE and event.state is State.SCHEDULED and verdict.digest != event.digest:
+        verb = "approved it as it was before it changed"
+    elif (
+        verdict.word is Word.APPROVE
+        and event.state is State.SCHEDULED
+        and verdict.expires_at <= format_time(around.now)
+    ):
+        verb = "approved it, which has run out"
+    can = (
+        verdict.withdrawn_at is None
+        and event.state is State.SCHEDULED
+        and around.kid is not None
+        and around.person.why_not_decide(event) is None
+    )
+    does = "stops it where Azure was not told yet" if verdict.word is Word.APPROVE else "people may approve it again"
+    return Said(
+        verdict_id=verdict.verdict_id,
+        sentence=f"{verdict.user_name} {verb}",
+        reason=verdict.reason,
+        at=moment(verdict.made_at),
+        can_withdraw=can,
+        withdrawing=f"{does}; if nobody acts, Azure starts it {clock_text(event)}. For {these(vm_names(event))}",
+    )
+
+
+def _word(vm_key: str, name: str | None, state: State, *, agrees: bool) -> VmWord:
+    note = "" if agrees else "says something else than is shown here"
+    return VmWord(name or vm_key, vm_key, _STATE_WORDS[state], note, agrees)
+
+
+def _facts(event: EventState) -> tuple[tuple[str, str], ...]:
+    shown = event.event
+    seconds = shown.duration_seconds
+    pairs = (
+        ("Azure says", shown.description),
+        ("Impact", None if seconds is None else "none" if seconds == 0 else duration(seconds)),
+        ("Source", shown.event_source),
+        ("Groups", ", ".join(event.groups)),
+        ("Not heard from", ", ".join(event.unheard)),
+        ("EventId", shown.event_id),
+    )
+    return tuple((name, text) for name, text in pairs if text)
+
+
+class AgentView(msgspec.Struct, frozen=True, kw_only=True):
+    """A VM and its agent, as the page of agents shows them."""
+
+    vm_key: str
+    name: str
+    groups: str
+    is_connected: bool
+    asks: str
+    version: str
+    follows: str
+    """Whether it would follow the portal's key, or why not."""
+    is_able: bool
+    required: str
+    last_record: Moment | None
+    open_events: int
+
+
+def agent_view(
+    vm_key: str, vm: KnownVm | None, seen: AgentSeen | None, *, kid: str | None, open_events: int
+) -> AgentView:
+    """Return how the agent of a VM is shown; *vm*: no record came from it, *seen*: it never asked, when None."""
+    why_not = "has not asked for decisions" if seen is None else None if kid is None else seen.why_not(kid)
+    follows = "yes" if why_not is None else f"no: it {why_not}"
+    if kid is None and seen is not None:
+        follows = "the portal has no key of its own"
+    said_required = None if seen is None else seen.required_approvals
+    return AgentView(
+        vm_key=vm_key,
+        name=(vm.vm.name if vm is not None else None) or vm_key,
+        groups="" if vm is None else ", ".join(_groups(vm)),
+        is_connected=seen is not None and seen.is_connected,
+        asks="connected" if seen is not None and seen.is_connected else "never asked" if seen is None else "away",
+        version=(seen.version if seen is not None else None) or "unknown",
+        follows=follows,
+        is_able=why_not is None and kid is not None,
+        required="unknown" if said_required is None else str(said_required),
+        last_record=None if vm is None else moment(vm.observed_at),
+        open_events=open_events,
+    )
+
+
+def groups_of_vm(vm: KnownVm) -> frozenset[str]:
+    """Return the groups that a scope may name."""
+    return frozenset(_groups(vm))
+
+
+def _groups(vm: KnownVm) -> list[str]:
+    group = [f"resource_group:{vm.vm.resource_group.casefold()}"] if vm.vm.resource_group else []
+    return group + [f"labels.{name}:{value}" for name, value in sorted(vm.labels.items())]
+
+
+class EntryView(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of the audit, as its page shows it."""
+
+    entry: int
+    at: Moment
+    actor: str
+    action: str
+    key: str
+    """Of the event that it is about; nothing: of none."""
+    event: str
+    reason: str
+    details: tuple[tuple[str, str], ...]
+    hash: str
+
+
+def entry_view(entry: Entry, event: EventState | None) -> EntryView:
+    """Return how *entry*, about *event*, is shown."""
+    details = [(name, value) for name, value in entry.details.items() if value not in (None, "", [], {})]
+    return EntryView(
+        entry=entry.entry,
+        at=moment(entry.at),
+        actor=entry.actor,
+        action=entry.action.replace("_", " "),
+        key="" if event is None else event.key,
+        event="" if event is None else f"{event.event.event_type or 'Event'} of {', '.join(vm_names(event))}",
+        reason=str(entry.details.get("reason") or ""),
+        details=tuple((name, value if isinstance(value, str) else compact_json(value)) for name, value in details),
+        hash=entry.hash,
+    )

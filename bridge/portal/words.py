@@ -1,0 +1,230 @@
+"""The sentences of a page: what happens to an event and when, what a click does, and why it has not started yet. Pure.
+
+There is no "deny", and the words must not suggest one: an event that nobody approves is started by Azure at NotBefore,
+and a hold only keeps this portal and the rules of the VMs from starting it earlier. So each button has a sentence that
+names every VM and what becomes of them, and a row says first what happens if nobody acts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+from bridge.clock import format_time, parse_time
+from bridge.events.event import ScheduledEvent
+from bridge.events.record import Transition
+from bridge.portal.fleet import EventState, State
+from bridge.portal.people import Person
+from bridge.portal.signing import AgentSeen, addressees
+from bridge.portal.store.stories import EventStory
+from bridge.portal.verdicts import Outcome, Ruling, Verdict, Word
+from bridge.portal.ways import Stage, Way
+
+#: How a person names the fields of an event, in the order in which a change of them is told.
+_FIELDS = {
+    "event_type": "EventType",
+    "not_before_raw": "NotBefore",
+    "resources": "Resources",
+    "duration_seconds": "DurationInSeconds",
+    "event_source": "EventSource",
+    "event_id": "EventId",
+}
+
+_ENDS = {
+    State.COMPLETED: "It is over.",
+    State.CANCELED: "Azure took it back: it did not happen.",
+    State.ENDED: "It is over, and no VM saw how.",
+}
+
+
+_ON_ITS_WAY = frozenset({Stage.QUEUED, Stage.RECEIVED, Stage.FOLLOWED})
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """A time, as a machine and as a person reads it."""
+
+    machine: str
+    text: str
+
+
+class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the view of an event depends on beside the event."""
+
+    now: datetime
+    person: Person
+    agents: Mapping[str, AgentSeen]
+    kid: str | None
+    """The key that the portal signs with; None: it has none."""
+    required: int
+
+
+class Buttons(msgspec.Struct, frozen=True, kw_only=True):
+    """What this person can do about an event now, each as what it does; None: that cannot be done."""
+
+    approve: str | None = None
+    hold: str | None = None
+    why_not: str = ""
+    """Why something cannot be done; nothing, where that needs no words."""
+
+
+def vm_names(event: EventState) -> tuple[str, ...]:
+    """Return the names of every VM of the event: those of Resources, else of the VMs that told of it."""
+    return tuple(dict.fromkeys(event.event.resources or ())) or tuple(vm.vm.name or vm.vm_key for vm in event.vms)
+
+
+def how_many(names: Sequence[str]) -> str:
+    """Return "3 VMs"."""
+    return f"{len(names)} VM{'' if len(names) == 1 else 's'}"
+
+
+def these(names: Sequence[str]) -> str:
+    """Return every one of *names*: "these 3 VMs: a, b, c"."""
+    return f"this VM: {names[0]}" if len(names) == 1 else f"these {len(names)} VMs: {', '.join(names)}"
+
+
+def moment(when: datetime | str) -> Moment:
+    """Return *when* for a page."""
+    at = parse_time(when) if isinstance(when, str) else when
+    return Moment(format_time(at), f"{at:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def differences(before: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]:
+    """Return a sentence for each field of *before* that is another in *now*, of those that a decision is about."""
+    found = []
+    for field, name in _FIELDS.items():
+        old, new = getattr(before, field), getattr(now, field)
+        if field == "resources":
+            old, new = tuple(sorted(set(old or ()))), tuple(sorted(set(new or ())))
+        if old != new:
+            found.append(f"{name} was {_text(old)} and is {_text(new)}.")
+    return tuple(found)
+
+
+def clock_text(event: EventState) -> str:
+    """Return when Azure starts the event: "at 11:15:00 UTC"; with the day when it is not near."""
+    at = event.event.not_before
+    if at is None:
+        return "at a time that it does not say"
+    near = abs(at - parse_time(event.first_observed_at)) < timedelta(hours=12)
+    return f"at {at:%H:%M:%S} UTC" if near else f"on {at:%Y-%m-%d} at {at:%H:%M:%S} UTC"
+
+
+def fate(event: EventState, now: datetime) -> str:
+    """Return what happens if nobody acts, without the time that is counted down."""
+    if not event.is_open:
+        return _ENDS.get(event.state, "It is over.")
+    if event.state is State.STARTED:
+        return "Azure has started it. It is under way until Azure takes it from the VMs' documents."
+    if event.state is State.OTHER:
+        return f"Its status is {event.event.event_status}, which this version does not know."
+    at = event.event.not_before
+    if at is None:
+        return "If nobody acts, Azure starts it; it does not say when."
+    if at <= now:
+        return f"Azure may start it at any moment: NotBefore was {clock_text(event)}."
+    return f"If nobody acts, Azure starts it {clock_text(event)}."
+
+
+def buttons(event: EventState, ruling: Ruling, ways: Sequence[Way], around: Surroundings) -> Buttons:
+    """Return what the person can do, and what that does; an approval that no agent followed can be given again."""
+    if event.undecidable_because is not None:
+        is_odd = event.state is State.SCHEDULED
+        return Buttons(why_not=f"Nobody can decide on it: {event.undecidable_because}." if is_odd else "")
+    why_not = around.person.why_not_decide(event)
+    if why_not is None and around.kid is None:
+        why_not = "This portal has no key of its own. Sign with `decide --to`, and it carries that."
+    if why_not is None and ruling.outcome is Outcome.HELD:
+        why_not = "It is held. Take the hold back to approve it."
+    if why_not is not None:
+        return Buttons(why_not=why_not)
+    names = these(vm_names(event))
+    hold = f"we do not start it early; Azure does {clock_text(event)}. For {names}"
+    why_not = _why_not_approve(event, ruling, ways, around)
+    if why_not is not None:
+        return Buttons(hold=hold, why_not=why_not)
+    more = ruling.needed - 1
+    if more > 0:
+        others = "one more person has" if more == 1 else f"{more} more people have"
+        return Buttons(approve=f"starts once {others} approved too, for {names}", hold=hold)
+    return Buttons(approve=f"starts now, for {names}", hold=hold)
+
+
+def _why_not_approve(event: EventState, ruling: Ruling, ways: Sequence[Way], around: Surroundings) -> str | None:
+    """Return why there is nothing to approve for this person, who may hold it; None when there is."""
+    if ruling.outcome is Outcome.APPROVED and any(
+        way.word is Word.APPROVE and way.stage in _ON_ITS_WAY for way in ways
+    ):
+        return ""
+    nobody = unreachable(event, around)
+    if nobody:
+        return f"An approval would reach no agent now: {nobody}."
+    if ruling.outcome is Outcome.WAITING and around.person.name.casefold() in {
+        each.user_name.casefold() for each in ruling.verdicts
+    }:
+        return "You have approved it; another person must too."
+    return None
+
+
+def unreachable(event: EventState, around: Surroundings) -> str:
+    """Return why no agent would follow an approval now, VM by VM; nothing when one would."""
+    if around.kid is None or addressees(event, around.agents, around.kid):
+        return ""
+    found = []
+    for vm in event.vms:
+        seen = around.agents.get(vm.vm_key)
+        why = "has not asked for decisions" if seen is None else seen.why_not(around.kid)
+        found.append(f"{vm.vm.name or vm.vm_key} {why or 'sees another event than this'}")
+    return "; ".join(found)
+
+
+def why_not_yet(story: EventStory, ruling: Ruling, ways: Sequence[Way]) -> str:
+    """Return why an announced event has not started; nothing for every other."""
+    event = story.event
+    if event.state is not State.SCHEDULED:
+        return ""
+    if ruling.outcome is Outcome.HELD:
+        return f"Held by {_people(ruling.verdicts)}: we do not start it early; Azure does {clock_text(event)}."
+    if ruling.outcome is Outcome.WAITING:
+        more = "one more person" if ruling.needed == 1 else f"{ruling.needed} more people"
+        return f"Approved by {_people(ruling.verdicts)}; {more} must approve it."
+    if ruling.outcome is Outcome.APPROVED:
+        return _why_approved_is_not_started(ways)
+    return _why_undecided_is_not_started(story)
+
+
+def _why_undecided_is_not_started(story: EventStory) -> str:
+    if _was_approved_elsewhere(story):
+        return "Azure was told to start it, and has not shown it as started yet."
+    gone = [each for each in story.verdicts if each.word is Word.APPROVE and each.withdrawn_at is None]
+    if gone:
+        what = "was of the event before it changed" if gone[-1].digest != story.event.digest else "has run out"
+        return f"Nobody has decided: the approval of {gone[-1].user_name} {what}."
+    return "Nobody has decided."
+
+
+def _why_approved_is_not_started(ways: Sequence[Way]) -> str:
+    newest = [way for way in ways if way.word is Word.APPROVE]
+    if any(way.stage is Stage.FOLLOWED for way in newest):
+        return "Approved, and Azure was told. Azure has not shown it as started yet."
+    if any(way.stage in {Stage.QUEUED, Stage.RECEIVED} for way in newest):
+        return "Approved. It waits for an agent to take it to Azure."
+    return "Approved, and no agent followed: approve it again." if newest else "Approved. No agent was told."
+
+
+def _was_approved_elsewhere(story: EventStory) -> bool:
+    return any(
+        each.transition is Transition.APPROVED and each.approval is not None and each.approval.result != "dry_run"
+        for each in story.outcomes
+    )
+
+
+def _people(said: Iterable[Verdict]) -> str:
+    return ", ".join(dict.fromkeys(each.user_name for each in said))
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(value) or "nothing"
+    return "unknown" if value is None else str(value)

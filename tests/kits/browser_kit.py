@@ -1,0 +1,98 @@
+"""Debian's Chromium, driven by Playwright: pages that are watched for what they must never do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from page_kit import PASSWORD
+
+CHROMIUM = Path("/usr/bin/chromium")
+#: As much as a machine that does other things too may take.
+WAIT_MS = 60_000
+
+
+def why_not() -> str | None:
+    """Return why there is no browser here; None when there is."""
+    if find_spec("playwright") is None:
+        return "the Python package playwright is not installed"
+    return None if CHROMIUM.exists() else f"there is no {CHROMIUM}"
+
+
+@contextmanager
+def chromium() -> Iterator[Any]:
+    """Yield a browser; the test is skipped where there is none."""
+    why = why_not()
+    if why is not None:
+        pytest.skip(why)
+    from playwright.sync_api import sync_playwright  # noqa: PLC0415  # where it is
+
+    with sync_playwright() as playwright:
+        # No sandbox: CI is root. Nothing but our own pages is opened.
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Watched:
+    """A person's browser window; at its end it has asked no other host, and the policy has forbidden nothing."""
+
+    def __init__(self, browser: Any, origin: str, **options: Any) -> None:
+        self.origin = origin
+        self.context = browser.new_context(**options)
+        self.context.set_default_timeout(WAIT_MS)
+        self.page = self.context.new_page()
+        self._foreign: list[str] = []
+        self._complaints: list[str] = []
+        self.page.on("request", self._note_request)
+        self.page.on("console", self._note_message)
+        self.page.on("pageerror", lambda error: self._complaints.append(str(error)))
+
+    def sign_in(self, name: str, password: str = PASSWORD) -> Watched:
+        """Sign in, and be on the first page."""
+        self.go("/login")
+        self.page.fill("[name=name]", name)
+        self.page.fill("[name=password]", password)
+        self.page.click("main button")
+        self.page.wait_for_selector("h1:has-text('Decide now')")
+        return self
+
+    def go(self, path: str) -> None:
+        """Open the page at *path*."""
+        self.page.goto(f"{self.origin}{path}")
+
+    def is_live(self) -> None:
+        """Wait until the page is told of changes, and has been told of those before."""
+        self.page.wait_for_selector("#live[data-state=live]")
+
+    def row(self, key: str) -> Any:
+        """Return the row of the event with that key."""
+        return self.page.locator(f"#event-{key}")
+
+    def press(self, row: Any, verdict: str, *, reason: str = "") -> None:
+        """Fill in the reason and press the button, once the page has stood still."""
+        self.page.wait_for_timeout(1_000)
+        row.locator("[name=reason]").fill(reason)
+        row.locator(f"button[value={verdict}]").click()
+
+    def close(self) -> None:
+        """Close the window, and hold it to what it must never do."""
+        self.context.close()
+        assert self._foreign == []
+        assert self._complaints == []
+
+    def _note_request(self, request: Any) -> None:
+        if f"{urlsplit(request.url).scheme}://{urlsplit(request.url).netloc}" != self.origin:
+            self._foreign.append(request.url)
+
+    def _note_message(self, message: Any) -> None:
+        # A stream that ends with its session, and a connection that a stop cuts, are no faults of the page.
+        if message.type in {"error", "warning"} and "Content Security Policy" in message.text:
+            self._complaints.append(message.text)

@@ -1,0 +1,205 @@
+"""A portal with people, and browsers of theirs without a script: a session's cookie, and the forms of a page."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import requests
+from fleet_records import NOW, vm_id_of
+from portal_kit import AGENT_TOKEN, RunningPortal, portal_table
+
+from bridge.approval.signing import generate_key
+from bridge.clock import Clock
+from bridge.portal.people import COOKIE, hashed
+from bridge.portal.settings import database_file, read
+from bridge.portal.store.database import Store
+from bridge.portal.store.people import User, add_user
+
+PASSWORD = "correct horse battery staple"  # of a test
+#: Once: argon2 takes its time.
+_HASH = hashed(PASSWORD)
+#: A minute after the events of `fleet_records` were told of; it stands still, so an agent that asked stays connected.
+AT_11_01 = Clock(now=lambda: NOW + timedelta(minutes=1), monotonic=lambda: 1_000.0)
+PEOPLE = (("ann", "approver", ""), ("bob", "approver", ""), ("vic", "viewer", ""))
+
+
+class Office:
+    """A portal with Ann and Bob, who approve, and Vic, who looks; a context manager."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        people: dict[str, Any] | None = None,
+        users: Any = PEOPLE,
+        signs: bool = True,
+        clock: Clock = AT_11_01,
+    ) -> None:
+        pair = generate_key(directory / "portal.key")
+        tables: dict[str, Any] = {"people": people or {}}
+        if signs:
+            tables["signing"] = {"kid": "p1", "private_key_file": str(pair.private_key_file)}
+        store = Store.of_file(database_file(read(portal_table(directory / "state"))))
+        store.migrate()
+        for name, role, scope in users:
+            user = User(user_name=name, password_hash=_HASH, role=role, scope=scope, made_at="2026")
+            store.write(add_user, user)
+        store.close()
+        self.public_key_file = pair.public_key_file
+        self.portal = RunningPortal(directory / "state", clock=clock, **tables)
+
+    def __enter__(self) -> Office:  # noqa: PYI034  # Self came with Python 3.11
+        self.portal.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.portal.stop()
+
+    @property
+    def origin(self) -> str:
+        """Return what a browser calls the portal."""
+        return self.portal.url.removesuffix("/api/v1")
+
+    def browser(self, name: str | None = None) -> Browser:
+        """Return a browser, in which *name* has signed in."""
+        browser = Browser(self.origin)
+        if name is not None:
+            answer = browser.sign_in(name)
+            assert answer.status_code == 303, answer.text
+        return browser
+
+    def poll(self, vm: int, *, index: int = 0, wait: int = 1, **says: Any) -> dict[str, Any]:
+        """Ask for decisions as the agent of *vm*, which *says* this of itself."""
+        headers = {"Authorization": f"Bearer {AGENT_TOKEN}", "Scheduled-Events-Agent": json.dumps(says)}
+        url = f"{self.portal.url}/vms/{vm_id_of(vm)}/decisions?index={index}&wait={wait}"
+        found: dict[str, Any] = requests.get(url, headers=headers, timeout=wait + 20).json()
+        return found
+
+
+class Browser:
+    """A browser without a script; it keeps one cookie, which the library would send over TLS only."""
+
+    def __init__(self, origin: str) -> None:
+        self.origin = origin
+        self.cookie: str | None = None
+        self.headers: dict[str, str] = {}
+
+    def get(self, path: str, **more: Any) -> requests.Response:
+        """GET a page; where it leads to is not followed."""
+        return self._ask("GET", path, **more)
+
+    def post(self, path: str, fields: Any, *, origin: str | None = "own", **more: Any) -> requests.Response:
+        """POST a form as this portal's page would, or as one of *origin*."""
+        headers = {} if origin is None else {"Origin": self.origin if origin == "own" else origin}
+        return self._ask("POST", path, data=fields, headers=headers, **more)
+
+    def sign_in(self, name: str, password: str = PASSWORD, **fields: str) -> requests.Response:
+        """Sign in, and keep the cookie."""
+        return self.post("/login", {"name": name, "password": password, **fields})
+
+    def page(self, path: str) -> Page:
+        """Return the page at *path*, which must be there."""
+        answer = self.get(path)
+        assert answer.status_code == 200, (answer.status_code, answer.text)
+        return Page(answer.text)
+
+    def submit(self, path: str, button: str, **fields: str) -> requests.Response:
+        """Press *button* (its verdict, or its first word) on the page at *path*, with *fields* filled in."""
+        form, pressed = self.page(path).form_with(button)
+        return self.post(form.action, [*({**dict(form.single), **fields}.items()), *form.repeated, *pressed])
+
+    def _ask(self, method: str, path: str, *, headers: dict[str, str] | None = None, **more: Any) -> requests.Response:
+        sent = {**self.headers, **(headers or {})}
+        if self.cookie is not None:
+            sent["Cookie"] = f"{COOKIE}={self.cookie}"
+        answer = requests.request(
+            method, f"{self.origin}{path}", headers=sent, allow_redirects=False, timeout=20, **more
+        )
+        found = re.match(f'{COOKIE}="?([^;"]*)', answer.headers.get("Set-Cookie", ""))
+        if found:
+            self.cookie = found[1] or None
+        return answer
+
+
+class Form:
+    """A form of a page."""
+
+    def __init__(self, action: str, method: str) -> None:
+        self.action, self.method = action, method
+        self.fields: list[tuple[str, str]] = []
+        self.buttons: list[tuple[str, str, str]] = []
+        """Name, value, and the text that a person reads."""
+
+    @property
+    def single(self) -> list[tuple[str, str]]:
+        """Return the fields that are there once."""
+        names = [name for name, _ in self.fields]
+        return [(name, value) for name, value in self.fields if names.count(name) == 1]
+
+    @property
+    def repeated(self) -> list[tuple[str, str]]:
+        """Return the fields that are there more than once."""
+        names = [name for name, _ in self.fields]
+        return [(name, value) for name, value in self.fields if names.count(name) > 1]
+
+
+class Page(HTMLParser):
+    """A page as a browser without a script has it: its text and its forms."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.html = html
+        self.forms: list[Form] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self._parts: list[str] = []
+        self._button: list[str] | None = None
+        self.feed(html)
+
+    @property
+    def text(self) -> str:
+        """Return the text with single spaces."""
+        return " ".join("".join(self._parts).split())
+
+    def form_with(self, button: str) -> tuple[Form, list[tuple[str, str]]]:
+        """Return the first form that has *button*, and what pressing it sends."""
+        for form in self.forms:
+            for name, value, text in form.buttons:
+                if button in (value, text) or text.startswith(button):
+                    return form, [(name, value)] if name else []
+        raise AssertionError(f"there is no button {button!r}; there are {[form.buttons for form in self.forms]}")
+
+    @property
+    def buttons(self) -> list[str]:
+        """Return the text of every button."""
+        return [text for form in self.forms for _, _, text in form.buttons]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Take a tag."""
+        found = dict(attrs)
+        self.tags.append((tag, found))
+        if tag == "form":
+            self.forms.append(Form(found.get("action") or "", found.get("method") or "get"))
+        elif tag == "input" and self.forms and found.get("type") != "checkbox":
+            self.forms[-1].fields.append((found.get("name") or "", found.get("value") or ""))
+        elif tag == "button":
+            self._button = [found.get("name") or "", found.get("value") or "", ""]
+
+    def handle_endtag(self, tag: str) -> None:
+        """Take the end of a button; what stands apart on the screen has a space between here."""
+        if tag not in {"b", "a", "time", "span"}:
+            self._parts.append(" ")
+        if tag == "button" and self._button is not None:
+            name, value, text = self._button
+            self.forms[-1].buttons.append((name, value, " ".join(text.split())))
+            self._button = None
+
+    def handle_data(self, data: str) -> None:
+        """Take text."""
+        self._parts.append(data)
+        if self._button is not None:
+            self._button[2] += data

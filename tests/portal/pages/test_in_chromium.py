@@ -1,0 +1,209 @@
+"""The pages in a browser: an event is watched from its announcement to its end without a reload, by several people."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from browser_kit import WAIT_MS, Watched, chromium
+from fleet_records import fleet_record
+from page_kit import Office
+
+from bridge.events.record import Transition
+from bridge.portal.fleet import key_of_event_id
+
+A, B, E = (key_of_event_id(name) for name in "ABE")
+ABLE = {"version": "9.9", "kids": ["p1"]}
+VMS = ("web-0", "web-1", "web-2")
+EVIL = "</p><script>document.title='evil'</script><img src=x onerror=\"document.title='evil'\">"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def office(tmp_path):
+    with Office(tmp_path) as office:
+        office.portal.send(fleet_record(0), fleet_record(1))
+        office.poll(0, **ABLE)
+        yield office
+
+
+@pytest.fixture
+def window(browser):
+    opened = []
+
+    def open_at(origin, **options):
+        opened.append(Watched(browser, origin, **options))
+        return opened[-1]
+
+    yield open_at
+    for each in opened:
+        each.close()
+
+
+def _say(row, text):
+    row.get_by_text(text).first.wait_for(timeout=WAIT_MS)
+
+
+def test_event_is_decided_by_two_people_and_followed_without_a_reload(office, window):
+    ann, bob, vic = (window(office.origin).sign_in(name) for name in ("ann", "bob", "vic"))
+    for each in (ann, bob, vic):
+        each.is_live()
+        each.page.evaluate("window.notReloaded = true")
+    office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",)))
+    for each in (ann, bob, vic):
+        each.row(B).wait_for()
+    assert vic.page.locator("main form button").all_inner_texts() == ["Show"]
+    bob.press(bob.row(A), "hold", reason="the batch runs")
+    _say(ann.row(A), "Held by bob")
+    _say(vic.row(A), "the batch runs")
+    bob.page.wait_for_timeout(1_000)
+    bob.row(A).get_by_role("button", name=re.compile("Take it back")).click()
+    _say(ann.row(A), "bob held it, which was taken back")
+    ann.row(A).locator("button.approve").wait_for()
+    ann.press(ann.row(A), "approve", reason="now")
+    _say(vic.row(A), "queued")
+    told = office.poll(0, **ABLE)
+    office.poll(0, index=told["index"], **ABLE)
+    _say(vic.row(A), "queued, received")
+    for sequence, (transition, state) in enumerate(
+        ((Transition.STARTED, "started"), (Transition.COMPLETED, "completed")), start=2
+    ):
+        office.portal.send(*(fleet_record(vm, sequence=sequence, transition=transition, seconds=40) for vm in (0, 1)))
+        for each in (ann, vic):
+            each.row(A).locator(".badge", has_text=state).wait_for()
+    assert vic.page.evaluate("window.notReloaded") is True
+    assert vic.page.locator("[data-list=over] > article").get_attribute("id") == f"event-{A}"
+
+
+def test_typed_reason_stays_and_the_changed_event_is_not_chosen_any_more(office, window):
+    ann = window(office.origin).sign_in("ann")
+    ann.is_live()
+    ann.page.wait_for_timeout(2_500)
+    row = ann.row(A)
+    row.locator("[name=reason]").fill("because")
+    row.locator("[type=checkbox]").check()
+    changed = {"sequence": 2, "seconds": 5, "event_type": "Reboot"}
+    office.portal.send(fleet_record(0, **changed), fleet_record(1, **changed))
+    _say(row, "Reboot of 2 VMs")
+    assert row.locator("[name=reason]").input_value() == "because"
+    assert not row.locator("[type=checkbox]").is_checked()
+
+
+def test_signing_out_elsewhere_leads_to_the_door(office, window):
+    ann = window(office.origin).sign_in("ann")
+    ann.is_live()
+    second = ann.context.new_page()
+    second.goto(f"{office.origin}/agents")
+    second.get_by_role("button", name="Sign out").click()
+    ann.page.wait_for_selector("h1:has-text('Sign in')")
+
+
+def test_with_scripts_off_the_same_by_reloading(office, window):
+    ann = window(office.origin, java_script_enabled=False).sign_in("ann")
+    ann.press(ann.row(A), "approve", reason="without a script")
+    _say(ann.row(A), "without a script")
+    assert "Reload to see what has changed" in ann.page.locator("#live").inner_html()
+    office.portal.send(*(fleet_record(vm, sequence=2, transition=Transition.STARTED, seconds=40) for vm in (0, 1)))
+    ann.page.reload()
+    ann.row(A).locator(".badge", has_text="started").wait_for()
+
+
+def test_keyboard_alone_is_enough(office, window):
+    ann = window(office.origin).sign_in("ann")
+    ann.is_live()
+    ann.page.wait_for_timeout(2_500)
+    ann.page.keyboard.press("Tab")
+    assert ann.page.evaluate("document.activeElement.className") == "skip"
+    for _ in range(30):
+        ann.page.keyboard.press("Tab")
+        if ann.page.evaluate("document.activeElement.name") == "reason":
+            break
+    ann.page.keyboard.type("by keys")
+    ann.page.keyboard.press("Tab")
+    assert ann.page.evaluate("document.activeElement.value") == "approve"
+    ann.page.keyboard.press("Enter")
+    _say(ann.row(A), "by keys")
+
+
+def test_what_azure_says_runs_nothing(office, window):
+    evil = fleet_record(0, sequence=2, event_id="E", resources=(EVIL,), event_type=EVIL, description=EVIL)
+    office.portal.send(evil)
+    ann = window(office.origin).sign_in("ann")
+    ann.is_live()
+    for path in ("/", f"/events/{E}", "/timeline", "/audit"):
+        ann.go(path)
+        ann.page.wait_for_timeout(300)
+        assert ann.page.title() != "evil"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(office, window, theme):
+    script = _axe()
+    office.browser("bob").submit("/", "hold", reason="batch")
+    office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",)))
+    office.poll(2, **ABLE)
+    # axe puts its script into the page, which the policy forbids; the policy is held by every other test.
+    ann = window(office.origin, color_scheme=theme, bypass_csp=True).sign_in("ann")
+    found = []
+    paths = ("/", f"/events/{A}", "/timeline", "/agents", "/audit", f"/decide?event={B}", "/events/none", "/login")
+    for path in paths:
+        ann.go(path)
+        ann.page.wait_for_timeout(300)
+        ann.page.evaluate(script)
+        for violation in ann.page.evaluate("axe.run()")["violations"]:
+            nodes = [node["html"][:200] for node in violation["nodes"]]
+            found.append((path, violation["impact"], violation["id"], nodes))
+    assert [each for each in found if each[1] in {"serious", "critical"}] == []
+
+
+def _axe():
+    path = os.environ.get("AXE_CORE")
+    if path is None:
+        pytest.skip("AXE_CORE does not name axe.min.js of the npm package axe-core")
+    return Path(path).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def demo(agent_env, tmp_path):
+    """The process of `demo --portal`, its address and the password."""
+    environment = {**agent_env, "TMPDIR": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bridge", "demo", "--portal"], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        printed = ""
+        while "Ctrl-C" not in printed:
+            line = process.stdout.readline()
+            assert line, f"the demo ended: {printed}"
+            printed += line
+        yield process, re.search(r"http://\S+", printed)[0], re.search(r"password (\S+),", printed)[1]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def test_three_agents_follow_a_click_in_the_demo(demo, window, tmp_path):
+    process, origin, password = demo
+    ann = window(origin).sign_in("ann", password)
+    ann.is_live()
+    row = ann.page.locator("article", has_text=f"Freeze of {len(VMS)} VMs")
+    row.locator("button.approve").wait_for()
+    assert row.locator("button.approve span").inner_text() == f"starts now, for these 3 VMs: {', '.join(VMS)}"
+    ann.press(row, "approve", reason="quiet")
+    row.locator(".badge", has_text="started").wait_for()
+    _say(row, "queued, received, followed")
+    row.locator(".badge", has_text="completed").wait_for()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert list(tmp_path.glob("scheduled-events-bridge-demo-*")) == []

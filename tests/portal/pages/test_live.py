@@ -1,0 +1,123 @@
+"""The stream that tells open pages what has changed: who is told, when it ends, and what a slow reader costs."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import time
+
+import pytest
+from fleet_records import fleet_record
+from page_kit import Office
+
+from bridge.events.record import Transition
+from bridge.portal.fleet import key_of_event_id
+from bridge.portal.live import ALL, Reader
+from bridge.portal.people import COOKIE
+
+A, B = key_of_event_id("A"), key_of_event_id("B")
+SECONDS = 20.0
+
+
+@pytest.fixture
+def office(tmp_path):
+    with Office(tmp_path) as office:
+        office.portal.send(fleet_record(0), fleet_record(1))
+        yield office
+
+
+class Stream:
+    """An open stream of *browser*."""
+
+    def __init__(self, browser):
+        self._connection = http.client.HTTPConnection(browser.origin.removeprefix("http://"), timeout=SECONDS)
+        self._connection.request("GET", "/live", headers={"Cookie": f"{COOKIE}={browser.cookie}"})
+        self.answer = self._connection.getresponse()
+
+    def events(self):
+        """Yield the name and the words of each message, until the stream ends."""
+        name = ""
+        for line in self.answer:
+            field, _, value = line.decode().rstrip("\n").partition(": ")
+            if field == "event":
+                name = value
+            elif field == "data":
+                yield name, set(value.split())
+
+    def until(self, word):
+        """Return when a message has *word*."""
+        for name, words in self.events():
+            if name == "changed" and word in words:
+                return
+        raise AssertionError(f"the stream ended without {word}")
+
+    def close(self):
+        self.answer.close()
+        self._connection.close()
+
+
+@pytest.fixture
+def stream(office):  # noqa: ARG001  # the streams are closed before the portal is stopped
+    opened = []
+
+    def open_for(browser):
+        opened.append(Stream(browser))
+        return opened[-1]
+
+    yield open_for
+    for each in opened:
+        each.close()
+
+
+def test_page_is_told_of_records_verdicts_and_agents(office, stream):
+    ann = office.browser("ann")
+    found = stream(office.browser("vic"))
+    assert found.answer.headers["Content-Type"] == "text/event-stream"
+    found.until(ALL)
+    office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",)))
+    found.until(B)
+    ann.submit(f"/events/{A}", "hold")
+    found.until(A)
+    office.poll(0, kids=["p1"])
+    found.until("agents")
+    office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",), sequence=2, transition=Transition.CANCELED))
+    found.until(B)
+
+
+def test_signing_out_ends_the_stream_of_that_session_only(office, stream):
+    ann, other = office.browser("ann"), office.browser("ann")
+    mine, theirs = stream(ann), stream(other)
+    ann.submit("/", "Sign out")
+    assert list(mine.events())[-1][0] == "ended"
+    office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",)))
+    theirs.until(B)
+
+
+def test_stranger_gets_no_stream(office, stream):
+    assert stream(office.browser()).answer.status == 401
+
+
+def test_stop_of_the_portal_ends_the_stream_in_time(office, stream):
+    found = stream(office.browser("ann"))
+    found.until(ALL)
+    began = time.monotonic()
+    office.portal.stop()
+    assert list(found.events())[-1][0] == "stopped"
+    assert time.monotonic() - began < 5
+
+
+def test_slow_reader_costs_a_bounded_set():
+    async def told():
+        reader = Reader(None)
+        for number in range(100_000):
+            reader.tell({f"{number:032x}"})
+        return await reader.news(60)
+
+    assert asyncio.run(told()) == {ALL}
+
+
+def test_nothing_new_is_said_after_its_time():
+    async def told():
+        return await Reader(None).news(0.01)
+
+    assert asyncio.run(told()) == set()

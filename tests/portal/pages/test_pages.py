@@ -1,0 +1,266 @@
+"""The pages without a script: what they say, what a click does, and who gets no button."""
+
+from __future__ import annotations
+
+import pytest
+from fleet_records import fleet_record
+from page_kit import PEOPLE, Office, Page
+
+from bridge.events.record import Approval, Transition
+from bridge.portal.fleet import key_of_event_id
+
+A, B = key_of_event_id("A"), key_of_event_id("B")
+ABLE = {"version": "9.9", "kids": ["p1"], "required_approvals": 1, "dry_run": False, "disabled": False}
+
+
+@pytest.fixture
+def office(tmp_path):
+    with Office(tmp_path) as office:
+        office.portal.send(fleet_record(0), fleet_record(1))
+        office.poll(0, **ABLE)
+        yield office
+
+
+def _results(answer):
+    assert answer.headers["Content-Type"].startswith("text/html")
+    return Page(answer.text).text
+
+
+def test_buttons_name_every_vm_and_what_becomes_of_them(office):
+    page = office.browser("ann").page("/")
+    assert "Approve starts now, for these 2 VMs: vm_0, vm_1" in page.buttons
+    assert "Hold we do not start it early; Azure does at 11:15:00 UTC. For these 2 VMs: vm_0, vm_1" in page.buttons
+    assert "If nobody acts, Azure starts it at 11:15:00 UTC." in page.text
+    assert "Why not yet: Nobody has decided." in page.text
+
+
+def test_approval_is_signed_and_its_way_is_shown(office):
+    ann = office.browser("ann")
+    answer = ann.submit("/", "approve", reason="while it is quiet")
+    assert (answer.status_code, answer.headers["Location"]) == (303, f"/#event-{A}")
+    shown = ann.page("/").text
+    assert "ann approved it: “while it is quiet”" in shown
+    assert "Approval for vm_0 queued" in shown
+    told = office.poll(0, **ABLE)
+    assert len(told["decisions"]) == 1
+    office.poll(0, index=told["index"], **ABLE)
+    assert "Approval for vm_0 queued, received" in ann.page(f"/events/{A}").text
+
+
+@pytest.mark.parametrize(
+    ("transition", "result", "shown"),
+    [
+        (Transition.APPROVED, "accepted", "queued, received, followed Azure took it."),
+        (Transition.APPROVED, "dry_run", "refused because: The agent only tries (dry_run): Azure was not told."),
+        (Transition.APPROVAL_REFUSED, "superseded", "refused because: A newer decision won, or a hold."),
+        (Transition.APPROVAL_REFUSED, "brand_new", "refused because: brand_new: a sentence"),
+    ],
+)
+def test_what_an_agent_told_of_a_decision_is_shown_where_it_was_made(office, transition, result, shown):
+    ann = office.browser("ann")
+    ann.submit("/", "approve")
+    (entry,) = [each for each in office.portal.get("/audit").json()["entries"] if each["action"] == "decided_approve"]
+    outcome = fleet_record(0, sequence=2, transition=transition, seconds=30)
+    approval = Approval(
+        source="portal", result=result, reason="a sentence", jws_sha256=(entry["details"]["jws_sha256"],)
+    )
+    office.portal.send(outcome.__class__(**{**_fields(outcome), "approval": approval}))
+    assert shown in ann.page("/").text
+
+
+def _fields(record):
+    return {name: getattr(record, name) for name in record.__struct_fields__}
+
+
+def test_event_that_changed_between_page_and_click_is_refused_with_what_changed(office):
+    ann = office.browser("ann")
+    form, pressed = ann.page("/").form_with("approve")
+    office.portal.send(
+        fleet_record(0, sequence=2, seconds=5, resources=("vm_0", "vm_1", "vm_2"), event_type="Reboot"),
+        fleet_record(1, sequence=2, seconds=5, resources=("vm_0", "vm_1", "vm_2"), event_type="Reboot"),
+    )
+    answer = ann.post(form.action, [*form.fields, *pressed])
+    shown = _results(answer)
+    assert answer.status_code == 409
+    assert "The event has changed since it was shown." in shown
+    assert "EventType was Freeze and is Reboot." in shown
+    assert "Resources was vm_0, vm_1 and is vm_0, vm_1, vm_2." in shown
+    assert office.poll(0, **ABLE)["decisions"] == []
+
+
+def test_hold_is_taken_back_and_then_approved(office):
+    ann, bob = office.browser("ann"), office.browser("bob")
+    assert ann.submit(f"/events/{A}", "hold", reason="batch").headers["Location"] == f"/events/{A}"
+    page = bob.page("/")
+    assert "Held by ann: we do not start it early; Azure does at 11:15:00 UTC." in page.text
+    assert not any(text.startswith("Approve") for text in page.buttons)
+    assert bob.submit("/", "Take it back").status_code == 303
+    assert "ann held it, which was taken back" in bob.page("/").text
+    assert bob.submit("/", "approve").status_code == 303
+
+
+def test_approval_that_no_agent_followed_can_be_given_again(office):
+    ann, bob = office.browser("ann"), office.browser("bob")
+    form, pressed = ann.page("/").form_with("approve")
+    bob.submit("/", "hold")
+    assert ann.post(form.action, [*form.fields, *pressed]).status_code == 303
+    assert office.poll(0, **ABLE)["decisions"] != []  # the hold
+    bob.submit("/", "Take it back people may approve it again")
+    page = ann.page("/")
+    assert page.text.partition("Why not yet: ")[2].startswith("Approved. No agent was told.")
+    before = office.poll(0, **ABLE)
+    ann.submit("/", "approve")
+    assert len(office.poll(0, **ABLE)["decisions"]) == len(before["decisions"]) + 1
+
+
+def test_two_people_and_never_the_same_twice(tmp_path):
+    with Office(tmp_path, people={"required_approvals": 2}) as office:
+        office.portal.send(fleet_record(0, resources=("vm_0",)))
+        office.poll(0, **ABLE)
+        ann, bob = office.browser("ann"), office.browser("bob")
+        assert "Approve starts once one more person has approved too, for this VM: vm_0" in ann.page("/").buttons
+        ann.submit("/", "approve")
+        page = ann.page("/")
+        assert "Approved by ann; one more person must approve it." in page.text
+        assert "You have approved it; another person must too." in page.text
+        assert not any(text.startswith("Approve") for text in page.buttons)
+        assert "Approve starts now, for this VM: vm_0" in bob.page("/").buttons
+        bob.submit("/", "approve")
+        assert len(office.poll(0, **ABLE)["decisions"]) == 1
+
+
+def test_many_at_once_with_one_reason_and_a_result_each(office):
+    office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",)))
+    office.poll(2, **ABLE)
+    ann, bob = office.browser("ann"), office.browser("bob")
+    page = ann.page(f"/decide?event={A}&event={B}")
+    assert any("Approve what stands above each, for: vm_0, vm_1; vm_2" in text for text in page.buttons)
+    form, pressed = page.form_with("approve")
+    bob.submit(f"/events/{B}", "hold")
+    fields = [field for field in form.fields if field[0] != "reason"]
+    answer = ann.post(form.action, [*fields, ("reason", "all of them"), *pressed])
+    shown = _results(answer)
+    assert answer.status_code == 200
+    assert "Taken: Freeze of these 2 VMs: vm_0, vm_1 Approved: 1 agent told." in shown
+    assert "Taken: Freeze of this VM: vm_2 Noted, and no agent is told: somebody holds it." in shown
+    assert len(office.poll(0, **ABLE)["decisions"]) == 2  # the approval, and the hold of the other, of the same group
+    assert "“all of them”" in ann.page(f"/events/{A}").text
+
+
+def test_viewer_gets_no_button_and_a_403(office):
+    vic, ann = office.browser("vic"), office.browser("ann")
+    for path in ("/", f"/events/{A}"):
+        assert vic.page(path).buttons in (["Sign out"], ["Sign out", "Show"])
+    form, pressed = ann.page("/").form_with("approve")
+    csrf = dict(vic.page("/").forms[0].fields)["csrf"]
+    fields = [(name, csrf if name == "csrf" else value) for name, value in form.fields]
+    assert vic.post("/decide", [*fields, *pressed]).status_code == 403
+    assert vic.get(f"/decide?event={A}").status_code == 403
+    ann.submit("/", "hold")
+    form, _ = ann.page("/").form_with("Take it back")
+    assert vic.post(form.action, {"csrf": csrf}).status_code == 403
+    assert "ann holds it" in vic.page("/").text
+
+
+def test_who_has_a_scope_sees_those_events_only(tmp_path):
+    users = (*PEOPLE, ("sam", "approver", "labels.team:search"))
+    with Office(tmp_path, users=users) as office:
+        office.portal.send(
+            fleet_record(0, resources=("vm_0",)),
+            fleet_record(1, event_id="B", resources=("vm_1",), labels={"team": "search"}),
+        )
+        sam = office.browser("sam")
+        assert "vm_1" in sam.page("/").text
+        for path in ("/", "/timeline", "/agents", "/audit"):
+            assert "vm_0" not in sam.page(path).text
+        assert sam.get(f"/events/{A}").status_code == 404
+        office.browser("ann").submit(f"/events/{A}", "hold")
+        assert "vm_0" not in sam.page("/audit").html
+        assert A not in sam.page(f"/?part={A}").html
+
+
+def test_agents_page_says_what_each_would_do(office):
+    office.poll(1, version="9.8", kids=["other"], dry_run=True)
+    page = office.browser("vic").page("/agents").text
+    assert "vm_0 connected 9.9 yes 1" in page
+    assert "vm_1 connected 9.8 no: it does not trust the key p1" in page
+
+
+def test_nobody_who_would_follow_is_named_instead_of_a_button(tmp_path):
+    with Office(tmp_path) as office:
+        office.portal.send(fleet_record(0), fleet_record(1))
+        office.poll(1, kids=["p1"], disabled=True)
+        page = office.browser("ann").page("/")
+        assert (
+            "An approval would reach no agent now: vm_0 has not asked for decisions; vm_1 approves nothing" in page.text
+        )
+        assert not any(text.startswith("Approve") for text in page.buttons)
+
+
+def test_portal_without_a_key_says_so(tmp_path):
+    with Office(tmp_path, signs=False) as office:
+        office.portal.send(fleet_record(0))
+        page = office.browser("ann").page("/")
+        assert "This portal has no key of its own." in page.text
+        assert page.buttons == ["Sign out", "Show", "Decide on the chosen ones together…"]
+
+
+def test_what_is_over_has_no_button_and_leaves_the_first_page_after_an_hour(office):
+    ann = office.browser("ann")
+    office.portal.send(
+        fleet_record(0, sequence=2, transition=Transition.COMPLETED, seconds=20),
+        fleet_record(1, sequence=2, transition=Transition.COMPLETED, seconds=20),
+        fleet_record(2, event_id="B", resources=("vm_2",), seconds=-7200),
+        fleet_record(2, event_id="B", resources=("vm_2",), sequence=2, transition=Transition.CANCELED, seconds=-7100),
+    )
+    page = ann.page("/")
+    assert "Over within the last hour Freeze of 2 VMs completed" in page.text
+    assert "vm_2" not in page.text
+    assert not any(text.startswith(("Approve", "Hold")) for text in page.buttons)
+    timeline = ann.page("/timeline").text
+    assert "Azure took it back: it did not happen." in timeline
+    assert "vm_2" in timeline
+
+
+def test_group_filters_and_stays_chosen(office):
+    office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",), labels={"team": "search"}))
+    page = office.browser("vic").page("/?group=labels.team:search")
+    assert "vm_2" in page.text
+    assert "vm_0" not in page.text
+    chosen = [attributes for tag, attributes in page.tags if tag == "option" and "selected" in attributes]
+    assert [each["value"] for each in chosen] == ["labels.team:search"]
+    assert office.browser("vic").get("/?group=nonsense").status_code == 400
+
+
+def test_part_of_a_page_has_the_rows_asked_for_and_nothing_around_them(office):
+    office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",)))
+    part = office.browser("ann").page(f"/?part={B}").html
+    assert f'id="event-{B}"' in part
+    assert A not in part
+    assert "<html" not in part
+
+
+def test_audit_page_is_newest_first_and_goes_back(office):
+    ann = office.browser("ann")
+    for _ in range(30):
+        ann.submit("/", "hold", reason="r")
+        ann.submit("/", "Take it back")
+    page = ann.page("/audit")
+    assert "withdrew" in page.text
+    (older,) = [found["href"] for tag, found in page.tags if tag == "a" and "before=" in (found.get("href") or "")]
+    last = int(older.rpartition("=")[2])
+    assert f"{last - 1} 2026-11-20" in ann.page(older).text
+    assert ann.get("/audit?before=x").status_code == 400
+
+
+def test_pages_are_kept_by_no_cache_and_files_for_ever(office):
+    ann = office.browser("ann")
+    page = ann.page("/")
+    assert ann.get("/").headers["Cache-Control"] == "no-store"
+    (sheet,) = [found["href"] for tag, found in page.tags if tag == "link" and found["rel"] == "stylesheet"]
+    answer = ann.get(sheet)
+    assert answer.headers["Cache-Control"] == "public, max-age=31536000, immutable"
+    assert answer.headers["Content-Type"] == "text/css; charset=utf-8"
+    assert ann.get("/static/portal.css?v=other").headers["Cache-Control"] == "no-cache"
+    assert ann.get("/static/nothing.css").status_code == 404
+    assert ann.get("/static/..%2fpages.py").status_code == 404
