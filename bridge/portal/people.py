@@ -45,6 +45,8 @@ _WRONG_SECONDS = 300.0
 _MOST_REMEMBERED = 10_000
 #: Each takes 64 MiB and about 50 ms.
 _HASHES_AT_ONCE = 2
+#: Some seconds' work.
+_MOST_SIGNING_IN = 50
 
 
 class Role(str, Enum):
@@ -142,6 +144,7 @@ class People:
         self._proxy_role = proxy_role
         self._hasher = PasswordHasher()
         self._hashing = asyncio.Semaphore(_HASHES_AT_ONCE)
+        self._signing_in = 0
         self._nobodys_hash = self._hasher.hash(secrets.token_urlsafe())
         self._wrong = _Wrong(clock)
         self._csrf_key = b""
@@ -177,29 +180,29 @@ class People:
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
         """Raise PersonRefused (403) unless the request's Origin is the portal's own."""
-        parts = urlsplit(headers.get("origin", ""))
+        try:
+            parts = urlsplit(headers.get("origin", ""))
+        except ValueError:
+            parts = urlsplit("")
         own = self._origin or f"{parts.scheme}://{headers.get('host', '')}"
         if parts.scheme not in {"http", "https"} or f"{parts.scheme}://{parts.netloc}".lower() != own.lower():
             raise PersonRefused(403, "The request comes from another site.")
 
     async def sign_in(self, name: str, password: str, *, address: str, old_session_id: str) -> Login:
         """Begin a session; raise PersonRefused (401) for a wrong name or password, 429 after too many of them."""
-        for whom in (f"name {name.casefold()}", f"address {address}"):
-            if self._wrong.is_too_many(whom):
-                raise PersonRefused(429, "Too many wrong passwords. Wait five minutes.")
-        user = await self._store.read(store_people.user_of, name)
-        known = user.password_hash if user is not None and user.disabled_at is None else None
-        is_right = len(password) <= _LONGEST_PASSWORD and await self._is_right(known or self._nobodys_hash, password)
-        if user is None or known is None or not is_right:
-            for whom in (f"name {name.casefold()}", f"address {address}"):
-                self._wrong.note(whom)
-            self._log.problem("sign-in", logging.WARNING, "Somebody gave a wrong name or password.")
-            raise PersonRefused(401, "The name or the password is wrong.")
+        if self._signing_in >= _MOST_SIGNING_IN:
+            raise PersonRefused(429, "Too many sign in now. Try again in a minute.")
+        self._signing_in += 1
+        try:
+            async with self._hashing:
+                user = await self._known(name_in(name), password, address)
+        finally:
+            self._signing_in -= 1
         session_id, csrf_token = secrets.token_urlsafe(_SESSION_BYTES), secrets.token_urlsafe(_SESSION_BYTES)
         now = self._clock.now()
         await self._store.write(
             _begin_session,
-            user_name=user.user_name,
+            user=user,
             new_sha256=_sha256(session_id),
             old_sha256=_sha256(old_session_id),
             csrf_token=csrf_token,
@@ -224,15 +227,29 @@ class People:
         token = hmac.new(self._csrf_key, folded(name).encode(), hashlib.sha256).hexdigest()
         return Person(name=name, role=role, scope=() if user is None else user.scopes, csrf_token=token)
 
+    async def _known(self, name: str | None, password: str, address: str) -> store_people.User:
+        """Return who has that password; called for few at once, so that none of many guesses comes uncounted."""
+        both = (f"name {folded(name or '')}", f"address {address}")
+        if any(map(self._wrong.is_too_many, both)):
+            raise PersonRefused(429, "Too many wrong passwords. Wait five minutes.")
+        user = None if name is None else await self._store.read(store_people.user_of, name)
+        known = user.password_hash if user is not None and user.disabled_at is None else None
+        is_right = len(password) <= _LONGEST_PASSWORD and await self._is_right(known or self._nobodys_hash, password)
+        if user is not None and known is not None and is_right:
+            return user
+        for whom in both:
+            self._wrong.note(whom)
+        self._log.problem("sign-in", logging.WARNING, "Somebody gave a wrong name or password.")
+        raise PersonRefused(401, "The name or the password is wrong.")
+
     async def _is_right(self, password_hash: str, password: str) -> bool:
         def verify() -> bool:
             try:
                 return self._hasher.verify(password_hash, password)
-            except (VerificationError, InvalidHashError):
+            except (VerificationError, InvalidHashError, UnicodeEncodeError):
                 return False
 
-        async with self._hashing:
-            return await asyncio.get_running_loop().run_in_executor(None, verify)
+        return await asyncio.get_running_loop().run_in_executor(None, verify)
 
     def _now(self) -> str:
         return format_time(self._clock.now())
@@ -264,10 +281,17 @@ class _Wrong:
         return [each for each in self._times.get(whom, ()) if each > since]
 
 
-def _begin_session(connection: store_people.Connection, /, *, user_name: str, old_sha256: str, **session: str) -> None:
+def _begin_session(
+    connection: store_people.Connection, /, *, user: store_people.User, old_sha256: str, **session: str
+) -> None:
+    """Begin a session of *user*, unless they were disabled, or got another password, while this one was looked at."""
+    if store_people.user_of(connection, user.user_name) != user:
+        raise PersonRefused(401, "The name or the password is wrong.")
     store_people.end_session(connection, old_sha256)
-    store_people.add_session(connection, user_name=user_name, **session)
-    add_entries(connection, [NewEntry(actor=user_name, action="signed_in", subject="", details={})], at=session["at"])
+    store_people.add_session(connection, user_name=user.user_name, **session)
+    add_entries(
+        connection, [NewEntry(actor=user.user_name, action="signed_in", subject="", details={})], at=session["at"]
+    )
 
 
 def _as_utf8(text: str) -> str:

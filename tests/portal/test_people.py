@@ -229,3 +229,34 @@ def test_header_of_the_proxy_that_came_twice_or_is_no_name_lets_nobody_in(tmp_pa
 
     door.run(work)
     door.store.close()
+
+
+def test_guesses_that_come_all_at_once_are_counted_too_and_do_not_pile_up(door):
+    async def work(people):
+        guesses = [refusal(sign_in(people, "Ann", "wrong", address=f"10.0.1.{turn}")) for turn in range(60)]
+        statuses = await asyncio.gather(*guesses)
+        assert statuses.count(401) <= 6  # five, and one that was looked at beside the fifth
+        assert set(statuses) == {401, 429}
+
+    door.run(work)
+
+
+def test_names_and_passwords_that_nobody_can_have_are_wrong_and_leave_nothing_behind(door):
+    async def work(people):
+        for turn, name in enumerate(("x" * 1_000_000, "a\x00nn", "\ud800", "%", "_nn")):
+            assert await refusal(sign_in(people, name, "x", address=f"10.0.2.{turn}")) == 401, name[:9]
+        assert await refusal(sign_in(people, "Ann", "\ud800", address="10.0.3.1")) == 401
+        assert await refusal(sign_in(people, "Ann", "x" * 1_000_000, address="10.0.3.2")) == 401
+        assert (await sign_in(people, "Ann", address="10.0.3.3")).person.name == "Ann"
+
+    door.run(work)
+
+
+@pytest.mark.parametrize("origin", ["https://[", "https://[::1", "//", "https://\u2100.example"])
+def test_origin_that_is_no_address_is_another_site(door, origin):
+    async def work(people):
+        with pytest.raises(PersonRefused) as refused:
+            people.check_origin({**HOST, "origin": origin})
+        assert refused.value.status == 403
+
+    door.run(work)
