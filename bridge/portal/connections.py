@@ -1,6 +1,6 @@
 """Which agents ask for decisions, and what each said of itself when it last did (PROTOCOL.md, section 2).
 
-Kept in memory, since every poll changes it. It has no more entries than VMs that were let in.
+Kept in memory, since every poll changes it. An agent that asks no more is forgotten within minutes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ HEADER = "scheduled-events-agent"
 _LONGEST = 8_192
 #: A poll lasts at most 600 s; an agent that is there has the next one open within a second.
 _FORGOTTEN_SECONDS = 700.0
+_FORGETS_EVERY_SECONDS = 60.0
 _AWAY_SECONDS = 15.0
 
 
@@ -43,9 +44,12 @@ class Connections:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._seen: dict[str, _Seen] = {}
+        self._forgets_at = 0.0
 
     def begins(self, vm_key: str, header: str, *, index: int = 0) -> None:
         """Note that a poll of *vm_key* begins, with what its agent says in *header*, for what comes after *index*."""
+        if self._clock.monotonic() >= self._forgets_at:
+            self._forget()
         known = self._seen.get(vm_key)
         open_polls = 1 if known is None else known.open_polls + 1
         self._seen[vm_key] = _Seen(
@@ -61,14 +65,16 @@ class Connections:
 
     def of(self, vm_keys: Iterable[str]) -> dict[str, AgentSeen]:
         """Return what is known of those of *vm_keys* that ever asked."""
-        return {key: self._shown(self._seen[key]) for key in vm_keys if key in self._seen}
+        seen = self._seen  # a thread of the store asks, too
+        return {key: self._shown(seen[key]) for key in vm_keys if key in seen}
 
     def all(self) -> dict[str, AgentSeen]:
         """Return what is known of every agent that ever asked."""
         return self.of(self._seen)
 
-    def forget(self) -> None:
+    def _forget(self) -> None:
         """Forget the agents that have not asked for longer than any poll lasts."""
+        self._forgets_at = self._clock.monotonic() + _FORGETS_EVERY_SECONDS
         oldest = self._clock.monotonic() - _FORGOTTEN_SECONDS
         self._seen = {key: seen for key, seen in self._seen.items() if seen.open_polls > 0 or seen.at >= oldest}
 

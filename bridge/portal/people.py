@@ -215,7 +215,7 @@ class People:
     async def sign_out(self, person: Person) -> None:
         """End the session of *person*."""
         if person.session_sha256 is not None:
-            await self._store.write(store_people.end_session, person.session_sha256)
+            await self._store.write(_end_session, person.name, person.session_sha256, at=self._now())
 
     async def _proxied(self, said: str) -> Person:
         # A comma: the header came twice, and one of them from whoever asks.
@@ -292,6 +292,11 @@ def _begin_session(
     add_entries(
         connection, [NewEntry(actor=user.user_name, action="signed_in", subject="", details={})], at=session["at"]
     )
+
+
+def _end_session(connection: store_people.Connection, name: str, session_sha256: str, *, at: str) -> None:
+    store_people.end_session(connection, session_sha256)
+    add_entries(connection, [NewEntry(actor=name, action="signed_out", subject="", details={})], at=at)
 
 
 def _as_utf8(text: str) -> str:

@@ -90,8 +90,8 @@ class VerdictRoutes:
 
         async def work(person: Person) -> Response:
             many = msgspec.json.decode(await body_of(request, seconds=self._body_seconds), type=_Many)
-            results = []
-            for each in many.events:
+            results: list[dict[str, Any]] = []
+            for place, each in enumerate(many.events):
                 said = Said(
                     event_key=each.key,
                     word=many.verdict,
@@ -103,6 +103,12 @@ class VerdictRoutes:
                     results.append({"key": each.key, **_shown(await self._desk.say(person, said))})
                 except (VerdictRefused, PersonRefused) as error:
                     results.append({"key": each.key, "refused": str(error)})
+                except StoreUnavailable as error:  # those before it are decided, and must be told
+                    if not results:
+                        raise
+                    why = self._not_stored(error)
+                    results += [{"key": other.key, "refused": why} for other in many.events[place:]]
+                    break
             return json_answer({"results": results})
 
         return await self._answer(request, work)
@@ -131,8 +137,11 @@ class VerdictRoutes:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return error_answer(400, f"The body is not as it must be: {error}.")
         except StoreUnavailable as error:
-            self._log.problem("store", logging.ERROR, f"A verdict cannot be stored: {error}")
-            return error_answer(503, "It cannot be stored now.")
+            return error_answer(503, self._not_stored(error))
+
+    def _not_stored(self, error: StoreUnavailable) -> str:
+        self._log.problem("store", logging.ERROR, f"A verdict cannot be stored: {error}")
+        return "It cannot be stored now."
 
 
 def _shown(taken: Taken) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from bridge.clock import format_time, parse_time
 from bridge.events.event import ScheduledEvent
 from bridge.events.record import Transition
 from bridge.portal.fleet import EventState, State
+from bridge.portal.names import folded
 from bridge.portal.people import Person
 from bridge.portal.signing import AgentSeen, addressees
 from bridge.portal.store.stories import EventStory
@@ -160,8 +161,8 @@ def _why_not_approve(event: EventState, ruling: Ruling, ways: Sequence[Way], aro
     nobody = unreachable(event, around)
     if nobody:
         return f"An approval would reach no agent now: {nobody}."
-    if ruling.outcome is Outcome.WAITING and around.person.name.casefold() in {
-        each.user_name.casefold() for each in ruling.verdicts
+    if ruling.outcome is Outcome.WAITING and folded(around.person.name) in {
+        folded(each.user_name) for each in ruling.verdicts
     }:
         return "You have approved it; another person must too."
     return None

@@ -80,7 +80,7 @@ def test_right_password_begins_a_session_that_the_cookie_names(door):
         assert await refusal(people.person({}, {COOKIE: login.session_id}, "10.0.0.9")) == 401
 
     door.run(work)
-    assert [entry.action for entry in door.store.read(entries, after=0)] == ["signed_in"]
+    assert [entry.action for entry in door.store.read(entries, after=0)] == ["signed_in", "signed_out"]
 
 
 def test_database_has_neither_a_password_nor_the_id_of_a_session(door, tmp_path):

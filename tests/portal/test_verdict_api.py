@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import threading
+from contextlib import closing
 
 import pytest
 import requests
@@ -193,6 +195,20 @@ def test_many_at_once_have_a_result_each(connected):
     assert first["outcome"] == "approved"
     assert "has changed" in second["refused"]
     assert "No record told" in third["refused"]
+
+
+def test_of_many_at_once_those_are_told_that_the_database_could_not_take(connected, tmp_path):
+    [file] = (tmp_path / "state").glob("*.db")
+    events = [{"key": "0" * 32, "digest": "0" * 64}, {"key": KEY, "digest": connected.digest()}]
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        body, headers = {"verdict": "approve", "events": events}, connected.headers("ann")
+        answer = requests.post(f"{connected.portal.url}/verdicts", json=body, headers=headers, timeout=20)
+        other.execute("ROLLBACK")
+    assert [each["refused"] for each in answer.json()["results"]] == [
+        "No record told of such an event.",
+        "It cannot be stored now.",
+    ]
 
 
 def test_approval_is_withdrawn_by_a_hold_on_every_vm(connected):
