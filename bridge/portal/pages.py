@@ -233,30 +233,33 @@ class Pages:
     async def _say(self, person: Person, said: SaidAtDesk, *, is_only: bool) -> Result:
         try:
             taken = await self._desk.say(person, said)
+            found = await self._store.read(events_of, [said.event_key])
         except StoreUnavailable:
-            why = "The database cannot be asked now: nobody knows whether it was taken."
-            return Result(key=said.event_key, title="The event", is_taken=False, sentence=why)
-        except (PersonRefused, VerdictRefused) as refused:
-            if isinstance(refused, PersonRefused) and is_only:
+            return _refused(said, "The database cannot be asked now: nobody knows whether it was taken.")
+        except PersonRefused as refused:
+            if is_only:
                 raise
-            if isinstance(refused, PersonRefused) or refused.event is None:
-                return Result(key=said.event_key, title="The event", is_taken=False, sentence=str(refused))
+            return _refused(said, str(refused))
+        except VerdictRefused as refused:
+            return await self._changed(said, refused)
+        return Result(
+            key=said.event_key, title=self._title(found[said.event_key]), is_taken=True, sentence=_taken(taken)
+        )
+
+    async def _changed(self, said: SaidAtDesk, refused: VerdictRefused) -> Result:
+        """Return what is said of a refused word, with what of the event is another than it was shown."""
+        event = refused.event
+        if event is None:
+            return _refused(said, str(refused))
+        changes: tuple[str, ...] = ()
+        if said.digest != event.digest:
             shown = await self._store.read(event_with_digest, said.event_key, said.digest)
-            changes: tuple[str, ...] = ()
-            if said.digest != refused.event.digest:
-                was = None if shown is None else shown.event
-                changes = ("Nothing that came from a VM shows it as the form did.",)
-                changes = changes if was is None else differences(was, refused.event.event)
-            return Result(
-                key=said.event_key,
-                title=self._title(refused.event),
-                is_taken=False,
-                sentence=str(refused),
-                changes=changes,
-            )
-        found = await self._store.read(stories_of, [said.event_key])
-        title = self._title(found[0].event) if found else "The event"
-        return Result(key=said.event_key, title=title, is_taken=True, sentence=_taken(taken))
+            was = None if shown is None else shown.event
+            nothing = ("No record that came from a VM shows it as the form did.",)
+            changes = nothing if was is None else differences(was, event.event)
+        return Result(
+            key=said.event_key, title=self._title(event), is_taken=False, sentence=str(refused), changes=changes
+        )
 
     @staticmethod
     def _title(event: EventState) -> str:
@@ -292,6 +295,10 @@ class Pages:
         if not found or not person.may_see(found[0].event):
             raise NotHere("No record told of such an event.")
         return found[0]
+
+
+def _refused(said: SaidAtDesk, why: str) -> Result:
+    return Result(key=said.event_key, title="The event", is_taken=False, sentence=why)
 
 
 def _taken(taken: Taken) -> str:

@@ -10,10 +10,12 @@ import pytest
 from fleet_records import fleet_record
 from page_kit import Office
 
+from bridge.clock import REAL_CLOCK
 from bridge.events.record import Transition
+from bridge.portal.connections import Connections
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.live import ALL, Reader
-from bridge.portal.people import COOKIE
+from bridge.portal.live import ALL, Live, Reader
+from bridge.portal.people import COOKIE, Person, PersonRefused, Role
 
 A, B = key_of_event_id("A"), key_of_event_id("B")
 SECONDS = 20.0
@@ -114,6 +116,64 @@ def test_slow_reader_costs_a_bounded_set():
         return await reader.news(60)
 
     assert asyncio.run(told()) == {ALL}
+
+
+class _EndsElsewhere:
+    """People of whom one was let in, and is not any more: signed out in another process, or disabled."""
+
+    def __init__(self):
+        self.asked = 0
+
+    async def person(self, _headers, _cookies, _address):
+        self.asked += 1
+        if self.asked > 2:
+            raise PersonRefused(401, "Sign in first.")
+        return Person(name="ann", role=Role.VIEWER, csrf_token="", session_sha256="x")
+
+
+def test_stream_ends_when_its_session_was_ended_by_another_process():
+    async def served():
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        people = _EndsElsewhere()
+        live = Live(store=None, people=people, connections=Connections(REAL_CLOCK), clock=REAL_CLOCK, alive_seconds=0.1)
+        scope = {"type": "http", "method": "GET", "path": "/live", "headers": [], "query_string": b""}
+        await asyncio.wait_for(live(scope, asyncio.Event().wait, send), SECONDS)
+        return people.asked, sent, live.readers
+
+    asked, sent, readers = asyncio.run(served())
+    assert (asked, readers) == (3, 0)
+    assert sent[-1] == {"type": "http.response.body", "body": b"event: ended\ndata: ended\n\n", "more_body": False}
+
+
+def test_reader_that_takes_nothing_waits_alone():
+    async def served():
+        begun, taken = asyncio.Event(), asyncio.Event()
+
+        async def send(_message):
+            begun.set()
+            await taken.wait()
+
+        people = _EndsElsewhere()
+        live = Live(store=None, people=people, connections=Connections(REAL_CLOCK), clock=REAL_CLOCK)
+        gone = asyncio.Event()
+
+        async def receive():
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        scope = {"type": "http", "method": "GET", "path": "/live", "headers": [], "query_string": b""}
+        serving = asyncio.ensure_future(live(scope, receive, send))
+        await begun.wait()
+        live.stop()  # it can be told nothing, and its client's going ends it
+        gone.set()
+        await asyncio.wait_for(serving, SECONDS)
+        return live.readers
+
+    assert asyncio.run(served()) == 0
 
 
 def test_nothing_new_is_said_after_its_time():
