@@ -16,6 +16,8 @@ JUDGES = {
     "systemd/*": "test_systemd.py",
     "artifact/*": "test_artifact.py",
     "artifact/package/*": "test_packages.py",
+    "ansible/*.yml": "test_ansible.py",
+    "ansible/roles/*/*/*.yml": "test_ansible.py",
     "docker/Dockerfile": "test_docker.py",
     "docker/Dockerfile.dockerignore": "test_docker.py",
     "docker/healthcheck.py": "test_docker.py",

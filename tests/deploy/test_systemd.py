@@ -454,8 +454,8 @@ def test_wrong_usage_of_the_installer_is_said(deploy, arguments, said):
 def test_shell_scripts_are_clean(tool, deploy):
     here = Path(__file__).parent
     scripts = [deploy / "systemd/install.sh", deploy / "artifact/lock.sh", *sorted(here.glob("systemd/*.sh"))]
-    scripts += [*sorted(here.glob("artifact/*.sh")), *sorted(here.glob("packages/*.sh"))]
-    assert len(scripts) == 7
+    scripts += [each for name in ("artifact", "packages", "ansible") for each in sorted(here.glob(f"{name}/*.sh"))]
+    assert len(scripts) == 10
     done = subprocess.run(
         [tool("shellcheck"), "--external-sources", *scripts], capture_output=True, text=True, timeout=60, check=False
     )

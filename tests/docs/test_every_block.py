@@ -77,6 +77,7 @@ RUN = {
     "generated: record short": _GENERATED,
     "alertmanager: route": "tests/interop/test_alertmanager.py::test_route_of_the_page_sends_info_elsewhere",
     "file: rings.json": "tests/deploy/test_fleet.py::test_rings_of_the_page_share_the_vms_out",
+    "ansible: rollout": "tests/deploy/test_ansible.py::test_three_machines_in_rings_of_which_the_second_fails",
     "terraform: module": "tests/deploy/test_terraform.py::test_module_is_given_on_the_page_what_it_takes",
     "unit: logs directory": "tests/deploy/test_systemd.py::test_drop_in_of_the_file_sink_is_read_without_a_word",
 }

@@ -1,0 +1,22 @@
+#!/bin/bash
+# A VM that waits to be managed: boot.sh runs it in there. It has a metadata service, and the version before where
+# /run/results/with-version-before says so; /run/results/down ends it.
+set -euxo pipefail
+
+readonly name=scheduled-events-bridge
+cat >/etc/systemd/system/imds.service <<U
+[Service]
+Type=exec
+ExecStart=/run/goods/before/opt/$name/venv/bin/python -m bridge simulate quiet --listen 169.254.169.254:80 --allow-remote
+U
+if [[ -e /run/results/with-version-before ]]; then
+  # Not its /etc/passwd, which knows the agent alone.
+  cp -a /run/goods/before/opt /run/goods/before/usr /
+  cp -a /run/goods/before/etc/{systemd,sysusers.d,$name} /etc/
+  systemd-sysusers "$name.conf"
+fi
+systemctl daemon-reload
+systemctl start imds
+[[ ! -e /run/results/with-version-before ]] || systemctl start "$name"
+touch /run/results/up
+until [[ -e /run/results/down ]]; do sleep 0.2; done

@@ -1,0 +1,279 @@
+"""The Ansible role at work on machines side by side, each a bare Debian with a systemd and a network of its own.
+
+Ansible reaches them by ansible/ssh.sh in place of ssh, and does what the page of the rollout shows. Three machines are
+tried with the other files of deploy/; ten, with every version installed from nothing, take minutes:
+
+    ARTIFACTS=dist BARE_DEBIAN=/a/debootstrap pytest -m long tests/deploy/test_ansible.py
+"""
+
+import contextlib
+import hashlib
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import doc_pages
+import pytest
+from ansible_fleet import CONFIGURATIONS, ETC, NAME, ROLE, SECRET, Fleet, environment
+
+HERE = Path(__file__).parent
+NEW = "99.0.0"
+
+
+# ---- the files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def playbooks(deploy, tmp_path_factory):
+    """Return a copy of deploy/ansible, where an inventory may be put beside the playbooks."""
+    return shutil.copytree(deploy / "ansible", tmp_path_factory.mktemp("ansible") / "ansible")
+
+
+def yaml_of(package, path):
+    return package("yaml").safe_load(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.deploy
+@pytest.mark.timeout(600)
+def test_playbooks_and_role_have_nothing_to_lint(tool, deploy, tmp_path):
+    done = subprocess.run(
+        [tool("ansible-lint"), "--offline", "--profile", "production", "--strict", "."],
+        cwd=shutil.copytree(deploy / "ansible", tmp_path / "ansible"), env=environment(tmp_path),
+        capture_output=True, text=True, timeout=540, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.deploy
+def test_rings_are_those_of_the_page_and_the_first_failure_ends_them(package, deploy, checkout):
+    (play,) = yaml_of(package, deploy / "ansible/rollout.yml")
+    assert play["serial"] == [1, "1%", "10%", "100%"]
+    assert play["max_fail_percentage"] == 0
+    assert "one VM, one in a hundred, one in ten, all" in page(checkout)
+
+
+@pytest.mark.deploy
+def test_every_variable_is_described_and_has_the_default_that_is_described(package, deploy):
+    role = deploy / f"ansible/roles/{ROLE}"
+    options = yaml_of(package, role / "meta/argument_specs.yml")["argument_specs"]["main"]["options"]
+    described = {name: option["default"] for name, option in options.items() if not option.get("required")}
+    assert yaml_of(package, role / "defaults/main.yml") == described
+    example = yaml_of(package, deploy / "ansible/inventory.example.yml")[ROLE]
+    named = {*example["vars"], *(name for host in example["hosts"].values() for name in host or {})}
+    assert named <= set(options)
+    assert {name for name, option in options.items() if option.get("required")} <= named
+
+
+# ---- machines -------------------------------------------------------------------------------------------------------
+
+
+def page(checkout):
+    return (checkout / "docs/operate/rollout.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def shown(checkout, tool):
+    """Return the commands that the page shows, as words: check, roll out, go back."""
+    tool("ansible-playbook")
+    lines = doc_pages.marked(page(checkout), "ansible: rollout").splitlines()
+    check, roll_out, go_back = [shlex.split(line, comments=True) for line in lines if line.startswith("ansible-p")]
+    return check, roll_out, [word.replace("0.2.0", NEW) for word in go_back]
+
+
+def turn_into(tree, version, path):
+    """Make of the unpacked archive *tree* the archive *path*: the same agent, which calls itself *version*."""
+    (wheel,) = tree.glob("wheels/scheduled_events_bridge-*.whl")
+    before = wheel.name.split("-")[1]
+    renamed = wheel.with_name(wheel.name.replace(f"-{before}-", f"-{version}-"))
+    with zipfile.ZipFile(wheel) as source, zipfile.ZipFile(renamed, "w") as target:
+        for name in source.namelist():
+            body = source.read(name)
+            if ".dist-info/" in name:  # RECORD too, whose line of METADATA keeps the hash of before: pip asks for none
+                body = body.replace(f"_bridge-{before}.dist-info".encode(), f"_bridge-{version}.dist-info".encode())
+                body = body.replace(f"\nVersion: {before}\n".encode(), f"\nVersion: {version}\n".encode())
+            target.writestr(name.replace(f"_bridge-{before}.dist-info", f"_bridge-{version}.dist-info"), body)
+    pinned, old_hash = f"{NAME}=={before}", hashlib.sha256(wheel.read_bytes()).hexdigest()
+    wheel.unlink()
+    lines = (tree / "requirements.txt").read_text()
+    assert pinned in lines
+    lines = lines.replace(pinned, f"{NAME}=={version}")
+    lines = lines.replace(old_hash, hashlib.sha256(renamed.read_bytes()).hexdigest())
+    (tree / "requirements.txt").write_text(lines)
+    with tarfile.open(path, "w:gz", compresslevel=1) as tar:
+        tar.add(tree, path.name.removesuffix(".tar.gz"))
+
+
+class Made(NamedTuple):
+    """What machines get: the archives of the version *old* and of NEW, and what drive.sh wants."""
+
+    old: str
+    archives: Path
+    goods: Path
+
+
+@pytest.fixture(scope="module")
+def made(own_archive, bare, tmp_path_factory):
+    """Return the archives of two versions, the first of them installed for drive.sh."""
+    archives, goods, unpacked = (tmp_path_factory.mktemp(name) for name in ("archives", "goods", "unpacked"))
+    shutil.copy(own_archive, archives)
+    with tarfile.open(own_archive) as tar:
+        tar.extractall(unpacked)
+    (tree,) = unpacked.iterdir()
+    shutil.copy(HERE / "ansible/drive.sh", goods)
+    below = ["bash", HERE / "ansible/install_below.sh", bare, tree, goods / "before"]
+    done = subprocess.run(below, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    old = own_archive.name.removeprefix(f"{NAME}-").split("-")[0]
+    turn_into(tree, NEW, archives / own_archive.name.replace(old, NEW))
+    return Made(old, archives, goods)
+
+
+@pytest.fixture
+def fleet(made, bare, playbooks, tmp_path):
+    with contextlib.ExitStack() as stack:
+        found = Fleet(tmp_path, playbooks, made.archives, bare=bare, goods=made.goods)
+        stack.callback(found.stop)
+        yield found
+
+
+# ---- none of them ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.deploy
+def test_first_machine_that_cannot_be_reached_ends_the_rollout(playbooks, shown, tmp_path):
+    _, roll_out, _ = shown
+    fleet = Fleet(tmp_path, playbooks, tmp_path)
+    fleet.names += ["one", "two"]  # and started none
+    done = fleet.play(roll_out, NEW)
+    assert (done.code, set(done.recap), done.total("unreachable")) == (4, {"one"}, 1)
+
+
+# ---- three of them --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_three_machines_in_rings_of_which_the_second_fails(fleet, made, shown):
+    check, roll_out, go_back = shown
+    fleet.start("one", with_version_before=False)
+    fleet.start("two", with_version_before=True)
+    fleet.start("three", with_version_before=True)
+    fleet.wait_until_up()
+    fleet.on("three", f"chown root:{NAME} {ETC}/config.toml && chmod 0640 {ETC}/config.toml")
+    fleet.wait_until_ready("two", "three")
+    states = {name: fleet.state(name) for name in fleet.names}
+    old_config = fleet.on("two", f"cat {ETC}/config.toml")
+
+    done = fleet.play(check, NEW)
+    assert done.code == 0
+    assert all(figures["changed"] for figures in done.recap.values())
+    assert {name: fleet.state(name) for name in fleet.names} == states, "a check changes nothing"
+
+    done = fleet.play(roll_out, NEW, "--diff", of_host={"two": "never-ready"})
+    assert done.code == 2
+    assert set(done.recap) == {"one", "two"}, "the ring after the one that failed is not begun"
+    assert fleet.readyz("one") == (200, NEW)
+    assert fleet.on("one", f"stat -c '%a %U %G' {ETC}/token") == f"640 root {NAME}"
+    assert SECRET not in done.said
+    assert fleet.readyz("two") == (200, made.old)
+    assert fleet.on("two", f"cat {ETC}/config.toml") == old_config
+    assert "IMDS has not answered yet" in done.said
+    assert f"Rolled back: {made.old} runs as before, and is ready." in done.said
+    assert fleet.state("three") == states["three"]
+
+    again = fleet.play(roll_out, NEW, "--limit", "one")
+    assert (again.code, again.total("changed")) == (0, 0)
+    refused = fleet.play(roll_out, NEW, "--limit", "one", config="refused")
+    assert (refused.code, fleet.readyz("one")) == (2, (200, NEW))
+    assert f"Nothing was changed: {NEW} runs as before, and is ready." in refused.said
+    assert "no_such_key" in refused.said
+    # A configuration alone with which it is not ready is put back too, and leaves no second file.
+    in_vain = fleet.play(roll_out, NEW, "--limit", "one", config="never-ready")
+    assert (in_vain.code, fleet.readyz("one")) == (2, (200, NEW))
+    assert f"Rolled back: {NEW} runs as before, and is ready." in in_vain.said
+    assert fleet.on("one", f"cat {ETC}/config.toml").strip() == CONFIGURATIONS["good"].strip()
+    assert fleet.on("one", f"ls {ETC}").split() == ["config.toml", "token"]
+
+    assert fleet.play(roll_out, NEW, "--limit", "three").code == 0
+    assert fleet.readyz("three") == (200, NEW)
+    assert not fleet.on("three", f"find /opt/{NAME} -name config.toml -perm /o=r"), "a copy that more people may read"
+    back = fleet.play(go_back, NEW, "--limit", "two,three")
+    assert (back.code, back.recap["two"]["changed"]) == (0, 0)
+    assert fleet.readyz("three") == (200, made.old)
+    assert fleet.on("three", f"cat {ETC}/config.toml") == old_config
+    assert fleet.on("three", f"stat -c '%a %U %G' {ETC}/config.toml") == f"640 root {NAME}"
+    again = fleet.play(go_back, NEW, "--limit", "three")
+    assert (again.code, again.total("changed")) == (0, 0)
+
+
+# ---- ten of them ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_ten_machines_in_rings_of_which_the_third_fails(fleet, made, shown):
+    _, roll_out, go_back = shown
+    names = [f"vm-{number}" for number in range(1, 11)]
+    for name in names:
+        fleet.start(name, with_version_before=False)
+    fleet.wait_until_up()
+    old, sinks_tried = made.old, ("-e", f"{ROLE}_send_test=true")
+
+    def versions():
+        return [fleet.readyz(name) for name in names]
+
+    # A first version whose sinks refuse goes on running, and is no success at the next run either.
+    for _ in range(2):
+        done = fleet.play(roll_out, old, "--limit", "vm-10", *sinks_tried)
+        assert (done.code, fleet.readyz("vm-10")) == (2, (200, old))
+
+    began = time.monotonic()
+    done = fleet.play(roll_out, old)
+    sys.stdout.write(f"ten installations: {time.monotonic() - began:.0f} s\n")
+    assert (done.code, done.said.count("PLAY [Roll the agent out in rings]")) == (0, 4)  # 1, 1, 1 and 7
+    assert versions() == [(200, old)] * 10
+    again = fleet.play(roll_out, old)
+    assert (again.code, again.total("changed"), len(again.recap)) == (0, 0, 10)
+
+    states = {name: fleet.state(name) for name in names}
+    done = fleet.play(roll_out, NEW, of_host={"vm-3": "never-ready"})
+    assert done.code == 2
+    assert set(done.recap) == {"vm-1", "vm-2", "vm-3"}
+    assert versions() == [(200, NEW)] * 2 + [(200, old)] * 8
+    assert "not rolled out on vm-3" in done.said
+    assert f"Rolled back: {old} runs as before, and is ready." in done.said
+    assert fleet.on("vm-3", f"cat {ETC}/config.toml").strip() == CONFIGURATIONS["good"].strip()
+    assert {name: fleet.state(name) for name in names[3:]} == {name: states[name] for name in names[3:]}
+
+    # In a ring of seven: the six others are finished, and it ends there.
+    done = fleet.play(roll_out, NEW, of_host={"vm-6": "never-ready"})
+    assert (done.code, len(done.recap), done.total("failed")) == (2, 10, 1)
+    assert versions() == [(200, old) if name == "vm-6" else (200, NEW) for name in names]
+
+    # The sinks of the new version are tried: what is installed by then is rolled back by the role itself.
+    done = fleet.play(roll_out, NEW, "--limit", "vm-6", *sinks_tried)
+    assert (done.code, fleet.readyz("vm-6")) == (2, (200, old))
+    assert f"Rolled back: {old} runs as before, and is ready." in done.said
+
+    assert fleet.play(go_back, NEW).code == 0
+    assert versions() == [(200, old)] * 10
+    again = fleet.play(go_back, NEW)
+    assert (again.code, again.total("changed")) == (0, 0)
+
+    # One that is switched off is left out of a ring that has others.
+    fleet.stop("vm-10")
+    done = fleet.play(roll_out, old, "--limit", ",".join(names[5:]))
+    assert (done.code, done.total("unreachable"), done.recap["vm-10"]["unreachable"]) == (4, 1, 1)
+    assert [done.recap[name]["ok"] > 0 for name in names[5:9]] == [True] * 4
+
+    # Nothing to change, and not ready: it is said so, and not that something was rolled back.
+    fleet.on("vm-1", f"systemctl stop {NAME}")
+    done = fleet.play(roll_out, old, "--limit", "vm-1", "-e", f"{ROLE}_wait_seconds=2")
+    assert done.code == 2
+    assert f"{old} was there before, nothing was changed, and it is NOT ready: It does not answer." in done.said
