@@ -1,7 +1,7 @@
 """The Ansible role at work on machines side by side, each a bare Debian with a systemd and a network of its own.
 
-Ansible reaches them by ansible/ssh.sh in place of ssh, and does what the page of the rollout shows. Three machines are
-tried with the other files of deploy/; ten, with every version installed from nothing, take minutes:
+Ansible reaches them by ansible/ssh.sh in place of ssh, and does what the page of the rollout shows. Three, and
+ten with every version installed from nothing, take minutes:
 
     ARTIFACTS=dist BARE_DEBIAN=/a/debootstrap pytest -m long tests/deploy/test_ansible.py
 """

@@ -91,12 +91,25 @@ def test_histograms_are_called_so_and_nothing_else_is():
     assert said == {_name(each).removeprefix(PREFIX) for each in _exported() if each.type == "histogram"}
 
 
+#: The variables of the Ansible role begin with its name, which is how those of the metrics begin too.
+VARIABLES = {
+    name
+    for path in (ROOT / "deploy/ansible").rglob("*.yml")
+    for name in re.findall(rf"\b{PREFIX}[a-z_]+[a-z]\b", path.read_text(encoding="utf-8"))
+}
+
+
+def test_no_variable_of_the_ansible_role_is_called_as_a_metric_is():
+    known = {sample.name for family in _exported() for sample in family.samples}
+    assert known.isdisjoint(VARIABLES)
+
+
 @pytest.mark.parametrize("path", USERS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_metric_that_a_file_names_exists(path):
     known = {sample.name for family in _exported() for sample in family.samples}
     known |= {_name(family) for family in _exported()}
     named = set(re.findall(rf"\b{PREFIX}[a-z_]+[a-z]\b", path.read_text(encoding="utf-8")))
-    assert named - known == set()
+    assert named - known - VARIABLES == set()
 
 
 def test_every_result_of_a_poll_is_documented():

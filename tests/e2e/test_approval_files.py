@@ -90,6 +90,9 @@ def test_an_agent_starts_and_records_though_the_file_of_a_key_is_gone_or_holds_n
         assert code == 1
         assert str(file) in out
         record = decode_record(agent.out.read_text().splitlines()[0])
+        agent.wait_for(
+            lambda: portal.requests
+        )  # within a random second: the next one is held until the decision is there
         portal.decide(record.event, vm_id=record.vm.vm_id)
         agent.wait_for(lambda: len(portal.requests) > 2)
         assert not azure.world.approvals
