@@ -21,7 +21,7 @@ from pathlib import Path
 
 SERVICE = "scheduled-events-bridge.service"
 #: A program for people at a terminal, whose library may be left out, and the portal, which is no part of an agent.
-NOT_FOR_A_SERVICE = ("bridge.cli.demo_view", "bridge.__main__", "bridge.portal")
+NOT_FOR_A_SERVICE = ("bridge.cli.demo_view", "bridge.cli.demo_portal", "bridge.__main__", "bridge.portal")
 #: One library that is missing is missed by nearly every module.
 MOST_LINES = 5
 #: What the agent and its libraries load only where they use it, by extra; "" is for all.

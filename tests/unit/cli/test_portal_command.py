@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 from bridge.cli.commands import commands
 
@@ -51,3 +54,31 @@ def test_without_its_libraries_one_sentence_says_how_to_get_them(agent_env):
 
 def test_it_has_its_commands():
     assert set(commands.commands["portal"].commands) == {"migrate", "backup", "audit", "export", "users"}
+
+
+_TRY_TREE = Path(__file__).parents[3] / "deploy/systemd/try_tree.py"
+
+
+@pytest.mark.skipif(not _TRY_TREE.exists(), reason="the files of deploy/ are not beside these tests")
+def test_what_an_installer_tries_to_load_needs_no_library_of_the_portal(agent_env):
+    missing = (*_LIBRARIES, "argon2", "jinja2", "asn1crypto")
+    tried = (
+        "import importlib, json, pkgutil, runpy, sys; from importlib.abc import MetaPathFinder\n"
+        "class Missing(MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name.partition('.')[0] in {missing}:\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        f"others = runpy.run_path({str(_TRY_TREE)!r})['NOT_FOR_A_SERVICE']\n"
+        "import bridge\n"
+        "wrong = []\n"
+        "for found in pkgutil.walk_packages(bridge.__path__, 'bridge.', onerror=lambda name: None):\n"
+        "    if not f'{found.name}.'.startswith(tuple(f'{other}.' for other in others)):\n"
+        "        try:\n"
+        "            importlib.import_module(found.name)\n"
+        "        except Exception as error:\n"
+        "            wrong.append(f'{found.name}: {error}')\n"
+        "print(json.dumps(wrong))\n"
+    )
+    done = _python(tried, agent_env)
+    assert json.loads(done.stdout) == [], done.stderr
