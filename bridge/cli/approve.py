@@ -33,7 +33,7 @@ import click
 from bridge.agent.agent import Agent
 from bridge.approval.digest import digest
 from bridge.cli.beside import refuse_beside_another
-from bridge.cli.complaints import say
+from bridge.cli.stderr import say
 from bridge.cli.terminal import this_command
 from bridge.config.loader import Settings
 from bridge.errors import BridgeError, StateDirectoryError

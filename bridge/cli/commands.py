@@ -20,9 +20,9 @@ from typing import Any, BinaryIO
 import click
 
 from bridge import logs
-from bridge.cli.complaints import complain, complain_of_mistakes, complain_of_usage
 from bridge.cli.help import GroupedCommands, LaterCommands, WithExamples
 from bridge.cli.options import DIRECTORY, FILE, config, option, state_directory, with_config, with_state
+from bridge.cli.stderr import complain, complain_of_mistakes, complain_of_usage
 from bridge.config.loader import Settings, find_config
 from bridge.config.loader import state_directory as directory_of
 from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError

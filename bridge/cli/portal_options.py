@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from bridge.config.approval import RemoteSettings
-from bridge.config.toml import Problems, convert
+from bridge.config.mistakes import Problems
+from bridge.config.toml import convert
 
 
 def remote_of(table: Mapping[str, object]) -> RemoteSettings:

@@ -16,7 +16,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
-from bridge.config.toml import Check, Problems, check_name, convert
+from bridge.config.mistakes import Problems
+from bridge.config.toml import Check, check_name, convert
 from bridge.config.trusted_keys import TrustedKey, key_mistakes
 from bridge.events.event import check_event_source, check_event_type
 from bridge.http.failures import is_loopback

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from bridge.config.approval import ApprovalSettings, RemoteSettings, read_approval
+from bridge.config.mistakes import Problems
 from bridge.config.overrides import mistakes_in, overridden
 from bridge.config.secret_keys import secret_files, secret_variables
 from bridge.config.settings import (
@@ -31,7 +32,7 @@ from bridge.config.settings import (
     documented,
 )
 from bridge.config.sinks import read_sinks
-from bridge.config.toml import Problems, convert
+from bridge.config.toml import convert
 from bridge.errors import ConfigurationError
 
 if sys.version_info >= (3, 11):

@@ -12,8 +12,9 @@ from difflib import get_close_matches
 
 import msgspec
 
+from bridge.config.mistakes import Problems
 from bridge.config.settings import Settings
-from bridge.config.toml import Problems, convert_value
+from bridge.config.toml import convert_value
 from bridge.errors import ConfigurationError
 
 PREFIX = "SCHEDULED_EVENTS_BRIDGE_"

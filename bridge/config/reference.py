@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
+from bridge.config.mistakes import in_words
 from bridge.config.settings import TopSettings, documented
 from bridge.config.sinks import base_rules, installed, sink_class
-from bridge.config.toml import in_words
 from bridge.errors import ConfigurationError
 from bridge.sink import SinkConfig
 

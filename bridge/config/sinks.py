@@ -20,9 +20,10 @@ from typing import Annotated, Any, cast
 import msgspec
 from msgspec import Meta
 
+from bridge.config.mistakes import Problems, join
 from bridge.config.quoting import quotable
 from bridge.config.settings import LONGEST_SECONDS, SinkSettings
-from bridge.config.toml import Check, Problems, check_name, convert, join
+from bridge.config.toml import Check, check_name, convert
 from bridge.errors import ConfigurationError, UnknownSinkType
 from bridge.events.event import check_event_source, check_event_type
 from bridge.events.record import Transition

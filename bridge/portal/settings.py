@@ -19,7 +19,8 @@ import msgspec
 from msgspec import Meta
 
 from bridge.config.approval import KeySettings
-from bridge.config.toml import Check, Problems, convert
+from bridge.config.mistakes import Problems
+from bridge.config.toml import Check, convert
 from bridge.config.trusted_keys import key_mistakes
 from bridge.errors import ConfigurationError, SecretUnavailable
 from bridge.system.secrets import Secret

@@ -28,7 +28,8 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from bridge.config.toml import Problems, convert
+from bridge.config.mistakes import Problems
+from bridge.config.toml import convert
 from bridge.errors import ScenarioError
 from bridge.testing.simulator.errors import UnknownEvent, WrongRequest, WrongState
 from bridge.testing.simulator.events import Event, EventChanges, EventSpec, changes_in, read_event

@@ -17,7 +17,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
-from bridge.config.toml import Problems, convert
+from bridge.config.mistakes import Problems
+from bridge.config.toml import convert
 
 API_VERSIONS = (
     "2017-03-01",

@@ -24,7 +24,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from bridge.config.toml import Problems, convert
+from bridge.config.mistakes import Problems
+from bridge.config.toml import convert
 from bridge.errors import ScenarioError
 from bridge.testing.simulator.events import EventChanges, EventSpec, Seconds, changes_in, read_event
 from bridge.testing.simulator.faults import Fault, FaultDetails, Kind, Target

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from connect_proxy import ConnectProxy
 
+from bridge.config.mistakes import Problems
 from bridge.config.sinks import read_sinks
-from bridge.config.toml import Problems
 from bridge.sink import DeliveryFailed
 from bridge.testing.records import sample_record
 from sinks.eventhubs.config import EventHubsConfig
