@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from bridge.cli.status_report import StatusReport, build_report
+from bridge.cli.status_json import StatusReport, build_report
 from bridge.cli.status_screen import screen
 from bridge.cli.terminal import in_place, is_terminal, utc, wrapped
 from bridge.clock import utc_now

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from bridge.cli.status_report import ApprovalReport, DecisionReport, EventReport, SinkReport, StatusReport
+from bridge.cli.status_json import ApprovalReport, DecisionReport, EventReport, SinkReport, StatusReport
 from bridge.cli.terminal import Colour, Table, ago, countdown, counted, size, styled, utc, with_label, wrapped
 from bridge.clock import parse_time
 from bridge.health.client import EVENTS_UNKNOWN, EVENTS_UNKNOWN_YET
