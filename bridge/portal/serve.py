@@ -17,44 +17,26 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from bridge.approval.signing import DecisionSigner
 from bridge.clock import REAL_CLOCK, Clock, format_time
 from bridge.config.trusted_keys import unusable_keys
 from bridge.errors import BridgeError, ConfigurationError
 from bridge.http.failures import is_loopback
 from bridge.metrics.metrics import own_version
-from bridge.portal import pages
 from bridge.portal.agents import AgentRoutes
-from bridge.portal.api import Api
+from bridge.portal.app import Application, agent_routes
 from bridge.portal.audit import NewEntry
-from bridge.portal.book import DecisionBook
-from bridge.portal.callers import Callers
-from bridge.portal.connections import Connections
-from bridge.portal.decisions import Carrier
-from bridge.portal.desk import Desk
 from bridge.portal.health import Health
-from bridge.portal.ingest import Ingest
-from bridge.portal.live import Live
 from bridge.portal.metrics import PortalMetrics
-from bridge.portal.people import People, Role
-from bridge.portal.poll import PREFIX, LongPoll
-from bridge.portal.requests import BODY_SECONDS, error_answer
+from bridge.portal.requests import BODY_SECONDS
 from bridge.portal.settings import PortalSettings, address_of, check_secrets, database_file
-from bridge.portal.signing import PortalKey
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import Store, StoreThreads
-from bridge.portal.tokens import AgentTokens
-from bridge.portal.verdict_api import VerdictRoutes
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +49,6 @@ _KEEP_ALIVE_SECONDS = 5
 _BACKLOG = 2_048
 _RETURN_MEMORY_SECONDS = 15.0
 _STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
-_ROOT = "/api/v1"
 
 
 class Portal:
@@ -105,7 +86,8 @@ class Portal:
             sockets += [_bound("operator.listen", self._settings.operator.listen)]
             self.address, self.operator_address = (each.getsockname()[:2] for each in sockets)
             metrics = PortalMetrics()
-            threads, agents = StoreThreads(store), self._agent_routes(metrics)
+            threads = StoreThreads(store)
+            agents = agent_routes(self._settings, metrics=metrics, clock=self._clock, body_seconds=self._body_seconds)
             try:
                 _run(self._serve(threads, metrics, agents, *sockets))
             finally:
@@ -134,21 +116,15 @@ class Portal:
         wanted, loop = asyncio.Event(), asyncio.get_running_loop()
         self._wake = lambda: loop.call_soon_threadsafe(wanted.set)
         _on_signals(loop, self.stop)
-        book = DecisionBook(threads, clock=self._clock)
-        await book.load()
-        connections = Connections(self._clock)
-        people, desk = self._people(threads), self._desk(threads, book, connections)
-        await people.load()
-        verdicts = VerdictRoutes(people=people, desk=desk, clock=self._clock, body_seconds=self._body_seconds)
-        live = Live(store=threads, people=people, connections=connections, clock=self._clock)
-        routes = [
-            *verdicts.routes(_ROOT),
-            *([] if agents is None else agents.routes(_ROOT)),
-            *self._pages(people, desk, threads, connections, live),
-        ]
-        app = self._public_app(
-            threads, metrics, book, connections, routes, tokens=None if agents is None else agents.tokens
+        app = Application(
+            self._settings,
+            threads=threads,
+            metrics=metrics,
+            agents=agents,
+            clock=self._clock,
+            body_seconds=self._body_seconds,
         )
+        await app.load()
         servers = (
             _Server(self._public_config(app)),
             _Server(_config(self._operator_app(threads, metrics), {})),
@@ -157,7 +133,7 @@ class Portal:
             loop.create_task(server.serve(sockets=[bound]))
             for server, bound in zip(servers, (public, operator), strict=True)
         ]
-        following = [loop.create_task(each.follow()) for each in (book, live)]
+        following = [loop.create_task(each.follow()) for each in (app.book, app.live)]
         returning = loop.create_task(_return_memory())
         try:
             await threads.write(
@@ -175,8 +151,7 @@ class Portal:
                     task.result()  # none of them ends by itself but by an error, which is raised here
         finally:
             self._stopping.set()
-            book.stop()
-            live.stop()
+            app.stop()
             for task in (*following, returning):
                 task.cancel()
             for server in servers:
@@ -197,100 +172,6 @@ class Portal:
                 "only, so a proxy that speaks TLS must stand before the portal."
             )
         self.is_up.set()
-
-    def _agent_routes(self, metrics: PortalMetrics) -> AgentRoutes | None:
-        attested = self._settings.agents.attested
-        if attested is None:
-            return None
-        return AgentRoutes(attested, count=metrics.attested, clock=self._clock, body_seconds=self._body_seconds)
-
-    def _people(self, threads: StoreThreads) -> People:
-        people = self._settings.people
-        return People(
-            store=threads,
-            clock=self._clock,
-            session_hours=people.session_hours,
-            origin=people.origin,
-            proxy_header=people.proxy_header,
-            proxy_addresses=people.proxy_addresses,
-            proxy_role=Role(people.proxy_role),
-        )
-
-    def _desk(self, threads: StoreThreads, book: DecisionBook, connections: Connections) -> Desk:
-        signing = self._settings.signing
-        key = None
-        if signing is not None:
-            key = PortalKey(DecisionSigner(signing.private_key_file, kid=signing.kid, approver=signing.approver))
-        return Desk(
-            store=threads,
-            book=book,
-            connections=connections,
-            key=key,
-            required=self._settings.people.required_approvals,
-            clock=self._clock,
-        )
-
-    def _pages(
-        self, people: People, desk: Desk, threads: StoreThreads, connections: Connections, live: Live
-    ) -> list[Route]:
-        signing = self._settings.signing
-        return pages.routes(
-            people=people,
-            desk=desk,
-            store=threads,
-            connections=connections,
-            live=live,
-            clock=self._clock,
-            kid=None if signing is None else signing.kid,
-            session_hours=self._settings.people.session_hours,
-            body_seconds=self._body_seconds,
-        )
-
-    def _public_app(
-        self,
-        threads: StoreThreads,
-        metrics: PortalMetrics,
-        book: DecisionBook,
-        connections: Connections,
-        more_routes: Sequence[Route],
-        *,
-        tokens: AgentTokens | None,
-    ) -> ASGIApp:
-        settings = self._settings
-        callers = Callers(
-            attested=tokens,
-            agent_token=settings.agents.token(),
-            webhook_secret=settings.agents.webhook_secret(),
-            reader_token=settings.readers.token(),
-            metrics=metrics,
-            clock=self._clock,
-        )
-        ingest = Ingest(
-            store=threads, callers=callers, metrics=metrics, clock=self._clock, body_seconds=self._body_seconds
-        )
-        api = Api(store=threads, callers=callers)
-        carrier = Carrier(
-            store=threads,
-            book=book,
-            keys=[key.trusted() for key in settings.keys],
-            metrics=metrics,
-            clock=self._clock,
-            body_seconds=self._body_seconds,
-        )
-        routes = [
-            Route(f"{_ROOT}/decisions", carrier.post, methods=["POST"], name="bring"),
-            Route(f"{_ROOT}/records", ingest.post, methods=["POST"], name="records"),
-            Route(f"{_ROOT}/events", api.events, name="events"),
-            Route(f"{_ROOT}/events/{{key}}", api.event, name="event"),
-            Route(f"{_ROOT}/events/{{key}}/records", api.records, name="records_of_event"),
-            Route(f"{_ROOT}/audit", api.audit, name="audit"),
-            Route(f"{_ROOT}/export.jsonl", api.export, name="export"),
-            *more_routes,
-        ]
-        handlers: dict[Any, Any] = {404: _not_found, 405: _not_allowed, Exception: _failed}
-        rest = _Counted(Starlette(routes=routes, exception_handlers=handlers), metrics)
-        poll = LongPoll(book=book, callers=callers, connections=connections, metrics=metrics, clock=self._clock)
-        return _Divided(poll, rest)
 
     def _operator_app(self, threads: StoreThreads, metrics: PortalMetrics) -> ASGIApp:
         host, _ = address_of(self._settings.operator.listen)
@@ -330,35 +211,6 @@ class _Server(uvicorn.Server):
     def _cut_all(self) -> None:
         for connection in list(self.server_state.connections):
             connection.transport.abort()
-
-
-class _Divided:
-    """Gives long polls to *poll*, and everything else to *rest*."""
-
-    def __init__(self, poll: ASGIApp, rest: ASGIApp) -> None:
-        self._poll = poll
-        self._rest = rest
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_poll = scope["type"] == "http" and scope["path"].startswith(PREFIX)
-        await (self._poll if is_poll else self._rest)(scope, receive, send)
-
-
-class _Counted:
-    """Counts the answers of *app* by route and status; a path that is no route counts as `none`."""
-
-    def __init__(self, app: Starlette, metrics: PortalMetrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                route = scope.get("route")
-                self._metrics.answered(route.name if isinstance(route, Route) else "none", message["status"])
-            await send(message)
-
-        await self._app(scope, receive, counted)
 
 
 def _config(app: ASGIApp, tls: dict[str, Any]) -> uvicorn.Config:
@@ -428,18 +280,3 @@ def _on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> No
             signal.signal(number, lambda *_: stop())
         else:
             loop.add_signal_handler(number, stop)
-
-
-async def _not_found(_request: Request, _error: Exception) -> Response:
-    return error_answer(404, "There is nothing here.")
-
-
-async def _not_allowed(_request: Request, error: Any) -> Response:
-    answer = error_answer(405, "This method is not for this address.")
-    answer.headers.update(error.headers or {})
-    return answer
-
-
-async def _failed(_request: Request, _error: Exception) -> Response:
-    # The error goes on to uvicorn, which logs it.
-    return error_answer(500, "It failed; see the portal's log.")
