@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 import uuid
@@ -150,7 +151,9 @@ class _Server(ThreadingHTTPServer):
         self.is_stopped = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: who asks may hang up."""
+        """Say what went wrong here, and nothing of who asks: he may hang up."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
