@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from bridge.clock import Clock
 from bridge.logs import ThrottledLog
+from bridge.portal.asked import KEY
 from bridge.portal.connections import Connections
 from bridge.portal.people import People, PersonRefused
 from bridge.portal.rendering import SECURITY_HEADERS
@@ -196,8 +197,10 @@ class Live:
             if before.open_events.get(key) != now.open_events.get(key)
         }
         if now.entry != before.entry:
-            changed |= await self._store.read(subjects_after, before.entry)
-            changed.add(ALL if now.entry - before.entry > _MOST_PENDING else "audit")
+            subjects = await self._store.read(subjects_after, before.entry)
+            is_about_people = not all(map(KEY.fullmatch, subjects))  # whose approval counts may be another
+            changed |= subjects
+            changed.add(ALL if is_about_people or now.entry - before.entry > _MOST_PENDING else "audit")
         if agents_now != agents:
             moved = {key for key in agents.keys() | agents_now.keys() if agents.get(key) != agents_now.get(key)}
             of_events = await asyncio.to_thread(vm_keys_of, now.open_events.values())

@@ -305,8 +305,7 @@ def _taken(taken: Taken) -> str:
     """Return what follows from a word that was taken."""
     told = f"{len(taken.told)} agent{'' if len(taken.told) == 1 else 's'}"
     if taken.ruling.outcome is Outcome.HELD:
-        is_hold = taken.verdict.word is Word.HOLD
-        return f"Held: {told} told." if is_hold else "Noted, and no agent is told: somebody holds it."
+        return f"Held: {told} told."
     if taken.ruling.outcome is Outcome.WAITING:
         return f"Noted; {taken.ruling.needed} more must approve it."
     return f"Approved: {told} told." if taken.told else "Noted."

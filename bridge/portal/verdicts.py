@@ -2,17 +2,21 @@
 
 There is no "deny": whoever does not approve lets Azure start the event at NotBefore. A hold only stops what approves
 early, the portal's people and the VMs' own rules. So a hold needs one person, whatever is asked of an approval, and it
-stands until somebody withdraws it; an approval counts for the event exactly as it was shown, for as long as it says.
+stands until somebody withdraws it: nobody approves meanwhile, and taking it back starts nothing by itself. An approval
+counts for the event exactly as it was shown, for as long as it says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from enum import Enum
 
 import msgspec
 
 from bridge.portal.names import folded
+
+#: What is said to whoever would approve an event that is held.
+TAKE_BACK = "Take the hold back to approve it."
 
 
 class Word(str, Enum):
@@ -58,6 +62,14 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
     """How many more people must approve; 0 when enough have, or when the event is held."""
 
 
+def counting(verdicts: Iterable[Verdict], barred: Container[str]) -> tuple[Verdict, ...]:
+    """Return what of *verdicts* counts: no approval of somebody who may approve no more; a hold of theirs stands.
+
+    *barred* are the folded names of those people.
+    """
+    return tuple(each for each in verdicts if each.word is Word.HOLD or folded(each.user_name) not in barred)
+
+
 def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) -> Ruling:
     """Return what follows at the time *at* from *verdicts* on an event that is now as *digest* says.
 
@@ -79,6 +91,11 @@ def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) ->
     if not approvals:
         return Ruling(outcome=Outcome.UNDECIDED, verdicts=(), needed=needed)
     return Ruling(outcome=Outcome.WAITING if needed else Outcome.APPROVED, verdicts=approvals, needed=needed)
+
+
+def people_of(verdicts: Iterable[Verdict]) -> str:
+    """Return the names of those who said *verdicts*, each once."""
+    return ", ".join(dict.fromkeys(each.user_name for each in verdicts))
 
 
 def reason_of(ruling: Ruling, *, most_characters: int = 256) -> str:

@@ -92,7 +92,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
 def view_of(story: EventStory, around: Surroundings) -> EventView:
     """Return how the event of *story* is shown."""
     event = story.event
-    ruling = rule(story.verdicts, digest=event.digest, at=format_time(around.now), required=around.required)
+    ruling = rule(story.counting, digest=event.digest, at=format_time(around.now), required=around.required)
     ways = ways_of(story, around.agents, now=around.now)
     names = vm_names(event)
     can = buttons(event, ruling, ways, around)
@@ -112,7 +112,7 @@ def view_of(story: EventStory, around: Surroundings) -> EventView:
         approve=can.approve,
         hold=can.hold,
         no_button=can.why_not,
-        said=tuple(_said(each, event, around) for each in story.verdicts),
+        said=tuple(_said(each, story, around) for each in story.verdicts),
         ways=ways,
         words=tuple(_word(vm.vm_key, vm.vm.name, vm.state, agrees=vm.agrees) for vm in event.vms),
         facts=_facts(event),
@@ -148,33 +148,42 @@ def _until(event: EventState, now: datetime) -> Moment | None:
     return moment(at) if event.state is State.SCHEDULED and at is not None and at > now else None
 
 
-def _said(verdict: Verdict, event: EventState, around: Surroundings) -> Said:
-    verb = "approved it" if verdict.word is Word.APPROVE else "holds it"
-    if verdict.withdrawn_at is not None:
-        verb = "approved it, which was taken back" if verdict.word is Word.APPROVE else "held it, which was taken back"
-    elif verdict.word is Word.APPROVE and event.state is State.SCHEDULED and verdict.digest != event.digest:
-        verb = "approved it as it was before it changed"
-    elif (
-        verdict.word is Word.APPROVE
-        and event.state is State.SCHEDULED
-        and verdict.expires_at <= format_time(around.now)
-    ):
-        verb = "approved it, which has run out"
+def _said(verdict: Verdict, story: EventStory, around: Surroundings) -> Said:
+    event = story.event
     can = (
         verdict.withdrawn_at is None
         and event.state is State.SCHEDULED
         and around.kid is not None
         and around.person.why_not_decide(event) is None
     )
-    does = "stops it where Azure was not told yet" if verdict.word is Word.APPROVE else "people may approve it again"
+    does = "stops it where Azure was not told yet"
+    if verdict.word is Word.HOLD:
+        others = [each for each in story.counting if each.word is Word.HOLD and each.withdrawn_at is None]
+        does = "people may approve it again" if len(others) == 1 else "it stays held, for others hold it too"
     return Said(
         verdict_id=verdict.verdict_id,
-        sentence=f"{verdict.user_name} {verb}",
+        sentence=f"{verdict.user_name} {_verb(verdict, story, around.now)}",
         reason=verdict.reason,
         at=moment(verdict.made_at),
         can_withdraw=can,
         withdrawing=f"{does}; if nobody acts, Azure starts it {clock_text(event)}. For {these(vm_names(event))}",
     )
+
+
+def _verb(verdict: Verdict, story: EventStory, now: datetime) -> str:
+    """Return what the person of *verdict* did, and, while the event is ahead, why an approval does not count."""
+    if verdict.withdrawn_at is not None:
+        return "approved it, which was taken back" if verdict.word is Word.APPROVE else "held it, which was taken back"
+    if verdict.word is Word.HOLD:
+        return "holds it"
+    if story.event.state is State.SCHEDULED:
+        if verdict.digest != story.event.digest:
+            return "approved it as it was before it changed"
+        if verdict.expires_at <= format_time(now):
+            return "approved it, which has run out"
+        if verdict not in story.counting:
+            return "approved it, and may approve no more"
+    return "approved it"
 
 
 def _word(vm_key: str, name: str | None, state: State, *, agrees: bool) -> VmWord:

@@ -37,6 +37,8 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     stage: Stage
     because: str
     """What is known beside the stage; nothing, where that says all."""
+    is_stopped: bool
+    """Agents were told to hold the event after it."""
 
     @property
     def steps(self) -> str:
@@ -73,13 +75,18 @@ _NOT_FOLLOWED = frozenset({"dry_run"})
 def ways_of(story: EventStory, agents: Mapping[str, AgentSeen], *, now: datetime) -> tuple[Way, ...]:
     """Return the way of every decision of *story*, oldest first."""
     outcomes = _newest_outcomes(story.outcomes)
-    found: dict[tuple[str, Word, Stage, str], list[str]] = {}
+    held_at = max((each.index for each in story.decisions if each.word is Word.HOLD), default=0)
+    found: dict[tuple[str, Word, Stage, str, bool], list[str]] = {}
     for each in story.decisions:
         stage, because = _how_far(each, outcomes.get(each.jws_sha256), agents.get(each.vm_key), now=now)
-        found.setdefault((each.made_at, each.word, stage, because), []).append(each.vm_name or each.vm_key)
+        is_stopped = each.index < held_at
+        if is_stopped and each.word is Word.APPROVE and stage in {Stage.QUEUED, Stage.RECEIVED}:
+            because = "Agents were told to hold it after that."
+        key = (each.made_at, each.word, stage, because, is_stopped)
+        found.setdefault(key, []).append(each.vm_name or each.vm_key)
     return tuple(
-        Way(vms=tuple(names), word=word, made_at=made_at, stage=stage, because=because)
-        for (made_at, word, stage, because), names in found.items()
+        Way(vms=tuple(names), word=word, made_at=made_at, stage=stage, because=because, is_stopped=is_stopped)
+        for (made_at, word, stage, because, is_stopped), names in found.items()
     )
 
 

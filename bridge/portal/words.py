@@ -20,7 +20,7 @@ from bridge.portal.names import folded
 from bridge.portal.people import Person
 from bridge.portal.signing import AgentSeen, addressees
 from bridge.portal.store.stories import EventStory
-from bridge.portal.verdicts import Outcome, Ruling, Verdict, Word
+from bridge.portal.verdicts import TAKE_BACK, Outcome, Ruling, Word, people_of
 from bridge.portal.ways import Stage, Way
 
 #: How a person names the fields of an event, in the order in which a change of them is told.
@@ -40,7 +40,7 @@ _ENDS = {
 }
 
 
-_ON_ITS_WAY = frozenset({Stage.QUEUED, Stage.RECEIVED, Stage.FOLLOWED})
+_ON_ITS_WAY = frozenset({Stage.QUEUED, Stage.RECEIVED})
 
 
 class Moment(msgspec.Struct, frozen=True):
@@ -137,7 +137,7 @@ def buttons(event: EventState, ruling: Ruling, ways: Sequence[Way], around: Surr
     if why_not is None and around.kid is None:
         why_not = "This portal has no key of its own. Sign with `decide --to`, and it carries that."
     if why_not is None and ruling.outcome is Outcome.HELD:
-        why_not = "It is held. Take the hold back to approve it."
+        why_not = f"It is held. {TAKE_BACK}"
     if why_not is not None:
         return Buttons(why_not=why_not)
     names = these(vm_names(event))
@@ -154,9 +154,7 @@ def buttons(event: EventState, ruling: Ruling, ways: Sequence[Way], around: Surr
 
 def _why_not_approve(event: EventState, ruling: Ruling, ways: Sequence[Way], around: Surroundings) -> str | None:
     """Return why there is nothing to approve for this person, who may hold it; None when there is."""
-    if ruling.outcome is Outcome.APPROVED and any(
-        way.word is Word.APPROVE and way.stage in _ON_ITS_WAY for way in ways
-    ):
+    if ruling.outcome is Outcome.APPROVED and (_was_followed(ways) or _is_on_its_way(ways)):
         return ""
     nobody = unreachable(event, around)
     if nobody:
@@ -185,33 +183,63 @@ def why_not_yet(story: EventStory, ruling: Ruling, ways: Sequence[Way]) -> str:
     event = story.event
     if event.state is not State.SCHEDULED:
         return ""
+    people = people_of(ruling.verdicts)
     if ruling.outcome is Outcome.HELD:
-        return f"Held by {_people(ruling.verdicts)}: we do not start it early; Azure does {clock_text(event)}."
+        if _was_followed(ways):
+            return f"Held by {people}, but Azure was told to start it, and may at any moment."
+        return f"Held by {people}: we do not start it early; Azure does {clock_text(event)}."
     if ruling.outcome is Outcome.WAITING:
         more = "one more person" if ruling.needed == 1 else f"{ruling.needed} more people"
-        return f"Approved by {_people(ruling.verdicts)}; {more} must approve it."
+        return f"Approved by {people}; {more} must approve it.{_all_the_same(story, ways)}"
     if ruling.outcome is Outcome.APPROVED:
-        return _why_approved_is_not_started(ways)
-    return _why_undecided_is_not_started(story)
+        return _why_approved_is_not_started(people, ways)
+    return _why_undecided_is_not_started(story) + _all_the_same(story, ways)
 
 
 def _why_undecided_is_not_started(story: EventStory) -> str:
     if _was_approved_elsewhere(story):
         return "Azure was told to start it, and has not shown it as started yet."
     gone = [each for each in story.verdicts if each.word is Word.APPROVE and each.withdrawn_at is None]
-    if gone:
-        what = "was of the event before it changed" if gone[-1].digest != story.event.digest else "has run out"
-        return f"Nobody has decided: the approval of {gone[-1].user_name} {what}."
-    return "Nobody has decided."
+    if not gone:
+        return "Nobody has decided."
+    what = "has run out"
+    if gone[-1].digest != story.event.digest:
+        what = "was of the event before it changed"
+    elif gone[-1] not in story.counting:
+        what = "does not count, for they may approve no more"
+    return f"Nobody has decided: the approval of {gone[-1].user_name} {what}."
 
 
-def _why_approved_is_not_started(ways: Sequence[Way]) -> str:
-    newest = [way for way in ways if way.word is Word.APPROVE]
-    if any(way.stage is Stage.FOLLOWED for way in newest):
+def _why_approved_is_not_started(people: str, ways: Sequence[Way]) -> str:
+    """Return how far the approval of *people* came; approved is said only where agents were told, and no hold since."""
+    if _was_followed(ways):
         return "Approved, and Azure was told. Azure has not shown it as started yet."
-    if any(way.stage in {Stage.QUEUED, Stage.RECEIVED} for way in newest):
+    if _is_on_its_way(ways):
         return "Approved. It waits for an agent to take it to Azure."
-    return "Approved, and no agent followed: approve it again." if newest else "Approved. No agent was told."
+    told = [way for way in ways if way.word is Word.APPROVE]
+    if not told:
+        return f"No agent was told of the approval of {people}: approve it again."
+    if all(way.is_stopped for way in told):
+        return f"Agents were told to hold it after the approval of {people}: approve it again."
+    return "Approved, and no agent followed: approve it again."
+
+
+def _all_the_same(story: EventStory, ways: Sequence[Way]) -> str:
+    """Return what is said where an agent has an approval that counts here no more, or was signed elsewhere."""
+    is_changed = any(each.word is Word.APPROVE and each.digest != story.event.digest for each in story.verdicts)
+    if is_changed or not _is_on_its_way(ways):  # of an event that changed, agents refuse it
+        return ""
+    return " An approval is on its way to an agent all the same; a hold stops it."
+
+
+def _was_followed(ways: Iterable[Way]) -> bool:
+    """Return whether Azure was told by an agent that followed an approval."""
+    return any(way.word is Word.APPROVE and way.stage is Stage.FOLLOWED for way in ways)
+
+
+def _is_on_its_way(ways: Iterable[Way]) -> bool:
+    """Return whether an agent has an approval, or gets one, that no hold came after."""
+    return any(way.word is Word.APPROVE and way.stage in _ON_ITS_WAY and not way.is_stopped for way in ways)
 
 
 def _was_approved_elsewhere(story: EventStory) -> bool:
@@ -219,10 +247,6 @@ def _was_approved_elsewhere(story: EventStory) -> bool:
         each.transition is Transition.APPROVED and each.approval is not None and each.approval.result != "dry_run"
         for each in story.outcomes
     )
-
-
-def _people(said: Iterable[Verdict]) -> str:
-    return ", ".join(dict.fromkeys(each.user_name for each in said))
 
 
 def _text(value: object) -> str:

@@ -11,12 +11,15 @@ from typing import Any
 
 import requests
 from fleet_records import NOW, vm_id_of
+from msgspec.structs import replace
 from portal_kit import AGENT_TOKEN, RunningPortal, portal_table
 
 from bridge.approval.signing import generate_key
 from bridge.clock import Clock
+from bridge.portal.audit import NewEntry
 from bridge.portal.people import COOKIE, hashed
 from bridge.portal.settings import database_file, read
+from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import Store
 from bridge.portal.store.people import User, add_user
 
@@ -40,17 +43,21 @@ class Office:
         signs: bool = True,
         clock: Clock = AT_11_01,
     ) -> None:
-        pair = generate_key(directory / "portal.key")
+        key = directory / "portal.key"
+        self.public_key_file = key.with_name("portal.key.pub")
+        if not key.exists():  # else a portal was here before
+            generate_key(key)
         tables: dict[str, Any] = {"people": people or {}}
         if signs:
-            tables["signing"] = {"kid": "p1", "private_key_file": str(pair.private_key_file)}
-        store = Store.of_file(database_file(read(portal_table(directory / "state"))))
-        store.migrate()
-        for name, role, scope in users:
-            user = User(user_name=name, password_hash=_HASH, role=role, scope=scope, made_at="2026")
-            store.write(add_user, user)
-        store.close()
-        self.public_key_file = pair.public_key_file
+            tables["signing"] = {"kid": "p1", "private_key_file": str(key)}
+        self._store = Store.of_file(database_file(read(portal_table(directory / "state"))))
+        self._store.migrate()
+        self._users = {
+            name: User(user_name=name, password_hash=_HASH, role=role, scope=scope, made_at="2026")
+            for name, role, scope in users
+        }
+        for user in self._users.values():
+            self._store.write(add_user, user)
         self.portal = RunningPortal(directory / "state", clock=clock, **tables)
 
     def __enter__(self) -> Office:  # noqa: PYI034  # Self came with Python 3.11
@@ -59,11 +66,18 @@ class Office:
 
     def __exit__(self, *_: object) -> None:
         self.portal.stop()
+        self._store.close()
 
     @property
     def origin(self) -> str:
         """Return what a browser calls the portal."""
         return self.portal.url.removesuffix("/api/v1")
+
+    def change_user(self, name: str, **change: Any) -> None:
+        """Store the user of that name with *change*, as `portal users` does beside a portal that runs."""
+        entry = NewEntry(actor="portal users", action="user_added", subject=name, details={})
+        self._store.write(add_user, replace(self._users[name], **change))
+        self._store.write(add_entries, [entry], at="2026-11-20T11:01:00.000Z")
 
     def browser(self, name: str | None = None) -> Browser:
         """Return a browser, in which *name* has signed in."""

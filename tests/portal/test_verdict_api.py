@@ -117,8 +117,19 @@ def test_held_poll_is_told_of_an_approval_as_soon_as_it_is_made(connected):
 
 def test_hold_reaches_every_vm_of_the_group_and_an_approval_nobody_after_it(connected):
     assert connected.say("ann", "hold").status_code == 201
-    assert connected.say("bob", "approve").json()["outcome"] == "held"
+    answer = connected.say("bob", "approve")
+    assert (answer.status_code, answer.json()["error"]) == (409, "ann holds it. Take the hold back to approve it.")
+    assert answer.json()["event"]["key"] == KEY
     assert [connected.told(vm) for vm in (0, 1, 2)] == [["hold"]] * 3
+
+
+def test_hold_reaches_every_vm_of_an_event_of_500(office):
+    names, key = tuple(f"vm_{vm}" for vm in range(500)), key_of_event_id("L")
+    for first in range(0, 500, 100):
+        office.portal.send(*(fleet_record(vm, event_id="L", resources=names) for vm in range(first, first + 100)))
+    answer = office.say("ann", "hold", key=key)  # within the 20 s of a request
+    assert set(answer.json()["told"]) == {vm_id_of(vm) for vm in range(500)}
+    assert [vm for vm in range(500) if office.told(vm) != ["hold"]] == []
 
 
 def test_second_person_is_asked_for_where_two_are_required(tmp_path):
@@ -195,6 +206,18 @@ def test_many_at_once_have_a_result_each(connected):
     assert first["outcome"] == "approved"
     assert "has changed" in second["refused"]
     assert "No record told" in third["refused"]
+
+
+def test_of_many_at_once_those_that_somebody_holds_are_refused(connected):
+    connected.poll(2)
+    other = key_of_event_id("B")
+    assert connected.say("bob", "hold", key=other).status_code == 201
+    events = [{"key": key, "digest": connected.digest(key)} for key in (other, KEY)]
+    body = {"verdict": "approve", "events": events}
+    answer = requests.post(f"{connected.portal.url}/verdicts", json=body, headers=connected.headers("ann"), timeout=20)
+    held, approved = answer.json()["results"]
+    assert held == {"key": other, "refused": "bob holds it. Take the hold back to approve it."}
+    assert approved["outcome"] == "approved"
 
 
 def test_of_many_at_once_those_are_told_that_the_database_could_not_take(connected, tmp_path):

@@ -119,11 +119,27 @@ def test_hold_reaches_every_vm_of_the_event_and_of_its_resource_group(office):
     assert {word for _, word, _ in office.told()} == {"hold"}
 
 
-def test_nothing_is_approved_while_somebody_holds(office):
-    office.say("hold", "ann")
-    taken = office.say("approve", "bob", after_seconds=1)
-    assert (taken.ruling.outcome, taken.told) == (Outcome.HELD, ())
+def test_nothing_is_approved_while_somebody_holds_nor_by_taking_the_hold_back(office):
+    hold = office.say("hold", "ann").verdict
+    with pytest.raises(VerdictRefused, match=r"ann holds it\. Take the hold back to approve it\.") as refused:
+        office.say("approve", "bob", after_seconds=1)
+    assert refused.value.status == 409
+    assert [each.word for each in office.store.read(verdicts_of, KEY)] == [Word.HOLD]
+    office.store.write(withdraw, hold.verdict_id, by="ann", now=DECIDED + timedelta(seconds=2), sign=office.sign)
     assert {word for _, word, _ in office.told()} == {"hold"}
+    taken = office.say("approve", "bob", after_seconds=3)
+    assert (taken.ruling.outcome, len(taken.told)) == (Outcome.APPROVED, 2)
+
+
+def test_of_two_people_the_second_is_refused_during_a_hold_and_counts_after_it(office):
+    office.say("approve", "ann", required=2)
+    hold = office.say("hold", "cem", required=2, after_seconds=1).verdict
+    with pytest.raises(VerdictRefused, match="cem holds it"):
+        office.say("approve", "bob", required=2, after_seconds=2)
+    office.store.write(withdraw, hold.verdict_id, by="cem", now=DECIDED + timedelta(seconds=3), sign=office.sign)
+    assert {word for _, word, _ in office.told()} == {"hold"}
+    taken = office.say("approve", "bob", required=2, after_seconds=4)
+    assert (taken.ruling.outcome, len(taken.told)) == (Outcome.APPROVED, 2)
 
 
 def test_event_that_changed_between_page_and_click_is_refused_with_what_it_is_now(office):
@@ -210,4 +226,5 @@ def test_approval_of_somebody_who_may_approve_no_more_does_not_count_and_a_hold_
     taken = office.say("approve", "bob", required=2, after_seconds=1)
     assert (taken.ruling.outcome, taken.told) == (Outcome.WAITING, ())
     office.say("hold", "Ann", after_seconds=2)
-    assert office.say("approve", "cat", after_seconds=3).ruling.outcome is Outcome.HELD
+    with pytest.raises(VerdictRefused, match="Ann holds it"):
+        office.say("approve", "cat", after_seconds=3)

@@ -20,7 +20,8 @@ from bridge.portal.schema import audit, decisions, events, records, verdicts, vm
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import in_parts
 from bridge.portal.store.events import EventFilter, event_of, list_events, records_of
-from bridge.portal.verdicts import Verdict, Word
+from bridge.portal.store.people import names_barred
+from bridge.portal.verdicts import Verdict, Word, counting
 
 _OUTCOMES = tuple(each.value for each in (Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED))
 _MOST_OPEN = 1_000
@@ -48,6 +49,8 @@ class EventStory(msgspec.Struct, frozen=True, kw_only=True):
 
     event: EventState
     verdicts: tuple[Verdict, ...] = ()
+    counting: tuple[Verdict, ...] = ()
+    """Those that a ruling is made of."""
     decisions: tuple[SignedDecision, ...] = ()
     outcomes: tuple[TransitionRecord, ...] = ()
     """What agents told of approvals: of this event, and of decisions whose event they did not have."""
@@ -159,10 +162,12 @@ def _with_stories(connection: Connection, found: Sequence[EventState]) -> list[E
     said = _by_event(connection, keys, _verdicts)
     signed = _by_event(connection, keys, _decisions)
     told = _by_event(connection, keys, _outcomes)
+    barred = names_barred(connection)
     return [
         EventStory(
             event=event,
             verdicts=tuple(said.get(event.key, ())),
+            counting=counting(said.get(event.key, ()), barred),
             decisions=tuple(signed.get(event.key, ())),
             outcomes=(
                 *told.get(event.key, ()),

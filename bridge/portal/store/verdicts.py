@@ -17,13 +17,12 @@ from bridge.errors import BridgeError
 from bridge.events.event import VmIdentity
 from bridge.portal.audit import NewEntry
 from bridge.portal.fleet import EventState, State
-from bridge.portal.names import folded
 from bridge.portal.schema import decisions, events, verdicts, vms
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.decisions import NewDecision, add_decisions
 from bridge.portal.store.events import event_of
 from bridge.portal.store.people import names_barred
-from bridge.portal.verdicts import Outcome, Ruling, Verdict, Word, rule
+from bridge.portal.verdicts import TAKE_BACK, Outcome, Ruling, Verdict, Word, counting, people_of, rule
 
 
 class VerdictRefused(BridgeError):
@@ -61,13 +60,13 @@ def add_verdict(
     at = format_time(now)
     event = _locked_event(connection, new.event_key)
     allow(connection, event)
-    _check(event, new)
+    _check(event, new, _counting(connection, new.event_key), at=at)
     row = msgspec.structs.asdict(new)
     word = row.pop("word").value
     connection.execute(verdicts.insert(), {**row, "verdict": word})
     ruling = rule(_counting(connection, new.event_key), digest=event.digest, at=at, required=required)
     signed: Sequence[NewDecision] = ()
-    # Of a held event nobody's approval is told; another hold is told again, for a VM that was not known before.
+    # Another hold is told again, for a VM that was not known before.
     if ruling.outcome is Outcome.APPROVED or new.word is Word.HOLD:
         signed = sign(event, ruling, _vms_of_groups(connection, event))
     add_entries(connection, [_entry(new, event, ruling)], at=at)
@@ -114,11 +113,8 @@ def verdicts_of(connection: Connection, event_key: str) -> list[Verdict]:
     ]
 
 
-def _counting(connection: Connection, event_key: str) -> list[Verdict]:
-    """Return what was said, but no approval of somebody who may approve no more; a hold of theirs stands."""
-    barred = names_barred(connection)
-    said = verdicts_of(connection, event_key)
-    return [each for each in said if each.word is Word.HOLD or folded(each.user_name) not in barred]
+def _counting(connection: Connection, event_key: str) -> tuple[Verdict, ...]:
+    return counting(verdicts_of(connection, event_key), names_barred(connection))
 
 
 def _was_told(connection: Connection, verdict: Verdict) -> bool:
@@ -146,12 +142,16 @@ def _locked_event(connection: Connection, key: str) -> EventState:
     return event
 
 
-def _check(event: EventState, new: Verdict) -> None:
-    """Raise VerdictRefused unless *new* can be said of *event* as it stands."""
+def _check(event: EventState, new: Verdict, said: Sequence[Verdict], *, at: str) -> None:
+    """Raise VerdictRefused unless *new* can be said of *event* as it stands, after what was *said*."""
     if event.undecidable_because is not None:
         raise VerdictRefused(f"Nobody can decide on it: {event.undecidable_because}.", event=event)
     if new.word is Word.APPROVE and new.digest != event.digest:
         raise VerdictRefused("The event has changed since it was shown. Look at it as it is now.", event=event)
+    ruling = rule(said, digest=event.digest, at=at, required=1)
+    if new.word is Word.APPROVE and ruling.outcome is Outcome.HELD:
+        # Stored, it would count when the hold is taken back, and no agent would have been told.
+        raise VerdictRefused(f"{people_of(ruling.verdicts)} holds it. {TAKE_BACK}", event=event)
 
 
 def _vms_of_groups(connection: Connection, event: EventState) -> list[str]:

@@ -86,6 +86,13 @@ def test_page_is_told_of_records_verdicts_and_agents(office, stream):
     found.until(B)
 
 
+def test_page_is_told_when_somebody_may_approve_no_more(office, stream):
+    found = stream(office.browser("vic"))
+    found.until(ALL)
+    office.change_user("ann", role="viewer")
+    found.until(ALL)
+
+
 def test_signing_out_ends_the_stream_of_that_session_only(office, stream):
     ann, other = office.browser("ann"), office.browser("ann")
     mine, theirs = stream(ann), stream(other)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fleet_records import fleet_record
+from msgspec.structs import replace
 from page_kit import PEOPLE, Office, Page
 
 from bridge.events.record import Approval, Transition
@@ -59,17 +60,18 @@ def test_approval_is_signed_and_its_way_is_shown(office):
 def test_what_an_agent_told_of_a_decision_is_shown_where_it_was_made(office, transition, result, shown):
     ann = office.browser("ann")
     ann.submit("/", "approve")
+    _tell_outcome(office, transition, result)
+    assert shown in ann.page("/").text
+
+
+def _tell_outcome(office, transition, result):
+    """Have the agent of vm_0 tell what became of the only approval."""
     (entry,) = [each for each in office.portal.get("/audit").json()["entries"] if each["action"] == "decided_approve"]
     outcome = fleet_record(0, sequence=2, transition=transition, seconds=30)
     approval = Approval(
         source="portal", result=result, reason="a sentence", jws_sha256=(entry["details"]["jws_sha256"],)
     )
-    office.portal.send(outcome.__class__(**{**_fields(outcome), "approval": approval}))
-    assert shown in ann.page("/").text
-
-
-def _fields(record):
-    return {name: getattr(record, name) for name in record.__struct_fields__}
+    office.portal.send(replace(outcome, approval=approval))
 
 
 def test_event_that_changed_between_page_and_click_is_refused_with_what_changed(office):
@@ -99,18 +101,93 @@ def test_hold_is_taken_back_and_then_approved(office):
     assert bob.submit("/", "approve").status_code == 303
 
 
-def test_approval_that_no_agent_followed_can_be_given_again(office):
+def _why_not_yet(browser):
+    return browser.page("/").text.partition("Why not yet: ")[2]
+
+
+def test_approval_of_what_was_held_meanwhile_is_refused_and_never_counts(office):
     ann, bob = office.browser("ann"), office.browser("bob")
     form, pressed = ann.page("/").form_with("approve")
     bob.submit("/", "hold")
-    assert ann.post(form.action, [*form.fields, *pressed]).status_code == 303
-    assert office.poll(0, **ABLE)["decisions"] != []  # the hold
+    answer = ann.post(form.action, [*form.fields, *pressed])
+    assert answer.status_code == 409
+    assert "bob holds it. Take the hold back to approve it." in _results(answer)
     bob.submit("/", "Take it back people may approve it again")
-    page = ann.page("/")
-    assert page.text.partition("Why not yet: ")[2].startswith("Approved. No agent was told.")
+    assert _why_not_yet(ann).startswith("Nobody has decided.")
+    assert "ann approved it" not in ann.page("/").text
+
+
+def test_approval_that_a_hold_came_after_is_called_so_and_can_be_given_again(office):
+    ann, bob = office.browser("ann"), office.browser("bob")
+    ann.submit("/", "approve")
+    bob.submit("/", "hold")
+    page = bob.page("/").text
+    assert "Why not yet: Held by bob: we do not start it early" in page
+    assert "Approval for vm_0 queued Agents were told to hold it after that." in page
+    bob.submit("/", "Take it back people may approve it again")
+    assert _why_not_yet(ann).startswith("Agents were told to hold it after the approval of ann: approve it again.")
     before = office.poll(0, **ABLE)
     ann.submit("/", "approve")
+    assert _why_not_yet(ann).startswith("Approved. It waits for an agent to take it to Azure.")
     assert len(office.poll(0, **ABLE)["decisions"]) == len(before["decisions"]) + 1
+
+
+def test_approval_that_is_enough_since_fewer_are_required_is_not_called_approved(tmp_path):
+    with Office(tmp_path, people={"required_approvals": 2}) as office:
+        office.portal.send(fleet_record(0), fleet_record(1))
+        office.poll(0, **ABLE)
+        office.browser("ann").submit("/", "approve")
+    with Office(tmp_path) as office:
+        office.poll(0, **ABLE)
+        bob = office.browser("bob")
+        assert _why_not_yet(bob).startswith("No agent was told of the approval of ann: approve it again.")
+        bob.submit("/", "approve")
+        assert _why_not_yet(bob).startswith("Approved. It waits for an agent to take it to Azure.")
+
+
+def test_hold_that_came_after_azure_was_told_says_so(office):
+    ann = office.browser("ann")
+    ann.submit("/", "approve")
+    _tell_outcome(office, Transition.APPROVED, "accepted")
+    office.browser("bob").submit("/", "hold")
+    assert _why_not_yet(ann).startswith("Held by bob, but Azure was told to start it, and may at any moment.")
+
+
+def test_one_of_two_holds_taken_back_leaves_it_held(office):
+    ann, bob = office.browser("ann"), office.browser("bob")
+    form, pressed = ann.page("/").form_with("hold")
+    bob.submit("/", "hold")
+    ann.post(form.action, [*form.fields, *pressed])
+    ann.submit("/", "Take it back it stays held, for others hold it too")
+    assert _why_not_yet(bob).startswith("Held by ")
+    ann.submit("/", "Take it back people may approve it again")
+    assert _why_not_yet(bob).startswith("Nobody has decided.")
+
+
+@pytest.mark.parametrize("change", [{"disabled_at": "2026"}, {"role": "viewer"}])
+def test_page_counts_no_approval_of_somebody_who_may_approve_no_more(tmp_path, change):
+    with Office(tmp_path, people={"required_approvals": 2}) as office:
+        office.portal.send(fleet_record(0, resources=("vm_0",)))
+        office.poll(0, **ABLE)
+        ann, bob = office.browser("ann"), office.browser("bob")
+        ann.submit("/", "approve")
+        assert "Approve starts now, for this VM: vm_0" in bob.page("/").buttons
+        office.change_user("ann", **change)
+        page = bob.page("/")
+        assert "Approve starts once one more person has approved too, for this VM: vm_0" in page.buttons
+        assert "ann approved it, and may approve no more" in page.text
+        said = "Nobody has decided: the approval of ann does not count, for they may approve no more."
+        assert _why_not_yet(bob).startswith(said)
+        bob.submit("/", "approve")
+        assert _why_not_yet(bob).startswith("Approved by bob; one more person must approve it.")
+        assert office.poll(0, **ABLE)["decisions"] == []
+
+
+def test_approval_that_agents_have_and_does_not_count_any_more_is_said(office):
+    office.browser("ann").submit("/", "approve")
+    office.change_user("ann", disabled_at="2026")
+    said = "An approval is on its way to an agent all the same; a hold stops it."
+    assert said in _why_not_yet(office.browser("bob"))
 
 
 def test_two_people_and_never_the_same_twice(tmp_path):
@@ -142,7 +219,7 @@ def test_many_at_once_with_one_reason_and_a_result_each(office):
     shown = _results(answer)
     assert answer.status_code == 200
     assert "Taken: Freeze of these 2 VMs: vm_0, vm_1 Approved: 1 agent told." in shown
-    assert "Taken: Freeze of this VM: vm_2 Noted, and no agent is told: somebody holds it." in shown
+    assert "Refused: Freeze of this VM: vm_2 bob holds it. Take the hold back to approve it." in shown
     assert len(office.poll(0, **ABLE)["decisions"]) == 2  # the approval, and the hold of the other, of the same group
     assert "“all of them”" in ann.page(f"/events/{A}").text
 
