@@ -80,13 +80,14 @@ class Door:
 
     async def login(self, request: Request) -> Response:
         """``POST /login``: begin a session, under a new name in any case."""
+        headers = headers_of(request)
         try:
             form = await form_of(request, seconds=self._body_seconds)
-            self._people.check_origin(headers_of(request))
+            self._people.check_origin(headers)
             login = await self._people.sign_in(
                 one(form, "name"),
                 one(form, "password"),
-                address=request.client.host if request.client else "",
+                address=self._people.client_of(headers, request.client.host if request.client else ""),
                 old_session_id=request.cookies.get(COOKIE, ""),
             )
         except PersonRefused as error:

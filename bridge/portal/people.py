@@ -29,6 +29,7 @@ from bridge.logs import ThrottledLog
 from bridge.portal.audit import NewEntry
 from bridge.portal.fleet import EventState, VmOfEvent
 from bridge.portal.names import folded, name_in
+from bridge.portal.proxies import Proxies
 from bridge.portal.store import people as store_people
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import StoreThreads
@@ -140,7 +141,7 @@ class People:
         self._session = timedelta(hours=session_hours)
         self._origin = origin
         self._proxy_header = proxy_header.lower() if proxy_header else None
-        self._proxy_addresses = frozenset(proxy_addresses)
+        self._proxies = Proxies(proxy_addresses)
         self._proxy_role = proxy_role
         self._hasher = PasswordHasher()
         self._hashing = asyncio.Semaphore(_HASHES_AT_ONCE)
@@ -156,7 +157,7 @@ class People:
 
     async def person(self, headers: Mapping[str, str], cookies: Mapping[str, str], address: str) -> Person:
         """Return who is asking; raise PersonRefused (401) when nobody knows."""
-        if self._proxy_header is not None and self._proxy_header in headers and address in self._proxy_addresses:
+        if self._proxy_header is not None and self._proxy_header in headers and address in self._proxies:
             return await self._proxied(headers[self._proxy_header])
         session_id = cookies.get(COOKIE, "")
         if session_id:
@@ -171,6 +172,10 @@ class People:
                     session_sha256=session_sha256,
                 )
         raise PersonRefused(401, "Sign in first.")
+
+    def client_of(self, headers: Mapping[str, str], peer: str) -> str:
+        """Return the address that a request came from: that of *peer*, or what a proxy of the settings says."""
+        return self._proxies.client_of(headers, peer)
 
     def check_change(self, headers: Mapping[str, str], person: Person, token: str) -> None:
         """Raise PersonRefused (403) unless a request that changes something comes from a page of this portal."""

@@ -209,14 +209,15 @@ class PeopleSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The header in which a proxy names the person, such as `X-Forwarded-User` of oauth2-proxy. The proxy must take the
     header away from what comes to it."""
     proxy_addresses: tuple[Annotated[str, Check(_address)], ...] = ()
-    """From which addresses that header is believed."""
+    """The addresses of proxies before the portal. That header is believed from them alone, and so is what they put at
+    the end of `X-Forwarded-For`: wrong passwords are counted by the address from which a person comes."""
     proxy_role: Literal["viewer", "approver"] = "viewer"
     """What somebody may do whom the proxy names and `portal users` does not know."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError when a header would be believed from nowhere, or addresses believed for nothing."""
-        if bool(self.proxy_header) != bool(self.proxy_addresses):
-            raise ValueError("proxy_header and proxy_addresses belong together. Give both, or none.")
+        """Raise ValueError when a header would be believed from nowhere."""
+        if self.proxy_header and not self.proxy_addresses:
+            raise ValueError("proxy_header is believed from proxy_addresses alone. Give these too.")
 
 
 class SigningSettings(msgspec.Struct, frozen=True, kw_only=True):
