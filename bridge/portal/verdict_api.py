@@ -33,11 +33,20 @@ _Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 _Seconds = Annotated[float, Meta(gt=0, le=MOST_VALID_SECONDS)]
 
 
-class _One(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Saying(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     verdict: Word
-    digest: _Digest
     reason: str = ""
     valid_seconds: _Seconds = DEFAULT_VALID_SECONDS
+
+    def of(self, key: str, digest: str) -> Said:
+        """Return what is said of the event with that *key*, as it was shown with that *digest*."""
+        return Said(
+            event_key=key, word=self.verdict, digest=digest, reason=self.reason, valid_seconds=self.valid_seconds
+        )
+
+
+class _One(_Saying, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    digest: _Digest
 
 
 class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,11 +54,8 @@ class _Named(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digest: _Digest
 
 
-class _Many(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    verdict: Word
+class _Many(_Saying, frozen=True, forbid_unknown_fields=True, kw_only=True):
     events: Annotated[list[_Named], Meta(min_length=1, max_length=_MOST_AT_ONCE)]
-    reason: str = ""
-    valid_seconds: _Seconds = DEFAULT_VALID_SECONDS
 
 
 class VerdictRoutes:
@@ -74,13 +80,7 @@ class VerdictRoutes:
 
         async def work(person: Person) -> Response:
             one = msgspec.json.decode(await body_of(request, seconds=self._body_seconds), type=_One)
-            said = Said(
-                event_key=request.path_params["key"],
-                word=one.verdict,
-                digest=one.digest,
-                reason=one.reason,
-                valid_seconds=one.valid_seconds,
-            )
+            said = one.of(request.path_params["key"], one.digest)
             return json_answer(_shown(await self._desk.say(person, said)), status=201)
 
         return await self._answer(request, work)
@@ -92,15 +92,9 @@ class VerdictRoutes:
             many = msgspec.json.decode(await body_of(request, seconds=self._body_seconds), type=_Many)
             results: list[dict[str, Any]] = []
             for place, each in enumerate(many.events):
-                said = Said(
-                    event_key=each.key,
-                    word=many.verdict,
-                    digest=each.digest,
-                    reason=many.reason,
-                    valid_seconds=many.valid_seconds,
-                )
                 try:
-                    results.append({"key": each.key, **_shown(await self._desk.say(person, said))})
+                    taken = await self._desk.say(person, many.of(each.key, each.digest))
+                    results.append({"key": each.key, **_shown(taken)})
                 except (VerdictRefused, PersonRefused) as error:
                     results.append({"key": each.key, "refused": str(error)})
                 except StoreUnavailable as error:  # those before it are decided, and must be told

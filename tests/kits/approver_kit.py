@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any, cast
@@ -16,18 +17,21 @@ from bridge.approval.signing import generate_key, sign_decision
 from bridge.clock import Clock, Instant
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 from bridge.errors import ImdsStatus
+from bridge.events.diff import Change
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity
-from bridge.events.record import TransitionRecord
+from bridge.events.record import Evidence, Transition, TransitionRecord
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import approvals, deliveries, meta
 from bridge.outbox.approvals import StoredDecision, cli_decision
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.reader import OutboxFile
+from bridge.outbox.records import Observation
 
 VM_ID = "542afd79-4f70-5562-aa13-70d60565ec97"
 START = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
 ANNE, BORIS = "anne", "boris"
+_UNTIL_SECONDS, _TURN_SECONDS = 20.0, 0.02
 
 
 class NotingImds:
@@ -197,6 +201,35 @@ class ApproverKit:
         if shown:
             self.imds.document = self.document
         self.approver.observe(self.document, Instant(wall=self.now(), monotonic=self.monotonic()))
+
+    def record(self, *events: ScheduledEvent) -> None:
+        """Store *events* as the poll does before the approver hears of them."""
+        assert self.outbox is not None
+        self.outbox.write(
+            self.outbox.records.append_observation,
+            Observation(
+                stream_id=self.outbox.read(meta.load).result().stream_id,
+                document=self.document,
+                changes=[
+                    Change(transition=Transition.SCHEDULED, evidence=Evidence.OBSERVED, event=event) for event in events
+                ],
+                observed_at=self.now(),
+                incarnation=1,
+                previous_incarnation=None,
+                is_settled=True,
+                boot_id="b",
+            ),
+        ).result()
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Take turns, in real time, until *condition* holds: what a command of the approver does takes its own."""
+        assert self.approver is not None
+        deadline = time.monotonic() + _UNTIL_SECONDS
+        while not condition():
+            assert time.monotonic() < deadline, self.outcomes
+            self.approver.observe(self.document, Instant(wall=self.now(), monotonic=self.monotonic()))
+            self.turn()
+            time.sleep(_TURN_SECONDS)
 
     def turn(self) -> float:
         assert self.approver is not None

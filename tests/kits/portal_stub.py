@@ -23,7 +23,7 @@ from typing import Any
 from attesting import Attesting
 from private_ca import PrivateCa
 
-from bridge.approval.signing import KeyPair, generate_key, sign_decision
+from bridge.approval.signing import DecisionSigner, generate_key
 from bridge.events.event import ScheduledEvent
 from bridge.testing.simulator.faults import Fault, FaultQueue
 from bridge.testing.simulator.faulty_answers import answer_with_fault
@@ -80,7 +80,7 @@ class PortalStub:
         self._now = now
         self._ca = PrivateCa(directory / "ca") if tls else None
         self._tls = self._ca.server_context(wants_client=client_certificates) if self._ca is not None else None
-        self._signers: dict[str, tuple[str, KeyPair]] = {}
+        self._signers: dict[str, tuple[DecisionSigner, Path]] = {}
         self.kid = "portal-key"
         self.add_key(self.kid, approver="portal")
         self.repeats = False
@@ -121,14 +121,15 @@ class PortalStub:
     def add_key(self, kid: str, *, approver: str) -> Path:
         """Make a key pair for *approver* and return the file of its public half."""
         pair = generate_key(self._directory / f"{kid}.key")
-        self._signers[kid] = (approver, pair)
+        signer = DecisionSigner(pair.private_key_file, kid=kid, approver=approver)
+        self._signers[kid] = (signer, pair.public_key_file)
         return pair.public_key_file
 
     def key_tables(self) -> list[dict[str, str]]:
         """Return the tables of `[[approval.remote.keys]]` for every key it has."""
         return [
-            {"kid": kid, "approver": approver, "public_key_file": str(pair.public_key_file)}
-            for kid, (approver, pair) in self._signers.items()
+            {"kid": kid, "approver": signer.approver, "public_key_file": str(public_key_file)}
+            for kid, (signer, public_key_file) in self._signers.items()
         ]
 
     def toml(self, **settings: object) -> str:
@@ -154,21 +155,9 @@ class PortalStub:
         now: datetime | None = None,
     ) -> str:
         """Sign a decision on *event* for the VM *vm_id*, have it ready for that VM, and return the token."""
-        kid = kid or self.kid
-        approver, pair = self._signers[kid]
+        signer, _ = self._signers[kid or self.kid]
         issued_at = now or self._now()
-        token = sign_decision(
-            pair.private_key_file,
-            kid=kid,
-            approver=approver,
-            vm_id=vm_id,
-            event=event,
-            decision=decision,
-            now=issued_at,
-            valid_seconds=valid_seconds,
-            reason=reason,
-            jti=jti,
-        )
+        token = signer.sign(vm_id, event, decision, now=issued_at, valid_seconds=valid_seconds, reason=reason, jti=jti)
         self.put(vm_id, token, expires_at=issued_at + timedelta(seconds=valid_seconds))
         return token
 

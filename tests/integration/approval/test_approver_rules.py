@@ -2,18 +2,12 @@
 
 import json
 import sys
-import time
 
 import pytest
 from approver_kit import ApproverKit
 from starved import no_descriptors, no_threads
 
-from bridge.clock import Instant
 from bridge.config.approval import ApprovalSettings, RuleSettings
-from bridge.events.diff import Change
-from bridge.events.record import Evidence, Transition
-from bridge.outbox import meta
-from bridge.outbox.records import Observation
 
 ANNE = "anne"
 FREEZE = RuleSettings(name="freeze", event_types=("Freeze",), action="approve")
@@ -30,34 +24,6 @@ def begin(kit, *rules, **options):
     kit.rules(*rules, **options)
     kit.start()
     kit.wait(1)
-
-
-def record(kit, *events):
-    """Store *events* as the poll does before the approver hears of them."""
-    kit.outbox.write(
-        kit.outbox.records.append_observation,
-        Observation(
-            stream_id=kit.outbox.read(meta.load).result().stream_id,
-            document=kit.document,
-            changes=[
-                Change(transition=Transition.SCHEDULED, evidence=Evidence.OBSERVED, event=event) for event in events
-            ],
-            observed_at=kit.now(),
-            incarnation=1,
-            previous_incarnation=None,
-            is_settled=True,
-            boot_id="b",
-        ),
-    ).result()
-
-
-def until(kit, condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, kit.outcomes
-        kit.approver.observe(kit.document, Instant(wall=kit.now(), monotonic=kit.monotonic()))
-        kit.turn()
-        time.sleep(0.02)
 
 
 def test_a_rule_approves_once(kit):
@@ -166,9 +132,9 @@ def runs(tmp_path):
 def test_a_command_runs_first_once_and_gets_the_record(kit, tmp_path):
     begin(kit, drain(tmp_path))
     mine = kit.event(resources=("vm_0",))
-    record(kit, mine)
+    kit.record(mine)
     kit.see(mine)
-    until(kit, lambda: kit.imds.posts)
+    kit.until(lambda: kit.imds.posts)
     kit.restart()
     kit.go(10, mine)
     assert kit.imds.posts == [["E-1"]]
@@ -179,22 +145,22 @@ def test_a_command_runs_first_once_and_gets_the_record(kit, tmp_path):
 def test_a_command_that_cannot_be_started_for_now_runs_once_it_can(kit, tmp_path, starve):
     begin(kit, drain(tmp_path))
     mine = kit.event(resources=("vm_0",))
-    record(kit, mine)
+    kit.record(mine)
     with starve():
         kit.see(mine)
         for _ in range(3):
             kit.turn()
     assert runs(tmp_path) == []
-    until(kit, lambda: kit.imds.posts)
+    kit.until(lambda: kit.imds.posts)
     assert runs(tmp_path) == [["E-1", "E-1", "drained"]]
 
 
 def test_a_command_that_fails_approves_nothing_and_is_not_run_again(kit, tmp_path):
     begin(kit, drain(tmp_path, exit_code=3))
     mine = kit.event(resources=("vm_0",))
-    record(kit, mine)
+    kit.record(mine)
     kit.see(mine)
-    until(kit, lambda: ("approval_failed", "command_failed") in kit.outcomes)
+    kit.until(lambda: ("approval_failed", "command_failed") in kit.outcomes)
     kit.restart()
     kit.go(10, mine)
     assert kit.imds.posts == []
@@ -205,29 +171,29 @@ def test_a_command_that_fails_approves_nothing_and_is_not_run_again(kit, tmp_pat
 def test_a_command_that_is_too_slow_approves_nothing(kit, tmp_path):
     begin(kit, drain(tmp_path, seconds=60, command_timeout_seconds=0.5))
     mine = kit.event(resources=("vm_0",))
-    record(kit, mine)
+    kit.record(mine)
     kit.see(mine)
-    until(kit, lambda: ("approval_failed", "command_failed") in kit.outcomes)
+    kit.until(lambda: ("approval_failed", "command_failed") in kit.outcomes)
     assert kit.imds.posts == []
 
 
 def test_a_command_that_was_running_when_the_agent_died_runs_again(kit, tmp_path):
     begin(kit, drain(tmp_path, seconds=60))
     mine = kit.event(resources=("vm_0",))
-    record(kit, mine)
+    kit.record(mine)
     kit.see(mine)
-    until(kit, lambda: runs(tmp_path))
+    kit.until(lambda: runs(tmp_path))
     kit.settings = ApprovalSettings(rules=(drain(tmp_path),))
     kit.restart()
     kit.see(mine)
-    until(kit, lambda: kit.imds.posts)
+    kit.until(lambda: kit.imds.posts)
     assert len(runs(tmp_path)) == 2
 
 
 def test_a_running_command_delays_no_other_approval(kit, tmp_path):
     begin(kit, drain(tmp_path, seconds=60, event_types=("Reboot",)), FREEZE)
     mine = kit.event("E-2", event_type="Reboot", resources=("vm_0",))
-    record(kit, mine)
+    kit.record(mine)
     kit.see(mine, kit.event())
     kit.turn()
     assert kit.imds.posts == [["E-1"]]
@@ -236,7 +202,7 @@ def test_a_running_command_delays_no_other_approval(kit, tmp_path):
 def test_a_command_speaks_for_no_other_vm(kit, tmp_path):
     begin(kit, drain(tmp_path))
     both = kit.event(resources=("vm_0", "vm_1"))
-    record(kit, both)
+    kit.record(both)
     kit.go(60, both)
     assert kit.imds.posts == []
     assert runs(tmp_path) == []
@@ -245,11 +211,11 @@ def test_a_command_speaks_for_no_other_vm(kit, tmp_path):
 def test_an_event_that_began_during_the_command_is_not_approved(kit, tmp_path):
     begin(kit, drain(tmp_path, seconds=0.5))
     mine = kit.event(resources=("vm_0",))
-    record(kit, mine)
+    kit.record(mine)
     kit.see(mine)
-    until(kit, lambda: runs(tmp_path))
+    kit.until(lambda: runs(tmp_path))
     kit.see(kit.event(resources=("vm_0",), event_status="Started"))
-    until(kit, lambda: kit.outcomes)
+    kit.until(lambda: kit.outcomes)
     assert kit.imds.posts == []
     assert kit.outcomes == [("approval_refused", "event_not_scheduled")]
 

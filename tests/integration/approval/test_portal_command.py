@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 
 import msgspec
 import pytest
@@ -11,14 +10,10 @@ from starved import no_descriptors, no_threads
 
 from bridge.approval.evaluation_step import Trust, index_document
 from bridge.approval.open_approvals import postable
-from bridge.clock import Instant
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import ImdsStatus
-from bridge.events.diff import Change
-from bridge.events.record import Evidence, Transition
-from bridge.outbox import approvals, meta
+from bridge.outbox import approvals
 from bridge.outbox.approvals import ApprovalStage
-from bridge.outbox.records import Observation
 
 MINE = {"resources": ("vm_0",)}
 
@@ -80,30 +75,7 @@ def begin(kit, drain, *, required=1, rules=(), dry_run=False, **options):
 def see(kit, *events):
     """Store *events* as the poll does, and have the approver hear of them."""
     kit.see(*events)
-    kit.outbox.write(
-        kit.outbox.records.append_observation,
-        Observation(
-            stream_id=kit.outbox.read(meta.load).result().stream_id,
-            document=kit.document,
-            changes=[
-                Change(transition=Transition.SCHEDULED, evidence=Evidence.OBSERVED, event=event) for event in events
-            ],
-            observed_at=kit.now(),
-            incarnation=1,
-            previous_incarnation=None,
-            is_settled=True,
-            boot_id="b",
-        ),
-    ).result()
-
-
-def until(kit, condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, kit.outcomes
-        kit.approver.observe(kit.document, Instant(wall=kit.now(), monotonic=kit.monotonic()))
-        kit.turn()
-        time.sleep(0.02)
+    kit.record(*events)
 
 
 def reasons(kit):
@@ -115,11 +87,11 @@ def test_a_command_runs_before_what_the_portal_approved_is_posted_and_its_result
     mine = kit.event(**MINE)
     see(kit, mine)
     kit.offer(kit.token(mine, reason="the night shift knows"))
-    until(kit, lambda: drain.runs)
+    kit.until(lambda: drain.runs)
     kit.go(5, mine)
     assert (kit.imds.posts, kit.outcomes) == ([], [])
     drain.end()
-    until(kit, lambda: kit.imds.posts)
+    kit.until(lambda: kit.imds.posts)
     kit.go(5, mine)
     kit.restart()
     kit.go(5, mine)
@@ -138,7 +110,7 @@ def test_a_command_that_fails_approves_nothing_until_somebody_decides_again(kit,
     drain.end(3)
     first = kit.token(mine)
     kit.offer(first)
-    until(kit, lambda: kit.outcomes)
+    kit.until(lambda: kit.outcomes)
     assert kit.outcomes == [("approval_failed", "command_failed")]
     assert reasons(kit) == ["The command of approval.remote failed with exit code 3: 3 pods are left"]
     assert next(each.approval.jws_sha256 for each in kit.records if each.approval is not None)
@@ -148,7 +120,7 @@ def test_a_command_that_fails_approves_nothing_until_somebody_decides_again(kit,
     assert (kit.imds.posts, len(drain.runs), len(kit.outcomes)) == ([], 1, 1)
     drain.end(0)
     kit.offer(kit.token(mine))
-    until(kit, lambda: kit.imds.posts)
+    kit.until(lambda: kit.imds.posts)
     assert len(drain.runs) == 2
     assert kit.outcomes[-1] == ("approved", "accepted")
 
@@ -158,10 +130,10 @@ def test_a_command_that_fails_refuses_those_who_approved_beside_too(kit, drain):
     mine = kit.event(**MINE)
     see(kit, mine)
     kit.offer(kit.token(mine), kit.token(mine, kid="k2", approver=BORIS))
-    until(kit, lambda: drain.runs)
+    kit.until(lambda: drain.runs)
     kit.offer(kit.token(mine, kid="k2", approver=BORIS))
     drain.end(1)
-    until(kit, lambda: kit.outcomes)
+    kit.until(lambda: kit.outcomes)
     kit.go(5, mine)
     assert kit.outcomes == [("approval_failed", "command_failed")] * 3
     assert len({each.approval.decision_id for each in kit.records if each.approval is not None}) == 3
@@ -173,7 +145,7 @@ def test_a_command_that_is_too_slow_is_killed_and_approves_nothing(kit, drain):
     mine = kit.event(**MINE)
     see(kit, mine)
     kit.offer(kit.token(mine))
-    until(kit, lambda: kit.outcomes)
+    kit.until(lambda: kit.outcomes)
     assert kit.outcomes == [("approval_failed", "command_failed")]
     assert reasons(kit)[0].startswith("The command of approval.remote did not end within 0.5 s")
     assert kit.imds.posts == []
@@ -188,7 +160,7 @@ def test_a_program_that_is_not_there_approves_nothing(kit, drain):
     mine = kit.event(**MINE)
     see(kit, mine)
     kit.offer(kit.token(mine))
-    until(kit, lambda: kit.outcomes)
+    kit.until(lambda: kit.outcomes)
     assert kit.outcomes == [("approval_failed", "command_failed")]
     assert "cannot be started" in reasons(kit)[0]
 
@@ -198,12 +170,12 @@ def test_a_command_that_was_running_when_the_agent_was_stopped_runs_again(kit, d
     mine = kit.event(**MINE)
     see(kit, mine)
     kit.offer(kit.token(mine))
-    until(kit, lambda: drain.runs)
+    kit.until(lambda: drain.runs)
     kit.restart()
     assert kit.outcomes == []
     drain.end()
     kit.see(mine)
-    until(kit, lambda: kit.imds.posts)
+    kit.until(lambda: kit.imds.posts)
     assert len(drain.runs) == 2
     assert kit.outcomes == [("approved", "accepted")]
 
@@ -213,9 +185,9 @@ def test_a_hold_while_the_command_runs_withdraws_the_approval(kit, drain):
     mine = kit.event(**MINE)
     see(kit, mine)
     kit.offer(kit.token(mine))
-    until(kit, lambda: drain.runs)
+    kit.until(lambda: drain.runs)
     kit.offer(kit.token(mine, "hold", after=1))
-    until(kit, lambda: kit.outcomes)
+    kit.until(lambda: kit.outcomes)
     drain.end()
     kit.go(10, mine)
     assert kit.imds.posts == []
@@ -227,14 +199,14 @@ def test_an_approval_after_the_hold_has_a_run_of_its_own(kit, drain):
     mine = kit.event(**MINE)
     see(kit, mine)
     kit.offer(kit.token(mine))
-    until(kit, lambda: drain.runs)
+    kit.until(lambda: drain.runs)
     kit.offer(kit.token(mine, "hold", after=1))
     kit.wait(2)
     kit.see(mine)
     kit.offer(kit.token(mine))
     assert len(drain.runs) == 1  # not two at once
     drain.end()
-    until(kit, lambda: kit.imds.posts)
+    kit.until(lambda: kit.imds.posts)
     assert len(drain.runs) == 2
     assert kit.outcomes == [("approval_refused", "superseded"), ("approved", "accepted")]
 
@@ -244,9 +216,9 @@ def test_a_key_that_is_taken_away_while_the_command_runs_withdraws_the_approval(
     mine = kit.event(**MINE)
     see(kit, mine)
     kit.offer(kit.token(mine))
-    until(kit, lambda: drain.runs)
+    kit.until(lambda: drain.runs)
     (kit.directory / "k1.key.pub").unlink()
-    until(kit, lambda: kit.outcomes)
+    kit.until(lambda: kit.outcomes)
     drain.end()
     kit.go(10, mine)
     assert kit.imds.posts == []
@@ -266,9 +238,9 @@ def test_what_became_of_the_event_while_the_command_ran_ends_the_approval(kit, d
     mine = kit.event(**MINE)
     see(kit, mine)
     kit.offer(kit.token(mine))
-    until(kit, lambda: drain.runs)
+    kit.until(lambda: drain.runs)
     kit.see(*([] if later is None else [kit.event(**MINE, **later)]))
-    until(kit, lambda: kit.outcomes)
+    kit.until(lambda: kit.outcomes)
     drain.end()
     kit.go(5, *([] if later is None else [kit.event(**MINE, **later)]))
     assert kit.imds.posts == []
@@ -280,13 +252,13 @@ def test_an_event_that_is_still_scheduled_after_not_before_is_posted_once_the_co
     mine = kit.event(**MINE)
     see(kit, mine)
     kit.offer(kit.token(mine, valid_seconds=60))
-    until(kit, lambda: drain.runs)
+    kit.until(lambda: drain.runs)
     kit.wait((mine.not_before - kit.now()).total_seconds() + 60)
     kit.see(mine)
     kit.turn()
     assert (kit.now() > mine.not_before, kit.outcomes) == (True, [])
     drain.end()
-    until(kit, lambda: kit.imds.posts)
+    kit.until(lambda: kit.imds.posts)
     assert kit.outcomes == [("approved", "accepted")]
 
 
@@ -295,13 +267,13 @@ def test_a_command_that_outlasts_the_time_of_the_approval_approves_nothing(kit, 
     mine = kit.event(**MINE, not_before=START, not_before_raw="at the start")
     see(kit, mine)
     kit.offer(kit.token(mine, valid_seconds=60))
-    until(kit, lambda: drain.runs)
+    kit.until(lambda: drain.runs)
     for _ in range(40):  # the clock is believed after five minutes of its own pace
         kit.wait(100)
         kit.see(mine)
         kit.turn()
     drain.end()
-    until(kit, lambda: kit.outcomes)
+    kit.until(lambda: kit.outcomes)
     kit.go(3, mine)
     assert kit.imds.posts == []
     assert kit.outcomes == [("approval_refused", "expired")]
@@ -313,7 +285,7 @@ def test_dry_run_runs_the_command_and_tells_nobody(kit, drain):
     see(kit, mine)
     drain.end()
     kit.offer(kit.token(mine))
-    until(kit, lambda: kit.outcomes)
+    kit.until(lambda: kit.outcomes)
     assert (kit.imds.posts, len(drain.runs)) == ([], 1)
     assert kit.outcomes == [("approved", "dry_run")]
     assert "exited 0" in reasons(kit)[0]
@@ -328,7 +300,7 @@ def test_two_approvers_run_the_command_once(kit, drain):
     assert drain.runs == []
     kit.offer(kit.token(mine, kid="k2", approver=BORIS))
     drain.end()
-    until(kit, lambda: kit.imds.posts)
+    kit.until(lambda: kit.imds.posts)
     kit.go(5, mine)
     assert (kit.imds.posts, len(drain.runs)) == ([["E-1"]], 1)
 
@@ -340,7 +312,7 @@ def test_azure_that_refuses_does_not_run_the_command_again(kit, drain):
     drain.end()
     kit.imds.answer = ImdsStatus("Busy", status=503)
     kit.offer(kit.token(mine))
-    until(kit, lambda: kit.imds.posts)
+    kit.until(lambda: kit.imds.posts)
     kit.go(30, mine)
     kit.imds.answer = None
     kit.go(30, mine)
@@ -353,7 +325,7 @@ def test_a_person_on_the_vm_waits_for_no_command(kit, drain):
     mine = kit.event(**MINE)
     see(kit, mine)
     kit.offer(kit.token(mine))
-    until(kit, lambda: drain.runs)
+    kit.until(lambda: drain.runs)
     kit.wait(1)
     kit.approve_here(mine)
     kit.go(3, mine)
@@ -381,13 +353,13 @@ def test_the_portal_waits_for_the_drain_of_a_rule_and_takes_its_own_when_that_fa
     begin(kit, drain, rules=(rule,))
     mine = kit.event(**MINE)
     see(kit, mine)
-    until(kit, lambda: rules.runs)
+    kit.until(lambda: rules.runs)
     kit.offer(kit.token(mine))
     kit.go(3, mine)
     assert drain.runs == []
     rules.end(1)
     drain.end()
-    until(kit, lambda: kit.imds.posts)
+    kit.until(lambda: kit.imds.posts)
     assert rules.runs == [["E-1", "E-1", "drained"]]
     assert drain.runs == [["E-1", "E-1", ""]]
     assert kit.outcomes == [("approval_failed", "command_failed"), ("approved", "accepted")]
@@ -403,10 +375,10 @@ def test_a_command_that_is_configured_later_runs_before_what_was_approved_earlie
     kit.settings = ApprovalSettings(remote=msgspec.structs.replace(kit.settings.remote, command=drain.command))
     kit.reload()
     (kit.state / "approvals.disabled").unlink()
-    until(kit, lambda: drain.runs)
+    kit.until(lambda: drain.runs)
     assert kit.imds.posts == []
     drain.end()
-    until(kit, lambda: kit.imds.posts)
+    kit.until(lambda: kit.imds.posts)
     assert len(drain.runs) == 1
 
 
@@ -415,7 +387,7 @@ def test_a_command_that_is_configured_no_more_is_waited_for_no_more(kit, drain):
     mine = kit.event(**MINE)
     see(kit, mine)
     kit.offer(kit.token(mine))
-    until(kit, lambda: drain.runs)
+    kit.until(lambda: drain.runs)
     kit.settings = ApprovalSettings(remote=msgspec.structs.replace(kit.settings.remote, command=None))
     kit.reload()
     kit.go(3, mine)
@@ -432,10 +404,10 @@ def test_while_approvals_are_disabled_no_command_is_begun_and_the_portal_is_told
     assert (drain.runs, kit.imds.posts) == ([], [])
     assert ("approval_failed", "disabled") in kit.outcomes
     (kit.state / "approvals.disabled").unlink()
-    until(kit, lambda: drain.runs)
+    kit.until(lambda: drain.runs)
     assert kit.imds.posts == []
     drain.end()
-    until(kit, lambda: kit.imds.posts)
+    kit.until(lambda: kit.imds.posts)
     assert len(drain.runs) == 1
     assert kit.outcomes[-1] == ("approved", "accepted")
 
@@ -445,10 +417,10 @@ def test_a_command_that_runs_when_approvals_are_disabled_counts_when_they_are_no
     mine = kit.event(**MINE)
     see(kit, mine)
     kit.offer(kit.token(mine))
-    until(kit, lambda: drain.runs)
+    kit.until(lambda: drain.runs)
     (kit.state / "approvals.disabled").touch()
     drain.end()
-    until(kit, lambda: ("approval_failed", "disabled") in kit.outcomes)
+    kit.until(lambda: ("approval_failed", "disabled") in kit.outcomes)
     kit.go(3, mine)
     assert kit.imds.posts == []
     (kit.state / "approvals.disabled").unlink()
@@ -483,7 +455,7 @@ def test_a_command_that_cannot_be_started_for_now_runs_once_it_can(kit, drain, s
         for _ in range(3):
             kit.turn()
     assert drain.runs == []
-    until(kit, lambda: kit.imds.posts)
+    kit.until(lambda: kit.imds.posts)
     assert len(drain.runs) == 1
 
 
@@ -492,7 +464,7 @@ def test_a_running_command_delays_no_other_approval(kit, drain):
     mine, other = kit.event(**MINE), kit.event("E-2")
     see(kit, mine)
     kit.offer(kit.token(mine))
-    until(kit, lambda: drain.runs)
+    kit.until(lambda: drain.runs)
     kit.wait(1)
     kit.see(mine, other)
     kit.approve_here(other)
