@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from starlette.applications import Starlette
@@ -29,7 +30,11 @@ from bridge.portal.requests import error_answer
 from bridge.portal.settings import PortalSettings
 from bridge.portal.signing import PortalKey
 from bridge.portal.store.database import StoreThreads
+from bridge.portal.store.stories import approvers_here
 from bridge.portal.verdict_api import VerdictRoutes
+from bridge.portal.words import too_few
+
+logger = logging.getLogger(__name__)
 
 _ROOT = "/api/v1"
 
@@ -83,6 +88,10 @@ class Application:
         """Read what it must know before it answers."""
         await self.book.load()
         await self._people.load()
+        approvers = await self._threads.read(approvers_here)
+        why_not = too_few(self._settings.people.required_approvals, approvers)
+        if approvers and why_not and not self._people.others_may_approve:
+            logger.error("No event can be approved: %s", why_not)
 
     def stop(self) -> None:
         """Answer every poll that is held, and end every stream."""

@@ -88,7 +88,16 @@ def routes(
 ) -> list[Route]:
     """Return the routes of all pages, and of `/live`; *kid*: the key that the portal signs with."""
     door = Door(people=people, live=live, clock=clock, session_hours=session_hours, body_seconds=body_seconds)
-    pages = Pages(desk=desk, store=store, connections=connections, live=live, clock=clock, kid=kid, door=door)
+    pages = Pages(
+        desk=desk,
+        store=store,
+        connections=connections,
+        live=live,
+        clock=clock,
+        kid=kid,
+        door=door,
+        others_may_approve=people.others_may_approve,
+    )
     return [
         Route("/", door.shown(pages.home), name="page_home"),
         Route("/timeline", door.shown(pages.timeline), name="page_timeline"),
@@ -119,6 +128,7 @@ class Pages:
         clock: Clock,
         kid: str | None,
         door: Door,
+        others_may_approve: bool,
     ) -> None:
         self._desk = desk
         self._store = store
@@ -127,6 +137,7 @@ class Pages:
         self._clock = clock
         self._kid = kid
         self._door = door
+        self._others_may_approve = others_may_approve
 
     async def home(self, request: Request, person: Person) -> Response:
         """``GET /``: what is announced, what is under way, and what was over within the last hour."""
@@ -285,7 +296,12 @@ class Pages:
     def _view(self, story: EventStory, person: Person) -> EventView:
         agents = self._connections.of({vm.vm_key for vm in story.event.vms} | {each.vm_key for each in story.decisions})
         around = Surroundings(
-            now=self._clock.now(), person=person, agents=agents, kid=self._kid, required=self._desk.required
+            now=self._clock.now(),
+            person=person,
+            agents=agents,
+            kid=self._kid,
+            required=self._desk.required,
+            approvers=None if self._others_may_approve else story.approvers,
         )
         return view_of(story, around)
 

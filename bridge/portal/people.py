@@ -151,6 +151,11 @@ class People:
         self._csrf_key = b""
         self._log = ThrottledLog(logger, clock=clock)
 
+    @property
+    def others_may_approve(self) -> bool:
+        """Return whether a proxy may name somebody who has no name here, and who may approve."""
+        return self._proxy_header is not None and self._proxy_role is Role.APPROVER
+
     async def load(self) -> None:
         """Read what all processes of the portal share."""
         self._csrf_key = bytes.fromhex(await self._store.write(store_people.csrf_key))

@@ -195,6 +195,7 @@ def _facts(event: EventState) -> tuple[tuple[str, str], ...]:
     shown = event.event
     seconds = shown.duration_seconds
     pairs = (
+        ("NotBefore", shown.not_before_raw),
         ("Azure says", shown.description),
         ("Impact", None if seconds is None else "none" if seconds == 0 else duration(seconds)),
         ("Source", shown.event_source),

@@ -59,6 +59,8 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     kid: str | None
     """The key that the portal signs with; None: it has none."""
     required: int
+    approvers: int | None
+    """How many people may approve at all; None: nobody knows, for a proxy may bring others."""
 
 
 class Buttons(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,8 +150,17 @@ def buttons(event: EventState, ruling: Ruling, ways: Sequence[Way], around: Surr
     more = ruling.needed - 1
     if more > 0:
         others = "one more person has" if more == 1 else f"{more} more people have"
-        return Buttons(approve=f"starts once {others} approved too, for {names}", hold=hold)
+        why_not = too_few(around.required, around.approvers)
+        return Buttons(approve=f"starts once {others} approved too, for {names}", hold=hold, why_not=why_not)
     return Buttons(approve=f"starts now, for {names}", hold=hold)
+
+
+def too_few(required: int, approvers: int | None) -> str:
+    """Return what is said where fewer people may approve than must; nothing where enough may."""
+    if approvers is None or approvers >= required:
+        return ""
+    people = "person" if required == 1 else "different people"
+    return f"{required} {people} must approve, and only {approvers} may here: `portal users` lets others in."
 
 
 def _why_not_approve(event: EventState, ruling: Ruling, ways: Sequence[Way], around: Surroundings) -> str | None:
@@ -162,7 +173,7 @@ def _why_not_approve(event: EventState, ruling: Ruling, ways: Sequence[Way], aro
     if ruling.outcome is Outcome.WAITING and folded(around.person.name) in {
         folded(each.user_name) for each in ruling.verdicts
     }:
-        return "You have approved it; another person must too."
+        return f"You have approved it; another person must too. {too_few(around.required, around.approvers)}".rstrip()
     return None
 
 

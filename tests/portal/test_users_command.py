@@ -66,7 +66,7 @@ def test_people_are_let_in_as_the_page_shows(tmp_path, monkeypatch):
         done = CliRunner().invoke(commands, argv, input=f"{PASSWORD}\n", standalone_mode=False)
         assert done.exception is None, (line, done.exception)
     listed = CliRunner().invoke(commands, ["portal", "users", "list", "--config", "portal.toml"])
-    assert listed.stdout == "ann  approver  all VMs\nvic  viewer  labels.team:payments\n"
+    assert listed.stdout == "ann  approver  all VMs\nbob  approver  all VMs\nvic  viewer  labels.team:payments\n"
     signing = load(tmp_path / "portal.toml").signing
     assert (signing.kid, (tmp_path / signing.private_key_file).exists()) == ("portal-2026", True)
 

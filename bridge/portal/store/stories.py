@@ -16,7 +16,8 @@ from bridge.events.event import VmIdentity
 from bridge.events.record import Transition, TransitionRecord
 from bridge.portal.audit import Entry
 from bridge.portal.fleet import EventState
-from bridge.portal.schema import audit, decisions, events, records, verdicts, vms
+from bridge.portal.names import folded
+from bridge.portal.schema import audit, decisions, events, records, users, verdicts, vms
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import in_parts
 from bridge.portal.store.events import EventFilter, event_of, list_events, records_of
@@ -52,6 +53,8 @@ class EventStory(msgspec.Struct, frozen=True, kw_only=True):
     counting: tuple[Verdict, ...] = ()
     """Those that a ruling is made of."""
     decisions: tuple[SignedDecision, ...] = ()
+    approvers: int = 0
+    """How many people that have a name here may approve anything."""
     outcomes: tuple[TransitionRecord, ...] = ()
     """What agents told of approvals: of this event, and of decisions whose event they did not have."""
 
@@ -100,6 +103,12 @@ def event_with_digest(connection: Connection, key: str, digest: str) -> Transiti
         if record.event is not None and digest_of(record.event) == digest:
             return record
     return None
+
+
+def approvers_here(connection: Connection) -> int:
+    """Return how many people that have a name here may approve anything."""
+    may_approve = (users.c.role == "approver") & users.c.disabled_at.is_(None)
+    return len(set(map(folded, connection.execute(select(users.c.user_name).where(may_approve)).scalars())))
 
 
 def known_vms(connection: Connection, *, limit: int) -> list[KnownVm]:
@@ -162,12 +171,13 @@ def _with_stories(connection: Connection, found: Sequence[EventState]) -> list[E
     said = _by_event(connection, keys, _verdicts)
     signed = _by_event(connection, keys, _decisions)
     told = _by_event(connection, keys, _outcomes)
-    barred = names_barred(connection)
+    barred, approvers = names_barred(connection), approvers_here(connection)
     return [
         EventStory(
             event=event,
             verdicts=tuple(said.get(event.key, ())),
             counting=counting(said.get(event.key, ()), barred),
+            approvers=approvers,
             decisions=tuple(signed.get(event.key, ())),
             outcomes=(
                 *told.get(event.key, ()),

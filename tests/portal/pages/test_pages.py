@@ -206,6 +206,27 @@ def test_two_people_and_never_the_same_twice(tmp_path):
         assert len(office.poll(0, **ABLE)["decisions"]) == 1
 
 
+def test_rule_that_nobody_can_satisfy_is_said_at_start_and_at_the_button(tmp_path, caplog):
+    said = "3 different people must approve, and only 2 may here: `portal users` lets others in."
+    with Office(tmp_path, people={"required_approvals": 3}) as office:
+        assert f"No event can be approved: {said}" in caplog.text
+        office.portal.send(fleet_record(0, resources=("vm_0",)))
+        office.poll(0, **ABLE)
+        ann = office.browser("ann")
+        assert said in ann.page("/").text
+        ann.submit("/", "approve")
+        assert f"You have approved it; another person must too. {said}" in ann.page("/").text
+
+
+def test_rule_that_those_of_a_proxy_can_satisfy_is_no_mistake(tmp_path, caplog):
+    proxy = {"proxy_header": "X-Forwarded-User", "proxy_addresses": ["127.0.0.1"], "proxy_role": "approver"}
+    with Office(tmp_path, people={"required_approvals": 3, **proxy}) as office:
+        office.portal.send(fleet_record(0, resources=("vm_0",)))
+        office.poll(0, **ABLE)
+        assert "must approve, and only" not in office.browser("ann").page("/").text
+    assert "No event can be approved" not in caplog.text
+
+
 def test_many_at_once_with_one_reason_and_a_result_each(office):
     office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",)))
     office.poll(2, **ABLE)
