@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import ctypes
 import logging
+import os
 import signal
 import socket
 import ssl
@@ -37,6 +38,7 @@ from bridge.portal.requests import BODY_SECONDS
 from bridge.portal.settings import PortalSettings, address_of, check_secrets, database_file
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import Store, StoreThreads
+from bridge.system.systemd import SystemdNotifier
 
 logger = logging.getLogger(__name__)
 
@@ -171,6 +173,9 @@ class Portal:
                 "server.listen is no loopback address and there is no cert_file: agents speak plain http to loopback "
                 "only, so a proxy that speaks TLS must stand before the portal."
             )
+        systemd = SystemdNotifier(os.environ)
+        systemd.ready(f"Serving {url}")
+        systemd.close()
         self.is_up.set()
 
     def _operator_app(self, threads: StoreThreads, metrics: PortalMetrics) -> ASGIApp:

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import NoReturn
 
 import pytest
+from container_engine import why_not_here
 
 ROOT = Path(__file__).parents[2]
 
@@ -108,6 +109,26 @@ def unable() -> Callable[..., NoReturn]:
         absent(f"{sentence}. {said}".strip())
 
     return end
+
+
+@pytest.fixture(scope="session")
+def stand_in_engine(tool: Callable[[str], str], unable: Callable[..., NoReturn]) -> Callable[[Path], Path]:
+    """Return a function that returns the directory given, on a machine that can stand in for a container engine."""
+
+    def at(directory: Path) -> Path:
+        for name in ("unshare", "setpriv", "ip"):
+            tool(name)
+        said = why_not_here(directory)
+        if said is not None:
+            unable("no namespaces and overlays stand in for a container engine here", said)
+        if Path(sys.base_prefix) == Path("/usr") or sys.version_info < (3, 11):
+            # That of a distribution cannot be laid over /usr/local: no tool is missing, so nobody is to blame.
+            pytest.skip(
+                "these tests' Python cannot stand in for the base image's: it needs 3.11 and a prefix of its own"
+            )
+        return directory
+
+    return at
 
 
 def refusal(said: str) -> str | None:

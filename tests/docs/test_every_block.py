@@ -31,6 +31,9 @@ _SINK_CHECKED = "tests/docs/test_sink_readme.py::test_configuration_of_the_examp
 _FIRST_PORTAL = (
     "tests/portal/test_first_portal.py::test_a_newcomer_approves_an_event_through_the_portal_and_sees_it_start"
 )
+_PORTAL_PAGE = (
+    "tests/deploy/test_portal_page.py::test_whoever_follows_the_page_runs_backs_up_restores_upgrades_and_goes_back"
+)
 #: Mark of a block -> what runs, loads or compares it.
 RUN = {
     "demo-command": "tests/docs/test_readme.py::test_readme_demo_command_works_in_a_fresh_copy",
@@ -62,6 +65,20 @@ RUN = {
     "portal: people": "tests/portal/test_users_command.py::test_people_are_let_in_as_the_page_shows",
     "portal: people configuration": "tests/portal/test_users_command.py::test_people_are_let_in_as_the_page_shows",
     "portal: decide": "tests/portal/test_agent_follows.py::test_somebody_decides_as_the_page_shows",
+    "portal service: install": (
+        "tests/deploy/test_portal_page.py::test_commands_of_the_page_that_install_it_name_what_is_there"
+    ),
+    "portal service: set up": _PORTAL_PAGE,
+    "portal service: secrets": _PORTAL_PAGE,
+    "portal service: start": _PORTAL_PAGE,
+    "portal service: people": _PORTAL_PAGE,
+    "portal service: backup": _PORTAL_PAGE,
+    "portal service: try the backup": _PORTAL_PAGE,
+    "portal service: restore": _PORTAL_PAGE,
+    "portal service: upgrade": _PORTAL_PAGE,
+    "portal service: back": _PORTAL_PAGE,
+    "portal service: rotate": _PORTAL_PAGE,
+    "portal service: audit": _PORTAL_PAGE,
     "keys: make and use": "tests/docs/test_shown_commands.py::test_a_decision_is_signed_as_the_page_shows",
     "example: check": "tests/docs/test_protocol.py::test_the_commands_of_the_page_check_the_example",
     "kql: transformation": (

@@ -18,6 +18,7 @@ from bridge.config.loader import read
 from bridge.metrics.metrics import PREFIX, Metrics, OutboxReading
 from bridge.outbox import deliveries
 from bridge.outbox.deliveries import OutboxTotals, SinkAccount
+from bridge.portal import settings as portal_settings
 from bridge.testing.records import VM, sample_event, sample_record
 from sinks.cloudevent import cloud_event_bytes
 
@@ -30,7 +31,9 @@ ROOT = doc_pages.ROOT
 DEPLOY = ROOT / "deploy"
 PAGE = doc_pages.book("operate")
 RUNBOOK = doc_pages.section(PAGE, "Runbook")
-RULES = (DEPLOY / "prometheus" / "rules.yml").read_text(encoding="utf-8")
+RULES = "".join(
+    (DEPLOY / path / "rules.yml").read_text(encoding="utf-8") for path in ("prometheus", "portal/prometheus")
+)
 #: YAML is read by no library of ours: what is wanted stands on lines of one form.
 ALERTS = re.findall(r"^ +- alert: (\w+)$", RULES, re.MULTILINE)
 
@@ -64,7 +67,9 @@ def test_every_section_says_what_it_means_how_to_look_what_to_do_and_when_it_is_
 
 def test_every_alert_that_a_page_names_exists():
     for name in doc_pages.pages():
-        named = set(re.findall(r"\b(?:ScheduledEventsBridge[A-Z]|AzureScheduledEvent[A-Z])\w+", doc_pages.page(name)))
+        named = set(
+            re.findall(r"\b(?:ScheduledEvents(?:Bridge|Portal)[A-Z]|AzureScheduledEvent[A-Z])\w+", doc_pages.page(name))
+        )
         assert named <= set(ALERTS), name
 
 
@@ -114,6 +119,9 @@ def test_everything_in_the_directory_is_presented():
 @pytest.mark.parametrize("path", sorted(DEPLOY.rglob("*.toml")), ids=lambda path: str(path.relative_to(DEPLOY)))
 def test_every_configuration_is_accepted(path):
     text = path.read_text(encoding="utf-8").replace("{{HOST}}", "fleet.servicebus.windows.net")  # Bicep fills it in
+    if path.name == "portal.toml":
+        assert portal_settings.load(path).agents.attested
+        return
     assert read(tomllib.loads(text)).sinks
 
 

@@ -140,6 +140,19 @@ def test_a_stop_before_it_is_up_ends_it(tmp_path):
     assert time.monotonic() - began < 10
 
 
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="no systemd")
+def test_systemd_is_told_once_requests_are_answered(tmp_path, monkeypatch):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(20)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        with RunningPortal(tmp_path) as portal:
+            told = systemd.recv(1000).decode().splitlines()
+            assert told == ["READY=1", f"STATUS=Serving {portal.url.removesuffix('/api/v1')}"]
+            assert requests.get(f"{portal.operator_url}/readyz", timeout=20).status_code == 200
+            assert "NOTIFY_SOCKET" not in os.environ
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_command_serves_and_a_signal_stops_it_within_five_seconds(tmp_path, agent_env, number):
     config = tmp_path / "portal.toml"

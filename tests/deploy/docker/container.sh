@@ -1,5 +1,5 @@
 # What becomes of a container of the image: run by engine.sh in it, as root; the agent and its health check run as the
-# image's user, without capabilities. $AGENT_COMMAND and $HEALTH_COMMAND are the image's own words. Facts go to /run/engine/facts.
+# image's user, without capabilities. $COMMAND and $HEALTH_COMMAND are the image's own words. Facts go to /run/engine/facts.
 . /run/engine/image.env
 config=/run/engine/config.toml
 export SCHEDULED_EVENTS_BRIDGE_CONFIG=$config
@@ -9,7 +9,7 @@ fact() { printf '%s=%s\n' "$1" "$2" >>/run/engine/facts; }
 as_user() { exec setpriv --reuid "${IMAGE_USER%:*}" --regid "${IMAGE_USER#*:}" --clear-groups --bounding-set=-all \
   --inh-caps=-all --no-new-privs -- "$@"; }
 health() { (as_user $HEALTH_COMMAND) >>/run/engine/health 2>&1 && printf 0 || printf '%s' "$?"; }
-start() { (as_user $AGENT_COMMAND) >>/run/engine/out 2>>/run/engine/err & agent=$!; }
+start() { (as_user $COMMAND) >>/run/engine/out 2>>/run/engine/err & agent=$!; }
 within() { # yes as soon as the command after $1 succeeds, no after $1 seconds
   tries=$(($1 * 2))
   shift

@@ -7,7 +7,7 @@
 #                                       of its own: loopback, which carries the address of the metadata service
 #
 # BASE, a Python's prefix, stands at /usr/local, as in the images of Docker's python. SCRIPT is read from /run/engine,
-# where it may also write.
+# where it may also write. $VOLUME is the volume of the image.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -38,6 +38,6 @@ if [[ $what == run ]]; then
   ip address add 169.254.169.254/32 dev lo
   mount -o remount,ro,bind "$root/usr/local"
   mount -o remount,ro,bind "$root"
-  mount -t tmpfs -o mode=0700,uid=10001,gid=10001 none "$root/var/lib/scheduled-events-bridge" # its VOLUME
+  mount -t tmpfs -o mode=0700,uid=10001,gid=10001 none "$root$VOLUME"
 fi
 exec chroot "$root" /bin/sh "/run/engine/$(basename "$script")"

@@ -1,0 +1,214 @@
+"""The page of whoever runs the portal: its commands in their order, with the unit's own command, as another user.
+
+In the place of systemd a stand-in does what the unit says, in a directory of the test: it copies the credentials, and
+runs ExecStart as a user who may read all, for this directory is root's, and write nothing but the state directory.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import doc_pages
+import pytest
+from desk import Desk
+from held_port import held_port
+
+pytest.importorskip("sqlalchemy", reason="the extra [portal] is not installed")
+
+from fleet_records import fleet_record
+
+from bridge.portal.store.database import Store
+from bridge.portal.store.ingest import ReceivedRecord, add_records
+from bridge.sink import Transition, encode
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(300)]
+
+PAGE = "docs/operate/portal.md"
+NAME = "scheduled-events-portal"
+PASSWORD = "correct horse battery\n"  # of a test
+NOBODY = 65_534
+
+AS_NOBODY = (
+    f"setpriv --reuid {NOBODY} --regid {NOBODY} --clear-groups --no-new-privs --inh-caps=-all,+dac_read_search "
+    "--ambient-caps=-all,+dac_read_search --bounding-set=-all,+dac_read_search --"
+)
+RUNUSER = """#!/bin/bash
+[[ $1 == -u && $2 == scheduled-events-portal && $3 == -- ]] || exit 1
+shift 3
+exec {as_user} "$@"
+"""
+SYSTEMCTL = """#!/bin/bash
+set -eu
+start() {{
+  install -d -m 0755 {credentials}
+  for each in $(sed -n 's/^LoadCredential=//p' {unit}); do
+    install -m {mode} "${{each#*:}}" {credentials}/"${{each%%:*}}"
+  done
+  {as_user} $(sed -n 's/^ExecStart=//p' {unit}) </dev/null >>{home}/journal 2>&1 &
+  echo $! >{home}/pid
+  until curl -fsS http://{operator}/readyz >/dev/null 2>&1; do
+    kill -0 $! 2>/dev/null || {{ wait $! || exit $?; }}
+    sleep 0.1
+  done
+}}
+stop() {{
+  kill -TERM "$(cat {home}/pid)"
+  while kill -0 "$(cat {home}/pid)" 2>/dev/null; do sleep 0.05; done
+}}
+case $* in
+  daemon-reload) ;;
+  "enable --now {name}" | "start {name}") start ;;
+  "stop {name}") stop ;;
+  "restart {name}") stop; start ;;
+  *) echo "What is systemctl $*?" >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.fixture(scope="module")
+def desk(tool, deploy, tmp_path_factory, clean_environment):
+    home = tmp_path_factory.mktemp("machine")
+    with ExitStack() as stack:
+        portal, operator = (f"127.0.0.1:{stack.enter_context(held_port())}" for _ in range(2))
+        elsewhere = {
+            "/etc/": f"{home}/etc/",
+            f"/opt/{NAME}": f"{home}/opt",
+            f"/var/lib/{NAME}": f"{home}/state",
+            f"/run/credentials/{NAME}.service": f"{home}/credentials",
+            "127.0.0.1:8443": portal,
+            "127.0.0.1:9465": operator,
+            "$(date +%F)": "2026-11-20",
+        }
+        desk = Desk(PAGE, home, clean_environment, elsewhere)
+        as_user = AS_NOBODY if os.geteuid() == 0 else ""
+        if as_user:
+            tool("setpriv")
+        words = {
+            "as_user": as_user, "home": home, "operator": operator, "name": NAME,
+            "mode": "0440" if as_user else "0400",  # one's own key is nobody else's
+            "credentials": home / "credentials", "unit": home / f"etc/systemd/system/{NAME}.service",
+        }  # fmt: skip
+        for name, text in {"systemctl": SYSTEMCTL, "runuser": RUNUSER, "systemd-sysusers": "#!/bin/sh\n"}.items():
+            path = home / "bin" / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text.format(**words))
+            path.chmod(0o755)
+        for name in ("etc/systemd/system", "etc/sysusers.d", "opt/venvs", "state", "deploy/portal/systemd"):
+            (home / name).mkdir(parents=True)
+        if as_user:
+            os.chown(home / "state", NOBODY, NOBODY)
+        for path in (deploy / "portal/systemd").iterdir():
+            text = path.read_text()
+            for said, here in elsewhere.items():
+                text = text.replace(said, here)
+            (home / "deploy/portal/systemd" / path.name).write_text(text)
+        for version in ("0.1.0", "0.2.0"):  # both this one
+            (home / "opt/venvs" / version).symlink_to(sys.prefix)
+        (home / "opt/venv").symlink_to("venvs/0.1.0")
+        desk.environment |= {
+            "PATH": f"{home}/bin:{desk.environment['PATH']}",
+            "SCHEDULED_EVENTS_PORTAL_CONFIG": f"{home}/etc/{NAME}/portal.toml",
+            "STATE_DIRECTORY": f"{home}/state",
+        }
+        try:
+            yield desk
+        finally:
+            pid = home / "pid"
+            if pid.exists():
+                subprocess.run(["kill", "-KILL", pid.read_text().strip()], check=False)
+
+
+def test_whoever_follows_the_page_runs_backs_up_restores_upgrades_and_goes_back(desk):
+    home = desk.home
+
+    def do(mark, typed=""):
+        return desk.do(desk.text(f"portal service: {mark}"), typed)
+
+    do("set up")
+    assert (home / f"etc/sysusers.d/{NAME}.conf").exists()
+    assert "portal-2026" in do("secrets")
+    assert '"ready"' in do("start")
+    assert _owner_of_the_process(home) in {NOBODY, os.geteuid()} - {0}
+    assert "ann  approver  all VMs" in do("people", PASSWORD)
+    do("backup")
+    copy = home / "state/backups/2026-11-20.db"
+    assert copy.stat().st_mode & 0o777 == 0o600
+    assert "are as they were written" in do("try the backup")
+    people = desk.text("portal service: people").splitlines()
+    desk.do("\n".join(people[:3]).replace("ann", "bob"), PASSWORD)
+    do("restore")
+    listed = desk.do("\n".join([*people[:2], people[3]]))
+    assert ("ann" in listed, "bob" in listed) == (True, False)
+    assert (home / "state/before/portal.db").exists()
+    printed = do("audit")
+    assert "are as they were written" in printed
+    assert "user_added" in (home / "audit-2026-11-20.csv").read_text()
+    do("rotate")
+    secrets = (home / f"etc/{NAME}/private/agents.secret").read_text().splitlines()
+    assert [len(each) for each in secrets] == [44, 44]
+    assert (home / "credentials/agents.secret").read_text().splitlines() == secrets
+    do("upgrade")
+    assert (home / "state/before-0.2.0.db").exists()
+    assert os.readlink(home / "opt/venv") == "venvs/0.2.0"  # noqa: PTH115  # as the page has it
+    do("back")
+    assert os.readlink(home / "opt/venv") == "venvs/0.1.0"  # noqa: PTH115
+    assert '"ready"' in desk.do("curl -fsS " + desk.text("portal service: start").partition("curl -fsS ")[2])
+    assert (home / "journal").read_text().count('"The portal is up."') == 5
+    assert "WARNING" not in (home / "journal").read_text()
+
+
+def test_commands_of_the_page_that_install_it_name_what_is_there(deploy):
+    text = doc_pages.marked(doc_pages.page(PAGE), "portal service: install")
+    assert (deploy.parent / re.search(r"-r (\S+)", text)[1]).is_file()
+    version = re.search(r"VERSION=(\S+)", text)[1]
+    (start,) = re.findall(r"^ExecStart=(\S+)", (deploy / f"portal/systemd/{NAME}.service").read_text(), re.MULTILINE)
+    opt = re.search(r"OPT=(\S+)", text)[1]
+    assert start.startswith(f"{opt}/venv/bin/")
+    assert f"ln -sfn venvs/{version} " in doc_pages.marked(doc_pages.page(PAGE), "portal service: back")
+
+
+def _owner_of_the_process(home):
+    until = time.monotonic() + 20
+    pid = (home / "pid").read_text().strip()
+    while time.monotonic() < until:
+        said = re.search(r"^Uid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+        if said and int(said[1]):
+            return int(said[1])
+        time.sleep(0.05)
+    return 0
+
+
+def test_record_takes_what_the_page_computes_with(tmp_path):
+    def taken(vms):
+        store = Store.of_file(tmp_path / f"{vms}.db")
+        store.migrate()
+        before = _size(store)
+        names = tuple(f"payments-vmss_{number}" for number in range(vms))
+        for number in range(40):
+            for step, transition in enumerate((Transition.SCHEDULED, Transition.STARTED, Transition.COMPLETED)):
+                record = fleet_record(
+                    number % 20, sequence=3 * number + step + 1, event_id=f"{number:08d}-AFDC-4513-B24B-AA5F13A16123",
+                    transition=transition, seconds=3600 * number + 60 * step, resources=names, description="x" * 200,
+                )  # fmt: skip
+                received = [ReceivedRecord(record, encode(record).decode())]
+                store.write(add_records, received, "2026-11-20T11:00:00.000000Z")
+        size = _size(store) - before
+        store.close()
+        return size / 120
+
+    one, twenty = taken(1), taken(20)
+    assert 2_000 < one < twenty < 6_000
+    sizing = doc_pages.section(doc_pages.page(PAGE), "Sizing")
+    assert "A record takes 3 to 5 KB" in sizing
+    year = 1_000 * 4 * 3
+    assert f"{year * 3 / 1_000:.0f} to {year * 5 / 1_000:.0f} MB a year" in sizing
+
+
+def _size(store):
+    with store.engine.connect() as connection:
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        return pages * connection.exec_driver_sql("PRAGMA page_size").scalar_one()

@@ -1,0 +1,122 @@
+"""The portal's unit, its drop-in and its configuration: read by systemd's own tools and by the portal itself."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from bridge.portal.settings import SYSTEM_CONFIG, address_of, database_file, load
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+pytestmark = pytest.mark.deploy
+
+NAME = "scheduled-events-portal"
+UNIT = f"{NAME}.service"
+MOST_EXPOSURE = 2.0
+
+
+def settings_of(unit):
+    """Return each key of a unit with the list of its values, whatever its section."""
+    found = {}
+    for line in unit.read_text().splitlines():
+        key, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+@pytest.fixture(scope="module")
+def directory(deploy):
+    return deploy / "portal/systemd"
+
+
+@pytest.fixture(scope="module")
+def unit(directory):
+    return settings_of(directory / UNIT)
+
+
+@pytest.fixture(scope="module", params=["as it is", "with TLS"])
+def table(request, directory):
+    """Return the configuration as it is, or with what stands in it as comments in the place of the first `listen`."""
+    text = (directory / "portal.toml").read_text()
+    if request.param == "with TLS":
+        text = re.sub(r"(?m)^listen = .*\n(?=# listen = )", "", text)
+        text = re.sub(r"(?m)^# (?=(?:listen|cert_file|key_file) = )", "", text)
+    return text
+
+
+def test_systemd_reads_the_unit_without_a_word(tool, directory, unit, tmp_path):
+    program = tmp_path / "scheduled-events-bridge"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    (start,) = unit["ExecStart"]
+    (tmp_path / UNIT).write_text((directory / UNIT).read_text().replace(start.split()[0], str(program)))
+    for drop_ins in ([], ["tls.conf"]):
+        (tmp_path / f"{UNIT}.d").mkdir(exist_ok=True)
+        for name in drop_ins:
+            shutil.copy(directory / name, tmp_path / f"{UNIT}.d")
+        done = subprocess.run(
+            [tool("systemd-analyze"), "verify", "--man=no", tmp_path / UNIT],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout + done.stderr) == (0, ""), drop_ins
+
+
+def test_sandbox_leaves_little_exposed(tool, directory, tmp_path):
+    shutil.copy(directory / UNIT, tmp_path)
+    done = subprocess.run(
+        [tool("systemd-analyze"), "security", "--offline=yes", "--no-pager", tmp_path / UNIT],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    said = re.search(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
+    assert said, done.stderr
+    assert float(said[1]) <= MOST_EXPOSURE
+
+
+def test_it_is_never_given_up_and_may_stop_as_slowly_as_the_portal_promises(unit):
+    assert (unit["Restart"], unit["StartLimitIntervalSec"]) == (["always"], ["0"])
+    assert float(unit["TimeoutStopSec"][0]) > 5
+    assert unit["Type"] == ["notify"]
+
+
+def test_its_directories_are_those_of_the_program_and_its_user_is_declared(unit, directory):
+    assert unit["StateDirectory"] == unit["ConfigurationDirectory"] == unit["User"] == unit["Group"] == [NAME]
+    assert str(SYSTEM_CONFIG) == f"/etc/{NAME}/portal.toml"
+    assert re.search(rf"(?m)^u {NAME} - ", (directory / f"{NAME}.sysusers.conf").read_text())
+
+
+def test_each_agent_may_have_a_connection(unit):
+    assert int(unit["LimitNOFILE"][0]) >= 10 * 5_000
+
+
+def test_configuration_is_right(table, tmp_path):
+    path = tmp_path / "portal.toml"
+    path.write_text(table)
+    settings = load(path)
+    host, _ = address_of(settings.server.listen)
+    assert (settings.server.cert_file is None) == (host == "127.0.0.1")  # agents speak plain http to loopback alone
+    assert str(database_file(settings, {"STATE_DIRECTORY": f"/var/lib/{NAME}"})) == f"/var/lib/{NAME}/portal.db"
+
+
+def test_every_credential_is_named_by_the_configuration_and_no_other(table, unit, directory):
+    given = list(unit["LoadCredential"])
+    if "\ncert_file" in table:
+        given += settings_of(directory / "tls.conf")["LoadCredential"]
+    named = re.findall(r'(?m)^\w+_file = "(.+)"$', table)
+    assert sorted(named) == sorted(f"/run/credentials/{UNIT}/{each.partition(':')[0]}" for each in given)
+    for each in given:
+        name, _, path = each.partition(":")
+        assert path == f"/etc/{NAME}/private/{name}"
+
+
+def test_comments_of_the_configuration_are_the_whole_of_it_for_tls(directory):
+    """What is a comment beside `listen` is one decision: TLS by itself."""
+    commented = re.findall(r"(?m)^# (\w+) = ", (directory / "portal.toml").read_text())
+    assert commented == ["listen", "cert_file", "key_file"]
+    assert tomllib.loads((directory / "portal.toml").read_text())["server"] == {"listen": "127.0.0.1:8443"}
