@@ -84,6 +84,11 @@ RUN = {
     "kql: transformation": (
         "tests/docs/test_operators.py::test_transformation_is_printed_as_a_data_collection_rule_takes_it"
     ),
+    "kql: look": "tests/deploy/test_kql.py::test_query_of_the_workspace_page_is_right",
+    **dict.fromkeys(
+        [f"windows: {what}" for what in ("unpack", "install", "configure", "look", "event log", "remove")],
+        "tests/deploy/test_windows.py::test_commands_of_the_page_parse_and_are_there_with_their_parameters",
+    ),
     "drain script": "tests/docs/test_configurations.py::test_drain_script_drains_and_undrains",
     "file: acme_pager.py": _SINK,
     "file: pyproject.toml": _SINK,
@@ -235,13 +240,14 @@ def checked(tmp_path, monkeypatch):
     def check(text):
         for path in ("/etc/scheduled-events-bridge", "/var/log/scheduled-events-bridge", "/run/credentials"):
             text = text.replace(path, str(tmp_path))
+        text = text.replace("C:\\ProgramData\\scheduled-events-bridge\\", f"{tmp_path}/")
         text = text.replace("scheduled-events-bridge.service/", "")
         text = text.replace("/opt/scheduled-events-bridge/drain.py", str(ROOT / "deploy" / "kubernetes" / "drain.py"))
         program = tmp_path / "on-scheduled-event"
         program.write_text("#!/bin/sh\n")
         program.chmod(stat.S_IRWXU)
         text = text.replace("/usr/local/bin/on-scheduled-event", str(program))
-        re.sub(r'^(\w+)_(file|env) = "([^"]+)"', fill, text, flags=re.MULTILINE)
+        re.sub(r"""^(\w+)_(file|env) = ["']([^"']+)["']""", fill, text, flags=re.MULTILINE)
         file = tmp_path / "config.toml"
         file.write_text(text, encoding="utf-8")
         return CliRunner().invoke(commands, ["check-config", "--config", str(file)], standalone_mode=False)
