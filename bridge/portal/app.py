@@ -24,9 +24,10 @@ from bridge.portal.desk import Desk
 from bridge.portal.ingest import Ingest
 from bridge.portal.live import Live
 from bridge.portal.metrics import PortalMetrics
+from bridge.portal.neighbours import Neighbours
 from bridge.portal.people import People, Role
 from bridge.portal.poll import PREFIX, LongPoll
-from bridge.portal.requests import BodyRoom, error_answer
+from bridge.portal.requests import error_answer
 from bridge.portal.settings import PortalSettings
 from bridge.portal.signing import PortalKey
 from bridge.portal.store.database import StoreThreads
@@ -50,7 +51,7 @@ def agent_routes(
 
 
 class Application:
-    """What answers on the public listener; call `load` before it does, and have `book` and `live` follow meanwhile."""
+    """What answers on the public listener; call `load` before it does, and have the `followers` follow meanwhile."""
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class Application:
         self._connections = Connections(clock)
         self._people = self._new_people()
         self.book = DecisionBook(threads, clock=clock)
+        self.neighbours = Neighbours(threads, self._connections, clock=clock)
         self.live = Live(store=threads, people=self._people, connections=self._connections, clock=clock)
         self._callers = self._new_callers()
         self._divided = _Divided(
@@ -93,6 +95,11 @@ class Application:
         if approvers and why_not and not self._people.others_may_approve:
             logger.error("No event can be approved: %s", why_not)
 
+    @property
+    def followers(self) -> tuple[DecisionBook, Live, Neighbours]:
+        """Return what follows the database."""
+        return self.book, self.live, self.neighbours
+
     def stop(self) -> None:
         """Answer every poll that is held, and end every stream."""
         self.book.stop()
@@ -105,9 +112,7 @@ class Application:
             *([] if self._agents is None else self._agents.routes(_ROOT)),
         ]
         handlers: dict[Any, Any] = {404: _not_found, 405: _not_allowed, Exception: _failed}
-        app = Starlette(routes=routes, exception_handlers=handlers)
-        app.state.bodies = BodyRoom()
-        return _Counted(app, self._metrics)
+        return _Counted(Starlette(routes=routes, exception_handlers=handlers), self._metrics)
 
     def _machine_routes(self) -> list[Route]:
         """Return what agents that send records, and programs, reach."""
@@ -206,10 +211,7 @@ class _Divided:
 
 
 class _Counted:
-    """Counts the answers of *app* by route and status; a path that is no route counts as `none`.
-
-    A slash that was encoded leads nowhere: what stands before the portal may have taken it for no slash, and let it by.
-    """
+    """Counts the answers of *app* by route and status; a path that is no route counts as `none`."""
 
     def __init__(self, app: Starlette, metrics: PortalMetrics) -> None:
         self._app = app
@@ -222,8 +224,7 @@ class _Counted:
                 self._metrics.answered(route.name if isinstance(route, Route) else "none", message["status"])
             await send(message)
 
-        is_plain = b"%2f" not in scope["raw_path"].lower()
-        await (self._app if is_plain else error_answer(404, "There is nothing here."))(scope, receive, counted)
+        await self._app(scope, receive, counted)
 
 
 async def _not_found(_request: Request, _error: Exception) -> Response:

@@ -1,8 +1,8 @@
 """The decisions that count, in memory, and the polls that wait for them. For the event loop alone.
 
 A poll never asks the database: whatever is decided comes here once, in its order, and wakes the polls of its VMs. A
-process that decides something has the book catch up at once; each second it does so by itself, for what another process
-decided. Once a minute everything is read again, which forgets what has expired.
+process that decides something has the book catch up at once, and PostgreSQL tells the others (`news`); within a second
+each does so by itself, too. Once a minute everything is read again, which forgets what has expired.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ MAX_ANSWER_BYTES = 1024 * 1024
 #: Quotes and a comma about each decision, and all that is not a decision.
 _EACH_BYTES, _ENVELOPE_BYTES = 3, 512
 
-_CATCH_UP_SECONDS = 1.0
+#: Whoever waits is awake within a second, also when nobody tells of the news.
+_CATCH_UP_SECONDS = 0.8
 _RELOAD_SECONDS = 60.0
 #: A VM has one agent, and one poll; a second one comes where a connection was lost unseen.
 _MOST_WAITING_OF_A_VM = 4
@@ -49,6 +50,7 @@ class DecisionBook:
         self._by_vm: dict[str, list[tuple[int, str]]] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._catching_up = asyncio.Lock()
+        self._news = asyncio.Event()
         self._is_stopping = False
         self.index = 1
         """Every decision up to this number is here."""
@@ -80,21 +82,28 @@ class DecisionBook:
             self._take(found)
 
     async def follow(self) -> None:
-        """Catch up each second, and read everything each minute, until it is cancelled."""
-        rounds = 0
+        """Catch up at news and each second, and read everything each minute, until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        loaded_at = loop.time()
         while True:
-            await asyncio.sleep(_CATCH_UP_SECONDS)
-            rounds += 1
+            sweep = loop.call_later(_CATCH_UP_SECONDS, self._news.set)
+            await self._news.wait()
+            sweep.cancel()
+            self._news.clear()
             try:
-                if rounds * _CATCH_UP_SECONDS >= _RELOAD_SECONDS:
-                    rounds = 0
+                if loop.time() - loaded_at >= _RELOAD_SECONDS:
                     await self.load()
+                    loaded_at = loop.time()
                 else:
                     await self.catch_up()
             except StoreUnavailable as error:
                 self._log.problem("store", logging.ERROR, f"New decisions cannot be read; agents are not told. {error}")
             else:
                 self._log.recovered("store", "New decisions are read again.")
+
+    def news(self) -> None:
+        """Have what was decided read at once: another process says that there is something."""
+        self._news.set()
 
     def has_news(self, vm_key: str, after: int) -> bool:
         """Return whether there is a decision for *vm_key* with a greater number than *after*."""

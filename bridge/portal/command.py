@@ -15,12 +15,13 @@ from bridge.clock import REAL_CLOCK, format_time
 from bridge.errors import BridgeError
 from bridge.events.event import compact_json
 from bridge.portal.audit import Entry, Fault, NewEntry, first_fault
+from bridge.portal.migrations import current
 from bridge.portal.names import MOST_CHARACTERS, name_in
 from bridge.portal.people import Role, hashed
 from bridge.portal.serve import Portal
 from bridge.portal.settings import database_file, find, load
-from bridge.portal.store.audit import add_entries, all_entries, count
-from bridge.portal.store.database import Store, back_up
+from bridge.portal.store.audit import add_entries, all_entries, count, entries
+from bridge.portal.store.database import Store
 from bridge.portal.store.people import User, all_users
 from bridge.portal.store.people import add_user as store_user
 from bridge.portal.store.people import disable_user as disable
@@ -53,7 +54,11 @@ def migrate(config: Path | None) -> tuple[str | None, str]:
 
 def backup(config: Path | None, target: Path) -> None:
     """Copy the database to *target*, also while the portal runs."""
-    back_up(database_file(load(find(config))), target)
+    store = _store(config)
+    try:
+        store.kind.back_up(target)
+    finally:
+        store.close()
 
 
 def verify(config: Path | None) -> Verified:
@@ -61,9 +66,9 @@ def verify(config: Path | None) -> Verified:
     store = _store(config)
     last = ""
 
-    def walked(entries: Iterator[Entry]) -> Iterator[Entry]:
+    def walked(chain: Iterator[Entry]) -> Iterator[Entry]:
         nonlocal last
-        for entry in entries:
+        for entry in chain:
             last = entry.hash
             yield entry
 
@@ -136,14 +141,19 @@ def _scope(text: str) -> str:
 
 
 def export(config: Path | None, form: str) -> Iterator[str]:
-    """Yield every entry of the audit as a line, of JSON or of CSV, a page in memory at a time."""
+    """Yield every entry of the audit as a line, of JSON or of CSV, a page in memory at a time.
+
+    Each page is a transaction of its own: whoever reads slowly keeps nobody from writing, and no entry ever changes.
+    """
     store = _store(config)
     try:
-        with store.engine.connect() as connection:
-            if form == "csv":
-                yield _csv_line(_COLUMNS)
-            for entry in all_entries(connection):
+        if form == "csv":
+            yield _csv_line(_COLUMNS)
+        page = store.read(entries, after=0)
+        while page:
+            for entry in page:
                 yield _csv_line(_cells(entry)) if form == "csv" else msgspec.json.encode(entry).decode()
+            page = store.read(entries, after=page[-1].entry)
     finally:
         store.close()
 
@@ -165,7 +175,16 @@ def _csv_line(cells: tuple[str, ...]) -> str:
 
 
 def _store(config: Path | None, *, must_exist: bool = True) -> Store:
-    path = database_file(load(find(config)))
-    if must_exist and not path.exists():
-        raise BridgeError(f"There is no database at {path}. It is made by the first start, or by `portal migrate`.")
-    return Store.of_file(path)
+    settings = load(find(config))
+    where = settings.database.url or database_file(settings)
+    nothing = BridgeError(f"There is no database at {where}. It is made by the first start, or by `portal migrate`.")
+    if must_exist and isinstance(where, Path) and not where.exists():
+        raise nothing
+    store = Store.of_settings(settings)
+    try:
+        if must_exist and store.read(current) is None:
+            raise nothing
+    except BridgeError:
+        store.close()
+        raise
+    return store

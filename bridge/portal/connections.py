@@ -1,21 +1,26 @@
 """Which agents ask for decisions, and what each said of itself when it last did (PROTOCOL.md, section 2).
 
-Kept in memory, since every poll changes it. An agent that asks no more is forgotten within minutes.
+Kept in memory, since every poll changes it; `bridge.portal.neighbours` brings what other processes of the portal know.
+An agent that asks no more is forgotten within minutes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 
 import msgspec
 
-from bridge.clock import Clock
+from bridge.clock import Clock, format_time, parse_time
 from bridge.portal.signing import AgentSeen
+from bridge.portal.store.agents import SharedAgent
 
 HEADER = "scheduled-events-agent"
 _LONGEST = 8_192
 #: A poll lasts at most 600 s; an agent that is there has the next one open within a second.
-_FORGOTTEN_SECONDS = 700.0
+FORGOTTEN_SECONDS = 700.0
+#: For so long a poll that another process holds counts, unless that says again that it does.
+HELD_SECONDS = 90.0
 _FORGETS_EVERY_SECONDS = 60.0
 _AWAY_SECONDS = 15.0
 
@@ -35,7 +40,15 @@ class _Seen(msgspec.Struct):
     received_index: int = 0
 
 
+class _Told(msgspec.Struct, frozen=True):
+    """What processes tell each other of an agent."""
+
+    is_held: bool
+    said: _Said
+
+
 _decode = msgspec.json.Decoder(_Said).decode
+_told_of = msgspec.json.Decoder(_Told).decode
 
 
 class Connections:
@@ -44,6 +57,8 @@ class Connections:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._seen: dict[str, _Seen] = {}
+        self._elsewhere: dict[str, _Seen] = {}
+        self._untold: set[str] = set()
         self._forgets_at = 0.0
 
     def begins(self, vm_key: str, header: str, *, index: int = 0) -> None:
@@ -55,6 +70,7 @@ class Connections:
         self._seen[vm_key] = _Seen(
             at=self._clock.monotonic(), said=_read(header), open_polls=open_polls, received_index=index
         )
+        self._untold.add(vm_key)
 
     def ends(self, vm_key: str) -> None:
         """Note that a poll of *vm_key* was answered, or lost."""
@@ -62,23 +78,57 @@ class Connections:
         if known is not None:
             known.open_polls -= 1
             known.at = self._clock.monotonic()
+            self._untold.add(vm_key)
 
     def of(self, vm_keys: Iterable[str]) -> dict[str, AgentSeen]:
         """Return what is known of those of *vm_keys* that ever asked."""
-        seen = self._seen  # a thread of the store asks, too
-        return {key: self._shown(seen[key]) for key in vm_keys if key in seen}
+        seen, elsewhere = self._seen, self._elsewhere  # a thread of the store asks, too
+        return {
+            key: self._shown([each for each in (seen.get(key), elsewhere.get(key)) if each is not None])
+            for key in vm_keys
+            if key in seen or key in elsewhere
+        }
 
     def all(self) -> dict[str, AgentSeen]:
         """Return what is known of every agent that ever asked."""
-        return self.of(self._seen)
+        return self.of({**self._seen, **self._elsewhere})
+
+    def told(self, *, is_everything: bool) -> list[SharedAgent]:
+        """Return what has changed here since this was asked last, or everything, for the other processes."""
+        keys = self._seen.keys() if is_everything else self._untold & self._seen.keys()
+        self._untold = set()
+        now, monotonic = self._clock.now(), self._clock.monotonic()
+        told = []
+        for key in keys:
+            seen = self._seen[key]
+            ago = 0.0 if seen.open_polls > 0 else monotonic - seen.at
+            body = msgspec.json.encode(_Told(is_held=seen.open_polls > 0, said=seen.said)).decode()
+            asked_at = format_time(now - timedelta(seconds=ago))
+            told.append(SharedAgent(vm_key=key, asked_at=asked_at, received_index=seen.received_index, body=body))
+        return told
+
+    def hear(self, elsewhere: Iterable[SharedAgent]) -> None:
+        """Take what all other processes know, in place of what they knew before."""
+        now, monotonic = self._clock.now(), self._clock.monotonic()
+        found: dict[str, _Seen] = {}
+        for each in elsewhere:
+            ago = (now - parse_time(each.asked_at)).total_seconds()
+            told = _told_of(each.body)
+            is_held = told.is_held and ago < HELD_SECONDS
+            seen = _Seen(
+                at=monotonic - ago, said=told.said, open_polls=int(is_held), received_index=each.received_index
+            )
+            found[each.vm_key] = max(seen, found.get(each.vm_key, seen), key=_newer)
+        self._elsewhere = found
 
     def _forget(self) -> None:
         """Forget the agents that have not asked for longer than any poll lasts."""
         self._forgets_at = self._clock.monotonic() + _FORGETS_EVERY_SECONDS
-        oldest = self._clock.monotonic() - _FORGOTTEN_SECONDS
+        oldest = self._clock.monotonic() - FORGOTTEN_SECONDS
         self._seen = {key: seen for key, seen in self._seen.items() if seen.open_polls > 0 or seen.at >= oldest}
 
-    def _shown(self, seen: _Seen) -> AgentSeen:
+    def _shown(self, known: list[_Seen]) -> AgentSeen:
+        seen = max(known, key=_newer)
         # Between two polls an agent is away for a second at most; one that is worse off is not there.
         is_connected = seen.open_polls > 0 or self._clock.monotonic() - seen.at < _AWAY_SECONDS
         said = seen.said
@@ -89,13 +139,18 @@ class Connections:
             required_approvals=said.required_approvals,
             dry_run=said.dry_run,
             disabled=said.disabled,
-            received_index=seen.received_index,
+            received_index=max(each.received_index for each in known),
         )
+
+
+def _newer(seen: _Seen) -> tuple[bool, float]:
+    """Return by what the better of two is known: it holds a poll, or has heard of the agent later."""
+    return seen.open_polls > 0, seen.at
 
 
 def _read(header: str) -> _Said:
     """Return what *header* says; nothing, where it is none of the protocol's."""
     try:
         return _decode(header[:_LONGEST].encode())
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeEncodeError):
         return _Said()

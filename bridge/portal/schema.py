@@ -28,6 +28,11 @@ metadata = MetaData(
     }
 )
 
+#: The row of `properties` that names the history in which numbers of decisions count.
+EPOCH = "epoch"
+#: By which name PostgreSQL tells all processes of new decisions.
+CHANNEL = "portal_decisions"
+
 #: Every record that came, as it came; never changed.
 records = Table(
     "records",
@@ -89,11 +94,12 @@ events = Table(
     Index(None, "first_observed_at", "event_key"),
 )
 
-#: Every VM whose agent has asked for decisions.
+#: Every VM whose agent asks for decisions, as each of several processes knows it; one alone keeps it in memory.
 agents = Table(
     "agents",
     metadata,
     Column("vm_key", Text, primary_key=True),
+    Column("process", String(32), primary_key=True),
     Column("asked_at", String(24), nullable=False),
     Column("received_index", BigInteger, nullable=False),
     Column("body", Text, nullable=False),

@@ -19,8 +19,7 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -33,11 +32,10 @@ from bridge.metrics.metrics import own_version
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.app import Application, agent_routes
 from bridge.portal.audit import NewEntry
-from bridge.portal.bounded_http import BoundedHttp, HttpBounds, Refusals
 from bridge.portal.health import Health
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.requests import BODY_SECONDS
-from bridge.portal.settings import PortalSettings, address_of, check_secrets, database_file
+from bridge.portal.settings import PortalSettings, address_of, check_secrets
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import Store, StoreThreads
 from bridge.system.systemd import SystemdNotifier
@@ -59,17 +57,11 @@ class Portal:
     """The portal of *settings*; `run` serves until `stop`, which any thread may call."""
 
     def __init__(
-        self,
-        settings: PortalSettings,
-        *,
-        clock: Clock = REAL_CLOCK,
-        body_seconds: float = BODY_SECONDS,
-        bounds: HttpBounds = HttpBounds(),  # noqa: B008  # frozen
+        self, settings: PortalSettings, *, clock: Clock = REAL_CLOCK, body_seconds: float = BODY_SECONDS
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._body_seconds = body_seconds
-        self._bounds = bounds
         self._stopping = threading.Event()
         self._wake: Callable[[], object] = lambda: None
         self.address: tuple[str, int] | None = None
@@ -85,7 +77,7 @@ class Portal:
         check_secrets(self._settings)
         for sentence in unusable_keys([key.trusted() for key in self._settings.keys]):
             logger.warning("A key of [[keys]] does not count: %s", sentence)
-        store = Store.of_file(database_file(self._settings))
+        store = Store.of_settings(self._settings)
         sockets: list[socket.socket] = []
         _allow_connections()
         try:
@@ -135,17 +127,17 @@ class Portal:
             body_seconds=self._body_seconds,
         )
         await app.load()
-        protocol = partial(BoundedHttp, bounds=self._bounds, refusals=Refusals(metrics, clock=self._clock))
         servers = (
-            _Server(self._public_config(app, protocol)),
-            _Server(_config(self._operator_app(threads, metrics), protocol, {})),
+            _Server(self._public_config(app)),
+            _Server(_config(self._operator_app(threads, metrics), {})),
         )
         serving = [
             loop.create_task(server.serve(sockets=[bound]))
             for server, bound in zip(servers, (public, operator), strict=True)
         ]
-        following = [loop.create_task(each.follow()) for each in (app.book, app.live)]
+        following = [loop.create_task(each.follow()) for each in app.followers]
         returning = loop.create_task(_return_memory())
+        listener = threads.store.listener(_called_on(loop, app.book.news))
         try:
             await threads.write(
                 add_entries,
@@ -163,11 +155,15 @@ class Portal:
         finally:
             self._stopping.set()
             app.stop()
+            if listener is not None:
+                listener.stop()
             for task in (*following, returning):
                 task.cancel()
             for server in servers:
                 server.should_exit = True
             await asyncio.gather(*serving, return_exceptions=True)
+            if listener is not None:
+                await asyncio.to_thread(listener.join)
         logger.info("The portal has stopped.")
 
     def _log_up(self) -> None:
@@ -193,10 +189,10 @@ class Portal:
             store=threads, metrics=metrics, is_local=is_loopback(host), is_stopping=self._stopping.is_set
         ).app()
 
-    def _public_config(self, app: ASGIApp, protocol: Any) -> uvicorn.Config:
+    def _public_config(self, app: ASGIApp) -> uvicorn.Config:
         server = self._settings.server
         tls = {} if server.cert_file is None else {"ssl_certfile": server.cert_file, "ssl_keyfile": server.key_file}
-        config = _config(app, protocol, tls)
+        config = _config(app, tls)
         try:
             config.load()
         except (OSError, ssl.SSLError) as error:
@@ -207,20 +203,22 @@ class Portal:
         return config
 
 
+def _called_on(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> Callable[[], None]:
+    """Return what has *loop* call *function*, from any thread; nothing happens once the loop is closed."""
+
+    def call() -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(function)
+
+    return call
+
+
 class _Server(uvicorn.Server):
     """A server that leaves the signals to the portal, and cuts what does not end by itself."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-    async def on_tick(self, counter: int) -> bool:
-        """Cut the connections whose time is over, once a second; uvicorn calls it every tenth of one."""
-        if counter % 10 == 0:
-            now, connections = asyncio.get_running_loop().time(), list(self.server_state.connections)
-            for connection in cast("list[BoundedHttp]", connections):
-                connection.cut_if_due(now)
-        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # A connection with TLS is closed only when its client says goodbye too, which many never do.
@@ -235,10 +233,10 @@ class _Server(uvicorn.Server):
             connection.transport.abort()
 
 
-def _config(app: ASGIApp, protocol: Any, tls: dict[str, Any]) -> uvicorn.Config:
+def _config(app: ASGIApp, tls: dict[str, Any]) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=protocol,
+        http="httptools",
         ws="none",
         lifespan="off",
         log_config=None,

@@ -104,10 +104,45 @@ class OperatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatabaseSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[database]``: what the portal remembers."""
+    """``[database]``: what the portal remembers, in a file of SQLite or a database of PostgreSQL."""
 
     file: _Text | None = None
     """The SQLite database. Default: portal.db in $STATE_DIRECTORY, else in /var/lib/scheduled-events-portal."""
+    url: _Text | None = None
+    """A database of PostgreSQL, for several processes behind a load balancer, such as
+    `postgresql://portal@db.example.net/portal?sslmode=verify-full`; everything that libpq reads there, but no
+    password. Needs the extra `portal-postgresql`."""
+    password_file: _Text | None = None
+    """A file with the password for `url`; read again for each connection. Default: as libpq finds one itself."""
+    password_env: _Text | None = None
+    """The environment variable that holds the password."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for two databases, two places of the password, and a password in the address."""
+        if self.file is not None and self.url is not None:
+            raise ValueError("file and url are both set; keep one.")
+        if self.password_file is not None and self.password_env is not None:
+            raise ValueError("password_file and password_env are both set; keep one.")
+        if self.url is None and (self.password_file or self.password_env):
+            raise ValueError("there is a password, but no url to show it to. Set url, or take the password out.")
+        if self.url is not None and (mistake := _mistake_of(self.url)):
+            raise ValueError(mistake)
+
+    def password(self) -> Secret:
+        """Return the password for `url`."""
+        return Secret(key="database.password", file=self.password_file, env=self.password_env)
+
+
+def _mistake_of(url: str) -> str | None:
+    """Return why *url* is no address of a database, without a word of it: somebody may have put a password there."""
+    try:
+        parts = urlsplit(url)
+        has_password = parts.password is not None or "password" in parts.query.casefold()
+    except ValueError:
+        return "url is no address that can be read."
+    if parts.scheme not in {"postgresql", "postgres"} or parts.fragment:
+        return "url must begin with postgresql:// and have no #."
+    return "url has a password in it. Put that into password_file or password_env." if has_password else None
 
 
 class AttestedSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -278,7 +313,8 @@ def check_secrets(settings: PortalSettings) -> None:
     Later, while the portal runs, one that cannot be read refuses whoever needs it, and is read again.
     """
     mistakes = []
-    for secret in (settings.agents.token(), settings.agents.webhook_secret(), settings.readers.token()):
+    agents, readers, database = settings.agents, settings.readers, settings.database
+    for secret in (agents.token(), agents.webhook_secret(), readers.token(), database.password()):
         try:
             secret.values()
         except SecretUnavailable as error:

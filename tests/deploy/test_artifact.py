@@ -82,7 +82,8 @@ def test_no_locked_version_is_below_the_floor_of_its_library(deploy, checkout):
     floors = settings["tool"][NAME]["floors"]
     numbers = {name: tuple(map(int, re.findall(r"\d+", version))) for name, version in versions.items()}
     extras = settings["project"]["optional-dependencies"]
-    of_the_portal = {re.match(r"[\w-]+", each)[0].lower() for each in extras["portal"]}  # which no archive brings
+    for_the_portal = [*extras["portal"], *extras["portal-postgresql"]]  # which no archive brings
+    of_the_portal = {re.match(r"[\w-]+", each)[0].lower() for each in for_the_portal}
     assert set(floors) - set(numbers) - of_the_portal == set()
     for name in set(floors) & set(numbers):
         assert numbers[name] >= tuple(map(int, re.findall(r"\d+", floors[name]["floor"]))), name

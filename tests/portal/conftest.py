@@ -1,12 +1,26 @@
-"""The portal's tests need its libraries: without the extra, and so on Python 3.10, they are skipped."""
+"""The portal's tests need its libraries: without the extra, and so on Python 3.10, they are skipped.
+
+What is written for both engines takes `database`, and runs on SQLite and on PostgreSQL; where no PostgreSQL is, the
+latter is skipped, unless POSTGRESQL=required.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+
+if TYPE_CHECKING:
+    from portal_databases import Database
+    from postgresql_server import Server
+
+    from bridge.portal.store.database import Store
 
 _IS_INSTALLED = all(
     find_spec(name) is not None for name in ("sqlalchemy", "alembic", "asn1crypto", "starlette", "uvicorn")
@@ -23,3 +37,62 @@ class _Skipped(pytest.Module):
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """Return the file as one that is skipped, where the libraries are missing."""
     return None if _IS_INSTALLED else _Skipped.from_parent(parent, path=module_path)
+
+
+def _missing(what: str) -> NoReturn:
+    if os.environ.get("POSTGRESQL") == "required":
+        pytest.fail(f"{what}, and POSTGRESQL=required")
+    pytest.skip(what)
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Server]:
+    """A PostgreSQL of the tests' own."""
+    if find_spec("psycopg") is None:
+        _missing("the extra [portal-postgresql] is not installed")
+    from postgresql_server import Server, programs  # noqa: PLC0415  # needs the extra
+
+    binaries = programs()
+    if binaries is None:
+        _missing("no PostgreSQL is installed here (Debian: postgresql)")
+    server = Server(binaries)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def postgresql_database(postgresql: Server) -> Iterator[Database]:
+    """A database of PostgreSQL, as a first start of the portal makes one."""
+    with postgresql.database() as found:
+        yield found
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., AbstractContextManager[Database]]:
+    """What makes a database of each engine: as a first start of the portal does, or *is_empty*; a context manager."""
+    from portal_databases import of_file  # noqa: PLC0415  # needs the extra
+
+    if request.param == "sqlite":
+        return partial(of_file, tmp_path)
+    server: Server = request.getfixturevalue("postgresql")
+    return server.database
+
+
+@pytest.fixture
+def database(new_database: Callable[..., AbstractContextManager[Database]]) -> Iterator[Database]:
+    """A database of each engine, as a first start of the portal makes one."""
+    with new_database() as found:
+        yield found
+
+
+@pytest.fixture
+def empty_database(new_database: Callable[..., AbstractContextManager[Database]]) -> Iterator[Database]:
+    """A database of each engine, with nothing in it."""
+    with new_database(is_empty=True) as found:
+        yield found
+
+
+@pytest.fixture
+def store(database: Database) -> Store:
+    """A store on a database of each engine."""
+    return database.store()

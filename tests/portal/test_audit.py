@@ -14,17 +14,8 @@ from sqlalchemy.exc import DBAPIError
 
 from bridge.portal.audit import NO_HASH, NewEntry, chained, first_fault
 from bridge.portal.store.audit import add_entries, all_entries, count, entries
-from bridge.portal.store.database import Store
 
 AT = "2026-11-20T11:00:30.000Z"
-
-
-@pytest.fixture
-def store(tmp_path):
-    store = Store.of_file(tmp_path / "portal.db")
-    store.migrate()
-    yield store
-    store.close()
 
 
 def new(number=0):
@@ -38,11 +29,12 @@ def fault_of(store):
 
 
 def tampered(store, statement):
-    """Do as somebody does who can write to the file, and knows of the triggers."""
+    """Do as somebody does who owns the database, and knows of the triggers."""
 
     def work(connection):
+        where = " ON audit" if connection.dialect.name == "postgresql" else ""
         for what in ("update", "delete"):
-            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS audit_no_{what}")
+            connection.exec_driver_sql(f"DROP TRIGGER IF EXISTS audit_no_{what}{where}")
         connection.exec_driver_sql(statement)
 
     store.write(work)
@@ -108,9 +100,8 @@ def test_the_database_itself_refuses_to_change_an_entry(ten, statement):
     assert fault_of(ten) is None
 
 
-def test_two_who_add_at_once_make_one_chain(tmp_path):
-    stores = [Store.of_file(tmp_path / "portal.db") for _ in range(2)]
-    stores[0].migrate()
+def test_two_who_add_at_once_make_one_chain(database):
+    stores = [database.store() for _ in range(2)]
 
     def add(store):
         for number in range(30):
@@ -123,8 +114,6 @@ def test_two_who_add_at_once_make_one_chain(tmp_path):
         thread.join()
     assert stores[0].read(count) == 120
     assert fault_of(stores[1]) is None
-    for store in stores:
-        store.close()
 
 
 def test_an_entry_that_is_taken_back_leaves_no_gap(ten):

@@ -90,6 +90,37 @@ def test_the_database_is_the_named_one_else_in_the_state_directory():
     assert database_file(read(AGENTS), {}) == Path("/var/lib/scheduled-events-portal/portal.db")
 
 
+URL = "postgresql://portal@db.example.net/portal?sslmode=verify-full"
+
+
+def test_a_database_of_postgresql_is_named_by_its_address_and_its_password_stands_elsewhere():
+    settings = read({"database": {"url": URL, "password_file": "/run/password"}, **AGENTS})
+    assert settings.database.url == URL
+    assert settings.database.password().is_set
+    assert not read({"database": {"url": URL}, **AGENTS}).database.password().is_set
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"url": URL, "file": "portal.db"}, "file and url are both set"),
+        ({"url": URL, "password_file": "a", "password_env": "b"}, "password_file and password_env are both set"),
+        ({"password_file": "a"}, "there is a password, but no url"),
+        ({"url": "mysql://db/portal"}, "must begin with postgresql://"),
+        ({"url": "host=db password=s3cret"}, "must begin with postgresql://"),
+        ({"url": "postgresql://portal:s3cret@db/portal"}, "url has a password in it"),
+        ({"url": "postgresql://portal:s3cret#1@db/portal"}, "url"),
+        ({"url": "postgresql://db/portal?user=portal&password=s3cret"}, "url has a password in it"),
+        ({"url": "postgresql://db/portal?sslpassword=s3cret"}, "url has a password in it"),
+        ({"url": "postgresql://[s3cret/portal"}, "url is no address that can be read"),
+    ],
+)
+def test_a_mistake_about_the_database_is_said_without_its_password(table, words):
+    text = "\n".join(mistakes_of({"database": table, **AGENTS}))
+    assert words in text
+    assert "s3cret" not in text
+
+
 @pytest.mark.parametrize(
     ("content", "message"), [(b"[agents", "is no valid TOML"), (b"\xff", "is no valid TOML"), (None, "cannot be read")]
 )
@@ -111,6 +142,9 @@ def test_configurations_of_the_page_are_right():
     page = doc_pages.page("docs/howto/portal.md")
     portal = read(tomllib.loads(doc_pages.marked(page, "file: portal.toml")))
     assert portal.readers.token().is_set
+    database = read(tomllib.loads(doc_pages.marked(page, "postgresql: configuration"))).database
+    assert database.url is not None
+    assert database.password().is_set
     [sink] = loader.read(tomllib.loads(doc_pages.marked(page, "file: agent.toml"))).sinks
     assert (sink.type_name, sink.config.scope) == ("webhook", "all")
 

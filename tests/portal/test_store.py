@@ -11,7 +11,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from fleet_records import fleet_record, histories
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.errors import BridgeError
@@ -21,7 +21,7 @@ from bridge.portal import migrations
 from bridge.portal.fleet import Fleet
 from bridge.portal.schema import metadata
 from bridge.portal.store.audit import entries
-from bridge.portal.store.database import Store, StoreUnavailable, back_up, epoch
+from bridge.portal.store.database import Store, StoreUnavailable, epoch
 from bridge.portal.store.events import EventFilter, every_event, list_events, place_of, records_of
 from bridge.portal.store.ingest import ReceivedRecord, add_records
 
@@ -29,7 +29,7 @@ AT = "2026-11-20T11:00:30.000Z"
 
 
 @pytest.fixture
-def store(tmp_path):
+def file_store(tmp_path):
     store = Store.of_file(tmp_path / "portal.db")
     store.migrate()
     yield store
@@ -59,21 +59,28 @@ def batches(records, chance):
         rest = rest[size:]
 
 
-@given(histories(most_vms=12), st.randoms(use_true_random=False))
-@settings(max_examples=25)
-def test_two_stores_on_one_database_come_to_the_events_of_the_fold(tmp_path_factory, records, chance):
-    path = tmp_path_factory.mktemp("portal") / "portal.db"
-    stores = [Store.of_file(path), Store.of_file(path)]
-    try:
-        stores[0].migrate()
+def check_two_stores(new_database, records, chance):
+    """Hold two stores on one database to the events of the fold, whatever comes where, twice and in any order."""
+    with new_database() as database:
+        stores = [database.store(), database.store()]
         shuffled = [*records, *records]
         chance.shuffle(shuffled)
         for some in batches(shuffled, chance):
             chance.choice(stores).write(add_records, received(some), AT)
         assert events_in(stores[0]) == events_of(records)
-    finally:
-        for store in stores:
-            store.close()
+
+
+@given(histories(most_vms=12), st.randoms(use_true_random=False))
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_two_stores_on_one_database_come_to_the_events_of_the_fold(new_database, records, chance):
+    check_two_stores(new_database, records, chance)
+
+
+@pytest.mark.long
+@given(histories(most_vms=100), st.randoms(use_true_random=False))
+@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_two_stores_on_one_database_come_to_the_events_of_the_fold_whatever_comes(new_database, records, chance):
+    check_two_stores(new_database, records, chance)
 
 
 def send(store, records):
@@ -84,7 +91,7 @@ def send(store, records):
     raise AssertionError("the database was never free")
 
 
-def test_a_hundred_vms_in_two_threads_at_once_come_to_the_events_of_the_fold(tmp_path):
+def test_a_hundred_vms_in_two_threads_at_once_come_to_the_events_of_the_fold(database):
     records = [
         fleet_record(vm, sequence=sequence, event_id=event_id, transition=transition, seconds=sequence)
         for vm in range(100)
@@ -93,8 +100,7 @@ def test_a_hundred_vms_in_two_threads_at_once_come_to_the_events_of_the_fold(tmp
             (Transition.SCHEDULED, Transition.STARTED, Transition.APPROVED), start=1 if event_id == "A" else 4
         )
     ]
-    stores = [Store.of_file(tmp_path / "portal.db") for _ in range(2)]
-    stores[0].migrate()
+    stores = [database.store() for _ in range(2)]
     failures = []
 
     def take_in(store, seed):
@@ -117,8 +123,6 @@ def test_a_hundred_vms_in_two_threads_at_once_come_to_the_events_of_the_fold(tmp
     outcomes = stores[0].read(entries, after=0, limit=1000)
     assert len(outcomes) == 200
     assert len({entry.details["record_id"] for entry in outcomes}) == 200
-    for store in stores:
-        store.close()
 
 
 def test_nothing_of_a_batch_stays_when_it_fails_half_way(store):
@@ -189,8 +193,8 @@ def test_a_second_migration_changes_nothing(store):
     assert store.migrate() == ("0001", "0001")
 
 
-def test_two_processes_that_migrate_at_once_make_one_database(tmp_path):
-    stores = [Store.of_file(tmp_path / "portal.db") for _ in range(4)]
+def test_two_processes_that_migrate_at_once_make_one_database(empty_database):
+    stores = [empty_database.store() for _ in range(4)]
     found = []
     threads = [threading.Thread(target=lambda store=store: found.append(store.migrate())) for store in stores]
     for thread in threads:
@@ -199,8 +203,6 @@ def test_two_processes_that_migrate_at_once_make_one_database(tmp_path):
         thread.join()
     assert sorted(found, key=str) == [("0001", "0001")] * 3 + [(None, "0001")]
     assert len({store.read(epoch) for store in stores}) == 1
-    for store in stores:
-        store.close()
 
 
 def test_a_database_of_a_later_version_is_refused(store):
@@ -209,9 +211,10 @@ def test_a_database_of_a_later_version_is_refused(store):
         store.migrate()
 
 
-def test_a_backup_of_a_living_database_has_everything_and_another_history(store, tmp_path):
+def test_a_backup_of_a_living_database_has_everything_and_another_history(file_store, tmp_path):
+    store = file_store
     store.write(add_records, received([fleet_record(0)]), AT)
-    back_up(tmp_path / "portal.db", tmp_path / "copy.db")
+    store.kind.back_up(tmp_path / "copy.db")
     assert (tmp_path / "copy.db").stat().st_mode & 0o077 == 0
     copy = Store.of_file(tmp_path / "copy.db")
     try:
@@ -222,15 +225,15 @@ def test_a_backup_of_a_living_database_has_everything_and_another_history(store,
         copy.close()
 
 
-@pytest.mark.usefixtures("store")
-def test_a_backup_never_goes_over_a_file(tmp_path):
+def test_a_backup_never_goes_over_a_file(file_store, tmp_path):
     (tmp_path / "copy.db").write_text("mine", encoding="utf-8")
     with pytest.raises(BridgeError, match="exists already"):
-        back_up(tmp_path / "portal.db", tmp_path / "copy.db")
+        file_store.kind.back_up(tmp_path / "copy.db")
     assert (tmp_path / "copy.db").read_text(encoding="utf-8") == "mine"
 
 
-def test_a_database_that_somebody_else_holds_is_said_and_taken_up_again(store):
+def test_a_database_that_somebody_else_holds_is_said_and_taken_up_again(file_store):
+    store = file_store
     holder = sqlite3.connect(store.engine.url.database)
     holder.execute("BEGIN IMMEDIATE")
     try:

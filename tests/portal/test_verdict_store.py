@@ -19,7 +19,6 @@ from bridge.events.record import Transition
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.signing import AgentSeen, PortalKey, addressees
 from bridge.portal.store.audit import entries
-from bridge.portal.store.database import Store
 from bridge.portal.store.decisions import live_decisions
 from bridge.portal.store.events import event_of
 from bridge.portal.store.ingest import ReceivedRecord, add_records
@@ -34,12 +33,11 @@ DECIDED = NOW + timedelta(minutes=1)
 class Office:
     """A store with an event of two VMs, and a third VM of the same resource group."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, store):
         pair = generate_key(directory / "portal.key")
         self.public = TrustedKey(kid="portal-1", approver="portal", public_key_file=str(pair.public_key_file))
         self.key = PortalKey(DecisionSigner(pair.private_key_file, kid="portal-1", approver="portal"))
-        self.store = Store.of_file(directory / "portal.db")
-        self.store.migrate()
+        self.store = store
         self.agents = {vm_id_of(vm): AgentSeen(is_connected=True) for vm in (0, 1, 2)}
         self.tell(fleet_record(0), fleet_record(1), fleet_record(2, event_id="B", resources=("vm_2",)))
 
@@ -84,10 +82,8 @@ class Office:
 
 
 @pytest.fixture
-def office(tmp_path):
-    office = Office(tmp_path)
-    yield office
-    office.store.close()
+def office(tmp_path, store):
+    return Office(tmp_path, store)
 
 
 def test_approval_is_signed_for_one_vm_of_the_event_and_a_spare(office):

@@ -19,7 +19,7 @@ else:
 
 PYPROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
 FLOORS = PYPROJECT["tool"]["scheduled-events-bridge"]["floors"]
-USERS_EXTRAS = ("apprise", "portal", "template", "websocket")
+USERS_EXTRAS = ("apprise", "portal", "portal-postgresql", "template", "websocket")
 REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*([^;]*)")
 ADVISORY = re.compile(r"none|CVE-\d{4}-\d{4,}.*: .+")
 

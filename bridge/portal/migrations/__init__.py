@@ -20,6 +20,8 @@ from bridge.portal.schema import metadata
 
 #: Any number that no other program of the same database takes.
 _POSTGRESQL_LOCK = 7_390_114_725
+#: For a process that has begun already, and for its statements.
+_WAIT_SECONDS = 60
 
 
 class DatabaseTooNew(BridgeError):
@@ -32,7 +34,7 @@ def migrate(connection: Connection) -> tuple[str | None, str]:
     None: it was empty. Raises DatabaseTooNew for a step that this version does not have.
     """
     if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _POSTGRESQL_LOCK})
+        _wait_for_others(connection)
     scripts = _scripts()
     before = current(connection)
     try:
@@ -58,6 +60,15 @@ def current(connection: Connection) -> str | None:
 def is_current(connection: Connection) -> bool:
     """Return whether the database has the tables that this version knows."""
     return current(connection) == _scripts().get_current_head()
+
+
+def _wait_for_others(connection: Connection) -> None:
+    encoding = connection.execute(text("SHOW server_encoding")).scalar_one()
+    if encoding != "UTF8":
+        raise BridgeError(f"The database is made for texts in {encoding}. Make one with ENCODING 'UTF8'.")
+    connection.execute(text(f"SET LOCAL lock_timeout = '{_WAIT_SECONDS}s'"))
+    connection.execute(text("SET LOCAL statement_timeout = 0"))
+    connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _POSTGRESQL_LOCK})
 
 
 def _config() -> Config:

@@ -1,43 +1,47 @@
 """The database: opened, migrated, asked and written to, synchronously, from a few threads.
 
-Functions over a connection are run in one transaction each, `read` or `write`. A write takes its lock at the beginning
-(SQLite: BEGIN IMMEDIATE), so none fails half way because another writes. The event loop never waits for the database:
-`StoreThreads` runs the functions aside, and takes no more than it can do soon.
+Functions over a connection are run in one transaction each, `read` or `write`. What is SQLite's or PostgreSQL's own
+stands in `bridge.portal.store.sqlite` and `bridge.portal.store.postgresql`, and in the functions over a connection
+below, which ask for the dialect. The event loop never waits for the database: `StoreThreads` runs the functions aside,
+and takes no more than it can do soon.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
-import time
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from sqlalchemy import URL, Connection, Table, create_engine, event, select
+from sqlalchemy import Connection, Table, event, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, SecretUnavailable
 from bridge.portal import migrations
-from bridge.portal.schema import properties
+from bridge.portal.schema import CHANNEL, EPOCH, properties
+from bridge.portal.settings import PortalSettings, database_file
+from bridge.portal.store.sqlite import Sqlite
+from bridge.system.extras import how_to_install
+
+if TYPE_CHECKING:
+    from bridge.portal.store.postgresql import Listener, Postgresql
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 #: Less than what a stop may take.
 _BUSY_SECONDS = 2.0
-_LOCKED_SECONDS = 0.02
 _THREADS = 4
+#: How often a transaction that was only in another's way is begun.
+_MOST_TRIES = 5
 _MOST_WAITING = 256
 #: SQLite takes 32,766 variables in a statement, PostgreSQL 65,535.
 _MOST_AT_ONCE = 500
 _WRITES = "portal_writes"
-EPOCH = "epoch"
 
 
 class StoreUnavailable(BridgeError):
@@ -45,26 +49,33 @@ class StoreUnavailable(BridgeError):
 
 
 class Store:
-    """The database at *url*; its methods may be called from any thread."""
+    """The database of *kind*; its methods may be called from any thread."""
 
-    def __init__(self, url: URL | str) -> None:
-        self.engine = create_engine(url, pool_size=2 * _THREADS, max_overflow=0, pool_timeout=_BUSY_SECONDS)
-        if self.engine.dialect.name == "sqlite":
-            event.listen(self.engine, "connect", _prepare)
-            event.listen(self.engine, "begin", _begin)
+    def __init__(self, kind: Sqlite | Postgresql) -> None:
+        kind.make()
+        self.kind = kind
+        self.engine = kind.engine(pool_size=2 * _THREADS, max_overflow=0, pool_timeout=_BUSY_SECONDS)
+        event.listen(self.engine, "begin", self._begin)
 
     @classmethod
     def of_file(cls, path: Path) -> Store:
         """Return the SQLite database at *path*; it and its directory are made, for the owner alone."""
+        return cls(Sqlite(path, busy_seconds=_BUSY_SECONDS))
+
+    @classmethod
+    def of_settings(cls, settings: PortalSettings) -> Store:
+        """Return the database that *settings* name."""
+        url = settings.database.url
+        if url is None:
+            return cls.of_file(database_file(settings))
         try:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.touch(mode=0o600)  # SQLite gives the files beside it the same mode
-        except OSError as error:
+            from bridge.portal.store.postgresql import Postgresql  # noqa: PLC0415  # an extra of its own
+        except ImportError as error:
             raise BridgeError(
-                f"The portal's database {path} cannot be made: {error.strerror or error}. Name another with file in "
-                "[database]."
+                f"database.url needs psycopg, which cannot be loaded here: {str(error).splitlines()[0]}. "
+                f"{how_to_install('portal-postgresql')}."
             ) from error
-        return cls(URL.create("sqlite", database=str(path)))
+        return cls(Postgresql(url, settings.database.password(), busy_seconds=_BUSY_SECONDS))
 
     def read(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Return what *work* returns over a connection that sees one state of the database."""
@@ -82,12 +93,25 @@ class Store:
         """Close every connection."""
         self.engine.dispose()
 
+    def listener(self, heard: Callable[[], object]) -> Listener | None:
+        """Return what calls *heard* when a process has decided something; None: the database tells nobody."""
+        return self.kind.listener(heard)
+
     def _run(self, options: dict[str, bool], work: Callable[..., _T], *args: Any, **kwargs: Any) -> _T:
-        try:
-            with self.engine.connect().execution_options(**options) as connection, connection.begin():
-                return work(connection, *args, **kwargs)
-        except DBAPIError as error:
-            raise StoreUnavailable(f"The portal's database cannot do it now: {error.orig}.") from error
+        for left in reversed(range(_MOST_TRIES)):
+            try:
+                with self.engine.connect().execution_options(**options) as connection, connection.begin():
+                    return work(connection, *args, **kwargs)
+            except DBAPIError as error:
+                cause = error.orig or error
+                if not left or not self.kind.is_in_the_way(cause):
+                    raise StoreUnavailable(self.kind.why(cause)) from error
+            except SecretUnavailable as error:
+                raise StoreUnavailable(self.kind.why(error)) from error
+        raise AssertionError  # the last try returns or raises
+
+    def _begin(self, connection: Connection) -> None:
+        self.kind.begin(connection, writes=connection.get_execution_options().get(_WRITES, True))
 
 
 class StoreThreads:
@@ -96,11 +120,14 @@ class StoreThreads:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._readers = ThreadPoolExecutor(_THREADS, thread_name_prefix="store-reader")
-        # SQLite has one writer: who waits for it in a queue gets a turn, who waits for its lock may not.
-        writers = 1 if store.engine.dialect.name == "sqlite" else _THREADS
-        self._writers = ThreadPoolExecutor(writers, thread_name_prefix="store-writer")
+        self._writers = ThreadPoolExecutor(store.kind.writers, thread_name_prefix="store-writer")
         self._lock = threading.Lock()
         self._waiting = 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Return whether other processes may serve agents and people beside this one."""
+        return self.store.kind.is_shared
 
     async def read(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Return what `Store.read` returns; raise StoreUnavailable when too much waits already."""
@@ -132,7 +159,7 @@ class StoreThreads:
 
 def insert(connection: Connection, table: Table) -> Any:
     """Return an INSERT into *table* that knows ON CONFLICT, for the dialect of *connection*."""
-    return (postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert)(table)
+    return (postgresql.insert if _is_postgresql(connection) else sqlite.insert)(table)
 
 
 def upsert(connection: Connection, table: Table, rows: Sequence[dict[str, Any]]) -> None:
@@ -160,28 +187,10 @@ def epoch(connection: Connection) -> str:
     return str(connection.execute(select(properties.c.value).where(properties.c.name == EPOCH)).scalar_one())
 
 
-def back_up(source: Path, target: Path) -> None:
-    """Copy the SQLite database at *source*, also while the portal runs, to *target*, which must not exist.
-
-    The copy has no epoch: whoever starts a portal on it gets a new one, so that agents ask for everything again.
-    """
-    if target.exists():
-        raise BridgeError(f"{target} exists already; a backup never goes over a file. Name another.")
-    if not source.exists():
-        raise BridgeError(f"There is no database at {source} to back up.")
-    part = target.with_name(f"{target.name}.part")
-    part.unlink(missing_ok=True)
-    part.touch(mode=0o600)
-    try:
-        with closing(sqlite3.connect(source)) as living, closing(sqlite3.connect(part)) as copy:
-            living.backup(copy)
-            copy.execute("DELETE FROM properties WHERE name = ?", (EPOCH,))
-            copy.commit()
-            copy.execute("PRAGMA journal_mode = DELETE")
-        part.rename(target)
-    except (sqlite3.Error, OSError) as error:
-        part.unlink(missing_ok=True)
-        raise BridgeError(f"The database {source} cannot be backed up to {target}: {error}.") from error
+def announce(connection: Connection, index: int) -> None:
+    """Have every process told, once this is committed, that there are decisions up to *index*."""
+    if _is_postgresql(connection):
+        connection.execute(select(func.pg_notify(CHANNEL, str(index))))
 
 
 def _migrated(connection: Connection) -> tuple[str | None, str]:
@@ -192,29 +201,5 @@ def _migrated(connection: Connection) -> tuple[str | None, str]:
     return before, now
 
 
-def _prepare(connection: Any, _record: object) -> None:
-    connection.isolation_level = None  # the transactions are ours, not the driver's
-    connection.execute(f"PRAGMA busy_timeout = {int(_BUSY_SECONDS * 1000)}")
-    _use_wal(connection)
-    connection.execute("PRAGMA synchronous = FULL")  # what was answered with 204 outlives a power loss
-    connection.execute("PRAGMA foreign_keys = ON")
-    connection.execute("PRAGMA case_sensitive_like = ON")  # as PostgreSQL does
-
-
-def _use_wal(connection: Any) -> None:
-    """Turn WAL on; SQLite itself does not wait for another process that does so too."""
-    give_up_at = time.monotonic() + _BUSY_SECONDS
-    while True:
-        try:
-            connection.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError:
-            if time.monotonic() >= give_up_at:
-                raise
-            time.sleep(_LOCKED_SECONDS)
-        else:
-            return
-
-
-def _begin(connection: Connection) -> None:
-    writes = connection.get_execution_options().get(_WRITES, True)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+def _is_postgresql(connection: Connection) -> bool:
+    return connection.dialect.name == "postgresql"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from sqlalchemy import ColumnElement, Connection, and_, exists, or_, select
 from bridge.portal.audit import NewEntry
 from bridge.portal.schema import counters, decisions, events
 from bridge.portal.store.audit import add_entries, next_values
-from bridge.portal.store.database import in_parts
+from bridge.portal.store.database import announce, in_parts
 
 _COUNTER = "decisions"
 _HOLD = "hold"
@@ -60,7 +61,7 @@ class Decisions(msgspec.Struct, frozen=True):
 def add_decisions(connection: Connection, new: Sequence[NewDecision], *, at: str) -> dict[str, int]:
     """Store those of *new* that are not there yet; return the number of each, by the SHA-256 of its text."""
     by_hash = {each.jws_sha256: each for each in new}
-    next_values(connection, _COUNTER, 0)  # the lock: from here on nobody else adds
+    lock_decisions(connection)
     numbers: dict[str, int] = {}
     for part in in_parts(list(by_hash)):
         query = select(decisions.c.jws_sha256, decisions.c.decision_index).where(decisions.c.jws_sha256.in_(part))
@@ -73,7 +74,13 @@ def add_decisions(connection: Connection, new: Sequence[NewDecision], *, at: str
     rows = [_row(by_hash[sha256], sha256, numbers[sha256], at) for sha256 in missing]
     connection.execute(decisions.insert(), rows)
     add_entries(connection, [_entry(by_hash[sha256], sha256) for sha256 in missing], at=at)
+    announce(connection, first + len(missing) - 1)
     return numbers
+
+
+def lock_decisions(connection: Connection) -> None:
+    """Have whoever else adds decisions wait until this transaction is over; comes before an entry of the audit."""
+    next_values(connection, _COUNTER, 0)
 
 
 def decisions_after(connection: Connection, index: int, *, now_seconds: float) -> Decisions:
@@ -87,6 +94,8 @@ def live_decisions(connection: Connection, *, now_seconds: float) -> Decisions:
 
 
 def _counts(now_seconds: float) -> ColumnElement[bool]:
+    # Whole seconds: PostgreSQL would round them.
+    now_seconds = math.floor(now_seconds)
     is_open = exists().where(and_(events.c.event_key == decisions.c.event_key, events.c.is_open.is_(True)))
     return or_(decisions.c.expires_at_seconds > now_seconds, and_(decisions.c.decision == _HOLD, is_open))
 

@@ -19,7 +19,7 @@ from bridge.portal.audit import NewEntry
 from bridge.portal.fleet import EventState, State
 from bridge.portal.schema import decisions, events, verdicts, vms
 from bridge.portal.store.audit import add_entries
-from bridge.portal.store.decisions import NewDecision, add_decisions
+from bridge.portal.store.decisions import NewDecision, add_decisions, lock_decisions
 from bridge.portal.store.events import event_of
 from bridge.portal.store.people import names_barred
 from bridge.portal.verdicts import TAKE_BACK, Outcome, Ruling, Verdict, Word, counting, people_of, rule
@@ -69,6 +69,7 @@ def add_verdict(
     # Another hold is told again, for a VM that was not known before.
     if ruling.outcome is Outcome.APPROVED or new.word is Word.HOLD:
         signed = sign(event, ruling, _vms_of_groups(connection, event))
+        lock_decisions(connection)
     add_entries(connection, [_entry(new, event, ruling)], at=at)
     if signed:
         add_decisions(connection, signed, at=at)
@@ -97,6 +98,7 @@ def withdraw(
     was_told = verdict.word is Word.APPROVE and _was_told(connection, verdict)
     ruling = Ruling(outcome=Outcome.HELD if was_told else Outcome.UNDECIDED, verdicts=(verdict,), needed=0)
     signed = sign(event, ruling, _vms_of_groups(connection, event)) if was_told else ()
+    lock_decisions(connection)
     details = {"verdict_id": verdict_id, "verdict": verdict.word.value, "of": verdict.user_name}
     add_entries(connection, [NewEntry(actor=by, action="withdrew", subject=key, details=details)], at=at)
     if signed:

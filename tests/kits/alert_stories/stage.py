@@ -92,7 +92,8 @@ class Stage:
         """Return an agent that runs, has polled, and sends to the peer unless *text* says where to."""
         agent = self.agent()
         agent.configure(self.webhook() if text is None else text, top=top)
-        agent.watch()
+        agent.start()
+        agent.wait_for(lambda scrape: scrape.of("polls_total", result="ok"))
         return agent
 
     def webhook(self, name: str = "sre", *, more: str = "") -> str:

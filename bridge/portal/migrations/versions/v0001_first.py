@@ -26,12 +26,22 @@ def upgrade() -> None:
         sa.table("counters", sa.column("name", sa.String), sa.column("value", sa.BigInteger)),
         [{"name": "decisions", "value": 1}, {"name": "audit", "value": 0}],
     )
-    if op.get_bind().dialect.name == "sqlite":
-        for what in ("UPDATE", "DELETE"):
-            op.execute(
-                f"CREATE TRIGGER audit_no_{what.lower()} BEFORE {what} ON audit "
-                "BEGIN SELECT RAISE(ABORT, 'the audit is only ever added to'); END"
-            )
+    _let_the_audit_only_grow(op.get_bind().dialect.name)
+
+
+def _let_the_audit_only_grow(engine: str) -> None:
+    if engine == "postgresql":
+        op.execute(
+            "CREATE FUNCTION audit_refuses() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'the audit is only ever added to'; END $$"
+        )
+    for what in ("UPDATE", "DELETE", "TRUNCATE") if engine == "postgresql" else ("UPDATE", "DELETE"):
+        does = (
+            "FOR EACH STATEMENT EXECUTE FUNCTION audit_refuses()"
+            if engine == "postgresql"
+            else "BEGIN SELECT RAISE(ABORT, 'the audit is only ever added to'); END"
+        )
+        op.execute(f"CREATE TRIGGER audit_no_{what.lower()} BEFORE {what} ON audit {does}")
 
 
 def _make_tables_of_records() -> None:
@@ -92,10 +102,11 @@ def _make_tables_of_decisions() -> None:
     op.create_table(
         "agents",
         sa.Column("vm_key", sa.Text(), nullable=False),
+        sa.Column("process", sa.String(32), nullable=False),
         sa.Column("asked_at", _TIME, nullable=False),
         sa.Column("received_index", sa.BigInteger(), nullable=False),
         sa.Column("body", sa.Text(), nullable=False),
-        sa.PrimaryKeyConstraint("vm_key", name="pk_agents"),
+        sa.PrimaryKeyConstraint("vm_key", "process", name="pk_agents"),
     )
     op.create_table(
         "verdicts",

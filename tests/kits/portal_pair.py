@@ -1,0 +1,83 @@
+"""Two portals on one database, as behind a load balancer; and what agents and people do there, each at either."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import requests
+from fleet_records import vm_id_of
+from portal_databases import Database
+from portal_kit import AGENT_TOKEN, BATCH, RunningPortal, batch
+from signers import Signer
+
+from bridge.approval.signing import generate_key
+from bridge.events.record import TransitionRecord
+from bridge.portal.people import COOKIE
+from bridge.portal.store.people import User, add_session, add_user
+
+PEOPLE = ("ann", "bob")
+
+
+class Pair:
+    """The tables of both, *database* is theirs; Ann and Bob have signed in somewhere."""
+
+    def __init__(self, directory: Path, database: Database, *, required: int = 1) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.signer = Signer(directory)
+        pair = generate_key(directory / "portal.key")
+        self.tables: dict[str, Any] = {
+            "database": database.table,
+            "keys": [self.signer.table()],
+            "people": {"required_approvals": required},
+            "signing": {"kid": "p1", "private_key_file": str(pair.private_key_file)},
+        }
+        store = database.store()
+        for name in PEOPLE:
+            store.write(add_user, User(user_name=name, password_hash=None, role="approver", scope="", made_at="2026"))
+            sha256 = hashlib.sha256(f"session-of-{name}".encode()).hexdigest()
+            until = "9999-01-01T00:00:00.000Z"
+            store.write(
+                add_session, user_name=name, new_sha256=sha256, csrf_token=f"token-of-{name}", at="2026", until=until
+            )
+
+    def portal(self, name: str) -> RunningPortal:
+        """Return one of the portals; it does not run yet."""
+        return RunningPortal(self.directory / name, **self.tables)
+
+
+def poll(url: str, vm: int = 0, *, index: int = 0, wait: float = 1, **says: Any) -> dict[str, Any]:
+    """Ask at *url* for decisions, as the agent of *vm* that *says* this of itself."""
+    headers = {"Authorization": f"Bearer {AGENT_TOKEN}", "Scheduled-Events-Agent": json.dumps(says)}
+    answer = requests.get(
+        f"{url}/vms/{vm_id_of(vm)}/decisions?index={index}&wait={wait}", headers=headers, timeout=wait + 30
+    )
+    answer.raise_for_status()
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def send(url: str, records: Sequence[TransitionRecord]) -> requests.Response:
+    """Give *records* to the portal at *url*."""
+    headers = {"Content-Type": BATCH, "Authorization": f"Bearer {AGENT_TOKEN}"}
+    return requests.post(f"{url}/records", data=batch(records), headers=headers, timeout=30)
+
+
+def bring(url: str, *tokens: str) -> requests.Response:
+    """Give decisions that were signed elsewhere to the portal at *url*."""
+    return requests.post(f"{url}/decisions", json={"decisions": tokens}, timeout=30)
+
+
+def say(url: str, name: str, verdict: str, *, key: str, digest: str) -> requests.Response:
+    """Say *verdict* at *url* as *name*, in a session that was begun anywhere."""
+    headers = {
+        "Cookie": f"{COOKIE}=session-of-{name}",
+        "X-CSRF-Token": f"token-of-{name}",
+        "Origin": url.removesuffix("/api/v1"),
+    }
+    body = {"verdict": verdict, "digest": digest, "reason": "because"}
+    return requests.post(f"{url}/events/{key}/verdicts", json=body, headers=headers, timeout=30)

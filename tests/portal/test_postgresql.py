@@ -1,0 +1,319 @@
+"""PostgreSQL as the portal's database: away and back, its password, a role that may not rewrite the audit, commands."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+import time
+
+import doc_pages
+import pytest
+import requests
+from click.testing import CliRunner
+from fleet_records import fleet_record
+from portal_databases import LOCKED, Database
+from portal_kit import RunningPortal, portal_table
+from portal_pair import Pair, bring, poll, send
+
+from bridge.cli.commands import commands
+from bridge.errors import BridgeError, ConfigurationError
+from bridge.portal.audit import NewEntry
+from bridge.portal.fleet import key_of_event_id
+from bridge.portal.serve import Portal
+from bridge.portal.settings import read
+from bridge.portal.store.audit import add_entries, entries
+from bridge.portal.store.database import StoreUnavailable, epoch
+from bridge.portal.store.events import event_of
+from bridge.portal.store.people import user_of
+
+AT = "2026-11-20T11:00:30.000Z"
+PASSWORD = "swordfish-of-a-test"
+NOWHERE = "postgresql:///portal?host=/nowhere"
+
+
+@pytest.fixture
+def config(tmp_path, postgresql_database):
+    return written(tmp_path, postgresql_database.table)
+
+
+def written(directory, database):
+    path = directory / "portal.toml"
+    lines = []
+    for name, table in portal_table(directory / "state", database=database).items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def run(*words, **more):
+    done = CliRunner().invoke(commands, ["portal", *map(str, words)], standalone_mode=False, **more)
+    if done.exception is not None:
+        raise done.exception
+    return done
+
+
+def wait_until(condition, seconds=60):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def ready(portal):
+    answer = requests.get(f"{portal.operator_url}/readyz", timeout=20)
+    return answer.status_code, answer.json()
+
+
+# Away.
+
+
+@pytest.mark.usefixtures("postgresql")
+def test_a_portal_whose_database_is_away_does_not_start_and_says_why(tmp_path, agent_env):
+    done = subprocess.run(
+        [sys.executable, "-m", "bridge", "portal", "--config", written(tmp_path, {"url": NOWHERE})],
+        env=agent_env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    said = " ".join(done.stderr.split())
+    assert "The portal's database cannot do it now: connection " in said
+    assert "No such file or directory" in said
+    assert "Traceback" not in said
+
+
+def test_while_the_database_is_away_the_portal_says_so_and_takes_it_up_again(tmp_path, postgresql, caplog):
+    caplog.set_level(logging.INFO)
+    with postgresql.database() as database:
+        pair = Pair(tmp_path, database)
+        with pair.portal("one") as one:
+            index = poll(one.url)["index"]
+            postgresql.stop()
+            try:
+                status, said = ready(one)
+                assert (status, said["status"]) == (503, "not ready")
+                assert said["why"].startswith("The portal's database cannot do it now: ")
+                assert send(one.url, [fleet_record(0)]).status_code == 503
+                token = pair.signer.sign()
+                assert bring(one.url, token).status_code == 503
+                assert poll(one.url, index=index, wait=1)["decisions"] == []
+                wait_until(lambda: "New decisions cannot be read" in caplog.text)
+                wait_until(lambda: "come a second late" in caplog.text)
+            finally:
+                postgresql.start()
+            wait_until(lambda: ready(one)[0] == 200)
+            assert send(one.url, [fleet_record(0)]).status_code == 204
+            assert bring(one.url, token).status_code == 200
+            assert poll(one.url, index=index, wait=30)["decisions"] == [token]
+            wait_until(lambda: "New decisions are read again." in caplog.text)
+            wait_until(lambda: "come at once again" in caplog.text)
+
+
+# The password.
+
+
+@pytest.fixture
+def locked(tmp_path, postgresql, postgresql_database):
+    """The ``[database]`` of a role that must show a password, and what changes it."""
+    name = postgresql_database.name
+    postgresql.sql(name, f"DROP OWNED BY {LOCKED}" if _has_role(postgresql) else f"CREATE ROLE {LOCKED} LOGIN")
+
+    def change(password):
+        postgresql.sql(name, f"ALTER ROLE {LOCKED} PASSWORD '{password}'")
+
+    change(PASSWORD)
+    postgresql.sql(name, f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {LOCKED}")
+    file = tmp_path / "password"
+    file.write_text(f"{PASSWORD}\n", encoding="utf-8")
+    return Database({"url": postgresql.url(name, LOCKED), "password_file": str(file)}), file, change
+
+
+def _has_role(server):
+    return bool(server.sql("postgres", "SELECT 1 FROM pg_roles WHERE rolname = %s", LOCKED))
+
+
+def test_a_password_comes_from_its_file_and_a_new_one_counts_for_the_next_connection(locked):
+    database, file, change = locked
+    store = database.store()
+    assert store.read(epoch)
+    change("another-password")
+    store.close()
+    with pytest.raises(StoreUnavailable, match="password authentication failed"):
+        store.read(epoch)
+    file.write_text("another-password\n", encoding="utf-8")
+    assert store.read(epoch)
+    file.unlink()
+    assert store.read(epoch)  # over the connection that is open
+    store.close()
+    with pytest.raises(StoreUnavailable, match=r"The file .*/password of database.password_file cannot be read"):
+        store.read(epoch)
+    database.close()
+
+
+def test_no_message_and_no_line_of_the_log_has_the_password(locked, caplog):
+    database, _, change = locked
+    with caplog.at_level(logging.DEBUG):
+        store = database.store()
+        assert store.read(epoch)
+        change("another-password")
+        store.close()
+        with pytest.raises(StoreUnavailable) as refused:
+            store.read(epoch)
+        database.close()
+    whole = f"{refused.value} {refused.value!r} {refused.value.__cause__!r} {store.engine} {store.kind}"
+    assert PASSWORD not in whole + caplog.text
+
+
+def test_a_password_file_that_is_gone_keeps_the_portal_from_starting(tmp_path):
+    table = portal_table(tmp_path, database={"url": NOWHERE, "password_file": str(tmp_path / "none")})
+    with pytest.raises(ConfigurationError, match=r"of database\.password_file cannot be read"):
+        Portal(read(table)).run()
+
+
+# What the server holds.
+
+
+def statements(mark):
+    """Return what the page has whoever runs the server type."""
+    text = doc_pages.marked(doc_pages.page("docs/howto/portal.md"), mark)
+    return [line for line in text.splitlines() if line]
+
+
+@pytest.fixture
+def roles_of_the_page(postgresql):
+    """A database named portal, of a role named portal, and one that may only add once that is granted."""
+    create_role, create_database = statements("postgresql: database")
+    create_other, *grants = statements("postgresql: a role that may only add")
+    for statement in (create_role, create_database, create_other):
+        postgresql.sql("postgres", statement)
+    yield grants
+    postgresql.sql("postgres", "DROP DATABASE portal WITH (FORCE)")
+    for role in ("portal", "portal_serves"):
+        postgresql.sql("postgres", f"DROP ROLE {role}")
+
+
+def test_roles_of_the_page_serve_and_cannot_change_the_audit(tmp_path, postgresql, roles_of_the_page):
+    owner = Database({"url": postgresql.url("portal", "portal")})
+    owner.store().migrate()
+    for grant in roles_of_the_page:
+        owner.store().write(lambda connection, words=grant: connection.exec_driver_sql(words))
+    serves = Database({"url": postgresql.url("portal", "portal_serves")})
+    with RunningPortal(tmp_path, database=serves.table) as portal:
+        portal.send(fleet_record(0))
+        assert [each["action"] for each in portal.get("/audit").json()["entries"]] == ["started"]
+    for statement in ("UPDATE audit SET actor = 'eve'", "DELETE FROM audit", "DROP TABLE audit"):
+        with pytest.raises(StoreUnavailable, match=r"permission denied|must be owner"):
+            serves.store().write(lambda connection, words=statement: connection.exec_driver_sql(words))
+    for database in (owner, serves):
+        database.close()
+
+
+def test_a_database_of_another_encoding_is_refused(postgresql):
+    postgresql.sql("postgres", "CREATE DATABASE latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
+    database = Database({"url": postgresql.url("latin")})
+    try:
+        with pytest.raises(BridgeError, match=r"made for texts in LATIN1\. Make one with ENCODING 'UTF8'"):
+            database.store().migrate()
+    finally:
+        database.close()
+        postgresql.sql("postgres", "DROP DATABASE latin WITH (FORCE)")
+
+
+def test_a_reader_sees_one_state_and_writes_nothing(postgresql_database):
+    store = postgresql_database.store()
+    new = NewEntry(actor="ada", action="approved", subject="", details={})
+
+    def twice(connection):
+        before = entries(connection, after=0)
+        store.write(add_entries, [new], at=AT)
+        return before, entries(connection, after=0)
+
+    before, after = store.read(twice)
+    assert before == after == []
+    with pytest.raises(StoreUnavailable, match="read-only transaction"):
+        store.read(add_entries, [new], at=AT)
+
+
+def test_a_text_with_nul_is_looked_for_and_not_found(store):
+    assert store.read(event_of, "a\0b") is None
+    assert store.read(user_of, "a\0b") is None
+
+
+@pytest.mark.parametrize("path", ["/events/a%00b", "/events?group=labels.a:%00&state=all"])
+def test_an_address_with_nul_is_answered_as_any_other(tmp_path, database, path):
+    with RunningPortal(tmp_path / "portal", database=database.table) as portal:
+        assert portal.get(path).status_code in {200, 404}
+
+
+def test_a_transaction_that_only_was_in_anothers_way_is_done_again(postgresql_database):
+    """Two that take two locks in opposite orders: the server ends one, and it begins again by itself."""
+    stores = [postgresql_database.store() for _ in range(2)]
+    both_have_one = threading.Barrier(2)
+    tries = []
+
+    def take(connection, names):
+        tries.append(names)
+        for place, name in enumerate(names):
+            connection.exec_driver_sql(f"UPDATE counters SET value = value + 1 WHERE name = '{name}'")
+            if place == 0 and len(tries) <= 2:
+                both_have_one.wait(30)
+
+    orders = (("decisions", "audit"), ("audit", "decisions"))
+    threads = [
+        threading.Thread(target=store.write, args=(take, order)) for store, order in zip(stores, orders, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(tries) > 2
+    values = stores[0].read(
+        lambda connection: connection.exec_driver_sql("SELECT value FROM counters ORDER BY name").scalars().all()
+    )
+    assert values == [2, 3]  # the audit begins at 0, and decisions at 1
+
+
+# The commands.
+
+
+def test_the_commands_work_there_too(config):
+    assert "as this version wants it" in run("migrate", "--config", config).stdout
+    run("users", "add", "ann", "--role", "approver", "--no-password", "--config", config)
+    assert run("users", "list", "--config", config).stdout == "ann  approver  all VMs\n"
+    assert "All 1 entries" in run("audit", "verify", "--config", config).stdout
+    assert json.loads(run("export", "--config", config).stdout)["action"] == "user_added"
+
+
+def test_a_database_without_tables_is_said(tmp_path, postgresql):
+    with postgresql.database(is_empty=True) as empty:
+        config = written(tmp_path, empty.table)
+        with pytest.raises(BridgeError, match=r"There is no database at postgresql:.* by `portal migrate`"):
+            run("export", "--config", config)
+        assert "brought from nothing to step" in run("migrate", "--config", config).stdout
+        assert run("export", "--config", config).stdout == ""
+
+
+def test_backup_says_what_to_do_and_what_that_makes_has_another_history(
+    config, tmp_path, postgresql, postgresql_database
+):
+    with pytest.raises(BridgeError) as said:
+        run("backup", "--config", config, tmp_path / "copy")
+    command = str(said.value).partition(": ")[2]
+    assert command.startswith("pg_dump --format=custom --exclude-table-data=properties ")
+    run("users", "add", "ann", "--no-password", "--config", config)
+    postgresql.shell(command)
+    with postgresql.database(is_empty=True) as empty:
+        postgresql.run("pg_restore", "--no-owner", "-d", empty.table["url"], tmp_path / "copy")
+        copy, original = empty.store(), postgresql_database.store()
+        before, now = copy.migrate()
+        assert before == now
+        assert copy.read(entries, after=0) == original.read(entries, after=0) != []
+        assert copy.read(epoch) != original.read(epoch)
+        assert copy.read(event_of, key_of_event_id("A")) is None
+        with pytest.raises(StoreUnavailable, match="only ever added to"):
+            copy.write(lambda connection: connection.exec_driver_sql("DELETE FROM audit"))

@@ -1,0 +1,218 @@
+"""Two processes of a portal on one PostgreSQL: what is decided at one reaches the agents at the other, at once."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import requests
+from fleet_records import fleet_record, vm_id_of
+from portal_pair import Pair, bring, poll, say, send
+
+from bridge.portal.audit import first_fault
+from bridge.portal.fleet import key_of_event_id
+from bridge.portal.people import COOKIE
+from bridge.portal.store.audit import all_entries, count
+from bridge.portal.store.decisions import NewDecision, add_decisions
+
+AT = "2026-11-20T11:00:30.000Z"
+KEY = key_of_event_id("A")
+LISTENS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+
+
+@pytest.fixture
+def pair(tmp_path, postgresql_database):
+    return Pair(tmp_path, postgresql_database)
+
+
+@pytest.fixture
+def portals(pair):
+    with pair.portal("one") as one, pair.portal("other") as other:
+        yield one, other
+
+
+def wait_until(condition, seconds=30):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def held_polls(portal):
+    return "scheduled_events_portal_held_polls 0.0" not in portal.metrics()
+
+
+def seconds_to_wake(portal, decide):
+    """Return after how many seconds a poll at *portal* is answered with what *decide* brings and returns."""
+    index = poll(portal.url)["index"]
+    with ThreadPoolExecutor(1) as pool:
+        held = pool.submit(poll, portal.url, index=index, wait=60)
+        wait_until(lambda: held_polls(portal))
+        token = decide()
+        began = time.monotonic()
+        assert held.result(60)["decisions"] == [token]
+        return time.monotonic() - began
+
+
+def brought(portal, signer):
+    token = signer.sign()
+    assert bring(portal.url, token).status_code == 200
+    return token
+
+
+def test_what_is_decided_at_one_wakes_the_polls_at_the_other(portals, pair):
+    one, other = portals
+    for at, elsewhere in ((one, other), (other, one)):
+        assert seconds_to_wake(elsewhere, lambda at=at: brought(at, pair.signer)) < 10
+
+
+def test_another_process_hears_of_a_decision_without_looking(postgresql_database, pair):
+    heard = threading.Event()
+    listener = postgresql_database.store().listener(heard.set)
+    try:
+        assert heard.wait(30)  # it may have missed something before
+        heard.clear()
+        with pair.portal("one") as one:
+            brought(one, pair.signer)
+        assert heard.wait(30)
+    finally:
+        listener.stop()
+        listener.join()
+
+
+def cut(database, server):
+    """Cut every connection that listens, and return how many there were."""
+    pids = [pid for (pid,) in server.sql(database, LISTENS)]
+    for pid in pids:
+        server.sql(database, f"SELECT pg_terminate_backend({pid})")
+    return len(pids)
+
+
+def test_a_listening_connection_that_is_cut_costs_no_decision(portals, pair, postgresql, postgresql_database):
+    one, other = portals
+    name = postgresql_database.name
+    for _ in range(3):
+        wait_until(lambda: len(postgresql.sql(name, LISTENS)) == 2)
+
+        def decide():
+            assert cut(name, postgresql) == 2
+            return brought(one, pair.signer)
+
+        assert seconds_to_wake(other, decide) < 10
+
+
+#: A decision as it is committed, of which nobody is told: as if the message about it were lost.
+SILENT = (
+    "WITH taken AS (UPDATE counters SET value = value + 1 WHERE name = 'decisions' RETURNING value) "
+    "INSERT INTO decisions SELECT value, %s, NULL, NULL, 'a-jti', 'ada', 'approve', %s, %s, %s, %s FROM taken"
+)
+
+
+def decided_silently(database, server, signer):
+    token = signer.sign()
+    row = (vm_id_of(0), token, hashlib.sha256(token.encode()).hexdigest(), 2**40, AT)
+    server.sql(database.name, SILENT, *row)
+    return token
+
+
+def test_a_decision_that_nobody_was_told_of_is_seen_all_the_same(portals, pair, postgresql, postgresql_database):
+    _, other = portals
+    seconds = seconds_to_wake(other, lambda: decided_silently(postgresql_database, postgresql, pair.signer))
+    assert seconds < 10
+
+
+def test_numbers_that_are_given_out_and_not_committed_yet_are_waited_for(portals, pair, postgresql_database):
+    """Index n is committed after the request that gets n+1: neither is passed over."""
+    one, other = portals
+    slow, quick = pair.signer.sign(), pair.signer.sign()
+    store = postgresql_database.store()
+    taken, go_on = threading.Event(), threading.Event()
+
+    def hold(connection):
+        new = {"vm_key": vm_id_of(0), "event_key": KEY, "jti": "a-jti", "iss": "ada", "decision": "approve"}
+        decision = NewDecision(**new, jws=slow, expires_at_seconds=2**40, details={})
+        [number] = add_decisions(connection, [decision], at=AT).values()
+        taken.set()
+        assert go_on.wait(60)
+        return number
+
+    index = poll(one.url)["index"]
+    with ThreadPoolExecutor(4) as pool:
+        polls = [pool.submit(poll, portal.url, index=index, wait=60) for portal in portals]
+        wait_until(lambda: held_polls(one) and held_polls(other))
+        first = pool.submit(store.write, hold)
+        assert taken.wait(30)
+        second = pool.submit(bring, other.url, quick)
+        time.sleep(1)  # longer than a sweep: nobody may see the second one now
+        assert not second.done()
+        assert not any(each.done() for each in polls)
+        go_on.set()
+        number = first.result(30)
+        # One that waited too long for the lock is refused, and is brought again.
+        if second.result(30).status_code != 200:
+            assert bring(other.url, quick).status_code == 200
+        for held, portal in zip(polls, portals, strict=True):
+            found = held.result(60)
+            tokens = found["decisions"]
+            if len(tokens) == 1:
+                tokens += poll(portal.url, index=found["index"], wait=30)["decisions"]
+            assert tokens == [slow, quick]
+    assert number == index + 1
+
+
+def digest(portal):
+    return portal.get(f"/events/{KEY}").json()["event"]["digest"]
+
+
+def test_two_people_at_two_processes_approve_what_an_agent_at_one_of_them_follows(tmp_path, postgresql_database):
+    pair = Pair(tmp_path / "two", postgresql_database, required=2)
+    with pair.portal("one") as one, pair.portal("other") as other, ThreadPoolExecutor(2) as pool:
+        assert send(one.url, [fleet_record(0)]).status_code == 204
+        assert send(other.url, [fleet_record(1)]).status_code == 204
+        index = poll(other.url)["index"]
+        held = [pool.submit(poll, other.url, vm, index=index, wait=60, kids=["p1"]) for vm in (0, 1)]
+        wait_until(lambda: held_polls(other))
+
+        first = say(one.url, "ann", "approve", key=KEY, digest=digest(one))
+        assert (first.status_code, first.json()["outcome"], first.json()["needed"]) == (201, "waiting", 1)
+        again = say(other.url, "ann", "approve", key=KEY, digest=digest(other))
+        assert again.json()["outcome"] == "waiting"
+
+        def approved():  # until this process has heard that the agents are at the other
+            answer = say(one.url, "bob", "approve", key=KEY, digest=digest(one))
+            assert answer.status_code == 201 or "No agent would follow it" in answer.text, answer.text
+            return answer.status_code == 201 and answer.json()["outcome"] == "approved"
+
+        wait_until(approved)
+        for each in held:
+            assert len(each.result(60)["decisions"]) == 1
+        headers = {"Cookie": f"{COOKIE}=session-of-ann"}
+        page = requests.get(f"{one.url.removesuffix('/api/v1')}/agents", headers=headers, timeout=30)
+        assert page.status_code == 200
+        assert fleet_record(1).vm.name in page.text
+    store = postgresql_database.store()
+    total = store.read(count)
+    assert store.read(lambda connection: first_fault(all_entries(connection), count=total)) is None
+
+
+def test_people_and_programs_that_decide_at_once_never_wait_for_each_other_in_a_circle(portals, pair):
+    """Verdicts take the locks of the counters in the order that decisions from elsewhere do."""
+    one, other = portals
+    assert send(one.url, [fleet_record(0, event_id=f"E-{number}") for number in range(12)]).status_code == 204
+    for portal in portals:
+        poll(portal.url, kids=["p1"])
+    keys = [key_of_event_id(f"E-{number}") for number in range(12)]
+    digests = [one.get(f"/events/{key}").json()["event"]["digest"] for key in keys]
+    tokens = [pair.signer.sign() for _ in keys]
+    with ThreadPoolExecutor(8) as pool:
+        people = [
+            pool.submit(say, portals[number % 2].url, "ann", "hold", key=key, digest=found)
+            for number, (key, found) in enumerate(zip(keys, digests, strict=True))
+        ]
+        programs = [pool.submit(bring, portals[number % 2].url, token) for number, token in enumerate(tokens)]
+        assert {each.result(60).status_code for each in people} == {201}
+        assert {each.result(60).status_code for each in programs} == {200}
+    assert len(poll(other.url)["decisions"]) == 24
