@@ -3,7 +3,7 @@
 """Checks, makes and tries a release: all of release.yml but what needs credentials, the same on any machine.
 
     .ci/release.py check --tag v1.2.3     the tag, pyproject.toml, CHANGELOG.md, other files and the tree agree
-    .ci/release.py build --out dist       sdist, wheel, archives and packages, SBOM, notes, SHA256SUMS
+    .ci/release.py build --out dist       sdist, wheel, archives, packages, chart, SBOM, notes, SHA256SUMS
     .ci/release.py verify --out dist      nothing is missing or strange there, and what is there installs and runs
     .ci/release.py publish --out dist --tag v1.2.3      the page of the release, by gh and its GH_TOKEN
 
@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import argparse
 import email
+import gzip
 import hashlib
+import io
 import json
 import os
 import platform
@@ -46,12 +48,14 @@ PACKAGERS = {"deb": "dpkg-deb", "rpm": "rpmbuild"}
 SUMS = "SHA256SUMS"
 #: For the page of the release; no file of it.
 NOTES = "NOTES.md"
+CHART = ROOT / "deploy/helm" / NAME
 #: Where else the version stands: paths below the root, and what is before it there.
-PLACES = {
-    "deploy/docker/Dockerfile": r"^ARG VERSION=",
-    "deploy/kubernetes/base/kustomization.yaml": r"^ *newTag: ",
-    "deploy/**/Chart.yaml": r"^appVersion: ",
-}
+PLACES = (
+    ("deploy/docker/Dockerfile", r"^ARG VERSION="),
+    ("deploy/kubernetes/base/kustomization.yaml", r"^ *newTag: "),
+    ("deploy/**/Chart.yaml", r"^version: "),
+    ("deploy/**/Chart.yaml", r"^appVersion: "),
+)
 #: The service's sandbox hides what lies here, so install.sh takes no Python from it.
 HIDDEN = ("/root/", "/home/", "/run/user/", "/tmp/", "/var/tmp/")  # noqa: S108
 
@@ -142,7 +146,7 @@ def faults_of_changelog(version: str, tag: str | None) -> Iterator[str]:
 
 def faults_of_places(version: str) -> Iterator[str]:
     """Yield the files that name another version."""
-    for pattern, before in PLACES.items():
+    for pattern, before in PLACES:
         for path in sorted(ROOT.glob(pattern)):
             said = re.findall(rf"(?m){before}[\"']?([^\"'\s]*)", path.read_text(encoding="utf-8"))
             if said != [version]:
@@ -187,9 +191,24 @@ def build(out: Path) -> None:
         "--output-reproducible", "--output-format", "JSON", "--output-file", out / sbom_name(version),
     )  # fmt: skip
     number(out / sbom_name(version), version)
+    pack_chart(out / chart_name(version), int(epoch or 0))
     (out / NOTES).write_text(notes(version), encoding="utf-8")
     (out / SUMS).write_text("".join(f"{sha256(path)}  {path.name}\n" for path in files(out)), encoding="utf-8")
     say((out / SUMS).read_text(encoding="utf-8"))
+
+
+def pack_chart(archive: Path, epoch: int) -> None:
+    """Pack the chart as `helm package` does, so that the same files give the same bytes."""
+    with (
+        archive.open("wb") as file,
+        gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=epoch) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.GNU_FORMAT) as tar,
+    ):
+        for path in sorted(path for path in CHART.rglob("*") if path.is_file()):
+            member = tarfile.TarInfo(f"{NAME}/{path.relative_to(CHART).as_posix()}")
+            content = path.read_bytes()
+            member.size, member.mtime, member.mode = len(content), epoch, 0o644
+            tar.addfile(member, io.BytesIO(content))
 
 
 def number(sbom: Path, version: str) -> None:
@@ -251,13 +270,18 @@ def wanted(version: str) -> set[str]:
     debs = {f"{NAME}_{version}_{arch}.deb" for arch in ("amd64", "arm64")}
     rpms = {f"{NAME}-{version}-1.{machine}.rpm" for machine in MACHINES.values()}
     windows = f"{NAME}-{version}-windows-x86_64.zip"
-    rest = {f"{distribution}-{version}.tar.gz", wheel_name(version), sbom_name(version), windows}
+    rest = {f"{distribution}-{version}.tar.gz", wheel_name(version), sbom_name(version), chart_name(version), windows}
     return archives | debs | rpms | rest
 
 
 def sbom_name(version: str) -> str:
     """Return the name of the list of what the agent is made of."""
     return f"{NAME}-{version}.cdx.json"
+
+
+def chart_name(version: str) -> str:
+    """Return the name of the chart, as Helm calls it."""
+    return f"{NAME}-{version}.tgz"
 
 
 def wheel_name(version: str) -> str:
@@ -292,6 +316,8 @@ def faults_of_contents(out: Path, version: str) -> Iterator[str]:
         path = out / f"{NAME}-{version}-{archive}"
         if digest_inside(path, f"wheels/{wheel.name}") != sha256(wheel):
             yield f"{path.name} does not hold the wheel that is beside it."
+    if digest_inside(out / chart_name(version), "Chart.yaml") != sha256(CHART / "Chart.yaml"):
+        yield f"{chart_name(version)} does not hold the chart of this tree."
     bom = json.loads((out / sbom_name(version)).read_text(encoding="utf-8"))
     listed = {f"{part['name']}=={part['version']}" for part in bom.get("components", ())}
     lacking = set(re.findall(r"(?m)^[a-z0-9.-]+==[^ \n]+", LOCK.read_text(encoding="utf-8"))) - listed

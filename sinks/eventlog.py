@@ -5,7 +5,7 @@ its own, so that a task or a subscription can wait for one; the level follows wh
 record.
 
 Needs pywin32, which the installer of the Windows service brings. Windows shows the text without a complaint once the
-source is registered (deploy/windows/README.md); it is kept in any case.
+source is registered (docs/howto/windows.md); it is kept in any case.
 
 Source: Microsoft, "ReportEventW function" (winbase.h): a string has at most 31,839 characters.
 """

@@ -7,6 +7,7 @@ others may read is not used, as with ssh.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import stat
@@ -31,6 +32,7 @@ from bridge.events.record import Verdict
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from jwt import PyJWS
 
 _PRIVATE_MODE, _PUBLIC_MODE = 0o600, 0o644
 
@@ -100,6 +102,7 @@ class DecisionSigner:
         self.kid = kid
         self.approver = approver
         self._key = _private_key(Path(private_key_file))
+        self._digested: tuple[ScheduledEvent, str] | None = None
 
     def sign(
         self,
@@ -130,22 +133,34 @@ class DecisionSigner:
             "iat": issued_at,
             "exp": _seconds(issued_at + valid_seconds),
             "decision": decision.value if isinstance(decision, Verdict) else decision,
-            "event_digest": digest(event),
+            "event_digest": self._digest(event),
         }
         if reason is not None:
             claims["reason"] = reason
         payload = json.dumps(claims, separators=(",", ":")).encode()
         return _signed(payload, kid=self.kid, key=self._key)
 
+    def _digest(self, event: ScheduledEvent) -> str:
+        # A hold is signed for each of thousands of VMs, and the digest of an event of a hundred is most of the work.
+        last = self._digested
+        if last is None or last[0] is not event:
+            self._digested = last = event, digest(event)
+        return last[1]
 
-def _signed(payload: bytes, *, kid: str, key: Ed25519PrivateKey) -> str:
+
+@functools.lru_cache(maxsize=1)
+def _jws() -> PyJWS:
     from jwt import PyJWS  # noqa: PLC0415
 
+    return PyJWS(algorithms=[ALGORITHM])
+
+
+def _signed(payload: bytes, *, kid: str, key: Ed25519PrivateKey) -> str:
     try:
         read_claims(payload, kid=kid, approver="", key_sha256="")
     except ClaimsMalformed as error:
         raise SigningFailed(f"No agent would read this decision: {error}. PROTOCOL.md lists the claims.") from error
-    token = PyJWS(algorithms=[ALGORITHM]).encode(payload, key, ALGORITHM, headers={"typ": TOKEN_TYPE, "kid": kid})
+    token = _jws().encode(payload, key, ALGORITHM, headers={"typ": TOKEN_TYPE, "kid": kid})
     try:
         read_header(token)
     except RefusedDecision as error:

@@ -27,7 +27,7 @@ from bridge.portal.metrics import PortalMetrics
 from bridge.portal.neighbours import Neighbours
 from bridge.portal.people import People, Role
 from bridge.portal.poll import PREFIX, LongPoll
-from bridge.portal.requests import error_answer
+from bridge.portal.requests import BodyRoom, error_answer
 from bridge.portal.settings import PortalSettings
 from bridge.portal.signing import PortalKey
 from bridge.portal.store.database import StoreThreads
@@ -112,7 +112,9 @@ class Application:
             *([] if self._agents is None else self._agents.routes(_ROOT)),
         ]
         handlers: dict[Any, Any] = {404: _not_found, 405: _not_allowed, Exception: _failed}
-        return _Counted(Starlette(routes=routes, exception_handlers=handlers), self._metrics)
+        app = Starlette(routes=routes, exception_handlers=handlers)
+        app.state.bodies = BodyRoom()
+        return _Counted(app, self._metrics)
 
     def _machine_routes(self) -> list[Route]:
         """Return what agents that send records, and programs, reach."""
@@ -211,7 +213,10 @@ class _Divided:
 
 
 class _Counted:
-    """Counts the answers of *app* by route and status; a path that is no route counts as `none`."""
+    """Counts the answers of *app* by route and status; a path that is no route counts as `none`.
+
+    A slash that was encoded leads nowhere: what stands before the portal may have taken it for no slash, and let it by.
+    """
 
     def __init__(self, app: Starlette, metrics: PortalMetrics) -> None:
         self._app = app
@@ -224,7 +229,8 @@ class _Counted:
                 self._metrics.answered(route.name if isinstance(route, Route) else "none", message["status"])
             await send(message)
 
-        await self._app(scope, receive, counted)
+        is_plain = b"%2f" not in scope["raw_path"].lower()
+        await (self._app if is_plain else error_answer(404, "There is nothing here."))(scope, receive, counted)
 
 
 async def _not_found(_request: Request, _error: Exception) -> Response:

@@ -152,5 +152,5 @@ def _read(header: str) -> _Said:
     """Return what *header* says; nothing, where it is none of the protocol's."""
     try:
         return _decode(header[:_LONGEST].encode())
-    except (msgspec.DecodeError, UnicodeEncodeError):
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
         return _Said()

@@ -39,8 +39,14 @@ class PortalMetrics:
         self._requests = Counter(
             f"{PREFIX}_requests", "Answers, by route and status.", ["route", "status"], registry=self.registry
         )
+        self._answers: dict[tuple[str, int], Counter] = {}
         self._refused = Counter(
             f"{PREFIX}_callers_refused", "Callers that were not let in, by reason.", ["reason"], registry=self.registry
+        )
+        self._cut = Counter(
+            f"{PREFIX}_connections_cut",
+            "Connections that were ended without an answer: too slow, or out of order.",
+            registry=self.registry,
         )
         self._documents = Counter(
             f"{PREFIX}_attested_documents",
@@ -69,7 +75,14 @@ class PortalMetrics:
 
     def answered(self, route: str, status: int) -> None:
         """Count one answer; *route* is one of a few fixed words."""
-        self._requests.labels(route, str(status)).inc()
+        answers = self._answers.get((route, status))
+        if answers is None:  # to look it up by its labels takes as long as much of an answer
+            answers = self._answers[route, status] = self._requests.labels(route, str(status))
+        answers.inc()
+
+    def cut(self) -> None:
+        """Count one connection that was ended without an answer."""
+        self._cut.inc()
 
     def refused(self, reason: str) -> None:
         """Count one caller that was not let in; *reason* is one of a few fixed words."""

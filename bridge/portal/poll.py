@@ -1,9 +1,9 @@
 """The long poll of PROTOCOL.md, sections 2 to 4: ``GET /api/v1/vms/{vmId}/decisions``, as a raw ASGI application.
 
-Five thousand of them are held at a time, so each is as little as can be: a future, a timer, and a task that sees the
-client go. No framework stands between, and the database is never asked. A held poll is answered when something comes
-for its VM, at a random time between 0.8 and 1.0 of what it may wait (or all agents of a fleet that restarted together
-would come back together for ever), when its client goes, and when the portal stops.
+Five thousand of them are held at a time, so each is as little as can be: a future and a timer; its connection says when
+the client goes. No framework stands between, and the database is never asked. A held poll is answered when something
+comes for its VM, at a random time between 0.8 and 1.0 of what it may wait (or all agents of a fleet that restarted
+together would come back together for ever), when its client goes, and when the portal stops.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from bridge.clock import Clock
 from bridge.errors import BridgeError
 from bridge.logs import ThrottledLog
 from bridge.portal.book import DecisionBook
+from bridge.portal.bounded_http import CONNECTION, BoundedHttp
 from bridge.portal.callers import CallerRefusal, CallerRefused, Callers
 from bridge.portal.connections import HEADER, Connections
 from bridge.portal.metrics import PortalMetrics
@@ -36,7 +37,10 @@ _LEAST_OF_WAIT = 0.8
 _RETRY_AFTER_SECONDS = 5
 _OK, _BAD, _FORBIDDEN, _NOT_FOUND, _NOT_ALLOWED, _UNAVAILABLE = 200, 400, 403, 404, 405, 503
 _ROUTE = "decisions"
-_READ = frozenset({b"authorization", HEADER.encode()})
+#: What an agent writes.
+_USUAL_QUERY = re.compile(rb"index=([0-9]{1,15})&wait=([0-9]{1,15})")
+_BODY = ("content-length", "transfer-encoding")
+_READ = frozenset({b"authorization", HEADER.encode(), *(name.encode() for name in _BODY)})
 
 
 class PollRefused(BridgeError):
@@ -74,54 +78,55 @@ class LongPoll:
         self._clock = clock
         self._log = ThrottledLog(logger, clock=clock)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Answer one request."""
         poll = None
         try:
-            poll = self._asked(scope)
-            received_index = poll.index if poll.index <= self._book.index else 0  # of another history
-            self._connections.begins(poll.vm_key, _headers(scope).get(HEADER, ""), index=received_index)
+            headers = _headers(scope)
+            asked = self._asked(scope, headers)
+            received_index = asked.index if asked.index <= self._book.index else 0  # of another history
+            self._connections.begins(asked.vm_key, headers.get(HEADER, ""), index=received_index)
+            poll = asked
             if poll.index > self._book.index:
                 await self._book.catch_up()  # another process may have told it of more than is known here
-            if not self._is_due(poll) and not await self._held(poll, receive):
+            if not self._is_due(poll) and not await self._held(poll, scope[CONNECTION]):
                 return
         except PollRefused as error:
-            await self._send(send, error.status, {"error": str(error)})
+            await self._send(scope[CONNECTION], send, error.status, {"error": str(error)})
         except CallerRefused as error:
-            await self._send(send, error.status, {"error": str(error)})
+            await self._send(scope[CONNECTION], send, error.status, {"error": str(error)})
         except StoreUnavailable as error:
             self._log.problem("store", logging.ERROR, f"A poll cannot be answered: {error}")
-            await self._send(send, _UNAVAILABLE, {"error": "The database cannot be read now."})
+            await self._send(scope[CONNECTION], send, _UNAVAILABLE, {"error": "The database cannot be read now."})
         else:
             after = 0 if poll.index > self._book.index else poll.index
-            await self._send(send, _OK, self._book.answer(poll.vm_key, after))
+            await self._send(scope[CONNECTION], send, _OK, self._book.answer(poll.vm_key, after))
         finally:
             if poll is not None:
                 self._connections.ends(poll.vm_key)
 
-    def _asked(self, scope: Scope) -> Poll:
+    def _asked(self, scope: Scope, headers: Mapping[str, str]) -> Poll:
         if scope["method"] != "GET":
             raise PollRefused(_NOT_ALLOWED, "Ask with GET.")
         path = _PATH.fullmatch(scope["raw_path"])
         if path is None:
             raise PollRefused(_NOT_FOUND, "There is nothing here.")
         vm_key = path[1].decode().lower()
-        if not self._callers.agent(_headers(scope)).may_speak_for(vm_key):
+        if not self._callers.agent(headers).may_speak_for(vm_key):
             raise self._callers.refused(
                 CallerRefusal.NOT_YOURS, "Decisions of another VM than the one that asks.", status=_FORBIDDEN
             )
-        query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-        wait_seconds = _whole(query, "wait", lowest=1, highest=_LARGEST_INDEX)
-        return Poll(
-            vm_key, _whole(query, "index", lowest=0, highest=_LARGEST_INDEX), min(wait_seconds, _LONGEST_WAIT_SECONDS)
-        )
+        if any(headers.get(name, "0") != "0" for name in _BODY):
+            raise PollRefused(_BAD, "A poll has no body.")
+        index, wait_seconds = _numbers(scope["query_string"])
+        return Poll(vm_key, index, min(wait_seconds, _LONGEST_WAIT_SECONDS))
 
     def _is_due(self, poll: Poll) -> bool:
         """Return whether there is an answer at once."""
         is_first_or_lost = poll.index == 0 or poll.index > self._book.index
         return is_first_or_lost or self._book.is_stopping or self._book.has_news(poll.vm_key, poll.index)
 
-    async def _held(self, poll: Poll, receive: Receive) -> bool:
+    async def _held(self, poll: Poll, connection: BoundedHttp) -> bool:
         """Wait until there is an answer for *poll*; return False when its client has gone."""
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
@@ -130,8 +135,7 @@ class LongPoll:
             if not woken.done():
                 woken.set_result(None)
 
-        gone = loop.create_task(_until_gone(receive))
-        gone.add_done_callback(wake)
+        connection.call_when_gone(wake)
         share = _LEAST_OF_WAIT + (1.0 - _LEAST_OF_WAIT) * self._clock.random()
         timer = loop.call_later(poll.wait_seconds * share, wake)
         self._book.wait(poll.vm_key, woken)
@@ -142,11 +146,10 @@ class LongPoll:
             self._metrics.held_polls.dec()
             self._book.forget(poll.vm_key, woken)
             timer.cancel()
-            has_gone = gone.done()
-            gone.cancel()
-        return not has_gone
+            connection.call_when_gone(None)
+        return not connection.is_gone
 
-    async def _send(self, send: Send, status: int, value: object) -> None:
+    async def _send(self, connection: BoundedHttp, send: Send, status: int, value: object) -> None:
         body = msgspec.json.encode(value)
         headers = [
             (b"content-type", b"application/json"),
@@ -160,18 +163,24 @@ class LongPoll:
         if self._book.is_stopping:
             headers.append((b"connection", b"close"))
         self._metrics.answered(_ROUTE, status)
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
-
-
-async def _until_gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass  # a body, which a GET should not have
+        if not connection.answer_at_once(status, headers, body):
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
 
 
 def _headers(scope: Scope) -> Mapping[str, str]:
     """Return the headers that the portal reads, of several of one name the last. Thousands are read in a second."""
     return {name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _READ}
+
+
+def _numbers(query: bytes) -> tuple[int, int]:
+    """Return the index and the wait that *query* asks for; raise PollRefused."""
+    usual = _USUAL_QUERY.fullmatch(query)
+    if usual is not None and usual[2].strip(b"0"):
+        return int(usual[1]), int(usual[2])
+    found = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+    wait_seconds = _whole(found, "wait", lowest=1, highest=_LARGEST_INDEX)
+    return _whole(found, "index", lowest=0, highest=_LARGEST_INDEX), wait_seconds
 
 
 def _whole(query: Mapping[str, str], name: str, *, lowest: int, highest: int) -> int:

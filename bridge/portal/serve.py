@@ -19,7 +19,8 @@ import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -32,6 +33,7 @@ from bridge.metrics.metrics import own_version
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.app import Application, agent_routes
 from bridge.portal.audit import NewEntry
+from bridge.portal.bounded_http import BoundedHttp, HttpBounds, Refusals
 from bridge.portal.health import Health
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.requests import BODY_SECONDS
@@ -57,11 +59,17 @@ class Portal:
     """The portal of *settings*; `run` serves until `stop`, which any thread may call."""
 
     def __init__(
-        self, settings: PortalSettings, *, clock: Clock = REAL_CLOCK, body_seconds: float = BODY_SECONDS
+        self,
+        settings: PortalSettings,
+        *,
+        clock: Clock = REAL_CLOCK,
+        body_seconds: float = BODY_SECONDS,
+        bounds: HttpBounds = HttpBounds(),  # noqa: B008  # frozen
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._body_seconds = body_seconds
+        self._bounds = bounds
         self._stopping = threading.Event()
         self._wake: Callable[[], object] = lambda: None
         self.address: tuple[str, int] | None = None
@@ -127,9 +135,10 @@ class Portal:
             body_seconds=self._body_seconds,
         )
         await app.load()
+        protocol = partial(BoundedHttp, bounds=self._bounds, refusals=Refusals(metrics, clock=self._clock))
         servers = (
-            _Server(self._public_config(app)),
-            _Server(_config(self._operator_app(threads, metrics), {})),
+            _Server(self._public_config(app, protocol)),
+            _Server(_config(self._operator_app(threads, metrics), protocol, {})),
         )
         serving = [
             loop.create_task(server.serve(sockets=[bound]))
@@ -189,10 +198,10 @@ class Portal:
             store=threads, metrics=metrics, is_local=is_loopback(host), is_stopping=self._stopping.is_set
         ).app()
 
-    def _public_config(self, app: ASGIApp) -> uvicorn.Config:
+    def _public_config(self, app: ASGIApp, protocol: Any) -> uvicorn.Config:
         server = self._settings.server
         tls = {} if server.cert_file is None else {"ssl_certfile": server.cert_file, "ssl_keyfile": server.key_file}
-        config = _config(app, tls)
+        config = _config(app, protocol, tls)
         try:
             config.load()
         except (OSError, ssl.SSLError) as error:
@@ -220,6 +229,14 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def on_tick(self, counter: int) -> bool:
+        """Cut the connections whose time is over, once a second; uvicorn calls it every tenth of one."""
+        if counter % 10 == 0:
+            now, connections = asyncio.get_running_loop().time(), list(self.server_state.connections)
+            for connection in cast("list[BoundedHttp]", connections):
+                connection.cut_if_due(now)
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # A connection with TLS is closed only when its client says goodbye too, which many never do.
         cutting = asyncio.get_running_loop().call_later(_GRACE_SECONDS, self._cut_all)
@@ -233,10 +250,10 @@ class _Server(uvicorn.Server):
             connection.transport.abort()
 
 
-def _config(app: ASGIApp, tls: dict[str, Any]) -> uvicorn.Config:
+def _config(app: ASGIApp, protocol: Any, tls: dict[str, Any]) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=protocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -1,4 +1,4 @@
-"""What the portal gives to agents: challenges, and tokens for one hour. Nothing of either is kept.
+"""What the portal gives to agents: challenges, and tokens for one hour. It needs a table of neither.
 
 A challenge is its time, some chance and a MAC over both, in 32 characters, Azure's limit for a nonce: whoever has the
 secret knows which challenges are its own and how old they are, without a table of them. Letters and digits only.
@@ -18,6 +18,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 import jwt
 
@@ -37,6 +38,7 @@ _MOST_TOKEN_CHARACTERS = 2_048
 #: A clock of another process of the portal may be ahead of ours.
 _SKEW_SECONDS = 60
 _MOST_REMEMBERED = 200_000
+_MOST_READ = 20_000
 
 
 class TokenRefused(BridgeError):
@@ -114,12 +116,25 @@ class UsedNonces:
             return True
 
 
+class _Read(NamedTuple):
+    """What a token says."""
+
+    vm_id: str
+    issued_at: int
+    expires_at: int
+
+
 class AgentTokens:
-    """Makes and reads the tokens of agents; *secrets* returns the portal's secrets, the newest first."""
+    """Makes and reads the tokens of agents; *secrets* returns the portal's secrets, the newest first.
+
+    An agent shows its token with every poll, and to verify one takes as long as all the rest of an answer: so what
+    those say that verified is kept, by their hashes and the secret that they verified with.
+    """
 
     def __init__(self, secrets: Callable[[], Sequence[str]], *, clock: Clock) -> None:
         self._secrets = secrets
         self._clock = clock
+        self._read: dict[tuple[bytes, str], _Read] = {}
 
     def new(self, vm_id: str, *, subscription_id: str) -> str:
         """Return a token for the VM *vm_id*, which counts for TOKEN_SECONDS."""
@@ -138,31 +153,41 @@ class AgentTokens:
         """Return the VM that *token* stands for, in lower case; raise TokenRefused when it stands for none."""
         if len(token) > _MOST_TOKEN_CHARACTERS:
             raise TokenRefused("The token is too long for one of this portal.")
+        name = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
         for secret in self._secrets():
-            try:
-                claims = jwt.decode(
-                    token,
-                    _key(secret),
-                    algorithms=[_ALGORITHM],
-                    audience=_AUDIENCE,
-                    # The times are looked at here, by the portal's own clock.
-                    options={"require": ["sub", "iat", "exp"], "verify_exp": False, "verify_iat": False},
-                )
-            except jwt.InvalidSignatureError:
-                continue
-            except (jwt.PyJWTError, ValueError, RecursionError) as error:
-                raise TokenRefused("The token is none of this portal's.") from error
-            return self._subject(claims)
+            read = self._read.get((name, secret))
+            if read is None:
+                read = _verified(token, secret)
+                if read is None:
+                    continue
+                if len(self._read) >= _MOST_READ:
+                    self._read.clear()
+                self._read[name, secret] = read
+            if not read.issued_at - _SKEW_SECONDS <= self._clock.timestamp() < read.expires_at:
+                raise TokenRefused("The token has expired.")
+            return read.vm_id
         raise TokenRefused("The token is none of this portal's.")
 
-    def _subject(self, claims: dict[str, object]) -> str:
-        subject, issued_at, expires_at = claims["sub"], claims["iat"], claims["exp"]
-        if not (isinstance(subject, str) and isinstance(issued_at, int) and isinstance(expires_at, int)):
-            raise TokenRefused("The token is none of this portal's.")
-        now = self._clock.timestamp()
-        if not issued_at - _SKEW_SECONDS <= now < min(expires_at, issued_at + TOKEN_SECONDS):
-            raise TokenRefused("The token has expired.")
-        return str(uuid.UUID(subject))
+
+def _verified(token: str, secret: str) -> _Read | None:
+    """Return what *token* says; None when another secret signed it. Raise TokenRefused when it is no token of ours."""
+    try:
+        claims = jwt.decode(
+            token,
+            _key(secret),
+            algorithms=[_ALGORITHM],
+            audience=_AUDIENCE,
+            # The times are looked at by the portal's own clock.
+            options={"require": ["sub", "iat", "exp"], "verify_exp": False, "verify_iat": False},
+        )
+    except jwt.InvalidSignatureError:
+        return None
+    except (jwt.PyJWTError, ValueError, RecursionError) as error:
+        raise TokenRefused("The token is none of this portal's.") from error
+    subject, issued_at, expires_at = claims["sub"], claims["iat"], claims["exp"]
+    if not (isinstance(subject, str) and isinstance(issued_at, int) and isinstance(expires_at, int)):
+        raise TokenRefused("The token is none of this portal's.")
+    return _Read(str(uuid.UUID(subject)), issued_at, min(expires_at, issued_at + TOKEN_SECONDS))
 
 
 def check_secret(secret: str) -> None:

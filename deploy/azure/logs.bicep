@@ -1,5 +1,6 @@
 // Records straight into a Log Analytics workspace, without an event hub: the table, a data collection rule that takes
-// records by the Logs Ingestion API, and the right to send to it for one identity. Use: kql/README.md
+// records by the Logs Ingestion API, the function that the queries read, and the right to send for one identity.
+// Use: docs/howto/log-analytics.md
 targetScope = 'resourceGroup'
 
 @description('Where the rule is made: the region of the workspace.')
@@ -33,6 +34,20 @@ resource table 'Microsoft.OperationalInsights/workspaces/tables@2022-10-01' = {
   parent: workspace
   name: 'ScheduledEvents_CL'
   properties: loadJsonContent('kql/log-analytics/table.json').properties
+}
+
+resource records 'Microsoft.OperationalInsights/workspaces/savedSearches@2020-08-01' = {
+  parent: workspace
+  name: 'ScheduledEventRecords'
+  dependsOn: [table]
+  properties: {
+    category: 'ScheduledEvents'
+    displayName: 'ScheduledEventRecords'
+    functionAlias: 'ScheduledEventRecords'
+    functionParameters: 'period:timespan'
+    query: loadTextContent('kql/log-analytics/ScheduledEventRecords.kql')
+    version: 2
+  }
 }
 
 resource rule 'Microsoft.Insights/dataCollectionRules@2023-03-11' = {

@@ -61,9 +61,15 @@ def test_rings_are_those_of_the_page_and_the_first_failure_ends_them(package, de
 @pytest.mark.deploy
 def test_every_variable_is_described_and_has_the_default_that_is_described(package, deploy):
     role = deploy / f"ansible/roles/{ROLE}"
-    options = yaml_of(package, role / "meta/argument_specs.yml")["argument_specs"]["main"]["options"]
-    described = {name: option["default"] for name, option in options.items() if not option.get("required")}
+    entries = yaml_of(package, role / "meta/argument_specs.yml")["argument_specs"]
+    described = {
+        name: option["default"]
+        for entry in entries.values()
+        for name, option in entry["options"].items()
+        if not option.get("required")
+    }
     assert yaml_of(package, role / "defaults/main.yml") == described
+    options = entries["main"]["options"]
     example = yaml_of(package, deploy / "ansible/inventory.example.yml")[ROLE]
     named = {*example["vars"], *(name for host in example["hosts"].values() for name in host or {})}
     assert named <= set(options)
@@ -75,6 +81,14 @@ def test_every_variable_is_described_and_has_the_default_that_is_described(packa
 
 def page(checkout):
     return (checkout / "docs/operate/rollout.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def removals(checkout):
+    """Return the commands of the page that take the agent away, as words: one VM, all, and all of it."""
+    text = (checkout / "docs/operate/fleet.md").read_text(encoding="utf-8")
+    lines = doc_pages.marked(text, "ansible: remove").splitlines()
+    return [shlex.split(line, comments=True) for line in lines if line.startswith("ansible-p")]
 
 
 @pytest.fixture(scope="module")
@@ -210,6 +224,37 @@ def test_three_machines_in_rings_of_which_the_second_fails(fleet, made, shown):
     assert fleet.on("three", f"stat -c '%a %U %G' {ETC}/config.toml") == f"640 root {NAME}"
     again = fleet.play(go_back, NEW, "--limit", "three")
     assert (again.code, again.total("changed")) == (0, 0)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_agent_is_taken_off_three_machines_of_which_one_has_none(fleet, removals):
+    first, every, purge = removals
+    for name in ("one", "two", "three"):
+        fleet.start(name, with_version_before=name != "three")
+    fleet.wait_until_up()
+    fleet.wait_until_ready("one", "two")
+    left = f"find /opt /etc /usr /var/lib -path '*{NAME}*' -not -path '/var/lib/systemd/*'"
+    states = {name: fleet.state(name) for name in fleet.names}
+    assert fleet.play(every, NEW, "--check").code == 0
+    assert {name: fleet.state(name) for name in fleet.names} == states, "a check changes nothing"
+
+    done = fleet.play(first, NEW)
+    assert (done.code, set(done.recap)) == (0, {"one"})
+    assert (fleet.readyz("one"), fleet.readyz("two")[0]) == ((0, ""), 200)
+    assert set(fleet.on("one", left).split()) > {ETC, f"{ETC}/config.toml", f"/var/lib/{NAME}"}
+    assert not fleet.on("one", f"ls -d /opt/{NAME} /etc/systemd/system/{NAME}.service 2>/dev/null")
+    done = fleet.play(every, NEW)
+    assert (done.code, {name: figures["changed"] for name, figures in done.recap.items()}) == (
+        0,
+        {"one": 0, "two": 1, "three": 0},
+    )
+    # What a package has put there is the package's to take away.
+    fleet.on("two", f"mkdir -p /usr/lib/{NAME}")
+    done = fleet.play(purge, NEW)
+    assert (done.code, [done.recap[name]["failed"] for name in fleet.names]) == (2, [0, 1, 0])
+    assert "two has the agent from a package" in done.said
+    assert [fleet.on(name, f"{left}; id -u {NAME} 2>/dev/null") for name in ("one", "three")] == ["", ""]
 
 
 # ---- ten of them ----------------------------------------------------------------------------------------------------

@@ -78,6 +78,7 @@ MAPPED = {
     ),
     "Microsoft.ManagedIdentity/userAssignedIdentities": ("azure.mgmt.msi", "2024-11-30", "Identity"),
     "Microsoft.Insights/dataCollectionRules": ("azure.mgmt.monitor", "2023-03-11", "DataCollectionRuleResource"),
+    "Microsoft.OperationalInsights/workspaces/savedSearches": ("azure.mgmt.loganalytics", "2025-07-01", "SavedSearch"),
     "Microsoft.OperationalInsights/workspaces/tables": ("azure.mgmt.loganalytics", "2025-07-01", "Table"),
 }
 #: Of it the released SDK knows an older version alone (Microsoft, "Remediations - Create Or Update", 2021-10-01).
@@ -426,6 +427,15 @@ def test_records_go_to_the_table_by_the_transformation_that_is_tested(parse):
     assert (flow["outputStream"], flow["destinations"]) == (f"Custom-{name}", ["workspace"])
     assert the_resource(parse, "Microsoft.OperationalInsights/workspaces/tables")["name"] == name
     assert variables["stream"].startswith("'Custom-")
+
+
+def test_function_of_the_template_is_the_one_that_the_page_saves(parse):
+    saved = the_resource(parse, "Microsoft.OperationalInsights/workspaces/savedSearches")
+    found = declared(parse("logs.bicep"), "resource")["records"]
+    assert "loadTextContent('kql/log-analytics/ScheduledEventRecords.kql')" in text(found)
+    page = (AZURE.parents[1] / "docs/howto/log-analytics.md").read_text(encoding="utf-8")
+    [alias, parameters] = re.search(r"--fa (\S+) --fp '(\S+)'", page).groups()
+    assert (saved["properties"]["functionAlias"], saved["properties"]["functionParameters"]) == (alias, parameters)
 
 
 def test_only_the_one_identity_may_send_to_the_rule(parse):

@@ -1,5 +1,6 @@
 """The chart: linted, judged by the schemas of Kubernetes, and compared with what kustomize makes of the same."""
 
+import importlib.util
 import json
 import re
 import shutil
@@ -389,6 +390,17 @@ def test_notes_show_commands_for_the_namespace_of_the_release(helm, package, tmp
     assert {(namespace, name) for namespace, name, _ in commands} == {("maintenance", NAME)}
     assert [words for _, _, words in commands] == ["check-config --connect", "status", "send-test drain"]
     assert "WARNING: image.repository" in text
+
+
+def test_chart_of_a_release_is_taken_by_helm_and_makes_the_same(helm, checkout, tmp_path):
+    spec = importlib.util.spec_from_file_location("release", checkout / ".ci/release.py")
+    release = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(release)
+    made = tmp_path / release.chart_name(release.version_here())
+    release.pack_chart(made, 0)
+    assert helm("lint", "--strict", made).returncode == 0
+    from_archive, from_tree = (helm("template", NAME, chart, "--namespace", NAME) for chart in (made, CHART))
+    assert (from_archive.returncode, from_archive.stdout) == (0, from_tree.stdout), from_archive.stderr
 
 
 def test_archive_holds_the_whole_chart(helm, tmp_path):

@@ -8,6 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import doc_pages
 import pytest
 from kql.files import Kql, header_columns
 
@@ -56,12 +57,19 @@ def shown(deploy):
 
 
 @pytest.fixture(scope="module")
-def judged(kql, shown, tool):
+def workspace_query():
+    """Return what the page of the workspace has one look with: the block "kql: look"."""
+    return doc_pages.marked(doc_pages.page("docs/howto/log-analytics.md"), "kql: look")
+
+
+@pytest.fixture(scope="module")
+def judged(kql, shown, workspace_query, tool):
     """Return what the language service says of every text, asked once: it takes seconds to load."""
     wrong = {name: text for name, (text, _) in _WRONG.items()}
     texts = {**kql.queries, **wrong, "setup": kql.setup, "all columns": "ScheduledEventRecords(1d)"}
     questions = {name: {**platform.schema, "texts": texts} for name, platform in kql.platforms.items()}
     questions["data-explorer"]["texts"] = {**texts, **{f"shown {number}": text for number, text in enumerate(shown)}}
+    questions["log-analytics"]["texts"] = {**texts, "page": workspace_query}
     questions["transform"] = {"tables": _SOURCE, "texts": {"transform": kql.transform}}
     return _ask(tool("node"), questions)
 
@@ -120,6 +128,13 @@ def test_what_the_page_shows_is_right(judged, shown):
     assert [block["kind"] for block in blocks] == ["Command", "Query"]
     [policy] = json.loads(re.search(r"policy managed_identity '(.*)'$", shown[0], re.MULTILINE)[1])
     assert policy == {"ObjectId": "system", "AllowedUsages": "DataConnection"}
+
+
+def test_query_of_the_workspace_page_is_right(judged):
+    blocks = judged["log-analytics"]["page"]
+    assert _problems(blocks) == []
+    [block] = blocks
+    assert [column for column, _ in block["columns"]][:3] == ["observed_at", "vm_name", "event_type"]
 
 
 def test_policy_is_json(kql):

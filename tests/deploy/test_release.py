@@ -30,6 +30,9 @@ ARCHIVES = [f"{NAME}{kind}-{VERSION}-linux-{arch}.tar.gz" for arch in ("x86_64",
 PACKAGES = [f"{NAME}_{VERSION}_{arch}.deb" for arch in ("amd64", "arm64")]
 ON_WINDOWS = f"{NAME}-{VERSION}-windows-x86_64.zip"
 PACKAGES += [f"{NAME}-{VERSION}-1.{machine}.rpm" for machine in ("x86_64", "aarch64")]
+IN_CHART = f"deploy/helm/{NAME}/Chart.yaml"
+CHART = f'name: {NAME}\nversion: {VERSION}\nappVersion: "{VERSION}"\n'
+CHART_ARCHIVE = f"{NAME}-{VERSION}.tgz"
 PINS = ["msgspec==0.22.0", "markdown==3.10"]
 LOCK = "msgspec==0.22.0 \\\n    --hash=sha256:aa\nmarkdown==3.10 ; python_version < '3.11' \\\n    --hash=sha256:bb\n"
 CHANGELOG = f"""# Changelog
@@ -56,7 +59,8 @@ class Tree:
         self.write("CHANGELOG.md", CHANGELOG)
         self.write("deploy/docker/Dockerfile", f"FROM x\nARG VERSION={VERSION}\n")
         self.write("deploy/kubernetes/base/kustomization.yaml", f"images:\n  - name: a\n    newTag: {VERSION}\n")
-        self.write("deploy/helm/chart/Chart.yaml", f'name: a\nappVersion: "{VERSION}"\n')
+        self.write(f"deploy/helm/{NAME}/Chart.yaml", CHART)
+        self.write(f"deploy/helm/{NAME}/templates/a.yaml", "kind: A\n")
         self.write("deploy/artifact/requirements.txt", LOCK)
         (root / ".ci").mkdir()
         shutil.copy(program, root / ".ci/release.py")
@@ -149,12 +153,15 @@ def test_changelog_that_does_not_tell_of_the_version_is_refused(tree, old, new, 
     refused(tree.release("check", "--tag", TAG), sentence)
 
 
-@pytest.mark.parametrize(
-    "name", ["deploy/docker/Dockerfile", "deploy/kubernetes/base/kustomization.yaml", "deploy/helm/chart/Chart.yaml"]
-)
+@pytest.mark.parametrize("name", ["deploy/docker/Dockerfile", "deploy/kubernetes/base/kustomization.yaml", IN_CHART])
 def test_place_that_names_another_version_is_refused(tree, name):
     tree.replace(name, VERSION, "1.2.2")
     refused(tree.release("check"), f"{name} says 1.2.2, and the version is 1.2.3.")
+
+
+def test_number_of_the_chart_alone_is_refused_too(tree):
+    tree.replace(IN_CHART, f"\nversion: {VERSION}", "\nversion: 1.2.2")
+    refused(tree.release("check"), f"{IN_CHART} says 1.2.2, and the version is 1.2.3.")
 
 
 @pytest.mark.parametrize("name", ["CHANGELOG.md", "left-over.txt"])
@@ -249,6 +256,7 @@ class Files:
         for name in ARCHIVES:
             self.put(name, packed(**{f"wheels/{WHEEL}": wheel}))
         self.put(ON_WINDOWS, zipped(**{f"wheels/{WHEEL}": wheel}))
+        self.put(CHART_ARCHIVE, packed(**{"Chart.yaml": CHART.encode()}))
         for name in PACKAGES:
             self.put(name, b"a package")
         self.seal()
@@ -276,7 +284,9 @@ def test_whole_release_is_taken(tree, files):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("name", [WHEEL, SDIST, SBOM, "NOTES.md", "SHA256SUMS", ON_WINDOWS, *ARCHIVES, *PACKAGES])
+@pytest.mark.parametrize(
+    "name", [WHEEL, SDIST, SBOM, "NOTES.md", "SHA256SUMS", ON_WINDOWS, CHART_ARCHIVE, *ARCHIVES, *PACKAGES]
+)
 def test_missing_file_is_refused_also_where_the_sums_do_not_know_it(tree, files, name):
     (files.directory / name).unlink()
     if name != "SHA256SUMS":
@@ -315,12 +325,23 @@ def test_file_of_another_version_is_refused(tree, files):
         (ARCHIVES[2], packed(other=b""), f"{ARCHIVES[2]} does not hold the wheel that is beside it."),
         (ON_WINDOWS, zipped(**{f"wheels/{WHEEL}": b"another"}), f"{ON_WINDOWS} does not hold the wheel that is"),
         (ON_WINDOWS, zipped(other=b""), f"{ON_WINDOWS} does not hold the wheel that is beside it."),
+        (CHART_ARCHIVE, packed(**{"Chart.yaml": b"name: b"}), f"{CHART_ARCHIVE} does not hold the chart of this tree."),
         (SBOM, bom_of(VERSION, "msgspec==0.22.0"), f"{SBOM} lacks markdown==3.10."),
         (SBOM, bom_of("1.2.2", *PINS), f"{SBOM} is no CycloneDX document"),
         (SBOM, bom_of(VERSION, *PINS).replace(b"serialNumber", b"number"), f"{SBOM} is no CycloneDX document"),
     ],
     # Packed bytes have the time in them: as names they would be others in each worker.
-    ids=["version", "archive's wheel", "no wheel", "zip's wheel", "zip without", "pin", "bom's version", "bom's kind"],
+    ids=[
+        "version",
+        "archive's wheel",
+        "no wheel",
+        "zip's wheel",
+        "zip without",
+        "chart",
+        "pin",
+        "bom's version",
+        "bom's kind",
+    ],
 )
 def test_file_that_holds_something_else_is_refused(tree, files, name, content, sentence):
     files.put(name, content)
@@ -346,6 +367,16 @@ def module(tree):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_chart_is_packed_whole_and_always_the_same(module, tmp_path):
+    first, second = tmp_path / "first.tgz", tmp_path / "second.tgz"
+    for path in (first, second):
+        module.pack_chart(path, 1_700_000_000)
+    assert first.read_bytes() == second.read_bytes()
+    with tarfile.open(first) as tar:
+        packed_files = {member.name: tar.extractfile(member).read() for member in tar}
+    assert packed_files == {f"{NAME}/Chart.yaml": CHART.encode(), f"{NAME}/templates/a.yaml": b"kind: A\n"}
 
 
 def test_notes_are_the_versions_section_with_a_line_for_each_item(module, monkeypatch):

@@ -6,12 +6,16 @@ tree-sitter-powershell parses it, and what it calls and names is compared with w
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import click
+import doc_pages
 import pytest
+from shown_commands import check_ours
 
 from bridge.config import loader
 from bridge.testing import EventSpec, Simulator
@@ -200,14 +204,36 @@ CMDLETS = {
     "Test-Path": set(),
     "Write-Warning": set(),
 }
+#: Those that the page shows beside them.
+SHOWN_CMDLETS = {
+    "Copy-Item": {"Path", "Destination"},
+    "Expand-Archive": {"Path", "DestinationPath"},
+    "Get-Content": {"Path", "Tail", "Wait"},
+    "Get-EventLog": {"LogName", "Source", "Newest"},
+    "Get-FileHash": {"Algorithm", "Path"},
+    "Get-Service": {"Name"},
+    "Invoke-RestMethod": {"Uri"},
+    "New-EventLog": {"LogName", "Source"},
+    "Remove-EventLog": {"Source"},
+    "Restart-Service": {"Name"},
+    "Set-ExecutionPolicy": {"Scope", "ExecutionPolicy", "Force"},
+    "Set-Location": {"Path"},
+    "Unblock-File": {"Path"},
+}
 AUTOMATIC = {"erroractionpreference", "lastexitcode", "psscriptroot", "true"}
 
 
 @pytest.fixture(scope="module")
-def script(package):
+def parse(package):
+    """Return a function that parses PowerShell."""
     tree_sitter, grammar = package("tree_sitter"), package("tree_sitter_powershell")
     parser = tree_sitter.Parser(tree_sitter.Language(grammar.language()))
-    return parser.parse((WINDOWS / "install.ps1").read_bytes()).root_node
+    return lambda text: parser.parse(text).root_node
+
+
+@pytest.fixture(scope="module")
+def script(parse):
+    return parse((WINDOWS / "install.ps1").read_bytes())
 
 
 def nodes(node, *types):
@@ -349,6 +375,71 @@ def test_only_the_service_and_the_administrators_get_at_the_data(script):
     granted = set(re.findall(r"[\"'](\*S-[\d-]+|\$\{account\}):\(OI\)\(CI\)(\w+)[\"']", body))
     assert granted == {("*S-1-5-18", "F"), ("*S-1-5-32-544", "F"), ("${account}", "RX"), ("${account}", "M")}
     assert "@('config', $name, 'obj=', $account)" in text(functions(script)["Register-Agent"])
+
+
+# ---- the page ----
+
+PAGES = ["docs/howto/windows.md", "deploy/windows/README.md"]
+SHOWN = [
+    pytest.param(block, id=block.mark or page)
+    for page in PAGES
+    for block in doc_pages.blocks(doc_pages.page(page), "powershell")
+]
+
+
+def test_page_shows_every_step():
+    steps = ["unpack", "install", "configure", "look", "event log", "remove"]
+    assert [block.mark for block in doc_pages.blocks(doc_pages.page(PAGES[0]), "powershell")] == [
+        f"windows: {step}" for step in steps
+    ]
+
+
+def parameters_in(command):
+    return [text(found).lstrip("-") for found in nodes(command, "command_parameter") if found.parent.parent == command]
+
+
+@pytest.mark.parametrize("block", SHOWN)
+def test_commands_of_the_page_parse_and_are_there_with_their_parameters(parse, script, block):
+    root = parse(block.text.encode())
+    assert not root.has_error, block.text
+    installer = {name.lstrip("$") for name in parameters_of(next(nodes(script, "param_block")))}
+    found = list(nodes(root, "command"))
+    assert found
+    for command in found:
+        name = text(command.child_by_field_name("command_name"))
+        if "install.ps1" in name:
+            assert set(parameters_in(command)) <= installer, text(command)
+        elif name.endswith(f'{NAME}.cmd"'):
+            assert name == f'"$env:ProgramFiles\\{NAME}\\{NAME}.cmd"'
+            check_ours(shlex.split(text(command).partition(name)[2]))
+        else:
+            assert set(parameters_in(command)) <= SHOWN_CMDLETS[name], text(command)
+
+
+def test_a_slip_in_the_page_is_found(parse, script):
+    wrong = [".\\install.ps1 -Unistall", "Get-Service -Nam x", f'& "$env:ProgramFiles\\{NAME}\\{NAME}.cmd" stauts']
+    for line in wrong:
+        with pytest.raises((AssertionError, click.UsageError)):
+            test_commands_of_the_page_parse_and_are_there_with_their_parameters(
+                parse, script, doc_pages.Block("", "powershell", f"{line}\n")
+            )
+
+
+def test_page_names_the_places_that_the_installer_makes(script):
+    page, source = doc_pages.page(PAGES[0]), text(script)
+    for place, made in {
+        "config.toml": "$file = Join-Path $data 'config.toml'",
+        "state": "(Join-Path $data 'state')",
+        "logs\\agent.log": "(Join-Path $data 'logs')",
+    }.items():
+        assert f"`%ProgramData%\\{NAME}\\{place}`" in page
+        assert made in source
+    assert f"`%ProgramFiles%\\{NAME}\\versions`" in page
+    assert "Join-Path $root ('versions\\'" in source
+    assert f"`%ProgramFiles%\\{NAME}\\{NAME}.cmd`" in page
+    assert '(Join-Path $root "$name.cmd")' in source
+    assert "5 seconds, then 30, then 5 minutes" in page
+    assert "restart/5000/restart/30000/restart/300000" in source
 
 
 def test_the_configuration_that_comes_with_it_is_right():

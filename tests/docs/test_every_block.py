@@ -28,6 +28,7 @@ _FIRST_VM = "tests/docs/test_first_vm.py::test_a_reboot_is_announced_approved_an
 _GENERATED = "tests/docs/test_reference.py::test_generated_parts_are_what_the_code_says_now"
 _SINK = "tests/docs/test_sink_readme.py::test_example_sends_by_either_name"
 _SINK_CHECKED = "tests/docs/test_sink_readme.py::test_configuration_of_the_example_is_right"
+_SECRETS_UNITS = "tests/deploy/test_operate_pages.py::test_units_of_the_secrets_page_are_read_without_a_word"
 _FIRST_PORTAL = (
     "tests/portal/test_first_portal.py::test_a_newcomer_approves_an_event_through_the_portal_and_sees_it_start"
 )
@@ -89,6 +90,11 @@ RUN = {
     "kql: transformation": (
         "tests/docs/test_operators.py::test_transformation_is_printed_as_a_data_collection_rule_takes_it"
     ),
+    "kql: look": "tests/deploy/test_kql.py::test_query_of_the_workspace_page_is_right",
+    **dict.fromkeys(
+        [f"windows: {what}" for what in ("unpack", "install", "configure", "look", "event log", "remove")],
+        "tests/deploy/test_windows.py::test_commands_of_the_page_parse_and_are_there_with_their_parameters",
+    ),
     "drain script": "tests/docs/test_configurations.py::test_drain_script_drains_and_undrains",
     "file: acme_pager.py": _SINK,
     "file: pyproject.toml": _SINK,
@@ -100,6 +106,10 @@ RUN = {
     "alertmanager: route": "tests/interop/test_alertmanager.py::test_route_of_the_page_sends_info_elsewhere",
     "file: rings.json": "tests/deploy/test_fleet.py::test_rings_of_the_page_share_the_vms_out",
     "ansible: rollout": "tests/deploy/test_ansible.py::test_three_machines_in_rings_of_which_the_second_fails",
+    "ansible: remove": "tests/deploy/test_ansible.py::test_agent_is_taken_off_three_machines_of_which_one_has_none",
+    "file: fetch-secrets": "tests/docs/test_secrets.py::test_secrets_come_from_the_vault_as_the_agent_wants_them",
+    "unit: fetch-secrets.service": _SECRETS_UNITS,
+    "unit: fetch-secrets.timer": _SECRETS_UNITS,
     "terraform: module": "tests/deploy/test_terraform.py::test_module_is_given_on_the_page_what_it_takes",
     "unit: logs directory": "tests/deploy/test_systemd.py::test_drop_in_of_the_file_sink_is_read_without_a_word",
 }
@@ -240,13 +250,14 @@ def checked(tmp_path, monkeypatch):
     def check(text):
         for path in ("/etc/scheduled-events-bridge", "/var/log/scheduled-events-bridge", "/run/credentials"):
             text = text.replace(path, str(tmp_path))
+        text = text.replace("C:\\ProgramData\\scheduled-events-bridge\\", f"{tmp_path}/")
         text = text.replace("scheduled-events-bridge.service/", "")
         text = text.replace("/opt/scheduled-events-bridge/drain.py", str(ROOT / "deploy" / "kubernetes" / "drain.py"))
         program = tmp_path / "on-scheduled-event"
         program.write_text("#!/bin/sh\n")
         program.chmod(stat.S_IRWXU)
         text = text.replace("/usr/local/bin/on-scheduled-event", str(program))
-        re.sub(r'^(\w+)_(file|env) = "([^"]+)"', fill, text, flags=re.MULTILINE)
+        re.sub(r"""^(\w+)_(file|env) = ["']([^"']+)["']""", fill, text, flags=re.MULTILINE)
         file = tmp_path / "config.toml"
         file.write_text(text, encoding="utf-8")
         return CliRunner().invoke(commands, ["check-config", "--config", str(file)], standalone_mode=False)

@@ -1,18 +1,21 @@
-"""The recipe for Azure Monitor, against a stub that is as strict as the Logs Ingestion API: what it sends is taken."""
+"""The recipe for Log Analytics: its rows hold the records whole, and its check writes nothing.
+
+That the Logs Ingestion API takes what it sends is in test_recipes.py, with the others.
+"""
 
 from __future__ import annotations
 
-import base64
 import json
-import re
 import sys
 from urllib.parse import urlsplit
 
 import doc_pages
 import pytest
+import strict_services
 
+from bridge.cli.init import recipe
 from bridge.config.loader import read
-from bridge.sink import DeliveryFailed, Transition, encode
+from bridge.sink import DeliveryFailed, DeliveryRejected, Transition, encode
 from bridge.testing import Simulator
 from bridge.testing.http_contract import Answer, HttpPeer
 from bridge.testing.records import sample_event, sample_record
@@ -23,15 +26,8 @@ else:
     import tomli as tomllib
 
 AZURE = doc_pages.ROOT / "deploy" / "azure"
-BICEP = (AZURE / "logs.bicep").read_text(encoding="utf-8")
 TRANSFORM = (AZURE / "kql" / "log-analytics" / "transform.kql").read_text(encoding="utf-8")
-TABLE = tomllib.loads(
-    re.search(
-        r"^<!-- file: logs-ingestion\.toml -->\n```toml\n(.*?)^```",
-        doc_pages.page("deploy/azure/kql/README.md"),
-        re.MULTILINE | re.DOTALL,
-    )[1]
-)["sinks"][0]
+[TABLE] = tomllib.loads(recipe("webhook:log-analytics"))["sinks"]
 RECORDS = [
     sample_record(1),
     sample_record(2, transition=Transition.HEARTBEAT, event=None),
@@ -39,27 +35,6 @@ RECORDS = [
         3, event=sample_event(description='He said "soon",\\ then <nothing> \u2603 & {{ }}', not_before=None)
     ),
 ]
-
-
-def refusal(request):
-    """Return what the service would have against *request*; empty when it takes it."""
-    stream = re.search(r"^var stream = '(.+)'$", BICEP, re.MULTILINE)[1]
-    columns = set(re.findall(r"name: '(\w+)'\n +type: 'string'", BICEP))
-    token = request.headers.get("authorization", "").removeprefix("Bearer ")
-    payload = token.split(".")[1] if token.count(".") == 2 else ""
-    claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)) or b"{}")
-    rows = json.loads(request.body)
-    wrong = {
-        "method": request.method != "POST",
-        "path": not re.fullmatch(rf"/dataCollectionRules/dcr-\w+/streams/{stream}", request.path),
-        "api-version": dict(request.query) != {"api-version": "2023-01-01"},
-        "audience": claims.get("aud") != "https://monitor.azure.com/",
-        "content type": request.headers.get("content-type") != "application/json",
-        "no array": not isinstance(rows, list),
-        "columns": any(set(row) != columns or not all(isinstance(each, str) for each in row.values()) for row in rows),
-        "size": len(request.body) > 1024 * 1024,
-    }
-    return ", ".join(name for name, is_so in wrong.items() if is_so)
 
 
 @pytest.fixture
@@ -72,7 +47,7 @@ def rule(monkeypatch):
         peer.rows = []
 
         def answer(request):
-            problem = refusal(request)
+            problem = strict_services.log_analytics(request)
             if problem:
                 return Answer(status=400, body=problem.encode())
             peer.rows += json.loads(request.body)
@@ -96,6 +71,23 @@ def test_rows_of_the_recipe_are_taken_and_hold_the_records_whole(rule):
     sink.close()
     assert [json.loads(row["RawData"])["data"] for row in rule.rows] == [json.loads(encode(each)) for each in RECORDS]
     assert "parse_json(RawData).data" in TRANSFORM
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"entra_scope": "https://monitor.azure.com/.default"}, "audience"),
+        ({"template": '[{"Raw": {{ record | tojson | tojson }}}]'}, "columns"),
+        ({"template": "{{ record | tojson }}"}, "no array of rows"),
+    ],
+)
+def test_a_slip_in_the_recipe_is_refused(rule, wrong, said):
+    pytest.importorskip("jinja2")
+    sink = sink_of(rule, **wrong)
+    with pytest.raises(DeliveryRejected, match=said):
+        sink.send([RECORDS[0]])
+    sink.close()
+    assert rule.rows == []
 
 
 def test_check_shows_a_token_and_writes_nothing(rule):

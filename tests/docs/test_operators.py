@@ -176,6 +176,7 @@ def test_number_of_series_is_what_the_page_says():
 
 KQL = DEPLOY / "azure" / "kql"
 KQL_PAGE = doc_pages.page("deploy/azure/kql/README.md")
+WORKSPACE_PAGE = doc_pages.page("docs/howto/log-analytics.md")
 
 
 def test_every_query_is_presented_with_what_it_answers():
@@ -205,11 +206,11 @@ def test_table_and_function_of_a_workspace_are_called_as_the_files_call_them():
     table = json.loads((KQL / "log-analytics" / "table.json").read_text(encoding="utf-8"))["properties"]["schema"][
         "name"
     ]
-    assert f"/tables/{table}?" in KQL_PAGE
-    assert f"`{table}` as `tableName`" in KQL_PAGE
+    assert f"/tables/{table}?" in WORKSPACE_PAGE
+    assert f"`{table}` as `tableName`" in WORKSPACE_PAGE
     function = (KQL / "log-analytics" / "ScheduledEventRecords.kql").read_text(encoding="utf-8")
     assert re.search(rf"^{table}$", function, re.MULTILINE)
-    [alias, parameter] = re.search(r"--fa (\S+) --fp '(\S+)'", KQL_PAGE).groups()
+    [alias, parameter] = re.search(r"--fa (\S+) --fp '(\S+)'", WORKSPACE_PAGE).groups()
     name, _, kind = parameter.partition(":")
     assert f"function {alias} with one parameter, {name} of type {kind}" in function
     for path in (KQL / "queries").glob("*.kql"):
@@ -218,7 +219,7 @@ def test_table_and_function_of_a_workspace_are_called_as_the_files_call_them():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
 def test_transformation_is_printed_as_a_data_collection_rule_takes_it():
-    script = doc_pages.marked(KQL_PAGE, "kql: transformation")
+    script = doc_pages.marked(WORKSPACE_PAGE, "kql: transformation")
     done = subprocess.run(["sh", "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)

@@ -41,7 +41,10 @@ RUN = {
     "stdout": "tests/docs/test_recipes.py::test_recipe_for_standard_output_prints_each_record",
 }
 #: Formats that make a request of each record; the others leave out what disturbs nobody.
-ONE_EACH = {"webhook", "webhook:slack", "webhook:teams", "webhook:opsgenie", "webhook:servicenow", "webhook:splunk"}
+ONE_EACH = {
+    "webhook", "webhook:slack", "webhook:teams", "webhook:opsgenie", "webhook:servicenow", "webhook:splunk",
+    "webhook:log-analytics",
+}  # fmt: skip
 ENDS = {Transition.COMPLETED, Transition.CANCELED, Transition.ENDED}
 
 
@@ -135,7 +138,7 @@ def test_service_takes_every_record_of_the_recipe(name, tmp_path, monkeypatch):
     pytest.importorskip("jinja2", reason="the extra [template] is not installed")
     for variable in ("IDENTITY_ENDPOINT", "MSI_ENDPOINT", "AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID"):
         monkeypatch.delenv(variable, raising=False)
-    with Simulator("quiet") as simulator:  # for the token of Event Hubs
+    with Simulator("quiet") as simulator:  # for the tokens of Azure's own services
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", simulator.endpoint)
         assert len(sent(name, tmp_path)) > len(ENDS)
 

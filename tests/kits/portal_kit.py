@@ -13,6 +13,7 @@ import requests
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.events.event import encode
 from bridge.events.record import TransitionRecord
+from bridge.portal.bounded_http import HttpBounds
 from bridge.portal.serve import Portal
 from bridge.portal.settings import read
 from sinks.cloudevent import cloud_event_bytes
@@ -48,10 +49,16 @@ class RunningPortal:
     """A portal from `start` to `stop`; a context manager does both."""
 
     def __init__(
-        self, directory: Path, *, clock: Clock = REAL_CLOCK, body_seconds: float = 10.0, **tables: Any
+        self,
+        directory: Path,
+        *,
+        clock: Clock = REAL_CLOCK,
+        body_seconds: float = 10.0,
+        bounds: HttpBounds = HttpBounds(),  # noqa: B008  # frozen
+        **tables: Any,
     ) -> None:
         self._settings = read(portal_table(directory, **tables))
-        self._more: dict[str, Any] = {"clock": clock, "body_seconds": body_seconds}
+        self._more: dict[str, Any] = {"clock": clock, "body_seconds": body_seconds, "bounds": bounds}
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
         self.portal = Portal(self._settings, **self._more)

@@ -5,7 +5,7 @@ Slack "Incoming webhooks" and its escapes of mrkdwn; Microsoft "Post to a channe
 and the Adaptive Cards 1.4 schema; Opsgenie "Alert API" (create, close); ServiceNow "Event Management, web service
 API"; Splunk "HTTP Event Collector, format events"; CloudEvents 1.0 and its HTTP binding, Standard Webhooks 1.0;
 Alertmanager's OpenAPI of /api/v2/alerts; PagerDuty "Events API v2" (alert and change events); OTLP/HTTP 1.x; Event Hubs
-"Send event" over REST.
+"Send event" over REST; Azure Monitor "Logs Ingestion API", with the stream and the columns of logs.bicep.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
@@ -22,6 +23,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from bridge.testing.simulator.imds_api import Request
 
+_LOGS_BICEP = Path(__file__).parents[2] / "deploy/azure/logs.bicep"
 _MOST_SLACK_CHARACTERS = 40_000
 _MOST_TEAMS_BYTES = 28 * 1024
 _OPSGENIE_FIELDS = {
@@ -224,10 +226,28 @@ def otlp(request: Request) -> str:
     )
 
 
+def log_analytics(request: Request) -> str:
+    """Return what the data collection rule of logs.bicep would say to a request of a managed identity."""
+    bicep = _LOGS_BICEP.read_text(encoding="utf-8")
+    stream = re.findall(r"^var stream = '(.+)'$", bicep, re.MULTILINE)[0]
+    columns = set(re.findall(r"name: '(\w+)'\n +type: 'string'", bicep))
+    rows = _json_of(request)
+    if not isinstance(rows, list) or not rows:
+        return "no array of rows"
+    return _words(
+        method=request.method != "POST",
+        path=not re.fullmatch(rf"/dataCollectionRules/dcr-\w+/streams/{stream}", request.path),
+        api_version=dict(request.query) != {"api-version": "2023-01-01"},
+        audience=_claims_of(request).get("aud") != "https://monitor.azure.com/",
+        columns=any(set(row) != columns or not all(isinstance(each, str) for each in row.values()) for row in rows),
+        field_is_cut=any(len(each.encode()) > 64 * 1024 for row in rows for each in row.values()),
+        size=len(request.body) > 1024 * 1024,
+    )
+
+
 def event_hub(request: Request) -> str:
     """Return what the event hub of the recipe would say to a request of a managed identity."""
-    payload = request.headers.get("authorization", "").removeprefix("Bearer ").split(".")
-    claims = json.loads(base64.urlsafe_b64decode(payload[1] + "=" * (-len(payload[1]) % 4))) if len(payload) > 1 else {}
+    claims = _claims_of(request)
     broker = json.loads(request.headers.get("brokerproperties", "{}"))
     return _words(
         method=request.method != "POST",
@@ -237,6 +257,11 @@ def event_hub(request: Request) -> str:
         properties=not set(broker) <= {"PartitionKey"} or not isinstance(broker.get("PartitionKey", ""), str),
         size=len(request.body) > 1024 * 1024,
     )
+
+
+def _claims_of(request: Request) -> Any:
+    payload = request.headers.get("authorization", "").removeprefix("Bearer ").split(".")
+    return json.loads(base64.urlsafe_b64decode(payload[1] + "=" * (-len(payload[1]) % 4))) if len(payload) > 1 else {}
 
 
 def _is_time(text: Any) -> bool:
@@ -258,4 +283,5 @@ SERVICES: dict[str, tuple[Callable[[Request], str], int, str]] = {
     "webhook:pagerduty": (pagerduty, 202, ""),
     "otlp": (otlp, 200, ""),
     "eventhubs": (event_hub, 201, ""),
+    "webhook:log-analytics": (log_analytics, 204, ""),
 }

@@ -13,6 +13,9 @@ import requests
 from desk import SECONDS, Desk
 from held_port import held_port
 
+#: From an empty directory.
+FIRST_EVENT_SECONDS = 60
+
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="needs a shell"),
     pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed"),
@@ -45,6 +48,7 @@ def desk(tmp_path, agent_env):
 
 def test_a_newcomer_approves_an_event_through_the_portal_and_sees_it_start(desk):
     enter = desk.text("first portal: enter")
+    began = time.monotonic()
     desk.do(enter + desk.text("first portal: secrets"))
     home = desk.home / "portal"
     (home / "portal.toml").write_text(desk.text("file: first portal.toml"))
@@ -59,6 +63,7 @@ def test_a_newcomer_approves_an_event_through_the_portal_and_sees_it_start(desk)
     while not _has_event(desk.portal, headers):
         assert time.monotonic() < give_up_at, "the portal has no event"
         time.sleep(0.1)
+    assert time.monotonic() - began < FIRST_EVENT_SECONDS
     desk.do(enter + desk.text("first portal: decide"))
     desk.wait_for(" approved: Reboot")
     desk.wait_for(" started: Reboot")

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import requests
@@ -18,8 +19,10 @@ from portal_kit import AGENT_TOKEN, BATCH, READER_TOKEN, batch, portal_table
 from signers import Signer
 
 from bridge.portal.audit import first_fault
+from bridge.portal.fleet import key_of_event_id
 from bridge.portal.store.audit import all_entries, count
 from bridge.portal.store.database import Store
+from bridge.portal.store.decisions import NewDecision, add_decisions
 
 AS_AGENT = {"Authorization": f"Bearer {AGENT_TOKEN}"}
 AS_READER = {"Authorization": f"Bearer {READER_TOKEN}"}
@@ -37,7 +40,7 @@ class Killable:
             header, inner = (f"[[{name}]]", table[0]) if isinstance(table, list) else (f"[{name}]", table)
             lines += [header, *(f"{key} = {json.dumps(value)}" for key, value in inner.items())]
         self.config.write_text("\n".join(lines), encoding="utf-8")
-        self.url = ""
+        self.url = self.operator_url = ""
 
     def start(self):
         log = self.directory / f"log-{time.monotonic_ns()}"
@@ -52,6 +55,7 @@ class Killable:
             assert time.monotonic() < until, log.read_text(encoding="utf-8")
             time.sleep(0.02)
         self.url = f"{found[1]}/api/v1"
+        self.operator_url = "http://127.0.0.1:" + re.search(r"operator=\D*127\.0\.0\.1\D+(\d+)", log.read_text())[1]
 
     def kill(self):
         self.process.send_signal(signal.SIGKILL)
@@ -126,3 +130,41 @@ def test_nothing_that_was_answered_for_is_lost_by_a_kill(killable, signer, round
         _check(killable, kept)
     assert len(kept["records"]) > 0
     assert len(kept["decisions"]) > 0
+
+
+def test_a_decision_that_was_stored_just_before_a_kill_is_told_after_it(killable, signer):
+    token = signer.sign()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(_ask, killable, index=1, wait=60)
+        until = time.monotonic() + 30
+        while "held_polls 1.0" not in requests.get(f"{killable.operator_url}/metrics", timeout=20).text:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        killable.process.send_signal(signal.SIGSTOP)  # so that nothing wakes the poll between the commit and the end
+        store = Store.of_file(killable.directory / "portal.db")
+        assert list(store.write(add_decisions, [_stored(token)], at="2026-11-20T11:00:30.000Z").values()) == [2]
+        store.close()
+        killable.kill()
+        with pytest.raises(requests.ConnectionError):
+            waiting.result(30)
+    killable.start()
+    answer = _ask(killable, index=1, wait=60)
+    assert (answer["index"], answer["decisions"]) == (2, [token])
+
+
+def _ask(portal, *, index, wait):
+    url = f"{portal.url}/vms/{vm_id_of(0)}/decisions?index={index}&wait={wait}"
+    return requests.get(url, headers=AS_AGENT, timeout=wait).json()
+
+
+def _stored(token):
+    return NewDecision(
+        vm_key=vm_id_of(0),
+        event_key=key_of_event_id("A"),
+        jti="1",
+        iss="ada",
+        decision="approve",
+        jws=token,
+        expires_at_seconds=int(time.time()) + 3600,
+        details={},
+    )

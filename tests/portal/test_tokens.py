@@ -128,6 +128,21 @@ def test_a_token_of_a_secret_that_is_being_replaced_counts_on(clock):
         tokens(clock, SECRET).vm_id_of(token)
 
 
+def test_a_token_that_was_read_before_counts_no_longer_than_its_hour_and_its_secret(clock):
+    secrets = [SECRET]
+    reader = AgentTokens(lambda: secrets, clock=clock.clock)
+    token = new_token(clock)
+    assert [reader.vm_id_of(token) for _ in range(2)] == [VM, VM]
+    secrets[:] = ["new" * 20]
+    with pytest.raises(TokenRefused):
+        reader.vm_id_of(token)
+    secrets[:] = ["new" * 20, SECRET]
+    assert reader.vm_id_of(token) == VM
+    clock.advance(TOKEN_SECONDS)
+    with pytest.raises(TokenRefused, match="expired"):
+        reader.vm_id_of(token)
+
+
 def test_a_challenge_is_no_key_to_a_token_and_a_token_none_to_another_audience(clock):
     claims = {"sub": VM, "aud": "scheduled-events-portal", "iat": 1_900_000_000, "exp": 1_999_999_999}
     for key, changes in [(SECRET, {}), (challenges(clock).new(), {}), (SECRET + " ", {"aud": "x"})]:

@@ -19,7 +19,7 @@ def agent_killed(stage: Stage) -> list[Scene]:
     before = agent.phase(15)
     agent.kill()
     assert not _answers(agent)
-    agent.start()
+    agent.watch()
     return [
         Scene(before),
         Scene(Phase(9)),
@@ -56,7 +56,7 @@ def agent_restarting(stage: Stage) -> list[Scene]:
     scenes = [Scene(agent.phase(60))]
     for restart in range(1, 6):
         agent.kill()
-        agent.start()
+        agent.watch()
         firing = (bridge("Restarting", each=True),) if restart > 3 else ()
         scenes += [Scene(Phase(1), firing if restart > 4 else ()), Scene(agent.phase(9), firing)]
     return [*scenes, Scene(agent.phase(60))]
@@ -114,8 +114,7 @@ def identity_unknown(stage: Stage) -> list[Scene]:
     during = agent.phase(16)
     agent.stop()
     stage.azure.world.clear_faults()
-    agent.start()
-    agent.wait_for(lambda scrape: scrape.of("polls_total", result="ok"))
+    agent.watch()
     return [
         Scene(Phase(29, during.scrapes)),
         Scene(during, (bridge("IdentityUnknown", each=True),)),

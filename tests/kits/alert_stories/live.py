@@ -56,6 +56,11 @@ class LiveAgent:
         line = next(line for line in self.log[seen:].splitlines() if '"listen":' in line)
         self._port = int(json.loads(line)["listen"].rpartition(":")[2])
 
+    def watch(self) -> None:
+        """Start it, and wait until it has polled: a stretch that begins before would be minutes without a poll."""
+        self.start()
+        self.wait_for(lambda scrape: scrape.of("last_good_poll_timestamp_seconds"))
+
     def stop(self) -> None:
         """Stop it as systemd does."""
         assert self.process is not None

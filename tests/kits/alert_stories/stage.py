@@ -92,8 +92,7 @@ class Stage:
         """Return an agent that runs, has polled, and sends to the peer unless *text* says where to."""
         agent = self.agent()
         agent.configure(self.webhook() if text is None else text, top=top)
-        agent.start()
-        agent.wait_for(lambda scrape: scrape.of("polls_total", result="ok"))
+        agent.watch()
         return agent
 
     def webhook(self, name: str = "sre", *, more: str = "") -> str:

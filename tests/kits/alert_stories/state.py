@@ -47,8 +47,7 @@ def database_damaged(stage: Stage) -> list[Scene]:
     agent.wait_for(lambda scrape: scrape.of("outbox_set_aside_total"))
     during = agent.phase(15)
     agent.stop()
-    agent.start()
-    agent.wait_for(lambda scrape: scrape.of("polls_total", result="ok"))
+    agent.watch()
     return [Scene(before), Scene(during, (bridge("OutboxSetAside", each=True),)), Scene(agent.phase(15))]
 
 
@@ -59,7 +58,7 @@ def state_of_another_machine(stage: Stage) -> list[Scene]:
     second = stage.agent("second", vm="vm_1")
     shutil.copytree(first.state, second.state)
     second.configure(stage.webhook())
-    second.start()
+    second.watch()
     second.wait_for(lambda scrape: scrape.of("outbox_set_aside_total"))
     return [Scene(second.phase(15), (bridge("OutboxSetAside", each=True),))]
 
@@ -68,7 +67,7 @@ def state_of_another_machine(stage: Stage) -> list[Scene]:
 def state_in_memory(stage: Stage) -> list[Scene]:
     agent = stage.agent(state=stage.directory_in_memory())
     agent.configure(stage.webhook())
-    agent.start()
+    agent.watch()
     agent.wait_for(lambda scrape: scrape.of("state_on_ephemeral_disk"))
     return [Scene(agent.phase(30)), Scene(agent.phase(60), (bridge("StateOnEphemeralDisk"),))]
 
@@ -78,8 +77,7 @@ def disk_hangs(stage: Stage) -> list[Scene]:
     disk = stage.disk()
     agent = stage.agent(state=disk.path / "state")
     agent.configure(stage.webhook())
-    agent.start()
-    agent.wait_for(lambda scrape: scrape.of("polls_total", result="ok"))
+    agent.watch()
     before = agent.phase(15)
     disk.hang()
     stage.announce(notice_seconds=_DAY_SECONDS)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -175,7 +176,8 @@ def _axe():
 
 @pytest.fixture
 def demo(agent_env, tmp_path):
-    """The process of `demo --portal`, its address and the password."""
+    """The process of `demo --portal`, its address and the password, and when it was started."""
+    began = time.monotonic()
     environment = {**agent_env, "TMPDIR": str(tmp_path)}
     process = subprocess.Popen(
         [sys.executable, "-m", "bridge", "demo", "--portal"], env=environment, stdout=subprocess.PIPE, text=True
@@ -186,7 +188,7 @@ def demo(agent_env, tmp_path):
             line = process.stdout.readline()
             assert line, f"the demo ended: {printed}"
             printed += line
-        yield process, re.search(r"http://\S+", printed)[0], re.search(r"password (\S+),", printed)[1]
+        yield process, re.search(r"http://\S+", printed)[0], re.search(r"password (\S+),", printed)[1], began
     finally:
         process.kill()
         process.wait()
@@ -194,11 +196,12 @@ def demo(agent_env, tmp_path):
 
 
 def test_three_agents_follow_a_click_in_the_demo(demo, window, tmp_path):
-    process, origin, password = demo
+    process, origin, password, began = demo
     ann = window(origin).sign_in("ann", password)
     ann.is_live()
     row = ann.page.locator("article", has_text=f"Freeze of {len(VMS)} VMs")
     row.locator("button.approve").wait_for()
+    assert time.monotonic() - began < 60  # from nothing to a page with an event to approve
     assert row.locator("button.approve span").inner_text() == f"starts now, for these 3 VMs: {', '.join(VMS)}"
     ann.press(row, "approve", reason="quiet")
     row.locator(".badge", has_text="started").wait_for()

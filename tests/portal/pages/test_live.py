@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import socket
 import time
+from functools import partial
 
 import pytest
 from fleet_records import fleet_record
 from page_kit import Office
+from uvicorn import Config, Server
 
 from bridge.clock import REAL_CLOCK
 from bridge.events.record import Transition
+from bridge.portal.bounded_http import BoundedHttp, HttpBounds, Refusals
 from bridge.portal.connections import Connections
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.live import ALL, Live, Reader
+from bridge.portal.metrics import PortalMetrics
 from bridge.portal.people import COOKIE, Person, PersonRefused, Role
+from bridge.portal.store.stories import Marks
 
 A, B = key_of_event_id("A"), key_of_event_id("B")
 SECONDS = 20.0
@@ -181,6 +187,75 @@ def test_reader_that_takes_nothing_waits_alone():
         return live.readers
 
     assert asyncio.run(served()) == 0
+
+
+class _Stays:
+    """People of whom everybody is let in."""
+
+    async def person(self, _headers, _cookies, _address):
+        return Person(name="ann", role=Role.VIEWER, csrf_token="", session_sha256="x")
+
+
+class _Changes:
+    """A store in which ninety events have changed whenever somebody looks."""
+
+    def __init__(self):
+        self.asked = 0
+
+    async def read(self, _work):
+        self.asked += 1
+        return Marks(entry=0, open_events={f"{number:032x}": str(self.asked) for number in range(90)})
+
+
+async def _ask(listening):
+    reader, writer = await asyncio.open_connection(*listening.getsockname())
+    writer.write(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+    return reader, writer
+
+
+async def _slow_and_quick(listening):
+    """Have one reader that takes nothing and one that takes all, until the first is cut; return what was seen."""
+    bounds = HttpBounds(stalled_seconds=60)
+    protocol = partial(BoundedHttp, bounds=bounds, refusals=Refusals(PortalMetrics(), clock=REAL_CLOCK))
+    live = Live(store=_Changes(), people=_Stays(), connections=Connections(REAL_CLOCK), clock=REAL_CLOCK)
+    server = Server(Config(live, http=protocol, lifespan="off", log_config=None))
+    running = [asyncio.ensure_future(server.serve(sockets=[listening])), asyncio.ensure_future(live.follow())]
+    slow = socket.socket()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
+    slow.connect(listening.getsockname())
+    slow.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+    reader, writer = await _ask(listening)
+    heard, most, ahead, until = 0, 0, 0.0, time.monotonic() + SECONDS
+    await reader.readuntil(b"\n\n")
+    while live.readers < 2 and time.monotonic() < until:
+        await reader.readuntil(b"\n\n")
+    assert live.readers == 2
+    while live.readers == 2 and time.monotonic() < until:
+        live.look()
+        await asyncio.wait_for(reader.readuntil(b"\n\n"), SECONDS)
+        heard += 1
+        waiting = [each.transport.get_write_buffer_size() for each in server.server_state.connections]
+        most = max([most, *waiting])
+        ahead = 61.0 if heard > 200 else 0.0  # from then on a minute has gone by
+        for connection in list(server.server_state.connections):
+            connection.cut_if_due(asyncio.get_running_loop().time() + ahead)
+    left = live.readers
+    live.stop()
+    server.should_exit = True
+    running[1].cancel()
+    writer.close()
+    slow.close()
+    await asyncio.gather(*running, return_exceptions=True)
+    return heard, most, left
+
+
+def test_reader_that_takes_nothing_is_cut_after_its_time_and_holds_up_no_other():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)  # or megabytes fit on the way
+        heard, most, left = asyncio.run(_slow_and_quick(listening))
+    assert heard > 200
+    assert most < 256 * 1024
+    assert left == 1
 
 
 def test_nothing_new_is_said_after_its_time():

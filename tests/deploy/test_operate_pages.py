@@ -1,0 +1,71 @@
+"""What docs/operate has one copy for a fleet: the search for the VMs that lose the agent, the units of the secrets."""
+
+import json
+import os
+import subprocess
+import sys
+
+import doc_pages
+import pytest
+
+pytestmark = pytest.mark.deploy
+
+NAME = "scheduled-events-bridge"
+#: Plays `az vm list`, whose --query is JMESPath, over vms.json, and notes what else it is asked to do.
+AZ = """#!{python}
+import json, pathlib, sys
+import jmespath
+here = pathlib.Path(__file__).parent
+if sys.argv[1:3] == ["vm", "list"]:
+    found = jmespath.search(sys.argv[sys.argv.index("--query") + 1], json.loads((here / "vms.json").read_text()))
+    print("\\n".join("\\t".join(row) if isinstance(row, list) else row for row in found))
+else:
+    with (here / "asked").open("a") as file:
+        file.write(json.dumps(sys.argv[1:]) + "\\n")
+"""
+
+
+def test_removal_on_the_page_finds_the_vms_that_have_the_application_and_leaves_others_theirs(package, tmp_path):
+    package("jmespath")
+    galleries = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Compute/galleries/apps/applications"
+    ours, backup = f"{galleries}/{NAME}/versions/1.0.0", f"{galleries}/{NAME}-backup/versions/1.0.0"
+    applications = {"none": None, "empty": [], "ours": [ours], "also": [ours], "both": [ours, backup], "not": [backup]}
+    vms = [{"id": "/vms/bare", "name": "bare", "resourceGroup": "g", "applicationProfile": None}]
+    for name, found in applications.items():
+        listed = None if found is None else [{"packageReferenceId": reference} for reference in found]
+        profile = {"galleryApplications": listed}
+        vms.append({"id": f"/vms/{name}", "name": name, "resourceGroup": "g", "applicationProfile": profile})
+    (tmp_path / "vms.json").write_text(json.dumps(vms))
+    (tmp_path / "az").write_text(AZ.format(python=sys.executable))
+    (tmp_path / "az").chmod(0o755)
+    blocks = doc_pages.blocks(doc_pages.page("docs/operate/fleet.md"), "sh")
+    [script] = [block.text for block in blocks if "az vm list" in block.text]
+    done = subprocess.run(
+        ["sh", "-eu", "-c", script], env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "g\tboth\n")
+    [asked] = [json.loads(line) for line in (tmp_path / "asked").read_text().splitlines()]
+    [setting] = [word for word in asked if "galleryApplications" in word]
+    assert asked[:5] == ["vm", "update", "--ids", "/vms/ours", "/vms/also"]
+    assert setting == "applicationProfile.galleryApplications=[]"
+
+
+UNITS = ("fetch-secrets.service", "fetch-secrets.timer")
+
+
+def test_units_of_the_secrets_page_are_read_without_a_word(tool, tmp_path):
+    page = doc_pages.page("docs/operate/secrets.md")
+    program = tmp_path / "fetch-secrets"
+    program.write_text(doc_pages.marked(page, "file: fetch-secrets"))
+    program.chmod(0o755)
+
+    def judged(change):
+        for name in UNITS:
+            text = doc_pages.marked(page, f"unit: {name}").replace("/usr/local/sbin/fetch-secrets", str(program))
+            (tmp_path / name).write_text(change(text))
+        command = [tool("systemd-analyze"), "verify", "--man=no", *(tmp_path / name for name in UNITS)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stderr
+
+    assert judged(lambda text: text) == ""
+    assert "OnBootSeconds" in judged(lambda text: text.replace("OnBootSec", "OnBootSeconds"))

@@ -1,0 +1,54 @@
+"""A full disk: what could not be stored is refused, told to nobody, and taken once there is room again."""
+
+from __future__ import annotations
+
+import pytest
+import requests
+from fleet_records import fleet_record, vm_id_of
+from portal_kit import AGENT_TOKEN, BATCH, RunningPortal, batch
+from signers import Signer
+from small_disk import small_disk
+
+AS_AGENT = {"Authorization": f"Bearer {AGENT_TOKEN}"}
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk", 8) as disk:
+        yield disk
+
+
+def bring(portal, token):
+    return requests.post(f"{portal.url}/decisions", json={"decisions": [token]}, timeout=20)
+
+
+def told(portal):
+    url = f"{portal.url}/vms/{vm_id_of(0)}/decisions?index=0&wait=1"
+    return requests.get(url, headers=AS_AGENT, timeout=20).json()["decisions"]
+
+
+def test_nothing_is_told_that_a_full_disk_did_not_store(disk, tmp_path):
+    signer = Signer(tmp_path)
+    running = RunningPortal(
+        tmp_path / "state", keys=[signer.table()], database={"file": str(disk.path / "state" / "portal.db")}
+    )
+    with running as portal:
+        tokens = [signer.sign(reason="x" * 200) for _ in range(200)]
+        stored = [tokens.pop()]
+        assert bring(portal, stored[0]).status_code == 200
+        disk.fill()
+        while (answer := bring(portal, tokens[-1])).status_code == 200:  # what the journal has room for by itself
+            stored.append(tokens.pop())
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "2")
+        assert sorted(told(portal)) == sorted(stored)
+        many = batch(fleet_record(vm, event_id="full") for vm in range(300))
+        assert portal.post(many, content_type=BATCH).status_code == 503
+        assert portal.get("/events/full").status_code == 404
+        disk.free()
+        assert bring(portal, tokens[-1]).status_code == 200
+        assert portal.post(many, content_type=BATCH).status_code == 204
+        stored.append(tokens.pop())
+        assert sorted(told(portal)) == sorted(stored)
+    with running as portal:
+        assert sorted(told(portal)) == sorted(stored)
+        assert len(portal.get("/events/full").json()["event"]["vms"]) == 300
