@@ -1,7 +1,8 @@
 """The pages: what is announced and to be decided, one event, all of them in time, the agents, the audit, and the door.
 
 They work without a script: every click is a form or a link. With it, `/live` says what has changed and the page fetches
-that part of itself (the parameter `part`), made by the same templates. Who may not decide gets no button, and a 403.
+that part of itself (the parameter `part`), made by the same templates; what somebody says is sent beside the page. Who
+may not decide gets no button, and a 403.
 """
 
 from __future__ import annotations

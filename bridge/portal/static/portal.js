@@ -103,6 +103,31 @@
       if (source?.readyState === EventSource.CLOSED) setTimeout(() => { changed(["all"]); listen(); }, 5000);
     });
   };
+  // What somebody says is sent beside the page, which then shows it in place. What is refused is sent as a form again:
+  // nothing was stored, and the portal's own page says why.
+  const again = (action, fields) => {
+    const form = document.createElement("form");
+    Object.assign(form, { method: "post", action, hidden: true });
+    fields.forEach((value, name) => form.append(Object.assign(document.createElement("input"), { name, value })));
+    document.body.append(form);
+    form.submit();
+  };
+  document.addEventListener("submit", async (event) => {
+    const form = event.target, button = event.submitter, part = form.closest("[data-part],[data-list] > *");
+    if (!button || form.method !== "post" || !part) return;
+    event.preventDefault();
+    const fields = new URLSearchParams(new FormData(form));
+    if (button.name) fields.append(button.name, button.value);
+    button.disabled = true;
+    const answer = await fetch(form.action, { method: "POST", body: fields, redirect: "manual" }).catch(() => null);
+    button.disabled = false;
+    if (!answer) say("it did not reach the portal: try again", "away");
+    else if (answer.type !== "opaqueredirect") again(form.action, fields);
+    else {
+      document.getElementById(part.id)?.querySelectorAll("form").forEach((each) => each.reset());
+      changed(["all"]);
+    }
+  });
   document.addEventListener("click", (event) => {
     if (performance.now() - movedAt > GUARD_MS || !event.target.closest?.("main form button")) return;
     event.preventDefault();

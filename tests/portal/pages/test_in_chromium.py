@@ -82,7 +82,8 @@ def test_event_is_decided_by_two_people_and_followed_without_a_reload(office, wi
         office.portal.send(*(fleet_record(vm, sequence=sequence, transition=transition, seconds=40) for vm in (0, 1)))
         for each in (ann, vic):
             each.row(A).locator(".badge", has_text=state).wait_for()
-    assert vic.page.evaluate("window.notReloaded") is True
+    for each in (ann, bob, vic):
+        assert each.page.evaluate("window.notReloaded") is True
     assert vic.page.locator("[data-list=over] > article").get_attribute("id") == f"event-{A}"
 
 
@@ -98,6 +99,27 @@ def test_typed_reason_stays_and_the_changed_event_is_not_chosen_any_more(office,
     _say(row, "Reboot of 2 VMs")
     assert row.locator("[name=reason]").input_value() == "because"
     assert not row.locator("[type=checkbox]").is_checked()
+
+
+def test_word_that_is_taken_leaves_no_reason_behind_and_one_that_is_refused_says_why(office, window):
+    ann, bob = (window(office.origin).sign_in(name) for name in ("ann", "bob"))
+    for each in (ann, bob):
+        each.is_live()
+        each.page.wait_for_timeout(2_500)
+    for address in ("**/?part=*", "**/decide"):  # Bob's page stays as it was, and sends nothing yet
+        bob.page.route(address, lambda route: route.abort())
+    ann.press(ann.row(A), "approve", reason="now")
+    _say(ann.row(A), "“now”")
+    assert ann.row(A).locator("[name=reason]").input_value() == ""
+    ann.press(ann.row(A), "hold", reason="no")
+    _say(ann.row(A), "ann holds it")
+    bob.press(bob.row(A), "approve", reason="late")
+    bob.page.wait_for_selector("#live:has-text('it did not reach the portal')")
+    assert bob.row(A).locator("[name=reason]").input_value() == "late"
+    bob.page.unroute("**/decide")
+    bob.row(A).locator("button.approve").click()
+    _say(bob.page, "Take the hold back to approve it.")
+    assert bob.page.url == f"{office.origin}/decide"
 
 
 def test_signing_out_elsewhere_leads_to_the_door(office, window):
@@ -199,6 +221,7 @@ def test_three_agents_follow_a_click_in_the_demo(demo, window, tmp_path):
     process, origin, password, began = demo
     ann = window(origin).sign_in("ann", password)
     ann.is_live()
+    ann.page.evaluate("window.notReloaded = true")
     row = ann.page.locator("article", has_text=f"Freeze of {len(VMS)} VMs")
     row.locator("button.approve").wait_for()
     assert time.monotonic() - began < 60  # from nothing to a page with an event to approve
@@ -207,6 +230,7 @@ def test_three_agents_follow_a_click_in_the_demo(demo, window, tmp_path):
     row.locator(".badge", has_text="started").wait_for()
     _say(row, "queued, received, followed")
     row.locator(".badge", has_text="completed").wait_for()
+    assert ann.page.evaluate("window.notReloaded") is True
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
     assert list(tmp_path.glob("scheduled-events-bridge-demo-*")) == []

@@ -94,7 +94,8 @@ def test_page_is_told_of_records_verdicts_and_agents(office, stream):
 
 def test_page_is_told_when_somebody_may_approve_no_more(office, stream):
     found = stream(office.browser("vic"))
-    found.until(ALL)
+    office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",)))
+    found.until(B)  # and what a new stream is told is behind it
     office.change_user("ann", role="viewer")
     found.until(ALL)
 
