@@ -35,7 +35,7 @@ if [ "${1-}" = --check ]; then
 fi
 lock 3.10 "$agent" --extra apprise --extra template --extra websocket pyproject.toml deploy/windows/requirements.in
 # What both need is in both in the same version.
-lock 3.11 "$portal" --no-annotate --constraint deploy/artifact/requirements.txt --extra portal pyproject.toml
+lock 3.11 "$portal" --no-annotate --constraint deploy/artifact/requirements.txt --extra portal --extra portal-postgresql pyproject.toml
 if [ "${1-}" = --check ]; then
   cmp "$agent" deploy/artifact/requirements.txt
   cmp "$portal" deploy/portal/requirements.txt

@@ -78,7 +78,9 @@ def test_every_line_of_the_lock_has_a_hash_and_none_names_an_index(deploy):
 def test_lock_has_all_of_the_extra_above_its_floors_and_the_versions_that_the_agent_has(deploy, checkout):
     versions, agents = locked(deploy / "portal/requirements.txt"), locked(deploy / "artifact/requirements.txt")
     settings = tomllib.loads((checkout / "pyproject.toml").read_text())
-    extra = {re.match(r"[\w-]+", each)[0].lower() for each in settings["project"]["optional-dependencies"]["portal"]}
+    extras = settings["project"]["optional-dependencies"]
+    wanted = [*extras["portal"], *extras["portal-postgresql"]]
+    extra = {re.match(r"[\w-]+", each)[0].lower() for each in wanted}
     assert extra <= set(versions)
     assert {name: version for name, version in versions.items() if agents.get(name, version) != version} == {}
     floors = settings["tool"]["scheduled-events-bridge"]["floors"]

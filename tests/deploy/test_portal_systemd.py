@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -120,3 +121,9 @@ def test_comments_of_the_configuration_are_the_whole_of_it_for_tls(directory):
     commented = re.findall(r"(?m)^# (\w+) = ", (directory / "portal.toml").read_text())
     assert commented == ["listen", "cert_file", "key_file"]
     assert tomllib.loads((directory / "portal.toml").read_text())["server"] == {"listen": "127.0.0.1:8443"}
+
+
+def test_what_drives_the_booted_portal_is_clean(tool):
+    script = Path(__file__).parent / "portal/drive.sh"
+    done = subprocess.run([tool("shellcheck"), script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout

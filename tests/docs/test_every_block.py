@@ -71,9 +71,7 @@ RUN = {
     ),
     "postgresql: configuration": "tests/portal/test_settings.py::test_configurations_of_the_page_are_right",
     "portal: decide": "tests/portal/test_agent_follows.py::test_somebody_decides_as_the_page_shows",
-    "portal service: install": (
-        "tests/deploy/test_portal_page.py::test_commands_of_the_page_that_install_it_name_what_is_there"
-    ),
+    "portal service: install": "tests/deploy/test_portal_boot.py::test_every_block_of_the_page_works_as_it_stands",
     "portal service: set up": _PORTAL_PAGE,
     "portal service: secrets": _PORTAL_PAGE,
     "portal service: start": _PORTAL_PAGE,
