@@ -48,7 +48,7 @@ _MOST_CERTIFICATES = 5
 _RSA_BITS = range(2048, 4097)
 
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_NAME = re.compile(r"(?:[a-z0-9-]{1,63}\.)?metadata\.azure\.(?:com|us|cn)")
+_NAME = re.compile(r"(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)?metadata\.azure\.(?:com|us|cn)")
 _WRITTEN = "%m/%d/%y %H:%M:%S %z"
 _MOST_TIME_CHARACTERS = 32
 
@@ -140,13 +140,14 @@ class DocumentVerifier:
         policy = verification.PolicyBuilder().store(self._store).time(self._clock.now())
         verifier = policy.build_server_verifier(x509.DNSName(name))
         others = [each for each in beside if each != signer]
+        _check_usage(signer)
         try:
             verifier.verify(signer, [*others, *self._intermediates.at_hand()])
-        except verification.VerificationError:
-            self._intermediates.fetch_for(signer, others)
+        except Exception:  # noqa: BLE001  # not VerificationError alone: a subject that cannot be read is another
             try:
+                self._intermediates.fetch_for(signer, others)
                 verifier.verify(signer, [*others, *self._intermediates.at_hand()])
-            except verification.VerificationError as error:
+            except Exception as error:
                 raise DocumentRefused(
                     DocumentRefusal.UNTRUSTED, "Its signer's certificate leads to no root that is trusted here."
                 ) from error
@@ -264,12 +265,22 @@ def _message(signed: _Signed, digest: str) -> bytes:
     return _SET_OF + encoded[1:]  # signed as a SET OF, and not under the tag that it stands under
 
 
+def _check_usage(certificate: x509.Certificate) -> None:
+    """Raise DocumentRefused for a key that is not for signatures (RFC 5280, section 4.2.1.3)."""
+    try:
+        uses = certificate.extensions.get_extension_for_class(x509.KeyUsage).value
+    except x509.ExtensionNotFound:
+        return
+    if not (uses.digital_signature or uses.content_commitment):
+        raise DocumentRefused(DocumentRefusal.UNTRUSTED, "Its signer's certificate is not for signatures.")
+
+
 def _name_of(certificate: x509.Certificate) -> str:
     """Return the name of a metadata service that *certificate* is for; raise DocumentRefused when there is none."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         found = [name for name in names.get_values_for_type(x509.DNSName) if _NAME.fullmatch(name.lower())]
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError) as error:
+    except Exception as error:  # of a stranger's certificate; all of its extensions are read at once
         raise DocumentRefused(DocumentRefusal.WRONG_NAME, "Its signer's certificate is for no name.") from error
     if not found:
         raise DocumentRefused(

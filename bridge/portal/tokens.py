@@ -10,9 +10,10 @@ A secret file may hold several secrets, one a line: the first makes, all of them
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
+import math
+import re
 import secrets as chance
 import threading
 import uuid
@@ -32,6 +33,7 @@ TOKEN_SECONDS = 3600
 LEAST_SECRET_CHARACTERS = 32
 
 _TIME_BYTES, _CHANCE_BYTES, _MAC_BYTES = 4, 4, 12
+_CHALLENGE = re.compile("[a-z2-7]{32}")
 _AUDIENCE = "scheduled-events-portal"
 _ALGORITHM = "HS256"
 _MOST_TOKEN_CHARACTERS = 2_048
@@ -62,20 +64,21 @@ class Challenges:
     def __init__(self, secrets: Callable[[], Sequence[str]], *, clock: Clock) -> None:
         self._secrets = secrets
         self._clock = clock
-        self._began_at = int(clock.timestamp())
+        # Up: one of the process before, of the same second, is from before.
+        self._began_at = math.ceil(clock.timestamp())
 
     def new(self) -> str:
         """Return a new challenge: 32 letters and digits."""
-        said = int(self._clock.timestamp()).to_bytes(_TIME_BYTES, "big") + chance.token_bytes(_CHANCE_BYTES)
+        made_at = max(int(self._clock.timestamp()), self._began_at)
+        said = made_at.to_bytes(_TIME_BYTES, "big") + chance.token_bytes(_CHANCE_BYTES)
         made = said + _mac(self._secrets()[0], said)
         return base64.b32encode(made).decode().lower()
 
     def look_at(self, nonce: str) -> Nonce:
         """Return whether *nonce* is a challenge of this portal that still counts."""
-        try:
-            found = base64.b32decode(nonce.upper().encode("ascii"))
-        except (binascii.Error, ValueError):
+        if _CHALLENGE.fullmatch(nonce) is None:  # a challenge has one spelling, so a used one cannot come as another
             return Nonce.FOREIGN
+        found = base64.b32decode(nonce.upper())
         said, mac = found[: _TIME_BYTES + _CHANCE_BYTES], found[_TIME_BYTES + _CHANCE_BYTES :]
         # Each is compared, so that the time says nothing of which one it is.
         if True not in [hmac.compare_digest(mac, _mac(secret, said)) for secret in self._secrets()]:
@@ -96,23 +99,26 @@ class UsedNonces:
         self._clock = clock
         self._most = most
         self._lock = threading.Lock()
-        self._until: dict[tuple[str, str], float] = {}
+        self._until: dict[tuple[str, str], tuple[float, float]] = {}
 
     def __len__(self) -> int:
         return len(self._until)
 
     def take(self, vm_id: str, nonce: str) -> bool:
         """Return True, and remember it, when no document of *vm_id* with *nonce* was taken before."""
-        now = self._clock.monotonic()
+        # By both clocks: one that is set back makes a challenge fresh again, and one that is set ahead has nothing end.
+        now = self._clock.monotonic(), self._clock.timestamp()
         with self._lock:
             while self._until:  # in the order in which they came
                 oldest = next(iter(self._until))
-                if self._until[oldest] > now and len(self._until) < self._most:
+                is_over = all(until <= at for until, at in zip(self._until[oldest], now, strict=True))
+                if not is_over and len(self._until) < self._most:
                     break
                 del self._until[oldest]
             if (vm_id, nonce) in self._until:
                 return False
-            self._until[vm_id, nonce] = now + CHALLENGE_SECONDS + _SKEW_SECONDS
+            kept_seconds = CHALLENGE_SECONDS + _SKEW_SECONDS
+            self._until[vm_id, nonce] = (now[0] + kept_seconds, now[1] + kept_seconds)
             return True
 
 

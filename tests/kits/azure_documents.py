@@ -35,16 +35,34 @@ def written(moment: datetime) -> str:
     return f"{moment.astimezone(timezone.utc):%m/%d/%y %H:%M:%S} -0000"
 
 
-class Authority:
-    """A root, an intermediate below it, and the signers that it issues; each certificate as the test wants it."""
+_KEY_USES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
 
-    def __init__(self, now: datetime, *, name: str = "Root", key: Any = None) -> None:
+
+class Authority:
+    """A root, an intermediate below it, and the signers that it issues; each certificate as the test wants it.
+
+    *path_length* of the intermediate: how many more may be below it.
+    """
+
+    def __init__(self, now: datetime, *, name: str = "Root", key: Any = None, path_length: int | None = None) -> None:
         self.now = now
         self._root_key = ec.generate_private_key(ec.SECP256R1())
         self._key = ec.generate_private_key(ec.SECP256R1())
         self.root = self._issued(name, name, self._root_key, self._root_key, is_authority=True)
-        self.intermediate = self._issued(f"{name} CA", name, self._key, self._root_key, is_authority=True)
+        self.intermediate = self._issued(
+            f"{name} CA", name, self._key, self._root_key, is_authority=True, path_length=path_length
+        )
         self.key = key or rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+    def below(self, **more: Any) -> Authority:
+        """Return an authority that the intermediate has issued, with *more* as the test wants it."""
+        found = Authority(self.now, name=f"{self._name} CA", key=self.key)
+        found.root = self.intermediate
+        found.intermediate = found._issued(f"{self._name} CA CA", f"{self._name} CA", found._key, self._key, **more)
+        return found
 
     def signer(self, *names: str, at: str | None = None, **more: Any) -> x509.Certificate:
         """Return a certificate of `key` for *names*, whose issuer's is said to be *at*."""
@@ -69,10 +87,12 @@ class Authority:
         valid: tuple[timedelta, timedelta] = (-YEAR, 5 * YEAR),
         serial: int | None = None,
         usage: Any = ExtendedKeyUsageOID.SERVER_AUTH,
+        key_usage: tuple[str, ...] | None = None,
+        path_length: int | None = None,
+        more: tuple[x509.ExtensionType, ...] = (),
     ) -> x509.Certificate:
-        uses = dict.fromkeys(
-            ("content_commitment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"), False
-        )
+        if key_usage is None:
+            key_usage = ("key_cert_sign", "crl_sign") if is_authority else ("digital_signature",)
         builder = (
             x509.CertificateBuilder()
             .subject_name(_name(subject))
@@ -81,20 +101,13 @@ class Authority:
             .serial_number(serial or x509.random_serial_number())
             .not_valid_before(self.now + valid[0])
             .not_valid_after(self.now + valid[1])
-            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+            .add_extension(x509.BasicConstraints(ca=is_authority, path_length=path_length), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
-            .add_extension(
-                x509.KeyUsage(
-                    digital_signature=not is_authority,
-                    key_encipherment=False,
-                    key_cert_sign=is_authority,
-                    crl_sign=is_authority,
-                    **uses,
-                ),
-                critical=True,
-            )
+            .add_extension(x509.KeyUsage(**{use: use in key_usage for use in _KEY_USES}), critical=True)
         )
+        for each in more:
+            builder = builder.add_extension(each, critical=True)
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName([*map(x509.DNSName, names)]), critical=False)
         if not is_authority:

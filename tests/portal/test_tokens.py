@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import re
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 import jwt
 import pytest
 
+from bridge.clock import Clock
 from bridge.portal.tokens import (
     CHALLENGE_SECONDS,
     TOKEN_SECONDS,
@@ -60,11 +61,14 @@ def test_a_challenge_is_known_again_for_six_minutes_by_each_process_with_the_sec
     assert other.look_at(nonce) is Nonce.OLD
 
 
-def test_a_challenge_from_before_a_restart_is_old(clock):
+@pytest.mark.parametrize("seconds", [0.1, 1])
+def test_a_challenge_from_before_a_restart_is_old(clock, seconds):
     """What was taken then is forgotten: a document could be shown once more."""
     nonce = challenges(clock).new()
-    clock.advance(1)
-    assert challenges(clock).look_at(nonce) is Nonce.OLD
+    clock.advance(seconds)
+    again = challenges(clock)
+    assert again.look_at(nonce) is Nonce.OLD
+    assert again.look_at(again.new()) is Nonce.FRESH
 
 
 def test_a_challenge_of_a_secret_that_is_being_replaced_counts_on(clock):
@@ -101,6 +105,24 @@ def test_a_nonce_is_taken_once_for_each_vm_and_forgotten_when_it_is_old(clock):
     clock.advance(CHALLENGE_SECONDS + 61)
     assert used.take(VM, "b")
     assert len(used) == 1
+
+
+def test_a_nonce_is_taken_once_also_when_the_clock_is_set_back_or_ahead(clock):
+    """Set back by five minutes, a challenge of before counts again when these are over."""
+    steps = [0.0]
+    stepped = Clock(
+        now=lambda: clock.now() + timedelta(seconds=steps[0]), monotonic=clock.monotonic, random=lambda: 0.0
+    )
+    made, used = Challenges(lambda: (SECRET,), clock=stepped), UsedNonces(clock=stepped)
+    nonce = made.new()
+    assert used.take(VM, nonce)
+    steps[0] = 3_600.0
+    assert used.take("another", nonce)
+    steps[0] = -600.0
+    assert not used.take(VM, nonce)
+    clock.advance(600)
+    assert made.look_at(nonce) is Nonce.FRESH
+    assert not used.take(VM, nonce)
 
 
 def test_the_memory_for_nonces_has_a_bound(clock):
