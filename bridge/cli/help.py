@@ -52,7 +52,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "portal backup": ("portal backup portal-2026-11-20.db", "portal backup --config portal.toml copy.db"),
     "portal audit": ("portal audit verify", "portal audit verify --config portal.toml"),
     "portal export": ("portal export | head -3", "portal export --format csv"),
-    "portal users": ("portal users add ann --role approver", "portal users list"),
+    "portal users": (
+        "portal users add ann --role approver",
+        "portal users change ann --role viewer",
+        "portal users sign-out ann",
+    ),
     "demo": ("demo", "demo | head -1", "demo --portal"),
     "portal-check": (
         "portal-check https://ops.example.net/api/v1 --vm-id 7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90 --token-file token",

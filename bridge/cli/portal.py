@@ -103,8 +103,31 @@ def add_user(name: str, path: Path | None, role: str, scope: tuple[str, ...], no
 def list_users(path: Path | None) -> None:
     """List everybody who has a name here, one a line: name, role, scope."""
     for user in library().list_users(path):
-        ended = "" if user.disabled_at is None else f"  (disabled {user.disabled_at})"
-        click.echo(f"{user.user_name}  {user.role}  {', '.join(user.scopes) or 'all VMs'}{ended}")
+        click.echo(_line(user))
+
+
+@users.command("change", short_help="Change what somebody may do.")
+@click.argument("name")
+@config
+@option("--role", type=click.Choice(["viewer", "approver"]), help="An approver decides too.")
+@option("--scope", multiple=True, help="resource_group:NAME or labels.NAME:VALUE, several times: these and no others.")
+@option("--all-vms", is_flag=True, help="No scope any more: all VMs.")
+def change_user(name: str, path: Path | None, role: str | None, scope: tuple[str, ...], all_vms: bool) -> None:  # noqa: FBT001
+    """Change the role or the scope of NAME; what is not named stays. Open sessions end at once."""
+    if scope and all_vms:
+        raise click.UsageError("Give --scope or --all-vms, not both.")
+    user = library().change_user(path, name, role=role, scope=scope if scope or all_vms else None)
+    click.echo(_line(user))
+
+
+@users.command("password", short_help="Give somebody another password.")
+@click.argument("name")
+@config
+@option("--no-password", is_flag=True, help="Only a proxy lets this person in (`people.proxy_header`).")
+def set_password(name: str, path: Path | None, no_password: bool) -> None:  # noqa: FBT001
+    """Give NAME another password, asked for or read from standard input. Open sessions end at once."""
+    library().set_password(path, name, None if no_password else _password())
+    click.echo(f"{name} has {'no password any more' if no_password else 'another password now'}.")
 
 
 @users.command("disable", short_help="Let somebody in no more.")
@@ -114,6 +137,29 @@ def disable_user(name: str, path: Path | None) -> None:
     """Let NAME in no more; open sessions end at once."""
     library().disable_user(path, name)
     click.echo(f"{name} is let in no more.")
+
+
+@users.command("enable", short_help="Let somebody in again.")
+@click.argument("name")
+@config
+def enable_user(name: str, path: Path | None) -> None:
+    """Let NAME in again who was disabled, with the password, role and scope of before."""
+    click.echo(_line(library().enable_user(path, name)))
+
+
+@users.command("sign-out", short_help="End the sessions of somebody.")
+@click.argument("name")
+@config
+def sign_out_user(name: str, path: Path | None) -> None:
+    """End all sessions of NAME at once, who may sign in again: after a lost laptop, say."""
+    library().sign_out_user(path, name)
+    click.echo(f"The sessions of {name} have ended.")
+
+
+def _line(user: Any) -> str:
+    """Return who *user* is, in a line."""
+    ended = "" if user.disabled_at is None else f"  (disabled {user.disabled_at})"
+    return f"{user.user_name}  {user.role}  {', '.join(user.scopes) or 'all VMs'}{ended}"
 
 
 def _password() -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from bridge.portal.store.audit import add_entries, all_entries, count, entries
 from bridge.portal.store.database import Store
 from bridge.portal.store.people import User, all_users
 from bridge.portal.store.people import add_user as store_user
-from bridge.portal.store.people import disable_user as disable
+from bridge.portal.store.people import change_user as change_person
 
 SHORTEST_PASSWORD = 12
 _COLUMNS = tuple(Entry.__struct_fields__)
@@ -81,29 +81,52 @@ def verify(config: Path | None) -> Verified:
 
 
 def add_user(config: Path | None, name: str, *, password: str | None, role: str, scope: Sequence[str]) -> None:
-    """Let somebody in, or change who it is; without *password* only a proxy does."""
-    if password is not None and len(password) < SHORTEST_PASSWORD:
-        raise BridgeError(f"A password has at least {SHORTEST_PASSWORD} characters.")
+    """Let somebody in, or replace who it is; without *password* only a proxy does."""
     known = name_in(name)
     if known is None:
         raise BridgeError(f"{name[:MOST_CHARACTERS]!r} is no name: at most {MOST_CHARACTERS} characters that are seen.")
-    name = known
-    at = format_time(REAL_CLOCK.now())
     user = User(
-        user_name=name,
-        password_hash=None if password is None else hashed(password),
+        user_name=known,
+        password_hash=_hash_of(password),
         role=Role(role).value,
-        scope="\n".join(_scope(each) for each in scope),
-        made_at=at,
+        scope=_scopes(scope),
+        made_at=format_time(REAL_CLOCK.now()),
     )
     details = {"role": user.role, "scope": list(user.scopes)}
-    _change_users(config, NewEntry(actor="portal users", action="user_added", subject=name, details=details), at, user)
+    _write(config, "user_added", details, lambda connection: store_user(connection, user), name=known)
 
 
-def disable_user(config: Path | None, name: str) -> None:
+def change_user(config: Path | None, name: str, *, role: str | None = None, scope: Sequence[str] | None = None) -> User:
+    """Change what somebody may do, and where; None: as it is. Return who it is now."""
+    changes = {} if role is None else {"role": Role(role).value}
+    changes |= {} if scope is None else {"scope": _scopes(scope)}
+    if not changes:
+        raise BridgeError("Say what is to change: --role, --scope or --all-vms.")
+    details: dict[str, object] = {**changes}
+    if "scope" in changes:
+        details["scope"] = changes["scope"].splitlines()
+    return _change(config, "user_changed", name, details, **changes)
+
+
+def set_password(config: Path | None, name: str, password: str | None) -> User:
+    """Give somebody another password; None: only a proxy lets them in from now on."""
+    details = {"by": "proxy" if password is None else "password"}
+    return _change(config, "user_password_changed", name, details, password_hash=_hash_of(password))
+
+
+def disable_user(config: Path | None, name: str) -> User:
     """Let somebody in no more."""
-    at = format_time(REAL_CLOCK.now())
-    _change_users(config, NewEntry(actor="portal users", action="user_disabled", subject=name, details={}), at, None)
+    return _change(config, "user_disabled", name, {}, disabled_at=format_time(REAL_CLOCK.now()))
+
+
+def enable_user(config: Path | None, name: str) -> User:
+    """Let somebody in again."""
+    return _change(config, "user_enabled", name, {}, disabled_at=None)
+
+
+def sign_out_user(config: Path | None, name: str) -> User:
+    """End the sessions of somebody, who may sign in again."""
+    return _change(config, "user_signed_out", name, {})
 
 
 def list_users(config: Path | None) -> list[User]:
@@ -115,21 +138,46 @@ def list_users(config: Path | None) -> list[User]:
         store.close()
 
 
-def _change_users(config: Path | None, entry: NewEntry, at: str, user: User | None) -> None:
-    store = _store(config, must_exist=False)
+def _change(config: Path | None, action: str, name: str, details: Mapping[str, object], **values: object) -> User:
+    """Change *values* of somebody, whose sessions end by it; return who it is now."""
+    return _write(config, action, details, lambda connection: change_person(connection, name, **values), name=name)
 
-    def change(connection: Connection) -> None:
-        if user is not None:
-            store_user(connection, user)
-        elif not disable(connection, entry.subject, at=at):
-            raise BridgeError(f"Nobody is called {entry.subject!r} here. `portal users list` names everybody.")
+
+def _write(
+    config: Path | None,
+    action: str,
+    details: Mapping[str, object],
+    change: Callable[[Connection], User | None],
+    *,
+    name: str,
+) -> User:
+    """Do *change* and write that into the audit, in one transaction; return who it is now."""
+    at = format_time(REAL_CLOCK.now())
+
+    def both(connection: Connection) -> User:
+        user = change(connection)
+        if user is None:
+            raise BridgeError(f"Nobody is called {name!r} here. `portal users list` names everybody.")
+        entry = NewEntry(actor="portal users", action=action, subject=user.user_name, details=dict(details))
         add_entries(connection, [entry], at=at)
+        return user
 
+    store = _store(config, must_exist=False)
     try:
         store.migrate()
-        store.write(change)
+        return store.write(both)
     finally:
         store.close()
+
+
+def _hash_of(password: str | None) -> str | None:
+    if password is not None and len(password) < SHORTEST_PASSWORD:
+        raise BridgeError(f"A password has at least {SHORTEST_PASSWORD} characters.")
+    return None if password is None else hashed(password)
+
+
+def _scopes(texts: Sequence[str]) -> str:
+    return "\n".join(_scope(each) for each in texts)
 
 
 def _scope(text: str) -> str:

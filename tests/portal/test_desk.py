@@ -20,7 +20,7 @@ from bridge.portal.signing import PortalKey
 from bridge.portal.store.database import Store, StoreThreads
 from bridge.portal.store.events import event_of
 from bridge.portal.store.ingest import ReceivedRecord, add_records
-from bridge.portal.store.people import User, add_session, add_user, disable_user
+from bridge.portal.store.people import User, add_session, add_user, change_user
 from bridge.portal.store.verdicts import verdicts_of
 from bridge.portal.verdicts import Word
 from bridge.testing import ManualClock
@@ -104,14 +104,14 @@ def office(tmp_path):
 
 def test_person_who_is_disabled_while_the_request_waits_decides_nothing(office):
     with pytest.raises(PersonRefused) as refused:
-        office.say("approve", meanwhile=lambda: office.store.write(disable_user, "Pam", at=AT))
+        office.say("approve", meanwhile=lambda: office.store.write(change_user, "Pam", disabled_at=AT))
     assert (refused.value.status, office.said) == (401, [])
 
 
 def test_person_of_a_proxy_who_is_disabled_while_the_request_waits_decides_nothing(office):
     proxied = Person(name="Pam", role=Role.APPROVER, csrf_token="t")
     with pytest.raises(PersonRefused) as refused:
-        office.say("approve", proxied, meanwhile=lambda: office.store.write(disable_user, "Pam", at=AT))
+        office.say("approve", proxied, meanwhile=lambda: office.store.write(change_user, "Pam", disabled_at=AT))
     assert (refused.value.status, office.said) == (403, [])
 
 

@@ -12,7 +12,7 @@ from bridge.portal.fleet import Fleet, key_of_event_id
 from bridge.portal.people import COOKIE, People, Person, PersonRefused, Role, hashed
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import Store, StoreThreads
-from bridge.portal.store.people import User, add_user, disable_user
+from bridge.portal.store.people import User, add_user, change_user
 from bridge.testing import ManualClock
 
 PASSWORD = "correct horse battery staple"  # of a test
@@ -109,7 +109,7 @@ def test_session_that_was_there_before_the_sign_in_is_no_session_after_it(door):
 def test_session_ends_by_its_time_and_with_its_person(door):
     async def work(people):
         ann, vic = await sign_in(people), await sign_in(people, "Vic")
-        door.store.write(disable_user, "Vic", at=AT)
+        door.store.write(change_user, "Vic", disabled_at=AT)
         assert await refusal(people.person({}, {COOKIE: vic.session_id}, "10.0.0.1")) == 401
         assert await refusal(sign_in(people, "Vic")) == 401
         door.clock.advance(timedelta(hours=12).total_seconds() + 1)
@@ -160,7 +160,7 @@ def test_header_of_the_proxy_is_believed_from_its_addresses_only(tmp_path):
         assert (newcomer.role, len(newcomer.csrf_token)) == (Role.VIEWER, 64)
         assert await refusal(people.person({"x-forwarded-user": "Ann"}, {}, "10.0.0.6")) == 401
         assert await refusal(people.person({"x-forwarded-user": ""}, {}, "10.0.0.5")) == 403
-        door.store.write(disable_user, "Ann", at=AT)
+        door.store.write(change_user, "Ann", disabled_at=AT)
         assert await refusal(people.person({"x-forwarded-user": "Ann"}, {}, "10.0.0.5")) == 403
 
     door.run(work)
@@ -212,7 +212,7 @@ def test_name_is_one_persons_however_it_is_spelt(tmp_path):
             found = await by_proxy(people, name)
             assert (found.name, found.role) == ("Jos\u00e9 \u00c5sa", Role.VIEWER), name
         assert (await sign_in(people, "jos\u00c9 \u00e5sa")).person.name == "Jos\u00e9 \u00c5sa"
-        assert door.store.write(disable_user, "JOS\u00c9 \u00c5SA", at=AT)
+        assert door.store.write(change_user, "JOS\u00c9 \u00c5SA", disabled_at=AT)
         for name in spellings:
             assert await refusal(by_proxy(people, name)) == 403
 

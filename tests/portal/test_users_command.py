@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 
+import click
 import doc_pages
+import msgspec
 import pytest
 from click.testing import CliRunner
 from portal_kit import portal_table
@@ -13,6 +15,8 @@ from portal_kit import portal_table
 from bridge.cli.commands import commands
 from bridge.errors import BridgeError
 from bridge.portal.settings import load
+from bridge.portal.store.database import Store
+from bridge.portal.store.people import add_session, session_of, user_of
 
 PASSWORD = "correct horse battery"  # of a test
 
@@ -54,6 +58,71 @@ def test_people_are_added_listed_changed_and_disabled(run):
     assert PASSWORD not in json.dumps(entries)
 
 
+@pytest.fixture
+def session(run, tmp_path):
+    """Return what says whether the session of Ann, an approver for one team, goes on."""
+    run("users", "add", "Ann", "--role", "approver", "--scope", "labels.team:a", typed=f"{PASSWORD}\n")
+    store = Store.of_file(tmp_path / "state" / "portal.db")
+    at, until = "2030-01-01T00:00:00.000Z", "2030-01-02T00:00:00.000Z"
+    began = {"user_name": "Ann", "new_sha256": "s", "csrf_token": "t", "at": at, "until": until}
+
+    def goes_on():
+        found = store.read(session_of, "s", at=at)
+        return found if found is None else found.user
+
+    store.write(add_session, **began)
+    assert goes_on().user_name == "Ann"
+    yield goes_on
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "entry"),
+    [
+        (("change", "ann", "--role", "viewer"), "Ann  viewer  labels.team:a\n", ("user_changed", {"role": "viewer"})),
+        (
+            ("change", "ANN", "--scope", "resource_group:West", "--scope", "labels.team:B"),
+            "Ann  approver  resource_group:west, labels.team:B\n",
+            ("user_changed", {"scope": ["resource_group:west", "labels.team:B"]}),
+        ),
+        (("change", "Ann", "--all-vms"), "Ann  approver  all VMs\n", ("user_changed", {"scope": []})),
+        (("password", "Ann"), "Ann has another password now.\n", ("user_password_changed", {"by": "password"})),
+        (
+            ("password", "Ann", "--no-password"),
+            "Ann has no password any more.\n",
+            ("user_password_changed", {"by": "proxy"}),
+        ),
+        (("disable", "Ann"), "Ann is let in no more.\n", ("user_disabled", {})),
+        (("sign-out", "Ann"), "The sessions of Ann have ended.\n", ("user_signed_out", {})),
+    ],
+)
+def test_each_change_ends_the_sessions_at_once_and_is_in_the_audit(run, session, words, said, entry):
+    assert run("users", *words, typed="another horse battery\n") == said
+    assert session() is None
+    found = json.loads(run("export").splitlines()[-1])
+    assert (found["actor"], found["subject"]) == ("portal users", "Ann")
+    assert (found["action"], found["details"]) == entry
+
+
+def test_what_is_not_named_stays_as_it_is(run, session, tmp_path):
+    store = Store.of_file(tmp_path / "state" / "portal.db")
+    before = session()
+    run("users", "change", "Ann", "--role", "viewer")
+    run("users", "disable", "Ann")
+    run("users", "enable", "Ann")
+    after = store.read(user_of, "ann")
+    assert after == msgspec.structs.replace(before, role="viewer")
+    run("users", "password", "Ann", typed="another horse battery\n")
+    assert store.read(user_of, "ann").password_hash not in {before.password_hash, None}
+    store.close()
+
+
+def test_who_is_let_in_again_is_listed_so(run):
+    run("users", "add", "ann", "--no-password")
+    run("users", "disable", "ann")
+    assert run("users", "enable", "ann") == "ann  viewer  all VMs\n" == run("users", "list")
+
+
 def test_people_are_let_in_as_the_page_shows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "agents.token").write_text("token\n", encoding="utf-8")
@@ -71,6 +140,11 @@ def test_people_are_let_in_as_the_page_shows(tmp_path, monkeypatch):
     assert (signing.kid, (tmp_path / signing.private_key_file).exists()) == ("portal-2026", True)
 
 
+def test_a_scope_and_all_vms_are_not_both_meant(run):
+    with pytest.raises(click.UsageError, match="not both"):
+        run("users", "change", "ann", "--scope", "labels.team:a", "--all-vms")
+
+
 @pytest.mark.parametrize(
     ("words", "typed", "said"),
     [
@@ -78,6 +152,13 @@ def test_people_are_let_in_as_the_page_shows(tmp_path, monkeypatch):
         (("users", "add", "ann", "--no-password", "--scope", "payments"), "", "is no scope"),
         (("users", "add", "ann", "--no-password", "--scope", "labels.:x"), "", "is no scope"),
         (("users", "disable", "nobody"), "", "Nobody is called 'nobody' here"),
+        (("users", "enable", "nobody"), "", "Nobody is called 'nobody' here"),
+        (("users", "sign-out", "nobody"), "", "Nobody is called 'nobody' here"),
+        (("users", "change", "nobody", "--all-vms"), "", "Nobody is called 'nobody' here"),
+        (("users", "change", "nobody"), "", "Say what is to change: --role, --scope or --all-vms"),
+        (("users", "change", "nobody", "--scope", "payments"), "", "is no scope"),
+        (("users", "password", "nobody"), "short\n", "at least 12 characters"),
+        (("users", "password", "nobody"), f"{PASSWORD}\n", "Nobody is called 'nobody' here"),
     ],
 )
 def test_what_cannot_be_meant_changes_nothing(run, words, typed, said):

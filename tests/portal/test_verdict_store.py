@@ -22,7 +22,7 @@ from bridge.portal.store.audit import entries
 from bridge.portal.store.decisions import live_decisions
 from bridge.portal.store.events import event_of
 from bridge.portal.store.ingest import ReceivedRecord, add_records
-from bridge.portal.store.people import User, add_user, disable_user
+from bridge.portal.store.people import User, add_user, change_user
 from bridge.portal.store.verdicts import VerdictRefused, add_verdict, verdicts_of, withdraw
 from bridge.portal.verdicts import Outcome, Verdict, Word
 
@@ -216,7 +216,7 @@ def test_approval_of_somebody_who_may_approve_no_more_does_not_count_and_a_hold_
     office.store.write(add_user, user)
     office.say("approve", "Ann", required=2)
     if change == "disabled":
-        office.store.write(disable_user, "ann", at=format_time(NOW))
+        office.store.write(change_user, "ann", disabled_at=format_time(NOW))
     else:
         office.store.write(add_user, replace(user, role="viewer"))
     taken = office.say("approve", "bob", required=2, after_seconds=1)

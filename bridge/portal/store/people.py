@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, delete, select, update
@@ -42,19 +43,21 @@ class Session(msgspec.Struct, frozen=True):
     csrf_token: str
 
 
-def add_user(connection: Connection, user: User) -> None:
-    """Store *user*, in place of the one of that name, who keeps its spelling; the sessions of that one end."""
+def add_user(connection: Connection, user: User) -> User | None:
+    """Store *user*, in place of the one of that name, who keeps its spelling; sessions end. Return who it is now."""
     names = _spellings(connection, user.user_name) or [user.user_name]
     connection.execute(delete(sessions).where(sessions.c.user_name.in_(names)))
     upsert(connection, users, [{**msgspec.structs.asdict(user), "user_name": name} for name in names])
+    return user_of(connection, user.user_name)
 
 
-def disable_user(connection: Connection, name: str, *, at: str) -> bool:
-    """Let the person of that name in no more, and end the sessions; return whether there is one."""
+def change_user(connection: Connection, name: str, /, **values: Any) -> User | None:
+    """Change *values* of the person of that name, and end the sessions; return who it is now, None: there is none."""
     names = _spellings(connection, name)
     connection.execute(delete(sessions).where(sessions.c.user_name.in_(names)))
-    connection.execute(update(users).where(users.c.user_name.in_(names)).values(disabled_at=at))
-    return bool(names)
+    if values:
+        connection.execute(update(users).where(users.c.user_name.in_(names)).values(**values))
+    return user_of(connection, name)
 
 
 def user_of(connection: Connection, name: str) -> User | None:
