@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import ssl
 import sys
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -35,35 +38,51 @@ class Said:
     """What is answered."""
 
     status: int
-    body: bytes = b""
+    body: bytes | Iterable[bytes] = b""
+    """Several go out one after the other, without a Content-Length."""
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-class SmallPortal:
-    """Answers for the VM *vm_id*, which shows *token*; *signer* signs what is decided."""
+def attested(vm_id: str, nonce: str) -> str:
+    """Return a document of this kit's Azure, in which everything stands in plain text: what it says, and a digest."""
+    content = json.dumps({"nonce": nonce, "vmId": vm_id}).encode()
+    return base64.b64encode(content + hashlib.sha256(content).digest()).decode()
 
-    def __init__(self, signer: Signer, *, vm_id: str, token: str) -> None:
+
+class SmallPortal:
+    """Answers for the VM *vm_id*, which shows *token*; *signer* signs what is decided. *tls*: https by it."""
+
+    def __init__(self, signer: Signer, *, vm_id: str, token: str, tls: ssl.SSLContext | None = None) -> None:
         self.signer, self.vm_id, self.token = signer, vm_id, token
         self.epoch = str(uuid.uuid4())
         self.changed = threading.Condition()
         self.decisions: list[tuple[int, str]] = []
         self.newest = 1
         self.records: list[Mapping[str, Any]] = []
+        self.challenges: set[str] = set()
         self.documents: list[str] = []
-        """The attested documents that it gave its token for, without a look at them."""
+        """The attested documents that it gave its token for."""
         self._server = _Server(self)
+        self._scheme = "http" if tls is None else "https"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._thread.start()
 
     @property
     def url(self) -> str:
         """Return what `approval.remote.url` is to be."""
-        return f"http://127.0.0.1:{self._server.server_port}/api/v1"
+        return f"{self._scheme}://127.0.0.1:{self._server.server_port}/api/v1"
 
     @property
     def records_url(self) -> str:
         """Return where it takes records."""
         return f"{self.url}/records"
+
+    @property
+    def is_closed(self) -> bool:
+        """Return whether it has ended."""
+        return self._server.is_stopped
 
     def close(self) -> None:
         """End it; requests that are held get their answer now."""
@@ -132,6 +151,54 @@ class SmallPortal:
         """Return the headers of an answer."""
         return {"Content-Type": "application/json"}
 
+    def challenged(self) -> Said:
+        """Give a challenge."""
+        nonce = self.nonce()
+        self.challenges.add(nonce)
+        return Said(200, json.dumps({"nonce": nonce}).encode())
+
+    def nonce(self) -> str:
+        """Return another each time."""
+        return uuid.uuid4().hex
+
+    def attested(self, document: str) -> Said:
+        """Give the token for *document*, or say why not."""
+        reason = self.why_not(document)
+        if reason is not None:
+            return self.refusal(reason)
+        self.documents.append(document)
+        return Said(200, self.given())
+
+    def given(self) -> bytes:
+        """Return the token as it goes out."""
+        return json.dumps({"token": self.token, "expires_in": 3600}).encode()
+
+    def refusal(self, reason: str) -> Said:
+        """Return the answer to a document that is refused for *reason*."""
+        status = {"too_large": 413, "malformed": 400, "old_nonce": 409, "replayed": 409}.get(reason, 403)
+        return Said(status, json.dumps({"error": "It is refused.", "reason": reason}).encode())
+
+    def why_not(self, document: str) -> str | None:
+        """Return why *document* gets no token."""
+        if len(document) > 32 * 1024:
+            return "too_large"
+        content, digest = base64.b64decode(document)[:-32], base64.b64decode(document)[-32:]
+        if not content:
+            return "malformed"
+        if not self.is_signed(content, digest):
+            return "forged"
+        if json.loads(content)["nonce"] not in self.challenges:
+            return "old_nonce"
+        return "replayed" if self.was_taken(document) else None
+
+    def is_signed(self, content: bytes, digest: bytes) -> bool:
+        """Return whether *content* is as this kit's Azure has said it."""
+        return hashlib.sha256(content).digest() == digest
+
+    def was_taken(self, document: str) -> bool:
+        """Return whether *document* got a token before."""
+        return document in self.documents
+
     def carried(self, _tokens: list[str]) -> int:
         """Take decisions that were signed elsewhere, and return the status."""
         return 404
@@ -175,11 +242,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Take one record."""
         body = self.rfile.read(int(self.headers["Content-Length"]))
         if self.path.endswith("/agents/challenge"):
-            self._say(Said(200, b'{"nonce": "42"}'))
+            self._say(self.server.portal.challenged())
             return
         if self.path.endswith("/agents/token"):
-            self.server.portal.documents.append(json.loads(body)["document"])
-            self._say(Said(200, json.dumps({"token": self.server.portal.token, "expires_in": 3600}).encode()))
+            self._say(self.server.portal.attested(json.loads(body)["document"]))
             return
         if self.headers.get("Authorization") != f"Bearer {self.server.portal.token}":
             self._say(Said(401))
@@ -196,10 +262,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(said.status)
         for name, value in said.headers.items():
             self.send_header(name, value)
-        if said.status not in (204, 304):
-            self.send_header("Content-Length", str(len(said.body)))
+        if isinstance(said.body, bytes):
+            parts: Iterable[bytes] = (said.body,)
+            if said.status not in (204, 304):
+                self.send_header("Content-Length", str(len(said.body)))
+        else:
+            parts, self.close_connection = said.body, True
         self.end_headers()
-        self.wfile.write(said.body)
+        for part in parts:
+            self.wfile.write(part)
 
     def log_message(self, *_: object) -> None:
         """Say nothing."""

@@ -61,7 +61,10 @@ class PortalAsker:
 
     def __init__(self, remote: RemoteSettings, vm_id: str, *, document: Callable[[str], str] | None = None) -> None:
         self.vm_id = vm_id.lower()
-        self.has_token = remote.client_cert_file is None
+        self.has_certificate = remote.client_cert_file is not None
+        self.is_attested = remote.credential is not None
+        """Whether the token names this VM."""
+        self._own: str | None = None
         self._remote = remote
         self._url = remote.url.rstrip("/")
         self._client = PortalClient(remote, document=document)
@@ -71,7 +74,7 @@ class PortalAsker:
         self._proxies = {} if is_local else requests.utils.get_environ_proxies(self._url)
 
     def poll(self, index: int, wait_seconds: int, *, vm_id: str | None = None, token: str | None = None) -> Exchange:
-        """Ask for what comes after *index*; *token* is shown in place of the VM's own, "" for none."""
+        """Ask for what comes after *index*; *token* is shown in place of the VM's own, "" for no credential at all."""
         vm_id = self.vm_id if vm_id is None else vm_id
         return self._ask(
             "GET",
@@ -86,9 +89,15 @@ class PortalAsker:
         headers = {"Content-Type": "application/cloudevents+json"}
         return self._ask("POST", url, deadline_seconds=_POST_SECONDS, headers=headers, token=None, body=body)
 
+    def post_plain(self, path: str, body: bytes) -> Exchange:
+        """Post JSON to *path* below the portal's URL, without any credential."""
+        headers = {"Content-Type": "application/json"}
+        return self._ask("POST", self._url + path, deadline_seconds=_POST_SECONDS, headers=headers, token="", body=body)
+
     def bearer(self) -> str | None:
         """Return the VM's token, None where TLS says who asks; raise CredentialFailed."""
-        return self._client.bearer()
+        self._own = self._client.bearer()
+        return self._own
 
     def close(self) -> None:
         """End it; a request under way in another thread breaks off."""
@@ -105,11 +114,16 @@ class PortalAsker:
         token: str | None,
         body: bytes | None = None,
     ) -> Exchange:
-        own = self.bearer()
+        own = self._own if token == "" else self.bearer()
         shown = own if token is None else token
         if shown:
             headers["Authorization"] = f"Bearer {shown}"
         whose = "without Authorization" if not shown else f"Authorization: Bearer {MASK if token is None else token}"
+        certificate = self._certificate() if token is None else None
+        if self.has_certificate and certificate is None:
+            self._session.close()  # a connection on which the certificate was shown speaks for it
+        if self.has_certificate:
+            whose = "with the client certificate" if certificate else "without a client certificate"
         asked = f"{method} {url}, {whose}"
         began_at = time.monotonic()
         try:
@@ -122,7 +136,7 @@ class PortalAsker:
                 max_body_bytes=MAX_ANSWER_BYTES,
                 proxies=self._proxies,
                 verify=self._remote.ca_file or True,
-                cert=self._certificate(),
+                cert=certificate,
             )
         except (BridgeError, requests.RequestException, OSError, ValueError) as error:
             return _failed(error, asked=asked, seconds=time.monotonic() - began_at)

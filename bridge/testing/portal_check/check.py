@@ -6,6 +6,7 @@ What takes an operator, a decision, is asked of the *decider*: a command or a pe
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -14,11 +15,12 @@ import msgspec
 from bridge.approval.token import Claims
 from bridge.config.approval import RemoteSettings
 from bridge.config.trusted_keys import TrustedKey
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, CredentialFailed
 from bridge.events.record import TransitionRecord, Verdict
 from bridge.system.threads import run_daemon
 from bridge.testing.portal_check.answers import PollAnswer
 from bridge.testing.portal_check.asking import Exchange, PortalAsker
+from bridge.testing.portal_check.attested import AttestedChecks
 from bridge.testing.portal_check.decisions import DecisionChecks, expires_at
 from bridge.testing.portal_check.polls import PollChecks
 from bridge.testing.portal_check.records import MadeUpEvent, cloudevent, send
@@ -31,6 +33,16 @@ _HEAD_START_SECONDS = 0.5
 _AT_ONCE_SECONDS = 2.0
 #: A portal that holds nothing is not asked more often.
 _SHORTEST_POLL_SECONDS = 0.2
+_REFUSED = frozenset({401, 403})
+_FOR_A_TOKEN = (Requirement.CHALLENGE, Requirement.TOKEN)
+_ATTESTED = (
+    *_FOR_A_TOKEN,
+    Requirement.NO_DOCUMENT,
+    Requirement.DOCUMENT_SIZE,
+    Requirement.TAMPERED,
+    Requirement.REPLAYED,
+    Requirement.REFUSAL,
+)
 _BY_A_DECISION = (
     Requirement.NEWS,
     Requirement.GROWS,
@@ -80,11 +92,25 @@ def check_portal(settings: CheckSettings) -> Report:
     report = Report()
     asker = PortalAsker(settings.remote, settings.vm_id, document=settings.document)
     try:
-        asker.bearer()
-        _Play(settings, asker, report).run()
+        _attest(settings, asker, report)
+        try:
+            asker.bearer()
+        except CredentialFailed:
+            if not any(each in report for each in _FOR_A_TOKEN):
+                raise
+        else:
+            _Play(settings, asker, report).run()
     finally:
         asker.close()
     return report
+
+
+def _attest(settings: CheckSettings, asker: PortalAsker, report: Report) -> None:
+    if asker.is_attested and settings.document is not None:
+        AttestedChecks(asker, report, settings.document).run()
+        return
+    for requirement in _ATTESTED:
+        report.untried(requirement, "The kit was to ask with another credential (--attested).")
 
 
 class _Play:
@@ -121,12 +147,32 @@ class _Play:
         url = self._settings.records_url
         if url is None:
             why = "The kit was not told where records go (--records-url)."
-            for requirement in (Requirement.RECORD_TAKEN, Requirement.RECORD_TWICE, Requirement.OUTCOME):
+            for requirement in (
+                Requirement.RECORD_TAKEN,
+                Requirement.RECORD_TWICE,
+                Requirement.RECORD_OF_OTHERS,
+                Requirement.OUTCOME,
+            ):
                 self._report.untried(requirement, why)
             return
         self._is_told = send(self._asker, self._report, url, Requirement.RECORD_TAKEN, self._told.record)
         if self._is_told:
             send(self._asker, self._report, url, Requirement.RECORD_TWICE, self._told.record)
+            self._tell_of_another_vm(url)
+
+    def _tell_of_another_vm(self, url: str) -> None:
+        if not self._asker.is_attested:
+            why = "What the kit shows names no VM for sure (--attested)."
+            self._report.untried(Requirement.RECORD_OF_OTHERS, why)
+            return
+        foreign = MadeUpEvent(str(uuid.uuid4()))
+        exchange = self._asker.post(url, cloudevent(foreign.record))
+        if exchange.status in _REFUSED:
+            self._report.met(Requirement.RECORD_OF_OTHERS)
+            return
+        answer = exchange.problem if exchange.status is None else f"It answers {exchange.status}"
+        self._broken(Requirement.RECORD_OF_OTHERS, f"{answer}: not 403.", exchange)
+        self._asker.post(url, cloudevent(foreign.end()))
 
     def _take(self, answer: PollAnswer) -> None:
         for token in answer.decisions:

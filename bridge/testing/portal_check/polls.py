@@ -69,10 +69,17 @@ class PollChecks:
 
     def callers(self) -> None:
         """Ask without the token, with another, and for another VM."""
+        if Requirement.ANSWERED in self._report:
+            for requirement in (Requirement.ONLY_THIS_VM, Requirement.OTHER_VM):
+                self._report.untried(requirement, "The VM's own request was not answered.")
+            return
         self._strangers()
         exchange = self._asker.poll(0, 1, vm_id=str(uuid.uuid4()))
         brought = self._quietly(exchange)
-        if brought is not None and brought.decisions:
+        if exchange.status == _OK and self._asker.is_attested:
+            detail = "The token names a VM, and another VM's path is answered with 200."
+            self._broken(Requirement.OTHER_VM, exchange, detail)
+        elif brought is not None and brought.decisions:
             self._broken(Requirement.OTHER_VM, exchange, "A VM that does not exist has decisions for this one.")
         elif exchange.status is None:
             self._report.untried(Requirement.OTHER_VM, exchange.answered)
@@ -80,7 +87,10 @@ class PollChecks:
             self._report.met(Requirement.OTHER_VM)
 
     def _strangers(self) -> None:
-        if not self._asker.has_token or self._asker.bearer() is None:
+        if self._asker.has_certificate:
+            self._without_certificate()
+            return
+        if self._asker.bearer() is None:
             self._report.untried(Requirement.ONLY_THIS_VM, "The kit was given no token to leave out.")
             return
         for token, who in (("", "no token"), ("not-the-token-of-this-vm", "another token")):
@@ -90,6 +100,15 @@ class PollChecks:
             else:
                 detail = f"With {who} it does not answer 401 or 403."
                 self._broken(Requirement.ONLY_THIS_VM, exchange, detail)
+
+    def _without_certificate(self) -> None:
+        exchange = self._asker.poll(0, self._wait_seconds, token="")
+        breaks_off = exchange.status is None and exchange.seconds < self._wait_seconds  # TLS does
+        if breaks_off or exchange.status in _REFUSED:
+            self._report.met(Requirement.ONLY_THIS_VM)
+        else:
+            detail = "Without the client certificate it does not answer 401 or 403, nor break off."
+            self._broken(Requirement.ONLY_THIS_VM, exchange, detail)
 
     def longest_wait(self) -> None:
         """Ask for everything with a wait of 600, which is answered at once too."""

@@ -22,6 +22,9 @@ class Requirement(Enum):
 
     RECORD_TAKEN = Sentence(1, "A record is taken.", "Answer `2xx` with any body once the record")
     RECORD_TWICE = Sentence(1, "A record that comes again is taken too.", "A record may come twice, with the same `id`")
+    RECORD_OF_OTHERS = Sentence(
+        1, "A record of another VM than the token's is refused.", "answer `403` to a record with another `vm.vm_id`"
+    )
     ANSWERED = Sentence(2, "The agent's request is answered.", "GET {url}/vms/{vmId}/decisions?index=17&wait=30")
     NO_REDIRECT = Sentence(2, "It is answered by the URL itself.", "It follows no redirect")
     PLAIN = Sentence(
@@ -35,6 +38,17 @@ class Requirement(Enum):
     )
     OTHER_VM = Sentence(
         2, "Nobody gets the decisions of a VM that is not theirs.", "SHOULD answer only a caller that is this VM"
+    )
+    CHALLENGE = Sentence(2, "Each challenge is a nonce of its own.", "1 to 32 of the characters `A` to `Z`")
+    TOKEN = Sentence(2, "A document with a challenge in it gets a token.", "1 to 4,096 visible ASCII characters")
+    NO_DOCUMENT = Sentence(2, "What is no document gets no token.", "It is no base64, no `SignedData` with a content")
+    DOCUMENT_SIZE = Sentence(2, "A document of more than 32 KiB gets no token.", "It has more than 32 KiB.")
+    TAMPERED = Sentence(
+        2, "A document that was changed gets no token.", "The signature is not of that certificate's key"
+    )
+    REPLAYED = Sentence(2, "A document gets a token once.", "A document of this VM with this nonce was taken before.")
+    REFUSAL = Sentence(
+        2, "A refusal has its word, and the status that goes with it.", "An answer with such a status is `{"
     )
     JSON = Sentence(
         3, "The answer is a JSON object in UTF-8.", "a JSON object in UTF-8, without a byte order mark, no member twice"

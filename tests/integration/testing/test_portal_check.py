@@ -9,11 +9,12 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from importlib import resources
 
 import pytest
 from outside_portal import Signer
-from small_portal import Said, SmallPortal
+from small_portal import Said, SmallPortal, attested
 
 from bridge.approval.portal_client import AGENT_HEADER
 from bridge.config.approval import KeySettings, RemoteSettings
@@ -23,6 +24,10 @@ from bridge.testing.portal_check.check import CheckSettings, Decider, NotDecided
 from bridge.testing.portal_check.report import Result
 from bridge.testing.portal_check.requirements import Requirement
 
+OF_DOCUMENTS = {
+    *(Requirement.RECORD_OF_OTHERS, Requirement.CHALLENGE, Requirement.TOKEN, Requirement.NO_DOCUMENT),
+    *(Requirement.DOCUMENT_SIZE, Requirement.TAMPERED, Requirement.REPLAYED, Requirement.REFUSAL),
+}
 PAGE = (resources.files("bridge.approval") / "PROTOCOL.md").read_text(encoding="utf-8")
 VM_ID = "7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90"
 TOKEN = "the-token-of-this-vm"
@@ -297,6 +302,90 @@ class TakesNoOutcome(SmallPortal):
         return 422 if record["approval"] is not None else super().posted(record)
 
 
+class SameChallenge(SmallPortal):
+    def nonce(self):
+        return "42"
+
+    def was_taken(self, _document):
+        return False
+
+
+class ChallengeThatIsNone(SmallPortal):
+    def nonce(self):
+        return "it's a nonce"
+
+
+class TokenWithoutEnd(SmallPortal):
+    def given(self):
+        return json.dumps({"token": self.token}).encode()
+
+
+class TokenForAnything(SmallPortal):
+    def why_not(self, document):
+        return None if document == "AAAA" else super().why_not(document)
+
+
+class TokenForMuch(SmallPortal):
+    def why_not(self, document):
+        return super().why_not(document) if len(document) <= 32 * 1024 else None
+
+
+class VerifiesNoSignature(SmallPortal):
+    def is_signed(self, _content, _digest):
+        return True
+
+
+class TokenForTheSameAgain(SmallPortal):
+    def was_taken(self, _document):
+        return False
+
+
+class RefusalWithoutItsWord(SmallPortal):
+    def refusal(self, reason):
+        return replace(super().refusal(reason), body=b'{"error": "It is refused."}')
+
+
+class RefusalOfAnotherStatus(SmallPortal):
+    def refusal(self, reason):
+        return replace(super().refusal(reason), status=400)
+
+
+class TakesRecordsOfAnybody(SmallPortal):
+    """Has no word for whose a record is."""
+
+
+class DecisionsForATokenOfAnother(SmallPortal):
+    def refused(self, asked):
+        return None if asked.token == f"Bearer {self.token}" else Said(401)
+
+    def posted(self, record):
+        return 403 if record["vm"]["vm_id"] != self.vm_id else super().posted(record)
+
+
+class Hangs(SmallPortal):
+    def polled(self, asked):
+        time.sleep(asked.wait_seconds + 20)
+
+
+class StreamsForEver(SmallPortal):
+    def polled(self, _asked):
+        def dripping():
+            while not self.is_closed:
+                time.sleep(0.2)
+                yield b" "
+
+        return Said(200, dripping(), self.headers())
+
+
+class FloodsForEver(SmallPortal):
+    def polled(self, _asked):
+        def flood():
+            while not self.is_closed:
+                yield b" " * 65_536
+
+        return Said(200, flood(), self.headers())
+
+
 #: What each of them breaks: the first sentence that a person should read.
 WRONG = {
     NoIndex: Requirement.INDEX,
@@ -345,6 +434,20 @@ WRONG = {
     TakesNoRecord: Requirement.RECORD_TAKEN,
     TakesARecordOnce: Requirement.RECORD_TWICE,
     TakesNoOutcome: Requirement.OUTCOME,
+    SameChallenge: Requirement.CHALLENGE,
+    ChallengeThatIsNone: Requirement.CHALLENGE,
+    TokenWithoutEnd: Requirement.TOKEN,
+    TokenForAnything: Requirement.NO_DOCUMENT,
+    TokenForMuch: Requirement.DOCUMENT_SIZE,
+    VerifiesNoSignature: Requirement.TAMPERED,
+    TokenForTheSameAgain: Requirement.REPLAYED,
+    RefusalWithoutItsWord: Requirement.REFUSAL,
+    RefusalOfAnotherStatus: Requirement.REFUSAL,
+    TakesRecordsOfAnybody: Requirement.RECORD_OF_OTHERS,
+    DecisionsForATokenOfAnother: Requirement.OTHER_VM,
+    Hangs: Requirement.ANSWERED,
+    StreamsForEver: Requirement.ANSWERED,
+    FloodsForEver: Requirement.BODY_SIZE,
 }
 #: What is tried with a decision only; the others are not asked for one, which takes long.
 BY_A_DECISION = {
@@ -358,8 +461,17 @@ BY_A_DECISION = {
     Requirement.HOLD,
     Requirement.OUTCOME,
 }
+#: Those that are asked with the token of an attested document.
+BY_A_DOCUMENT = {
+    *(SameChallenge, ChallengeThatIsNone, TokenWithoutEnd, TokenForAnything, TokenForMuch, VerifiesNoSignature),
+    *(TokenForTheSameAgain, RefusalWithoutItsWord, RefusalOfAnotherStatus, TakesRecordsOfAnybody),
+    DecisionsForATokenOfAnother,
+}
 #: What follows from the one breach, as an operator sees it.
 ALSO = {
+    SameChallenge: {Requirement.REPLAYED, Requirement.RECORD_OF_OTHERS},
+    FloodsForEver: {Requirement.ONLY_THIS_VM},
+    **{each: {Requirement.RECORD_OF_OTHERS} for each in BY_A_DOCUMENT - {SameChallenge, TakesRecordsOfAnybody}},
     IndexThatStays: {Requirement.EVERY},
     ForgetsWhatItGave: {Requirement.STAYS},
     Redirects: {Requirement.ONLY_THIS_VM},
@@ -379,6 +491,17 @@ class NobodyDecides(SmallPortal):
 
 class TakesDocuments(SmallPortal):
     """Checked with the token that it gives for an attested document."""
+
+    def posted(self, record):
+        return super().posted(record) if record["vm"]["vm_id"] == self.vm_id else 403
+
+
+class PrefersNonces(TakesDocuments):
+    """Takes documents of earlier requests too, as its operator wants."""
+
+    def why_not(self, document):
+        reason = super().why_not(document)
+        return None if reason in {"old_nonce", "replayed"} else reason
 
 
 class SaysTheTokenBack(SmallPortal):
@@ -410,7 +533,8 @@ def fails(_verdict, _record):
 FURTHER = {
     NobodyToAsk: {"keys": (), "records_url": None, "decider": None},
     NobodyDecides: {"decider": Decider(decide=fails, is_command=True)},
-    TakesDocuments: {"decider": None, "document": lambda nonce: f"signed by Azure: {nonce}"},
+    TakesDocuments: {"decider": None, "document": partial(attested, VM_ID)},
+    PrefersNonces: {"decider": None, "document": partial(attested, VM_ID)},
     SaysTheTokenBack: {"decider": None},
     BusyAtFirst: {"decider": None},
     NotesRequests: {"decider": None},
@@ -464,6 +588,8 @@ def reports(tmp_path_factory):
     """Return what returns the report on a portal, by its class."""
     folder = tmp_path_factory.mktemp("portals")
     options = {each: {} if requirement in BY_A_DECISION else {"decider": None} for each, requirement in WRONG.items()}
+    for each in BY_A_DOCUMENT:
+        options[each]["document"] = partial(attested, VM_ID)
     options |= {SmallPortal: {}, **FURTHER}
     with ThreadPoolExecutor(len(options)) as pool:
         made = {each: pool.submit(checked, each, folder / each.__name__, **given) for each, given in options.items()}
@@ -476,7 +602,9 @@ def broken(report):
 
 def test_a_correct_portal_meets_every_sentence(reports):
     report, portal = reports[SmallPortal]()
-    assert [(each.requirement.key, each.result, each.detail) for each in report.findings if each.result != "met"] == []
+    others = {each.requirement: each.detail for each in report.findings if each.result != "met"}
+    assert set(others) == OF_DOCUMENTS, others
+    assert all("--attested" in detail for detail in others.values())
     assert [record["transition"] for record in portal.records] == ["scheduled", "scheduled", "approved", "canceled"]
     assert portal.records[2]["approval"]["result"] == "dry_run"
 
@@ -536,8 +664,20 @@ def test_a_portal_that_says_the_token_back_does_not_get_it_shown(reports):
 
 def test_a_portal_that_gives_tokens_for_attested_documents_is_asked_with_one(reports):
     report, portal = reports[TakesDocuments]()
-    assert portal.documents == ["signed by Azure: 42"]
+    assert len(portal.documents) == 2  # the kit's own, and the one whose token it asks with
     assert not broken(report)
+    results = {each.requirement: each.result for each in report.findings}
+    assert {results[each] for each in OF_DOCUMENTS} == {"met"}
+
+
+def test_a_portal_that_takes_other_nonces_breaks_nothing(reports):
+    report, _ = reports[PrefersNonces]()
+    assert not broken(report)
+    (found,) = (each for each in report.findings if each.requirement is Requirement.REPLAYED)
+    assert (found.result, found.detail) == (
+        Result.NOT_TRIED,
+        "It takes documents with a nonce that is none of its own, as its operator may want.",
+    )
 
 
 def test_a_portal_that_is_busy_is_waited_for(reports):

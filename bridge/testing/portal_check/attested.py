@@ -1,0 +1,173 @@
+"""Tries how an agent gets its token for an attested document: section 2 of PROTOCOL.md.
+
+A portal that gives a token to a document which was changed, or for one that it took before, can be asked by anybody in
+the name of any VM. No finding shows a token.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from bridge import strict_json
+from bridge.errors import BridgeError
+from bridge.system.attestation import (
+    CHALLENGE_PATH,
+    MAX_ANSWER_BYTES,
+    TOKEN_PATH,
+    Challenge,
+    DocumentRefusal,
+    TokenAnswer,
+)
+from bridge.system.secrets import MASK
+from bridge.testing.portal_check.asking import Exchange, PortalAsker
+from bridge.testing.portal_check.report import Report
+from bridge.testing.portal_check.requirements import Requirement
+
+_OK = 200
+_TOO_LARGE = "A" * (32 * 1024 + 4)
+_STATUSES = {DocumentRefusal.TOO_LARGE: 413, DocumentRefusal.MALFORMED: 400}
+_STALE, _OTHER = 409, 403
+_BY_A_TOKEN = (Requirement.TOKEN, Requirement.TAMPERED, Requirement.REPLAYED)
+
+_AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
+
+
+class AttestedChecks:
+    """Asks by *asker* and notes in *report*; *document* returns the metadata service's document with a nonce in it."""
+
+    def __init__(self, asker: PortalAsker, report: Report, document: Callable[[str], str]) -> None:
+        self._asker = asker
+        self._report = report
+        self._document = document
+
+    def run(self) -> None:
+        """Try all of it."""
+        if self._challenge() is None:
+            return
+        self._expect_refusal(Requirement.NO_DOCUMENT, self._shown("AAAA"), "What is no document gets a token.")
+        self._expect_refusal(Requirement.DOCUMENT_SIZE, self._shown(_TOO_LARGE), "One of 33 KiB gets a token.")
+        try:
+            self._genuine()
+        except BridgeError as error:
+            for requirement in _BY_A_TOKEN:
+                self._report.untried(requirement, f"The metadata service gave no document: {error}")
+
+    def _genuine(self) -> None:
+        """Show genuine documents of this VM: changed ones first, which use no challenge up."""
+        nonce = self._challenge()
+        if nonce is None:
+            return
+        document = self._document(nonce)
+        if not _is_in(nonce, document):
+            for requirement in _BY_A_TOKEN:
+                self._report.untried(requirement, "The metadata service gave a document of an earlier request.")
+            return
+        detail = "A genuine document of which one character was changed gets a token."
+        self._expect_refusal(Requirement.TAMPERED, self._shown(_tampered(document, self._asker.vm_id)), detail)
+        exchange = self._shown(document)
+        if self._read(exchange, TokenAnswer, Requirement.TOKEN) is None:
+            return
+        self._report.met(Requirement.TOKEN)
+        self._once(document)
+
+    def _once(self, document: str) -> None:
+        foreign = self._document(f"portal-check-{secrets.token_hex(8)}")
+        if self._shown(foreign).status == _OK:
+            why = "It takes documents with a nonce that is none of its own, as its operator may want."
+            self._report.untried(Requirement.REPLAYED, why)
+            return
+        self._expect_refusal(Requirement.REPLAYED, self._shown(document), "A document that it took gets a token again.")
+
+    # Requests.
+
+    def _challenge(self) -> str | None:
+        """Return a challenge; None when there is none that an agent would take."""
+        exchange = self._asker.post_plain(CHALLENGE_PATH, b"{}")
+        challenge = self._read(exchange, Challenge, Requirement.CHALLENGE)
+        if challenge is None:
+            return None
+        again = self._read(self._asker.post_plain(CHALLENGE_PATH, b"{}"), Challenge, Requirement.CHALLENGE)
+        if again is not None and again.nonce == challenge.nonce:
+            self._broken(Requirement.CHALLENGE, "Two challenges have the same nonce.", exchange)
+        elif again is not None:
+            self._report.met(Requirement.CHALLENGE)
+        return challenge.nonce
+
+    def _shown(self, document: str) -> Exchange:
+        return self._asker.post_plain(TOKEN_PATH, json.dumps({"document": document}).encode())
+
+    # What came.
+
+    def _read(self, exchange: Exchange, kind: type[_AnswerT], requirement: Requirement) -> _AnswerT | None:
+        if exchange.status != _OK:
+            word = exchange.problem if exchange.status is None else f"It answers {exchange.status}"
+            self._broken(requirement, f"{word}: an agent gets no token.", exchange)
+            return None
+        if len(exchange.body) > MAX_ANSWER_BYTES:
+            self._broken(requirement, f"The answer has more than {MAX_ANSWER_BYTES} bytes.", exchange)
+            return None
+        try:
+            return msgspec.json.decode(exchange.body, type=kind)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            detail = (
+                f"An agent does not read it: {error}." if isinstance(error, msgspec.ValidationError) else "No JSON."
+            )
+            self._broken(requirement, detail, exchange)
+            return None
+
+    def _expect_refusal(self, requirement: Requirement, exchange: Exchange, detail: str) -> None:
+        if exchange.status == _OK:
+            self._broken(requirement, detail, exchange)
+            return
+        if exchange.status is None:
+            self._broken(requirement, f"{exchange.problem or 'There is no answer.'}", exchange)
+            return
+        self._report.met(requirement)
+        refusal = _refusal_in(exchange.body)
+        if refusal is None:
+            self._broken(Requirement.REFUSAL, "It has no `reason` that the page lists.", exchange)
+        elif exchange.status != _status_of(refusal):
+            detail = f"`{refusal.value}` goes with {_status_of(refusal)}, and it answers {exchange.status}."
+            self._broken(Requirement.REFUSAL, detail, exchange)
+        else:
+            self._report.met(Requirement.REFUSAL)
+
+    def _broken(self, requirement: Requirement, detail: str, exchange: Exchange) -> None:
+        is_secret = exchange.status == _OK and requirement is not Requirement.CHALLENGE
+        shown = msgspec.structs.replace(exchange, body=MASK.encode()) if is_secret else exchange
+        self._report.broken(requirement, detail, asked=shown.asked, answered=shown.answered)
+
+
+def _status_of(refusal: DocumentRefusal) -> int:
+    return _STATUSES.get(refusal, _STALE if refusal.is_stale else _OTHER)
+
+
+def _refusal_in(body: bytes) -> DocumentRefusal | None:
+    try:
+        value = strict_json.loads(body.decode("utf-8"))
+        return DocumentRefusal(value["reason"]) if isinstance(value, dict) else None
+    except (ValueError, KeyError):
+        return None
+
+
+def _is_in(nonce: str, document: str) -> bool:
+    try:
+        return nonce.encode() in base64.b64decode(document)
+    except ValueError:
+        return False
+
+
+def _tampered(document: str, vm_id: str) -> str:
+    """Return *document* for another VM: what it says is in it as plain text."""
+    found = base64.b64decode(document)
+    for own in (vm_id.encode(), vm_id.upper().encode()):
+        if own in found:
+            other = (b"1" if own[:1] == b"0" else b"0") + own[1:]
+            return base64.b64encode(found.replace(own, other)).decode()
+    return base64.b64encode(found[:-1] + bytes([found[-1] ^ 1])).decode()
