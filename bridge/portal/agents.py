@@ -4,8 +4,8 @@ Whoever reaches the portal may call these two routes, so what they do for a stra
 ten seconds, a few documents looked at side by side on threads of their own, and a 503 for the others when too many
 wait. What is refused is counted by its reason and logged once, and nothing of it is kept.
 
-Each process of a portal remembers by itself which documents it has taken: behind a load balancer one that was stolen on
-its way could be shown once to each, for the minutes that its challenge counts, and gets a token for its own VM alone.
+A document is taken once. One process of a portal remembers by itself which it has taken, several by the database that
+they share.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 from starlette.requests import Request
@@ -21,14 +22,24 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bridge import strict_json
-from bridge.clock import Clock
+from bridge.clock import Clock, format_time
 from bridge.errors import SecretUnavailable
 from bridge.logs import ThrottledLog
 from bridge.portal.attested import DocumentRefused, DocumentVerifier
 from bridge.portal.intermediates import Intermediates, azure_roots, certificates_in
 from bridge.portal.requests import BODY_SECONDS, BodyRefused, body_of, error_answer, json_answer
 from bridge.portal.settings import AttestedSettings
-from bridge.portal.tokens import CHALLENGE_SECONDS, TOKEN_SECONDS, AgentTokens, Challenges, UsedNonces, check_secret
+from bridge.portal.store.database import Store, StoreUnavailable
+from bridge.portal.store.documents import take_document
+from bridge.portal.tokens import (
+    CHALLENGE_SECONDS,
+    KEPT_SECONDS,
+    TOKEN_SECONDS,
+    AgentTokens,
+    Challenges,
+    UsedNonces,
+    check_secret,
+)
 from bridge.system.attestation import CHALLENGE_PATH, TOKEN_PATH, DocumentRefusal
 from bridge.system.secrets import Secret
 
@@ -48,7 +59,10 @@ _STATUSES = {
 
 
 class AgentRoutes:
-    """The two routes, as *settings* say; *count* is called with a word for each document: accepted, or why not."""
+    """The two routes, as *settings* say; *count* is called with a word for each document: accepted, or why not.
+
+    *store* remembers the documents that were taken for all processes of the portal; None: there is one.
+    """
 
     def __init__(
         self,
@@ -56,9 +70,12 @@ class AgentRoutes:
         *,
         count: Callable[[str], None],
         clock: Clock,
+        store: Store | None = None,
         body_seconds: float = BODY_SECONDS,
         most_waiting: int = _MOST_WAITING,
     ) -> None:
+        self._clock = clock
+        self._store = store
         secrets = secrets_of(settings.secret())
         self._challenges = Challenges(secrets, clock=clock)
         self.tokens = AgentTokens(secrets, clock=clock)
@@ -66,7 +83,7 @@ class AgentRoutes:
             roots=azure_roots() if settings.roots_file is None else certificates_in(Path(settings.roots_file)),
             subscriptions=settings.subscriptions,
             challenges=self._challenges,
-            used=UsedNonces(clock=clock),
+            used=UsedNonces(clock=clock, take_for_all=None if store is None else self._take_for_all),
             intermediates=Intermediates(
                 clock=clock,
                 base_urls=settings.intermediates_urls,
@@ -114,6 +131,9 @@ class AgentRoutes:
             return self._refused(refused)
         except SecretUnavailable as error:
             return self._without_secret(error)
+        except StoreUnavailable as error:
+            self._log.problem("store", logging.ERROR, f"No document can be taken; agents ask again. {error}")
+            return error_answer(503, "The database cannot be asked now.")
         if token is None:
             self._count(_BUSY)
             return error_answer(503, "Too many documents wait.")
@@ -133,6 +153,12 @@ class AgentRoutes:
     def _token_for(self, document: str) -> str:
         vm = self._verifier.vm_of(document)
         return self.tokens.new(vm.vm_id, subscription_id=vm.subscription_id)
+
+    def _take_for_all(self, vm_id: str, nonce: str) -> bool:
+        assert self._store is not None  # noqa: S101  # for mypy
+        now = self._clock.now()
+        until = format_time(now + timedelta(seconds=KEPT_SECONDS))
+        return self._store.write(take_document, vm_id, nonce, at=format_time(now), until=until)
 
     def _refused(self, refused: DocumentRefused) -> Response:
         reason = refused.reason

@@ -30,7 +30,7 @@ from bridge.portal.poll import PREFIX, LongPoll
 from bridge.portal.requests import BodyRoom, error_answer
 from bridge.portal.settings import PortalSettings
 from bridge.portal.signing import PortalKey
-from bridge.portal.store.database import StoreThreads
+from bridge.portal.store.database import Store, StoreThreads
 from bridge.portal.store.stories import approvers_here
 from bridge.portal.verdict_api import VerdictRoutes
 from bridge.portal.words import too_few
@@ -41,13 +41,14 @@ _ROOT = "/api/v1"
 
 
 def agent_routes(
-    settings: PortalSettings, *, metrics: PortalMetrics, clock: Clock, body_seconds: float
+    settings: PortalSettings, *, store: Store, metrics: PortalMetrics, clock: Clock, body_seconds: float
 ) -> AgentRoutes | None:
     """Return what gives tokens for attested documents; None: no such document counts here."""
     attested = settings.agents.attested
     if attested is None:
         return None
-    return AgentRoutes(attested, count=metrics.attested, clock=clock, body_seconds=body_seconds)
+    shared = store if store.kind.is_shared else None
+    return AgentRoutes(attested, count=metrics.attested, clock=clock, store=shared, body_seconds=body_seconds)
 
 
 class Application:

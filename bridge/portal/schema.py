@@ -185,7 +185,7 @@ counters = Table(
     Column("value", BigInteger, nullable=False),
 )
 
-#: Single values of the database itself, such as its epoch.
+#: Single values of the database itself, such as its epoch, and for some minutes the documents that were taken.
 properties = Table(
     "properties",
     metadata,

@@ -39,6 +39,8 @@ _ALGORITHM = "HS256"
 _MOST_TOKEN_CHARACTERS = 2_048
 #: A clock of another process of the portal may be ahead of ours.
 _SKEW_SECONDS = 60
+#: How long a document that was taken is remembered: longer than its challenge counts.
+KEPT_SECONDS = CHALLENGE_SECONDS + _SKEW_SECONDS
 _MOST_REMEMBERED = 200_000
 _MOST_READ = 20_000
 
@@ -90,12 +92,20 @@ class Challenges:
 
 
 class UsedNonces:
-    """The nonces of the documents that were taken in the last minutes, for one process; safe to use from many threads.
+    """The nonces of the documents that were taken in the last minutes; safe to use from many threads.
 
     Only what Azure has signed gets here, so nobody fills it; the oldest go when there are too many all the same.
+    *take_for_all* says and remembers the same for all processes of the portal; None: there is one.
     """
 
-    def __init__(self, *, clock: Clock, most: int = _MOST_REMEMBERED) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Clock,
+        most: int = _MOST_REMEMBERED,
+        take_for_all: Callable[[str, str], bool] | None = None,
+    ) -> None:
+        self._take_for_all = take_for_all
         self._clock = clock
         self._most = most
         self._lock = threading.Lock()
@@ -106,6 +116,8 @@ class UsedNonces:
 
     def take(self, vm_id: str, nonce: str) -> bool:
         """Return True, and remember it, when no document of *vm_id* with *nonce* was taken before."""
+        if self._take_for_all is not None and not self._take_for_all(vm_id, nonce):
+            return False
         # By both clocks: one that is set back makes a challenge fresh again, and one that is set ahead has nothing end.
         now = self._clock.monotonic(), self._clock.timestamp()
         with self._lock:
@@ -117,8 +129,7 @@ class UsedNonces:
                 del self._until[oldest]
             if (vm_id, nonce) in self._until:
                 return False
-            kept_seconds = CHALLENGE_SECONDS + _SKEW_SECONDS
-            self._until[vm_id, nonce] = (now[0] + kept_seconds, now[1] + kept_seconds)
+            self._until[vm_id, nonce] = (now[0] + KEPT_SECONDS, now[1] + KEPT_SECONDS)
             return True
 
 
