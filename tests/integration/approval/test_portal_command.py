@@ -26,12 +26,13 @@ def kit(tmp_path):
 
 
 class Drain:
-    """A program that writes a line for each run, and ends when *go* is there."""
+    """A program that writes a line for each run and ends when *go* is there; one that *is_polite* says 0 to SIGTERM."""
 
-    def __init__(self, folder, name="drain"):
+    def __init__(self, folder, name="drain", *, is_polite=False):
         self.program, self.runs_file, self.go = folder / f"{name}.py", folder / f"{name}.runs", folder / f"{name}.go"
         self.program.write_text(
-            "import json, os, pathlib, sys, time\n"
+            "import json, os, pathlib, signal, sys, time\n"
+            f"if {is_polite}:\n    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
             "record = json.load(sys.stdin)\n"
             f"with open({str(self.runs_file)!r}, 'a') as runs:\n"
             "    runs.write(json.dumps([record['event']['event_id'], os.environ['SCHEDULED_EVENT_EVENT_ID'],"
@@ -149,6 +150,35 @@ def test_a_command_that_is_too_slow_is_killed_and_approves_nothing(kit, drain):
     assert kit.outcomes == [("approval_failed", "command_failed")]
     assert reasons(kit)[0].startswith("The command of approval.remote did not end within 0.5 s")
     assert kit.imds.posts == []
+
+
+def test_a_command_that_is_told_to_end_and_says_0_has_not_succeeded(kit, tmp_path):
+    """As a drain does that tidies up when it is broken off."""
+    drain = Drain(tmp_path, is_polite=True)
+    begin(kit, drain, command_timeout_seconds=2.0)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.offer(kit.token(mine))
+    kit.until(lambda: kit.outcomes)
+    assert kit.outcomes == [("approval_failed", "command_failed")]
+    assert reasons(kit)[0].startswith("The command of approval.remote did not end within 2 s")
+    assert kit.imds.posts == []
+
+
+def test_a_command_that_says_0_when_the_agent_stops_has_not_succeeded_either(kit, tmp_path):
+    drain = Drain(tmp_path, is_polite=True)
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.offer(kit.token(mine))
+    kit.until(lambda: drain.runs)
+    kit.restart()
+    kit.see(mine)
+    kit.until(lambda: len(drain.runs) == 2)
+    assert (kit.imds.posts, kit.outcomes) == ([], [])
+    drain.end()
+    kit.until(lambda: kit.imds.posts)
+    assert kit.outcomes == [("approved", "accepted")]
 
 
 def test_a_program_that_is_not_there_approves_nothing(kit, drain):
