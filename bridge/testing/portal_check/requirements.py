@@ -46,7 +46,7 @@ class Requirement(Enum):
     TAMPERED = Sentence(
         2, "A document that was changed gets no token.", "The signature is not of that certificate's key"
     )
-    REPLAYED = Sentence(2, "A document gets a token once.", "A document of this VM with this nonce was taken before.")
+    REPLAYED = Sentence(2, "A document gets a token once.", "A document of this VM with this nonce was taken before")
     REFUSAL = Sentence(
         2, "A refusal has its word, and the status that goes with it.", "An answer with such a status is `{"
     )

@@ -467,6 +467,8 @@ BY_A_DOCUMENT = {
     *(TokenForTheSameAgain, RefusalWithoutItsWord, RefusalOfAnotherStatus, TakesRecordsOfAnybody),
     DecisionsForATokenOfAnother,
 }
+#: What a machine that is slow breaks by itself.
+TIMED = {Requirement.AT_ONCE, Requirement.HELD, Requirement.IN_TIME, Requirement.INDEX_AHEAD, Requirement.NEWS}
 #: What follows from the one breach, as an operator sees it.
 ALSO = {
     SameChallenge: {Requirement.REPLAYED, Requirement.RECORD_OF_OTHERS},
@@ -583,14 +585,19 @@ def checked(made, folder, **options):
         portal.close()
 
 
+def options_of_all():
+    """Return how the kit is told of each portal."""
+    options = {each: {} if requirement in BY_A_DECISION else {"decider": None} for each, requirement in WRONG.items()}
+    for each in BY_A_DOCUMENT:
+        options[each]["document"] = partial(attested, VM_ID)
+    return options | {SmallPortal: {}, **FURTHER}
+
+
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
     """Return what returns the report on a portal, by its class."""
     folder = tmp_path_factory.mktemp("portals")
-    options = {each: {} if requirement in BY_A_DECISION else {"decider": None} for each, requirement in WRONG.items()}
-    for each in BY_A_DOCUMENT:
-        options[each]["document"] = partial(attested, VM_ID)
-    options |= {SmallPortal: {}, **FURTHER}
+    options = options_of_all()
     with ThreadPoolExecutor(len(options)) as pool:
         made = {each: pool.submit(checked, each, folder / each.__name__, **given) for each, given in options.items()}
     return {each: future.result for each, future in made.items()}  # called by its own test: one failure is of one
@@ -610,8 +617,12 @@ def test_a_correct_portal_meets_every_sentence(reports):
 
 
 @pytest.mark.parametrize("portal", WRONG, ids=lambda portal: portal.__name__)
-def test_a_portal_that_breaks_one_sentence_is_told_by_it(reports, portal):
+def test_a_portal_that_breaks_one_sentence_is_told_by_it(reports, portal, tmp_path):
     found = broken(reports[portal]()[0])
+    for number in range(3):  # alone: beside all others a slow machine answers late, too
+        if WRONG[portal] in found and not (set(found) - {WRONG[portal]}) & TIMED:
+            break
+        found = broken(checked(portal, tmp_path / str(number), **options_of_all()[portal])[0])
     assert WRONG[portal] in found, sorted(each.key for each in found)
     assert set(found) - {WRONG[portal]} <= ALSO.get(portal, set()), [(each.key, found[each].detail) for each in found]
     finding = found[WRONG[portal]]
