@@ -1,4 +1,4 @@
-"""What programs read: events, the audit and an export of it, as JSON."""
+"""What programs read: events, the VMs and their agents, the audit and an export of it, as JSON."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from starlette.responses import Response, StreamingResponse
 
 from bridge.errors import BridgeError
 from bridge.portal.callers import CallerRefused, Callers
+from bridge.portal.connections import Connections
 from bridge.portal.fleet import State, key_of_event_id
 from bridge.portal.requests import error_answer, headers_of, json_answer
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.events import PAGE, EventFilter, event_of, list_events, place_of, records_by_id, records_of
+from bridge.portal.store.stories import known_vms
 
 _LINES = "application/jsonl"
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -27,6 +29,7 @@ _KEY = re.compile("[0-9a-f]{32}")
 _GROUP = re.compile(r"(resource_group|labels\.[^:\n]{1,256}):[^\n]{0,1024}")
 _STATES = ("open", "over", "all", *(state.value for state in State))
 _LARGEST = 2**53 - 1
+_MOST_AGENTS = 10_000
 
 
 class ParameterWrong(BridgeError):
@@ -36,8 +39,9 @@ class ParameterWrong(BridgeError):
 class Api:
     """Answers readers."""
 
-    def __init__(self, *, store: StoreThreads, callers: Callers) -> None:
+    def __init__(self, *, store: StoreThreads, callers: Callers, connections: Connections) -> None:
         self._store = store
+        self._connections = connections
         self._callers = callers
 
     async def events(self, request: Request) -> Response:
@@ -51,6 +55,10 @@ class Api:
     async def records(self, request: Request) -> Response:
         """``GET /events/{key}/records``: its records, one a line; with ``vm_id`` the one that counts for that VM."""
         return await self._answer(request, self._records)
+
+    async def agents(self, request: Request) -> Response:
+        """``GET /agents``: every VM that sent a record or asks for decisions, and what its agent says of itself."""
+        return await self._answer(request, self._agents)
 
     async def audit(self, request: Request) -> Response:
         """``GET /audit``: the entries after a number."""
@@ -98,6 +106,14 @@ class Api:
         if not found:
             return error_answer(404, "No record told of such an event.")
         return Response("".join(f"{each}\n" for each in found), media_type=_LINES, headers=_HEADERS)
+
+    async def _agents(self, _request: Request) -> Response:
+        known = {vm.vm_key: vm for vm in await self._store.read(known_vms, limit=_MOST_AGENTS)}
+        seen = self._connections.all()
+        keys = [*known, *sorted(seen.keys() - known.keys())]
+        return json_answer(
+            {"agents": [{"vm_key": key, "record": known.get(key), "agent": seen.get(key)} for key in keys]}
+        )
 
     async def _audit(self, request: Request) -> Response:
         after = _whole(request, "after", 0, lowest=0, highest=_LARGEST)

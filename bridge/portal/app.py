@@ -126,7 +126,7 @@ class Application:
             clock=self._clock,
             body_seconds=self._body_seconds,
         )
-        api = Api(store=self._threads, callers=self._callers)
+        api = Api(store=self._threads, callers=self._callers, connections=self._connections)
         carrier = Carrier(
             store=self._threads,
             book=self.book,
@@ -141,6 +141,7 @@ class Application:
             Route(f"{_ROOT}/events", api.events, name="events"),
             Route(f"{_ROOT}/events/{{key}}", api.event, name="event"),
             Route(f"{_ROOT}/events/{{key}}/records", api.records, name="records_of_event"),
+            Route(f"{_ROOT}/agents", api.agents, name="agents"),
             Route(f"{_ROOT}/audit", api.audit, name="audit"),
             Route(f"{_ROOT}/export.jsonl", api.export, name="export"),
         ]

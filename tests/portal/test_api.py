@@ -18,7 +18,7 @@ from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import Store
 
 NASTY = "<script>alert(1)</script>\x07\u202e\r\nSet-Cookie: a=b"
-PATHS = ("/events", "/events/A", "/events/A/records", "/audit", "/export.jsonl")
+PATHS = ("/events", "/events/A", "/events/A/records", "/agents", "/audit", "/export.jsonl")
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,27 @@ def portal(tmp_path_factory):
             ),
         )
         yield running
+
+
+def test_what_each_agent_says_of_itself_is_told(portal):
+    stranger = "00000000-0000-4000-8000-00000000abcd"
+    said = {"version": "9.9", "kids": ["ops"], "required_approvals": 2, "dry_run": True, "disabled": False}
+    asked = requests.get(
+        f"{portal.url}/vms/{stranger}/decisions?index=0&wait=1",
+        headers={"Authorization": f"Bearer {AGENT_TOKEN}", "Scheduled-Events-Agent": json.dumps(said)},
+        timeout=20,
+    )
+    assert asked.status_code == 200
+    found = {each["vm_key"]: each for each in portal.get("/agents").json()["agents"]}
+    assert len(found) == 14
+    assert found[stranger] == {
+        "vm_key": stranger,
+        "record": None,
+        "agent": {**said, "is_connected": True, "received_index": 0},
+    }
+    ours = found[fleet_record(1).vm.vm_id.lower()]
+    assert (ours["agent"], ours["record"]["labels"]) == (None, {"team": "t1"})
+    assert ours["record"]["vm"]["name"] == fleet_record(1).vm.name
 
 
 def ids(answer):
