@@ -108,7 +108,7 @@ class Connections:
         return told
 
     def hear(self, elsewhere: Iterable[SharedAgent]) -> None:
-        """Take what all other processes know, in place of what they knew before."""
+        """Take what all other processes know, in place of what they knew before; any one thread may do so."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
         found: dict[str, _Seen] = {}
         for each in elsewhere:

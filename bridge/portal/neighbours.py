@@ -58,7 +58,7 @@ class Neighbours:
         if is_everything:
             await self._store.write(forget_agents, before=self._ago(2 * FORGOTTEN_SECONDS))
         elsewhere = await self._store.read(agents_elsewhere, process=self._process, since=self._ago(FORGOTTEN_SECONDS))
-        self._connections.hear(elsewhere)
+        await asyncio.to_thread(self._connections.hear, elsewhere)  # of thousands it takes a while
 
     def _ago(self, seconds: float) -> str:
         return format_time(self._clock.now() - timedelta(seconds=seconds))
