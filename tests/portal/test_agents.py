@@ -18,6 +18,7 @@ import pytest
 import requests
 from fleet_records import fleet_record
 from portal_kit import AGENT_TOKEN, BATCH, RunningPortal, batch
+from starlette.applications import Starlette
 from starlette.requests import Request
 
 from bridge.config.loader import read as read_agent
@@ -26,6 +27,7 @@ from bridge.imds.client import ImdsClient, attested_tokens
 from bridge.portal.agents import MAX_BODY_BYTES, AgentRoutes, secrets_of
 from bridge.portal.callers import CallerRefused, Callers
 from bridge.portal.metrics import PortalMetrics
+from bridge.portal.requests import BodyRoom
 from bridge.portal.settings import AttestedSettings
 from bridge.portal.tokens import AgentTokens
 from bridge.system.attestation import AttestedToken
@@ -329,7 +331,9 @@ def test_when_too_many_wait_the_next_is_told_to_come_again(table):
     async def receive():
         return {"type": "http.request", "body": b'{"document": "AAAA"}'}
 
-    scope = {"type": "http", "method": "POST", "path": "/agents/token", "headers": [], "query_string": b""}
+    app = Starlette()
+    app.state.bodies = BodyRoom()
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b"", "app": app}
     answer = asyncio.run(routes.token(Request(scope, receive)))
     routes.close()
     assert answer.status_code == 503

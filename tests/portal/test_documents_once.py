@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
-from contextlib import closing
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 
 import msgspec
 import pytest
+from sqlalchemy import select
+from starlette.applications import Starlette
 from starlette.requests import Request
 
 from bridge.clock import REAL_CLOCK, format_time
 from bridge.portal.agents import AgentRoutes
+from bridge.portal.requests import BodyRoom
+from bridge.portal.schema import properties
 from bridge.portal.settings import AttestedSettings
-from bridge.portal.store.database import Store
 from bridge.portal.store.documents import take_document
 from bridge.testing import Simulator
 
 VM = "7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90"
 NOW = datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
-
-
-@pytest.fixture
-def store(tmp_path):
-    made = Store.of_file(tmp_path / "portal.db")
-    made.migrate()
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -38,7 +33,7 @@ def azure():
 
 
 @pytest.fixture
-def processes(azure, store, tmp_path):
+def processes(azure, database, tmp_path):
     """Return what makes the routes of two processes of a portal."""
     made = []
     (tmp_path / "secret").write_text("one secret of forty characters, or so, or more\n")
@@ -53,7 +48,8 @@ def processes(azure, store, tmp_path):
 
     def two(**changes):
         settings = msgspec.convert({**table, **changes}, AttestedSettings)
-        made.extend(AgentRoutes(settings, count=[].append, clock=REAL_CLOCK, store=store) for _ in range(2))
+        stores = database.store(), database.store()
+        made.extend(AgentRoutes(settings, count=[].append, clock=REAL_CLOCK, store=each) for each in stores)
         return made[-2:]
 
     yield two
@@ -65,7 +61,9 @@ def answer(route, **value):
     async def receive():
         return {"type": "http.request", "body": json.dumps(value).encode()}
 
-    scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b""}
+    app = Starlette()
+    app.state.bodies = BodyRoom()
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b"", "app": app}
     found = asyncio.run(route(Request(scope, receive)))
     return found.status_code, json.loads(found.body)
 
@@ -86,11 +84,9 @@ def test_a_document_gets_a_token_of_one_process_alone(processes, azure):
     assert answer(others.token, document=document(azure, ours))[0] == 200
 
 
-def test_without_the_database_no_document_is_taken(processes, azure, tmp_path):
+def test_without_the_database_no_document_is_taken(processes, azure, database):
     ours, _ = processes()
-    with closing(sqlite3.connect(tmp_path / "portal.db")) as held:
-        held.execute("DROP TABLE properties")
-        held.commit()
+    database.store().write(properties.drop)
     assert answer(ours.token, document=document(azure, ours))[0] == 503
 
 
@@ -100,7 +96,21 @@ def test_a_portal_that_prefers_a_nonce_remembers_none(processes, azure):
     assert [answer(each.token, document=shown)[0] for each in (ours, others)] == [200, 200]
 
 
-def test_what_was_taken_is_forgotten_when_its_time_is_over(store):
+def test_of_many_who_show_a_document_at_once_one_is_told_that_it_counts(database):
+    stores = [database.store() for _ in range(4)]
+    begun = threading.Barrier(len(stores))
+
+    def take(store):
+        begun.wait(30)
+        return store.write(take_document, VM, "a", at=format_time(NOW), until=format_time(NOW + timedelta(minutes=7)))
+
+    with ThreadPoolExecutor(len(stores)) as pool:
+        assert sorted(pool.map(take, stores)) == [False, False, False, True]
+
+
+def test_what_was_taken_is_forgotten_when_its_time_is_over(database):
+    store = database.store()
+
     def take(nonce, *, after, vm_id=VM):
         at = NOW + timedelta(seconds=after)
         until = format_time(at + timedelta(seconds=420))
@@ -110,10 +120,8 @@ def test_what_was_taken_is_forgotten_when_its_time_is_over(store):
     assert not take("a", after=419)
     assert take("a", after=1, vm_id="another")
     assert take("b", after=420)
-    with store.engine.connect() as connection:
-        names = [
-            name for (name,) in connection.exec_driver_sql("SELECT name FROM properties WHERE name LIKE 'document:%'")
-        ]
+    found = select(properties.c.name).where(properties.c.name.startswith("document:"))
+    names = store.read(lambda connection: list(connection.execute(found).scalars()))
     assert len(names) == 2  # that of the other VM, and b
     assert all(len(name) == 32 for name in names)
     assert take("a", after=421)

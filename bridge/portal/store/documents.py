@@ -23,4 +23,5 @@ def take_document(connection: Connection, vm_id: str, nonce: str, *, at: str, un
     digest = hashlib.sha256(f"{vm_id} {nonce}".encode()).hexdigest()
     name = f"{_PREFIX}{digest}"[:_LONGEST_NAME]
     new = insert(connection, properties).values(name=name, value=until).on_conflict_do_nothing()
-    return bool(connection.execute(new).rowcount)
+    # Not by its rowcount, which PostgreSQL's driver leaves at -1.
+    return connection.execute(new.returning(properties.c.name)).first() is not None
