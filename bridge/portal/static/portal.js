@@ -119,6 +119,7 @@
     const fields = new URLSearchParams(new FormData(form));
     if (button.name) fields.append(button.name, button.value);
     button.disabled = true;
+    button.blur(); // what comes to its place may do something else at the next Enter
     const answer = await fetch(form.action, { method: "POST", body: fields, redirect: "manual" }).catch(() => null);
     button.disabled = false;
     if (!answer) say("it did not reach the portal: try again", "away");

@@ -156,6 +156,7 @@ def test_keyboard_alone_is_enough(office, window):
     assert ann.page.evaluate("document.activeElement.value") == "approve"
     ann.page.keyboard.press("Enter")
     _say(ann.row(A), "by keys")
+    assert ann.page.evaluate("document.activeElement.tagName") == "BODY"
 
 
 def test_what_azure_says_runs_nothing(office, window):
