@@ -12,13 +12,13 @@ from pathlib import Path
 import doc_pages
 import pytest
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 HERE = Path(__file__).parent
 PAGE = doc_pages.page("docs/operate/portal.md")
 NAME = "scheduled-events-portal"
 BLOCKS = [each.mark.partition(": ")[2] for each in doc_pages.blocks(PAGE) if each.mark.startswith("portal service: ")]
-BOOT_SECONDS = 400
+BOOT_SECONDS = 1300  # beside busy neighbours; alone a tenth of it
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def wheels(deploy, package_source, clean_environment, service_python, tmp_path_f
 @pytest.fixture(scope="module")
 def goods(deploy, wheels, service_python, tool, tmp_path_factory):
     """Return a directory with all that the machine is to have: a checkout with its wheel, libraries, and the blocks."""
-    for name in ("unshare", "ip", "runuser", "curl"):
+    for name in ("unshare", "ip", "runuser", "curl", "openssl"):
         tool(name)
     goods = tmp_path_factory.mktemp("boot") / "goods"
     (goods / "blocks").mkdir(parents=True)
@@ -75,6 +75,7 @@ def facts(goods, unable):
 def test_every_block_of_the_page_works_as_it_stands(facts):
     assert {name: facts.get(name.replace(" ", "_")) for name in BLOCKS} == dict.fromkeys(BLOCKS, "0")
     assert facts["ready_again"] == "yes"
+    assert facts["door"] == "200"
 
 
 def test_portal_is_confined_and_works(facts):

@@ -16,6 +16,7 @@ import doc_pages
 import pytest
 from desk import Desk
 from held_port import held_port
+from private_ca import PrivateCa
 
 pytest.importorskip("sqlalchemy", reason="the extra [portal] is not installed")
 
@@ -45,7 +46,7 @@ SYSTEMCTL = """#!/bin/bash
 set -eu
 start() {{
   install -d -m 0755 {credentials}
-  for each in $(sed -n 's/^LoadCredential=//p' {unit}); do
+  for each in $(cat {unit} {unit}.d/*.conf 2>/dev/null | sed -n 's/^LoadCredential=//p'); do
     install -m {mode} "${{each#*:}}" {credentials}/"${{each%%:*}}"
   done
   {as_user} $(sed -n 's/^ExecStart=//p' {unit}) </dev/null >>{home}/journal 2>&1 &
@@ -80,10 +81,12 @@ def desk(tool, deploy, tmp_path_factory, clean_environment):
             f"/var/lib/{NAME}": f"{home}/state",
             f"/run/credentials/{NAME}.service": f"{home}/credentials",
             "127.0.0.1:8443": portal,
+            "0.0.0.0:8443": portal,
             "127.0.0.1:9465": operator,
             "$(date +%F)": "2026-11-20",
         }
         desk = Desk(PAGE, home, clean_environment, elsewhere)
+        desk.port = portal.rpartition(":")[2]
         as_user = AS_NOBODY if os.geteuid() == 0 else ""
         if as_user:
             tool("setpriv")
@@ -157,7 +160,13 @@ def test_whoever_follows_the_page_runs_backs_up_restores_upgrades_and_goes_back(
     do("back")
     assert os.readlink(home / "opt/venv") == "venvs/0.1.0"  # noqa: PTH115
     assert '"ready"' in desk.do("curl -fsS " + desk.text("portal service: start").partition("curl -fsS ")[2])
-    assert (home / "journal").read_text().count('"The portal is up."') == 5
+    files = PrivateCa(home / "ca").issue("localhost")
+    for name, path in {"tls.crt": files.cert_file, "tls.key": files.key_file}.items():
+        (home / name).write_bytes(path.read_bytes())
+    do("TLS")
+    door = f"https://localhost:{desk.port}/login"
+    assert "<form" in desk.do(f"curl -fsS --cacert {home}/ca/ca.pem {door}")
+    assert (home / "journal").read_text().count('"The portal is up."') == 6
     assert "WARNING" not in (home / "journal").read_text()
 
 

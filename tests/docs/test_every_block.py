@@ -82,6 +82,7 @@ RUN = {
     "portal service: upgrade": _PORTAL_PAGE,
     "portal service: back": _PORTAL_PAGE,
     "portal service: rotate": _PORTAL_PAGE,
+    "portal service: TLS": _PORTAL_PAGE,
     "portal service: audit": _PORTAL_PAGE,
     "keys: make and use": "tests/docs/test_shown_commands.py::test_a_decision_is_signed_as_the_page_shows",
     "example: check": "tests/docs/test_protocol.py::test_the_commands_of_the_page_check_the_example",

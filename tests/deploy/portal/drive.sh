@@ -43,6 +43,13 @@ fact restore "$(run restore)"
 cp -a "/opt/$name/venvs/0.1.0" "/opt/$name/venvs/0.2.0"
 fact upgrade "$(run upgrade)"
 fact back "$(run back)"
+(
+  cd /run/goods/checkout || exit
+  openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -addext subjectAltName=DNS:localhost \
+    -keyout tls.key -out tls.crt
+)
+fact TLS "$(run TLS)"
+fact door "$(curl -sS -o /dev/null -w '%{http_code}' --cacert /run/goods/checkout/tls.crt https://localhost:8443/login)"
 fact ready_again "$(within 20 is_ready)"
 
 sed -i 's/^\[people\]/[peple]/' "/etc/$name/portal.toml"
