@@ -10,6 +10,7 @@ No label carries an event id: their number has no bound, and they belong into re
 
 from __future__ import annotations
 
+import functools
 import platform
 import threading
 from collections.abc import Callable
@@ -304,6 +305,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+@functools.cache
 def own_version() -> str:
     """Return which version of the agent this is."""
     try:

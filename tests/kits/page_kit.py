@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import requests
+from argon2 import PasswordHasher
 from fleet_records import NOW, vm_id_of
 from msgspec.structs import replace
 from portal_kit import AGENT_TOKEN, RunningPortal, portal_table
@@ -17,15 +18,15 @@ from portal_kit import AGENT_TOKEN, RunningPortal, portal_table
 from bridge.approval.signing import generate_key
 from bridge.clock import Clock
 from bridge.portal.audit import NewEntry
-from bridge.portal.people import COOKIE, hashed
+from bridge.portal.people import COOKIE
 from bridge.portal.settings import database_file, read
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import Store
 from bridge.portal.store.people import User, add_user
 
 PASSWORD = "correct horse battery staple"  # of a test
-#: Once: argon2 takes its time.
-_HASH = hashed(PASSWORD)
+#: argon2 takes its time, which is not what these tests are about: test_people.py is.
+QUICK_HASH = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(PASSWORD)
 #: A minute after the events of `fleet_records` were told of; it stands still, so an agent that asked stays connected.
 AT_11_01 = Clock(now=lambda: NOW + timedelta(minutes=1), monotonic=lambda: 1_000.0)
 PEOPLE = (("ann", "approver", ""), ("bob", "approver", ""), ("vic", "viewer", ""))
@@ -53,7 +54,7 @@ class Office:
         self._store = Store.of_file(database_file(read(portal_table(directory / "state"))))
         self._store.migrate()
         self._users = {
-            name: User(user_name=name, password_hash=_HASH, role=role, scope=scope, made_at="2026")
+            name: User(user_name=name, password_hash=QUICK_HASH, role=role, scope=scope, made_at="2026")
             for name, role, scope in users
         }
         for user in self._users.values():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import tempfile
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +18,7 @@ from bridge.events.record import TransitionRecord
 from bridge.portal.bounded_http import HttpBounds
 from bridge.portal.serve import Portal
 from bridge.portal.settings import read
+from bridge.portal.store.database import Store
 from sinks.cloudevent import cloud_event_bytes
 
 AGENT_TOKEN = "agents-token-1"  # of a test
@@ -45,6 +48,17 @@ def portal_table(directory: Path, **tables: Any) -> dict[str, Any]:
     return whole
 
 
+@functools.cache
+def _empty_database() -> bytes:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "portal.db"
+        store = Store.of_file(path)
+        store.migrate()
+        store.write(lambda connection: connection.exec_driver_sql("DELETE FROM properties"))  # each gets its own epoch
+        store.close()
+        return path.read_bytes()
+
+
 class RunningPortal:
     """A portal from `start` to `stop`; a context manager does both."""
 
@@ -65,12 +79,21 @@ class RunningPortal:
 
     def start(self) -> RunningPortal:
         """Have it listen."""
+        self._make_database()
         self.portal = Portal(self._settings, **self._more)
         self._thread = threading.Thread(target=self._run, args=(self.portal,), name="portal", daemon=True)
         self._thread.start()
         if not self.portal.is_up.wait(_UP_SECONDS):
             raise AssertionError(f"the portal did not come up: {self._failed!r}")
         return self
+
+    def _make_database(self) -> None:
+        """Do what a first start does, in a tenth of the time: put an empty SQLite database of this version there."""
+        if self._settings.database.file is not None and not Path(self._settings.database.file).exists():
+            path = Path(self._settings.database.file)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            path.write_bytes(_empty_database())
 
     def stop(self) -> None:
         """Stop it as a signal would."""

@@ -6,16 +6,18 @@ import asyncio
 from datetime import timedelta
 
 import pytest
+from argon2 import extract_parameters
 from fleet_records import fleet_record
 
 from bridge.portal.fleet import Fleet, key_of_event_id
-from bridge.portal.people import COOKIE, People, Person, PersonRefused, Role, hashed
+from bridge.portal.people import COOKIE, NOBODYS_HASH, People, Person, PersonRefused, Role, hashed
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import Store, StoreThreads
 from bridge.portal.store.people import User, add_user, change_user
 from bridge.testing import ManualClock
 
 PASSWORD = "correct horse battery staple"  # of a test
+HASH = hashed(PASSWORD)
 AT = "2026-11-20T11:00:00.000Z"
 HOST = {"host": "portal.example.net", "origin": "https://portal.example.net"}
 
@@ -31,7 +33,7 @@ class Door:
             ("Vic", "viewer", ""),
             ("Pam", "approver", "labels.team:payments"),
         ):
-            user = User(user_name=name, password_hash=hashed(PASSWORD), role=role, scope=scope, made_at=AT)
+            user = User(user_name=name, password_hash=HASH, role=role, scope=scope, made_at=AT)
             self.store.write(add_user, user)
         self.clock = ManualClock()
         self._settings = {
@@ -260,3 +262,7 @@ def test_origin_that_is_no_address_is_another_site(door, origin):
         assert refused.value.status == 403
 
     door.run(work)
+
+
+def test_unknown_name_takes_as_long_to_refuse_as_a_wrong_password():
+    assert extract_parameters(NOBODYS_HASH) == extract_parameters(hashed("x"))

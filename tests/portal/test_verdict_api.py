@@ -10,6 +10,7 @@ from contextlib import closing
 import pytest
 import requests
 from fleet_records import fleet_record, vm_id_of
+from page_kit import QUICK_HASH
 from portal_kit import AGENT_TOKEN, RunningPortal, portal_table
 
 from bridge.approval.signing import generate_key
@@ -18,12 +19,11 @@ from bridge.clock import utc_now
 from bridge.config.trusted_keys import TrustedKey
 from bridge.events.record import Transition
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.people import COOKIE, hashed
+from bridge.portal.people import COOKIE
 from bridge.portal.settings import database_file, read
 from bridge.portal.store.database import Store
 from bridge.portal.store.people import User, add_user
 
-PASSWORD = "correct horse battery staple"  # of a test
 KEY = key_of_event_id("A")
 NOT_BEFORE = "Fri, 20 Nov 2026 11:15:00 GMT"
 
@@ -38,7 +38,7 @@ class Office:
         store = Store.of_file(database_file(read(portal_table(directory / "state"))))
         store.migrate()
         for name, role in (("ann", "approver"), ("bob", "approver"), ("vic", "viewer")):
-            user = User(user_name=name, password_hash=hashed(PASSWORD), role=role, scope="", made_at="2026")
+            user = User(user_name=name, password_hash=QUICK_HASH, role=role, scope="", made_at="2026")
             store.write(add_user, user)
             sha256, token = self.session(name)
             store.write(_add_session, name, sha256, token)
