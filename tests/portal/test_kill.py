@@ -81,7 +81,8 @@ def _work(portal, signer, stop, kept):
     with contextlib.suppress(requests.RequestException):
         while not stop.is_set():
             number += 1
-            records = [fleet_record(vm, event_id=f"E-{number}", sequence=number) for vm in range(5)]
+            about = {"event_id": f"E-{number}", "sequence": number, "seconds": number}  # the newest come first
+            records = [fleet_record(vm, **about) for vm in range(5)]
             headers = {**AS_AGENT, "Content-Type": BATCH}
             answer = requests.post(f"{portal.url}/records", data=batch(records), headers=headers, timeout=20)
             if answer.status_code == 204:
