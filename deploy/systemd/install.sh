@@ -26,7 +26,8 @@
 #   /opt/scheduled-events-bridge/venv            a link to the one that counts, changed at once and last
 #   /usr/local/bin/scheduled-events-bridge       a link to the command; its manual and completions in /usr/local/share
 #   /etc/scheduled-events-bridge/config.toml     only if there is none, or with --config
-#   /etc/sysusers.d, /etc/systemd/system         the user and the unit; drop-ins are left alone
+#   /etc/sysusers.d, /etc/systemd/system         the user and the unit, from systemd 254 on with a drop-in,
+#                                                10-restart-steps.conf; other drop-ins are left alone
 #   /var/lib/scheduled-events-bridge             the state, made by the service
 #
 # Back to the version before, later:
@@ -93,6 +94,7 @@ opt=/opt/$name
 etc=$root/etc/$name
 config=$etc/config.toml
 unit=$root/etc/systemd/system/$name.service
+steps=$unit.d/10-restart-steps.conf
 sysusers=$root/etc/sysusers.d/$name.conf
 command=$root/usr/local/bin/$name
 state=$root/var/lib/$name
@@ -120,7 +122,8 @@ uninstall() {
   fi
   remove_shared
   is_mask "$unit" || rm -f "$unit"
-  rm -rf "$root$opt" "$sysusers" "$root/etc/systemd/system/multi-user.target.wants/$name.service"
+  rm -rf "$root$opt" "$sysusers" "$steps" "$root/etc/systemd/system/multi-user.target.wants/$name.service"
+  rmdir "$unit.d" 2>/dev/null || true
   rmdir "${sysusers%/*}" 2>/dev/null || true # not every system has it
   if [ "$purge" = yes ]; then
     rm -rf "$etc" "$unit" "$unit.d" "$root/run/$name"
@@ -211,7 +214,7 @@ mkdir -p "$root$opt/venvs"
 old=$(readlink "$root$opt/venv" || true)
 
 put_back() { # what was there before: version, configuration, unit
-  for file in "$config" "$unit" "$sysusers"; do
+  for file in "$config" "$unit" "$steps" "$sysusers"; do
     if is_mask "$file"; then
       continue
     elif [ -e "$before/${file##*/}" ]; then
@@ -220,6 +223,7 @@ put_back() { # what was there before: version, configuration, unit
       rm -f "$file"
     fi
   done
+  rmdir "$unit.d" 2>/dev/null || true
   if [ -n "$old" ]; then
     ln -sfn "$old" "$root$opt/venv.new"
     mv -fT "$root$opt/venv.new" "$root$opt/venv"
@@ -343,11 +347,22 @@ elif has_systemd && [ -n "$old" ] && [ -e "$unit" ] && ! systemctl --quiet is-en
 fi
 
 mkdir -p "$before"
-for file in "$config" "$unit" "$sysusers"; do keep "$file"; done
+for file in "$config" "$unit" "$steps" "$sysusers"; do keep "$file"; done
 in_place=yes
 [ "$wanted" = "$config" ] || cmp -s "$wanted" "$config" || install -m 0644 "$wanted" "$config"
 install -m 0644 "$here/$name.sysusers.conf" "$sysusers"
 is_mask "$unit" || install -m 0644 "$here/$name.service" "$unit"
+systemd=$(systemctl --version 2>/dev/null | sed -n '1s/^systemd \([0-9]*\).*/\1/p')
+if [ "${systemd:-0}" -ge 254 ]; then # an older one complains at each reload that it does not know these keys
+  mkdir -p "$unit.d"
+  cat >"$steps" <<X
+# install.sh writes this anew; a drop-in whose name comes later counts more. An agent that ends again and again, as with a
+# wrong configuration, is started after 5 s, then later and later, up to 15 s: an eviction is announced 30 s before.
+[Service]
+RestartSteps=5
+RestartMaxDelaySec=15
+X
+fi
 ln -sfn "venvs/${new##*/}" "$root$opt/venv.new"
 mv -fT "$root$opt/venv.new" "$root$opt/venv"
 [ -n "$package" ] || ln -sfn "$opt/venv/bin/$name" "$command"

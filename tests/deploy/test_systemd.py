@@ -22,6 +22,10 @@ DROP_INS = {"none": [], "credentials": ["credentials.conf"], "command-sink": ["c
 MOST_EXPOSURE = 2.0
 #: How far the clock of a frozen VM may jump when it goes on.
 FREEZE_SECONDS = 60
+#: Azure's notice of a Preempt.
+EVICTION_NOTICE_SECONDS = 30
+#: The first systemd with RestartSteps=.
+STEPS_SINCE = 254
 
 
 def settings_of(unit):
@@ -47,13 +51,13 @@ class Tree:
         self._python = python
         self._installer = installer
         self._source = source
-        self._environment = environment
+        self.environment = environment
 
     def install(self, *more):
         """Run the installer and return how it ended."""
         return subprocess.run(
             [self._installer, "--root", self.root, "--python", self._python, *more, self._source],
-            env=self._environment,
+            env=self.environment,
             capture_output=True,
             text=True,
             timeout=300,
@@ -79,7 +83,7 @@ class Tree:
     def run_python(self, *arguments):
         """Run the tree's Python."""
         command = [self.link / "bin/python", "-I", *arguments]
-        return subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +162,30 @@ def test_it_may_stop_as_slowly_as_the_agent_promises(unit):
 
 def test_a_frozen_vm_does_not_trip_the_watchdog(unit):
     assert float(unit["WatchdogSec"][0]) >= 2 * FREEZE_SECONDS
+
+
+def systemd_version(tool):
+    said = subprocess.run([tool("systemctl"), "--version"], capture_output=True, text=True, timeout=60, check=True)
+    return int(said.stdout.split()[1])
+
+
+def test_installer_lets_the_pauses_grow_where_systemd_knows_that(tree, tool, tmp_path, monkeypatch):
+    steps = tree.root / f"etc/systemd/system/{UNIT}.d/10-restart-steps.conf"
+    assert steps.is_file() is (systemd_version(tool) >= STEPS_SINCE)
+    newer = tmp_path / "systemctl"
+    say_version = f'[ "$1" != --version ] || {{ echo "systemd {STEPS_SINCE}.5"; exit; }}'
+    newer.write_text(f'#!/bin/sh\n{say_version}\nexec {tool("systemctl")} "$@"\n')
+    newer.chmod(0o755)
+    monkeypatch.setitem(tree.environment, "PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert tree.install().returncode == 0
+    assert float(settings_of(steps)["RestartMaxDelaySec"][0]) <= EVICTION_NOTICE_SECONDS / 2
+
+    (tmp_path / "steps.service").write_text("[Service]\nExecStart=/bin/true\nRestart=always\nRestartSec=5\n")
+    shutil.copytree(steps.parent, tmp_path / "steps.service.d")
+    analyze = [tool("systemd-analyze"), "verify", "--man=no", tmp_path / "steps.service"]
+    said = subprocess.run(analyze, capture_output=True, text=True, timeout=60, check=False).stderr
+    unknown = ["RestartSteps", "RestartMaxDelaySec"] if systemd_version(tool) < STEPS_SINCE else []
+    assert re.findall(r"Unknown key '(\w+)'", said) == unknown, said
 
 
 def test_it_is_never_given_up(unit):
@@ -294,8 +322,9 @@ def test_uninstall_keeps_configuration_and_state_and_purge_takes_them(deploy, tm
         [root / f"etc/{NAME}/config.toml", root / f"var/lib/{NAME}/x"],
     )
     drop_in = root / f"etc/systemd/system/{UNIT}.d/mine.conf"
+    steps = drop_in.with_name("10-restart-steps.conf")
     unit = root / f"etc/systemd/system/{UNIT}"
-    for path in (program, unit, drop_in, root / f"usr/local/bin/{NAME}", *kept):
+    for path in (program, unit, drop_in, steps, root / f"usr/local/bin/{NAME}", *kept):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     uninstall = [deploy / "systemd/install.sh", "--uninstall", "--root", root]
@@ -352,7 +381,7 @@ def on_this_machine(tool, unable, tmp_path):
         'PATH=/usr/local/bin:$PATH && shift 2 && exec "$@"'
     )
     systemctl, notes, scratch = tmp_path / "systemctl", tmp_path / "notes", tmp_path / "scratch"
-    systemctl.write_text(f'#!/bin/sh\nprintf "%s\\n" "$*" >>{notes}\n')
+    systemctl.write_text(f'#!/bin/sh\n[ "$1" = --version ] || printf "%s\\n" "$*" >>{notes}\n')
     systemctl.chmod(0o755)
     scratch.mkdir()
     within = [tool("unshare"), "--mount", "sh", "-c", inside, systemctl, "-", scratch]

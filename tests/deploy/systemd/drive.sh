@@ -59,7 +59,7 @@ fact wrong_file_is_named "$(within 5 said 'pol_interval is no known key')"
 fact active_after_a_wrong_file "$(systemctl is-active "$name")"
 
 mkdir -p "$drop_ins"
-printf '[Service]\nRestartSec=100ms\nWatchdogSec=3\n' >"$drop_ins/quick.conf"
+printf '[Service]\nRestartSec=100ms\nRestartSteps=0\nWatchdogSec=3\n' >"$drop_ins/quick.conf"
 systemctl daemon-reload
 systemctl restart "$name"
 fact tries_again_with_a_wrong_file "$(within 20 counts 2)"
