@@ -5,7 +5,6 @@ What a rollout and a bad day do stands in artifact/drive.sh; here is what must c
 
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
@@ -122,16 +121,6 @@ def test_files_of_the_archive_belong_to_root_and_say_nothing_of_who_built_it(art
     for member in members(archive(artifacts, arch)).values():
         assert (member.uid, member.gid, member.uname, member.gname) == (0, 0, "root", "root")
         assert member.mode == (0o755 if member.isdir() or member.name.endswith(".sh") else 0o644)
-
-
-def test_same_inputs_give_the_same_bytes(artifacts, deploy, package_source, tmp_path):
-    if package_source.suffix != ".whl":
-        absent("WHEEL is not set")
-    arch = next(arch for arch, machine in ARCHES.items() if machine == platform.machine())
-    build = [sys.executable, deploy / "artifact/build.py", "--wheel", package_source, "--out", tmp_path, "--arch", arch]
-    subprocess.run(build, capture_output=True, timeout=600, check=True)
-    for kind in (NAME, f"{NAME}-extras"):
-        assert archive(tmp_path, arch, kind).read_bytes() == archive(artifacts, arch, kind).read_bytes()
 
 
 # ---- the archive for Windows ----------------------------------------------------------------------------------------

@@ -179,7 +179,7 @@ def test_manual_is_readable_and_tells_of_every_command(artifacts, tool, tmp_path
     assert "\x08" not in text  # click's mark for what is not filled
 
 
-def test_same_inputs_give_the_same_packages(artifacts, deploy, package_source, tool, tmp_path):
+def test_same_inputs_give_the_same_archives_and_packages(artifacts, deploy, package_source, tool, tmp_path):
     if package_source.suffix != ".whl":
         pytest.skip("WHEEL is not set")
     for name in ("dpkg-deb", "rpmbuild"):
@@ -190,6 +190,9 @@ def test_same_inputs_give_the_same_packages(artifacts, deploy, package_source, t
     for kind in ("deb", "rpm"):
         new, old = (package(where, kind, platform.machine()) for where in (tmp_path, artifacts))
         assert new.read_bytes() == old.read_bytes(), kind
+    for new in tmp_path.glob("*.tar.gz"):
+        assert new.read_bytes() == (artifacts / new.name).read_bytes(), new.name
+    assert len(list(tmp_path.glob("*.tar.gz"))) == 2  # and the extras
 
 
 # ---- a bare Debian --------------------------------------------------------------------------------------------------
