@@ -43,11 +43,15 @@ class BridgeError(Exception):
 
 
 class ConfigurationError(BridgeError):
-    """The configuration is wrong; *mistakes* holds one sentence each, all of them at once, *file* where they are."""
+    """The configuration is wrong; *mistakes* holds one sentence each, all of them at once, *file* where they are.
 
-    def __init__(self, *mistakes: str, file: Path | None = None) -> None:
+    *remarks* are said behind them: what is no mistake, but worth knowing beside them.
+    """
+
+    def __init__(self, *mistakes: str, file: Path | None = None, remarks: tuple[str, ...] = ()) -> None:
         self.mistakes = mistakes
         self.file = file
+        self.remarks = remarks
         super().__init__("\n".join(mistakes))
 
 

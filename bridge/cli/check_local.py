@@ -12,8 +12,9 @@ import os
 import shlex
 import ssl
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -42,7 +43,7 @@ if sys.platform != "win32":
 _LOCAL_SECONDS = 30.0
 _AUTHORITIES, _CERTIFICATE, _KEY = "ca_file", "client_cert_file", "client_key_file"
 #: Files that are no secrets: only their first line counts for `Secret`, but they must be there and hold something.
-_PEM = frozenset({_AUTHORITIES, _CERTIFICATE, _KEY})
+PEM_KEYS = frozenset({_AUTHORITIES, _CERTIFICATE, _KEY})
 _APPROVALS = frozenset({Transition.APPROVED.value, Transition.APPROVAL_REFUSED.value, Transition.APPROVAL_FAILED.value})
 _HEARTBEAT, _TEST = Transition.HEARTBEAT.value, Transition.TEST.value
 #: They sound like a secret and are none.
@@ -108,11 +109,16 @@ def _state(directory: Path) -> Iterator[str]:
 def _sink(sink: SinkSettings) -> Iterator[str]:
     config = sink.config
     values = {name: getattr(config, name) for name in config.__struct_fields__}
-    named = {name: value for name, value in values.items() if isinstance(value, str)}
-    yield from _secrets({name: value for name, value in named.items() if name not in _PEM})
-    yield from _certificates(named)
+    yield from unusable_files(values)
     if sink.sink_class.send_test_by_name_only:  # it runs a program, so its own check looks at this machine alone
         yield from _own_check(sink)
+
+
+def unusable_files(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why a secret or a certificate that *values*, those of one table by their keys, name cannot be had."""
+    named = {name: value for name, value in values.items() if isinstance(value, str)}
+    yield from _secrets({name: value for name, value in named.items() if name not in PEM_KEYS})
+    yield from _certificates(named)
 
 
 def _secrets(named: dict[str, str]) -> Iterator[str]:
@@ -200,7 +206,7 @@ def _portal(remote: RemoteSettings) -> Iterator[str]:
     except CredentialFailed as error:
         yield f"{error}{'' if remote.token_env is None else _OTHER_ENVIRONMENT}"
     yield from _program(remote.command)
-    named = {name: getattr(remote, name) for name in sorted(_PEM) if getattr(remote, name) is not None}
+    named = {name: getattr(remote, name) for name in sorted(PEM_KEYS) if getattr(remote, name) is not None}
     yield from _certificates(named)
 
 
@@ -277,14 +283,19 @@ def _about_sink(sink: SinkSettings, settings: Settings) -> Iterator[str]:
     yield from odd_texts(config)
     if config.transitions is not None:
         yield from _about_transitions(set(config.transitions), sink, settings)
-    headers = getattr(config, "headers", None)
+    values = {name: getattr(config, name) for name in config.__struct_fields__}
+    yield from open_secrets(values)
+    for name, value in values.items():
+        if name.endswith("_file") and isinstance(value, str) and not Path(value).is_absolute():
+            yield f"{name} is {value!r}, which depends on where the agent is started. Write the whole path."
+
+
+def open_secrets(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each secret that seems to stand in the file itself, among the *values* of one table."""
+    headers = values.get("headers")
     for name in headers if isinstance(headers, dict) else ():
         if isinstance(name, str) and name.lower() not in _HARMLESS_HEADERS and is_secret_name(name):
             yield f"headers has {name}, whose value sounds like a secret: it belongs into headers_file, not into here."
-    for name in config.__struct_fields__:
-        value = getattr(config, name)
-        if name.endswith("_file") and isinstance(value, str) and not Path(value).is_absolute():
-            yield f"{name} is {value!r}, which depends on where the agent is started. Write the whole path."
 
 
 def _about_transitions(chosen: set[str], sink: SinkSettings, settings: Settings) -> Iterator[str]:

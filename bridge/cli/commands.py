@@ -23,7 +23,7 @@ from bridge import logs
 from bridge.cli.help import GroupedCommands, LaterCommands, WithExamples
 from bridge.cli.options import DIRECTORY, FILE, config, option, state_directory, with_config, with_state
 from bridge.cli.stderr import complain, complain_of_mistakes, complain_of_usage
-from bridge.config.loader import Settings, find_config
+from bridge.config.loader import Settings, find_config, load
 from bridge.config.loader import state_directory as directory_of
 from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
 from bridge.events.event import check_event_type
@@ -128,9 +128,9 @@ def demo(*, with_portal: bool) -> None:
 
 
 @commands.command("check-config", short_help="Say whether the configuration is right.")
-@with_config
+@config
 @option("--connect", is_flag=True, help="Also try IMDS, the portal and every destination, without writing to it.")
-def check_config(settings: Settings, *, connect: bool) -> int:
+def check_config(path: Path | None, *, connect: bool) -> int:
     """Say whether the configuration is right, with every mistake at once.
 
     Exit 78 for what `run` refuses too, such as a certificate that is not there; 1 when a public key, a secret, a
@@ -139,7 +139,13 @@ def check_config(settings: Settings, *, connect: bool) -> int:
     agent: a first request turns them on.
     """
     from bridge.cli.check import check_settings  # noqa: PLC0415
+    from bridge.cli.check_refused import whole_error  # noqa: PLC0415
 
+    file = find_config(path, os.environ)
+    try:
+        settings = load(file, os.environ)
+    except ConfigurationError as error:
+        raise whole_error(error, file, connect=connect) from error
     is_right = check_settings(settings, directory_of(settings, os.environ), connect=connect)
     return 0 if is_right else ExitCode.FAILED
 

@@ -53,6 +53,7 @@ __all__ = [
     "documented",
     "find_config",
     "load",
+    "parsed",
     "read",
     "service_directory",
     "state_directory",
@@ -71,7 +72,7 @@ def load(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> Set
     None stands for the defaults, with one stdout sink. Raises ConfigurationError with every mistake of both.
     """
     try:
-        settings = read({} if path is None else _parsed(path))
+        settings = read({} if path is None else parsed(path))
     except ConfigurationError as error:
         raise ConfigurationError(*error.mistakes, *mistakes_in(environ), file=path) from error
     return overridden(msgspec.structs.replace(settings, file=path), environ)
@@ -119,7 +120,8 @@ def _where_keys_belong() -> dict[str, str]:
     return hints
 
 
-def _parsed(path: Path) -> dict[str, Any]:
+def parsed(path: Path) -> dict[str, Any]:
+    """Return the file at *path* as TOML has it; raise ConfigurationError when it cannot be read or is none."""
     try:
         # A byte order mark is what Windows editors put there; TOML is UTF-8.
         text = path.read_bytes().decode("utf-8-sig")
@@ -134,13 +136,13 @@ def _parsed(path: Path) -> dict[str, Any]:
             "Save it as UTF-8."
         ) from exc
     try:
-        parsed: dict[str, Any] = tomllib.loads(text)
+        table: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exc:
         raise ConfigurationError(_syntax(path, text, str(exc))) from exc
     except (ValueError, RecursionError) as exc:
         # a whole number of thousands of digits, or brackets nested thousands deep
         raise ConfigurationError(f"The configuration {path} cannot be understood: {exc}.") from exc
-    return parsed
+    return table
 
 
 def _syntax(path: Path, text: str, message: str) -> str:

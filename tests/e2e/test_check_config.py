@@ -244,6 +244,38 @@ def test_what_run_refuses_is_exit_78_for_both(agent, check):
     assert agent.call("run", "-c", agent.config)[0] == 78
 
 
+def test_a_file_that_is_refused_is_looked_at_for_missing_files_and_open_secrets_at_once(agent):
+    folder = agent.directory
+    (folder / "open").write_text("token")
+    (folder / "open").chmod(0o644)
+    agent.config.write_text(
+        "polling = 1\n"
+        '[[sinks]]\ntype = "webhook"\nname = "pager"\nformat = "pagerduty"\n'
+        f'routing_key_file = "{folder / "nowhere"}"\ntimeout_seconds = -1\nunknown_file = "/of/nobody"\n'
+        + webhook("sound", 'headers = {Authorization = "Basic c2VjcmV0"}', f'bearer_token_file = "{folder / "open"}"')
+        + webhook("tls", f'ca_file = "{folder / "no-ca"}"')
+        + '[approval.remote]\nurl = "https://portal.example.net/api/v1"\ntoken_env = "NO_SUCH_VARIABLE"\nwait = 1\n'
+        + f'[[approval.remote.keys]]\nkid = "k"\napprover = "a"\npublic_key_file = "{folder / "no-key"}"\n'
+    )
+    code, out, err = agent.call("check-config", "--config", agent.config, "--connect")
+    lines = err.splitlines()
+    assert (code, out) == (78, "")
+    assert [line for line in lines if line.startswith("polling is no known key")]
+    assert [line for line in lines if line.startswith("approval.remote.wait is no known key")]
+    for said in (
+        f"sinks[0] (sink 'pager'): The file {folder / 'nowhere'} of routing_key_file cannot be read",
+        "approval.remote: The environment variable NO_SUCH_VARIABLE of token_env is empty",
+        f"approval.remote.keys[0]: The file {folder / 'no-key'} of public_key_file cannot be read",
+        "Warning: sinks[1] (sink 'sound'): headers has Authorization",
+        f"Warning: sinks[1] (sink 'sound'): bearer_token_file: {folder / 'open'} holds a secret",
+        "No destination was tried",
+    ):
+        assert [line for line in lines if line.startswith(said)], (said, err)
+    assert err.count(str(folder / "no-ca")) == 1, "said twice, as a mistake and as a file"
+    assert "c2VjcmV0" not in err
+    assert "/of/nobody" not in err
+
+
 def test_what_is_only_wrong_on_this_machine_does_not_keep_run_from_starting(agent, check, azure):
     text = f'[imds]\nendpoint = "{azure.endpoint}"\n[status]\nlisten = ""\n' + state(agent)
     text += webhook("a", 'bearer_token_file = "/nowhere/token"')
