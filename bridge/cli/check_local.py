@@ -24,6 +24,7 @@ from bridge.cli.terminal import this_command
 from bridge.config.approval import RemoteSettings
 from bridge.config.loader import Settings, SinkSettings
 from bridge.config.odd_values import odd_texts, unknown_events
+from bridge.config.open_urls import looks_secret
 from bridge.config.quoting import is_secret_name
 from bridge.config.secret_keys import readable_secrets
 from bridge.config.settings import TopSettings
@@ -296,6 +297,12 @@ def open_secrets(values: Mapping[str, Any]) -> Iterator[str]:
     for name in headers if isinstance(headers, dict) else ():
         if isinstance(name, str) and name.lower() not in _HARMLESS_HEADERS and is_secret_name(name):
             yield f"headers has {name}, whose value sounds like a secret: it belongs into headers_file, not into here."
+    url = values.get("url")
+    if "url_file" in values and isinstance(url, str) and looks_secret(url):
+        yield (
+            "url looks as if it carried a secret: whoever reads this file could send there. Put the whole URL into a "
+            "file of its own, and name that with url_file in place of url."
+        )
 
 
 def _about_transitions(chosen: set[str], sink: SinkSettings, settings: Settings) -> Iterator[str]:

@@ -34,7 +34,8 @@ def _beside(error: ConfigurationError, file: Path | None) -> tuple[list[str], li
     warnings: list[str] = []
     for where, values in known_tables(table):
         wrong += [f"{where}: {why}" for why in unusable_files(_unsaid(values, error))]
-        warnings += [f"{where}: {why}" for why in (*open_secrets(values), *readable_secrets(secret_files(values)))]
+        given = {name: value for name, value in values.items() if value is not None}
+        warnings += [f"{where}: {why}" for why in (*open_secrets(values), *readable_secrets(secret_files(given)))]
     return wrong, warnings
 
 

@@ -17,7 +17,7 @@ from bridge.errors import ConfigurationError
 
 
 def known_tables(table: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each table of *table* that may name files and secrets: where it stands, and what its known keys hold."""
+    """Yield each table of *table* that may name files and secrets: where it stands, and its known keys, None if absent."""
     for number, sink in enumerate(_list(table.get("sinks"))):
         try:
             config = sink_class(sink["type"]).Config
@@ -40,5 +40,4 @@ def _list(tables: object) -> list[Mapping[str, Any]]:
 
 
 def _known(table: Mapping[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
-    names = struct.__struct_fields__
-    return {name: value for name, value in table.items() if name in names}
+    return {name: table.get(name) for name in struct.__struct_fields__}

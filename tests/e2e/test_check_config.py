@@ -357,6 +357,7 @@ def test_a_volume_too_small_for_the_outbox_is_warned_of(tmp_path, check, mib, wa
         ('[labels]\npath = "C:\\temp"\n', "labels.path holds a tab or another control character"),
         (webhook("a", 'headers = {Authorization = "Basic c2VjcmV0OnNlY3JldA=="}'), "headers has Authorization"),
         (webhook("a", 'headers = {X-Api-Key = "c2VjcmV0OnNlY3JldA=="}'), "headers has X-Api-Key"),
+        (webhook("a", url="https://example.net/x?token=c2VjcmV0"), "Sink a: url looks as if it carried a secret"),
     ],
 )
 def test_settings_that_do_nothing_or_surprise_are_warned_of_and_do_not_fail(agent, check, text, said):
@@ -378,6 +379,7 @@ def test_settings_that_do_nothing_or_surprise_are_warned_of_and_do_not_fail(agen
         webhook("a", 'event_types = ["Freeze", "Preempt"]', 'event_sources = ["User"]', url="https://h/a%C3%A9%20$1"),
         "[[sinks]]\ntype = 'command'\ncommand = ['/bin/sh', '-c', 'echo $HOME ${HOME}']\n",
         "[labels]\npath = 'C:\\temp'\nprice = '5 $'\n",
+        webhook("a", url="https://example.net/token/hook?team=payments&key=disk&code=200"),
         webhook("a", 'format = "alertmanager"'),
         webhook("a", 'format = "alertmanager"', f"transitions = {LIFE}", 'event_types = ["Reboot"]'),
         pagerduty(f"transitions = {LIFE}"),
