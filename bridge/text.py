@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 EXCERPT_CHARACTERS = 256
+_NEAR = 0.6
 _UNITS = (("d", 86_400, "h", 3_600), ("h", 3_600, "min", 60), ("min", 60, "s", 1))
 
 
@@ -50,8 +51,24 @@ def duration(seconds: float) -> str:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the known word most like *word*, or nothing when none is near."""
     spelled = {_folded(each): each for each in known}
-    found = get_close_matches(_folded(word), sorted(spelled), n=1)
+    close = get_close_matches(_folded(word), sorted(spelled), cutoff=_NEAR)
+    found = [each for each in close if _is_near(_folded(word), each)]
     return f" Did you mean {spelled[found[0]]!r}?" if found else ""
+
+
+def _is_near(word: str, known: str) -> bool:
+    """Return whether more makes *word* like *known* than a first word and an end that many share, as ``_seconds``."""
+    parts, others = word.split("_"), known.split("_")
+    while parts and others and parts[-1] == others[-1]:
+        parts.pop()
+        others.pop()
+    first = 0
+    while first < min(len(parts), len(others)) and parts[first] == others[first]:
+        first += 1
+    rest, other = "_".join(parts[first:]), "_".join(others[first:])
+    if not rest or not other or 2 * len("_".join(parts[:first])) >= max(len(word), len(known)):
+        return True
+    return SequenceMatcher(None, other, rest).ratio() >= _NEAR
 
 
 def _folded(word: str) -> str:

@@ -178,6 +178,11 @@ class Agent:
                 "sinks": [sink.name for sink in self._settings.sinks],
             },
         )
+        if self._settings.file is None:  # then nobody has read what the page of a first VM says
+            logger.info(
+                "There is no configuration file, so the defaults count. The first request turns Scheduled Events on "
+                "for this VM: a reboot or redeploy that you ask for may then wait up to 15 minutes to be approved."
+            )
 
     def watch_directory(self) -> None:
         """Have SIGIO, whose handler sets `turn`, tell of what commands touch; on the thread that calls `run_due`."""

@@ -30,7 +30,7 @@ def check_settings(settings: Settings, directory: Path, *, connect: bool) -> boo
     """Print what *settings* come to and what is wrong, with destinations on *connect*; return whether all is right."""
     problems = local_problems(settings, directory)
     is_running = is_locked(directory) is True
-    _show(_headline(len(problems)), colour="bright_red" if problems else "green", bold=True)
+    _show(_headline(len(problems), connect=connect), colour="bright_red" if problems else "green", bold=True)
     runs = "; an agent runs on it" if is_running else ""
     _show(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. Looked at as {who()}.")
     file = configuration_in_words(settings.file, os.environ)
@@ -54,9 +54,9 @@ def _show(text: str, *, colour: Colour | None = None, bold: bool = False) -> Non
         click.echo(styled(line, colour=colour, bold=bold))
 
 
-def _headline(count: int) -> str:
+def _headline(count: int, *, connect: bool) -> str:
     if not count:
-        return "The configuration is right."
+        return "The configuration is right." + (" What answers from here is said at the end." if connect else "")
     what = "one thing is" if count == 1 else f"{count} things are"
     return f"The configuration can be used, but {what} wrong here."
 
@@ -120,9 +120,11 @@ def _warning(rule: RuleSettings) -> str:
 def _try(settings: Settings, *, is_running: bool, broken: set[str]) -> bool:
     from bridge.cli.check_destinations import try_destinations  # noqa: PLC0415  # only who asks pays for it
 
-    is_reached = True
+    wrong: list[str] = []
     for tried in try_destinations(settings, is_running=is_running, broken=broken):
         failed = "FAILED: " if tried.is_wrong else ""
         _show(f"{tried.name}: {failed}{tried.message}", colour="bright_red" if tried.is_wrong else None)
-        is_reached = is_reached and not tried.is_wrong
-    return is_reached
+        wrong += [tried.name] if tried.is_wrong else []
+    if wrong:
+        _show(f"Not as it must be from here: {', '.join(wrong)}.", colour="bright_red", bold=True)
+    return not wrong

@@ -91,7 +91,8 @@ def _imds(settings: Settings, identity: Future[VmIdentity | None], is_running: b
             " On Azure, it must be reachable from here without a proxy (a container may need the host's network); "
             "elsewhere, imds.endpoint can name a simulator."
         )
-        raise BridgeError(str(error).removesuffix(_ASKED_AGAIN) + advice) from error
+        said = str(error).removesuffix(_ASKED_AGAIN)
+        raise BridgeError(said + ("" if said.endswith((".", "?", "!")) else ".") + advice) from error
     finally:
         if not identity.done():
             identity.set_result(None)

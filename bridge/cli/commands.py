@@ -95,7 +95,9 @@ def commands() -> None:
 def run(settings: Settings, log_format: str, log_level: str, *, beside_another: bool) -> None:
     """Watch this VM's events and deliver them, until SIGTERM or SIGINT. SIGHUP reads the configuration again.
 
-    Exit 73 where another agent of this machine watches the same VM: two would tell of every event twice.
+    Its first request turns Scheduled Events on for the VM: a reboot or redeploy that you ask for may then wait up to 15
+    minutes to be approved. Exit 73 where another agent of this machine watches the same VM: two would tell of every
+    event twice.
     """
     from bridge.cli.run import run_agent  # noqa: PLC0415
 

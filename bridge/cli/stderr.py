@@ -42,4 +42,13 @@ def complain_of_usage(error: click.ClickException) -> int:
     """Say what click says of a command that was used wrongly; return its exit code."""
     said = io.StringIO()
     error.show(said)
-    return complain(said.getvalue().rstrip("\n"), code=error.exit_code)
+    is_file = isinstance(error, click.UsageError) and _has_a_file_for_an_argument(error)
+    hint = ". The configuration is named with --config FILE." if is_file else ""
+    return complain(said.getvalue().rstrip("\n") + hint, code=error.exit_code)
+
+
+def _has_a_file_for_an_argument(error: click.UsageError) -> bool:
+    """Return whether an argument too many may be the file that belongs behind --config."""
+    options = () if error.ctx is None else error.ctx.command.params
+    takes_file = any("--config" in each.opts and not getattr(each, "is_flag", False) for each in options)
+    return takes_file and "unexpected extra argument" in error.message

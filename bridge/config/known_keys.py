@@ -17,7 +17,7 @@ from bridge.errors import ConfigurationError
 
 
 def known_tables(table: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each table of *table* that may name files and secrets: where it stands, and its known keys, None if absent."""
+    """Yield each table of *table* that may name files and secrets: where it stands, and its known keys."""
     for number, sink in enumerate(_list(table.get("sinks"))):
         try:
             config = sink_class(sink["type"]).Config

@@ -16,7 +16,7 @@ SECRET = "<secret>"  # noqa: S105  # what stands in a secret's place
 MOST_SHOWN = 80
 
 _SECRET_NAME = re.compile(
-    r"secret|token|passw|passphrase|pwd|key|auth|bearer|signature|cookie|credential|(^|_)sas($|_)"
+    r"secret|token|passw|passphrase|pwd|key|auth|bearer|signature|cookie|credential|connection_string|(^|_)sas($|_)"
 )
 _SECRET_VALUE = re.compile(r"(?i)^whsec_|^eyJ|^(bearer|basic) |(key|secret|token|password|sig|signature)=")
 _OPTION = re.compile(r"\s--?[A-Za-z]")

@@ -183,7 +183,19 @@ def _without_extras(entry: EntryPoint) -> str:
 def _unknown(type_name: str) -> str:
     names = installed()
     listed = ", ".join(names) or "none (is scheduled-events-bridge installed, or only copied?)"
-    return f"No sink type is called {quotable('type', type_name)}.{nearest(type_name, names)} Installed: {listed}."
+    hint = _recipe_hint(type_name) or nearest(type_name, names)
+    return f"No sink type is called {quotable('type', type_name)}.{hint} Installed: {listed}."
+
+
+def _recipe_hint(name: str) -> str:
+    """Return which type serves the destination *name*, such as slack, when there is a recipe for it."""
+    from importlib import resources  # noqa: PLC0415  # only a file that is wrong pays for it
+
+    for file in resources.files("bridge.config.recipes").iterdir():
+        type_name, _, destination = file.name.removesuffix(".toml").partition("-")
+        if destination == name.lower():
+            return f' For it take type = "{type_name}"; `init --sink {type_name}:{destination}` writes such a table.'
+    return ""
 
 
 def _attribute(type_name: str, target: str) -> object:

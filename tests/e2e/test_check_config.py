@@ -421,6 +421,7 @@ def test_connecting_says_one_line_a_destination_and_what_is_wrong_with_each(agen
     assert starting(lines, "mine") == ["cannot be tried without writing to it; `send-test mine` sends it a record."]
     assert starting(lines, "stdout") == ["nothing to try: it writes to the agent's own standard output."]
     assert starting(lines, "drain") == ["its program is there; it was not run."]
+    assert lines[-1] == "Not as it must be from here: dead."
 
 
 def test_connecting_claims_nothing_that_it_did_not_try(agent, check, azure):
@@ -436,6 +437,8 @@ def test_connecting_claims_nothing_that_it_did_not_try(agent, check, azure):
         )
         asked = {(request.method, request.path, request.body) for request in peer.requests}
     assert code == 0
+    assert lines[0] == "The configuration is right. What answers from here is said at the end."
+    assert not [line for line in lines if line.startswith("Not as it must be")]
     assert starting(lines, "events") == [
         "a server answers. Whether it takes records from here was not tried; `send-test events` sends one."
     ]
@@ -493,6 +496,14 @@ def test_no_metadata_service_is_said_with_what_to_do(agent, check):
     assert "asked again" not in said
 
 
+def test_what_stands_in_place_of_the_metadata_service_is_quoted_as_a_sentence_of_its_own(agent, check):
+    with answering(lambda _: (403, b"denied destination")) as port:
+        code, lines = check(f'[imds]\nendpoint = "http://127.0.0.1:{port}"\n{state(agent)}', "--connect")
+    (said,) = starting(lines, "IMDS")
+    assert code == 1
+    assert "denied destination. On Azure, it must be reachable" in said
+
+
 def test_silent_peers_are_tried_at_the_same_time(agent, check):
     with contextlib.closing(socket.create_server(("127.0.0.1", 0), backlog=64)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -522,6 +533,15 @@ def test_the_portal_is_tried_and_keeps_its_decisions(agent, check, azure):
         assert "token-471" not in said
     finally:
         portal.close()
+
+
+def test_a_secret_in_the_file_is_answered_with_both_keys_that_keep_it_out(agent):
+    agent.config.write_text(
+        '[[sinks]]\ntype = "eventhubs"\ncredential = "connection_string"\nconnection_string = "x"\n'
+    )
+    code, _, err = agent.call("check-config", "--config", agent.config)
+    assert code == 78
+    assert "write connection_string_file or connection_string_env instead" in err
 
 
 def test_a_file_that_is_not_there_is_78_and_a_directory_wrong_usage(agent):

@@ -67,6 +67,25 @@ def test_nearest_known_word_is_found_whatever_its_case_and_hyphens(word):
     assert nearest(word, ["timeout", "poll_interval"]) == " Did you mean 'poll_interval'?"
 
 
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("retry_max_seconds", ["refresh_seconds", "timeout_seconds"], ""),
+        ("retry_max_seconds", ["retry_statuses"], ""),
+        ("headers_env", ["headers_file", "url_file"], "headers_file"),
+        ("poll_intervall", ["poll_interval_seconds"], "poll_interval_seconds"),
+        ("wait_seconds", ["idle_close_seconds", "max_age_seconds"], ""),
+        ("tiemout_seconds", ["refresh_seconds", "timeout_seconds"], "timeout_seconds"),
+        ("time_out_secs", ["refresh_seconds", "timeout_seconds"], "timeout_seconds"),
+        ("max_seconds", ["timeout_seconds", "max_age_seconds"], "max_age_seconds"),
+        ("hmac_secret_file", ["ca_file", "secret_file"], "secret_file"),
+        ("timeout", ["timeout_seconds"], "timeout_seconds"),
+    ],
+)
+def test_an_ending_or_a_beginning_alone_makes_no_word_near(word, known, meant):
+    assert nearest(word, known) == (f" Did you mean {meant!r}?" if meant else "")
+
+
 def test_nearest_keeps_the_known_spelling():
     assert nearest("pagersnk", ["PagerSink"]) == " Did you mean 'PagerSink'?"
 

@@ -199,6 +199,19 @@ def test_state_directory_that_was_moved_aside_and_is_put_back_is_used_again(agen
     assert wait_until(lambda: OutboxFile(state).records())
 
 
+@pytest.mark.parametrize("has_file", [False, True])
+def test_start_without_a_configuration_says_what_the_first_request_changes(tmp_path, caplog, has_file):
+    caplog.set_level("INFO")
+    with Simulator(rate_limit=False) as simulator:
+        settings = read({"imds": {"endpoint": simulator.endpoint}, "status": {"listen": ""}})
+        file = tmp_path / "config.toml" if has_file else None
+        agent = Agent(msgspec.structs.replace(settings, file=file), tmp_path / "state")
+        agent.start()
+        agent.stop()
+    said = [record.getMessage() for record in caplog.records if "turns Scheduled Events on" in record.getMessage()]
+    assert len(said) == (0 if has_file else 1)
+
+
 def test_stop_to_which_the_outbox_gives_no_answer_does_not_say_that_nothing_is_pending(agent, caplog):
     caplog.set_level("INFO")
     go_on = threading.Event()

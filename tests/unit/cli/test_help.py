@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from bridge.cli.commands import commands
 from bridge.cli.help import EXAMPLES
+from bridge.cli.stderr import complain_of_usage
 
 
 def command_at(words):
@@ -52,6 +53,25 @@ def test_help_lists_every_command_in_a_group_and_where_the_configuration_is():
     for place in ("$SCHEDULED_EVENTS_BRIDGE_CONFIG", "/etc/scheduled-events-bridge/config.toml", "$STATE_DIRECTORY"):
         assert place in said
     assert max(map(len, said.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("line", "is_answered"),
+    [("check-config bad.toml", True), ("status bad.toml --json", True), ("schema bad.toml", False), ("demo x", False)],
+)
+def test_a_file_without_its_option_is_answered_with_it(line, is_answered, capsys):
+    with pytest.raises(click.UsageError) as caught:
+        commands.main(line.split(), standalone_mode=False)
+    assert complain_of_usage(caught.value) == 2
+    said = capsys.readouterr().err
+    assert "unexpected extra argument (" in said
+    assert ("The configuration is named with --config FILE." in said) is is_answered
+
+
+def test_help_of_run_says_what_its_first_request_changes():
+    said = " ".join(CliRunner().invoke(commands, ["run", "--help"], terminal_width=80).output.split())
+    assert "first request turns Scheduled Events on for the VM" in said
+    assert "15 minutes" in said
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES))

@@ -66,6 +66,18 @@ def test_module_and_class_need_no_packaging(package: str) -> None:
 
 
 @pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("slack", 'For it take type = "webhook"; `init --sink webhook:slack` writes such a table.'),
+        ("PagerDuty", 'For it take type = "webhook"; `init --sink webhook:pagerduty` writes such a table.'),
+        ("mail", 'For it take type = "apprise"; `init --sink apprise:mail` writes such a table.'),
+    ],
+)
+def test_a_destination_that_another_type_serves_is_answered_with_its_recipe(name, hint) -> None:
+    assert message(name, UnknownSinkType).startswith(f"No sink type is called {name!r}. {hint} Installed: ")
+
+
 def test_unknown_type_names_the_nearest_and_the_installed() -> None:
     listed = ", ".join(installed())
     assert message("stdot", UnknownSinkType) == (
