@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 import sys
 from pathlib import Path
@@ -190,6 +191,7 @@ def library() -> Any:
             f"The portal needs Python 3.11 or newer, and this is {platform.python_version()}; the agent runs on both."
         )
     try:
+        logging.getLogger("alembic").setLevel(logging.WARNING)  # its import tells of each of its plug-ins
         from bridge.portal import command  # noqa: PLC0415  # tens of MiB that only the portal needs
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "bridge":

@@ -178,12 +178,10 @@ class Portal:
         logger.info("The portal has stopped.")
 
     def _log_up(self) -> None:
-        host, port = self.address or ("", 0)
+        host, _ = self.address or ("", 0)
         scheme = "http" if self._settings.server.cert_file is None else "https"
-        url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-        logger.info(
-            "The portal is up.", extra={"url": url, "operator": self.operator_address, "version": own_version()}
-        )
+        url, operator = f"{scheme}://{_host_and_port(self.address)}", _host_and_port(self.operator_address)
+        logger.info("The portal is up.", extra={"url": url, "operator": operator, "version": own_version()})
         if scheme == "http" and not is_loopback(host):
             logger.warning(
                 "server.listen is no loopback address and there is no cert_file: agents speak plain http to loopback "
@@ -297,6 +295,11 @@ def _allow_connections() -> None:
 
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _host_and_port(address: tuple[str, int] | None) -> str:
+    host, port = address or ("", 0)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _bound(key: str, listen: str) -> socket.socket:

@@ -8,11 +8,12 @@ from enum import Enum
 import msgspec
 
 from bridge.clock import format_time, parse_time
-from bridge.events.event import compact_json
+from bridge.events.event import ScheduledEvent, compact_json
 from bridge.portal.audit import Entry
 from bridge.portal.fleet import EventState, State
 from bridge.portal.signing import AgentSeen
 from bridge.portal.store.stories import EventStory, KnownVm
+from bridge.portal.told_azure import ToldAzure, told_azure
 from bridge.portal.verdicts import Verdict, Word, rule
 from bridge.portal.ways import Way, ways_of
 from bridge.portal.words import (
@@ -48,6 +49,8 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     can_withdraw: bool
     withdrawing: str
     """What taking it back does."""
+    is_past: bool
+    """It was taken back."""
 
 
 class VmWord(msgspec.Struct, frozen=True):
@@ -87,16 +90,21 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     words: tuple[VmWord, ...]
     facts: tuple[tuple[str, str], ...]
     """What else is known of it: a name, and a text of Azure's."""
+    impact: str
+    source: str
+    description: str
+    """What Azure says of it; nothing: it says nothing."""
 
 
 def view_of(story: EventStory, around: Surroundings) -> EventView:
     """Return how the event of *story* is shown."""
     event = story.event
     ruling = rule(story.counting, digest=event.digest, at=format_time(around.now), required=around.required)
-    ways = ways_of(story, around.agents, now=around.now)
+    told = told_azure(story)
+    ways = ways_of(story, around.agents, now=around.now, told=told)
     names = vm_names(event)
-    can = buttons(event, ruling, ways, around)
-    until = _until(event, around.now)
+    can = buttons(event, ruling, ways, around, told=told)
+    until = _until(event, around.now) if told is None else None
     return EventView(
         key=event.key,
         digest=event.digest,
@@ -106,16 +114,19 @@ def view_of(story: EventStory, around: Surroundings) -> EventView:
         order=_order(event),
         vms=names,
         groups=event.groups,
-        fate=fate(event, around.now),
+        fate=fate(event, around.now, told),
         until=until,
-        why_not_yet=why_not_yet(story, ruling, ways),
+        why_not_yet=why_not_yet(story, ruling, ways, told),
         approve=can.approve,
         hold=can.hold,
         no_button=can.why_not,
-        said=tuple(_said(each, story, around) for each in story.verdicts),
+        said=tuple(_said(each, story, around, told) for each in story.verdicts),
         ways=ways,
         words=tuple(_word(vm.vm_key, vm.vm.name, vm.state, agrees=vm.agrees) for vm in event.vms),
         facts=_facts(event),
+        impact=_impact(event.event),
+        source=event.event.event_source or "unknown",
+        description=event.event.description or "",
     )
 
 
@@ -148,10 +159,11 @@ def _until(event: EventState, now: datetime) -> Moment | None:
     return moment(at) if event.state is State.SCHEDULED and at is not None and at > now else None
 
 
-def _said(verdict: Verdict, story: EventStory, around: Surroundings) -> Said:
+def _said(verdict: Verdict, story: EventStory, around: Surroundings, told: ToldAzure | None) -> Said:
     event = story.event
     can = (
         verdict.withdrawn_at is None
+        and told is None
         and event.state is State.SCHEDULED
         and around.kid is not None
         and around.person.why_not_decide(event) is None
@@ -162,21 +174,23 @@ def _said(verdict: Verdict, story: EventStory, around: Surroundings) -> Said:
         does = "people may approve it again" if len(others) == 1 else "it stays held, for others hold it too"
     return Said(
         verdict_id=verdict.verdict_id,
-        sentence=f"{verdict.user_name} {_verb(verdict, story, around.now)}",
+        sentence=f"{verdict.user_name} {_verb(verdict, story, around.now, told)}",
         reason=verdict.reason,
         at=moment(verdict.made_at),
         can_withdraw=can,
         withdrawing=f"{does}; if nobody acts, Azure starts it {clock_text(event)}. For {these(vm_names(event))}",
+        is_past=verdict.withdrawn_at is not None,
     )
 
 
-def _verb(verdict: Verdict, story: EventStory, now: datetime) -> str:
+def _verb(verdict: Verdict, story: EventStory, now: datetime, told: ToldAzure | None) -> str:
     """Return what the person of *verdict* did, and, while the event is ahead, why an approval does not count."""
-    if verdict.withdrawn_at is not None:
-        return "approved it, which was taken back" if verdict.word is Word.APPROVE else "held it, which was taken back"
     if verdict.word is Word.HOLD:
-        return "holds it"
-    if story.event.state is State.SCHEDULED:
+        return _verb_of_hold(verdict, story, told)
+    if verdict.withdrawn_at is not None:
+        late = f" too late: Azure was told at {told.clock}" if told is not None and verdict in told.verdicts else ""
+        return f"approved it, which was taken back{late}"
+    if story.event.state is State.SCHEDULED and told is None:
         if verdict.digest != story.event.digest:
             return "approved it as it was before it changed"
         if verdict.expires_at <= format_time(now):
@@ -186,6 +200,14 @@ def _verb(verdict: Verdict, story: EventStory, now: datetime) -> str:
     return "approved it"
 
 
+def _verb_of_hold(verdict: Verdict, story: EventStory, told: ToldAzure | None) -> str:
+    if verdict.withdrawn_at is not None:
+        return "held it, which was taken back"
+    if told is not None:
+        return f"held it too late: Azure was told at {told.clock}"
+    return "holds it" if story.event.state is State.SCHEDULED else "held it"
+
+
 def _word(vm_key: str, name: str | None, state: State, *, agrees: bool) -> VmWord:
     note = "" if agrees else "says something else than is shown here"
     return VmWord(name or vm_key, vm_key, _STATE_WORDS[state], note, agrees)
@@ -193,17 +215,26 @@ def _word(vm_key: str, name: str | None, state: State, *, agrees: bool) -> VmWor
 
 def _facts(event: EventState) -> tuple[tuple[str, str], ...]:
     shown = event.event
-    seconds = shown.duration_seconds
     pairs = (
         ("NotBefore", shown.not_before_raw),
         ("Azure says", shown.description),
-        ("Impact", None if seconds is None else "none" if seconds == 0 else duration(seconds)),
+        ("Impact", _impact(shown)),
         ("Source", shown.event_source),
         ("Groups", ", ".join(event.groups)),
         ("Not heard from", ", ".join(event.unheard)),
         ("EventId", shown.event_id),
     )
     return tuple((name, text) for name, text in pairs if text)
+
+
+def _impact(event: ScheduledEvent) -> str:
+    """Return for how long Azure expects the VMs to be away: "5 s pause" of a Freeze, which goes on where it was."""
+    seconds = event.duration_seconds
+    if seconds is None or seconds < 0:
+        return "unknown"
+    if seconds == 0:
+        return "none"
+    return f"{duration(seconds)} pause" if event.event_type == "Freeze" else duration(seconds)
 
 
 class AgentView(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,12 +14,12 @@ import msgspec
 
 from bridge.clock import format_time, parse_time
 from bridge.events.event import ScheduledEvent
-from bridge.events.record import Transition
 from bridge.portal.fleet import EventState, State
 from bridge.portal.names import folded
 from bridge.portal.people import Person
 from bridge.portal.signing import AgentSeen, addressees
 from bridge.portal.store.stories import EventStory
+from bridge.portal.told_azure import ToldAzure, is_accepted
 from bridge.portal.verdicts import TAKE_BACK, Outcome, Ruling, Word, people_of
 from bridge.portal.ways import Stage, Way
 
@@ -114,14 +114,18 @@ def clock_text(event: EventState) -> str:
     return f"at {at:%H:%M:%S} UTC" if near else f"on {at:%Y-%m-%d} at {at:%H:%M:%S} UTC"
 
 
-def fate(event: EventState, now: datetime) -> str:
-    """Return what happens if nobody acts, without the time that is counted down."""
+def fate(event: EventState, now: datetime, told: ToldAzure | None = None) -> str:
+    """Return what happens if nobody acts, without the time that is counted down; *told*: Azure took an approval."""
     if not event.is_open:
         return _ENDS.get(event.state, "It is over.")
     if event.state is State.STARTED:
         return "Azure has started it. It is under way until Azure takes it from the VMs' documents."
     if event.state is State.OTHER:
         return f"Its status is {event.event.event_status}, which this version does not know."
+    return told.sentence if told is not None else _fate_of_announced(event, now)
+
+
+def _fate_of_announced(event: EventState, now: datetime) -> str:
     at = event.event.not_before
     if at is None:
         return "If nobody acts, Azure starts it; it does not say when."
@@ -130,8 +134,15 @@ def fate(event: EventState, now: datetime) -> str:
     return f"If nobody acts, Azure starts it {clock_text(event)}."
 
 
-def buttons(event: EventState, ruling: Ruling, ways: Sequence[Way], around: Surroundings) -> Buttons:
-    """Return what the person can do, and what that does; an approval that no agent followed can be given again."""
+def buttons(
+    event: EventState, ruling: Ruling, ways: Sequence[Way], around: Surroundings, *, told: ToldAzure | None
+) -> Buttons:
+    """Return what the person can do, and what that does; an approval that no agent followed can be given again.
+
+    Once Azure took an approval, as *told* says, nothing can be done, and what stands at the top says why.
+    """
+    if told is not None and event.state is State.SCHEDULED:
+        return Buttons()
     if event.undecidable_because is not None:
         is_odd = event.state is State.SCHEDULED
         return Buttons(why_not=f"Nobody can decide on it: {event.undecidable_because}." if is_odd else "")
@@ -189,15 +200,15 @@ def unreachable(event: EventState, around: Surroundings) -> str:
     return "; ".join(found)
 
 
-def why_not_yet(story: EventStory, ruling: Ruling, ways: Sequence[Way]) -> str:
+def why_not_yet(story: EventStory, ruling: Ruling, ways: Sequence[Way], told: ToldAzure | None = None) -> str:
     """Return why an announced event has not started; nothing for every other."""
     event = story.event
-    if event.state is not State.SCHEDULED:
-        return ""
+    if event.state is not State.SCHEDULED or told is not None:
+        return "Azure has not shown it as started yet." if event.state is State.SCHEDULED else ""
     people = people_of(ruling.verdicts)
     if ruling.outcome is Outcome.HELD:
         if _was_followed(ways):
-            return f"Held by {people}, but Azure was told to start it, and may at any moment."
+            return f"Held by {people}, but Azure was told to start it before it changed, and may at any moment."
         return f"Held by {people}: we do not start it early; Azure does {clock_text(event)}."
     if ruling.outcome is Outcome.WAITING:
         more = "one more person" if ruling.needed == 1 else f"{ruling.needed} more people"
@@ -208,8 +219,8 @@ def why_not_yet(story: EventStory, ruling: Ruling, ways: Sequence[Way]) -> str:
 
 
 def _why_undecided_is_not_started(story: EventStory) -> str:
-    if _was_approved_elsewhere(story):
-        return "Azure was told to start it, and has not shown it as started yet."
+    if any(is_accepted(each) for each in story.outcomes):
+        return "Azure was told to start it before it changed, and may at any moment."
     gone = [each for each in story.verdicts if each.word is Word.APPROVE and each.withdrawn_at is None]
     if not gone:
         return "Nobody has decided."
@@ -251,13 +262,6 @@ def _was_followed(ways: Iterable[Way]) -> bool:
 def _is_on_its_way(ways: Iterable[Way]) -> bool:
     """Return whether an agent has an approval, or gets one, that no hold came after."""
     return any(way.word is Word.APPROVE and way.stage in _ON_ITS_WAY and not way.is_stopped for way in ways)
-
-
-def _was_approved_elsewhere(story: EventStory) -> bool:
-    return any(
-        each.transition is Transition.APPROVED and each.approval is not None and each.approval.result != "dry_run"
-        for each in story.outcomes
-    )
 
 
 def _text(value: object) -> str:

@@ -11,12 +11,13 @@ from typing import Any
 
 import requests
 from argon2 import PasswordHasher
-from fleet_records import NOW, vm_id_of
+from fleet_records import NOW, fleet_record, vm_id_of
 from msgspec.structs import replace
 from portal_kit import AGENT_TOKEN, RunningPortal, portal_table
 
 from bridge.approval.signing import generate_key
 from bridge.clock import Clock
+from bridge.events.record import Approval, Transition
 from bridge.portal.audit import NewEntry
 from bridge.portal.people import COOKIE
 from bridge.portal.settings import database_file, read
@@ -87,6 +88,15 @@ class Office:
             answer = browser.sign_in(name)
             assert answer.status_code == 303, answer.text
         return browser
+
+    def tell_outcome(self, transition: Transition, result: str) -> None:
+        """Have the agent of the first VM tell what became of the first approval."""
+        entries = self.portal.get("/audit").json()["entries"]
+        entry = next(each for each in entries if each["action"] == "decided_approve")
+        outcome = fleet_record(0, sequence=2, transition=transition, seconds=30)
+        hashes = (entry["details"]["jws_sha256"],)
+        approval = Approval(source="portal", result=result, reason="a sentence", jws_sha256=hashes)
+        self.portal.send(replace(outcome, approval=approval))
 
     def poll(self, vm: int, *, index: int = 0, wait: int = 1, **says: Any) -> dict[str, Any]:
         """Ask for decisions as the agent of *vm*, which *says* this of itself."""

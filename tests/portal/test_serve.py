@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -165,7 +166,13 @@ def test_the_command_serves_and_a_signal_stops_it_within_five_seconds(tmp_path, 
     )
     held = socket.socket()
     try:
-        line = next(line for line in process.stderr if "The portal is up" in line)
+        before = []
+        for line in process.stderr:
+            if "The portal is up" in line:
+                break
+            before.append(line)
+        assert [other for other in before if "alembic" in other] == []
+        assert re.search(r" operator=127\.0\.0\.1:\d+ ", line)
         port = int(line.partition("url=http://127.0.0.1:")[2].split()[0])
         held.connect(("127.0.0.1", port))
         held.sendall(

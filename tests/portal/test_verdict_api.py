@@ -245,6 +245,19 @@ def test_approval_is_withdrawn_by_a_hold_on_every_vm(connected):
     assert ("bob", "withdrew") in audited
 
 
+def test_nothing_is_held_or_withdrawn_once_azure_took_an_approval(connected):
+    verdict_id = connected.say("ann", "approve").json()["verdict_id"]
+    connected.portal.send(fleet_record(0, sequence=2, transition=Transition.APPROVED, seconds=30))
+    url = f"{connected.portal.url}/verdicts/{verdict_id}"
+    withdrawn = requests.delete(url, headers=connected.headers("ann"), timeout=20)
+    for answer in (withdrawn, connected.say("bob", "hold")):
+        said = (
+            "Approved by ops; Azure was told at 11:00:30 UTC: it may start at any moment and can no longer be stopped."
+        )
+        assert (answer.status_code, answer.json()["error"]) == (409, said)
+    assert connected.told(0) == ["approve"]
+
+
 def test_reason_is_one_line_of_what_can_be_printed(connected):
     connected.say("ann", "approve", reason="<script>\r\nSet-Cookie: x\x00\u202e" + "y" * 500)
     [entry] = [each for each in connected.portal.get("/audit").json()["entries"] if each["action"] == "approved"]

@@ -43,6 +43,8 @@ class SignedDecision(msgspec.Struct, frozen=True, kw_only=True):
     expires_at_seconds: int
     approver: str
     jws_sha256: str
+    verdict_id: str | None = None
+    """What was said here that it was signed for; None: it was signed elsewhere."""
 
 
 class EventStory(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +96,11 @@ def stories_of(connection: Connection, keys: Sequence[str]) -> list[EventStory]:
     """Return the events with *keys*, in their order, with their stories; one that nobody told of is left out."""
     found = [event_of(connection, key) for key in keys]
     return _with_stories(connection, [event for event in found if event is not None])
+
+
+def story_of(connection: Connection, event: EventState) -> EventStory:
+    """Return *event* with its story."""
+    return _with_stories(connection, [event])[0]
 
 
 def event_with_digest(connection: Connection, key: str, digest: str) -> TransitionRecord | None:
@@ -219,6 +226,7 @@ def _decisions(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[st
                 expires_at_seconds=row.expires_at_seconds,
                 approver=row.iss,
                 jws_sha256=row.jws_sha256,
+                verdict_id=row.verdict_id,
             ),
         )
 

@@ -22,6 +22,8 @@ from bridge.portal.store.audit import add_entries
 from bridge.portal.store.decisions import NewDecision, add_decisions, lock_decisions
 from bridge.portal.store.events import event_of
 from bridge.portal.store.people import names_barred
+from bridge.portal.store.stories import story_of
+from bridge.portal.told_azure import told_azure
 from bridge.portal.verdicts import TAKE_BACK, Outcome, Ruling, Verdict, Word, counting, people_of, rule
 
 
@@ -61,6 +63,8 @@ def add_verdict(
     event = _locked_event(connection, new.event_key)
     allow(connection, event)
     _check(event, new, _counting(connection, new.event_key), at=at)
+    if new.word is Word.HOLD:
+        _refuse_too_late(connection, event)
     row = msgspec.structs.asdict(new)
     word = row.pop("word").value
     connection.execute(verdicts.insert(), {**row, "verdict": word})
@@ -94,6 +98,7 @@ def withdraw(
         raise VerdictRefused("It was withdrawn already.", event=event)
     if event.state is not State.SCHEDULED:
         raise VerdictRefused(f"It is too late: {event.undecidable_because}.", event=event)
+    _refuse_too_late(connection, event)
     verdict = next(each for each in verdicts_of(connection, key) if each.verdict_id == verdict_id)
     was_told = verdict.word is Word.APPROVE and _was_told(connection, verdict)
     ruling = Ruling(outcome=Outcome.HELD if was_told else Outcome.UNDECIDED, verdicts=(verdict,), needed=0)
@@ -154,6 +159,13 @@ def _check(event: EventState, new: Verdict, said: Sequence[Verdict], *, at: str)
     if new.word is Word.APPROVE and ruling.outcome is Outcome.HELD:
         # Stored, it would count when the hold is taken back, and no agent would have been told.
         raise VerdictRefused(f"{people_of(ruling.verdicts)} holds it. {TAKE_BACK}", event=event)
+
+
+def _refuse_too_late(connection: Connection, event: EventState) -> None:
+    """Raise VerdictRefused where Azure took an approval of *event*: nothing that is said now would stop it."""
+    told = told_azure(story_of(connection, event))
+    if told is not None:
+        raise VerdictRefused(told.sentence, event=event)
 
 
 def _vms_of_groups(connection: Connection, event: EventState) -> list[str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 from fleet_records import fleet_record
-from msgspec.structs import replace
 from page_kit import PEOPLE, Office, Page
 
-from bridge.events.record import Approval, Transition
+from bridge.events.record import Transition
 from bridge.portal.fleet import key_of_event_id
 
 A, B = key_of_event_id("A"), key_of_event_id("B")
@@ -35,17 +34,33 @@ def test_buttons_name_every_vm_and_what_becomes_of_them(office):
     assert "Why not yet: Nobody has decided." in page.text
 
 
+@pytest.mark.parametrize(
+    ("event_type", "seconds", "impact"),
+    [("Freeze", 5, "5 s pause"), ("Reboot", 540, "9 min"), ("Reboot", None, "unknown"), ("Freeze", 0, "none")],
+)
+def test_row_says_the_impact_the_source_and_what_azure_says(office, event_type, seconds, impact):
+    more = {"sequence": 2, "seconds": 5, "event_type": event_type, "duration_seconds": seconds, "event_source": "User"}
+    office.portal.send(*(fleet_record(vm, **more, description="Host will be updated.") for vm in (0, 1)))
+    said = f"Impact: {impact} Source: User Azure says: “Host will be updated.”"
+    ann = office.browser("ann")
+    for path in ("/", f"/events/{A}", f"/decide?event={A}"):
+        assert said in ann.page(path).text
+
+
 def test_approval_is_signed_and_its_way_is_shown(office):
     ann = office.browser("ann")
     answer = ann.submit("/", "approve", reason="while it is quiet")
     assert (answer.status_code, answer.headers["Location"]) == (303, f"/#event-{A}")
     shown = ann.page("/").text
     assert "ann approved it: “while it is quiet”" in shown
-    assert "Approval for vm_0 queued" in shown
+    assert "Approval to be told to Azure by vm_0 (it counts for all 2 VMs) queued" in shown
     told = office.poll(0, **ABLE)
     assert len(told["decisions"]) == 1
     office.poll(0, index=told["index"], **ABLE)
-    assert "Approval for vm_0 queued, received" in ann.page(f"/events/{A}").text
+    assert (
+        "Approval to be told to Azure by vm_0 (it counts for all 2 VMs) queued, received"
+        in ann.page(f"/events/{A}").text
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,18 +75,8 @@ def test_approval_is_signed_and_its_way_is_shown(office):
 def test_what_an_agent_told_of_a_decision_is_shown_where_it_was_made(office, transition, result, shown):
     ann = office.browser("ann")
     ann.submit("/", "approve")
-    _tell_outcome(office, transition, result)
+    office.tell_outcome(transition, result)
     assert shown in ann.page("/").text
-
-
-def _tell_outcome(office, transition, result):
-    """Have the agent of vm_0 tell what became of the only approval."""
-    (entry,) = [each for each in office.portal.get("/audit").json()["entries"] if each["action"] == "decided_approve"]
-    outcome = fleet_record(0, sequence=2, transition=transition, seconds=30)
-    approval = Approval(
-        source="portal", result=result, reason="a sentence", jws_sha256=(entry["details"]["jws_sha256"],)
-    )
-    office.portal.send(replace(outcome, approval=approval))
 
 
 def test_event_that_changed_between_page_and_click_is_refused_with_what_changed(office):
@@ -123,7 +128,8 @@ def test_approval_that_a_hold_came_after_is_called_so_and_can_be_given_again(off
     bob.submit("/", "hold")
     page = bob.page("/").text
     assert "Why not yet: Held by bob: we do not start it early" in page
-    assert "Approval for vm_0 queued Agents were told to hold it after that." in page
+    assert "Approval for the agent of vm_0 queued Agents were told to hold it after that." in page
+    assert "Hold of this event, for every agent that could start it early: vm_0 queued" in page
     bob.submit("/", "Take it back people may approve it again")
     assert _why_not_yet(ann).startswith("Agents were told to hold it after the approval of ann: approve it again.")
     before = office.poll(0, **ABLE)
@@ -143,14 +149,6 @@ def test_approval_that_is_enough_since_fewer_are_required_is_not_called_approved
         assert _why_not_yet(bob).startswith("No agent was told of the approval of ann: approve it again.")
         bob.submit("/", "approve")
         assert _why_not_yet(bob).startswith("Approved. It waits for an agent to take it to Azure.")
-
-
-def test_hold_that_came_after_azure_was_told_says_so(office):
-    ann = office.browser("ann")
-    ann.submit("/", "approve")
-    _tell_outcome(office, Transition.APPROVED, "accepted")
-    office.browser("bob").submit("/", "hold")
-    assert _why_not_yet(ann).startswith("Held by bob, but Azure was told to start it, and may at any moment.")
 
 
 def test_one_of_two_holds_taken_back_leaves_it_held(office):

@@ -1,0 +1,48 @@
+"""The pages on a telephone: 390 pixels wide, and nothing is off the screen."""
+
+from __future__ import annotations
+
+import pytest
+from browser_kit import Watched, chromium
+from fleet_records import fleet_record
+from page_kit import Office
+
+from bridge.portal.fleet import key_of_event_id
+
+A = key_of_event_id("A")
+NAMES = ("web-0", "web-1", "web-2")
+#: Elements that reach beyond the window, or that a box with a scroll bar cuts.
+OFF_SCREEN = """() => [...document.querySelectorAll("main *")].filter((each) => {
+  const box = each.getBoundingClientRect();
+  return box.width > 1 && (box.right > innerWidth + 1 || each.scrollWidth > each.clientWidth + 1 && each.clientWidth > 1
+    && getComputedStyle(each).overflowX !== "visible" && !each.matches("input, select, .unseen"));
+}).map((each) => each.outerHTML.slice(0, 120))"""
+
+UNLABELLED = """() => [...document.querySelectorAll("tbody td:not([data-label])")].map((each) => each.outerHTML)"""
+HEIGHTS = """() => [...document.querySelectorAll("td .name")].map((each) => each.getBoundingClientRect().height)"""
+
+
+@pytest.fixture
+def office(tmp_path):
+    with Office(tmp_path) as office:
+        records = (fleet_record(vm, resources=NAMES, description="Host will be updated.") for vm in range(3))
+        office.portal.send(*records)
+        office.poll(0, version="9.9", kids=["p1"])
+        office.browser("ann").submit("/", "hold", reason="the batch runs until the morning")
+        yield office
+
+
+def test_every_page_fits_and_labels_each_cell(office):
+    with chromium() as browser:
+        ann = Watched(browser, office.origin, viewport={"width": 390, "height": 844}).sign_in("ann")
+        found = {}
+        for path in ("/", f"/events/{A}", "/timeline", "/agents", "/audit", f"/decide?event={A}"):
+            ann.go(path)
+            found[path] = ann.page.evaluate(OFF_SCREEN)
+            found[path] += ann.page.evaluate(UNLABELLED)
+        ann.go("/timeline")
+        heights = ann.page.evaluate(HEIGHTS)
+        ann.close()
+    assert {path: wrong for path, wrong in found.items() if wrong} == {}
+    assert len(heights) == len(NAMES)
+    assert max(heights) < 40  # a name stands on one line
