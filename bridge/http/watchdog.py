@@ -171,6 +171,16 @@ class _WatchedConnection(HTTPConnection):
     """A connection that the call using it can be cut at."""
 
     _wire: _Wire | None = None
+    _is_last = False
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether another request may be sent on it.
+
+        None may after one that said ``Connection: close`` (RFC 9112 section 9.6), which urllib3 sends and forgets: the
+        peer ends the connection, whether its answer says so or not, and the next request would run into that end.
+        """
+        return not self._is_last and super().is_connected
 
     def _new_conn(self) -> socket.socket:
         call = _in_flight.call
@@ -225,8 +235,10 @@ class _WatchedConnection(HTTPConnection):
             call.is_reused = True
             _watchdog.attach(call, self._wire)
         super().request(*args, **kwargs)
+        self._is_last = (kwargs.get("headers") or {}).get("Connection", "").lower() == "close"
 
     def close(self) -> None:
+        self._is_last = False
         try:
             super().close()
         finally:

@@ -415,6 +415,18 @@ def test_a_connection_closed_while_idle_is_replaced_even_for_a_post(start, sessi
     assert peer.accepted == 2
 
 
+@pytest.mark.parametrize("word", ["close", "Close"])
+def test_a_connection_whose_last_request_was_announced_takes_no_other(start, session, word):
+    """The peer may end it without a word of it in its answer, and the next request would run into that end."""
+    peer = start(answer)
+    for number in (1, 2, 3):
+        headers = {"Connection": word} if number < 3 else {}
+        response = session.request("POST", peer.url, data=b"1", headers=headers, deadline_seconds=20)
+        assert (response.content, peer.accepted) == (b"ok", number)
+    assert session.request("POST", peer.url, data=b"1", deadline_seconds=20).content == b"ok"
+    assert peer.accepted == 3, "the third request announced nothing"
+
+
 def test_redirects_are_not_followed(start, session):
     redirect = b"HTTP/1.1 302 Found\r\nLocation: /elsewhere\r\nContent-Length: 0\r\n\r\n"
     peer = start(lambda peer, connection, _: (peer.read_request(connection), connection.sendall(redirect)))
