@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from unit_file import settings_of
 
 from bridge.portal.settings import SYSTEM_CONFIG, address_of, database_file, load
 
@@ -20,16 +21,6 @@ pytestmark = pytest.mark.deploy
 NAME = "scheduled-events-portal"
 UNIT = f"{NAME}.service"
 MOST_EXPOSURE = 2.0
-
-
-def settings_of(unit):
-    """Return each key of a unit with the list of its values, whatever its section."""
-    found = {}
-    for line in unit.read_text().splitlines():
-        key, equals, value = line.partition("=")
-        if equals and not line.startswith("#"):
-            found.setdefault(key, []).append(value)
-    return found
 
 
 @pytest.fixture(scope="module")

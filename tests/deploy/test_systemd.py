@@ -9,6 +9,7 @@ from pathlib import Path
 
 import doc_pages
 import pytest
+from unit_file import settings_of
 
 from bridge.config.loader import read
 
@@ -26,16 +27,6 @@ FREEZE_SECONDS = 60
 EVICTION_NOTICE_SECONDS = 30
 #: The first systemd with RestartSteps=.
 STEPS_SINCE = 254
-
-
-def settings_of(unit):
-    """Return each key of a unit with the list of its values, whatever its section."""
-    found = {}
-    for line in unit.read_text().splitlines():
-        key, equals, value = line.partition("=")
-        if equals and not line.startswith("#"):
-            found.setdefault(key, []).append(value)
-    return found
 
 
 @pytest.fixture(scope="module")
