@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import pytest
 from container_engine import why_not_here
+from kubernetes_manifests import Manifest, built
 
 ROOT = Path(__file__).parents[2]
 
@@ -90,6 +91,12 @@ def package() -> Callable[[str], ModuleType]:
             return absent(f"the Python package {name} is not installed")
 
     return load
+
+
+@pytest.fixture(scope="session")
+def kustomized(tool: Callable[[str], str], package: Callable[[str], ModuleType]) -> Callable[[Path], list[Manifest]]:
+    """Return a function that builds the kustomization of a directory."""
+    return lambda directory: built(directory, kustomize=tool("kustomize"), yaml=package("yaml"))
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import doc_pages
 import pytest
+from kubernetes_manifests import only
 
 from bridge.config.loader import load, read
 
@@ -23,10 +24,11 @@ pytestmark = pytest.mark.deploy
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "helm" / "scheduled-events-bridge"
+KUBERNETES = DEPLOY / "kubernetes"
 NAME = "scheduled-events-bridge"
 VERSIONS = ("1.29", "1.31", "1.33", "1.35")
 POD = "app.kubernetes.io"
-EVENT_HUBS = tomllib.loads((DEPLOY / "kubernetes/overlays/event-hubs/config.toml").read_text())
+EVENT_HUBS = tomllib.loads((KUBERNETES / "overlays/event-hubs/config.toml").read_text())
 #: A kustomization, and the values of the chart that are to come to the same.
 SAME = {
     "base": {},
@@ -87,21 +89,6 @@ def rendered(helm, package, tmp_path_factory):
     return render
 
 
-@pytest.fixture(scope="module")
-def kustomized(tool, package):
-    def build(name):
-        command = [tool("kustomize"), "build", DEPLOY / "kubernetes" / name]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        return list(package("yaml").safe_load_all(done.stdout))
-
-    return build
-
-
-def only(manifests, kind):
-    [found] = [manifest for manifest in manifests if manifest["kind"] == kind]
-    return found
-
-
 def config_of(manifests):
     """Return the configuration of the ConfigMap."""
     return only(manifests, "ConfigMap")["data"]["config.toml"]
@@ -144,7 +131,7 @@ def without_labels(metadata):
 
 @pytest.mark.parametrize("name", SAME)
 def test_chart_makes_what_kustomize_makes(rendered, kustomized, name):
-    ours, theirs = substance(rendered(SAME[name])), substance(kustomized(name))
+    ours, theirs = substance(rendered(SAME[name])), substance(kustomized(KUBERNETES / name))
     assert ours.keys() == theirs.keys()
     for kind, manifest in theirs.items():
         assert ours[kind] == manifest
@@ -152,7 +139,7 @@ def test_chart_makes_what_kustomize_makes(rendered, kustomized, name):
 
 def test_pods_bear_the_labels_of_kustomize_and_those_that_they_are_selected_by(rendered, kustomized):
     values = {"podLabels": {"team": "sre", f"{POD}/name": "other"}}
-    chart, theirs = (only(each, "DaemonSet")["spec"] for each in (rendered(values), kustomized("base")))
+    chart, theirs = (only(each, "DaemonSet")["spec"] for each in (rendered(values), kustomized(KUBERNETES / "base")))
     labels = chart["template"]["metadata"]["labels"]
     assert theirs["template"]["metadata"]["labels"].items() <= labels.items()
     assert chart["selector"]["matchLabels"].items() <= labels.items()
@@ -160,12 +147,12 @@ def test_pods_bear_the_labels_of_kustomize_and_those_that_they_are_selected_by(r
 
 
 def test_every_kustomization_has_its_values():
-    paths = (DEPLOY / "kubernetes").rglob("kustomization.yaml")
-    assert set(SAME) == {str(path.parent.relative_to(DEPLOY / "kubernetes")) for path in paths}
+    paths = KUBERNETES.rglob("kustomization.yaml")
+    assert set(SAME) == {str(path.parent.relative_to(KUBERNETES)) for path in paths}
 
 
 def test_comparison_sees_a_difference(rendered, kustomized):
-    theirs = substance(kustomized("base"))
+    theirs = substance(kustomized(KUBERNETES / "base"))
     for values in (
         {"port": 9465},
         {"tolerations": []},

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import doc_pages
 import pytest
+from kubernetes_manifests import mount, only, volume_of
 from kubernetes_stub import RIGHTS
 
 from bridge.config import loader
@@ -26,19 +27,9 @@ def build(request):
 
 
 @pytest.fixture(scope="module")
-def manifests(build, tool, package):
+def manifests(build, kustomized):
     """Return what the kustomization builds."""
-    command = [tool("kustomize"), "build", str(KUBERNETES / build)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert built.returncode == 0, built.stderr
-    assert built.stderr == ""
-    return list(package("yaml").safe_load_all(built.stdout))
-
-
-def only(manifests, kind):
-    found = [manifest for manifest in manifests if manifest["kind"] == kind]
-    assert len(found) == 1, kind
-    return found[0]
+    return kustomized(KUBERNETES / build)
 
 
 @pytest.fixture
@@ -68,18 +59,6 @@ def settings(manifests, pod, environment, tmp_path):
     path = tmp_path / "config.toml"
     path.write_text(config_map["data"]["config.toml"], encoding="utf-8")
     return loader.load(path, environment)
-
-
-def mount(container, path):
-    """Return the mount that holds *path*."""
-    inside = [found for found in container["volumeMounts"] if f"{path}/".startswith(f"{found['mountPath']}/")]
-    assert inside, f"nothing is mounted at {path}"
-    return max(inside, key=lambda found: len(found["mountPath"]))
-
-
-def volume_of(pod, found):
-    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == found["name"])
-    return volume
 
 
 def test_there_are_the_base_and_its_overlays_and_the_readme_names_each():
@@ -151,7 +130,7 @@ def test_configuration_that_says_nothing_or_otherwise_moves_neither_the_listener
 
 
 @pytest.fixture
-def own_overlay(tool, package, tmp_path):
+def own_overlay(kustomized, tmp_path):
     """Build an overlay beside those that come along, of a kustomization.yaml and a config.toml."""
     shutil.copytree(KUBERNETES, tmp_path / "kubernetes")
     directory = tmp_path / "kubernetes/overlays/own"
@@ -160,8 +139,7 @@ def own_overlay(tool, package, tmp_path):
 
     def built(text):
         (directory / "kustomization.yaml").write_text(text)
-        done = subprocess.run([tool("kustomize"), "build", directory], capture_output=True, text=True, check=True)
-        return list(package("yaml").safe_load_all(done.stdout))
+        return kustomized(directory)
 
     return built
 

@@ -1,10 +1,10 @@
 """The portal's manifests: built by kustomize, judged by schemas, and held against their own configuration."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+from kubernetes_manifests import mount, only, volume_of
 
 from bridge.portal.settings import address_of, load
 
@@ -24,18 +24,9 @@ def build(request):
 
 
 @pytest.fixture(scope="module")
-def manifests(build, tool, package):
+def manifests(build, kustomized):
     """Return what the kustomization builds."""
-    command = [tool("kustomize"), "build", str(KUBERNETES / build)]
-    built = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert (built.returncode, built.stderr) == (0, "")
-    return list(package("yaml").safe_load_all(built.stdout))
-
-
-def only(manifests, kind):
-    found = [manifest for manifest in manifests if manifest["kind"] == kind]
-    assert len(found) == 1, kind
-    return found[0]
+    return kustomized(KUBERNETES / build)
 
 
 @pytest.fixture
@@ -59,18 +50,6 @@ def settings(manifests, pod, tmp_path):
     path = tmp_path / "portal.toml"
     path.write_text(config_map["data"]["portal.toml"], encoding="utf-8")
     return load(path)
-
-
-def mount(container, path):
-    """Return the mount that holds *path*."""
-    inside = [found for found in container["volumeMounts"] if f"{path}/".startswith(f"{found['mountPath']}/")]
-    assert inside, f"nothing is mounted at {path}"
-    return max(inside, key=lambda found: len(found["mountPath"]))
-
-
-def volume_of(pod, found):
-    (volume,) = (volume for volume in pod["volumes"] if volume["name"] == found["name"])
-    return volume
 
 
 def test_there_are_the_base_and_its_overlays_and_the_readme_names_each(deploy):

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NoReturn
 import pytest
 
 if TYPE_CHECKING:
+    from azure_documents import Authority
+    from document_desk import Desk
     from portal_databases import Database
     from postgresql_server import Server
 
@@ -96,3 +98,29 @@ def empty_database(new_database: Callable[..., AbstractContextManager[Database]]
 def store(database: Database) -> Store:
     """A store on a database of each engine."""
     return database.store()
+
+
+@pytest.fixture(scope="module")
+def azure() -> Authority:
+    """An authority that issues attested documents, as Azure does."""
+    from azure_documents import Authority  # noqa: PLC0415  # needs the extra
+    from document_desk import NOW  # noqa: PLC0415  # needs the extra
+
+    return Authority(NOW)
+
+
+@pytest.fixture(scope="module")
+def stranger() -> Authority:
+    """Another authority, with the very same names."""
+    from azure_documents import Authority  # noqa: PLC0415  # needs the extra
+    from document_desk import NOW  # noqa: PLC0415  # needs the extra
+
+    return Authority(NOW)
+
+
+@pytest.fixture
+def desk(azure: Authority) -> Desk:
+    """A portal's desk that trusts `azure`."""
+    from document_desk import Desk  # noqa: PLC0415  # needs the extra
+
+    return Desk(azure)

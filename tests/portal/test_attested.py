@@ -24,22 +24,6 @@ SHA256 = bytes.fromhex("0609608648016503040201")
 SHA256_WITH_RSA = bytes.fromhex("06092a864886f70d01010b")
 
 
-@pytest.fixture(scope="module")
-def azure():
-    return Authority(NOW)
-
-
-@pytest.fixture(scope="module")
-def stranger():
-    """An authority with the very same names."""
-    return Authority(NOW)
-
-
-@pytest.fixture
-def desk(azure):
-    return Desk(azure)
-
-
 # What counts.
 
 

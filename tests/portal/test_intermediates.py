@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
-
 import pytest
 from azure_documents import Authority
 from cryptography.hazmat.primitives.serialization import Encoding
+from document_desk import NAME, NOW
 
 from bridge.errors import ConfigurationError
 from bridge.portal.intermediates import (
@@ -17,14 +16,6 @@ from bridge.portal.intermediates import (
 )
 from bridge.testing import ManualClock
 from bridge.testing.http_contract import Answer, HttpPeer
-
-NOW = datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc)
-NAME = "metadata.azure.com"
-
-
-@pytest.fixture(scope="module")
-def azure():
-    return Authority(NOW)
 
 
 @pytest.fixture
