@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -15,6 +16,9 @@ from page_kit import PASSWORD
 CHROMIUM = Path("/usr/bin/chromium")
 #: As much as a machine that does other things too may take.
 WAIT_MS = 60_000
+#: What the page says of a click that comes right after a change of it.
+JUST_CHANGED = "the page has just changed: look again"
+_MOST_CLICKS = 10
 
 
 def why_not() -> str | None:
@@ -77,13 +81,19 @@ class Watched:
         return self.page.locator(f"#event-{key}")
 
     def press(self, row: Any, verdict: str, *, reason: str = "") -> None:
-        """Fill in the reason and press the button, once the page has stood still."""
-        self.page.wait_for_timeout(1_000)
-        row.locator("[name=reason]").fill(reason)
-        row.locator(f"button[value={verdict}]").click()
+        """Fill in the reason and press the button, again where the page says that it has changed under the click."""
+        for _ in range(_MOST_CLICKS):
+            self.page.wait_for_timeout(1_000)
+            row.locator("[name=reason]").fill(reason)
+            row.locator(f"button[value={verdict}]").click()
+            if not self.page.locator("#live", has_text=JUST_CHANGED).is_visible():
+                return
+        raise AssertionError(f"the page changed under each of {_MOST_CLICKS} clicks")
 
     def close(self) -> None:
-        """Close the window, and hold it to what it must never do."""
+        """Close the window, and hold it to what it must never do; a test that fails shows what was in it."""
+        if self.page.url.startswith(self.origin):
+            sys.stdout.write(f"{self.page.url}\n{self.page.locator('body').inner_text()}\n")
         self.context.close()
         assert self._foreign == []
         assert self._complaints == []

@@ -6,8 +6,9 @@
   const status = document.getElementById("live");
   const ahead = Date.parse(document.documentElement.dataset.now) - Date.now();
   const say = (text, state) => { status.textContent = text; status.dataset.state = state; };
-  const GUARD_MS = 800;
-  let movedAt = -GUARD_MS, source = null, waiting = new Set(), fetching = false;
+  const GUARD_MS = 800, COMPLAINT_MS = 5000, PRESS_MS = 10000;
+  let movedAt = -GUARD_MS, source = null, waiting = new Set(), fetching = false, complaint = null;
+  let pressed = false, released = () => {};
   const served = new WeakMap();
 
   const span = (seconds) => {
@@ -77,7 +78,10 @@
       const address = new URL(location.href);
       address.searchParams.set("part", keys && follows === "events" ? [...keys].join(",") : "");
       const answer = await fetch(address).catch(() => null);
-      if (answer && answer.ok) merge(new DOMParser().parseFromString(await answer.text(), "text/html"), keys);
+      const text = answer?.ok ? await answer.text() : "";
+      // A button that is replaced while it is held down is never clicked, and nobody would hear of it.
+      if (pressed) await new Promise((done) => { released = done; setTimeout(done, PRESS_MS); });
+      if (answer?.ok) merge(new DOMParser().parseFromString(text, "text/html"), keys);
       else if (answer && answer.status === 401) location.reload();
     }
     fetching = false;
@@ -95,13 +99,20 @@
     source = null;
     if (document.hidden) return;
     source = new EventSource("/live");
-    source.addEventListener("open", () => say("live", "live"));
+    source.addEventListener("open", sayLive);
     source.addEventListener("changed", (event) => changed(event.data.split(" ")));
     source.addEventListener("ended", () => { source.close(); location.reload(); });
     source.addEventListener("error", () => {
       say("not live: asking again", "away");
       if (source?.readyState === EventSource.CLOSED) setTimeout(() => { changed(["all"]); listen(); }, 5000);
     });
+  };
+  const sayLive = () => { if (source?.readyState === EventSource.OPEN) say("live", "live"); };
+  // A click that counts for nothing: said until the next one that counts, or for some seconds. The page is live still.
+  const complain = (text) => {
+    say(text, "away");
+    clearTimeout(complaint);
+    complaint = setTimeout(sayLive, COMPLAINT_MS);
   };
   // What somebody says is sent beside the page, which then shows it in place. What is refused is sent as a form again:
   // nothing was stored, and the portal's own page says why.
@@ -116,23 +127,27 @@
     const form = event.target, button = event.submitter, part = form.closest("[data-part],[data-list] > *");
     if (!button || form.method !== "post" || !part) return;
     event.preventDefault();
+    sayLive();
     const fields = new URLSearchParams(new FormData(form));
     if (button.name) fields.append(button.name, button.value);
     button.disabled = true;
     button.blur(); // what comes to its place may do something else at the next Enter
     const answer = await fetch(form.action, { method: "POST", body: fields, redirect: "manual" }).catch(() => null);
     button.disabled = false;
-    if (!answer) say("it did not reach the portal: try again", "away");
+    if (!answer) complain("it did not reach the portal: try again");
     else if (answer.type !== "opaqueredirect") again(form.action, fields);
     else {
       document.getElementById(part.id)?.querySelectorAll("form").forEach((each) => each.reset());
       changed(["all"]);
     }
   });
+  const release = () => setTimeout(() => { pressed = false; released(); }); // after the click that follows
+  document.addEventListener("pointerdown", (event) => { pressed = event.button === 0; });
+  ["pointerup", "pointercancel"].forEach((name) => document.addEventListener(name, release));
   document.addEventListener("click", (event) => {
     if (performance.now() - movedAt > GUARD_MS || !event.target.closest?.("main form button")) return;
     event.preventDefault();
-    say("the page has just changed: look again", "away");
+    complain("the page has just changed: look again");
   }, true);
   count();
   setInterval(count, 1000);

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from browser_kit import WAIT_MS, Watched, chromium
+from browser_kit import JUST_CHANGED, WAIT_MS, Watched, chromium
 from fleet_records import fleet_record
 from page_kit import Office
 
@@ -120,6 +120,40 @@ def test_word_that_is_taken_leaves_no_reason_behind_and_one_that_is_refused_says
     bob.row(A).locator("button.approve").click()
     _say(bob.page, "Take the hold back to approve it.")
     assert bob.page.url == f"{office.origin}/decide"
+
+
+def test_click_right_after_a_change_counts_for_nothing_and_the_page_says_so_and_is_live_again(office, window):
+    ann = window(office.origin).sign_in("ann")
+    ann.is_live()
+    ann.page.wait_for_timeout(2_500)
+    ann.page.evaluate(
+        """([list, button]) => new MutationObserver((_, observer) => {
+            observer.disconnect();
+            document.querySelector(button).click();
+        }).observe(document.querySelector(list), { childList: true })""",
+        ["[data-list=announced]", f"#event-{A} button.approve"],
+    )
+    office.portal.send(fleet_record(2, event_id="B", resources=("vm_2",)))
+    ann.page.wait_for_selector(f"#live[data-state=away]:has-text('{JUST_CHANGED}')")
+    ann.page.wait_for_selector("#live[data-state=live]")
+    assert ann.row(A).locator("button.approve").is_visible()
+    ann.press(ann.row(A), "approve", reason="now")
+    _say(ann.row(A), "“now”")
+
+
+def test_button_that_is_held_down_while_the_page_changes_is_pressed_and_not_lost(office, window):
+    ann, bob = (window(office.origin).sign_in(name) for name in ("ann", "bob"))
+    for each in (ann, bob):
+        each.is_live()
+        each.page.wait_for_timeout(2_500)
+    ann.row(A).locator("button.approve").hover()
+    ann.page.mouse.down()
+    bob.press(bob.row(A), "hold", reason="no")
+    _say(bob.row(A), "Held by bob")
+    ann.page.wait_for_timeout(2_500)
+    assert not ann.row(A).get_by_text("Held by bob").is_visible()
+    ann.page.mouse.up()
+    _say(ann.page, "Take the hold back to approve it.")
 
 
 def test_signing_out_elsewhere_leads_to_the_door(office, window):
