@@ -16,7 +16,7 @@ from bridge.outbox.outbox import Outbox
 
 #: The tasks of the agent share their turns, which are never quite on time.
 _EARLY_SECONDS = 1.0
-_LOOK_SECONDS = 15.0
+_LOOK_SECONDS = 30.0
 _NOTHING_TO_DELETE_SECONDS = 600.0
 
 
@@ -47,7 +47,7 @@ class OutboxUpkeep:
             self._tend()
 
     def tend(self) -> None:
-        """Look after the file, each time while nobody tells or the disk has refused, else each 15 s."""
+        """Look after the file, each time while nobody tells or the disk has refused, else each 30 s."""
         is_calm = self._is_watched() and not self._outbox.in_memory
         if not is_calm or self._clock.monotonic() - self._tended_at >= _LOOK_SECONDS - _EARLY_SECONDS:
             self._tend()

@@ -49,9 +49,9 @@ def tended_at(clock, outbox, upkeep, *, until):
     return outbox.tended
 
 
-def test_file_is_looked_at_every_15_seconds_where_the_kernel_tells_of_the_rest(clock):
+def test_file_is_looked_at_every_30_seconds_where_the_kernel_tells_of_the_rest(clock):
     outbox = CountingOutbox(clock)
-    assert tended_at(clock, outbox, upkeep_of(outbox), until=40) == [0, 15, 30]
+    assert tended_at(clock, outbox, upkeep_of(outbox), until=70) == [0, 30, 60]
 
 
 def test_file_is_looked_at_each_time_where_it_does_not_and_in_memory(clock):
