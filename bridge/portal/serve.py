@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import signal
@@ -35,6 +34,7 @@ from bridge.portal.app import Application, agent_routes
 from bridge.portal.audit import NewEntry
 from bridge.portal.bounded_http import BoundedHttp, HttpBounds, Refusals
 from bridge.portal.health import Health
+from bridge.portal.memory import keep_little, return_freed
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.requests import BODY_SECONDS
 from bridge.portal.settings import PortalSettings, address_of, check_secrets
@@ -51,7 +51,6 @@ _LAST_SECONDS = 3
 #: Small: after a reset uvicorn keeps what belongs to a connection for so long.
 _KEEP_ALIVE_SECONDS = 5
 _BACKLOG = 2_048
-_RETURN_MEMORY_SECONDS = 15.0
 _STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
 
 
@@ -88,6 +87,7 @@ class Portal:
         store = Store.of_settings(self._settings)
         sockets: list[socket.socket] = []
         _allow_connections()
+        keep_little()
         try:
             before, now = store.migrate()
             if before != now:
@@ -147,7 +147,7 @@ class Portal:
             for server, bound in zip(servers, (public, operator), strict=True)
         ]
         following = [loop.create_task(each.follow()) for each in app.followers]
-        returning = loop.create_task(_return_memory())
+        returning = loop.create_task(return_freed())
         listener = threads.store.listener(_called_on(loop, app.book.news))
         try:
             await threads.write(
@@ -275,17 +275,6 @@ def _run(main: Any) -> None:
         import uvloop  # noqa: PLC0415  # not on Windows
 
         uvloop.run(main)
-
-
-async def _return_memory() -> None:
-    """Give the system back what handshakes took, now and then: of 5,000 connections with TLS that is a quarter.
-
-    The C library keeps what was freed between what is still in use, unless it is asked (malloc_trim(3), glibc alone).
-    """
-    trim = None if sys.platform == "win32" else getattr(ctypes.CDLL(None), "malloc_trim", None)
-    while trim is not None:
-        await asyncio.sleep(_RETURN_MEMORY_SECONDS)
-        await asyncio.get_running_loop().run_in_executor(None, trim, 0)
 
 
 def _allow_connections() -> None:
