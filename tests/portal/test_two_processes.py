@@ -124,6 +124,28 @@ def test_a_decision_that_nobody_was_told_of_is_seen_all_the_same(portals, pair, 
     assert seconds < 10
 
 
+@pytest.mark.bench
+def test_agents_are_told_within_a_second_also_when_the_listening_connections_are_cut(
+    portals, pair, postgresql, postgresql_database
+):
+    """Needs a quiet machine, as every absolute time does; ten times each, told at once or never told of."""
+    _, other = portals
+    name = postgresql_database.name
+
+    def cut_and_decide():
+        assert cut(name, postgresql) == 2
+        return brought(other, pair.signer)
+
+    def decided():
+        cut(name, postgresql)
+        return decided_silently(postgresql_database, postgresql, pair.signer)
+
+    for decide in (cut_and_decide, decided):
+        for _ in range(10):
+            wait_until(lambda: len(postgresql.sql(name, LISTENS)) == 2)
+            assert seconds_to_wake(portals[0], decide) <= 1.0
+
+
 def test_numbers_that_are_given_out_and_not_committed_yet_are_waited_for(portals, pair, postgresql_database):
     """Index n is committed after the request that gets n+1: neither is passed over."""
     one, other = portals
