@@ -6,9 +6,10 @@
   const status = document.getElementById("live");
   const ahead = Date.parse(document.documentElement.dataset.now) - Date.now();
   const say = (text, state) => { status.textContent = text; status.dataset.state = state; };
-  const GUARD_MS = 800, COMPLAINT_MS = 5000, PRESS_MS = 10000;
+  const GUARD_MS = 800, COMPLAINT_MS = 5000, PRESS_MS = 10000, AGAIN_MS = 3000;
   let movedAt = -GUARD_MS, source = null, waiting = new Set(), fetching = false, complaint = null;
-  let pressed = false, released = () => {};
+  let pressed = false, released = () => {}, isBehind = false;
+  const sayLive = () => { if (source?.readyState === EventSource.OPEN && !isBehind) say("live", "live"); };
   const served = new WeakMap();
 
   const span = (seconds) => {
@@ -69,20 +70,29 @@
     });
     count();
   };
+  // What cannot be fetched is asked for again: the stream will not say a second time that it has changed.
   const update = async () => {
     if (fetching) return;
     fetching = true;
     while (waiting.size) {
-      const keys = waiting.has("all") ? null : waiting;
+      const asked = waiting, keys = asked.has("all") ? null : asked;
       waiting = new Set();
       const address = new URL(location.href);
       address.searchParams.set("part", keys && follows === "events" ? [...keys].join(",") : "");
       const answer = await fetch(address).catch(() => null);
-      const text = answer?.ok ? await answer.text() : "";
+      const text = answer?.ok ? await answer.text().catch(() => null) : null;
       // A button that is replaced while it is held down is never clicked, and nobody would hear of it.
       if (pressed) await new Promise((done) => { released = done; setTimeout(done, PRESS_MS); });
-      if (answer?.ok) merge(new DOMParser().parseFromString(text, "text/html"), keys);
-      else if (answer && answer.status === 401) location.reload();
+      if (text !== null) {
+        merge(new DOMParser().parseFromString(text, "text/html"), keys);
+        if (isBehind) { isBehind = false; sayLive(); }
+      } else if (answer?.status === 401) location.reload();
+      else if (!answer || answer.ok || answer.status >= 500) {
+        isBehind = true;
+        say("behind: asking again", "away");
+        asked.forEach((key) => waiting.add(key));
+        await new Promise((done) => setTimeout(done, AGAIN_MS));
+      }
     }
     fetching = false;
   };
@@ -107,7 +117,6 @@
       if (source?.readyState === EventSource.CLOSED) setTimeout(() => { changed(["all"]); listen(); }, 5000);
     });
   };
-  const sayLive = () => { if (source?.readyState === EventSource.OPEN) say("live", "live"); };
   // A click that counts for nothing: said until the next one that counts, or for some seconds. The page is live still.
   const complain = (text) => {
     say(text, "away");

@@ -156,6 +156,22 @@ def test_button_that_is_held_down_while_the_page_changes_is_pressed_and_not_lost
     _say(ann.page, "Take the hold back to approve it.")
 
 
+def test_page_that_cannot_fetch_what_has_changed_says_so_and_asks_again(office, window):
+    ann = window(office.origin).sign_in("ann")
+    ann.is_live()
+    ann.page.wait_for_timeout(2_500)
+    ways = [lambda route: route.abort(), lambda route: route.fulfill(status=503, body="")]
+    for event_id, in_the_way in zip("BE", ways, strict=True):
+        key = key_of_event_id(event_id)
+        ann.page.route("**/?part=*", in_the_way)
+        office.portal.send(fleet_record(2, event_id=event_id, resources=("vm_2",)))
+        ann.page.wait_for_selector("#live[data-state=away]:has-text('behind: asking again')")
+        assert ann.row(key).count() == 0
+        ann.page.unroute("**/?part=*")
+        ann.row(key).wait_for()
+        ann.page.wait_for_selector("#live[data-state=live]")
+
+
 def test_signing_out_elsewhere_leads_to_the_door(office, window):
     ann = window(office.origin).sign_in("ann")
     ann.is_live()
