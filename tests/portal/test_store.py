@@ -77,6 +77,7 @@ def test_two_stores_on_one_database_come_to_the_events_of_the_fold(new_database,
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @given(histories(most_vms=100), st.randoms(use_true_random=False))
 @settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_two_stores_on_one_database_come_to_the_events_of_the_fold_whatever_comes(new_database, records, chance):
