@@ -116,7 +116,10 @@ def _check(portal, kept):
     assert set(kept["records"][-1000:]) <= seen
 
 
-@pytest.mark.parametrize("rounds", [pytest.param(4, id="few"), pytest.param(100, id="many", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "rounds",
+    [pytest.param(4, id="few"), pytest.param(100, id="many", marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
+)
 def test_nothing_that_was_answered_for_is_lost_by_a_kill(killable, signer, rounds):
     kept = {"records": [], "decisions": {}}
     for number in range(rounds):
