@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import httptools
 import msgspec
@@ -168,6 +168,12 @@ class BoundedHttp(HttpToolsProtocol):
         self.is_gone = True
         if self._when_gone is not None:
             self._when_gone()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Drop what leads back here, or thousands of connections stay in memory until the collector comes by."""
+        self._answering = self._when_gone = None
+        self.scope = self.cycle = self.parser = cast("Any", None)
 
     def pause_writing(self) -> None:
         """Begin to wait for the client to take what was sent."""
