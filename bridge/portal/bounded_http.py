@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import httptools
 import msgspec
@@ -173,7 +173,8 @@ class BoundedHttp(HttpToolsProtocol):
     def _let_go(self) -> None:
         """Drop what leads back here, or thousands of connections stay in memory until the collector comes by."""
         self._answering = self._when_gone = None
-        self.scope = self.cycle = self.parser = cast("Any", None)
+        uvicorns: Any = self
+        uvicorns.scope = uvicorns.cycle = None
 
     def pause_writing(self) -> None:
         """Begin to wait for the client to take what was sent."""
