@@ -296,7 +296,8 @@ async def measured(portal, count, figure, name):
     assert p50 <= 0.1
     assert p99 <= 0.5
     assert hundred <= 1.0
-    assert everybody <= 4.0  # the signature of each is verified before
+    assert cpu <= 3.0
+    assert everybody <= 3.0
     assert held <= 3.0
     assert stopped <= 5.0
     assert back <= 60.0
