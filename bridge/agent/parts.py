@@ -49,6 +49,8 @@ CLEAN_SECONDS = 60.0
 JOIN_SECONDS = 1.0
 _LEAST_WAIT_SECONDS = 0.05
 _RETRY_DISK_SECONDS = 0.5
+#: A poll takes less, mostly.
+_POLLED_SECONDS = 0.005
 
 
 class Parts:
@@ -172,6 +174,7 @@ class Parts:
         self.approvals.start()
         self.poll_thread = threading.Thread(target=self.poller.run, args=(self.stop_polling,), name="poll", daemon=True)
         self.poll_thread.start()
+        self.periodic.count_from(time.monotonic() + _POLLED_SECONDS)
 
     def _configure_approvals(self) -> None:
         if not self.is_loaded:

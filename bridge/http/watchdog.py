@@ -1,13 +1,13 @@
-"""The watchdog that cuts HTTP calls at their wall-clock deadline, and the connections that it cuts them at.
+"""Connections whose calls end at their wall-clock deadline, and the watchdog that cuts those under TLS.
 
-requests' own timeout is per read: a peer that drips a byte now and then never ends it. So the connections made here
-note their socket, and one watchdog thread for the whole process shuts down the sockets of a call that is overdue;
-whatever that call was blocked in (a send, a TLS handshake, a header, a body) returns at once. What is noted is a
-duplicate of the descriptor, because wrapping in TLS puts another object in the socket's place, and because a response
-with ``Connection: close`` outlives its connection.
+requests' own timeout is per read: a peer that drips a byte now and then never ends it. Without TLS the socket itself
+gives each read and each write only what is left of the call (`_TimedSocket`), which costs nothing while all is well: a
+poll of IMDS wakes no other thread. Under TLS one read of ours may be many of the socket, so one watchdog thread for the
+whole process shuts down the sockets of a call that is overdue; whatever that call was blocked in (a send, a handshake,
+a header, a body) returns at once. What it notes is a duplicate of the descriptor, because wrapping in TLS puts another
+object in the socket's place, and because a response with ``Connection: close`` outlives its connection.
 
-Arming is cheap: the watchdog is woken only for a call that ends before everything it waits for already, so a poll
-once a second with a deadline of five wakes it about every fifth time.
+The watchdog is woken only for a call that ends before everything it waits for already.
 
 One thing is out of reach: looking up a name. ``getaddrinfo`` has no socket to shut down, so a resolver that hangs
 holds the call past its deadline. Addresses given as numbers are not affected; who calls with names keeps an outer
@@ -49,13 +49,17 @@ class Call:
 
 
 class _Wire:
-    """A second descriptor of a connection's socket, good for shutting it down whatever became of the first."""
+    """A second descriptor of a connection's socket, good for shutting it down whatever became of the first.
 
-    __slots__ = ("_socket", "is_orphan")
+    *is_timed* says that the socket ends its calls itself, without the watchdog.
+    """
 
-    def __init__(self, connected: socket.socket) -> None:
+    __slots__ = ("_socket", "is_orphan", "is_timed")
+
+    def __init__(self, connected: socket.socket, *, is_timed: bool) -> None:
         self._socket = connected.dup()
         self.is_orphan = False
+        self.is_timed = is_timed
 
     def shut_down(self) -> None:
         with contextlib.suppress(OSError):  # the peer was quicker
@@ -66,30 +70,26 @@ class _Wire:
 
 
 class _Watchdog:
-    """The one thread that cuts overdue calls; it starts with the first call and sleeps while there is none."""
+    """The one thread that cuts overdue calls; it starts with the first that needs it and sleeps while there is none."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # an RLock: a collected pool closes its connections anywhere
         self._calls: set[Call] = set()
+        """Those in flight."""
+        self._guarded: set[Call] = set()
+        """Those of them that are to be cut here."""
         self._wakes_at = math.inf
         self._last_expiry = -math.inf
         self._thread: threading.Thread | None = None
 
-    def arm(self, call: Call) -> None:
+    def begin(self, call: Call) -> None:
         with self._changed:
             self._calls.add(call)
-            self._last_expiry = call.expires_at
-            if self._thread is None or not self._thread.is_alive():
-                self._wakes_at = call.expires_at
-                self._thread = threading.Thread(target=self._watch, name="deadline-watchdog", daemon=True)
-                self._thread.start()
-            elif call.expires_at < self._wakes_at:
-                self._wakes_at = call.expires_at
-                self._changed.notify()
 
-    def disarm(self, call: Call) -> None:
+    def end(self, call: Call) -> None:
         with self._changed:
             self._calls.discard(call)
+            self._guarded.discard(call)
             for wire in call.wires:
                 if wire.is_orphan:
                     wire.close()
@@ -101,6 +101,19 @@ class _Watchdog:
             call.wires.append(wire)
             if call.cut_by is not None:
                 wire.shut_down()
+            elif not wire.is_timed and call not in self._guarded:
+                self._guard(call)
+
+    def _guard(self, call: Call) -> None:
+        self._guarded.add(call)
+        self._last_expiry = call.expires_at
+        if self._thread is None or not self._thread.is_alive():
+            self._wakes_at = call.expires_at
+            self._thread = threading.Thread(target=self._watch, name="deadline-watchdog", daemon=True)
+            self._thread.start()
+        elif call.expires_at < self._wakes_at:
+            self._wakes_at = call.expires_at
+            self._changed.notify()
 
     def release(self, wire: _Wire, call: Call | None) -> None:
         """Close *wire*, or leave that to the end of *call*, which may still read the body through it."""
@@ -120,11 +133,11 @@ class _Watchdog:
         with self._changed:
             while True:
                 now = time.monotonic()
-                for call in [call for call in self._calls if call.expires_at <= now]:
-                    self._calls.discard(call)
+                for call in [call for call in self._guarded if call.expires_at <= now]:
+                    self._guarded.discard(call)
                     self._cut(call, "deadline")
                 idle_until = self._last_expiry if self._last_expiry > now else math.inf
-                self._wakes_at = min((call.expires_at for call in self._calls), default=idle_until)
+                self._wakes_at = min((call.expires_at for call in self._guarded), default=idle_until)
                 is_idle = math.isinf(self._wakes_at)
                 self._changed.wait(None if is_idle else min(self._wakes_at - now, threading.TIMEOUT_MAX))
 
@@ -155,11 +168,11 @@ class Watched:
 
     def __enter__(self) -> None:
         _in_flight.call = self._call
-        _watchdog.arm(self._call)
+        _watchdog.begin(self._call)
 
     def __exit__(self, *_: object) -> None:
         _in_flight.call = None
-        _watchdog.disarm(self._call)
+        _watchdog.end(self._call)
 
 
 def cut_calls_of(session: object) -> None:
@@ -167,9 +180,30 @@ def cut_calls_of(session: object) -> None:
     _watchdog.cut_session(session)
 
 
+class _TimedSocket(socket.socket):
+    """A socket whose every read and write ends with the call that this thread is in."""
+
+    __slots__ = ()
+
+    def recv_into(self, *args: Any) -> int:
+        self._end_with_call()
+        return super().recv_into(*args)
+
+    def sendall(self, *args: Any) -> None:
+        self._end_with_call()
+        super().sendall(*args)
+
+    def _end_with_call(self) -> None:
+        call = _in_flight.call
+        if call is not None:
+            self.settimeout(call.remaining_seconds())
+
+
 class _WatchedConnection(HTTPConnection):
     """A connection that the call using it can be cut at."""
 
+    _is_timed = True
+    """Whether its socket is a `_TimedSocket`, which TLS would not use."""
     _wire: _Wire | None = None
     _is_last = False
 
@@ -188,9 +222,11 @@ class _WatchedConnection(HTTPConnection):
             return super()._new_conn()
         connected = self._connect_any(call)
         self._release_wire()
+        if self._is_timed:
+            connected = _TimedSocket(fileno=connected.detach())
         try:
             connected.settimeout(call.remaining_seconds())
-            self._wire = _Wire(connected)
+            self._wire = _Wire(connected, is_timed=self._is_timed)
         except OSError:  # out of descriptors
             connected.close()
             raise
@@ -252,6 +288,8 @@ class _WatchedConnection(HTTPConnection):
 
 class _WatchedTlsConnection(_WatchedConnection, HTTPSConnection):
     """The same under TLS."""
+
+    _is_timed = False
 
     def connect(self) -> None:
         try:

@@ -21,7 +21,8 @@ pytestmark = [
 ]
 
 #: By the seconds between two polls; at 5 s what is done besides weighs five times as much, and how much a thread costs
-#: that has slept for so long depends on the machine: one and the same version had 1.0 on one and 1.3 on another.
+#: that has slept for so long depends on the machine: one and the same version had 1.0 on one and 1.3 on another. So the
+#: periodic tasks follow the poll closely there, and the poll wakes no watchdog.
 _MOST_OF_BARE = {0.2: 0.95, 1.0: 0.95, 5.0: 1.25}
 _SIDE_BY_SIDE = 4
 _WINDOW_SECONDS = 15.0

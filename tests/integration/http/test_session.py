@@ -7,6 +7,8 @@ import select
 import socket
 import ssl
 import struct
+import subprocess
+import sys
 import threading
 import time
 from datetime import datetime, timedelta, timezone
@@ -207,7 +209,9 @@ def test_a_silent_tls_handshake_is_cut_at_the_deadline(start, session, certifica
     cut_in_time(lambda: session.request("GET", url, verify=str(file), deadline_seconds=DEADLINE))
 
 
-@pytest.mark.parametrize("behaviour", [silent, drip_header, drip_body], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "behaviour", [silent, drip_header, drip_body, drip_body_until_close, drip_chunks], ids=lambda each: each.__name__
+)
 def test_tls_changes_nothing(start, session, certificate, behaviour):
     file, context = certificate
 
@@ -217,6 +221,29 @@ def test_tls_changes_nothing(start, session, certificate, behaviour):
 
     url = f"https://127.0.0.1:{start(under_tls).port}/"
     cut_in_time(lambda: session.request("GET", url, verify=str(file), deadline_seconds=DEADLINE))
+
+
+def test_a_peer_that_takes_nothing_off_the_wire_is_cut_under_tls_too(start, session, certificate):
+    file, context = certificate
+
+    def never_read_under_tls(peer, connection, number):
+        with context.wrap_socket(connection, server_side=True) as wrapped:
+            never_read(peer, wrapped, number)
+
+    url, body = f"https://127.0.0.1:{start(never_read_under_tls).port}/", b"x" * 30_000_000
+    cut_in_time(lambda: session.request("POST", url, data=body, verify=str(file), deadline_seconds=DEADLINE))
+
+
+def test_a_call_without_tls_needs_no_other_thread(start):
+    code = (
+        "import sys, threading\n"
+        "from bridge.http.session import DeadlineSession\n"
+        "DeadlineSession().request('GET', sys.argv[1], deadline_seconds=20)\n"
+        "print([thread.name for thread in threading.enumerate()])"
+    )
+    command = [sys.executable, "-c", code, start(answer).url]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert told.stdout == "['MainThread']\n"
 
 
 def test_a_connection_under_tls_is_kept_between_calls(start, session, certificate):

@@ -24,6 +24,18 @@ def test_task_is_done_at_its_own_pace():
     assert done_at(0.0, until=12, now=True) == []
 
 
+def test_fixed_paces_count_from_the_moment_that_is_given():
+    time, moments = ManualClock(), {5.0: [], 2.0: []}
+    tasks = PeriodicTasks(time.clock)
+    tasks.count_from(time.monotonic() + 1)
+    for seconds, done in moments.items():
+        tasks.every(seconds, lambda done=done: done.append(time.monotonic()))
+    for _ in range(13):
+        tasks.run_due()
+        time.advance(1)
+    assert moments == {5.0: [6, 11], 2.0: [3, 5, 7, 9, 11]}
+
+
 def test_pace_that_changes_counts_from_the_next_tick():
     time, moments, pace = ManualClock(), [], [0.0]
     tasks = PeriodicTasks(time.clock)
