@@ -6,6 +6,7 @@ one name, and refuses a long integer on some versions only. A refusal quotes not
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from typing import Any
@@ -23,22 +24,25 @@ def loads(text: str, *, most_digits: int = _MOST_DIGITS, allows_duplicates: bool
 
     An integer has at most *most_digits* digits.
     """
+    try:
+        return _decoder(most_digits, allows_duplicates).decode(text)
+    except RecursionError:
+        raise JsonRefused("it is nested too deeply") from None
 
+
+@functools.lru_cache(maxsize=8)  # as many as there are callers; making one takes as long as a small document
+def _decoder(most_digits: int, allows_duplicates: bool) -> json.JSONDecoder:  # noqa: FBT001 - a cache has no keywords
     def integer(digits: str) -> int:
         if len(digits) > most_digits:
             raise JsonRefused(f"an integer has more than {most_digits} digits")
         return int(digits)
 
-    try:
-        return json.loads(
-            text,
-            object_pairs_hook=dict if allows_duplicates else _without_duplicates,
-            parse_int=integer,
-            parse_float=_finite,
-            parse_constant=_refuse_constant,
-        )
-    except RecursionError:
-        raise JsonRefused("it is nested too deeply") from None
+    return json.JSONDecoder(
+        object_pairs_hook=dict if allows_duplicates else _without_duplicates,
+        parse_int=integer,
+        parse_float=_finite,
+        parse_constant=_refuse_constant,
+    )
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

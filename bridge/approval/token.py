@@ -6,9 +6,10 @@ one of the keys that a person put on this VM, by comparison and never as a path;
 ``jwk``, ``x5u``, ``b64``) is refused. One decision has one text: base64url that is not canonical, padding and white
 space are refused, so that a token cannot be made to look like another.
 
-Only then is the signature checked (PyJWT, EdDSA wired in, the key's type checked when it was read), and the payload is
-read only after it verified. Two parsers that read one text differently are how signed texts get forged, so a member
-that occurs twice, a number that is not finite and text that is not Unicode are refused, in header and payload alike.
+Only then is the signature checked (PyJWT's EdDSA, wired in, the key's type checked when it was read), and the payload
+is read only after it verified. Two parsers that read one text differently are how signed texts get forged: PyJWT does
+not read the token a second time, and a member that occurs twice, a number that is not finite and text that is not
+Unicode are refused, in header and payload alike.
 Claims that this version does not know are passed over. The checks run in the order of `RefusalReason`.
 
 Whether the event still is what was decided on, and whether the decision was seen before, is checked elsewhere
@@ -36,7 +37,7 @@ from bridge.events.record import Verdict
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
 if TYPE_CHECKING:
-    from jwt import PyJWS
+    from jwt.algorithms import Algorithm
 
 ALGORITHM = "EdDSA"
 TOKEN_TYPE = "scheduled-events-decision+jwt"  # noqa: S105 - no secret: the ``typ`` of the header
@@ -120,6 +121,28 @@ def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: dateti
 
     *audience* is this VM's vmId, *created_at* when this outbox's database was made, *now* the wall clock; both aware.
     """
+    claims = read_signed(token, keys)
+    _check_addressing(claims, audience)
+    _check_when(claims, now=now, created_at=created_at)
+    return claims
+
+
+def verify_for_any_vm(token: str, *, keys: Sequence[TrustedKey], now: datetime) -> Claims:
+    """Return the claims of the decision in *token*, whichever VM it is for and however old an outbox may be.
+
+    For who carries decisions to their VMs; raises RefusedDecision as `verify` does.
+    """
+    claims = read_signed(token, keys)
+    _check_addressing(claims, claims.audience)
+    _check_when(claims, now=now, created_at=_EPOCH)
+    return claims
+
+
+def read_signed(token: str, keys: Sequence[TrustedKey]) -> Claims:
+    """Return what *token* claims, if one of *keys* signed it; whom it is for and when it counts is not checked.
+
+    Raises RefusedDecision.
+    """
     key = _pinned_key(read_header(token), keys)
     try:
         public_key = key.load()
@@ -127,17 +150,13 @@ def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: dateti
         raise RefusedDecision(RefusalReason.KEY_UNUSABLE, str(error)) from error
     payload = _signed_payload(token, key, public_key)
     try:
-        claims = read_claims(payload, kid=key.kid, approver=key.approver, key_sha256=public_key.sha256)
+        return read_claims(payload, kid=key.kid, approver=key.approver, key_sha256=public_key.sha256)
     except ClaimsMalformed as error:
         raise RefusedDecision(
             RefusalReason.MALFORMED_CLAIMS,
             f"A decision signed by {key.approver} cannot be read: {error}. PROTOCOL.md lists the claims.",
             approver=key.approver,
         ) from error
-    _check_addressing(claims, audience)
-    if claims.verdict is not Verdict.HOLD:  # to hold too early or too late does no harm, and no hold is lost by a clock
-        _check_times(claims, now=now, created_at=created_at)
-    return claims
 
 
 def read_header(token: str) -> dict[str, Any]:
@@ -187,7 +206,7 @@ def read_claims(payload: bytes, *, kid: str, approver: str, key_sha256: str) -> 
 def _header_or_none(segment: str) -> dict[str, Any] | None:
     # Raised from in here, a refusal would carry the parser's error as its context, and that carries the text.
     try:
-        return _strict_object(urlsafe_b64decode(segment + "=" * (-len(segment) % 4)))
+        return _strict_object(_decoded(segment))
     except ValueError:
         return None
 
@@ -205,22 +224,24 @@ def _pinned_key(header: dict[str, Any], keys: Sequence[TrustedKey]) -> TrustedKe
 
 
 @functools.lru_cache(maxsize=1)
-def _jws() -> PyJWS:
+def _algorithm() -> Algorithm:
     from jwt import PyJWS  # noqa: PLC0415 - brings cryptography; imported where approvals are used, and only there
 
-    return PyJWS(algorithms=[ALGORITHM])
+    return PyJWS(algorithms=[ALGORITHM]).get_algorithm_by_name(ALGORITHM)
 
 
 def _signed_payload(token: str, key: TrustedKey, public_key: PublicKey) -> bytes:
-    from jwt import PyJWTError  # noqa: PLC0415
-
-    try:
-        return bytes(_jws().decode(token, public_key.key, algorithms=[ALGORITHM]))
-    except PyJWTError:
-        pass
+    """Return the payload of *token*, whose form `read_header` has checked."""
+    signed, _, signature = token.rpartition(".")
+    if _algorithm().verify(signed.encode("ascii"), public_key.key, _decoded(signature)):
+        return _decoded(signed.partition(".")[2])
     raise RefusedDecision(
         RefusalReason.FORGED, f"A decision has a signature that is not of kid '{key.kid}' ({key.public_key_file})."
     )
+
+
+def _decoded(segment: str) -> bytes:
+    return urlsafe_b64decode(segment + "=" * (-len(segment) % 4))
 
 
 def _unread(reason: RefusalReason, what: str) -> RefusedDecision:
@@ -240,7 +261,9 @@ def _check_addressing(claims: Claims, audience: str) -> None:
         raise _refused(RefusalReason.WRONG_AUDIENCE, claims, f"is for '{claims.audience}', not for this VM")
 
 
-def _check_times(claims: Claims, *, now: datetime, created_at: datetime) -> None:
+def _check_when(claims: Claims, *, now: datetime, created_at: datetime) -> None:
+    if claims.verdict is Verdict.HOLD:
+        return  # to hold too early or too late does no harm, and no hold is lost by a clock
     skew = timedelta(seconds=CLOCK_SKEW_SECONDS)
     starts = max(claims.issued_at, claims.not_valid_before or claims.issued_at)
     if claims.expires_at - claims.issued_at > timedelta(seconds=MAX_LIFETIME_SECONDS):

@@ -34,7 +34,7 @@ from bridge.portal.app import Application, agent_routes
 from bridge.portal.audit import NewEntry
 from bridge.portal.bounded_http import BoundedHttp, HttpBounds, Refusals
 from bridge.portal.health import Health
-from bridge.portal.memory import keep_little, return_freed
+from bridge.portal.memory import keep_little, return_freed, search_seldom
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.requests import BODY_SECONDS
 from bridge.portal.settings import PortalSettings, address_of, check_secrets
@@ -88,6 +88,7 @@ class Portal:
         sockets: list[socket.socket] = []
         _allow_connections()
         keep_little()
+        search_seldom()
         try:
             before, now = store.migrate()
             if before != now:
