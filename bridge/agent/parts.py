@@ -49,7 +49,7 @@ CLEAN_SECONDS = 60.0
 JOIN_SECONDS = 1.0
 _LEAST_WAIT_SECONDS = 0.05
 _RETRY_DISK_SECONDS = 0.5
-#: A poll takes less, mostly.
+#: So long after the beginning of a poll a turn comes; a poll takes less, mostly.
 _POLLED_SECONDS = 0.005
 
 

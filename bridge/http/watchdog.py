@@ -223,7 +223,7 @@ class _WatchedConnection(HTTPConnection):
         connected = self._connect_any(call)
         self._release_wire()
         if self._is_timed:
-            connected = _TimedSocket(fileno=connected.detach())
+            connected = _TimedSocket(connected.family, connected.type, connected.proto, connected.detach())
         try:
             connected.settimeout(call.remaining_seconds())
             self._wire = _Wire(connected, is_timed=self._is_timed)
