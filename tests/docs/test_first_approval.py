@@ -39,6 +39,7 @@ def test_a_newcomer_approves_an_event_and_sees_it_start(desk):
     desk.do(enter)
     (desk.home / "approval" / "approval.toml").write_text(desk.text("file: approval.toml"))
     desk.begin(enter + desk.text("approval: run"))
+    desk.wait_for("control: http")  # of the simulator, which may be up later than the agent
     desk.wait_for("is running")
     desk.do(enter + desk.text("approval: announce"))
     desk.wait_for(" scheduled: Reboot")

@@ -55,6 +55,7 @@ def test_a_newcomer_approves_an_event_through_the_portal_and_sees_it_start(desk)
     (home / "agent.toml").write_text(desk.text("file: first agent.toml"))
     desk.do(enter + "scheduled-events-bridge check-config --config agent.toml")
     desk.begin(enter + desk.text("first portal: run"))
+    desk.wait_for("control: http")  # of the simulator, which may be up later than the agent
     desk.wait_for("is running")
     desk.do(enter + desk.text("first portal: announce"))
     desk.wait_for(" scheduled: Reboot")
