@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 from bridge.agent.loading import HANDOVER_SECONDS, OpenOutbox, OutboxLoad, hand_over
 from bridge.agent.parts import JOIN_SECONDS, TEND_SECONDS, Parts, time_left
+from bridge.agent.periodic import CALM_SECONDS
 from bridge.config.loader import Settings
 from bridge.config.secret_keys import readable_secrets
 from bridge.health.reporter import HealthReporter
@@ -191,7 +192,7 @@ class Agent:
 
     def wait_for_turn(self, stop: threading.Event) -> bool:
         """Wait until `run_due` has something to do; return False when *stop* is set instead."""
-        seldom = TEND_SECONDS if self._load is None else _LOAD_TURN_SECONDS
+        seldom = CALM_SECONDS if self._load is None else _LOAD_TURN_SECONDS
         self.parts.files.wait(stop, min(self.parts.periodic.seconds_to_next(), seldom))
         return not stop.is_set()
 
@@ -200,7 +201,7 @@ class Agent:
 
         Raises StateDirectoryError when another agent has the state directory.
         """
-        self._loop_watch.expect_within(TEND_SECONDS)
+        self._loop_watch.expect_within(CALM_SECONDS)
         if self._load is not None:
             self._look_at_load(self._load)
         self.parts.files.look()

@@ -23,6 +23,7 @@ from bridge.agent.periodic import PeriodicTasks
 from bridge.agent.upkeep import OutboxUpkeep
 from bridge.approval.service import ApprovalService
 from bridge.config.loader import Settings
+from bridge.config.settings import SinkSettings
 from bridge.delivery.pool import CUT_SECONDS, WorkerPool
 from bridge.delivery.router import Router
 from bridge.errors import BridgeError
@@ -93,7 +94,8 @@ class Parts:
         self.poller: Poller | None = None
         self.stop_polling = threading.Event()
         self.poll_thread: threading.Thread | None = None
-        self.periodic = PeriodicTasks()
+        self.periodic = PeriodicTasks(is_calm=lambda: self._is_calm)
+        self._turn = turn
         self.files = CommandFiles(directory, turn)
         self.upkeep = OutboxUpkeep(
             outbox,
@@ -121,6 +123,12 @@ class Parts:
         seen = None if self.poller is None else self.poller.seen
         return seen is not None and len(seen) > 1
 
+    @property
+    def _is_calm(self) -> bool:
+        """Whether all is as it should be, and the kernel tells of what changes."""
+        is_at_work = self.is_loaded and not self.outbox.in_memory and self.pool.has_all(self._wanted_sinks)
+        return is_at_work and self.approvals.approver is None and self.files.is_watched
+
     def _has_seen_document(self) -> bool:
         return self.poller is not None and self.poller.good_at is not None
 
@@ -132,7 +140,7 @@ class Parts:
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Learn who this VM is, and choose the sinks of what is stored; give up as soon as *stop* returns True."""
         self.identity.start(stop, timeout_seconds=self.settings.imds.timeout_seconds)
-        self.outbox.on_added = self.pool.notify
+        self.outbox.on_added = self._added
         self.route(stop)
 
     def start(self, stop: Callable[[], bool], *, seen: SeenDocuments | None = None, taken: Taken | None = None) -> None:
@@ -153,7 +161,11 @@ class Parts:
 
     def start_workers(self) -> None:
         """Start a worker for each sink that has none."""
-        self.pool.start_missing([sink for sink in self.settings.sinks if sink.name not in self._without_sinks])
+        self.pool.start_missing(self._wanted_sinks)
+
+    @property
+    def _wanted_sinks(self) -> list[SinkSettings]:
+        return [sink for sink in self.settings.sinks if sink.name not in self._without_sinks]
 
     def _start_approvals_and_poll(self, seen: SeenDocuments | None, taken: Taken | None) -> None:
         self._configure_approvals()
@@ -220,6 +232,11 @@ class Parts:
             self.outbox.records.configure, routes, [sink.name for sink in sinks], labels=dict(self.settings.labels)
         )
         result_or_stop(configured, stop)
+
+    def _added(self) -> None:
+        self.pool.notify()
+        if self.outbox.in_memory and self.is_loaded:
+            self._turn.set()  # from now on the disk is tried every few seconds
 
     def wake(self) -> None:
         """Let the workers and the approver read the outbox at once: a command has written to it."""

@@ -25,15 +25,22 @@ class _Task(msgspec.Struct, kw_only=True):
     has_failed: bool = False
 
 
+#: How often a calm agent has a turn.
+CALM_SECONDS = 15.0
+
+
 class PeriodicTasks:
     """The tasks of one agent.
 
     A turn in which little is due does little: an agent has nothing to do but this and the poll, for months. So tasks of
-    one fixed interval share their turns, whenever they were added: each counts from the same moment (`count_from`).
+    one fixed interval share their turns, whenever they were added: each counts from the same moment (`count_from`). And
+    while *is_calm* returns True they run no oftener than each `CALM_SECONDS`.
     """
 
-    def __init__(self, clock: Clock = REAL_CLOCK) -> None:
+    def __init__(self, clock: Clock = REAL_CLOCK, *, is_calm: Callable[[], bool] = lambda: False) -> None:
         self._clock = clock
+        self._is_calm = is_calm
+        self._was_calm = False
         self._counted_from = clock.monotonic()
         self._fixed: list[_Task] = []
         self._adjustable: list[_Task] = []
@@ -72,6 +79,11 @@ class PeriodicTasks:
             if task.seconds:  # an interval that was shortened is in force at once
                 task.due = min(task.due, now + task.seconds)
             self._run_if_due(task, now)
+        was_calm, self._was_calm = self._was_calm, self._is_calm()
+        if was_calm and not self._was_calm:
+            for task in self._fixed:
+                task.due = min(task.due, self._next(task, now))
+            self._next_due = -math.inf
         if now >= self._next_due:
             for task in self._fixed:
                 self._run_if_due(task, now)
@@ -91,8 +103,9 @@ class PeriodicTasks:
         """Return when *task* is due after *now*."""
         if task.interval is not None or not task.seconds:
             return now + task.seconds
-        due = self._counted_from + max((now - self._counted_from) // task.seconds, 0) * task.seconds
-        return due + task.seconds * (1 if due + task.seconds > now else 2)
+        seconds = max(task.seconds, CALM_SECONDS) if self._was_calm else task.seconds
+        due = self._counted_from + max((now - self._counted_from) // seconds, 0) * seconds
+        return due + seconds * (1 if due + seconds > now else 2)
 
     def _run(self, task: _Task) -> None:
         try:

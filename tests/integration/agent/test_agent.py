@@ -12,11 +12,14 @@ from least_time import least
 from starved import no_threads
 
 from bridge.agent.agent import Agent
+from bridge.agent.command_files import CommandFiles
+from bridge.agent.parts import TEND_SECONDS
 from bridge.config.loader import read
 from bridge.delivery.worker import DeliveryWorker
 from bridge.errors import StateDirectoryError
 from bridge.events.event import VmIdentity
 from bridge.outbox.locks import DirectoryLock
+from bridge.outbox.outbox import Outbox
 from bridge.outbox.reader import OutboxFile
 from bridge.testing import Simulator
 
@@ -82,6 +85,25 @@ def test_worker_that_gets_no_thread_is_started_later_and_delays_no_stop(agent, m
     assert "delivery:third" in agent._loop_watches()
 
 
+def test_turns_of_a_calm_agent_are_seldom_until_its_disk_refuses(agent, monkeypatch):
+    refusals = []
+    monkeypatch.setattr(CommandFiles, "is_watched", property(lambda _: True))  # a signal tells the main thread alone
+    monkeypatch.setattr(Outbox, "in_memory", property(lambda _: bool(refusals)))
+
+    def seconds_to_next():
+        agent.run_due()
+        return agent.parts.periodic.seconds_to_next()
+
+    assert wait_until(lambda: seconds_to_next() > TEND_SECONDS + 1)
+    agent.turn.clear()
+    agent.outbox.on_added()
+    assert not agent.turn.is_set()
+    refusals.append("disk full")
+    agent.outbox.on_added()
+    assert agent.turn.is_set()
+    assert seconds_to_next() < TEND_SECONDS + 1
+
+
 def test_reload_without_a_thread_leaves_what_was_there_and_can_be_repeated(agent):
     name = agent.vm_name()
     changed = msgspec.structs.replace(agent._settings, vm=VmIdentity(tags={"team": "a"}))
@@ -143,7 +165,7 @@ def wait_until(condition):
 
 
 def test_what_a_command_has_touched_gets_a_turn_within_a_second(turning, tmp_path):
-    """Without that there is none for five seconds."""
+    """Without that there is none for five seconds, or fifteen."""
     _, turns = turning
     touches = count(1)
 

@@ -121,3 +121,15 @@ def test_file_that_is_touched_is_seen_once(tmp_path):
     os.utime(file, ns=(1, 1))
     watch.check()
     assert seen == [1, 1]
+
+
+def test_a_calm_agent_has_fewer_turns_and_a_disturbed_one_its_own_pace_at_once():
+    time, moments, calm = ManualClock(), {5.0: [], 60.0: []}, [True]
+    tasks = PeriodicTasks(time.clock, is_calm=lambda: calm[0])
+    for seconds, done in moments.items():
+        tasks.every(seconds, lambda done=done: done.append(time.monotonic()))
+    for tick in range(100):
+        calm[0] = not 47 <= tick < 62
+        tasks.run_due()
+        time.advance(1)
+    assert moments == {5.0: [5, 15, 30, 45, 50, 55, 60, 65, 75, 90], 60.0: [60]}
