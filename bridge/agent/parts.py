@@ -140,7 +140,8 @@ class Parts:
     def prepare(self, stop: Callable[[], bool]) -> None:
         """Learn who this VM is, and choose the sinks of what is stored; give up as soon as *stop* returns True."""
         self.identity.start(stop, timeout_seconds=self.settings.imds.timeout_seconds)
-        self.outbox.on_added = self._added
+        self.outbox.on_added = self.pool.notify
+        self.outbox.on_memory = self._turn.set  # from now on the disk is tried every few seconds
         self.route(stop)
 
     def start(self, stop: Callable[[], bool], *, seen: SeenDocuments | None = None, taken: Taken | None = None) -> None:
@@ -232,11 +233,6 @@ class Parts:
             self.outbox.records.configure, routes, [sink.name for sink in sinks], labels=dict(self.settings.labels)
         )
         result_or_stop(configured, stop)
-
-    def _added(self) -> None:
-        self.pool.notify()
-        if self.outbox.in_memory and self.is_loaded:
-            self._turn.set()  # from now on the disk is tried every few seconds
 
     def wake(self) -> None:
         """Let the workers and the approver read the outbox at once: a command has written to it."""

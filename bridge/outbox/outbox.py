@@ -140,6 +140,8 @@ class Outbox:
         """Writes records; its methods are for `write`."""
         self.on_added: Callable[[], None] = lambda: None
         """Called on the outbox's thread after a commit that added deliveries; must be quick."""
+        self.on_memory: Callable[[], None] = lambda: None
+        """Called, on a thread of the outbox, when it goes on in memory because the disk refuses; must be quick."""
         self.additions = 0
         """How many commits added deliveries."""
         self._reads_of_added: dict[str, _Job] = {}
@@ -391,6 +393,7 @@ class Outbox:
                 left_over.append(job)
         self.records.open(storage)
         self._storage, turn = storage, Turn()
+        self.on_memory()
         catch_up = _Job(work=lambda _: self.records.catch_up(storage.connection), mode=_Mode.WRITE, future=Future())
 
         def start() -> threading.Thread:
@@ -496,6 +499,8 @@ class Outbox:
         except (OutboxError, sqlite3.Error, OSError):
             logger.exception("The outbox failed.")
             return False
+        if storage.in_memory:
+            self.on_memory()
         return True
 
     def _take_reads_of_added(self) -> list[_Job]:

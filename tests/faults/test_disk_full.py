@@ -66,10 +66,12 @@ def fill_until_memory(kit, outbox, disk):
 
 
 def test_a_full_disk_loses_nothing_and_doubles_nothing(kit, disk, caplog):
-    outbox = kit.open()
+    outbox, told = kit.open(), []
+    outbox.on_memory = lambda: told.append(outbox.in_memory)
     kit.fill(outbox, 50, size=500)
     kit.settle(outbox, "a", 1, 2, 3)
     last = fill_until_memory(kit, outbox, disk)
+    assert told == [True]
     assert "The disk under the outbox refuses" in caplog.text
     assert "Free the disk or make it writable" in caplog.text
     kit.fill(outbox, 30, size=500)

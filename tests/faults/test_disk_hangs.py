@@ -87,7 +87,8 @@ def until_on_disk(outbox, seconds=20.0):
 
 
 def test_a_frozen_disk_keeps_nothing_back_and_has_all_of_it_when_it_thaws(kit, disk, caplog):
-    outbox = kit.open()
+    outbox, told = kit.open(), []
+    outbox.on_memory = lambda: told.append(outbox.in_memory)
     kit.fill(outbox, 5)
     kit.settle(outbox, "a", 1, 2)
     stream_id = outbox.read(meta.load).result().stream_id
@@ -100,6 +101,7 @@ def test_a_frozen_disk_keeps_nothing_back_and_has_all_of_it_when_it_thaws(kit, d
     records = [future.result()[0] for future in written]
     assert [record.sequence for record in records] == [6, 7, 8]
     assert outbox.in_memory
+    assert told == [True]
     assert "The disk under the outbox refuses" in caplog.text
     # What is seen and sent meanwhile does not wait.
     began = time.monotonic()
