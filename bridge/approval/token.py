@@ -121,7 +121,7 @@ def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: dateti
 
     *audience* is this VM's vmId, *created_at* when this outbox's database was made, *now* the wall clock; both aware.
     """
-    claims = read_signed(token, keys)
+    claims = _read_signed(token, keys)
     _check_addressing(claims, audience)
     _check_when(claims, now=now, created_at=created_at)
     return claims
@@ -132,31 +132,10 @@ def verify_for_any_vm(token: str, *, keys: Sequence[TrustedKey], now: datetime) 
 
     For who carries decisions to their VMs; raises RefusedDecision as `verify` does.
     """
-    claims = read_signed(token, keys)
+    claims = _read_signed(token, keys)
     _check_addressing(claims, claims.audience)
     _check_when(claims, now=now, created_at=_EPOCH)
     return claims
-
-
-def read_signed(token: str, keys: Sequence[TrustedKey]) -> Claims:
-    """Return what *token* claims, if one of *keys* signed it; whom it is for and when it counts is not checked.
-
-    Raises RefusedDecision.
-    """
-    key = _pinned_key(read_header(token), keys)
-    try:
-        public_key = key.load()
-    except KeyUnusable as error:
-        raise RefusedDecision(RefusalReason.KEY_UNUSABLE, str(error)) from error
-    payload = _signed_payload(token, key, public_key)
-    try:
-        return read_claims(payload, kid=key.kid, approver=key.approver, key_sha256=public_key.sha256)
-    except ClaimsMalformed as error:
-        raise RefusedDecision(
-            RefusalReason.MALFORMED_CLAIMS,
-            f"A decision signed by {key.approver} cannot be read: {error}. PROTOCOL.md lists the claims.",
-            approver=key.approver,
-        ) from error
 
 
 def read_header(token: str) -> dict[str, Any]:
@@ -198,6 +177,30 @@ def read_claims(payload: bytes, *, kid: str, approver: str, key_sha256: str) -> 
         return msgspec.convert(members, Claims)
     except msgspec.ValidationError as error:
         raise ClaimsMalformed(one_line(str(error), EXCERPT_CHARACTERS)) from None
+
+
+# The parts that every verification has.
+
+
+def _read_signed(token: str, keys: Sequence[TrustedKey]) -> Claims:
+    """Return what *token* claims, if one of *keys* signed it; whom it is for and when it counts is not checked.
+
+    Raises RefusedDecision.
+    """
+    key = _pinned_key(read_header(token), keys)
+    try:
+        public_key = key.load()
+    except KeyUnusable as error:
+        raise RefusedDecision(RefusalReason.KEY_UNUSABLE, str(error)) from error
+    payload = _signed_payload(token, key, public_key)
+    try:
+        return read_claims(payload, kid=key.kid, approver=key.approver, key_sha256=public_key.sha256)
+    except ClaimsMalformed as error:
+        raise RefusedDecision(
+            RefusalReason.MALFORMED_CLAIMS,
+            f"A decision signed by {key.approver} cannot be read: {error}. PROTOCOL.md lists the claims.",
+            approver=key.approver,
+        ) from error
 
 
 # The header and the key.

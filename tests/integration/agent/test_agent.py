@@ -96,6 +96,9 @@ def test_turns_of_a_calm_agent_are_seldom_until_its_disk_refuses(agent, monkeypa
 
     assert wait_until(lambda: seconds_to_next() > TEND_SECONDS + 1)
     refusals.append("disk full")
+    agent.turn.clear()
+    agent.outbox.on_memory()
+    assert agent.turn.is_set()
     assert seconds_to_next() < TEND_SECONDS + 1
 
 
