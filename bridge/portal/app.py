@@ -101,6 +101,10 @@ class Application:
         """Return what follows the database."""
         return self.book, self.live, self.neighbours
 
+    def tidy(self) -> None:
+        """Keep what is not needed now in little room; called now and then."""
+        self._connections.tidy()
+
     def stop(self) -> None:
         """Answer every poll that is held, and end every stream."""
         self.book.stop()

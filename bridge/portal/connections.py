@@ -1,13 +1,15 @@
 """Which agents ask for decisions, and what each said of itself when it last did (PROTOCOL.md, section 2).
 
 Kept in memory, since every poll changes it; `bridge.portal.neighbours` brings what other processes of the portal know.
-An agent that asks no more is forgotten within minutes.
+An agent that asks no more is forgotten within minutes. Until then it is kept packed: a few small objects of each,
+strewn about in what thousands of lost connections leave free, would keep all of that from being given back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
+from functools import lru_cache
 
 import msgspec
 
@@ -21,7 +23,6 @@ _LONGEST = 8_192
 FORGOTTEN_SECONDS = 700.0
 #: For so long a poll that another process holds counts, unless that says again that it does.
 HELD_SECONDS = 90.0
-_FORGETS_EVERY_SECONDS = 60.0
 _AWAY_SECONDS = 15.0
 
 
@@ -49,6 +50,8 @@ class _Told(msgspec.Struct, frozen=True):
 
 _decode = msgspec.json.Decoder(_Said).decode
 _told_of = msgspec.json.Decoder(_Told).decode
+_unpack = msgspec.msgpack.Decoder(dict[str, _Seen]).decode
+_pack = msgspec.msgpack.Encoder().encode
 
 
 class Connections:
@@ -57,14 +60,12 @@ class Connections:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._seen: dict[str, _Seen] = {}
+        self._away = _pack({})
         self._elsewhere: dict[str, _Seen] = {}
         self._untold: set[str] = set()
-        self._forgets_at = 0.0
 
     def begins(self, vm_key: str, header: str, *, index: int = 0) -> None:
         """Note that a poll of *vm_key* begins, with what its agent says in *header*, for what comes after *index*."""
-        if self._clock.monotonic() >= self._forgets_at:
-            self._forget()
         known = self._seen.get(vm_key)
         open_polls = 1 if known is None else known.open_polls + 1
         self._seen[vm_key] = _Seen(
@@ -82,7 +83,7 @@ class Connections:
 
     def of(self, vm_keys: Iterable[str]) -> dict[str, AgentSeen]:
         """Return what is known of those of *vm_keys* that ever asked."""
-        seen, elsewhere = self._seen, self._elsewhere  # a thread of the store asks, too
+        seen, elsewhere = self._here(), self._elsewhere  # a thread of the store asks, too
         return {
             key: self._shown([each for each in (seen.get(key), elsewhere.get(key)) if each is not None])
             for key in vm_keys
@@ -91,16 +92,17 @@ class Connections:
 
     def all(self) -> dict[str, AgentSeen]:
         """Return what is known of every agent that ever asked."""
-        return self.of({**self._seen, **self._elsewhere})
+        return self.of({**self._here(), **self._elsewhere})
 
     def told(self, *, is_everything: bool) -> list[SharedAgent]:
         """Return what has changed here since this was asked last, or everything, for the other processes."""
-        keys = self._seen.keys() if is_everything else self._untold & self._seen.keys()
+        here = self._here() if is_everything else self._seen
+        keys = here.keys() if is_everything else self._untold & here.keys()
         self._untold = set()
         now, monotonic = self._clock.now(), self._clock.monotonic()
         told = []
         for key in keys:
-            seen = self._seen[key]
+            seen = here[key]
             ago = 0.0 if seen.open_polls > 0 else monotonic - seen.at
             body = msgspec.json.encode(_Told(is_held=seen.open_polls > 0, said=seen.said)).decode()
             asked_at = format_time(now - timedelta(seconds=ago))
@@ -121,11 +123,23 @@ class Connections:
             found[each.vm_key] = max(seen, found.get(each.vm_key, seen), key=_newer)
         self._elsewhere = found
 
-    def _forget(self) -> None:
-        """Forget the agents that have not asked for longer than any poll lasts."""
-        self._forgets_at = self._clock.monotonic() + _FORGETS_EVERY_SECONDS
-        oldest = self._clock.monotonic() - FORGOTTEN_SECONDS
-        self._seen = {key: seen for key, seen in self._seen.items() if seen.open_polls > 0 or seen.at >= oldest}
+    def tidy(self) -> None:
+        """Pack the agents that are away, and forget those that have not asked for longer than any poll lasts.
+
+        It is called now and then, from the thread of `begins` and `ends`.
+        """
+        now, here = self._clock.monotonic(), self._here()
+        seen = {key: each for key, each in here.items() if each.open_polls > 0 or each.at >= now - _AWAY_SECONDS}
+        self._away = _pack(
+            {key: here[key] for key in here.keys() - seen.keys() if here[key].at >= now - FORGOTTEN_SECONDS}
+        )
+        self._seen = seen  # after the others are packed: whoever asks meanwhile finds an agent twice rather than never
+        self._untold &= seen.keys()  # the rest was told long ago, or there is nobody to tell
+
+    def _here(self) -> dict[str, _Seen]:
+        """Return what is known of the agents that asked this process."""
+        seen = self._seen
+        return {**_unpack(self._away), **seen}
 
     def _shown(self, known: list[_Seen]) -> AgentSeen:
         seen = max(known, key=_newer)
@@ -148,6 +162,7 @@ def _newer(seen: _Seen) -> tuple[bool, float]:
     return seen.open_polls > 0, seen.at
 
 
+@lru_cache(maxsize=64)  # most agents of a fleet say the same
 def _read(header: str) -> _Said:
     """Return what *header* says; nothing, where it is none of the protocol's."""
     try:

@@ -2,7 +2,8 @@
 
 Of 5,000 connections with TLS what was freed is a quarter of what the process shows. The C library keeps it otherwise,
 between what is still in use, and in a heap of its own for each thread that reads the database (mallopt(3),
-malloc_trim(3)). Both are of glibc alone; elsewhere nothing is changed.
+malloc_trim(3)). Both are of glibc alone; elsewhere nothing is changed. That it is the C library which holds the small
+objects too is `bridge.system.allocator`'s doing.
 
 A search of everything for cycles stops all polls for a quarter of a second at 5,000. None is needed for a connection
 that ends, or for a poll that is answered; what libraries leave behind is found young.
@@ -14,9 +15,10 @@ import asyncio
 import ctypes
 import gc
 import sys
+from collections.abc import Callable
 from typing import Any
 
-_EVERY_SECONDS = 15.0
+RETURNS_EVERY_SECONDS = 15
 #: Numbers of malloc.h. A size that is set does not grow by itself any more.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _LARGE_BYTES = 128 * 1024
@@ -40,12 +42,22 @@ def keep_little() -> None:
         set_option(_TRIM_THRESHOLD, _LARGE_BYTES)
 
 
-async def return_freed() -> None:
-    """Give back what was freed, now and then, until it is cancelled."""
-    trim = _of_the_c_library("malloc_trim")
-    while trim is not None:
-        await asyncio.sleep(_EVERY_SECONDS)
-        await asyncio.get_running_loop().run_in_executor(None, trim, 0)
+async def return_freed(*, tidy: Callable[[], None], connections: Callable[[], int], every_seconds: int) -> None:
+    """Give back what was freed, each *every_seconds*, until it is cancelled; *tidy* is called before.
+
+    Once nine of ten *connections* are gone, what Python keeps of them to use it again is given up too.
+    """
+    trim, most = _of_the_c_library("malloc_trim"), 0
+    while True:
+        for _ in range(every_seconds):
+            await asyncio.sleep(1)
+            most = max(most, connections())
+        tidy()
+        if connections() < most / 10:
+            gc.collect()
+            most = 0
+        if trim is not None:
+            await asyncio.get_running_loop().run_in_executor(None, trim, 0)
 
 
 def _of_the_c_library(name: str) -> Any:

@@ -34,7 +34,7 @@ from bridge.portal.app import Application, agent_routes
 from bridge.portal.audit import NewEntry
 from bridge.portal.bounded_http import BoundedHttp, HttpBounds, Refusals
 from bridge.portal.health import Health
-from bridge.portal.memory import keep_little, return_freed, search_seldom
+from bridge.portal.memory import RETURNS_EVERY_SECONDS, keep_little, return_freed, search_seldom
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.requests import BODY_SECONDS
 from bridge.portal.settings import PortalSettings, address_of, check_secrets
@@ -64,11 +64,13 @@ class Portal:
         clock: Clock = REAL_CLOCK,
         body_seconds: float = BODY_SECONDS,
         bounds: HttpBounds = HttpBounds(),  # noqa: B008  # frozen
+        tidies_every_seconds: int = RETURNS_EVERY_SECONDS,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._body_seconds = body_seconds
         self._bounds = bounds
+        self._tidies_every_seconds = tidies_every_seconds
         self._stopping = threading.Event()
         self._wake: Callable[[], object] = lambda: None
         self.address: tuple[str, int] | None = None
@@ -148,7 +150,13 @@ class Portal:
             for server, bound in zip(servers, (public, operator), strict=True)
         ]
         following = [loop.create_task(each.follow()) for each in app.followers]
-        returning = loop.create_task(return_freed())
+        returning = loop.create_task(
+            return_freed(
+                tidy=app.tidy,
+                connections=lambda: len(servers[0].server_state.connections),
+                every_seconds=self._tidies_every_seconds,
+            )
+        )
         listener = threads.store.listener(_called_on(loop, app.book.news))
         try:
             await threads.write(

@@ -69,10 +69,16 @@ class RunningPortal:
         clock: Clock = REAL_CLOCK,
         body_seconds: float = 10.0,
         bounds: HttpBounds = HttpBounds(),  # noqa: B008  # frozen
+        tidies_every_seconds: int = 15,
         **tables: Any,
     ) -> None:
         self._settings = read(portal_table(directory, **tables))
-        self._more: dict[str, Any] = {"clock": clock, "body_seconds": body_seconds, "bounds": bounds}
+        self._more: dict[str, Any] = {
+            "clock": clock,
+            "body_seconds": body_seconds,
+            "bounds": bounds,
+            "tidies_every_seconds": tidies_every_seconds,
+        }
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None
         self.portal = Portal(self._settings, **self._more)

@@ -127,14 +127,3 @@ def test_hold_that_is_stored_is_answered_for_although_the_book_cannot_be_read_no
     assert set(office.say("hold", broken_book=empty).told) == {vm_id_of(0), vm_id_of(1)}
     assert office.said == ["hold"]
     empty.close()
-
-
-def test_agents_that_ask_no_more_are_forgotten(office):
-    connections = Connections(office.clock.clock)
-    connections.begins("held", "")
-    for vm in range(10_000):
-        connections.begins(f"vm-{vm}", "")
-        connections.ends(f"vm-{vm}")
-    office.clock.advance(701)
-    connections.begins("vm-1", "")
-    assert set(connections.all()) == {"held", "vm-1"}

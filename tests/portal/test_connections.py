@@ -1,0 +1,119 @@
+"""Which agents ask: one that is away stays known for minutes, and takes next to no room until it is forgotten."""
+
+import json
+import time
+import tracemalloc
+
+import pytest
+import requests
+from fleet_records import vm_id_of
+from portal_kit import AGENT_TOKEN, RunningPortal
+
+from bridge.portal.connections import FORGOTTEN_SECONDS, Connections
+from bridge.testing import ManualClock
+
+_SAID = json.dumps({"version": "1.2.3", "kids": ["portal"], "required_approvals": 1})
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def connections(clock):
+    return Connections(clock.clock)
+
+
+def _asked(connections, vms):
+    """Have each of *vms* ask once, all at the same time."""
+    for vm in vms:
+        connections.begins(f"vm-{vm}", _SAID, index=vm)
+    for vm in vms:
+        connections.ends(f"vm-{vm}")
+
+
+def test_agents_that_ask_no_more_are_forgotten_and_those_that_ask_are_not(connections, clock):
+    connections.begins("held", "")
+    _asked(connections, range(1_000))
+    clock.advance(FORGOTTEN_SECONDS - 1)
+    _asked(connections, [1])
+    connections.tidy()
+    assert len(connections.all()) == 1_001
+    clock.advance(2)
+    connections.tidy()
+    assert set(connections.all()) == {"held", "vm-1"}
+
+
+def test_what_an_agent_said_is_known_while_it_is_away_and_when_it_is_back(connections, clock):
+    _asked(connections, range(3))
+    here = connections.of(["vm-2"])["vm-2"]
+    assert here.is_connected
+    clock.advance(60)
+    connections.tidy()
+    away = connections.of(["vm-2", "vm-9"])
+    assert set(away) == {"vm-2"}
+    assert not away["vm-2"].is_connected
+    assert (away["vm-2"].version, away["vm-2"].kids, away["vm-2"].received_index) == ("1.2.3", ("portal",), 2)
+    connections.begins("vm-2", "{}", index=7)
+    for _ in range(2):
+        back = connections.of(["vm-2"])["vm-2"]
+        assert (back.is_connected, back.version, back.received_index) == (True, None, 7)
+        connections.tidy()
+    connections.ends("vm-2")
+    assert len(connections.all()) == 3
+
+
+def test_poll_that_is_held_longer_than_agents_are_remembered_is_not_lost(connections, clock):
+    connections.begins("held", _SAID)
+    clock.advance(2 * FORGOTTEN_SECONDS)
+    connections.tidy()
+    connections.ends("held")
+    assert connections.all()["held"].is_connected
+
+
+def test_other_processes_are_told_of_agents_that_are_away_when_they_are_told_everything(connections, clock):
+    _asked(connections, range(2))
+    assert {each.vm_key for each in connections.told(is_everything=False)} == {"vm-0", "vm-1"}
+    clock.advance(60)
+    connections.tidy()
+    assert connections.told(is_everything=False) == []
+    told = connections.told(is_everything=True)
+    assert {each.vm_key for each in told} == {"vm-0", "vm-1"}
+    there = Connections(clock.clock)
+    there.hear(told)
+    assert there.all()["vm-1"].received_index == 1
+    assert not there.all()["vm-1"].is_connected
+
+
+def test_thousands_that_are_away_leave_no_objects_strewn_about(connections, clock):
+    _asked(connections, range(10))
+    tracemalloc.start()
+    try:
+        before = len(tracemalloc.take_snapshot().traces)
+        _asked(connections, range(10, 3_000))
+        assert len(tracemalloc.take_snapshot().traces) > before + 3_000
+        clock.advance(60)
+        connections.tidy()
+        assert len(tracemalloc.take_snapshot().traces) < before + 300
+    finally:
+        tracemalloc.stop()
+    assert len(connections.all()) == 3_000
+
+
+def test_portal_forgets_although_nobody_asks_it_any_more(tmp_path, clock):
+    with RunningPortal(tmp_path, clock=clock.clock, tidies_every_seconds=1) as portal:
+        answer = requests.get(
+            f"{portal.url}/vms/{vm_id_of(0)}/decisions",
+            params={"index": 0, "wait": 1},
+            headers={"Authorization": f"Bearer {AGENT_TOKEN}"},
+            timeout=20,
+        )
+        assert answer.status_code == 200
+        (agent,) = portal.get("/agents").json()["agents"]
+        assert agent["vm_key"] == vm_id_of(0)
+        clock.advance(FORGOTTEN_SECONDS + 1)
+        until = time.monotonic() + 20
+        while portal.get("/agents").json()["agents"]:
+            assert time.monotonic() < until, "it is not forgotten"
+            time.sleep(0.1)
