@@ -1,7 +1,9 @@
 """The agent put together: which loops are watched, and that systemd's watchdog is fed only while the poll turns."""
 
 import os
+import signal
 import socket
+import sys
 import threading
 import time
 from itertools import count
@@ -9,19 +11,17 @@ from itertools import count
 import msgspec
 import pytest
 from least_time import least
+from small_disk import small_disk
 from starved import no_threads
 
 from bridge.agent.agent import Agent
-from bridge.agent.command_files import CommandFiles
 from bridge.agent.parts import TEND_SECONDS
 from bridge.config.loader import read
-from bridge.delivery.worker import DeliveryWorker
 from bridge.errors import StateDirectoryError
 from bridge.events.event import VmIdentity
 from bridge.outbox.locks import DirectoryLock
-from bridge.outbox.outbox import Outbox
 from bridge.outbox.reader import OutboxFile
-from bridge.testing import Simulator
+from bridge.testing import EventSpec, Simulator
 
 
 @pytest.fixture
@@ -68,38 +68,40 @@ def ticked(agent, manager):
     return heard(manager)
 
 
-def test_worker_that_gets_no_thread_is_started_later_and_delays_no_stop(agent, monkeypatch):
+def test_worker_that_gets_no_thread_is_started_later_and_delays_no_stop(agent):
     [sink] = read({"sinks": [{"type": "stdout", "name": "third"}]}).sinks
-    begin, refusals = DeliveryWorker.start, [RuntimeError("can't start new thread")]
-
-    def start(worker):
-        if refusals:
-            raise refusals.pop()
-        begin(worker)
-
-    monkeypatch.setattr(DeliveryWorker, "start", start)
-    with pytest.raises(RuntimeError):
+    with no_threads(), pytest.raises(RuntimeError):
         agent.parts.pool.start_missing([sink])
     assert "delivery:third" not in agent._loop_watches()
     agent.parts.pool.start_missing([sink])
     assert "delivery:third" in agent._loop_watches()
 
 
-def test_turns_of_a_calm_agent_are_seldom_until_its_disk_refuses(agent, monkeypatch):
-    refusals = []
-    monkeypatch.setattr(CommandFiles, "is_watched", property(lambda _: True))  # a signal tells the main thread alone
-    monkeypatch.setattr(Outbox, "in_memory", property(lambda _: bool(refusals)))
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of changes in a directory")
+def test_turns_of_a_calm_agent_are_seldom_until_its_disk_refuses(tmp_path):
+    with small_disk(tmp_path / "disk", 8) as disk, Simulator(rate_limit=False) as simulator:
+        imds = {"endpoint": simulator.endpoint, "poll_interval_seconds": 0.2}
+        settings = read({"imds": imds, "status": {"listen": ""}, "sinks": [{"type": "stdout"}]})
+        agent = Agent(settings, disk.path / "state")
+        before = signal.signal(signal.SIGIO, lambda *_: agent.turn.set())
 
-    def seconds_to_next():
-        agent.run_due()
-        return agent.parts.periodic.seconds_to_next()
+        def seconds_to_next():
+            agent.run_due()
+            return agent.parts.periodic.seconds_to_next()
 
-    assert wait_until(lambda: seconds_to_next() > TEND_SECONDS + 1)
-    refusals.append("disk full")
-    agent.turn.clear()
-    agent.outbox.on_memory()
-    assert agent.turn.is_set()
-    assert seconds_to_next() < TEND_SECONDS + 1
+        try:
+            agent.start()
+            agent.watch_directory()
+            assert wait_until(lambda: seconds_to_next() > TEND_SECONDS + 1)
+            disk.fill()
+            agent.turn.clear()
+            simulator.world.add_event(EventSpec(event_type="Freeze"))
+            assert agent.turn.wait(30)
+            assert wait_until(lambda: agent.outbox.in_memory)
+            assert seconds_to_next() < TEND_SECONDS + 1
+        finally:
+            agent.stop()
+            signal.signal(signal.SIGIO, before)
 
 
 def test_reload_without_a_thread_leaves_what_was_there_and_can_be_repeated(agent):
