@@ -50,8 +50,9 @@ class _Told(msgspec.Struct, frozen=True):
 
 _decode = msgspec.json.Decoder(_Said).decode
 _told_of = msgspec.json.Decoder(_Told).decode
-_unpack = msgspec.msgpack.Decoder(dict[str, _Seen]).decode
-_pack = msgspec.msgpack.Encoder().encode
+#: As JSON, which has room for all that a header can say; a number in it may have hundreds of digits.
+_unpack = msgspec.json.Decoder(dict[str, _Seen]).decode
+_pack = msgspec.json.Encoder().encode
 
 
 class Connections:

@@ -64,6 +64,25 @@ def test_what_an_agent_said_is_known_while_it_is_away_and_when_it_is_back(connec
     assert len(connections.all()) == 3
 
 
+@pytest.mark.parametrize(
+    "said", ["1" + 500 * "0", "-" + 30 * "9", "1e999", "NaN", '"\\ud800"', "[" * 4_000, "9" * 8_000, '"\x00"']
+)
+def test_agent_that_says_strange_things_is_kept_like_any_other(connections, clock, said):
+    """Where it could not be packed, nothing would be forgotten, and no memory given back, from then on."""
+    for member in ("required_approvals", "version", "kids"):
+        connections.begins("odd", f'{{"{member}": {said}}}')
+        connections.ends("odd")
+        before = connections.all()["odd"]
+        clock.advance(60)
+        connections.tidy()
+        after = connections.all()["odd"]
+        assert (after.version, after.required_approvals, after.kids) == (
+            before.version,
+            before.required_approvals,
+            before.kids,
+        )
+
+
 def test_poll_that_is_held_longer_than_agents_are_remembered_is_not_lost(connections, clock):
     connections.begins("held", _SAID)
     clock.advance(2 * FORGOTTEN_SECONDS)
