@@ -83,17 +83,13 @@ class Connections:
             self._untold.add(vm_key)
 
     def of(self, vm_keys: Iterable[str]) -> dict[str, AgentSeen]:
-        """Return what is known of those of *vm_keys* that ever asked."""
-        seen, elsewhere = self._here(), self._elsewhere  # a thread of the store asks, too
-        return {
-            key: self._shown([each for each in (seen.get(key), elsewhere.get(key)) if each is not None])
-            for key in vm_keys
-            if key in seen or key in elsewhere
-        }
+        """Return what is known of those of *vm_keys* that ever asked; a thread of the store asks, too."""
+        return self._shown_of(vm_keys, self._here(), self._elsewhere)
 
     def all(self) -> dict[str, AgentSeen]:
         """Return what is known of every agent that ever asked."""
-        return self.of({**self._here(), **self._elsewhere})
+        here, elsewhere = self._here(), self._elsewhere
+        return self._shown_of({**here, **elsewhere}, here, elsewhere)
 
     def told(self, *, is_everything: bool) -> list[SharedAgent]:
         """Return what has changed here since this was asked last, or everything, for the other processes."""
@@ -139,8 +135,17 @@ class Connections:
 
     def _here(self) -> dict[str, _Seen]:
         """Return what is known of the agents that asked this process."""
-        seen = self._seen
+        seen = self._seen  # before the packed ones, which `tidy` changes first
         return {**_unpack(self._away), **seen}
+
+    def _shown_of(
+        self, vm_keys: Iterable[str], here: dict[str, _Seen], elsewhere: dict[str, _Seen]
+    ) -> dict[str, AgentSeen]:
+        return {
+            key: self._shown([each for each in (here.get(key), elsewhere.get(key)) if each is not None])
+            for key in vm_keys
+            if key in here or key in elsewhere
+        }
 
     def _shown(self, known: list[_Seen]) -> AgentSeen:
         seen = max(known, key=_newer)

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-RETURNS_EVERY_SECONDS = 15
+TIDIES_EVERY_SECONDS = 15
 #: Numbers of malloc.h. A size that is set does not grow by itself any more.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _LARGE_BYTES = 128 * 1024

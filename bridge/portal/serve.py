@@ -34,7 +34,7 @@ from bridge.portal.app import Application, agent_routes
 from bridge.portal.audit import NewEntry
 from bridge.portal.bounded_http import BoundedHttp, HttpBounds, Refusals
 from bridge.portal.health import Health
-from bridge.portal.memory import RETURNS_EVERY_SECONDS, keep_little, return_freed, search_seldom
+from bridge.portal.memory import TIDIES_EVERY_SECONDS, keep_little, return_freed, search_seldom
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.requests import BODY_SECONDS
 from bridge.portal.settings import PortalSettings, address_of, check_secrets
@@ -64,7 +64,7 @@ class Portal:
         clock: Clock = REAL_CLOCK,
         body_seconds: float = BODY_SECONDS,
         bounds: HttpBounds = HttpBounds(),  # noqa: B008  # frozen
-        tidies_every_seconds: int = RETURNS_EVERY_SECONDS,
+        tidies_every_seconds: int = TIDIES_EVERY_SECONDS,
     ) -> None:
         self._settings = settings
         self._clock = clock

@@ -16,6 +16,7 @@ from bridge.clock import REAL_CLOCK, Clock
 from bridge.events.event import encode
 from bridge.events.record import TransitionRecord
 from bridge.portal.bounded_http import HttpBounds
+from bridge.portal.memory import TIDIES_EVERY_SECONDS
 from bridge.portal.serve import Portal
 from bridge.portal.settings import read
 from bridge.portal.store.database import Store
@@ -69,7 +70,7 @@ class RunningPortal:
         clock: Clock = REAL_CLOCK,
         body_seconds: float = 10.0,
         bounds: HttpBounds = HttpBounds(),  # noqa: B008  # frozen
-        tidies_every_seconds: int = 15,
+        tidies_every_seconds: int = TIDIES_EVERY_SECONDS,
         **tables: Any,
     ) -> None:
         self._settings = read(portal_table(directory, **tables))

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.skipif(not allocator.is_glibc(), reason="only glibc's g
 
 _BEGIN = """
 import json, os, sys
-before = sys.argv[1:]
 {change}
 print(os.getpid(), flush=True)
 from bridge.system.allocator import restart_with_that_of_the_c_library as restart
