@@ -84,8 +84,8 @@ def _test_record(settings: Settings) -> TransitionRecord:
         duration_seconds=0,
     )
     return TransitionRecord(
-        id=record_id(vm_key=name, event_key=event.key, transition=Transition.TEST, incarnation=None, event=event),
-        transition_key=transition_key(event.key, Transition.TEST, event),
+        id=record_id(vm_key=name, event_key=event.key, transition=Transition.TEST, event=event, n=0),
+        transition_key=transition_key(event.key, Transition.TEST, event, n=0),
         stream_id="00000000-0000-0000-0000-000000000000",
         sequence=0,
         transition=Transition.TEST,

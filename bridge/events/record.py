@@ -23,6 +23,9 @@ SCHEMA_ID = "urn:scheduled-events-bridge:transition-record:v1"
 NAMESPACE = uuid.UUID("6f0f6f6c-3c7e-5d4b-9a53-0b8b0b6d5a1e")
 
 
+_REPEAT_KEY_LENGTH = 16
+
+
 class Transition(str, Enum):
     """What happened. The first six are Azure's doing; the rest are the agent's own words."""
 
@@ -91,11 +94,13 @@ class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     """UUID: the same on every sink, on every retry and when the same change is observed again."""
     transition_key: str
-    """SHA-256: the same on every VM that sees this transition."""
+    """SHA-256: the same on every VM that saw the same history of the event. Group by it, never drop records by it."""
     stream_id: str
-    """UUID of the outbox that wrote this record."""
+    """UUIDv7 of this run of the agent. It is new at each start and sorts by the time of the start."""
     sequence: int
-    """Counts up within a stream. Order one VM's records by this, never by arrival."""
+    """Continues across starts. Order one VM's records by stream_id and sequence, never by arrival."""
+    active_event_ids: tuple[str, ...] | None = None
+    """EventIds of this VM's open events, sorted. An event that is not in the list has ended. None: unknown."""
     transition: Transition
     """What happened to the event, in one word."""
     evidence: Evidence
@@ -151,7 +156,7 @@ def json_schema() -> dict[str, Any]:
 def canonical_event(event: ScheduledEvent | None) -> Any:
     """Return the record's ``event`` as plain JSON values, with Resources sorted.
 
-    Azure may list Resources in another order on another VM, or in another answer; keys made from this do not notice.
+    Azure may list Resources in another order on another VM or in another response. The ids must not depend on it.
     """
     if event is None:
         return None
@@ -166,30 +171,28 @@ def record_id(
     vm_key: str,
     event_key: str,
     transition: Transition,
-    incarnation: Incarnation,
     event: ScheduledEvent | None,
-    repeat: int = 0,
+    n: int,
     outcome: tuple[str, str] | None = None,
 ) -> str:
-    """Return a record's id; *outcome* is an approval's (decision_id, result).
+    """Return the id of a record; *outcome* is an approval's (decision_id, result).
 
-    No clock enters, nor evidence: the same change seen again gets the same id. *repeat* counts the times that the
-    outbox held the id already.
+    *n* counts the earlier records of this VM with the same event key and `repeat_key`. The id does not depend on a
+    clock, the incarnation, or evidence: a transition that is seen again after a crash has the same id.
     """
-    text = None if incarnation is None else str(incarnation)
-    name: list[Any] = [1, vm_key, event_key, transition.value, text, canonical_event(event)]
-    name.extend(outcome or ())
-    if repeat:
-        name.append(repeat)
+    name = [2, vm_key, event_key, transition.value, canonical_event(event), n, *(outcome or ())]
     return str(uuid.uuid5(NAMESPACE, compact_json(name)))
 
 
-def transition_key(event_key: str, transition: Transition, event: ScheduledEvent | None, *, repeat: int = 0) -> str:
-    """Return the key that every VM which sees this transition computes alike."""
-    name: list[Any] = [event_key, transition.value, canonical_event(event)]
-    if repeat:
-        name.append(repeat)
-    return hashlib.sha256(compact_json(name).encode()).hexdigest()
+def transition_key(event_key: str, transition: Transition, event: ScheduledEvent | None, *, n: int) -> str:
+    """Return the key that is equal on every VM with the same history of the event."""
+    return hashlib.sha256(compact_json([event_key, transition.value, canonical_event(event), n]).encode()).hexdigest()
+
+
+def repeat_key(transition: Transition, event: ScheduledEvent | None) -> str:
+    """Return a short hash of the content by which *n* of an event's records is counted."""
+    content = compact_json([transition.value, canonical_event(event)])
+    return hashlib.sha256(content.encode()).hexdigest()[:_REPEAT_KEY_LENGTH]
 
 
 def vm_key(vm: VmIdentity) -> str:

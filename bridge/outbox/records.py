@@ -341,7 +341,7 @@ class RecordWriter:
             return named, named.id
         first_id = _id(named, repeat=0)
         own_id, repeat = _first_free(connection, named, first_id, repeats)
-        key = transition_key(event.key, named.transition, event, repeat=repeat)
+        key = transition_key(event.key, named.transition, event, n=repeat)
         return msgspec.structs.replace(named, id=own_id, transition_key=key), first_id
 
     def _append(self, connection: sqlite3.Connection, new_records: Sequence[_NewRecord]) -> list[TransitionRecord]:
@@ -399,7 +399,7 @@ class RecordWriter:
         notice = None if event is None or event.not_before is None else event.not_before - new.observed_at
         return TransitionRecord(
             id=str(uuid.uuid5(uuid.UUID(stream_id), own_name)) if event is None else "",
-            transition_key=transition_key(own_name, new.transition, None) if event is None else "",
+            transition_key=transition_key(own_name, new.transition, None, n=0) if event is None else "",
             stream_id=stream_id,
             sequence=sequence,
             transition=new.transition,
@@ -505,8 +505,7 @@ def _id(record: TransitionRecord, *, repeat: int) -> str:
         vm_key=vm_key(record.vm),
         event_key=record.event_key,
         transition=record.transition,
-        incarnation=record.incarnation,
         event=record.event,
-        repeat=repeat,
+        n=repeat,
         outcome=None if record.approval is None else (record.approval.decision_id or "", record.approval.result),
     )
