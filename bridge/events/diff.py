@@ -1,49 +1,39 @@
-"""The transition table: two documents in, the changes between them out, as a pure function.
+"""The transition table: classifies the difference between two forms of an event as a transition.
 
-A consumer acts on these changes, so they never claim more than is known. Azure's document shows only what is there: an
-event that ended, and one that was canceled, both just disappear. Which of the two it was is inferred here where the
-facts allow one reading, and is called ``ended`` with evidence ``unknown`` where they do not.
-
-The first row that fits wins:
+A consumer acts on these transitions, so they never claim more than the documents prove. Azure removes completed and
+canceled events from the document in the same way. The first matching row applies:
 
     before                after               transition             evidence
-    --------------------  ------------------  ---------------------  --------------------------------
+    --------------------  ------------------  ---------------------  --------------------------------------------------
     other status, absent  Scheduled           scheduled              observed
     other status, absent  Started             started                observed
     other status, absent  Completed/Canceled  completed/canceled     observed
     other status, absent  any other status    updated                observed
     same status           another field       updated                observed
-    Started               absent              completed              observed; inferred after a gap, after a fall of the
-                                                                     incarnation, when its absence was doubted, and when
-                                                                     it may be renamed, see below
+    ever Started          absent              completed              observed; inferred after a gap, or if the event
+                                                                     had been absent before and came back
     Scheduled             absent              completed              boot_id: a Reboot or Redeploy of this VM, which
                                                                      booted when the event could have started
-    Scheduled             absent              canceled               inferred: it cannot have started, and it cannot be
-                                                                     renamed
+    Scheduled             absent              canceled               inferred: the event cannot have started
     any other             absent              ended                  unknown
 
-Vanished events come first, then the document's order: who drains a VM and brings it back must not hear of the end of
-one event after the start of the next.
+A boot proves a Reboot or Redeploy only at or after NotBefore (the clocks may differ by a minute), or if this agent
+approved the event. A reboot by the user during the notice time proves nothing. A Freeze does not boot the VM, and after
+Preempt and Terminate the VM is gone.
 
-A boot proves something only at or after NotBefore, but for a minute in which clocks may differ, or for an event that
-this agent approved; a user's own reboot in the notice time is none of Azure's. It proves nothing about a Freeze, which
-boots no VM, nor about Preempt and Terminate, after which there is none.
+Microsoft's mock server draws a new EventId for each status. An event is therefore not canceled if the first document
+without the event has another event of the same type, source, and Resources.
 
-Some things look like an ending and are none. Events of one document may share a key: while one of them is left, the
-event is there, and nothing ended. An event without an EventId is known by its type and Resources: when they change, it
-looks as if one event vanished and another appeared, so such a pair proves neither that it was canceled nor, observed,
-that it completed. And mock servers, Microsoft's own among them, draw a new EventId at each status: when an event of the
-same type, source and Resources appears in the very document in which one vanishes, that one was not canceled.
-
-No clock is read and nothing is stored: time comes in with `DiffContext`.
+`bridge.events.tracker` decides when a transition counts.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -59,18 +49,17 @@ from bridge.events.event import (
 )
 from bridge.events.record import Evidence, Transition
 
-#: Longer than any counter; int() itself is quadratic in the digits.
+#: `int()` is quadratic in the number of digits.
 _INTEGER = re.compile(r"[+-]?[0-9]{1,40}")
 
 _SCHEDULED, _STARTED = "Scheduled", "Started"
-#: After another event a boot explains nothing: a Freeze boots no VM, and after Preempt and Terminate there is none.
 _BOOTING_TYPES = frozenset({"Reboot", "Redeploy"})
-#: How much earlier than NotBefore a boot may look: this VM's clock is not Azure's.
+#: The clocks of Azure and of this VM may differ.
 _BOOT_TOLERANCE = timedelta(seconds=60)
 _ENDING_STATUSES = {"Completed": Transition.COMPLETED, "Canceled": Transition.CANCELED}
 _BY_STATUS = {_SCHEDULED: Transition.SCHEDULED, _STARTED: Transition.STARTED, **_ENDING_STATUSES}
 
-#: The fields whose change makes a record, in the order of the wire. NotBefore counts by its time, see _value.
+#: The fields whose change produces a record, in the order of the record.
 _COMPARED = (
     "event_type",
     "event_status",
@@ -85,63 +74,69 @@ _COMPARED = (
 )
 
 
-class DiffContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known besides the two documents."""
+class Step(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Two good responses in a row, and the facts about the time between them."""
 
-    now: datetime
+    before: Document | None
+    """The response before *after*; after a start of the agent, the stored document. None: the first response ever."""
+    after: Document
+    observed_at: datetime
+    """Time of *after*."""
     has_gap: bool = False
-    """The agent did not watch all the time since the document before: it may have missed documents."""
-    booted: bool = False
-    """This VM has booted since the last good answer."""
-    booted_at: datetime | None = None
-    """When it did, at the latest; None: nothing is known but that it was before *now*."""
-    shown_since_boot: Collection[str] = frozenset()
-    """The keys of the events that an answer showed after that boot: it did not end them."""
+    """The agent restarted or had no good response for a while, so it may have missed documents."""
     seconds_since_good: float = 0.0
-    """The age of the last good answer before this one."""
+    booted: bool = False
+    """This VM has booted between the two responses."""
+    booted_at: datetime | None = None
+    """Latest possible time of the boot. None: the boot was before *observed_at*."""
     vm_name: str | None = None
     approved: frozenset[str] = frozenset()
-    """The keys of the events that this agent approved: they may start before NotBefore."""
-    doubted: Collection[str] = frozenset()
-    """The keys of the events whose absence was not believed at first."""
+    """Keys of the events that this agent approved. They may start before NotBefore."""
+
+    @cached_property
+    def shows_every_document(self) -> bool:
+        """Whether the agent missed no document between the two responses."""
+        before = self.before or Document()
+        rise = incarnation_step(before.incarnation, self.after.incarnation)
+        if rise is None:
+            return not self.has_gap
+        pairs, vanished = match_events(before.events, self.after.events)
+        changed = sum(was is None or bool(changed_fields(was, now)) for was, now in pairs)
+        return 0 <= rise <= len(vanished) + changed
+
+    @cached_property
+    def subjects(self) -> frozenset[Hashable]:
+        """Type, source, and Resources of each event in *after*."""
+        return frozenset(_subject(event) for event in self.after.events)
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the table that came true; a record without its place in a stream."""
+    """A transition of one event: a record without its identifiers and its position in a stream."""
 
     transition: Transition
     evidence: Evidence
     event: ScheduledEvent
     previous: dict[str, Any] | None = None
     changed: tuple[str, ...] = ()
-
-
-def diff(before: Document | None, after: Document, ctx: DiffContext) -> list[Change]:
-    """Return the changes from *before* (None: nothing was ever seen) to *after*.
-
-    The vanished events come first, in the order of *before*, then the others in the order of *after*. Two documents
-    with the same content, Resources taken as a set, give none.
-    """
-    old = before or Document()
-    pairs, vanished = match_events(old.events, after.events)
-    new = [now for was, now in pairs if was is None] if vanished else []
-    step = _Step(
-        incarnation=incarnation_step(old.incarnation, after.incarnation),
-        are_integers=isinstance(old.incarnation, int) and isinstance(after.incarnation, int),
-        has_new_event_without_id=any(event.event_id is None for event in new),
-        new_subjects=frozenset(_subject(event) for event in new),
-    )
-    changes = [classify_ending(event, ctx, step) for event in vanished if not is_over(event)]
-    changes.extend(change for was, now in pairs if (change := _classify_shown(was, now)) is not None)
-    return changes
+    observed_at: datetime
+    """Time of the first response that showed the change."""
+    incarnation: Incarnation = None
+    """DocumentIncarnation of the first response that showed the change."""
+    previous_incarnation: Incarnation = None
+    """DocumentIncarnation of the response before it."""
 
 
 def is_over(event: ScheduledEvent) -> bool:
-    """Return whether the document itself showed how *event* ended: its later absence makes no record."""
+    """Return whether the document itself shows the end of *event*. Its later absence produces no record."""
     return event.event_status in _ENDING_STATUSES
 
 
-# Which event is which.
+def is_step_back(was: ScheduledEvent, now: ScheduledEvent) -> bool:
+    """Return whether the event went back from Started to Scheduled."""
+    return was.event_status == _STARTED and now.event_status == _SCHEDULED
+
+
+# Pairing of events.
 
 
 def match_events(
@@ -149,11 +144,11 @@ def match_events(
 ) -> tuple[list[tuple[ScheduledEvent | None, ScheduledEvent]], list[ScheduledEvent]]:
     """Return (old or None, new) for each event of *after*, and the events of *before* that vanished.
 
-    An event is known by its key. Events of one document that share a key are paired by content, then by type, Resources
-    and status, then by type and Resources, then by position; Resources count as a set. One of *before* that is left
-    over while its key is still in *after* has not vanished: the event is there, so it is in neither answer.
+    The key identifies an event. Events of one document that share a key are paired by content, then by type, Resources,
+    and status, then by type and Resources, then by position. Resources count as a set. An unpaired event of *before*
+    whose key is still in *after* has not vanished and is in neither list.
 
-    The time is linear in the number of events, also when all share one key.
+    The time is linear in the number of events, even if all events share one key.
     """
     old = {position: (event.key, event) for position, event in enumerate(before)}
     new = {position: (event.key, event) for position, event in enumerate(after)}
@@ -168,11 +163,11 @@ def match_events(
 
 
 _Keyed = dict[int, tuple[str, ScheduledEvent]]
-"""From the position of an event in its document to its key and itself."""
+"""Key and event by position in the document."""
 
 
 def _same_signature(old: _Keyed, new: _Keyed, signature: Callable[[ScheduledEvent], Hashable]) -> list[tuple[int, int]]:
-    """Return the positions of those that have both key and *signature* in common, the first with the first."""
+    """Return the pairs of positions with the same key and *signature*, in the order of the documents."""
     waiting: defaultdict[Hashable, deque[int]] = defaultdict(deque)
     for position, (key, event) in old.items():
         waiting[key, signature(event)].append(position)
@@ -184,7 +179,7 @@ def _same_signature(old: _Keyed, new: _Keyed, signature: Callable[[ScheduledEven
 
 
 def _content(event: ScheduledEvent) -> Hashable:
-    """Return what is equal for two events exactly when `changed_fields` finds nothing."""
+    """Return a value that is equal for two events if and only if `changed_fields` returns no field."""
     return tuple(_hashable(_value(event, name)) for name in _COMPARED)
 
 
@@ -201,7 +196,7 @@ def _position_only(_event: ScheduledEvent) -> Hashable:
 
 
 def _hashable(value: Any) -> Hashable:
-    """Return the JSON *value* as one that can be hashed, equal where the values were."""
+    """Return the JSON *value* in a hashable form that compares in the same way."""
     if isinstance(value, dict):
         return frozenset((name, _hashable(field)) for name, field in value.items())
     if isinstance(value, list):
@@ -209,7 +204,20 @@ def _hashable(value: Any) -> Hashable:
     return value  # type: ignore[no-any-return]
 
 
-# An event that the document shows.
+# Events that the document shows.
+
+
+def classify_shown(was: ScheduledEvent | None, now: ScheduledEvent, step: Step) -> Change | None:
+    """Return the transition from *was* (None: absent) to *now*, None if the content is equal."""
+    changed = () if was is None else changed_fields(was, now)
+    if was is not None and not changed:
+        return None
+    if was is None or was.event_status != now.event_status:
+        transition = _BY_STATUS.get(now.event_status, Transition.UPDATED)
+    else:
+        transition = Transition.UPDATED
+    previous = None if was is None else _previous(was, changed)
+    return _change(transition, Evidence.OBSERVED, now, step, previous=previous, changed=changed)
 
 
 def changed_fields(was: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]:
@@ -221,21 +229,9 @@ def _value(event: ScheduledEvent, name: str) -> Any:
     if name == "resources":
         return None if event.resources is None else frozenset(event.resources)
     if name == "not_before_raw":
-        # The text counts only where it could not be read: another spelling of the same time is no change.
+        # Another spelling of the same time is no change, so the text counts only if it could not be parsed.
         return (event.not_before_raw or "").strip() if event.not_before is None else ""
     return getattr(event, name)
-
-
-def _classify_shown(was: ScheduledEvent | None, now: ScheduledEvent) -> Change | None:
-    changed = () if was is None else changed_fields(was, now)
-    if was is not None and not changed:
-        return None
-    if was is None or was.event_status != now.event_status:
-        transition = _BY_STATUS.get(now.event_status, Transition.UPDATED)
-    else:
-        transition = Transition.UPDATED
-    previous = None if was is None else _previous(was, changed)
-    return Change(transition=transition, evidence=Evidence.OBSERVED, event=now, previous=previous, changed=changed)
 
 
 def _previous(was: ScheduledEvent, changed: Iterable[str] = ()) -> dict[str, Any]:
@@ -244,85 +240,69 @@ def _previous(was: ScheduledEvent, changed: Iterable[str] = ()) -> dict[str, Any
     return {name: plain[name] for name in dict.fromkeys(("event_status", "not_before", *changed))}
 
 
-# An event that vanished.
-
-
-class _Step(msgspec.Struct, frozen=True, kw_only=True):
-    """What the step from one document to the next, as a whole, means for an event that vanished in it."""
-
-    incarnation: int | None
-    """How far the incarnation moved; None when the two cannot be compared."""
-    are_integers: bool
-    """Both incarnations came as integers, as Azure documents them."""
-    has_new_event_without_id: bool
-    new_subjects: frozenset[Hashable]
-    """What the new events are about, see `_subject`."""
-
-
-def classify_ending(event: ScheduledEvent, ctx: DiffContext, step: _Step) -> Change:
-    """Return how *event*, which vanished, ended."""
-    if event.event_status == _STARTED:
-        fell = step.incarnation is not None and step.incarnation < 0
-        is_sure = not (ctx.has_gap or fell or event.key in ctx.doubted or _may_be_renamed(event, step))
-        transition, evidence = Transition.COMPLETED, Evidence.OBSERVED if is_sure else Evidence.INFERRED
-    elif event.event_status == _SCHEDULED and _booted_for(event, ctx):
-        transition, evidence = Transition.COMPLETED, Evidence.BOOT_ID
-    elif event.event_status == _SCHEDULED and _cannot_have_started(event, ctx, step):
-        transition, evidence = Transition.CANCELED, Evidence.INFERRED
-    else:
-        transition, evidence = Transition.ENDED, Evidence.UNKNOWN
-    return Change(transition=transition, evidence=evidence, event=event, previous=_previous(event))
-
-
-def _may_be_renamed(event: ScheduledEvent, step: _Step) -> bool:
-    """Return whether *event* may be one of the new ones, with another type or other Resources."""
-    return event.event_id is None and step.has_new_event_without_id
-
-
-def _subject(event: ScheduledEvent) -> Hashable:
-    """Return what *event* is about: equal for the events that a mock server makes of one, a new EventId each."""
-    return event.event_type, event.event_source, frozenset(normal_name(name) for name in event.resources or ())
-
-
-def _booted_for(event: ScheduledEvent, ctx: DiffContext) -> bool:
-    """Return whether this VM booted, as *event* says, once that could have started."""
-    if not ctx.booted or event.key in ctx.shown_since_boot:
-        return False
-    if event.event_type not in _BOOTING_TYPES or names_vm(event, ctx.vm_name) is not True:
-        return False
-    if event.key in ctx.approved:
-        return True
-    booted_at = ctx.now if ctx.booted_at is None else ctx.booted_at
-    # Not NotBefore - tolerance: that of the year 1 has nothing before it.
-    return event.not_before is not None and event.not_before - booted_at <= _BOOT_TOLERANCE
-
-
-def _cannot_have_started(event: ScheduledEvent, ctx: DiffContext, step: _Step) -> bool:
-    return (
-        not ctx.booted
-        and event.key not in ctx.doubted
-        and not _may_be_renamed(event, step)
-        and _subject(event) not in step.new_subjects
-        and event.not_before is not None
-        and ctx.now < event.not_before
-        and event.key not in ctx.approved
-        and ctx.seconds_since_good < SERVICE_OFF_AFTER_SECONDS
-        and _no_document_missed(ctx, step)
+def _change(transition: Transition, evidence: Evidence, event: ScheduledEvent, step: Step, **fields: Any) -> Change:
+    return Change(
+        transition=transition,
+        evidence=evidence,
+        event=event,
+        observed_at=step.observed_at,
+        incarnation=step.after.incarnation,
+        previous_incarnation=None if step.before is None else step.before.incarnation,
+        **fields,
     )
 
 
-def _no_document_missed(ctx: DiffContext, step: _Step) -> bool:
-    """Return whether there was no document between the two, in which the event may have started."""
-    if step.incarnation is not None and step.incarnation != 1:
+# Events that vanished.
+
+
+def classify_ending(event: ScheduledEvent, step: Step, *, was_started: bool, came_back: bool) -> Change:
+    """Return the ending of *event*, which vanished in *step*.
+
+    *was_started*: the event was Started at an earlier time. *came_back*: the event had been absent before.
+    """
+    if was_started or event.event_status == _STARTED:
+        is_sure = not (step.has_gap or came_back)
+        transition, evidence = Transition.COMPLETED, Evidence.OBSERVED if is_sure else Evidence.INFERRED
+    elif event.event_status == _SCHEDULED and _booted_for(event, step):
+        transition, evidence = Transition.COMPLETED, Evidence.BOOT_ID
+    elif event.event_status == _SCHEDULED and _cannot_have_started(event, step):
+        transition, evidence = Transition.CANCELED, Evidence.INFERRED
+    else:
+        transition, evidence = Transition.ENDED, Evidence.UNKNOWN
+    return _change(transition, evidence, event, step, previous=_previous(event))
+
+
+def _booted_for(event: ScheduledEvent, step: Step) -> bool:
+    """Return whether this VM booted as *event* announced, at a time when the event could have started."""
+    if not step.booted or event.event_type not in _BOOTING_TYPES or names_vm(event, step.vm_name) is not True:
         return False
-    return step.are_integers or not ctx.has_gap
+    if event.key in step.approved:
+        return True
+    booted_at = step.booted_at or step.observed_at
+    # NotBefore - tolerance would overflow for a NotBefore in the year 1.
+    return event.not_before is not None and event.not_before - booted_at <= _BOOT_TOLERANCE
+
+
+def _cannot_have_started(event: ScheduledEvent, step: Step) -> bool:
+    return (
+        not step.booted
+        and event.not_before is not None
+        and step.observed_at < event.not_before
+        and event.key not in step.approved
+        and step.seconds_since_good < SERVICE_OFF_AFTER_SECONDS
+        and _subject(event) not in step.subjects
+        and step.shows_every_document
+    )
+
+
+def _subject(event: ScheduledEvent) -> Hashable:
+    return event.event_type, event.event_source, frozenset(normal_name(name) for name in event.resources or ())
 
 
 def incarnation_step(before: Incarnation, after: Incarnation) -> int | None:
-    """Return how far the incarnation moved; None when the two cannot be compared.
+    """Return the rise of the incarnation; None if the two incarnations are not comparable.
 
-    Recorded documents have it as an int and as text; only two integers compare, also when one came as text: at most 40
-    digits, with or without a sign.
+    Documents contain the incarnation as an integer or as text. Text with at most 40 digits counts as an integer.
     """
     was, now = _as_integer(before), _as_integer(after)
     return None if was is None or now is None else now - was

@@ -62,36 +62,11 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True):
         return compact_json([self.event_type, sorted(set(self.resources or ()))])
 
 
-class IncarnationFall(msgspec.Struct, frozen=True, kw_only=True):
-    """That the incarnation was lower in one answer than in the one before it."""
-
-    at: datetime
-    """When it fell last."""
-    is_repeated: bool
-    """It came back and fell again within minutes: front ends of the service answer in turn, and one is stale."""
-    shown: Incarnation
-    """The incarnation of the last answer, which need not be that of the tracked document."""
-    highest: Incarnation
-    """The one that it fell from; of those when it fell again, the highest."""
-
-
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """A Scheduled Events document, or the state that the agent takes for true."""
+    """A Scheduled Events document: a good response, or the document that the agent tracks."""
 
     incarnation: Incarnation = None
     events: tuple[ScheduledEvent, ...] = ()
-    fall: IncarnationFall | None = None
-    """Only in the agent's state: the last fall of the incarnation, while it makes absences doubtful."""
-
-    def __eq__(self, other: object) -> bool:
-        """Return whether both show the same, whatever was shown before."""
-        if not isinstance(other, Document):
-            return NotImplemented
-        return (self.incarnation, self.events) == (other.incarnation, other.events)
-
-    def __hash__(self) -> int:
-        """Return a hash that fits `__eq__`; what is unknown of an event is a dict, and has none."""
-        return hash((self.incarnation, len(self.events)))
 
 
 class VmIdentity(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,301 +1,280 @@
-"""The document that the agent takes for true, and when it believes that an event which is absent has ended.
+"""Tracks the document from response to response, and decides when a change counts.
 
-It stands between the answers of the metadata service and the transition table of `bridge.events.diff`. Absence is
-believed at once, with three exceptions, because a false ending sends traffic to a machine that is about to freeze:
+A change for the worse counts at once. A change for the better must be confirmed, because a false ending sends traffic
+to a machine that is about to freeze. Five good responses in a row confirm these changes:
 
-- the last good answer is over 24 hours old: Azure had turned Scheduled Events off, turns it on again with the first
-  request, and may take five minutes to show events. Absence ends nothing until 300 s of good answers have passed.
-- the incarnation fell: the service started over, or another front end of it answers. An absence counts once three good
-  answers in a row agree on it, and so it does within five minutes when the incarnation is back where it fell from.
-- it came back and fell again within these five minutes: front ends answer in turn, and one of them is stale. Absence
-  ends nothing until five minutes after the last fall, and nothing else that an answer with a lower incarnation than
-  another had changes what is known of an event, but for its start.
+- the absence of an event
+- a step back from Started to Scheduled
+- an `updated` record that repeats an earlier record
 
-Until then the event stays in the tracked document, and so do the old incarnation and the fall: the agent can stop and
-start in between, and the same reasons still hold. What is known of the gap before the first answer is kept as long.
+An absence and a step back need five minutes of agreeing responses in two cases: the event was absent and came back
+within the last five minutes, or the last good response was over 24 hours old. In the second case, Azure turns the
+service on again, and the service may take five minutes to show events.
 
-`DocumentTracker.observe` only returns what an answer means; `DocumentTracker.commit` takes it over once it is stored,
-so that what could not be stored is seen again with the next poll. No clock is read here and nothing is fetched.
+While a change is unconfirmed, the event stays in the tracked document as it was. A response that contradicts the
+change resets the count, and so does a restart. A failed poll does not.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Protocol
 
 import msgspec
 
 from bridge.clock import Instant
-from bridge.events.diff import Change, DiffContext, diff, incarnation_step
-from bridge.events.event import (
-    SERVICE_OFF_AFTER_SECONDS,
-    Document,
-    Incarnation,
-    IncarnationFall,
-    ScheduledEvent,
-)
+from bridge.events.active import Agreement, listed_event_ids
+from bridge.events.diff import Change, Step, classify_ending, classify_shown, is_over, is_step_back, match_events
+from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, ScheduledEvent
+from bridge.events.record import Transition, repeat_key
 
-#: How long Scheduled Events may take to show events after it was turned on (Microsoft: Scheduled Events for Linux VMs).
-TURNING_ON_SECONDS = 300.0
-AGREEING_ANSWERS = 3
-#: How long after a fall of the incarnation absences are doubtful.
-FALL_DOUBT_SECONDS = 300.0
-#: How much older than the last fall the stored one may be: storing each would write as often as front ends change.
-STORED_FALL_SECONDS = 120.0
+AGREEING_RESPONSES = 5
+LONG_CONFIRMATION_SECONDS = 300.0
 
-_STARTED = "Started"
+_ABSENCE, _STEP_BACK = "absence", "step back"
+
+
+class EventHistory(Protocol):
+    """The recorded history of the events, by event key."""
+
+    def was_started(self, event_key: str) -> bool:
+        """Return whether a record has shown the event as Started."""
+
+    def has_ended(self, event_key: str) -> bool:
+        """Return whether a record has ended the event."""
+
+    def count(self, event_key: str, repeat_key: str) -> int:
+        """Return n: the number of records of the event with this `repeat_key`."""
+
+
+class _Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """An unconfirmed change of a tracked event."""
+
+    event: ScheduledEvent
+    kind: str
+    """Absence, step back, or the `repeat_key` of a repeated update."""
+    ending: Change | None
+    """The ending that an absence proves. The first response without the event determines its evidence."""
+    first: Instant
+    is_long: bool
+    count: int = 1
+
+    def is_confirmed(self, instant: Instant) -> bool:
+        return self.count >= AGREEING_RESPONSES and not (self.is_long and _is_recent(self.first, instant))
+
+
+class _State(msgspec.Struct, frozen=True, kw_only=True):
+    document: Document | None
+    """The tracked document."""
+    shown: Document | None
+    """The last good response; after a start, the stored document."""
+    good_at: Instant | None = None
+    candidates: dict[int, _Candidate] = {}
+    """By the `id()` of the event in the tracked document, because events may share a key."""
+    came_back: dict[str, Instant] = {}
+    """Time at which an event was shown again after an absence, by event key."""
+    turned_on: Instant | None = None
+    """Time of the first good response after 24 hours without one."""
 
 
 class Update(msgspec.Struct, frozen=True, kw_only=True):
-    """What one good answer means: the document to track from now on, and the changes that led to it."""
+    """The effect of one good response."""
 
     document: Document
-    changes: list[Change]
+    """The document to track."""
+    changes: tuple[Change, ...]
+    """Confirmed endings first, then the other changes in the order of the document."""
+    active_event_ids: tuple[str, ...] | None
     is_news: bool
-    """True when there is something to store: a change, another incarnation, fewer events that share a key."""
-    is_settled: bool
-    """True when no absence is in doubt; only then may the time of this answer be stored as the last good one."""
-
-
-class _Gap(msgspec.Struct, kw_only=True):
-    booted: bool
-    seconds_since_good: float
-    seconds_of_good: float = 0.0
-    shown_since: set[str] = msgspec.field(default_factory=set)
-    """The keys of the events that were shown since the gap began."""
-
-    @property
-    def is_service_turning_on(self) -> bool:
-        return self.seconds_since_good >= SERVICE_OFF_AFTER_SECONDS and self.seconds_of_good < TURNING_ON_SECONDS
-
-
-class _IncarnationWatch:
-    """Whether the incarnation fell in the last minutes, from answer to answer and over a restart."""
-
-    def __init__(self, document: Document | None) -> None:
-        self._fall = None if document is None else document.fall
-        self._shown = None if document is None else document.incarnation
-        if self._fall is not None:
-            self._shown = self._fall.shown
-        self._fell_at: Instant | None = None
-
-    def note(self, incarnation: Incarnation, moment: Instant) -> None:
-        """Take the incarnation of one good answer."""
-        fall = self._recent(moment)
-        if _is_lower(incarnation, self._shown):
-            self._fell_at = moment
-            is_repeated = fall is not None and (fall.is_repeated or not _is_lower(self._shown, fall.highest))
-            fall = IncarnationFall(
-                at=moment.wall,
-                is_repeated=is_repeated,
-                shown=incarnation,
-                highest=fall.highest if fall is not None and is_repeated else self._shown,
-            )
-        elif fall is not None and fall.shown != incarnation:
-            highest = incarnation if _is_lower(fall.highest, incarnation) else fall.highest
-            fall = msgspec.structs.replace(fall, shown=incarnation, highest=highest)
-        self._fall, self._shown = fall, incarnation
-
-    @property
-    def is_back(self) -> bool:
-        """Return whether the last answer has the incarnation again that it fell from, or a higher one."""
-        return self._fall is not None and not _is_lower(self._fall.shown, self._fall.highest)
-
-    @property
-    def is_stale(self) -> bool:
-        """Return whether the last answer came from the stale one of front ends that answer in turn."""
-        return self._fall is not None and self._fall.is_repeated and _is_lower(self._fall.shown, self._fall.highest)
-
-    @property
-    def fall(self) -> IncarnationFall | None:
-        """Return the last fall, None when there was none in the last minutes."""
-        return self._fall
-
-    def _recent(self, moment: Instant) -> IncarnationFall | None:
-        """Return the last fall unless it is over; one that is stored in the future was just now."""
-        if self._fall is None:
-            return None
-        if self._fell_at is None:
-            age = min(max((moment.wall - self._fall.at).total_seconds(), 0.0), FALL_DOUBT_SECONDS)
-            self._fell_at = Instant(wall=moment.wall - timedelta(seconds=age), monotonic=moment.monotonic - age)
-        return self._fall if moment.seconds_since(self._fell_at) < FALL_DOUBT_SECONDS else None
+    """Whether the outbox must store the document and the changes."""
+    state: _State
 
 
 class DocumentTracker:
-    """Tracks the document from answer to answer.
+    """The tracked document and its unconfirmed changes.
 
-    *document* and *last_good_at* are what the outbox holds, None when it never saw one. *booted*: this machine has
-    booted since, at *booted_at* at the latest. More than *gap_seconds* without a good answer make a gap; so does every
-    start of the agent.
+    *document* and *last_good_at* come from the outbox, and are None for a new outbox. *booted*: this VM has booted
+    since the last good response, at *booted_at* at the latest. A start of the agent is a gap, and so is a period of
+    more than *gap_seconds* without a good response.
     """
 
     def __init__(
         self,
         document: Document | None,
         *,
+        history: EventHistory,
         last_good_at: datetime | None,
         booted: bool,
         gap_seconds: float,
         booted_at: datetime | None = None,
     ) -> None:
-        self.document = document
         self.gap_seconds = gap_seconds
+        self._history = history
+        self._stored_good_at = last_good_at
         self._booted = booted
         self._booted_at = booted_at
-        self._stored_good_at = last_good_at
-        self._last_good: Instant | None = None
-        self._was_good = False
-        self._gap: _Gap | None = None
-        self._stored_fall = None if document is None else document.fall
-        self._incarnations = _IncarnationWatch(document)
-        self._absences: Counter[str] = Counter()
-        self._doubted: frozenset[str] = frozenset()
-        self._was_stale = False
-        self._observed: Document | None = None
+        self._agreement = Agreement(is_needed=document is None)
+        self._state = _State(document=document, shown=document)
 
-    def poll_failed(self) -> None:
-        """Note a poll without a good answer: answers before and after it are not in a row."""
-        self._was_good = False
-        self._absences.clear()
+    @property
+    def document(self) -> Document | None:
+        """Return the tracked document. It contains the events whose absence is unconfirmed."""
+        return self._state.document
+
+    @property
+    def has_unconfirmed(self) -> bool:
+        """Return whether a change is unconfirmed. Meanwhile, the agent polls at least every second."""
+        return bool(self._state.candidates)
+
+    @property
+    def unconfirmed(self) -> frozenset[str]:
+        """Return the keys of the events with an unconfirmed change."""
+        return frozenset(candidate.event.key for candidate in self._state.candidates.values())
+
+    def active_event_ids(self, instant: Instant) -> tuple[str, ...] | None:
+        """Return the EventIds of the open events, sorted. None: they are unknown at *instant*."""
+        state = self._state
+        if state.document is None or state.good_at is None or instant.seconds_since(state.good_at) > self.gap_seconds:
+            return None
+        return listed_event_ids(state.document) if self._agreement.is_known(instant) else None
+
+    def is_settled(self, instant: Instant) -> bool:
+        """Return whether the time of the last good response and the boot identity may be stored."""
+        return not self.has_unconfirmed and not _is_recent(self._state.turned_on, instant)
 
     def observe(
         self,
         document: Document,
-        moment: Instant,
+        instant: Instant,
         *,
         vm_name: str | None = None,
         approved: frozenset[str] = frozenset(),
     ) -> Update | None:
-        """Return what *document*, a good answer, means; None when it holds nothing that was not known."""
-        self._note(moment)
-        self._incarnations.note(document.incarnation, moment)
-        shown, was_stale, self._was_stale = document, self._was_stale, self._incarnations.is_stale
-        if shown is self._observed and self._gap is None and not (self._doubted or was_stale):
+        """Return the effect of *document*, a good response, for `commit`. None: it is the object of the last response.
+
+        *approved* contains the keys of the events that this agent approved.
+        """
+        state = self._state
+        seconds = self._seconds_since_good(instant)
+        has_gap = state.good_at is None or seconds > self.gap_seconds
+        if document is state.shown and not (state.candidates or has_gap):
+            self._state = msgspec.structs.replace(state, good_at=instant)
             return None
-        if self._was_stale and self.document is not None:
-            document = _updated_by_stale(self.document, document)
-        changes = diff(self.document, document, self._context(moment, vm_name=vm_name, approved=approved))
-        withheld = self._withheld(document, changes)
-        self._doubted = frozenset(event.key for event in withheld)
-        self._observed = shown
-        if self._gap is not None:
-            self._gap.shown_since.update(event.key for event in document.events)
-        if withheld:
-            changes = [change for change in changes if change.event.key not in self._doubted]
-        return self._update(document, withheld, changes)
-
-    def commit(self, update: Update) -> None:
-        """Go on from *update*, which is stored now."""
-        if update.is_news or self.document is None:
-            self.document = update.document
-            self._stored_fall = update.document.fall
-        else:
-            self.document = msgspec.structs.replace(self.document, fall=update.document.fall)
-        if update.is_settled:
-            self._gap = None
-
-    def invalidate(self) -> None:
-        """Compare the next answer as if it were new: the update before it could not be stored."""
-        self._observed = None
-
-    def _context(self, moment: Instant, *, vm_name: str | None, approved: frozenset[str]) -> DiffContext:
-        gap = self._gap
-        return DiffContext(
-            now=moment.wall,
-            has_gap=gap is not None,
-            booted=gap is not None and gap.booted,
+        self._agreement.note(document, instant)
+        step = Step(
+            before=state.shown,
+            after=document,
+            observed_at=instant.wall,
+            has_gap=has_gap,
+            seconds_since_good=seconds,
+            booted=self._booted and state.good_at is None,
             booted_at=self._booted_at,
-            shown_since_boot=frozenset() if gap is None else gap.shown_since,
-            seconds_since_good=0.0 if gap is None else gap.seconds_since_good,
             vm_name=vm_name,
             approved=approved,
-            doubted=self._doubted,
+        )
+        turned_on = instant if seconds >= SERVICE_OFF_AFTER_SECONDS else state.turned_on
+        return self._apply(step, instant, turned_on=turned_on)
+
+    def commit(self, update: Update) -> None:
+        """Continue from *update*. Without this call, the next response is compared with the same state again."""
+        self._state = update.state
+
+    def _seconds_since_good(self, instant: Instant) -> float:
+        if self._state.good_at is not None:
+            return instant.seconds_since(self._state.good_at)
+        if self._state.document is None:
+            return 0.0
+        if self._stored_good_at is None:
+            return SERVICE_OFF_AFTER_SECONDS
+        return max((instant.wall - self._stored_good_at).total_seconds(), 0.0)
+
+    def _apply(self, step: Step, instant: Instant, *, turned_on: Instant | None) -> Update:
+        before = self._state.document or Document()
+        pairs, vanished = match_events(before.events, step.after.events)
+        state = msgspec.structs.replace(
+            self._state,
+            shown=step.after,
+            good_at=instant,
+            came_back=self._came_back(pairs, instant),
+            turned_on=turned_on,
+        )
+        candidates: list[_Candidate] = []
+        events: list[ScheduledEvent] = []
+        endings: list[Change] = []
+        changes: list[Change] = []
+        for was, now in pairs:
+            change = classify_shown(was, now, step)
+            if was is not None and change is not None and (kind := self._kind(was, change)) is not None:
+                candidate = _candidate(state, was, kind, instant)
+                if not candidate.is_confirmed(instant):
+                    candidates.append(candidate)
+                    events.append(was)
+                    continue
+            events.append(now)
+            if change is not None:
+                changes.append(change)
+        for was in vanished:
+            candidate = _candidate(state, was, _ABSENCE, instant, ending=self._ending(was, state, step))
+            if not candidate.is_confirmed(instant):
+                candidates.append(candidate)
+                events.append(was)
+            elif candidate.ending is not None:
+                endings.append(candidate.ending)
+        # While an event is absent, the document keeps the incarnation of the last response with the event.
+        document = Document(incarnation=before.incarnation, events=tuple(events)) if candidates else step.after
+        has_other_incarnation = bool(events) and before.incarnation != document.incarnation
+        is_changed = bool(endings or changes) or len(before.events) != len(events) or has_other_incarnation
+        return Update(
+            document=document,
+            changes=(*endings, *changes),
+            active_event_ids=listed_event_ids(document) if self._agreement.is_known(instant) else None,
+            is_news=self._state.document is None or is_changed,
+            state=msgspec.structs.replace(
+                state, document=document, candidates={id(candidate.event): candidate for candidate in candidates}
+            ),
         )
 
-    def _note(self, moment: Instant) -> None:
-        """Keep the time, and open a gap where there was one."""
-        if self._last_good is not None:
-            elapsed = moment.seconds_since(self._last_good)
-            if elapsed > self.gap_seconds:
-                self._open_gap(elapsed, booted=False)
-            elif self._gap is not None and self._was_good:
-                self._gap.seconds_of_good += elapsed
-        elif self.document is not None:
-            self._open_gap(_age(self._stored_good_at, moment.wall), booted=self._booted)
-        self._last_good = moment
-        self._was_good = True
+    def _kind(self, was: ScheduledEvent, change: Change) -> str | None:
+        """Return the kind of a change that needs confirmation; None if *change* counts at once."""
+        if is_step_back(was, change.event):
+            return _STEP_BACK
+        if change.transition is not Transition.UPDATED:
+            return None
+        key = repeat_key(change.transition, change.event)
+        return key if self._history.count(change.event.key, key) else None
 
-    def _open_gap(self, seconds: float, *, booted: bool) -> None:
-        if self._gap is None:
-            self._gap = _Gap(booted=booted, seconds_since_good=seconds)
-        else:
-            self._gap.seconds_since_good = max(self._gap.seconds_since_good, seconds)
-            self._gap.seconds_of_good = 0.0
+    def _ending(self, event: ScheduledEvent, state: _State, step: Step) -> Change | None:
+        if is_over(event):
+            return None
+        was_started = self._history.was_started(event.key)
+        return classify_ending(event, step, was_started=was_started, came_back=event.key in state.came_back)
 
-    def _withheld(self, document: Document, changes: Sequence[Change]) -> tuple[ScheduledEvent, ...]:
-        """Return the events that *changes* would end for their absence, but whose absence is not believed yet."""
-        shown = {event.key for event in document.events}
-        absent = [change.event for change in changes if change.event.key not in shown]
-        self._absences = Counter({event.key: self._absences[event.key] + 1 for event in absent})
-        if self._gap is not None and self._gap.is_service_turning_on:
-            return tuple(absent)
-        fall = self._incarnations.fall
-        if fall is not None and fall.is_repeated:
-            return tuple(absent)
-        if self._incarnations.is_back or self._is_below_tracked(document):
-            return tuple(event for event in absent if self._absences[event.key] < AGREEING_ANSWERS)
-        return ()
-
-    def _is_below_tracked(self, document: Document) -> bool:
-        return self.document is not None and _is_lower(document.incarnation, self.document.incarnation)
-
-    def _update(self, document: Document, withheld: tuple[ScheduledEvent, ...], changes: list[Change]) -> Update:
-        before, fall = self.document, self._incarnations.fall
-        if withheld and before is not None:
-            # The old incarnation stays while an event is withheld, so that the reason for it survives a restart.
-            document = Document(incarnation=before.incarnation, events=document.events + withheld, fall=fall)
-        elif fall is not None:
-            document = msgspec.structs.replace(document, fall=fall)
-        is_news = (
-            before is None
-            or bool(changes)
-            or before.incarnation != document.incarnation
-            or len(before.events) != len(document.events)
-            or _is_worth_storing(fall, stored=self._stored_fall)
-        )
-        return Update(document=document, changes=changes, is_news=is_news, is_settled=not withheld)
+    def _came_back(
+        self, pairs: Iterable[tuple[ScheduledEvent | None, ScheduledEvent]], instant: Instant
+    ) -> dict[str, Instant]:
+        """Return the times at which events were shown again, with those of the response at *instant*."""
+        state = self._state
+        tracked = {event.key for event in (state.document or Document()).events}
+        absent = {candidate.event.key for candidate in state.candidates.values() if candidate.kind == _ABSENCE}
+        came_back = {key: since for key, since in state.came_back.items() if key in tracked}
+        for was, now in pairs:
+            if now.key in absent or (was is None and self._history.has_ended(now.key)):
+                came_back[now.key] = instant
+        return came_back
 
 
-def _is_worth_storing(fall: IncarnationFall | None, *, stored: IncarnationFall | None) -> bool:
-    """Return whether a restart would doubt too little, or for too short a time, by the *stored* fall."""
-    if fall is None or stored is None:
-        return fall is not stored
-    if fall.is_repeated != stored.is_repeated:
-        return True
-    return abs((fall.at - stored.at).total_seconds()) >= STORED_FALL_SECONDS
+def _candidate(
+    state: _State, event: ScheduledEvent, kind: str, instant: Instant, *, ending: Change | None = None
+) -> _Candidate:
+    """Return the unconfirmed change of *event* with the response at *instant* counted."""
+    last = state.candidates.get(id(event))
+    if last is not None and last.kind == kind:
+        return msgspec.structs.replace(last, count=last.count + 1)
+    is_long = _is_recent(state.came_back.get(event.key), instant) or _is_recent(state.turned_on, instant)
+    is_update = kind not in {_ABSENCE, _STEP_BACK}
+    return _Candidate(event=event, kind=kind, ending=ending, first=instant, is_long=is_long and not is_update)
 
 
-def _is_lower(incarnation: Incarnation, than: Incarnation) -> bool:
-    """Return whether the two can be compared, and the first one is lower."""
-    step = incarnation_step(than, incarnation)
-    return step is not None and step < 0
-
-
-def _updated_by_stale(tracked: Document, stale: Document) -> Document:
-    """Return *stale* with what *tracked* knows of the same events, unless an event has started since."""
-    counts = Counter(event.key for document in (tracked, stale) for event in document.events)
-    # Of events that share a key nobody knows which is which: they are taken as they come.
-    known = {event.key: event for event in tracked.events if counts[event.key] == 2}  # noqa: PLR2004 - one in each
-    return Document(
-        incarnation=tracked.incarnation,
-        events=tuple(_newer(known.get(event.key, event), event) for event in stale.events),
-    )
-
-
-def _newer(known: ScheduledEvent, stale: ScheduledEvent) -> ScheduledEvent:
-    return stale if stale.event_status == _STARTED != known.event_status else known
-
-
-def _age(good_at: datetime | None, now: datetime) -> float:
-    return SERVICE_OFF_AFTER_SECONDS if good_at is None else max((now - good_at).total_seconds(), 0.0)
+def _is_recent(since: Instant | None, instant: Instant) -> bool:
+    return since is not None and instant.monotonic - since.monotonic < LONG_CONFIRMATION_SECONDS

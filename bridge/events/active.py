@@ -1,0 +1,52 @@
+"""The list of open events that every record carries, so that one record corrects a consumer that missed others."""
+
+from __future__ import annotations
+
+from bridge.clock import Instant
+from bridge.events.diff import is_over
+from bridge.events.event import Document
+
+MOST_LISTED_EVENTS = 200
+_AGREEMENT_SECONDS = 300.0
+
+
+def listed_event_ids(document: Document) -> tuple[str, ...] | None:
+    """Return the EventIds of the open events, sorted; None if the list cannot be complete."""
+    ids = [event.event_id for event in document.events]
+    if None in ids or len(ids) > MOST_LISTED_EVENTS:
+        return None
+    return tuple(sorted({event.event_id for event in document.events if event.event_id and not is_over(event)}))
+
+
+class Agreement:
+    """Checks that good responses agree on the events, for an agent that started without a stored document.
+
+    After five minutes of agreement, the tracked document is as good as a stored document.
+    """
+
+    def __init__(self, *, is_needed: bool) -> None:
+        self._is_needed = is_needed
+        self._shown: Document | None = None
+        self._since: Instant | None = None
+        self._has_disagreed = False
+
+    def note(self, document: Document, instant: Instant) -> None:
+        """Compare *document*, a good response, with the response before it."""
+        if not self._is_needed or document is self._shown:
+            return
+        if self._shown is not None and _keys(self._shown) != _keys(document):
+            self._is_needed = self._has_disagreed = not self._is_reached(instant)
+            self._since = instant
+        self._shown = document
+        self._since = self._since or instant
+
+    def is_known(self, instant: Instant) -> bool:
+        """Return whether the responses so far prove the tracked document."""
+        return not self._has_disagreed or self._is_reached(instant)
+
+    def _is_reached(self, instant: Instant) -> bool:
+        return self._since is not None and instant.monotonic - self._since.monotonic >= _AGREEMENT_SECONDS
+
+
+def _keys(document: Document) -> set[str]:
+    return {event.key for event in document.events}
