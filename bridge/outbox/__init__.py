@@ -1,9 +1,8 @@
-"""The durable state: the last document, the records, what each sink still has to get, and approvals.
+"""The state of the agent: in memory, with a copy on disk for the next start.
 
-A SQLite file, or a copy in memory while the disk refuses. One thread owns it and commits together what has gathered;
-functions over a connection are handed to it, and commands beside the agent call the very same functions.
+Memory is the source of truth while the agent runs. One thread, the saver, writes the copy, so every disk failure has
+the same meaning (the copy is behind) and the same remedy (write it again).
 
-Public: `outbox` (Outbox: read, write, exclusive, tend, close), the functions in `records`, `deliveries`, `approvals`
-and `meta`, `reader` (OutboxFile: the outbox as commands see it), `locks` (DirectoryLock, is_locked),
-`volume` (how large it is).
+Public: `outbox` (Outbox), `state` (rows), `approvals` (decisions and approvals), `deliveries` (results and totals),
+`snapshot` (the report for commands), `lock` (one agent per directory).
 """

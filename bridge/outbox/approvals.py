@@ -1,401 +1,225 @@
-"""Decisions and approvals in the outbox: functions over a connection.
+"""Decisions and approvals in the outbox. Pure functions over `State`.
 
-A decision is kept before anything else is done with it, and its jti long after it expired: a decision that comes again
-must be known again, whatever happened in between. An approval is kept for one event *as it was decided on*: when the
-event changes, its digest is another one, and no approval counts for it any more.
-
-Nothing of this is ever written while the outbox lives in memory: what is decided there would be forgotten.
+A decision is stored before the agent acts on it, and its jti is remembered after it expired, so that the same decision
+is recognized when it arrives again. An approval belongs to one version of an event: when the event changes, its digest
+changes, and the approval no longer applies. A hold belongs to the EventId.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import sqlite3
 import time
 from collections.abc import Collection, Iterable, Sequence
 from enum import Enum
-from typing import Any
 
 import msgspec
 
 from bridge.clock import CLOCK_SKEW_SECONDS
-from bridge.errors import OutboxReadOnly, StreamChanged
-from bridge.events.event import ScheduledEvent, encode
-from bridge.events.record import Approval, Transition, Verdict
-from bridge.outbox.database import SQL, is_in_memory
-from bridge.outbox.meta import count_decision_change, created_at, document_of, get, read_meta
+from bridge.errors import StreamChanged
+from bridge.events.event import ScheduledEvent
+from bridge.events.record import Verdict
+from bridge.outbox.rows import (
+    OPEN_STAGES,
+    ApprovalStage,
+    ApprovalState,
+    DecisionStage,
+    DecisionUpdate,
+    PendingApproval,
+    StoredDecision,
+)
+from bridge.outbox.state import State
 
-#: A jti is remembered so long after its expiry: the clocks' skew, and a day for a clock that is set back.
+#: While this file is in the state directory, nothing is approved.
+DISABLED_FILE = "approvals.disabled"
+#: A day longer than the clock skew, in case the clock is set back.
 REMEMBER_SECONDS = CLOCK_SKEW_SECONDS + 86_400.0
-_KEEP_APPROVALS_SECONDS = 7 * 86_400.0
-
-EventVersion = tuple[str, str]
-"""An EventId, and the digest of the event as it was decided on."""
-
-
-class DecisionStage(str, Enum):
-    """How far a decision has come; the words of the column ``decisions.state``."""
-
-    NEW = "new"
-    """Kept, not evaluated yet."""
-    WAITING = "waiting"
-    """An approval that waits for further approvers, or for Azure."""
-    ON_HOLD = "held"
-    """A hold in force."""
-    FOLLOWED = "followed"
-    REFUSED = "refused"
-
-
-class ApprovalStage(str, Enum):
-    """How far an approval has come; the words of the column ``approvals.state``."""
-
-    DRAINING = "draining"
-    """A command of a rule, or of ``approval.remote``, runs first."""
-    WANTED = "wanted"
-    """To be posted."""
-    POSTED = "posted"
-    """Azure answered 200."""
-    DRY_RUN = "dry_run"
-    COMMAND_FAILED = "command_failed"
-    WITHDRAWN = "withdrawn"
-    OVER = "over"
-    """The event started, changed or went before Azure took it."""
-
-
-class ApprovalResult(str, Enum):
-    """What came of an approval, as records and metrics name it; a refusal has its reason there."""
-
-    ACCEPTED = "accepted"
-    ALREADY_APPROVED = "already_approved"
-    DRY_RUN = "dry_run"
-    UNANSWERED = "unanswered"
-    GAVE_UP = "gave_up"
-    REJECTED = "rejected"
-    DISABLED = "disabled"
-    ENABLED = "enabled"
-    """The file ``approvals.disabled`` is gone."""
-    UNSAFE_FILES = "unsafe_files"
-    COMMAND_FAILED = "command_failed"
+KEEP_APPROVALS_SECONDS = 7 * 86_400.0
+MOST_OPEN_DECISIONS = 1_000
+"""Of one key."""
+_SURPLUS = f"The key has more than {MOST_OPEN_DECISIONS:,} open decisions, and this is the oldest approval among them."
 
 
 class KeepResult(Enum):
-    """What `keep_decisions`, or `limit_decisions` after it, found of one decision."""
+    """The result of `keep_decisions` for one decision."""
 
     NEW = "new"
     KNOWN = "known"
     REPLAYED = "replayed"
-    """Its jti was used for something else."""
+    """Its jti was used for another decision."""
     TOO_OLD = "too_old"
-    """It was issued before this database was made."""
+    """It was issued before this outbox was created."""
     SURPLUS = "surplus"
-    """Its key has signed enough newer ones on the event."""
-    NO_ROOM = "no_room"
-    """Decisions may not use more of the outbox."""
+    """Its key has too many open decisions."""
 
 
-OPEN_DECISIONS = frozenset({DecisionStage.NEW, DecisionStage.WAITING, DecisionStage.ON_HOLD})
-OPEN_STAGES = frozenset({ApprovalStage.DRAINING, ApprovalStage.WANTED})
+class GivenUp(msgspec.Struct, frozen=True, kw_only=True):
+    """An open decision that was closed because of a limit."""
 
-
-class StoredDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """One decision, and what became of it; the fields are in the order of the columns."""
-
-    arrival: int = 0
-    source: str
-    """portal or cli."""
     approver: str
-    kid: str | None = None
-    key_sha256: str | None = None
     decision_id: str
-    """The jti."""
-    payload_sha256: str
     event_id: str
-    event_digest: str
-    verdict: Verdict
-    issued_at: int
-    """Microseconds since 1970."""
-    expires_at: float
-    """Seconds since 1970."""
-    reason: str | None = None
-    received_at: float
-    state: DecisionStage = DecisionStage.NEW
-    outcome: str | None = None
-    """An `ApprovalResult`, the reason of a refusal, or held."""
-    message: str | None = None
-    is_event_known: bool = False
-    """Some record tells of this EventId, so this VM has seen the event."""
-
-    @property
-    def key(self) -> EventVersion:
-        """Return the event it is about, as it was."""
-        return self.event_id, self.event_digest
+    why: KeepResult
 
 
-class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
-    """One approval of one event as it was decided on; kept as JSON under these names."""
-
-    event_id: str
-    event_digest: str
-    state: ApprovalStage
-    source: str
-    decision_id: str | None = None
-    approvers: tuple[str, ...] = ()
-    reason: str | None = None
-    arrivals: tuple[int, ...] = ()
-    """The decisions behind it."""
-    payloads_sha256: tuple[str, ...] = ()
-    """Of each of them; empty in what was written before these were kept."""
-    oldest_issued_at: int | None = None
-    """Of those decisions; a hold that is not older withdraws it. None: a rule."""
-    attempts: int = 0
-    """How often StartRequests was, or may have been, sent."""
-    http_status: int | None = None
-    """The last answer; None when there was none, or none to the last attempt."""
-    command_result: str | None = None
-    """A sentence: how the command of ``approval.remote`` ended. None: it did not, or there is none."""
-    is_told: bool = False
-    """A record says that it failed at first."""
-    changed_at: float = 0.0
-    put_off_at: float | None = None
-    """When ``approvals.disabled`` first stopped it; None: it did not, or Azure could be asked since."""
-    posted_at: float | None = None
-    """When Azure took an approval of this event first; None: it did not yet."""
-    event: ScheduledEvent
-
-    @property
-    def key(self) -> EventVersion:
-        """Return the event it is for, as it was."""
-        return self.event_id, self.event_digest
-
-    def rests_on(self, decision: StoredDecision, at: int) -> bool:
-        """Return whether *decision* is the one behind it that `arrivals` names *at* this place: numbers come again."""
-        return (
-            decision.key == self.key
-            and decision.verdict is Verdict.APPROVE
-            and self.approvers[at : at + 1] == (decision.approver,)
-            and self.payloads_sha256[at : at + 1] in ((), (decision.payload_sha256,))
-        )
+def read_state(state: State) -> ApprovalState:
+    """Return the open decisions and every approval."""
+    return _state(state, state.approvals.rows.values())
 
 
-class ApprovalRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A record to be written about an approval."""
-
-    transition: Transition
-    event: ScheduledEvent | None
-    approval: Approval
-    arrivals: tuple[int, ...] = ()
-    """The decisions behind it, which the record names by their signed texts."""
+def read_open(state: State) -> ApprovalState:
+    """Return the open decisions and the approvals that wait for a command or for Azure."""
+    return _state(state, (each for each in state.approvals.rows.values() if each.state in OPEN_STAGES))
 
 
-class DecisionUpdate(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one decision."""
-
-    arrival: int
-    state: DecisionStage
-    outcome: str | None = None
-    message: str | None = None
-
-
-class ApprovalState(msgspec.Struct, frozen=True, kw_only=True):
-    """The open decisions and every approval that is remembered, from one commit."""
-
-    stream_id: str
-    decisions: tuple[StoredDecision, ...]
-    approvals: dict[EventVersion, PendingApproval]
-
-
-# Reading.
-
-
-def read_state(connection: sqlite3.Connection) -> ApprovalState:
-    """Return what is open: decisions that are not followed or refused, and every approval that is remembered."""
+def _state(state: State, approvals: Iterable[PendingApproval]) -> ApprovalState:
+    decisions = open_decisions(state)
+    by_change = sorted(approvals, key=lambda each: (each.changed_at, each.key))
     return ApprovalState(
-        stream_id=get(connection, "stream_id") or "",
-        decisions=open_decisions(connection),
-        approvals={approval.key: approval for approval in remembered_approvals(connection)},
+        stream_id=state.get("stream_id") or "",
+        decisions=decisions,
+        approvals={each.key: each for each in by_change},
+        known_event_ids=frozenset(each.event_id for each in decisions if each.event_id in state.events.rows),
     )
 
 
-def read_open(connection: sqlite3.Connection) -> ApprovalState:
-    """Return `read_state` without the approvals that are no longer on their way: what is asked right before a request.
-
-    An agent that approved hundreds of events remembers them all, and Azure is to be told within milliseconds.
-    """
-    return ApprovalState(
-        stream_id=get(connection, "stream_id") or "",
-        decisions=open_decisions(connection),
-        approvals=_open_approvals(connection),
-    )
+def open_decisions(state: State) -> tuple[StoredDecision, ...]:
+    """Return the decisions that are neither followed nor refused, holds among them, in the order of arrival."""
+    return tuple(state.decisions.rows[arrival] for arrival in sorted(state.open_decisions))
 
 
-def _open_approvals(connection: sqlite3.Connection) -> dict[EventVersion, PendingApproval]:
-    return {approval.key: approval for approval in map(approval_of, connection.execute(SQL["open_approvals"]))}
+def find_decision(state: State, source: str, approver: str, decision_id: str) -> StoredDecision | None:
+    """Return the decision with this jti, None if there is none."""
+    arrival = state.arrivals.get((source, approver, decision_id))
+    return None if arrival is None else state.decisions.rows[arrival]
 
 
-def open_decisions(connection: sqlite3.Connection) -> tuple[StoredDecision, ...]:
-    """Return the decisions that are not followed or refused yet, holds among them, in the order they came."""
-    return tuple(decision_of(row) for row in connection.execute(SQL["open_decisions"]))
-
-
-def remembered_approvals(connection: sqlite3.Connection) -> tuple[PendingApproval, ...]:
-    """Return every approval that is remembered, the one that changed last at the end."""
-    return tuple(approval_of(row) for row in connection.execute(SQL["remembered_approvals"]))
-
-
-def one_decision(connection: sqlite3.Connection, source: str, decision_id: str) -> StoredDecision | None:
-    """Return the decision called *decision_id*, None when there is none."""
-    row = connection.execute(SQL["one_decision"], (source, decision_id)).fetchone()
-    return None if row is None else decision_of(row)
-
-
-def token_digests(connection: sqlite3.Connection, arrivals: Iterable[int]) -> tuple[str, ...]:
-    """Return the SHA-256, hexadecimal, of the text that each decision of *arrivals* came as; a local one has none."""
-    found = (connection.execute(SQL["one_token"], (arrival,)).fetchone() for arrival in arrivals)
-    return tuple(hashlib.sha256(row[0].encode()).hexdigest() for row in found if row is not None)
-
-
-def is_known(connection: sqlite3.Connection, *, approver: str, decision_id: str, payload_sha256: str) -> bool:
-    """Return whether exactly this decision of the portal was kept before."""
-    return _find(connection, "portal", approver, decision_id) == payload_sha256
-
-
-def _find(connection: sqlite3.Connection, source: str, approver: str, decision_id: str) -> str | None:
-    row = connection.execute(SQL["find_decision"], (source, approver, decision_id)).fetchone()
-    return None if row is None else str(row[0])
-
-
-def decision_of(row: Sequence[Any]) -> StoredDecision:
-    """Return the decision in *row*, whose last column is `StoredDecision.is_event_known`; sqlite3.DatabaseError."""
-    try:
-        values = dict(zip(StoredDecision.__struct_fields__, row, strict=True))
-        values["is_event_known"] = bool(values["is_event_known"])
-        return msgspec.convert(values, StoredDecision)
-    except msgspec.ValidationError as error:
-        raise sqlite3.DatabaseError(f"The outbox is malformed: a decision cannot be read: {error}") from error
-
-
-def approval_of(row: Sequence[Any]) -> PendingApproval:
-    """Return the approval in *row*; raise sqlite3.DatabaseError when it is none."""
-    try:
-        approval = msgspec.json.decode(row[4], type=PendingApproval)
-        return msgspec.structs.replace(approval, state=ApprovalStage(row[2]), changed_at=row[3])
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise sqlite3.DatabaseError(f"The outbox is malformed: an approval cannot be read: {error}") from error
-
-
-# Writing.
+def token_digests(state: State, arrivals: Iterable[int]) -> tuple[str, ...]:
+    """Return the SHA-256 of the signed text of each decision; a local decision has none."""
+    tokens = (row.token for arrival in arrivals if (row := state.decisions.rows.get(arrival)) is not None)
+    return tuple(hashlib.sha256(token.encode()).hexdigest() for token in tokens if token is not None)
 
 
 def keep_decisions(
-    connection: sqlite3.Connection, decisions: Sequence[StoredDecision], tokens: Sequence[str]
-) -> list[KeepResult]:
-    """Keep each of *decisions* that is new, with its token of *tokens*; no approval that is older than this database.
+    state: State, decisions: Sequence[StoredDecision], *, created_at: float
+) -> tuple[list[KeepResult], list[GivenUp]]:
+    """Store the new ones among *decisions*.
 
-    Raise OutboxReadOnly while in memory.
+    Return a result for each, and the decisions, old or new, that a limit closed. An approval that was issued before
+    *created_at* (Unix seconds) is not stored, because it may have been followed already. A hold always is.
     """
-    _refuse_memory(connection)
-    # What was approved before this database was made may have been followed already. To hold again does no harm.
-    oldest = int(created_at(read_meta(connection)).timestamp() * 1_000_000)
+    results = []
+    for decision in decisions:
+        is_old = decision.issued_at < created_at * 1_000_000 and decision.verdict is not Verdict.HOLD
+        results.append(KeepResult.TOO_OLD if is_old else _keep(state, decision))
+    keys = dict.fromkeys((each.source, each.approver, each.kid) for each in decisions)
+    return results, [closed for key in keys for closed in _close_surplus(state, *key)]
+
+
+def _keep(state: State, decision: StoredDecision) -> KeepResult:
+    known = find_decision(state, decision.source, decision.approver, decision.decision_id)
+    if known is not None:
+        return KeepResult.KNOWN if known.payload_sha256 == decision.payload_sha256 else KeepResult.REPLAYED
+    arrival = int(state.get("next_arrival") or 1)
+    state.put("next_arrival", str(arrival + 1))
+    state.put_decision(msgspec.structs.replace(decision, arrival=arrival))
+    return KeepResult.NEW
+
+
+def _close_surplus(state: State, source: str, approver: str, kid: str | None) -> list[GivenUp]:
+    """Close the oldest open approvals of a key above the limit, and then its oldest holds."""
+    of_key = [
+        each for each in open_decisions(state) if (each.source, each.approver, each.kid) == (source, approver, kid)
+    ]
+    surplus = sorted(of_key, key=lambda each: (each.verdict is Verdict.HOLD, each.issued_at))
+    surplus = surplus[: max(len(of_key) - MOST_OPEN_DECISIONS, 0)]
+    refused = DecisionStage.REFUSED
+    update_decisions(
+        state,
+        [
+            DecisionUpdate(arrival=each.arrival, state=refused, outcome="superseded", message=_SURPLUS)
+            for each in surplus
+        ],
+    )
     return [
-        KeepResult.TOO_OLD
-        if decision.issued_at < oldest and decision.verdict is not Verdict.HOLD
-        else keep_decision(connection, decision, token)
-        for decision, token in zip(decisions, tokens, strict=True)
+        GivenUp(approver=each.approver, decision_id=each.decision_id, event_id=each.event_id, why=KeepResult.SURPLUS)
+        for each in surplus
     ]
 
 
-def keep_decision(connection: sqlite3.Connection, decision: StoredDecision, token: str | None = None) -> KeepResult:
-    """Keep *decision*, and the *token* that it came as, unless its jti is known."""
-    found = _find(connection, decision.source, decision.approver, decision.decision_id)
-    if found is None:
-        arrival = connection.execute(SQL["add_decision"], msgspec.to_builtins(decision)).lastrowid
-        if token is not None:
-            connection.execute(SQL["add_token"], (arrival, token))
-        count_decision_change(connection)
-        return KeepResult.NEW
-    return KeepResult.KNOWN if found == decision.payload_sha256 else KeepResult.REPLAYED
+def keep_overruling(state: State, decision: StoredDecision, overruled: Collection[int]) -> tuple[StoredDecision, ...]:
+    """Store a person's *decision* on this VM, which ends the holds *overruled* (arrivals).
 
-
-def keep_overruling(
-    connection: sqlite3.Connection, decision: StoredDecision, overruled: Collection[int]
-) -> tuple[StoredDecision, ...]:
-    """Keep a person's *decision* on this VM, which ends the holds known by *overruled*; return other holds, if any.
-
-    With another hold on the event nothing is kept: nobody was told of it. One that is overruled and dated ahead, by a
-    clock or by mistake, is dated back, so that it does not win, and one that is signed from now on does.
+    If the event has other holds, nothing is stored, and the other holds are returned. A hold that is overruled and has
+    a later issue time gets an earlier one, so that it does not win.
     """
     holds = [
-        each
-        for each in open_decisions(connection)
-        if each.event_id == decision.event_id and each.verdict is Verdict.HOLD
+        each for each in open_decisions(state) if each.event_id == decision.event_id and each.verdict is Verdict.HOLD
     ]
-    unnamed = tuple(hold for hold in holds if hold.arrival not in overruled)
-    if not unnamed:
+    others = tuple(hold for hold in holds if hold.arrival not in overruled)
+    if not others:
         for hold in holds:
             if hold.issued_at >= decision.issued_at:
-                connection.execute(SQL["date_decision"], (decision.issued_at - 1, hold.arrival))
-        keep_decision(connection, decision)
-    return unnamed
+                state.put_decision(msgspec.structs.replace(hold, issued_at=decision.issued_at - 1))
+        _keep(state, decision)
+    return others
 
 
 def write_changes(
-    connection: sqlite3.Connection,
+    state: State,
     stream_id: str,
     *,
     approvals: Sequence[PendingApproval] = (),
     decisions: Sequence[DecisionUpdate] = (),
 ) -> None:
-    """Write what became of approvals and decisions; raise StreamChanged when they are not this outbox's."""
-    _refuse_memory(connection)
-    if get(connection, "stream_id") != stream_id:
-        raise StreamChanged("The outbox was started over; approvals are evaluated anew.")
+    """Store changed approvals and decisions; raise StreamChanged if they result from the state of another machine."""
+    if state.get("stream_id") != stream_id:
+        raise StreamChanged("The outbox now belongs to another machine. Approvals are evaluated again.")
     for approval in approvals:
-        arguments = (*approval.key, approval.state.value, approval.changed_at, encode(approval).decode())
-        connection.execute(SQL["put_approval"], arguments)
-    for update in decisions:
-        change = (update.state.value, update.outcome, update.message, update.arrival)
-        connection.execute(SQL["update_decision"], change)
-    if approvals or decisions:
-        count_decision_change(connection)
+        state.approvals.put(approval)
+    update_decisions(state, decisions)
+
+
+def update_decisions(state: State, updates: Iterable[DecisionUpdate]) -> None:
+    """Store the progress of decisions."""
+    for update in updates:
+        row = state.decisions.rows.get(update.arrival)
+        if row is not None:
+            values = {"state": update.state, "outcome": update.outcome, "message": update.message}
+            state.put_decision(msgspec.structs.replace(row, **values))
 
 
 def begin_attempt(
-    connection: sqlite3.Connection, stream_id: str, approvals: Sequence[PendingApproval], now: float
+    state: State, stream_id: str, approvals: Sequence[PendingApproval], *, now: float
 ) -> list[PendingApproval]:
-    """Count an attempt for each of *approvals* that may still be posted, and return those, as they are now.
+    """Count an attempt for those of *approvals* that may still be posted, and return them.
 
-    One with a hold beside it that was not evaluated yet is left out.
+    An approval whose event has a hold that is not evaluated yet is left out.
     """
-    on_their_way = _open_approvals(connection)
+    held = {
+        each.event_id
+        for each in open_decisions(state)
+        if each.verdict is Verdict.HOLD and each.state is DecisionStage.NEW
+    }
     ready = [
         msgspec.structs.replace(known, attempts=known.attempts + 1, http_status=None, put_off_at=None, changed_at=now)
         for approval in approvals
-        if (known := on_their_way.get(approval.key)) is not None
+        if (known := state.approvals.rows.get(approval.key)) is not None
         and known.state is ApprovalStage.WANTED
-        and connection.execute(SQL["has_new_hold"], (known.event_id,)).fetchone() is None
+        and known.event_id not in held
     ]
-    write_changes(connection, stream_id, approvals=ready)
+    write_changes(state, stream_id, approvals=ready)
     return ready
 
 
-def prune(connection: sqlite3.Connection, active_event_ids: Collection[str], now: float) -> None:
-    """Forget decisions and approvals whose time is long over; nothing of an event that is still there."""
-    if is_in_memory(connection):
-        return
-    document = document_of(read_meta(connection))  # with the events whose absence is not believed yet
-    known = () if document is None else [event.event_id for event in document.events if event.event_id is not None]
-    active = json.dumps(sorted({*active_event_ids, *known}))
-    connection.execute(SQL["prune_decisions"], (now - REMEMBER_SECONDS, active))
-    connection.execute(SQL["prune_approvals"], (now - _KEEP_APPROVALS_SECONDS, active))
-
-
-def _refuse_memory(connection: sqlite3.Connection) -> None:
-    """Raise OutboxReadOnly while the outbox lives in memory."""
-    if is_in_memory(connection):
-        raise OutboxReadOnly(
-            "The outbox lives in memory only, because its disk refuses, so nothing is approved. Free the disk."
-        )
+def prune(state: State, active_event_ids: Collection[str], now: float) -> None:
+    """Delete decisions and approvals that expired long ago, except those of an event that the outbox still knows."""
+    known = {*active_event_ids, *state.events.rows}
+    for row in list(state.decisions.rows.values()):
+        if row.expires_at < now - REMEMBER_SECONDS and row.event_id not in known:
+            state.delete_decision(row.arrival)
+    for approval in list(state.approvals.rows.values()):
+        if approval.changed_at < now - KEEP_APPROVALS_SECONDS and approval.event_id not in known:
+            state.approvals.delete(approval.key)
 
 
 def cli_decision(
@@ -408,9 +232,9 @@ def cli_decision(
     reason: str | None = None,
     issued_at: float | None = None,
 ) -> StoredDecision:
-    """Return an approval that a person gives on this VM, now.
+    """Return an approval that a person gives on this VM.
 
-    *issued_at*, a Unix time, is when they were shown what there is against it: what is signed later wins. None: now.
+    *issued_at* (Unix seconds) is the time when the person saw the holds on the event: a newer decision wins.
     """
     now = time.time()
     return StoredDecision(

@@ -1,10 +1,11 @@
-"""One database file: how it is opened, how its errors are told apart, how it is put out of the way.
+"""The files of the outbox, and the only SQL.
 
-SQLite says what is wrong in words. What matters here is which of three answers a word asks for: the disk refuses (go
-on in memory, come back), the file is damaged (set it aside, save what can be read), another program writes (wait).
+A file is one *generation* of the state, ``outbox-N.db``. A new generation is written whole in one transaction, whose
+last row is ``complete``, so a kill at any point leaves at least one complete file. A start opens the newest complete
+file. Files are compared by what the file system reports, never read back, merged, or repaired.
 
-A file that holds records is never deleted, and a symbolic link in its place is never followed: the agent may be root,
-and the link somebody else's. SQLite itself follows none for the -wal and -shm beside the file.
+Schema version 1 (``PRAGMA user_version``). Each table has its key columns, the columns that a person with ``sqlite3``
+searches by, and the other values as JSON in the column ``rest``.
 """
 
 from __future__ import annotations
@@ -12,312 +13,407 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
-from importlib.resources import files
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
-from bridge.errors import OutboxError
-from bridge.outbox.volume import file_bytes, wal_bytes, wal_of
+import msgspec
 
-DATABASE = "outbox.db"
-SCHEMA_VERSION = 1
-BUSY_SECONDS = 5.0
-#: A transition changes a little on some twenty pages, and a commit writes each of them whole: with SQLite's usual 4 KiB
-#: that was 90 KB for one sink. A file keeps the size that it was made with, and any version reads it.
-PAGE_BYTES = 1024
-
-_SUFFIXES = ("", "-wal", "-shm")
-_DAMAGED = (
-    "malformed",
-    "not a database",
-    "unsupported file format",
-    "no such table",
-    "no such column",
-    "no such index",
-    "encrypted",
-    "could not decode",
-    "corrupt",
+from bridge.outbox.rows import (
+    Delivery,
+    DeliveryState,
+    EventRow,
+    MetaRow,
+    PendingApproval,
+    RecordRow,
+    SinkRow,
+    StoredDecision,
 )
-_REFUSED = ("full", "readonly", "read-only", "disk i/o error", "unable to open", "authoriz")
-_LOCKED = ("locked", "busy")
+from bridge.outbox.state import Changes
+
+KEPT_GENERATIONS = 2
+"""Older files that are kept."""
+_FILE_NAME = re.compile(r"outbox-([1-9][0-9]{0,17})\.db")
+_SCHEMA_VERSION = 1
+_PAGE_BYTES = 1024
+_CHECKPOINT_PAGES = 1000
+_DAMAGE = frozenset({"SQLITE_CORRUPT", "SQLITE_NOTADB"})
+
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE events (key TEXT PRIMARY KEY, ended_at REAL, rest TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE records (sequence INTEGER PRIMARY KEY, id TEXT NOT NULL, event_key TEXT NOT NULL,
+  observed_at REAL NOT NULL, is_history INTEGER NOT NULL DEFAULT 0, rest TEXT NOT NULL, body TEXT NOT NULL);
+CREATE INDEX records_needed ON records (sequence) WHERE is_history = 0;
+CREATE TABLE deliveries (sequence INTEGER NOT NULL, sink TEXT NOT NULL, state TEXT NOT NULL, attempts INTEGER NOT NULL,
+  error TEXT, rest TEXT NOT NULL, PRIMARY KEY (sequence, sink)) WITHOUT ROWID;
+CREATE TABLE sinks (name TEXT PRIMARY KEY, rest TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE decisions (arrival INTEGER PRIMARY KEY, source TEXT NOT NULL, approver TEXT NOT NULL,
+  decision_id TEXT NOT NULL, event_id TEXT NOT NULL, verdict TEXT NOT NULL, state TEXT NOT NULL, rest TEXT NOT NULL);
+CREATE TABLE approvals (event_id TEXT NOT NULL, event_digest TEXT NOT NULL, state TEXT NOT NULL, rest TEXT NOT NULL,
+  PRIMARY KEY (event_id, event_digest)) WITHOUT ROWID;
+PRAGMA user_version = 1;
+"""
 
 
-def load_statements() -> dict[str, str]:
-    """Return queries.sql, name -> statement."""
-    text = _read_sql("queries.sql")
-    blocks = text.split("-- name: ")[1:]
-    named = (block.partition("\n") for block in blocks)
-    return {name.strip(): body.strip() for name, _, body in named}
+class _Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """How rows of one class are stored."""
+
+    row: type[msgspec.Struct]
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    has_rest: bool = True
+
+    @property
+    def rest(self) -> tuple[str, ...]:
+        """Return the fields that are stored as JSON."""
+        return tuple(name for name in self.row.__struct_fields__ if name not in self.columns and name != "body")
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """Return the names of all columns that a row fills."""
+        rest = ("rest",) if self.has_rest else ()
+        return (*self.columns, *rest, *(("body",) if self.row is RecordRow else ()))
 
 
-def _read_sql(name: str) -> str:
-    return files("bridge.outbox").joinpath(name).read_text(encoding="utf-8")
+_SPECS = {
+    "meta": _Spec(row=MetaRow, key=("key",), columns=("key", "value"), has_rest=False),
+    "events": _Spec(row=EventRow, key=("key",), columns=("key", "ended_at")),
+    "records": _Spec(row=RecordRow, key=("sequence",), columns=("sequence", "id", "event_key", "observed_at")),
+    "deliveries": _Spec(
+        row=Delivery, key=("sequence", "sink"), columns=("sequence", "sink", "state", "attempts", "error")
+    ),
+    "sinks": _Spec(row=SinkRow, key=("name",), columns=("name",)),
+    "decisions": _Spec(
+        row=StoredDecision,
+        key=("arrival",),
+        columns=("arrival", "source", "approver", "decision_id", "event_id", "verdict", "state"),
+    ),
+    "approvals": _Spec(
+        row=PendingApproval, key=("event_id", "event_digest"), columns=("event_id", "event_digest", "state")
+    ),
+}
 
 
-SQL = load_statements()
-_ADDED_NAMES = frozenset(re.findall(r"^CREATE \w+ IF NOT EXISTS (\w+)", _read_sql("additions.sql"), re.MULTILINE))
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
+    """The state in a file."""
+
+    rows: dict[str, list[Any]] = {}
+    file: Path | None = None
+    missing: dict[str, int | None] = {}
+    """By damaged table, the number of rows that could not be read; None if the number is unknown."""
+    unreadable: tuple[Path, ...] = ()
+    """Newer files that could not be read at all."""
+
+    @property
+    def is_damaged(self) -> bool:
+        """Return whether anything could not be read."""
+        return bool(self.missing or self.unreadable)
 
 
-def is_damage(error: Exception) -> bool:
-    """Return whether *error* says that the file is no database of ours any more."""
-    return isinstance(error, sqlite3.Error) and _says(error, _DAMAGED)
+Fingerprint = tuple[tuple[int, ...] | None, tuple[int, ...] | None]
+"""Device, inode, size, mtime, and ctime of the file and of its WAL; None if it does not exist."""
 
 
-def is_lock(error: Exception) -> bool:
-    """Return whether *error* says that another program writes just now."""
-    return isinstance(error, sqlite3.Error) and not is_damage(error) and _says(error, _LOCKED)
-
-
-def is_refusal(error: Exception) -> bool:
-    """Return whether *error* says that the disk does not take writes, or gives no reads, for now."""
-    return isinstance(error, OSError) or (isinstance(error, sqlite3.Error) and _says(error, _REFUSED))
-
-
-def is_full(error: Exception) -> bool:
-    """Return whether *error* says that the disk has no room."""
-    return isinstance(error, sqlite3.Error) and _says(error, ("full",))
-
-
-def _says(error: Exception, words: tuple[str, ...]) -> bool:
-    # By text: Python 3.10 does not hand on SQLite's error code.
-    text = str(error).lower()
-    return any(word in text for word in words)
-
-
-class TrackedConnection(sqlite3.Connection):
-    """A connection that notes a write to `meta`: the document there may be large, and most commits leave it alone."""
-
-    meta_changed = True
-
-
-def connect(path: Path, *, read_only: bool = False, timeout_seconds: float = BUSY_SECONDS) -> sqlite3.Connection:
-    """Return a connection to the database at *path*, set up for durable commits."""
-    refuse_link(path)
-    target = f"{path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
-    connection = sqlite3.connect(
-        target,
-        uri=True,
-        isolation_level=None,
-        timeout=timeout_seconds,
-        check_same_thread=False,
-        factory=TrackedConnection,
-    )
+def generations(directory: Path) -> dict[int, Path]:
+    """Return the files by generation, the newest first; raise OSError."""
     try:
-        if not read_only:
-            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            connection.execute("PRAGMA journal_mode = WAL")
-            # FULL: the host may die right after a commit, and NORMAL can lose what was acknowledged.
-            connection.execute("PRAGMA synchronous = FULL")
-            wal = wal_bytes(path.parent)
-            connection.execute(f"PRAGMA journal_size_limit = {wal}")
-            (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
-            connection.execute(f"PRAGMA wal_autocheckpoint = {wal // page_bytes}")
-            # 1 MiB instead of 2: enough to rewrite a usual outbox from, should its file be damaged, and no more.
-            connection.execute("PRAGMA cache_size = -1024")
-        connection.execute("SELECT count(*) FROM sqlite_master")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
+        found = {int(match[1]): path for path in directory.iterdir() if (match := _FILE_NAME.fullmatch(path.name))}
+    except FileNotFoundError:
+        return {}
+    return dict(sorted(found.items(), reverse=True))
 
 
-def open_file(path: Path) -> sqlite3.Connection:
-    """Return a connection to our database at *path*, made where there is none, that does take writes.
+def is_damage(error: sqlite3.Error) -> bool:
+    """Return whether *error* reports a damaged file."""
+    return _error_name(error) in _DAMAGE or "malformed" in str(error) or "not a database" in str(error)
 
-    Raise sqlite3.Error or OSError for what the disk or the file has against it, OutboxError for a newer schema.
+
+def is_full(error: sqlite3.Error) -> bool:
+    """Return whether *error* reports a full disk."""
+    return _error_name(error) == "SQLITE_FULL" or "is full" in str(error)
+
+
+def _error_name(error: sqlite3.Error) -> str:
+    return str(getattr(error, "sqlite_errorname", ""))  # Python 3.10 has no such attribute
+
+
+# Reading.
+
+
+def read_newest(directory: Path) -> Loaded:
+    """Read the newest complete file, without history; raise OSError or sqlite3.Error if the disk fails.
+
+    A damaged file is read as far as possible. A file that cannot be read at all is left out.
     """
-    is_made = _create_private(path)
-    try:
-        connection = connect(path)
+    unreadable: list[Path] = []
+    for path in generations(directory).values():
         try:
-            create_schema(connection)
-            add_tables(connection)
-            with suppress_lock():
-                connection.execute("BEGIN IMMEDIATE")  # a read-only file opens without complaint, and refuses here
-                connection.execute("ROLLBACK")
-        except BaseException:
+            with closing(connect_read_only(path)) as connection:
+                if not _is_complete(connection):
+                    continue
+                missing: dict[str, int | None] = {}
+                rows = {name: _read_table(connection, name, missing) for name in _SPECS}
+                return Loaded(rows=rows, file=path, missing=missing, unreadable=tuple(unreadable))
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            unreadable.append(path)
+    return Loaded(unreadable=tuple(unreadable))
+
+
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """Open *path* for reading; on a read-only mount, without its WAL; raise sqlite3.Error."""
+    quoted = path.absolute().as_uri()
+    for mode in ("mode=ro", "immutable=1"):
+        connection = sqlite3.connect(f"{quoted}?{mode}", uri=True, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master")
+        except sqlite3.Error as error:
             connection.close()
-            raise
-    except BaseException:
-        if is_made:
-            with suppress(OSError):
-                path.unlink()  # or this stump would be taken for an outbox that something cut off
-        raise
-    return connection
+            if mode == "immutable=1" or is_damage(error):
+                raise
+        else:
+            return connection
+    raise AssertionError
 
 
-@contextmanager
-def suppress_lock() -> Iterator[None]:
-    """Ignore that another program writes just now."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        if not is_lock(error):
-            raise
-
-
-def open_memory(*, empty: bool = False) -> sqlite3.Connection:
-    """Return an outbox in memory without records; *empty*: without tables too."""
-    connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-    if not empty:
-        create_schema(connection)
-        add_tables(connection)
-    return connection
-
-
-def is_in_memory(connection: sqlite3.Connection) -> bool:
-    """Return whether *connection* has no file, because the disk refuses."""
-    return not any(file for _, name, file in connection.execute("PRAGMA database_list") if name == "main")
-
-
-def used_bytes(connection: sqlite3.Connection) -> int:
-    """Return how much of the database is in use."""
-    pages, free, size = (
-        int(connection.execute(f"PRAGMA {name}").fetchone()[0])
-        for name in ("page_count", "freelist_count", "page_size")
-    )
-    return (pages - free) * size
-
-
-def create_schema(connection: sqlite3.Connection) -> None:
-    """Create the tables where there are none; raise OutboxError for a file of a newer version."""
+def _is_complete(connection: sqlite3.Connection) -> bool:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > SCHEMA_VERSION:
-        raise OutboxError(
-            f"The outbox was written by a newer version (schema {version}, this one knows {SCHEMA_VERSION}). "
-            "Run that version, or move the state directory away to start empty."
-        )
-    if version == 0:
-        connection.executescript(f"BEGIN IMMEDIATE;\n{_read_sql('schema.sql')}\nCOMMIT;")
+    if version != _SCHEMA_VERSION:
+        return False
+    return connection.execute("SELECT 1 FROM meta WHERE key = 'complete'").fetchone() is not None
 
 
-def add_tables(connection: sqlite3.Connection) -> None:
-    """Make what additions.sql has and the file, of a version before, has not; writes nothing where all is there."""
-    found = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-    if not found >= _ADDED_NAMES:
-        connection.executescript(f"BEGIN IMMEDIATE;\n{_read_sql('additions.sql')}\nCOMMIT;")
+def _read_table(connection: sqlite3.Connection, name: str, missing: dict[str, int | None]) -> list[Any]:
+    """Read a table from its first row up to the damage, and from its last row back to the damage."""
+    spec = _SPECS[name]
+    rows: dict[Any, Any] = {}
+    bad = 0
+    is_whole = True
+    for order in ("ASC", "DESC"):
+        where = "WHERE is_history = 0" if name == "records" else ""
+        if name == "deliveries":
+            where = "WHERE sequence IN (SELECT sequence FROM records WHERE is_history = 0)"
+        by = ", ".join(f"{column} {order}" for column in spec.key)
+        query = f"SELECT {', '.join(spec.stored)} FROM {name} {where} ORDER BY {by}"  # noqa: S608
+        try:
+            for values in connection.execute(query):
+                try:
+                    row = _decode(spec, values)
+                except (msgspec.MsgspecError, ValueError, TypeError):
+                    bad += 1
+                else:
+                    rows[tuple(getattr(row, column) for column in spec.key)] = row
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            is_whole = False
+        else:
+            break
+    if bad or not is_whole:
+        missing[name] = bad if is_whole else _count_missing(connection, name, len(rows))
+    return [rows[key] for key in sorted(rows)]
 
 
-def give_back(connection: sqlite3.Connection, *, most_pages: int) -> None:
-    """Take up to *most_pages* free pages out of the database, which gets shorter by them."""
-    free = int(connection.execute("PRAGMA freelist_count").fetchone()[0])
-    for _ in range(min(free, most_pages)):
-        connection.execute("PRAGMA incremental_vacuum(1)")  # Python ends it after one page, whatever number it is given
-
-
-def cut_wal(connection: sqlite3.Connection) -> bool:
-    """Move the -wal into the database and cut it off; return whether there was something to move, and all of it was."""
-    with suppress(sqlite3.Error):  # on a full disk: the file itself may have to grow for it
-        frames = int(connection.execute("PRAGMA wal_checkpoint").fetchone()[1])
-        is_busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        return frames > 0 and not is_busy
-    return False
-
-
-def check_wal(connection: sqlite3.Connection, path: Path, longest_bytes: int) -> None:
-    """Raise sqlite3.OperationalError when the -wal of *path* is longer, and cannot be moved into the database now."""
-    if file_bytes(wal_of(path)) > longest_bytes:
-        _, frames, moved = connection.execute("PRAGMA wal_checkpoint").fetchone()
-        if moved < frames:
-            raise sqlite3.OperationalError("the disk is about to be full: a program reads the outbox for long")
-
-
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commit what happens inside, or nothing of it."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
-def check(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise sqlite3.DatabaseError when the file is damaged where that can be seen without an error."""
-    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if verdict != "ok":
-        raise sqlite3.DatabaseError(f"{path.name} is malformed: {verdict}")
-
-
-def refuse_link(path: Path) -> None:
-    """Raise sqlite3.OperationalError when *path* is a symbolic link, as for any file that cannot be opened."""
-    if path.is_symlink():
-        raise sqlite3.OperationalError(f"unable to open {path}: it is a symbolic link. Put the file itself there")
-
-
-def refuse_emptied(path: Path) -> None:
-    """Raise sqlite3.DatabaseError for an empty file: SQLite would take it for new, and delete the -wal beside it."""
-    refuse_link(path)
-    if path.exists() and path.stat().st_size == 0:
-        raise sqlite3.DatabaseError(f"{path.name} is malformed: it is empty")
-
-
-def _pad_emptied(path: Path) -> None:
-    """Give an emptied file that was set aside a page of zeros: SQLite deletes the -wal of an empty one, unread."""
-    with suppress(OSError):
-        if path.lstat().st_size == 0:
-            with Path(f"{path}-wal").open("rb") as wal:
-                os.truncate(path, int.from_bytes(wal.read(12)[8:], "big"))
-
-
-def open_to_read(path: Path | None) -> sqlite3.Connection | None:
-    """Return a connection that reads the database at *path*, up to its last commit, or nothing."""
-    if path is None or path.is_symlink() or not os.access(path, os.R_OK):
-        return None
+def _count_missing(connection: sqlite3.Connection, name: str, found: int) -> int | None:
+    where = " WHERE is_history = 0" if name == "records" else ""
     with suppress(sqlite3.Error):
-        return open_read_only(path)
-    with suppress(sqlite3.Error):
-        # Where no -shm can be made, and none is needed: an older state would be worse than none.
-        if not Path(f"{path}-wal").exists() or Path(f"{path}-wal").stat().st_size == 0:
-            return open_read_only(path, "mode=ro&immutable=1")
+        (count,) = connection.execute(f"SELECT count(*) FROM {name}{where}").fetchone()  # noqa: S608
+        return int(count) - found if name != "deliveries" else None
     return None
 
 
-def open_read_only(path: Path, options: str = "mode=ro") -> sqlite3.Connection:
-    """Return a connection that reads the database at *path*; raise sqlite3.Error when that cannot be had."""
-    connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?{options}", uri=True, isolation_level=None, check_same_thread=False
-    )
+def _decode(spec: _Spec, values: Sequence[Any]) -> Any:
+    plain = dict(zip(spec.stored, values, strict=True))
+    body = plain.pop("body", None)
+    plain |= msgspec.json.decode(plain.pop("rest")) if spec.has_rest else {}
+    if spec.row is RecordRow:
+        return RecordRow(**plain, body=body.encode())
+    if spec.row is Delivery:
+        return Delivery(**{**plain, "state": DeliveryState(plain["state"])})
+    return msgspec.convert(plain, spec.row)
+
+
+def read_records(
+    path: Path, *, after: int = 0, before: int | None = None, check: Callable[[], None] = lambda: None
+) -> Iterator[bytes]:
+    """Yield the bodies of all records in the file, history included, the newest first; raise sqlite3.Error.
+
+    *check* is called now and then and may raise, to end a read that takes too long.
+    """
+    with closing(connect_read_only(path)) as connection:
+        connection.set_progress_handler(lambda: _fails(check), 10_000)
+        query = "SELECT body FROM records WHERE sequence > ? AND sequence < ? ORDER BY sequence DESC"
+        for (body,) in connection.execute(query, (after, 2**63 - 1 if before is None else before)):
+            yield body.encode()
+
+
+def _fails(check: Callable[[], None]) -> bool:
     try:
-        connection.execute("SELECT count(*) FROM sqlite_master")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def set_aside(path: Path, reason: str, moment: datetime) -> Path | None:
-    """Rename the database with its -wal and -shm; return its new name, None when there was nothing or it failed."""
-    stamp = moment.astimezone(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
-    aside = path.with_name(f"{path.name}.{reason}-{stamp}")
-    number = 1
-    while any(os.path.lexists(f"{aside}{suffix}") for suffix in _SUFFIXES):
-        number += 1
-        aside = path.with_name(f"{path.name}.{reason}-{stamp}-{number}")
-    for suffix in _SUFFIXES:
-        with suppress(OSError):
-            Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
-    if not aside.exists():
-        return None
-    _pad_emptied(aside)
-    return aside
-
-
-def is_in_the_way(path: Path) -> bool:
-    """Return whether something of a database is still at *path*, that could not be renamed."""
-    return any(os.path.lexists(f"{path}{suffix}") for suffix in _SUFFIXES)
-
-
-def _create_private(path: Path) -> bool:
-    """Create the file readable by its owner alone, since records name resources; return whether there was none."""
-    with suppress(OSError):  # SQLite says next what is wrong, in words that are understood above
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        check()
+    except Exception:  # noqa: BLE001  # any exception ends the query
         return True
     return False
+
+
+# Writing.
+
+
+class Database:
+    """One open generation; for the saver's thread only. Methods raise sqlite3.Error or OSError if the disk fails."""
+
+    def __init__(self, path: Path, generation: int) -> None:
+        self.path = path
+        self.generation = generation
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
+        self._connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        # FULL: NORMAL can lose an acknowledged commit on power loss.
+        self._connection.execute("PRAGMA synchronous = FULL")
+        self._connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+
+    @classmethod
+    def create(cls, directory: Path, changes: Changes) -> Database:
+        """Write a new generation with all rows of *changes*."""
+        generation = max(generations(directory), default=0) + 1
+        path = directory / f"outbox-{generation}.db"
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        database = cls(path, generation)
+        try:
+            database._connection.executescript(_SCHEMA)
+            complete = {"complete": MetaRow(key="complete", value="1")}
+            database.save(changes, first={"meta": complete})
+            _sync_directory(directory)
+        except BaseException:
+            database.close()
+            with suppress(OSError):
+                delete_generation(path)
+            raise
+        return database
+
+    def save(self, changes: Changes, *, first: dict[str, dict[Any, Any]] | None = None) -> None:
+        """Write *changes* in one transaction."""
+        execute = self._connection.execute
+        execute("BEGIN IMMEDIATE")
+        try:
+            for tables in (first or {}, changes.tables):
+                for name, rows in tables.items():
+                    self._write(name, rows)
+            history = [(sequence,) for sequence in sorted(changes.history)]
+            self._connection.executemany("UPDATE records SET is_history = 1 WHERE sequence = ?", history)
+            execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                if self._connection.in_transaction:
+                    execute("ROLLBACK")
+            raise
+
+    def _write(self, name: str, rows: dict[Any, Any]) -> None:
+        spec = _SPECS[name]
+        stored = spec.stored
+        marks = ", ".join("?" * len(stored))
+        put = f"INSERT OR REPLACE INTO {name} ({', '.join(stored)}) VALUES ({marks})"  # noqa: S608
+        self._connection.executemany(put, (_encode(spec, row) for row in rows.values() if row is not None))
+        gone = [key if isinstance(key, tuple) else (key,) for key, row in rows.items() if row is None]
+        where = " AND ".join(f"{column} = ?" for column in spec.key)
+        self._connection.executemany(f"DELETE FROM {name} WHERE {where}", gone)  # noqa: S608
+
+    def delete_history(self, *, before: float | None = None, limit: int = 500) -> int:
+        """Delete the oldest history, or only what was observed before *before* (Unix seconds); return how many."""
+        query = "SELECT sequence, observed_at FROM records WHERE is_history = 1 ORDER BY sequence LIMIT ?"
+        found = self._connection.execute(query, (limit,)).fetchall()
+        chosen = [(sequence,) for sequence, observed_at in found if before is None or observed_at < before]
+        if not chosen:
+            return 0
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._connection.executemany("DELETE FROM deliveries WHERE sequence = ?", chosen)
+            self._connection.executemany("DELETE FROM records WHERE sequence = ?", chosen)
+            self._connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            raise
+        return len(chosen)
+
+    def checkpoint(self) -> None:
+        """Move the WAL into the file and truncate it, to free disk space."""
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the size of the used pages."""
+        pages, free, size = (
+            self._connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
+
+    def fingerprint(self) -> Fingerprint:
+        """Return what the file system reports about the file and its WAL."""
+        return _stat(self.path), _stat(self.path.with_name(f"{self.path.name}-wal"))
+
+    def close(self) -> None:
+        """Close the file; never raises."""
+        with suppress(sqlite3.Error):
+            self._connection.close()
+
+
+def follows(before: Fingerprint, after: Fingerprint) -> bool:
+    """Return whether *after* can be the result of this agent's own save: neither file shrinks or is replaced."""
+    return all(
+        old is None or (new is not None and new[:2] == old[:2] and new[2] >= old[2])
+        for old, new in zip(before, after, strict=True)
+    )
+
+
+def delete_generation(path: Path) -> int:
+    """Delete a file with its WAL; return the bytes; raise OSError."""
+    size = 0
+    for suffix in ("-wal", "-shm", ""):
+        file = path.with_name(path.name + suffix)
+        with suppress(FileNotFoundError):
+            size += file.stat().st_size
+            file.unlink()
+    return size
+
+
+def file_bytes(path: Path) -> int:
+    """Return the size of a file with its WAL; 0 if it does not exist."""
+    return sum(found[2] for suffix in ("", "-wal") if (found := _stat(path.with_name(path.name + suffix))) is not None)
+
+
+def _encode(spec: _Spec, row: Any) -> tuple[Any, ...]:
+    values = [getattr(row, name) for name in spec.columns]
+    plain = [value.value if isinstance(value, Enum) else value for value in values]
+    if spec.has_rest:
+        plain.append(msgspec.json.encode({name: getattr(row, name) for name in spec.rest}).decode())
+    if spec.row is RecordRow:
+        plain.append(row.body.decode())
+    return tuple(plain)
+
+
+def _stat(path: Path) -> tuple[int, ...] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116  # an idle agent has little else to do
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _sync_directory(directory: Path) -> None:
+    if os.name != "posix":
+        return
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def older_generations(directory: Path, current: Path) -> Iterable[Path]:
+    """Return the other files, the newest first; raise OSError."""
+    return [path for path in generations(directory).values() if path != current]

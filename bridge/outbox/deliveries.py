@@ -1,443 +1,317 @@
-"""What the delivery engine reads from the outbox and writes back: functions over a connection, on its thread.
+"""Deliveries: the state of each record at each sink. Pure functions over `State`.
 
-A delivery is one record for one sink. It is pending until the sink has accepted it (delivered), has refused it for good
-(parked), or it was given up (expired, evicted, discarded). What each sink has accepted, delivered and still has to get
-is its `SinkAccount`.
-
-Start marks say which events a sink that disturbs people or workloads may have heard of: it must also be told their end.
-Such a sink (`Sink.skips_what_is_over`) is not sent an event of which nothing has reached it when the end is already
-known: nobody is paged, and nothing drained, for what is over. Skipping is only safe while surely nothing arrived, so
-before each send the event is marked, in a commit of its own, and the mark is taken away only when the peer surely did
-not take the record. A crash or a timeout leaves the mark: the end is sent then, of an event that perhaps never began.
-Only what is over is skipped: what came back after its end is sent, and so is an end alone, for sinks that want nothing
-but ends. From memory nothing is skipped: there not all marks are known.
-
-Once the end is pending, of an event that began too, the rows before it that the sink does not need beside it
-(`Sink.superseded_by_end`) are given up one by one.
+A delivery is pending until the sink accepts the record (delivered), rejects it permanently (parked), or the agent or a
+person gives it up (expired, evicted, discarded). For each sink, accepted is the sum of these six counts.
 """
 
 from __future__ import annotations
 
-import math
-import sqlite3
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from enum import Enum
-from functools import cached_property
-from itertools import groupby, islice
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from bridge.events.event import decode_document
-from bridge.events.record import TransitionRecord, decode_record
-from bridge.outbox import meta
-from bridge.outbox.database import SQL, is_in_memory, used_bytes
-
-Row = tuple[Any, ...]
-#: The key of the digest of a sink's configuration, but for the sink's name.
-_ACCEPTED_UNDER = "accepted_under:"
-#: The key of how many records expired because their event was over, but for the sink's name.
-_EVENT_OVER = "expired_event_over:"
-#: How far a probe looks for the event tried least.
-_MOST_PROBED = 2_000
-
-
-class DeliveryState(str, Enum):
-    """What became of one record at one sink; the words are stored."""
-
-    PENDING = "pending"
-    DELIVERED = "delivered"
-    PARKED = "parked"
-    EXPIRED = "expired"
-    EVICTED = "evicted"
-    DISCARDED = "discarded"
-
-
-class PendingDelivery(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A record that one sink still has to get."""
-
-    sequence: int
-    event_key: str
-    urgent: bool
-    attempts: int
-    not_before: float | None
-    """Seconds since 1970."""
-    body: str
-    """The record as JSON, known to be sound."""
-
-    @cached_property
-    def record(self) -> TransitionRecord:
-        """Return the record; decoded where it is used, because the outbox's thread has others to serve."""
-        return decode_record(self.body)
-
-
-class NewDelivery(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a new record decides when it is tried."""
-
-    event_key: str
-    urgent: bool
-    not_before: float | None
-    """Seconds since 1970."""
+from bridge.events.event import Document, VmIdentity, decode_document
+from bridge.events.record import TransitionRecord
+from bridge.outbox import approvals
+from bridge.outbox.rows import (
+    NEEDED,
+    ApprovalState,
+    DecisionStage,
+    Delivery,
+    DeliveryState,
+    EventRow,
+    RecordRow,
+    SinkRow,
+)
+from bridge.outbox.state import State
 
 
 class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one record at one sink: delivered, parked, or None when it was tried in vain."""
+    """The result of one send for one record; a state of None means that the send failed and is tried again."""
 
     sequence: int
     state: DeliveryState | None
     error: str | None = None
 
 
-class StartMark(msgspec.Struct, frozen=True, kw_only=True):
-    """What `mark_started` found."""
-
-    skipped: int = 0
-    """How many rows were given up, because the event is over and never began; nothing is to be sent then."""
-    is_new: bool = False
-    """True when nothing of the event had been tried before: a sure failure of this try takes the mark away."""
-    last_end: int | None = None
-    """The sequence of the last end of the event that is pending; None when none is."""
-
-
-class SinkAccount(msgspec.Struct, frozen=True, kw_only=True):
-    """What one sink has accepted, and what became of it: accepted is the sum of the other six counts."""
-
-    accepted: int = 0
-    delivered: int = 0
-    pending: int = 0
-    parked: int = 0
-    expired: int = 0
-    evicted: int = 0
-    discarded: int = 0
-
-    def count(self, state: DeliveryState) -> int:
-        """Return how many records are in *state*."""
-        return int(getattr(self, state.value))
-
-
 class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """Every sink's account, and how full the outbox is, all from one commit."""
+    """The totals of every sink and the size of the outbox, from one moment."""
 
-    sinks: dict[str, SinkAccount] = {}
-    event_over: dict[str, int] = {}
-    """By sink, how many of the expired were given up because their event was over; the others were too old."""
-    oldest_pending_at: dict[str, float] = {}
-    """By sink, when its oldest pending record was observed, in seconds since 1970."""
-    used_bytes: int = 0
-    stream_id: str | None = None
-
-    def oldest_pending_seconds(self, sink: str, now: float) -> float:
-        """Return how long the oldest pending record of *sink* has waited at *now*; 0 when none is pending."""
-        return max(now - self.oldest_pending_at.get(sink, now), 0.0)
-
-
-def due(
-    connection: sqlite3.Connection,
-    sink: str,
-    *,
-    limit: int,
-    skip: frozenset[int] = frozenset(),
-    blocked: frozenset[str] = frozenset(),
-    after: int = 0,
-    per_event: int | None = None,
-    most_characters: float = math.inf,
-) -> list[PendingDelivery]:
-    """Return up to *limit* rows pending for *sink*, urgent events first, each event's in sequence.
-
-    Rows in *skip* (sequences), rows up to *after* (a sequence) and events in *blocked* (event keys) are left out.
-    *per_event* is for sinks whose batches hold one event each: up to *limit* events, up to so many rows of each.
-    What is returned ends with the row that brings its records to *most_characters*.
-    """
-    rows = _due_rows(connection, sink, skip=skip, blocked=blocked, after=after)
-    chosen: Iterator[Row] = islice(rows, limit)
-    if per_event is not None:
-        # Read to its end before the rows of each event are.
-        heads = list(islice(_first_of_each_event(rows), limit))
-        chosen = (row for head in heads for row in islice(_rows_of(connection, sink, head[1], skip), per_event))
-    found: list[PendingDelivery] = []
-    characters = 0
-    for row in chosen:
-        found.append(_pending(connection, row))
-        characters += len(found[-1].body)
-        if characters >= most_characters:
-            break
-    return found
-
-
-def new_events(
-    connection: sqlite3.Connection, sink: str, *, limit: int, skip: frozenset[int], after: int
-) -> list[NewDelivery]:
-    """Return what is pending for *sink* since *after* (a sequence) and was never tried, without the records."""
-    rows = islice(_due_rows(connection, sink, skip=skip, after=after), limit)
-    return [
-        NewDelivery(event_key=event_key, urgent=bool(urgent), not_before=not_before)
-        for _, event_key, attempts, not_before, urgent in rows
-        if attempts == 0
-    ]
-
-
-def _due_rows(
-    connection: sqlite3.Connection,
-    sink: str,
-    *,
-    skip: frozenset[int],
-    blocked: frozenset[str] = frozenset(),
-    after: int = 0,
-) -> Iterator[Row]:
-    rows = connection.execute(SQL["due"], (sink, after))
-    return (row for row in rows if row[0] not in skip and row[1] not in blocked)
-
-
-def _first_of_each_event(rows: Iterable[Row]) -> Iterator[Row]:
-    events: set[str] = set()
-    for row in rows:
-        if row[1] not in events:
-            events.add(row[1])
-            yield row
-
-
-def _rows_of(connection: sqlite3.Connection, sink: str, event_key: str, skip: frozenset[int]) -> Iterator[Row]:
-    rows = connection.execute(SQL["due_of_event"], (event_key, sink))
-    return (row for row in rows if row[0] not in skip)
-
-
-def probe(
-    connection: sqlite3.Connection,
-    sink: str,
-    *,
-    skip: frozenset[int] = frozenset(),
-    blocked: frozenset[str] = frozenset(),
-    only: frozenset[str] | None = None,
-) -> list[PendingDelivery]:
-    """Return the first record of the event to try next: urgent, then least often tried, then oldest; or nothing.
-
-    By tries, so that an event that the sink never takes cannot keep every other from being the one that gets through.
-    *only* limits the choice to these events.
-
-    It looks at no more than the first 2,000 rows that may be tried: a paused sink with an urgent record is probed every
-    2 s, and to walk a whole backlog each time would keep the one thread of the outbox, and a core, from all other work.
-    What gets no turn by that: events behind 2,000 rows of others that the sink never takes, until news of them.
-    """
-    if only is None:
-        rows = _due_rows(connection, sink, skip=skip, blocked=blocked)
-    else:
-        rows = (row for key in only - blocked for row in islice(_rows_of(connection, sink, key, skip), 1))
-    heads: dict[str, Row] = {}
-    for row in islice(rows, _MOST_PROBED):
-        heads.setdefault(row[1], row)
-    if not heads:
-        return []
-    best = min(heads.values(), key=lambda row: (-row[4], row[2], row[0]))
-    return [_pending(connection, best)]
-
-
-def _pending(connection: sqlite3.Connection, row: Row) -> PendingDelivery:
-    """Return *row* with its record; raise sqlite3.DatabaseError when that cannot be read: the file is damaged."""
-    sequence, event_key, attempts, not_before, urgent, *body = row
-    if not body:
-        body = connection.execute(SQL["body"], (sequence,)).fetchone()
-    text = body[0] if body else None
-    if not text:
-        raise sqlite3.DatabaseError(f"The outbox is malformed: record {sequence} cannot be read.")
-    return PendingDelivery(
-        sequence=sequence,
-        event_key=event_key,
-        urgent=bool(urgent),
-        attempts=attempts,
-        not_before=not_before,
-        body=text,
-    )
+    sinks: dict[str, SinkRow]
+    oldest_pending_at: dict[str, float]
+    """By sink, the time from which its oldest pending record ages (see `RecordRow.aged_from`)."""
+    needed_bytes: int
+    stream_id: str | None
 
 
 def record_results(
-    connection: sqlite3.Connection,
-    sink: str,
-    results: Sequence[DeliveryResult],
-    *,
-    now: float,
-    accepted_under: str | None = None,
+    state: State, sink: str, results: Sequence[DeliveryResult], *, now: float, accepted_under: str | None = None
 ) -> None:
-    """Write *results* down; a row that a person has discarded meanwhile stays as it is.
+    """Store *results*. A row that is no longer pending stays as it is.
 
-    *accepted_under* is the digest of the configuration under which the destination took something for the first time.
+    *accepted_under* is the digest of the configuration under which the destination accepted a record.
     """
-    if accepted_under is not None:
-        connection.execute(SQL["put_meta"], (f"{_ACCEPTED_UNDER}{sink}", accepted_under))
-    for (state, error), group in groupby(results, key=lambda result: (result.state, result.error)):
-        sequences = [result.sequence for result in group]
-        if state is None:
-            failures = [(error, now, sink, sequence) for sequence in sequences]
-            connection.executemany(SQL["note_failure"], failures)
-        else:
-            # One statement, so that the interpreter's lock is free meanwhile for the thread that sends.
-            numbers = msgspec.json.encode(sequences).decode()
-            finished = connection.execute(SQL["finish"], (state.value, error, 1, now, sink, numbers)).rowcount
-            if state is DeliveryState.EXPIRED:  # what is too old expires by `expire`
-                _count_event_over(connection, sink, finished)
+    row = state.sinks.rows.get(sink)
+    if accepted_under is not None and row is not None and row.accepted_under != accepted_under:
+        state.sinks.put(msgspec.structs.replace(row, accepted_under=accepted_under))
+    for result in results:
+        delivery = state.deliveries.rows.get((result.sequence, sink))
+        if delivery is None or delivery.state is not DeliveryState.PENDING:
+            continue
+        if result.state is DeliveryState.EXPIRED:
+            state.count_event_over(sink)
+        _change(state, delivery, result.state or DeliveryState.PENDING, now=now, error=result.error, attempts=1)
 
 
-def note_delivered(connection: sqlite3.Connection, sink: str, sequence: int, *, now: float) -> None:
-    """Count one record as delivered to *sink*, if it is pending there."""
-    delivered = DeliveryResult(sequence=sequence, state=DeliveryState.DELIVERED)
-    record_results(connection, sink, [delivered], now=now)
+def expire(state: State, sink: str, *, now: float, older_than: float) -> int:
+    """Give up the records that age since before *older_than*; return their number."""
+    old = [row for row in state.queue(sink).pending.values() if row.aged_from < older_than]
+    for row in old:
+        _change(state, row, DeliveryState.EXPIRED, now=now)
+    return len(old)
 
 
-def expire(connection: sqlite3.Connection, sink: str, *, now: float, max_age_seconds: float) -> int:
-    """Give up on what is older than *max_age_seconds*; return how many rows."""
-    return connection.execute(SQL["expire"], (now, sink, now - max_age_seconds)).rowcount
+def replace_older(state: State, sink: str, record: RecordRow, *, now: float) -> None:
+    """Expire the pending records of the same event: a `current_state_only` sink needs the newest record only."""
+    for row in list(state.queue(sink).of_event(record.event_key)):
+        if row.sequence < record.sequence:
+            state.count_event_over(sink)
+            _change(state, row, DeliveryState.EXPIRED, now=now, error="A newer record of the event replaced it.")
 
 
-def shift_ages(connection: sqlite3.Connection, seconds: float) -> None:
-    """Move the times from which pending rows age by *seconds*: the clock that they are compared with moves too."""
-    connection.execute(SQL["shift_ages"], (seconds,))
-
-
-def urgency(connection: sqlite3.Connection, sink: str, *, now: float) -> tuple[bool, float | None]:
-    """Return whether an urgent row is pending, and the soonest NotBefore still ahead (seconds since 1970)."""
-    urgent = connection.execute(SQL["has_urgent"], (sink,)).fetchone()
-    (soonest,) = connection.execute(SQL["soonest_notice"], (sink, now)).fetchone()
-    return bool(urgent and urgent[0]), soonest
-
-
-def soonest_notices(
-    connection: sqlite3.Connection, sink: str, *, now: float, events: Iterable[str]
-) -> dict[str, float]:
-    """Return event key -> its soonest NotBefore still ahead, for those of *events* that have one.
-
-    Any record counts that the event has pending: a record waits for those before it.
-    """
-    found = {key: connection.execute(SQL["soonest_notice_of_event"], (key, sink, now)).fetchone()[0] for key in events}
-    return {key: not_before for key, not_before in found.items() if not_before is not None}
-
-
-def retry_requests(connection: sqlite3.Connection, sink: str) -> int:
-    """Return how often a person asked to try *sink* again."""
-    row = connection.execute(SQL["retry_requests"], (sink,)).fetchone()
-    return 0 if row is None else int(row[0])
-
-
-def retry(connection: sqlite3.Connection, sink: str | None, *, record_id: str | None, now: float) -> int:
-    """Make parked rows pending again, and ask for a try at once; return how many rows. A *sink* of None: every sink.
-
-    With *record_id* only that record is tried again.
-    """
-    names = [sink] if sink is not None else [name for (name,) in connection.execute(SQL["known_sinks"])]
-    count = 0
-    for name in names:
-        moved = connection.execute(SQL["retry"], {"sink": name, "id": record_id, "now": now}).rowcount
-        count += moved
-        if moved or sink is not None or record_id is None:
-            connection.execute(SQL["request_retry"], (name,))
-    # A record that comes back joins its event, which may have become urgent meanwhile.
-    connection.execute(SQL["align_urgency"])
-    return count
-
-
-def unpark(connection: sqlite3.Connection, sink: str, sequences: Collection[int], *, now: float) -> None:
-    """Make rows pending again that were parked in error: they keep their age, and their place in their event."""
-    connection.execute(SQL["unpark"], (now, sink, msgspec.json.encode(list(sequences)).decode()))
-    connection.execute(SQL["align_urgency"])
-
-
-def configuration_accepted(connection: sqlite3.Connection, sink: str) -> str | None:
-    """Return the digest of the configuration under which the destination of *sink* took something last."""
-    return meta.get(connection, f"{_ACCEPTED_UNDER}{sink}")
-
-
-def discard(connection: sqlite3.Connection, sink: str, *, state: str | None, record_id: str | None, now: float) -> int:
-    """Give up on what is pending and parked for *sink*, or in one *state*, or one record; return how many rows."""
-    arguments = {"sink": sink, "state": state, "id": record_id, "now": now}
-    return connection.execute(SQL["discard"], arguments).rowcount
-
-
-def last_record(connection: sqlite3.Connection, event_key: str) -> TransitionRecord | None:
-    """Return the last record of an event that has its sinks, None when there is none."""
-    row = connection.execute(SQL["last_of_event"], (event_key,)).fetchone()
-    return None if row is None else decode_record(row[0])
-
-
-def accounts(connection: sqlite3.Connection) -> dict[str, SinkAccount]:
-    """Return sink -> its account, sinks that are no longer configured included."""
-    rows = connection.execute(SQL["totals"]).fetchall()
-    return {
-        name: SinkAccount(**dict(zip(SinkAccount.__struct_fields__, counts, strict=True))) for name, *counts in rows
-    }
-
-
-def oldest_pending(connection: sqlite3.Connection) -> dict[str, float]:
-    """Return sink -> when its oldest pending record was observed, for each sink that has one."""
-    sinks = [sink for (sink,) in connection.execute(SQL["known_sinks"])]
-    found = {sink: connection.execute(SQL["oldest_pending"], (sink,)).fetchone()[0] for sink in sinks}
-    return {sink: moment for sink, moment in found.items() if moment is not None}
-
-
-def event_over(connection: sqlite3.Connection, expired: Mapping[str, int]) -> dict[str, int]:
-    """Return sink -> how many of its *expired* records were given up because their event was over."""
-    found = {sink: meta.get(connection, f"{_EVENT_OVER}{sink}") or "" for sink in expired}
-    return {sink: min(int(text), expired[sink]) if text.isdecimal() else 0 for sink, text in found.items()}
-
-
-def _count_event_over(connection: sqlite3.Connection, sink: str, records: int) -> None:
-    before = meta.get(connection, f"{_EVENT_OVER}{sink}") or ""
-    meta.put(connection, f"{_EVENT_OVER}{sink}", str((int(before) if before.isdecimal() else 0) + records))
-
-
-def totals(connection: sqlite3.Connection) -> OutboxTotals:
-    """Return every sink's account, and how full the outbox is."""
-    sinks = accounts(connection)
-    return OutboxTotals(
-        sinks=sinks,
-        event_over=event_over(connection, {name: account.expired for name, account in sinks.items()}),
-        oldest_pending_at=oldest_pending(connection),
-        used_bytes=used_bytes(connection),
-        stream_id=meta.get(connection, "stream_id"),
+def retry(state: State, sink: str | None, *, record_id: str | None, now: float, aged_from: float) -> int:
+    """Make parked records pending again: of one sink, or with None of all; return their number."""
+    return sum(
+        _unpark(state, row, now=now, aged_from=aged_from)
+        for name in _names(state, sink)
+        for row in _selected(state, state.queue(name).parked.values(), record_id)
     )
 
 
-def supersede(connection: sqlite3.Connection, sink: str, event_key: str, *, now: float) -> None:
-    """Give up what *sink* is owed of the event: it was told later news of it, which this would undo."""
-    last = connection.execute(SQL["last_record"]).fetchone()[0] or 0
-    skipped = connection.execute(SQL["expire_event"], (now, event_key, sink, last)).rowcount
-    _count_event_over(connection, sink, skipped)
+def unpark(state: State, sink: str, sequences: Collection[int], *, now: float) -> None:
+    """Make records pending again that were parked although the endpoint was at fault; they keep their age."""
+    for row in [row for row in state.queue(sink).parked.values() if row.sequence in sequences]:
+        _unpark(state, row, now=now, aged_from=row.aged_from)
 
 
-def mark_started(connection: sqlite3.Connection, sink: str, event_key: str, *, now: float) -> StartMark:
-    """Mark that *sink* is about to be sent something of the event, or give the event up because it is over."""
-    end = None if is_in_memory(connection) else _end_of_what_never_began(connection, sink, event_key)
-    if end is not None:
-        skipped = connection.execute(SQL["expire_event"], (now, event_key, sink, end)).rowcount
-        _count_event_over(connection, sink, skipped)
-        return StartMark(skipped=skipped)
-    marked = connection.execute(SQL["add_start_mark"], (sink, event_key)).rowcount
-    (last_end,) = connection.execute(SQL["last_pending_end"], (event_key, sink)).fetchone()
-    return StartMark(is_new=marked == 1, last_end=last_end)
+def discard(state: State, sink: str, *, states: Collection[DeliveryState], record_id: str | None, now: float) -> int:
+    """Discard the records of *sink* in *states* (pending, parked), or one of them; return their number."""
+    queue = state.queue(sink)
+    rows = [row for row in (*queue.pending.values(), *queue.parked.values()) if row.state in states]
+    chosen = _selected(state, rows, record_id)
+    for row in chosen:
+        _change(state, row, DeliveryState.DISCARDED, now=now)
+    return len(chosen)
 
 
-def clear_started(connection: sqlite3.Connection, sink: str, event_key: str) -> None:
-    """Take the mark away: nothing of the event reached *sink*, or it knows the end."""
-    connection.execute(SQL["drop_start_mark"], (sink, event_key))
+def move(state: State, old: str, new: str, *, now: float) -> int:
+    """Move the pending and parked records of the sink *old* to *new*; return the number that *new* accepts.
 
-
-def clean_start_marks(connection: sqlite3.Connection) -> None:
-    """Take away the marks of events that are neither active nor pending."""
-    text = meta.get(connection, "document")
-    active = {event.key for event in decode_document(text).events} if text is not None else set()
-    for sink, event_key in connection.execute(SQL["idle_start_marks"]).fetchall():
-        if event_key not in active:
-            clear_started(connection, sink, event_key)
-
-
-def _end_of_what_never_began(connection: sqlite3.Connection, sink: str, event_key: str) -> int | None:
-    """Return the sequence up to which the event is over, its end included; None when it began or is not over.
-
-    An event may come back after an end that was inferred: what follows its last end is news.
+    The records count as discarded on *old*. A record that *new* already has is not added again.
     """
-    if connection.execute(SQL["is_started"], (sink, event_key, sink, event_key)).fetchone():
+    moved = 0
+    queue = state.queue(old)
+    for row in sorted((*queue.pending.values(), *queue.parked.values()), key=lambda each: each.sequence):
+        if (row.sequence, new) not in state.deliveries.rows:
+            state.put_delivery(msgspec.structs.replace(row, sink=new, attempts=0, error=None, changed_at=now))
+            moved += 1
+        _change(state, row, DeliveryState.DISCARDED, now=now)
+    return moved
+
+
+def totals(state: State) -> OutboxTotals:
+    """Return the totals of every sink."""
+    return OutboxTotals(
+        sinks=dict(state.sinks.rows),
+        oldest_pending_at={
+            name: min(row.aged_from for row in queue.pending.values())
+            for name, queue in state.queues.items()
+            if queue.pending
+        },
+        needed_bytes=state.needed_bytes,
+        stream_id=state.get("stream_id"),
+    )
+
+
+def make_event_urgent(state: State, event_key: str) -> None:
+    """Make the pending records of the event urgent: they are sent before its urgent record."""
+    for queue in state.queues.values():
+        for row in list(queue.of_event(event_key)):
+            if not row.urgent:
+                state.put_delivery(msgspec.structs.replace(row, urgent=True))
+
+
+def urgency(
+    state: State, sink: str, events: Iterable[str], *, now: float
+) -> tuple[bool, float | None, dict[str, float]]:
+    """Return whether an urgent row is pending, the soonest NotBefore after *now*, and the soonest one per event."""
+    queue = state.queue(sink)
+    ahead = (row.not_before for row in queue.pending.values() if row.not_before is not None and row.not_before > now)
+    soonest = min(ahead, default=None)
+    by_event: dict[str, float] = {}
+    for key in events:
+        times = [row.not_before for row in queue.of_event(key) if row.not_before is not None and row.not_before > now]
+        if times:
+            by_event[key] = min(times)
+    return bool(queue.urgent), soonest, by_event
+
+
+def current_records(state: State, sink: str) -> list[RecordRow]:
+    """Return the newest record of each active event that *sink* accepted, unless a newer record is pending for it."""
+    found = (_current_record(state, sink, event) for event in state.events.rows.values())
+    return [record for record in found if record is not None]
+
+
+def _current_record(state: State, sink: str, event: EventRow) -> RecordRow | None:
+    sequence = event.sinks.get(sink)
+    if event.ended_at is not None or sequence is None or event.key in state.queue(sink).by_event:
         return None
-    last_end, began = None, False
-    for sequence, body in connection.execute(SQL["pending_bodies"], (event_key, sink)):
-        if not decode_record(body).transition.is_ending:
-            began = True
-        elif began:
-            last_end = sequence
-    return last_end
+    delivery, record = state.deliveries.rows.get((sequence, sink)), state.records.rows.get(sequence)
+    is_accepted = delivery is not None and delivery.state is DeliveryState.DELIVERED
+    return record if is_accepted else None
+
+
+def last_records_of_active(state: State) -> list[RecordRow]:
+    """Return the records that a new sink receives: of each active event the newest state, then a later outcome."""
+    found = []
+    for event in state.events.rows.values():
+        if event.ended_at is None:
+            sequences = {event.last_state_sequence, event.last_sequence} - {None}
+            found += [state.records.rows[each] for each in sequences if each in state.records.rows]
+    return sorted(found, key=lambda row: row.sequence)
+
+
+def new_delivery(record: RecordRow, decoded: TransitionRecord, sink: str) -> Delivery:
+    """Return the pending delivery of *record* for *sink*."""
+    event = decoded.event
+    return Delivery(
+        sink=sink,
+        sequence=record.sequence,
+        state=DeliveryState.PENDING,
+        event_key=record.event_key,
+        urgent=decoded.is_urgent,
+        not_before=None if event is None or event.not_before is None else event.not_before.timestamp(),
+        aged_from=record.aged_from,
+        changed_at=record.observed_at,
+    )
+
+
+def _change(
+    state: State, row: Delivery, to: DeliveryState, *, now: float, error: str | None = None, attempts: int = 0
+) -> None:
+    state.put_delivery(
+        msgspec.structs.replace(row, state=to, error=error, changed_at=now, attempts=row.attempts + attempts)
+    )
+
+
+def evict(state: State, row: Delivery, *, now: float) -> None:
+    """Give up a record for *row*'s sink because a limit is reached."""
+    _change(state, row, DeliveryState.EVICTED, now=now)
+
+
+def _unpark(state: State, row: Delivery, *, now: float, aged_from: float) -> int:
+    siblings = state.queue(row.sink).of_event(row.event_key)
+    urgent = row.urgent or any(each.urgent for each in siblings)
+    pending = DeliveryState.PENDING
+    state.put_delivery(
+        msgspec.structs.replace(row, state=pending, urgent=urgent, changed_at=now, aged_from=aged_from, error=None)
+    )
+    return 1
+
+
+def _names(state: State, sink: str | None) -> list[str]:
+    return list(state.queues) if sink is None else [sink]
+
+
+def _selected(state: State, rows: Iterable[Delivery], record_id: str | None) -> list[Delivery]:
+    if record_id is None:
+        return list(rows)
+    return [row for row in rows if state.records.rows[row.sequence].id == record_id]
+
+
+class LastError(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest error of a sink."""
+
+    message: str
+    at: float
+    """Unix seconds."""
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that `status` reports of the outbox, from one moment."""
+
+    stream_id: str
+    vm: VmIdentity | None
+    document: Document | None
+    last_good_at: str | None
+    newest_record_at: float | None
+    totals: OutboxTotals
+    last_errors: dict[str, LastError]
+    """By sink, of its pending and parked records."""
+    last_transitions: dict[str, TransitionRecord]
+    """By event key, the newest record that Azure caused, of each active event."""
+    approvals: ApprovalState
+
+
+def snapshot(state: State) -> Snapshot:
+    """Return a snapshot for `status`."""
+    vm, document = state.get("vm"), state.get("document")
+    active = [event for event in state.events.rows.values() if event.ended_at is None]
+    last = {event.key: state.records.rows.get(event.last_state_sequence or 0) for event in active}
+    return Snapshot(
+        stream_id=state.get("stream_id") or "",
+        vm=None if vm is None else msgspec.json.decode(vm, type=VmIdentity),
+        document=None if document is None else decode_document(document),
+        last_good_at=state.get("last_good_at"),
+        newest_record_at=max((row.observed_at for row in state.records.rows.values()), default=None),
+        totals=totals(state),
+        last_errors={name: error for name in state.queues if (error := _last_error(state, name)) is not None},
+        last_transitions={key: row.record for key, row in last.items() if row is not None},
+        approvals=approvals.read_state(state),
+    )
+
+
+def _last_error(state: State, sink: str) -> LastError | None:
+    queue = state.queue(sink)
+    rows = [row for row in (*queue.pending.values(), *queue.parked.values()) if row.error is not None]
+    newest = max(rows, key=lambda row: row.changed_at, default=None)
+    return None if newest is None else LastError(message=newest.error or "", at=newest.changed_at)
+
+
+def needed_records(state: State, sink: str | None, states: Collection[DeliveryState]) -> list[Delivery]:
+    """Return the pending or parked rows of one sink, or of all, in *states*, in sequence."""
+    rows = [
+        row
+        for name in _names(state, sink)
+        for row in (*state.queue(name).pending.values(), *state.queue(name).parked.values())
+        if row.state in states
+    ]
+    return sorted(rows, key=lambda row: (row.sink, row.sequence))
+
+
+def import_rows(state: State, rows: Mapping[str, Iterable[Any]], known: Collection[tuple[str, int]]) -> int:
+    """Add the pending and parked records and the holds of another file; return the number of records.
+
+    Records are known by (stream_id, sequence): those in *known* or in memory are left out. They keep their ids and
+    their place in their stream, and get negative sequences in this outbox, because they are older than all others.
+    """
+    present = {*known, *(_place(row) for row in state.records.rows.values())}
+    wanted: dict[int, list[Delivery]] = {}
+    for row in rows.get("deliveries", ()):
+        if row.state in NEEDED:
+            wanted.setdefault(row.sequence, []).append(row)
+    new = [row for row in rows.get("records", ()) if row.sequence in wanted and _place(row) not in present]
+    first = min([0, *state.records.rows]) - len(new)
+    for place, row in enumerate(sorted(new, key=_place), first):
+        state.put_record(msgspec.structs.replace(row, sequence=place, is_routed=True))
+        for delivery in wanted[row.sequence]:
+            state.put_delivery(msgspec.structs.replace(delivery, sequence=place))
+    holds = [row for row in rows.get("decisions", ()) if row.state is DecisionStage.ON_HOLD]
+    approvals.keep_decisions(state, holds, created_at=0.0)
+    return len(new)
+
+
+def _place(row: RecordRow) -> tuple[str, int]:
+    record = row.record
+    return record.stream_id, record.sequence

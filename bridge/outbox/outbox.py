@@ -1,587 +1,537 @@
-"""The agent's outbox: one thread that owns the database, and runs on it the functions that others hand in.
+"""The outbox of the agent: the state in memory, its lock, and the saver.
 
-    rows = outbox.read(deliveries.due, "webhook", limit=64).result()
+    rows = outbox.select("webhook", choose)
 
-A function over the database takes a connection first; what it reads or writes is in `records`, `deliveries`,
-`approvals` and `meta`. `read` and `write` hand it to the thread and return a Future, which is done when the work is
-committed.
+Every method takes the lock for microseconds and does no I/O, so the poll, the workers, and the approver never wait for
+the disk or for one another. A record is due when it is saved, and at the latest 0.5 s after its arrival. An approval
+waits until everything about it is saved (`wait_saved`).
 
-One thread, because a lock around the connection was measured to starve the poll: with 5 ms of fsync its p99 was
-250 ms, with one thread and group commit 18 ms. What gathered while the last commit was on its way is committed
-together, and so is what several sinks delivered within a moment (`write_soon`). A function that raises something of its
-own is rolled back alone. A group that fails because of the disk is done again after `Storage.recover`, so a caller
-never sees a disk that is full or damaged.
-
-A commit that has not returned in 2 s is a disk that refuses, too: its thread is left behind, and another goes on from
-memory (see `stalls`). It does the group again there, unless that is on the disk by then.
-
-Another program's lock is waited for, since a command of ours is short; one that lasts for two busy timeouts (10 s)
-counts as a disk that refuses, or it would stop the poll and every sink.
+State that was stored before a boot may have come with another machine's image. Until the identity of this VM is
+confirmed, the outbox is not trusted: stored rows are not sent, and the stored document is not compared.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import sqlite3
 import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from enum import Enum
-from functools import partial
-from itertools import groupby
+from functools import cached_property
 from pathlib import Path
-from queue import Empty, Queue
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from bridge.clock import AgeClock, Clock, utc_now
-from bridge.errors import OutboxError
-from bridge.events.event import VmIdentity
+from bridge.clock import REAL_CLOCK, AgeClock, Clock, format_time, parse_time
+from bridge.errors import OutboxReadOnly
+from bridge.events.event import Document, Incarnation, VmIdentity, decode_document, encode
+from bridge.events.record import Transition, TransitionRecord, decode_record
+from bridge.events.stream import new_stream_id
 from bridge.logs import ThrottledLog
-from bridge.outbox import deliveries, meta, retention
-from bridge.outbox.database import BUSY_SECONDS, is_lock, suppress_lock, transaction
-from bridge.outbox.deliveries import OutboxTotals
-from bridge.outbox.records import RecordWriter
-from bridge.outbox.stalls import (
-    COMMIT_SECONDS,
-    WORK_SECONDS,
-    Left,
-    StallWatch,
-    Turn,
-    until_there_are_threads,
+from bridge.outbox import approvals, deliveries, records, retention
+from bridge.outbox.approvals import DISABLED_FILE
+from bridge.outbox.database import Loaded
+from bridge.outbox.deliveries import DeliveryResult, OutboxTotals
+from bridge.outbox.records import NewRecord, Observation, RecordContext, Routing
+from bridge.outbox.rows import (
+    ApprovalRecord,
+    DecisionUpdate,
+    Delivery,
+    PendingApproval,
 )
-from bridge.outbox.storage import Storage
-from bridge.system.threads import LoopWatch
+from bridge.outbox.saver import Saver
+from bridge.outbox.state import SinkQueue, State
+from bridge.system.boot import has_booted
 
 logger = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_MOST_IN_A_GROUP = 256
-#: Sinks that are told of the same change answer within a few milliseconds of each other.
-_SOON_SECONDS = 0.02
-_MOST_CLEANED = 500
-_TICK_SECONDS = 0.05
-#: What the work that gathered may take: other programs' locks and a file that is copied included.
-_WORK_SECONDS = 60.0
-#: A recovery that does not help, again and again, would fill the disk with files set aside.
-_MOST_RECOVERIES = 3
-#: The wall clock was set, not only slewed.
-_STEP_SECONDS = 2.0
-#: Each is a busy timeout of 5 s.
-_MOST_LOCKS = 2
-#: What a disk or a file that refuses may cost the work that waits; then it goes on from memory, and the rest beside it.
-_RECOVERY_SECONDS = 4.0
-_JOIN_SECONDS = 0.1
-#: An outbox that takes longer to open is spoken of.
-_OPENING_SECONDS = 4.0
+
+#: A record that is not saved by then is sent all the same.
+DUE_SECONDS = 0.5
+#: Imported rows have negative sequences, because they are older than all others.
+_FIRST = -(2**62)
+_BEHIND_MESSAGE = "The outbox is not saved ({reason}), so nothing is approved. Free the disk or make it writable."
 
 
-def result_or_stop(future: Future[T], stop: Callable[[], bool]) -> T | None:
-    """Return the result of *future*, or None once *stop* returns True: the outbox may wait 10 s for a lock."""
-    while not wait_for([future], _TICK_SECONDS).done:
-        if stop():
-            return None
-    return future.result()
+class PendingDelivery(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A record that one sink has yet to receive."""
+
+    sequence: int
+    event_key: str
+    urgent: bool
+    attempts: int
+    not_before: float | None
+    """Unix seconds."""
+    body: bytes
+    """The record as JSON."""
+
+    @cached_property
+    def record(self) -> TransitionRecord:
+        """Return the decoded record."""
+        return decode_record(self.body)
 
 
-class _Mode(Enum):
-    READ = "read"
-    WRITE = "write"
-    EXCLUSIVE = "exclusive"
-    READ_OF_ADDED = "read of added"
+class StoredState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent knew of the VM and of the document when it last ran."""
+
+    stream_id: str
+    document: Document | None
+    last_good_at: datetime | None
+    boot_id: str | None
+    """The boot identity at `last_good_at`."""
+    vm: VmIdentity | None
 
 
-class _Job(msgspec.Struct, kw_only=True):
-    work: Callable[[Storage], Any]
-    mode: _Mode
-    future: Future[Any]
-    may_wait: bool = False
-    """It need not begin at once: others may join its transaction."""
+class DueRows:
+    """The rows of one sink that may be sent now. Valid only inside `Outbox.select`."""
 
+    def __init__(self, queue: SinkQueue, *, after: int, through: int) -> None:
+        self._queue, self._after, self._through = queue, after, through
 
-_Outcome = tuple[_Job, Any, Exception | None]
-"""A job, and what it returned or raised."""
+    def __iter__(self) -> Iterator[Delivery]:
+        """Yield the rows, urgent rows first, otherwise in sequence."""
+        return self._queue.due(after=self._after, through=self._through)
+
+    def of_event(self, event_key: str) -> Iterator[Delivery]:
+        """Yield the rows of one event in sequence."""
+        return (row for row in self._queue.of_event(event_key) if self._after < row.sequence <= self._through)
+
+    @property
+    def has_urgent(self) -> bool:
+        """Return whether an urgent row is pending, due or not."""
+        return bool(self._queue.urgent)
 
 
 class Outbox:
-    """The outbox in *directory*: at most *max_bytes*, delivered records are kept *keep_delivered_seconds*.
+    """The outbox in *directory*.
 
-    *claim* is called before a database is made anew there; it raises StateDirectoryError when another agent has it. How
-    far its stream came is kept in *runtime*, which outlives the agent but not the boot; None: where the system has such
-    a place. *open_storage* opens another storage than the one there. Raises OutboxError when the file there must not be
-    used, because a newer version wrote it.
+    *max_bytes* limits the files, *max_pending_bytes* the bodies that sinks need. *boot_id* is the identity of this
+    boot. *configured_vm_id* is the vmId in the configuration. With *has_portal*, nothing is approved until the portal
+    has responded from index 0. *claim*: see `Saver`.
     """
 
     def __init__(
         self,
         directory: Path,
         *,
-        max_bytes: int,
-        keep_delivered_seconds: float,
-        now: Callable[[], datetime] = utc_now,
-        monotonic: Callable[[], float] = time.monotonic,
+        max_bytes: int = 256 * 1024 * 1024,
+        max_pending_bytes: int = 32 * 1024 * 1024,
+        keep_delivered_seconds: float = 7 * 86_400.0,
+        clock: Clock = REAL_CLOCK,
+        boot_id: str = "",
+        configured_vm_id: str | None = None,
+        has_portal: bool = False,
         claim: Callable[[], object] = lambda: None,
-        ages: AgeClock | None = None,
-        runtime: Path | None = None,
-        open_storage: Callable[[], Storage] | None = None,
     ) -> None:
-        self._keep_seconds = keep_delivered_seconds
-        self._now = now
-        self.ages = ages or AgeClock(Clock(now=now, monotonic=lambda: now().timestamp()))
-        """The clock by which records age; by default *now*."""
-        self.records = RecordWriter(now=now, ages=self.ages)
-        """Writes records; its methods are for `write`."""
-        self.on_added: Callable[[], None] = lambda: None
-        """Called on the outbox's thread after a commit that added deliveries; must be quick."""
-        self.on_memory: Callable[[], None] = lambda: None
-        """Called, on a thread of the outbox, when it goes on in memory because the disk refuses; must be quick."""
-        self.additions = 0
-        """How many commits added deliveries."""
-        self._reads_of_added: dict[str, _Job] = {}
-        self.loop_watch = LoopWatch(Clock(monotonic=monotonic))
-        # Not SimpleQueue: with a timeout, that of Python 3.10 may miss a put: the outbox stood still for good.
-        self._jobs: Queue[_Job | None] = Queue()
-        self._gate = threading.Lock()
-        self._is_closed = self._is_drained = False
+        self.directory = directory
+        self.max_bytes, self.max_pending_bytes = max_bytes, max_pending_bytes
+        self.on_due: Callable[[], None] = lambda: None
+        """Called after records may have become due, from any thread; must be quick."""
+        self.active_event_ids: Callable[[], tuple[str, ...] | None] = lambda: None
+        """Returns the announced events for records that no document causes."""
+        self.awaits_portal = has_portal
+        """True until the portal has given all of its decisions since the start."""
+        self.is_trusted = False
+        """False while the stored state may belong to another machine."""
+        self.epoch = 0
+        """Rises when the state of another machine is replaced by an empty state."""
+        self._has_portal = has_portal
+        self._clock = clock
+        self._ages = AgeClock(clock)
+        self._boot_id, self._configured_vm_id = boot_id, configured_vm_id
+        self._lock = threading.Lock()
+        self._state = State()
+        self._vm = VmIdentity()
+        self._is_waiting = False
+        self._routing: Routing | None = None
+        self._arrivals: deque[tuple[int, int, float]] = deque()
+        self._due_through = 0
+        self._sending: dict[str, frozenset[int]] = {}
+        self._newest_document_sequence = 1
         self._log = ThrottledLog(logger)
-        self._stop = threading.Event()
-        self._turn = Turn()
-        self._left: list[Turn] = []
-        """Those that were left to their threads, and have not ended."""
-        opened: Future[Storage] = Future()
-        if open_storage is None:
-            open_storage = partial(
-                Storage, directory, max_bytes=max_bytes, now=now, monotonic=monotonic, claim=claim, runtime=runtime
-            )
-        self._thread = threading.Thread(target=self._run, args=(open_storage, opened), name="outbox", daemon=True)
-        self._thread.start()
-        if not wait_for([opened], _OPENING_SECONDS).done:
-            logger.warning(
-                "The outbox has not opened yet: the disk hangs, another program has the outbox locked, or it is large.",
-                extra={"directory": str(directory)},
-            )
-        self._storage = opened.result()
-        self._watch = StallWatch(lambda: self._turn, self._go_on)
-
-    def read(
-        self, work: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Future[T]:
-        """Run *work*, which only reads, with the connection and these arguments."""
-        return self._submit(_Mode.READ, lambda storage: work(storage.connection, *args, **kwargs))
-
-    def read_when_added(
-        self, name: str, work: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Future[tuple[T, int]]:
-        """Run *work*, which only reads, at the end of the next transaction that adds deliveries.
-
-        The Future is done once that is committed, before `on_added` is called: a thread that sends what was added need
-        not ask for it then, which would take two more wake-ups. It has what *work* returned, and what `additions` is
-        from that commit on. A read that is asked for later under the same *name* takes the place of one before. When
-        the transaction has to be begun again, the Future is never done.
-        """
-        job = _Job(
-            work=lambda storage: (work(storage.connection, *args, **kwargs), self.additions + 1),
-            mode=_Mode.READ_OF_ADDED,
-            future=Future(),
-        )
-        with self._gate:
-            self._reads_of_added[name] = job
-        return job.future
-
-    def write(
-        self, work: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Future[T]:
-        """Run *work* in a transaction; the Future is done when that is committed."""
-        return self._submit(_Mode.WRITE, lambda storage: work(storage.connection, *args, **kwargs))
-
-    def write_soon(
-        self, work: Callable[Concatenate[sqlite3.Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Future[T]:
-        """Do as `write`, in a transaction that waits up to 20 ms for what else is to be written, or for anything else.
-
-        A commit writes whole pages and waits for the disk, so four sinks that take a record in turn cost one, not four.
-        """
-        return self._submit(_Mode.WRITE, lambda storage: work(storage.connection, *args, **kwargs), may_wait=True)
-
-    def exclusive(self, work: Callable[Concatenate[Storage, P], T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run *work* between two transactions, with the storage: it may exchange the database itself."""
-        return self._submit(_Mode.EXCLUSIVE, lambda storage: work(storage, *args, **kwargs))
-
-    def expire(self, sink: str, *, max_age_seconds: float) -> Future[int]:
-        """Give up what has been pending for *sink* for longer; return how many records."""
-        return self.write(
-            lambda connection: deliveries.expire(
-                connection, sink, now=self.ages.timestamp(), max_age_seconds=max_age_seconds
-            )
+        self.saver = Saver(
+            directory,
+            self._state,
+            self._lock,
+            max_bytes=max_bytes,
+            keep_history_seconds=keep_delivered_seconds,
+            on_loaded=self._take_loaded,
+            on_saved=self._saved,
+            make_room=self._make_room_on_disk,
+            claim=claim,
+            now=clock.timestamp,
         )
 
-    def totals(self) -> Future[tuple[OutboxTotals, float]]:
-        """Return every sink's account and how full the outbox is, and the time by which its records age."""
-        return self.read(lambda connection: (deliveries.totals(connection), self.ages.timestamp()))
+    # Start and stop.
 
-    def identify(self, vm: VmIdentity) -> Future[bool]:
-        """Take *vm* as this machine; return whether the outbox was another machine's and was started over."""
-        was_foreign = self.exclusive(self.records.reset_if_foreign, vm)
+    def wait_loaded(self, seconds: float | None = None) -> bool:
+        """Wait until the stored state is in memory; return whether it is."""
+        return self.saver.loaded.wait(seconds)
 
-        def identify(connection: sqlite3.Connection) -> bool:
-            self.records.identify(connection, vm)
-            return was_foreign.result()
+    def close(self, seconds: float = 5.0) -> bool:
+        """Save everything and close the file; return whether that took at most *seconds*."""
+        return self.saver.close(seconds)
 
-        return self.write(identify)
+    def _take_loaded(self, loaded: Loaded) -> None:
+        """Begin a new stream with the loaded state; on the saver's thread, with the lock held."""
+        state, now = self._state, self._clock.now()
+        state.put("stream_id", new_stream_id(now, state.get("stream_id")))
+        if state.get("created_at") is None:
+            state.put("created_at", format_time(now))
+        self._due_through = state.loaded_through
+        self._newest_document_sequence = state.next_sequence
+        stored = self._stored()
+        if stored.vm is not None:
+            self._vm = stored.vm
+        self.is_trusted = self._is_own(stored)
+        if loaded.is_damaged:
+            self._report_damage(loaded)
+        self._touch()
 
-    def tend(self) -> Future[None]:
-        """Go back to the disk if it takes writes again, else make sure the file is still ours, and look after it."""
+    def _is_own(self, stored: StoredState) -> bool:
+        vm_id = None if stored.vm is None else stored.vm.vm_id
+        if vm_id is None or _same(vm_id, self._configured_vm_id):
+            return True
+        known_boot = self._state.get("vm_boot_id") or stored.boot_id
+        return bool(known_boot) and not has_booted(known_boot, self._boot_id)
 
-        def tend(storage: Storage) -> None:
-            if storage.return_to_disk():
-                storage.check_file()
-                self._follow_wall_clock(storage)
-                storage.checkpoint()
+    def _report_damage(self, loaded: Loaded) -> None:
+        """Drop open approvals, and stop approvals altogether if a hold may be lost that no portal sends again."""
+        for key in list(self._state.approvals.rows):
+            self._state.approvals.delete(key)
+        logger.error(
+            "The outbox file is damaged. All readable rows are kept, and open approvals are dropped.",
+            extra={
+                "file": None if loaded.file is None else loaded.file.name,
+                "missing": {name: "unknown" if count is None else count for name, count in loaded.missing.items()},
+                "unreadable": [path.name for path in loaded.unreadable],
+            },
+        )
+        if (loaded.unreadable or "decisions" in loaded.missing) and not self._has_portal:
+            logger.error("A hold may be lost. Nothing is approved until you delete the file %s.", DISABLED_FILE)
+            with suppress(OSError):
+                (self.directory / DISABLED_FILE).touch()
 
-        return self.exclusive(tend)
+    # Changes and the saver.
 
-    def clean(self) -> Future[int]:
-        """Delete records that are done with and older than *keep_delivered_seconds*; return how many."""
-        before = self._now().timestamp() - self._keep_seconds
-        return self.write(retention.delete_expired, before=before, limit=_MOST_CLEANED)
+    @contextmanager
+    def _change(self, *, soon: bool = True) -> Iterator[State]:
+        """Hold the lock for a change of the state, and wake the saver; with *soon* False within 0.2 s."""
+        with self._lock:
+            before = self._state.next_sequence
+            yield self._state
+            self._touch()
+            has_new = self._state.next_sequence > before
+            if has_new:
+                arrival = (self._state.next_sequence - 1, self._state.version, self._clock.monotonic())
+                self._arrivals.append(arrival)
+                self._limit_memory()
+        self.saver.wake(soon=soon)
+        if has_new:
+            self.on_due()
 
-    def take_slow_disk(self) -> None:
-        """Go back to a disk that has hung as soon as its call has returned, however slow it is: a stop comes."""
-        self._stop.set()
+    def _touch(self) -> None:
+        self._state.version += 1
 
-    def close(self, timeout_seconds: float | None = None) -> bool:
-        """Commit what was handed in, and close the file; return whether that was done in time."""
-        self.take_slow_disk()
-        with self._gate:
-            self._is_closed = True
-            self._jobs.put(None)
-        end = math.inf if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while self._thread.is_alive() and (left := end - time.monotonic()) > 0:
-            self._thread.join(min(left, _JOIN_SECONDS))  # it may be left behind meanwhile, for another
-        self._watch.stop()
-        return not self._thread.is_alive()
+    def _limit_memory(self) -> None:
+        evicted = retention.enforce(
+            self._state,
+            max_bytes=self.max_pending_bytes,
+            newest=self._newest_document_sequence,
+            sending=frozenset[int]().union(*self._sending.values()),
+            now=self._clock.timestamp(),
+        )
+        self._report_evicted(evicted, "state.max_pending_bytes")
+
+    def _make_room_on_disk(self, excess_bytes: int) -> None:
+        with self._change(soon=False) as state:
+            evicted = retention.make_room(
+                state,
+                excess_bytes,
+                newest=self._newest_document_sequence,
+                sending=frozenset[int]().union(*self._sending.values()),
+                now=self._clock.timestamp(),
+            )
+        self._report_evicted(evicted, "state.max_bytes")
+
+    def _report_evicted(self, evicted: int, limit: str) -> None:
+        if evicted:
+            message = f"The outbox is full: undelivered records are evicted. Fix the sink, or raise {limit}."
+            self._log.problem(limit, logging.ERROR, message)
+
+    def wait_saved(self, seconds: float) -> bool:
+        """Save now; return whether every change made before this call is saved within *seconds*."""
+        return self.saver.wait_saved(seconds)
 
     @property
-    def is_committed(self) -> bool:
-        """Return whether all that was handed in until `close` is on the disk, though the file may not be closed yet."""
-        return self._is_drained and not self._storage.in_memory
+    def is_behind(self) -> bool:
+        """Return whether the file lacks changes because the disk fails or hangs: nothing is approved meanwhile."""
+        return self.saver.is_behind
+
+    def _saved(self) -> None:
+        self.on_due()
+
+    def require_saved(self) -> None:
+        """Raise OutboxReadOnly while the file is behind."""
+        if self.is_behind:
+            raise OutboxReadOnly(_BEHIND_MESSAGE.format(reason=(self.saver.behind_reason or "").rstrip(".")))
+
+    # Identity.
+
+    def stored(self) -> StoredState:
+        """Return what the agent knew when it last stored it."""
+        with self._lock:
+            return self._stored()
+
+    def _stored(self) -> StoredState:
+        state = self._state
+        document, good_at, vm = state.get("document"), state.get("last_good_at"), state.get("vm")
+        return StoredState(
+            stream_id=state.get("stream_id") or "",
+            document=None if document is None else decode_document(document),
+            last_good_at=None if good_at is None else parse_time(good_at),
+            boot_id=state.get("boot_id"),
+            vm=None if vm is None else msgspec.json.decode(vm, type=VmIdentity),
+        )
+
+    def await_identity(self) -> None:
+        """Let records wait for `identify`, because this VM's name was never known."""
+        with self._lock:
+            self._is_waiting = True
+
+    def stop_waiting(self, vm: VmIdentity | None = None) -> None:
+        """Route the records that wait, with the identity as far as it is known."""
+        with self._change() as state:
+            self._vm = vm or self._vm
+            self._is_waiting = False
+            records.route_waiting(state, self._context())
+
+    def use_vm(self, vm: VmIdentity) -> None:
+        """Use *vm* for new records without confirming the stored state."""
+        with self._lock:
+            self._vm = vm
+
+    def identify(self, vm: VmIdentity) -> bool:
+        """Take *vm* as this machine; return whether the stored state was another machine's and was replaced."""
+        with self._change() as state:
+            stored = self._stored().vm
+            before = None if stored is None else stored.vm_id
+            is_foreign = bool(vm.vm_id and before) and not _same(vm.vm_id, before)
+            self._vm = vm
+            if is_foreign:
+                self._start_empty(state)
+            state.put("vm", encode(vm).decode())
+            state.put("vm_boot_id", self._boot_id or None)
+            self.is_trusted, self._is_waiting = True, False
+            records.route_waiting(state, self._context())
+            if self._routing is not None:
+                records.configure(state, self._context())
+        if is_foreign:
+            logger.warning("The stored state belongs to another machine. The agent starts with an empty outbox.")
+            self.saver.start_new_file("it belongs to another machine", drop_unsaved=True)
+        self.on_due()
+        return is_foreign
+
+    def _start_empty(self, state: State) -> None:
+        """Keep only the records of this run: an agent before this one wrote all others, for another machine."""
+        stream_id, sequence = state.get("stream_id") or "", state.get("next_sequence")
+        kept = records.survivors(state, stream_id)
+        sent = {row.sequence: state.deliveries_of(row.sequence) for row in kept}
+        state.reset()
+        state.put("stream_id", new_stream_id(self._clock.now(), stream_id))
+        state.put("next_sequence", sequence)
+        state.put("created_at", format_time(self._clock.now()))
+        records.restore(state, kept, sent)
+        self.epoch += 1
+        self.awaits_portal = self._has_portal
+
+    def _context(self) -> RecordContext:
+        return RecordContext(
+            stream_id=self._state.get("stream_id") or "",
+            vm=self._vm,
+            routing=self._routing,
+            is_waiting=self._is_waiting,
+            aged_from=self._ages.at,
+        )
+
+    # Records.
+
+    def configure(
+        self,
+        router: records.Router,
+        sinks: Iterable[str],
+        *,
+        labels: Mapping[str, str],
+        current_state_only: Collection[str] = (),
+    ) -> None:
+        """Route new records by *router*; a new sink receives the last record of every active event."""
+        with self._change() as state:
+            self._routing = Routing(
+                router=router,
+                sinks=tuple(sinks),
+                labels=dict(labels),
+                current_state_only=frozenset(current_state_only),
+            )
+            records.configure(state, self._context())
+        self.on_due()
+
+    def append_observation(self, observation: Observation) -> list[TransitionRecord]:
+        """Store the document and its records."""
+        with self._change() as state:
+            if observation.changes:
+                self._newest_document_sequence = state.next_sequence
+            return records.append_observation(state, observation, self._context())
+
+    def append_heartbeat(self, *, incarnation: Incarnation) -> list[TransitionRecord]:
+        """Add a heartbeat for the sinks that request heartbeats."""
+        new = NewRecord(
+            transition=Transition.HEARTBEAT,
+            observed_at=self._clock.now(),
+            incarnation=incarnation,
+            previous_incarnation=incarnation,
+            active_event_ids=self.active_event_ids(),
+        )
+        with self._change() as state:
+            return records.append(state, [new], self._context())
+
+    def append_outcomes(
+        self, outcomes: Sequence[ApprovalRecord], *, incarnation: Incarnation
+    ) -> list[TransitionRecord]:
+        """Add a record for each outcome of an approval."""
+        with self._change() as state:
+            return self._append_outcomes(state, outcomes, incarnation)
+
+    def write_approvals(
+        self,
+        stream_id: str,
+        *,
+        pending: Sequence[PendingApproval] = (),
+        decisions: Sequence[DecisionUpdate] = (),
+        outcomes: Sequence[ApprovalRecord] = (),
+        incarnation: Incarnation,
+    ) -> list[TransitionRecord]:
+        """Store changed approvals and decisions with their records; see `approvals.write_changes`."""
+        with self._change() as state:
+            approvals.write_changes(state, stream_id, approvals=pending, decisions=decisions)
+            return self._append_outcomes(state, outcomes, incarnation)
+
+    def _append_outcomes(
+        self, state: State, outcomes: Sequence[ApprovalRecord], incarnation: Incarnation
+    ) -> list[TransitionRecord]:
+        now, active = self._clock.now(), self.active_event_ids()
+        new = [
+            records.of_outcome(state, outcome, now=now, incarnation=incarnation, active_event_ids=active)
+            for outcome in outcomes
+        ]
+        return records.append(state, new, self._context())
 
     @property
-    def in_memory(self) -> bool:
-        """Return whether the disk refuses, so that what is kept would not survive the agent."""
-        return self._storage.in_memory
+    def last_sequence(self) -> int:
+        """Return the sequence of the newest record."""
+        with self._lock:
+            return self._state.next_sequence - 1
 
     @property
     def stream_id(self) -> str:
-        """Return the id of the stream, as of the last commit; another after the outbox was started over."""
-        return self._storage.meta["stream_id"]
+        """Return the stream of this run."""
+        with self._lock:
+            return self._state.get("stream_id") or ""
 
-    @property
+    # Deliveries.
+
+    def select(self, sink: str, choose: Callable[[DueRows], Sequence[Delivery]]) -> list[PendingDelivery]:
+        """Return the rows that the pure function *choose* picks from the due rows of *sink*.
+
+        They count as being sent, and so are not evicted, until `record_results` or the next call.
+        """
+        with self._lock:
+            state = self._state
+            after = _FIRST if self.is_trusted else state.loaded_through
+            chosen = choose(DueRows(state.queue(sink), after=after, through=self._advance_due()))
+            self._sending[sink] = frozenset(row.sequence for row in chosen)
+            return [_pending(row, state.records.rows[row.sequence].body) for row in chosen]
+
+    def seconds_to_due(self) -> float:
+        """Return the seconds until a record that is not saved becomes due; infinity if all records are due."""
+        with self._lock:
+            self._advance_due()
+            if not self._arrivals:
+                return math.inf
+            return max(self._arrivals[0][2] + DUE_SECONDS - self._clock.monotonic(), 0.0)
+
+    def _advance_due(self) -> int:
+        """Return the last sequence that is due: saved, or 0.5 s old."""
+        saved, now = self.saver.saved_version, self._clock.monotonic()
+        while self._arrivals and (self._arrivals[0][1] <= saved or now - self._arrivals[0][2] >= DUE_SECONDS):
+            self._due_through = self._arrivals.popleft()[0]
+        return self._due_through
+
+    def record_results(
+        self, sink: str, results: Sequence[DeliveryResult], *, accepted_under: str | None = None
+    ) -> None:
+        """Store the results of a send."""
+        with self._change(soon=False) as state:
+            self._sending.pop(sink, None)
+            now = self._clock.timestamp()
+            deliveries.record_results(state, sink, results, now=now, accepted_under=accepted_under)
+
+    def expire(self, sink: str, *, max_age_seconds: float) -> int:
+        """Give up the records of *sink* that are older; return their number."""
+        with self._change(soon=False) as state:
+            older_than = self._ages.timestamp() - max_age_seconds
+            return deliveries.expire(state, sink, now=self._clock.timestamp(), older_than=older_than)
+
+    def retry(self, sink: str | None, *, record_id: str | None = None) -> int:
+        """Make parked records pending again; return their number. A *sink* of None: every sink."""
+        with self._change() as state:
+            now, aged_from = self._clock.timestamp(), self._ages.timestamp()
+            return deliveries.retry(state, sink, record_id=record_id, now=now, aged_from=aged_from)
+
+    def totals(self) -> tuple[OutboxTotals, float]:
+        """Return the totals of all sinks, and the time by which records age."""
+        with self._lock:
+            return deliveries.totals(self._state), self._ages.timestamp()
+
     def created_at(self) -> datetime:
-        """Return when the database was made, as of the last commit: what was decided earlier does not count.
+        """Return when the outbox was created: an approval that was issued earlier is refused.
 
-        A time that the clock has not reached is corrected first, for as long as the clock has not reached it.
+        A time in the future, from a clock that was ahead, becomes the present time.
         """
-        if self._storage.is_creation_to_correct:
-            self._submit(_Mode.WRITE, Storage.correct_created_at).result()
-        return meta.created_at(self._storage.meta)
+        with self._change(soon=False) as state:
+            now = self._clock.now()
+            created_at = min(parse_time(state.get("created_at") or format_time(now)), now)
+            state.put("created_at", format_time(created_at))
+            return created_at
 
-    @property
-    def awaits_portal(self) -> bool:
-        """Return whether holds may be missing that a portal has, since the database was made or rebuilt."""
-        return meta.awaits_portal(self._storage.meta)
+    # Everything else is a pure function over the state.
 
-    @property
-    def max_bytes(self) -> int:
-        """Return how much the outbox may hold where it is now."""
-        return self._storage.max_bytes
+    def read(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what *work*, which changes nothing, returns for the state and these arguments."""
+        with self._lock:
+            return work(self._state, *args, **kwargs)
 
-    @property
-    def set_aside_count(self) -> int:
-        """Return how many databases were set aside since the start."""
-        return self._storage.set_aside_count
-
-    def _submit(self, mode: _Mode, work: Callable[[Storage], T], *, may_wait: bool = False) -> Future[T]:
-        future: Future[T] = Future()
-        future.set_running_or_notify_cancel()  # what was handed in is done: it cannot be cancelled
-        with self._gate:
-            if self._is_closed:
-                raise OutboxError("The outbox is closed.")
-            self._jobs.put(_Job(work=work, mode=mode, future=future, may_wait=may_wait))
-        return future
-
-    # On the outbox's thread.
-
-    def _follow_wall_clock(self, storage: Storage) -> None:
-        """Count ages by the wall clock as it is now, and move what is stored with it, so that no age changes.
-
-        Not in memory: the rows that wait on the disk would stay behind.
-        """
-        step_seconds = self.ages.step_seconds
-        if abs(step_seconds) < _STEP_SECONDS or storage.in_memory:
-            return
-        with suppress(sqlite3.Error):  # then the next call does it; until then ages are right all the same
-            with transaction(storage.connection):
-                deliveries.shift_ages(storage.connection, step_seconds)
-            self.ages.follow(step_seconds)
-
-    def _run(self, open_storage: Callable[[], Storage], opened: Future[Storage]) -> None:
-        try:
-            storage = open_storage()
-            self.records.begin(storage)
-        except BaseException as error:  # noqa: BLE001  # handed to the opener, who waits for it
-            opened.set_exception(error)
-            return
-        opened.set_result(storage)
-        self._work(storage, self._turn, [])
-
-    def _work(self, storage: Storage, turn: Turn, left_over: list[_Job]) -> None:
-        """Do *left_over*, then what is handed in, until it is time to close or another thread goes on instead."""
-        storage.enter_step = turn.enter
-        try:
-            turn.group = left_over
-            while turn.group or (group := self._gather()):
-                turn.group = turn.group or group
-                for is_exclusive, jobs in groupby(turn.group, key=lambda job: job.mode is _Mode.EXCLUSIVE):
-                    self._do_jobs(storage, turn, list(jobs), is_exclusive=is_exclusive)
-                turn.group = []
-        except Left:
-            turn.has_returned.set()
-            storage.abandon(self._stop)
-            turn.ended.set()
-        except BaseException:
-            storage.close()
-            raise
-        else:
-            self._is_drained = True
-            storage.enter_step = lambda _limit_seconds: None
-            self._await_slow_disk()
-            storage.close()
-
-    def _await_slow_disk(self) -> None:
-        """Give calls that hang a moment to return, for what is in memory would be lost; and those that did, longer."""
-        for left in self._left:
-            if not left.has_returned.wait(2 * COMMIT_SECONDS):
-                return
-            left.ended.wait(2 * WORK_SECONDS)
-
-    # On the thread that watches.
-
-    def _go_on(self, before: Turn) -> None:
-        """Go on from memory, on another thread: that of *before* is in a call to the disk which does not return."""
-        self._left = [*(turn for turn in self._left if not turn.ended.is_set()), before]
-        storage = until_there_are_threads(
-            lambda: self._storage.go_on_in_memory("a call to the disk does not return", before.ended.is_set), self._stop
-        )
-        self.additions += 1
-        if meta.next_sequence(storage.meta) > meta.next_sequence(self._storage.meta):
-            _answer(before.outcomes)  # the commit is on the disk: only what follows it hangs
-        left_over = []
-        for job in before.group:
-            if job.future.done():
-                continue
-            if job.mode is _Mode.EXCLUSIVE:
-                job.future.set_exception(OutboxError("The disk under the outbox hangs."))
-            else:
-                left_over.append(job)
-        self.records.open(storage)
-        self._storage, turn = storage, Turn()
-        self.on_memory()
-        catch_up = _Job(work=lambda _: self.records.catch_up(storage.connection), mode=_Mode.WRITE, future=Future())
-
-        def start() -> threading.Thread:
-            thread = threading.Thread(
-                target=self._work, args=(storage, turn, [catch_up, *left_over]), name="outbox", daemon=True
-            )
-            thread.start()
-            return thread
-
-        self._turn, self._thread = turn, until_there_are_threads(start, self._stop)
-
-    # On the outbox's thread.
-
-    def _gather(self) -> list[_Job]:
-        """Return the next job and those that came meanwhile; empty when it is time to close."""
-        self.loop_watch.idle()
-        group: list[_Job] = []
-        until = math.inf
-        while len(group) < _MOST_IN_A_GROUP:
-            try:
-                job = self._jobs.get(timeout=max(until - time.monotonic(), 0.0) if group else None)
-            except Empty:
-                break
-            if job is None:
-                if group:
-                    self._jobs.put(None)
-                break
-            if not group:
-                self.loop_watch.expect_within(_WORK_SECONDS)
-            group.append(job)
-            until = min(until, time.monotonic() + _SOON_SECONDS) if job.may_wait else -math.inf
-        return group
-
-    def _do_jobs(self, storage: Storage, turn: Turn, jobs: list[_Job], *, is_exclusive: bool) -> None:
-        before = storage.connection
-        try:
-            (self._run_each if is_exclusive else self._commit)(storage, turn, jobs)
-            if storage.connection is not before:
-                self._catch_up(storage, turn)
-        except Exception as problem:
-            # The thread outlives everything: without it nothing is stored any more, and no caller gets an answer.
-            logger.exception("The outbox failed at something unforeseen.")
-            for job in jobs:
-                if not job.future.done():
-                    job.future.set_exception(OutboxError(f"The outbox failed: {problem!r}."))
-
-    def _catch_up(self, storage: Storage, turn: Turn) -> None:
-        """Look at what another database holds: sinks it had not seen, records that waited in it."""
-        job = _Job(work=lambda _: self.records.catch_up(storage.connection), mode=_Mode.WRITE, future=Future())
-        self._commit(storage, turn, [job])
-
-    def _run_each(self, storage: Storage, turn: Turn, group: list[_Job]) -> None:
-        for job in group:
-            turn.enter(storage.patience_seconds if storage.in_memory else _RECOVERY_SECONDS)
-            self._watch.wake()
-            value, problem = None, None
-            try:
-                value = job.work(storage)
-            except Exception as error:  # noqa: BLE001  # it is the caller's, who gets it from the Future
-                problem = error
-            turn.pause()
-            self._answer([(job, value, problem)])
-
-    def _commit(self, storage: Storage, turn: Turn, group: list[_Job]) -> None:
-        """Do *group* in one transaction, again and again while the storage recovers from what stops it."""
-        recoveries = locks = 0
-        while True:
-            try:
-                outcomes = self._attempt(storage, turn, group, may_read_added=recoveries == locks == 0)
-                break
-            except sqlite3.Error as error:
-                turn.enter(_RECOVERY_SECONDS)
-                if is_lock(error):
-                    locks += 1
-                    message = "The outbox is locked by another program; waiting for it."
-                    self._log.problem("lock", logging.WARNING, message)
-                    if locks < _MOST_LOCKS:
-                        continue
-                recoveries += 1
-                has_recovered = recoveries <= _MOST_RECOVERIES and self._has_recovered(storage, error)
-                turn.pause()
-                if not has_recovered:
-                    for job in group:
-                        job.future.set_exception(OutboxError(f"The outbox failed: {error}."))
-                    return
-        if not storage.in_memory and any(job.mode is _Mode.WRITE for job in group):
-            self._log.recovered("lock", "The outbox is not locked any more.")
-        self._answer(outcomes)
-
-    def _answer(self, outcomes: list[_Outcome]) -> None:
-        """Answer the callers; first of all those who send what was added, since others wait for that."""
-        _answer([outcome for outcome in outcomes if outcome[0].mode is _Mode.READ_OF_ADDED])
-        try:
-            if self.records.take_added():
-                self.additions += 1
-                self.on_added()
-        finally:
-            _answer([outcome for outcome in outcomes if outcome[0].mode is not _Mode.READ_OF_ADDED])
-
-    def _has_recovered(self, storage: Storage, error: sqlite3.Error) -> bool:
-        try:
-            storage.recover(error)
-        except (OutboxError, sqlite3.Error, OSError):
-            logger.exception("The outbox failed.")
-            return False
-        if storage.in_memory:
-            self.on_memory()
-        return True
-
-    def _take_reads_of_added(self) -> list[_Job]:
-        """Return the reads to do in the transaction at hand, if it has added deliveries."""
-        if not self.records.has_added:
-            return []
-        with self._gate:
-            reads, self._reads_of_added = list(self._reads_of_added.values()), {}
-        return reads
-
-    def _attempt(self, storage: Storage, turn: Turn, group: list[_Job], *, may_read_added: bool) -> list[_Outcome]:
-        """Do *group* and commit it; memory has no limits, since nothing hangs there."""
-        connection = storage.connection
-        writes = any(job.mode is _Mode.WRITE for job in group)
-        factor = math.inf if storage.in_memory else 1.0
-        turn.outcomes = []
-        turn.enter(COMMIT_SECONDS * factor)
-        self._watch.wake()
-        if not (writes and _begin_at_once(connection)):
-            turn.enter((BUSY_SECONDS + COMMIT_SECONDS) * factor)
-            connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
-        try:
-            outcomes = []
-            for job in group:
-                turn.enter(WORK_SECONDS * factor)
-                outcomes.append((job, *_do(storage, job)))
-            for job in self._take_reads_of_added() if may_read_added else ():
-                turn.enter(WORK_SECONDS * factor)
-                outcomes.append((job, *_do(storage, job)))
-            turn.outcomes = outcomes
-            turn.enter(COMMIT_SECONDS * factor)
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-        if writes:
-            turn.enter(COMMIT_SECONDS * factor)
-            storage.mark_read()
-            turn.enter(WORK_SECONDS * factor)
-            storage.refresh()
-        turn.pause()
-        return outcomes
+    def change(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Change the state by *work* and save the change; return what *work* returns."""
+        with self._change() as state:
+            return work(state, *args, **kwargs)
 
 
-def _answer(outcomes: list[_Outcome]) -> None:
-    for job, value, problem in outcomes:
-        if problem is None:
-            job.future.set_result(value)
-        else:
-            job.future.set_exception(problem)
+def _pending(row: Delivery, body: bytes) -> PendingDelivery:
+    return PendingDelivery(
+        sequence=row.sequence,
+        event_key=row.event_key,
+        urgent=row.urgent,
+        attempts=row.attempts,
+        not_before=row.not_before,
+        body=body,
+    )
 
 
-def _begin_at_once(connection: sqlite3.Connection) -> bool:
-    """Begin a transaction that writes, and return whether that was done: another program may have the lock."""
-    connection.execute("PRAGMA busy_timeout = 0").close()
-    try:
-        with suppress_lock():
-            connection.execute("BEGIN IMMEDIATE")
-    finally:
-        connection.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000:.0f}").close()
-    return connection.in_transaction
-
-
-def _do(storage: Storage, job: _Job) -> tuple[Any, Exception | None]:
-    """Return what *job* returned, or why it was rolled back; raise sqlite3.Error for what the whole group suffers."""
-    connection = storage.connection
-    connection.execute("SAVEPOINT job")
-    try:
-        value = job.work(storage)
-    except sqlite3.Error as problem:
-        if not isinstance(problem, sqlite3.IntegrityError):
-            raise
-        return None, _undo(connection, OutboxError(f"The outbox refuses that: {problem}."))
-    except Exception as problem:  # noqa: BLE001  # it is the caller's, who gets it from the Future
-        return None, _undo(connection, problem)
-    connection.execute("RELEASE job")
-    return value, None
-
-
-def _undo(connection: sqlite3.Connection, problem: Exception) -> Exception:
-    connection.execute("ROLLBACK TO job")
-    connection.execute("RELEASE job")
-    return problem
+def _same(one: str | None, other: str | None) -> bool:
+    """Return whether both are the same vmId."""
+    return bool(one and other) and (one or "").lower() == (other or "").lower()

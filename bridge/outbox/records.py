@@ -1,511 +1,349 @@
-"""Writing records: from changes, heartbeats and approvals to transition records and a delivery for each sink.
+"""From changes, heartbeats, and approval outcomes to records with deliveries. Pure functions over `State`.
 
-One document is handled whole, in one transaction: the document, its records, one pending delivery for each (record,
-sink that wants it). So a crash leaves either all of it or none, and with none the next poll sees it again, under the
-same ids. Sequence, repeat and id are only known here: they depend on what the outbox already holds.
+A document is handled as a whole: its records, their deliveries, and the document itself are one change of the state and
+one save. After a crash, the state has all of it or none, and with none the next poll sees it again under the same ids.
 
-While this VM's identity was never known, a record is stored without sinks and without the VM it is about, since its
-very id depends on it. When the identity comes, the record is completed, before any sink saw it, as if the identity had
-been known all along. An identity that is stored may be another machine's: see `bridge.outbox.doubt`.
+While the name of this VM is unknown, a record has no sinks and no final id, because both depend on the VM.
 """
 
 from __future__ import annotations
 
-import sqlite3
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 
-from bridge.clock import AgeClock, Clock, format_time, parse_time
-from bridge.errors import StreamChanged
-from bridge.events.diff import Change, is_over
+from bridge.clock import format_time
+from bridge.events.diff import Change
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity, encode, names_vm
 from bridge.events.record import (
     Approval,
     Evidence,
     Transition,
     TransitionRecord,
-    decode_record,
     record_id,
+    repeat_key,
     transition_key,
     vm_key,
 )
-from bridge.outbox import approvals, deliveries, meta
-from bridge.outbox.approvals import ApprovalRecord, DecisionUpdate, KeepResult, PendingApproval, StoredDecision
-from bridge.outbox.database import SQL, transaction
-from bridge.outbox.decision_limits import GivenUp, limit_decisions
-from bridge.outbox.doubt import Doubt, forget_told, save_told, take_along, take_saved_along
-from bridge.outbox.retention import enforce_size
-from bridge.outbox.storage import Storage
+from bridge.outbox import approvals, deliveries
+from bridge.outbox.rows import ApprovalRecord, Delivery, EventRow, RecordRow
+from bridge.outbox.state import State
 
-if TYPE_CHECKING:
-    from bridge.outbox.unloaded import StartHold, Taken
+#: Events are forgotten so long after their ending.
+REMEMBER_EVENT_SECONDS = 7 * 86_400.0
 
-Router = Callable[[TransitionRecord, str | None], Iterable[str]]
-"""From a record and this VM's name to the names of the sinks that want it.
 
-One with a method ``if_told`` of the same shape names by it those that want the record only if they were told of its
-event before, which ends with the end of the event.
-"""
+class Router(Protocol):
+    """Selects the sinks of a record."""
 
-_Repeats = dict[str, int]
-"""From an id without repeat to the first repeat that may be free, as found within one job.
+    def __call__(self, record: TransitionRecord, vm_name: str | None) -> Iterable[str]:
+        """Return the sinks that receive *record*."""
 
-It lives no longer than the job: what the next one finds may have been rolled back, deleted or carried in.
-"""
+    def if_told(self, record: TransitionRecord, vm_name: str | None) -> Iterable[str]:
+        """Return the sinks that receive *record* only because they received an earlier record of its event."""
+
+
+class Routing(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration that new records depend on."""
+
+    router: Router
+    sinks: tuple[str, ...]
+    current_state_only: frozenset[str]
+    labels: dict[str, str]
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """One good answer that has to be stored, and what follows from it."""
+    """One good response that changes the state."""
 
-    stream_id: str
-    """The stream whose state the changes were derived from."""
     document: Document
+    """The document to track from now on."""
     changes: Sequence[Change]
     observed_at: datetime
     incarnation: Incarnation
     previous_incarnation: Incarnation
-    is_settled: bool
-    """False: *observed_at* may not be stored as the time of a good answer."""
-    boot_id: str
+    active_event_ids: tuple[str, ...] | None
+    liveness_boot_id: str | None
+    """The boot identity to store with *observed_at* as the last good response; None: do not store it."""
 
 
-class _NewRecord(msgspec.Struct, frozen=True, kw_only=True):
+class RecordContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts that every new record contains or depends on."""
+
+    stream_id: str
+    vm: VmIdentity
+    routing: Routing | None
+    """None: the sinks are not configured yet."""
+    is_waiting: bool
+    """True while records wait for the identity of this VM."""
+    aged_from: Callable[[float], float]
+    """Converts Unix seconds to the clock by which records age."""
+
+
+class NewRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A record before it has a place in the stream."""
+
     transition: Transition
+    observed_at: datetime
+    incarnation: Incarnation
+    previous_incarnation: Incarnation
+    active_event_ids: tuple[str, ...] | None
     evidence: Evidence = Evidence.OBSERVED
     event: ScheduledEvent | None = None
     previous: dict[str, Any] | None = None
     changed: tuple[str, ...] = ()
-    observed_at: datetime
-    incarnation: Incarnation
-    previous_incarnation: Incarnation
     approval: Approval | None = None
 
 
-class RecordWriter:
-    """Writes records for one VM; only ever called on the outbox's thread, but for `await_identity`."""
-
-    def __init__(self, *, now: Callable[[], datetime], ages: AgeClock | None = None) -> None:
-        self._now = now
-        self._ages = ages or AgeClock(Clock(now=now, monotonic=lambda: now().timestamp()))
-        self._vm = VmIdentity()
-        self._router: Router | None = None
-        self._router_if_told: Router = _nobody
-        self._sinks: tuple[str, ...] = ()
-        self._labels: dict[str, str] = {}
-        self._is_decided = False
-        self._is_waiting = False
-        self._doubt = Doubt()
-        self.has_added = False
-        """Whether deliveries may have been added since `take_added` was called last."""
-        self._storage: Storage
-        self.last_sequence = 0
-        """The sequence of the newest record; a hint, it may be ahead of the commit."""
-        self.hold: StartHold | None = None
-        """What waits for the stored outbox while that is being loaded, and this one takes its place."""
-        self.taken: Taken | None = None
-        """What sinks took before this outbox was loaded."""
-        self.boot_id = ""
-        """What names the boot of this machine; "" where that is not known."""
-
-    def open(self, storage: Storage) -> None:
-        """Write to *storage*, from where its stream stands."""
-        self._storage = storage
-        self.last_sequence = int(storage.meta.get("next_sequence", "1")) - 1
-
-    def begin(self, storage: Storage) -> None:
-        """Write to *storage* from the start of the agent on, which may have died while it exchanged the database."""
-        if not storage.in_memory and take_saved_along(storage.connection, storage.directory):
-            storage.refresh()
-        self.open(storage)
-
-    @property
-    def is_in_doubt(self) -> bool:
-        """Return whether what is stored may be another machine's, so that nothing of it is to be told again."""
-        return self._doubt.is_open
-
-    @property
-    def doubted_vm_name(self) -> str | None:
-        """Return the name of the VM that is stored while it may be another's; what is stored is compared under it.
-
-        What follows from that is only told when the name is right.
-        """
-        return self._doubt.vm_name
-
-    def take_added(self) -> bool:
-        """Return whether deliveries may have been added since this was asked last."""
-        had_added, self.has_added = self.has_added, False
-        return had_added
-
-    # Records.
-
-    def keep_decisions(
-        self, connection: sqlite3.Connection, decisions: Sequence[StoredDecision], tokens: Sequence[str]
-    ) -> tuple[list[KeepResult], list[GivenUp]]:
-        """Keep *decisions* with their *tokens*, within the bounds of decisions and of the outbox.
-
-        Return what was found of each, and the open ones, of these or from before, that do not count any more.
-        """
-        results = approvals.keep_decisions(connection, decisions, tokens)
-        given_up = limit_decisions(connection, decisions, max_bytes=self._storage.max_bytes)
-        self._enforce_size(connection, newest=self.last_sequence)
-        return results, given_up
-
-    def append_observation(self, connection: sqlite3.Connection, observation: Observation) -> list[TransitionRecord]:
-        """Store the document and its records; raise StreamChanged when they follow from another stream."""
-        if meta.get(connection, "stream_id") != observation.stream_id:
-            raise StreamChanged("The outbox was started over; the document is compared anew.")
-        meta.put(connection, "document", encode(observation.document).decode())
-        if self.hold is not None:
-            self.hold.begin(observation.document)
-        if observation.is_settled:
-            self.save_liveness(connection, last_good_at=observation.observed_at, boot_id=observation.boot_id)
-        return self._append(connection, [_new_record(observation, change) for change in observation.changes])
-
-    def append_observations(
-        self, connection: sqlite3.Connection, observations: Iterable[Observation]
-    ) -> list[TransitionRecord]:
-        """Store several documents and their records, in order."""
-        return [record for each in observations for record in self.append_observation(connection, each)]
-
-    def save_liveness(self, connection: sqlite3.Connection, *, last_good_at: datetime, boot_id: str) -> None:
-        """Store when IMDS last answered, and under which boot."""
-        save = self._doubt.save_liveness if self._doubt.is_open else meta.save_liveness
-        save(connection, last_good_at=last_good_at, boot_id=boot_id)
-
-    def append_heartbeat(self, connection: sqlite3.Connection, *, incarnation: Incarnation) -> list[TransitionRecord]:
-        """Add a heartbeat for the sinks that want it."""
-        new = _NewRecord(
-            transition=Transition.HEARTBEAT,
-            observed_at=self._now(),
-            incarnation=incarnation,
-            previous_incarnation=incarnation,
-        )
-        return self._append(connection, [new])
-
-    def append_outcomes(
-        self, connection: sqlite3.Connection, outcomes: Iterable[ApprovalRecord], *, incarnation: Incarnation
-    ) -> list[TransitionRecord]:
-        """Add a record for each outcome of an approval, also while in memory."""
-        moment = self._now()
-        new_records = [
-            _NewRecord(
-                transition=outcome.transition,
-                event=outcome.event,
-                observed_at=moment,
-                incarnation=incarnation,
-                previous_incarnation=incarnation,
-                approval=msgspec.structs.replace(
-                    outcome.approval, jws_sha256=approvals.token_digests(connection, outcome.arrivals)
-                ),
-            )
-            for outcome in outcomes
-        ]
-        return self._append(connection, new_records)
-
-    def append_off_switch(
-        self, connection: sqlite3.Connection, outcome: ApprovalRecord, owner: str, *, incarnation: Incarnation
-    ) -> list[TransitionRecord]:
-        """Add the record *outcome* of ``approvals.disabled``, and remember that *owner* of the file was told."""
-        meta.put(connection, meta.DISABLED_BY, owner)
-        return self.append_outcomes(connection, [outcome], incarnation=incarnation)
-
-    def write_approvals(
-        self,
-        connection: sqlite3.Connection,
-        stream_id: str,
-        *,
-        pending: Sequence[PendingApproval] = (),
-        decisions: Sequence[DecisionUpdate] = (),
-        outcomes: Sequence[ApprovalRecord] = (),
-        incarnation: Incarnation,
-    ) -> list[TransitionRecord]:
-        """Write what became of approvals, and its records, in one transaction. OutboxReadOnly while in memory."""
-        approvals.write_changes(connection, stream_id, approvals=pending, decisions=decisions)
-        return self.append_outcomes(connection, outcomes, incarnation=incarnation)
-
-    # Which sinks get them.
-
-    def configure(
-        self, connection: sqlite3.Connection, router: Router, sinks: Collection[str], *, labels: dict[str, str]
-    ) -> None:
-        """Route by *router* from now on; give sinks seen for the first time the last record of each active event."""
-        self._router, self._sinks, self._labels = router, tuple(sinks), labels
-        self._router_if_told = getattr(router, "if_told", _nobody)
-        known = {name for (name,) in connection.execute(SQL["known_sinks"])}
-        new = [name for name in sinks if name not in known]
-        self._add_sinks(connection)
-        self._route_waiting(connection)
-        saved = meta.read_meta(connection)
-        vm = meta.vm_of(saved) if self._vm.name is None else None
-        vm_name = self._vm.name if vm is None else vm.name
-        for record in _last_of_active(connection, saved) if new else ():
-            for name in router(record, vm_name):
-                if name in new and not self._has_later_news(name, record):
-                    self._add_delivery(connection, name, record)
-        self._doubt.hold(connection)
-
-    def _has_later_news(self, sink: str, record: TransitionRecord) -> bool:
-        """Return whether *sink* was told of the event before this outbox was loaded, which knows it from before."""
-        return self.taken is not None and (sink, record.event_key) in self.taken.told
-
-    def await_identity(self) -> None:
-        """Let records wait for `identify`: this VM's name was never known."""
-        self._is_waiting = True
-
-    def distrust_stored(self, connection: sqlite3.Connection, vm: VmIdentity) -> None:
-        """Let what is stored wait for `identify`: it may have come with another machine's image.
-
-        Records wait too, unless *vm*, which is what is configured, has a name.
-        """
-        last_sequence = int(meta.get(connection, "next_sequence") or 1) - 1
-        self._doubt.begin(connection, last_sequence=last_sequence, boot_id=self.boot_id)
-        self._vm, self._is_waiting = vm, vm.name is None
-        if not self._is_waiting:
-            self.stop_waiting(connection)
-
-    def reset_if_foreign(self, storage: Storage, vm: VmIdentity) -> bool:
-        """Start over when the outbox belongs to another machine: it came with an image; return whether it did."""
-        before = meta.vm_id_of(storage.meta)
-        if not vm.vm_id or before is None or before == vm.vm_id.lower():
-            return False
-        why = f"it belongs to vmId {before}, this machine is {vm.vm_id}"
-        self._doubt.resume(storage.connection, boot_id=self.boot_id)
-        told = self._doubt.told(storage.connection)
-        save_told(storage.directory, told, stream_id=storage.meta["stream_id"])
-        storage.replace_database("other-vm", carry=False, why=why)
-        with transaction(storage.connection):
-            self._doubt.end(storage.connection)
-            take_along(storage.connection, told)
-        storage.refresh()
-        forget_told(storage.directory)
-        return True
-
-    def identify(self, connection: sqlite3.Connection, vm: VmIdentity) -> None:
-        """Take *vm* as this machine, for good, and route the records that waited for it."""
-        self._vm = vm
-        self._doubt.end(connection)
-        self.has_added = True  # what waited in doubt is due
-        meta.save_vm(connection, vm)
-        self._add_sinks(connection)
-        self.stop_waiting(connection)
-
-    def stop_waiting(self, connection: sqlite3.Connection) -> None:
-        """Go on with the identity as it is known, if at all."""
-        self._is_waiting, self._is_decided = False, True
-        self._route_waiting(connection)
-
-    def end_hold(self, connection: sqlite3.Connection) -> None:
-        """Let go of what waits for the stored outbox: it takes too long."""
-        self.hold = None
-        self._route_waiting(connection)
-
-    def catch_up(self, connection: sqlite3.Connection) -> None:
-        """Look at what another database holds: sinks it had not seen, records that waited there, deliveries."""
-        self._add_sinks(connection)
-        self._doubt.hold(connection)
-        self._route_waiting(connection)
-        self.has_added = True
-
-    def _add_sinks(self, connection: sqlite3.Connection) -> None:
-        for name in self._sinks:
-            connection.execute(SQL["add_sink"], (name,))
-
-    def _route_waiting(self, connection: sqlite3.Connection) -> None:
-        """Choose the sinks of records that wait, once both this VM's identity and the sinks are known."""
-        if self._router is None or not self._is_decided:
-            return
-        repeats: _Repeats = {}
-        for sequence, body in connection.execute(SQL["unrouted"]).fetchall():
-            waiting = decode_record(body)
-            if self._withholds(waiting):
-                continue
-            record, first_id = self._with_identity(connection, waiting, repeats)
-            text = encode(record).decode()
-            connection.execute(SQL["route_record"], (record.id, first_id, text, sequence))
-            self._route(connection, record)
-
-    def _withholds(self, record: TransitionRecord) -> bool:
-        return self._doubt.withholds(record) or (self.hold is not None and self.hold.withholds(record))
-
-    def _with_identity(
-        self, connection: sqlite3.Connection, record: TransitionRecord, repeats: _Repeats
-    ) -> tuple[TransitionRecord, str]:
-        """Return *record* with this VM and the ids that follow from it, and its id without repeat."""
-        vm, event = self._vm, record.event
-        named = msgspec.structs.replace(record, vm=vm, affects_this_vm=names_vm(event, vm.name))
-        if event is None:
-            return named, named.id
-        first_id = _id(named, repeat=0)
-        own_id, repeat = _first_free(connection, named, first_id, repeats)
-        key = transition_key(event.key, named.transition, event, n=repeat)
-        return msgspec.structs.replace(named, id=own_id, transition_key=key), first_id
-
-    def _append(self, connection: sqlite3.Connection, new_records: Sequence[_NewRecord]) -> list[TransitionRecord]:
-        """Store *new_records* at the end of the stream, with their deliveries, within the outbox's bounds."""
-        if not new_records:
-            return []
-        stream_id = meta.get(connection, "stream_id") or ""
-        first = int(meta.get(connection, "next_sequence") or 1)
-        repeats: _Repeats = {}
-        records = [
-            self._add(connection, self._record(new, stream_id=stream_id, sequence=sequence), repeats)
-            for sequence, new in enumerate(new_records, first)
-        ]
-        self.last_sequence = records[-1].sequence
-        meta.put(connection, "next_sequence", str(self.last_sequence + 1))
-        self._enforce_size(connection, newest=first)
-        return records
-
-    def _enforce_size(self, connection: sqlite3.Connection, *, newest: int) -> None:
-        enforce_size(
-            connection,
-            max_bytes=self._storage.max_bytes,
-            disk_sequence=self._storage.disk_sequence,
-            now=self._now().timestamp(),
-            newest=newest,
-        )
-
-    def _add(self, connection: sqlite3.Connection, unnamed: TransitionRecord, repeats: _Repeats) -> TransitionRecord:
-        record, first_id = self._with_identity(connection, unnamed, repeats)
-        as_told = None if self.taken is None else self.taken.ending_as_told(record)
-        if as_told is not None and connection.execute(SQL["has_id"], (as_told.id, record.sequence)).fetchone() is None:
-            record, first_id = self._with_identity(connection, as_told, repeats)
-        is_released = self.hold is not None and self.hold.releases(record)
-        waits = self._withholds(record) or self._is_waiting
-        arguments = (
-            record.sequence,
-            record.id,
-            first_id,
-            record.event_key,
-            parse_time(record.observed_at).timestamp(),
-            not waits,
-            encode(record).decode(),
-        )
-        connection.execute(SQL["add_record"], arguments)
-        if not waits:
-            self._route(connection, record)
-            if is_released:  # what waited of its event goes before it
-                self._route_waiting(connection)
-        return record
-
-    def _record(self, new: _NewRecord, *, stream_id: str, sequence: int) -> TransitionRecord:
-        """Return *new* as a record. Without an event its place in the stream names it; else it has no ids yet."""
-        own_name = f"{stream_id}/{sequence}"
-        event = new.event
-        notice = None if event is None or event.not_before is None else event.not_before - new.observed_at
-        return TransitionRecord(
-            id=str(uuid.uuid5(uuid.UUID(stream_id), own_name)) if event is None else "",
-            transition_key=transition_key(own_name, new.transition, None, n=0) if event is None else "",
-            stream_id=stream_id,
-            sequence=sequence,
-            transition=new.transition,
-            evidence=new.evidence,
-            observed_at=format_time(new.observed_at),
-            incarnation=new.incarnation,
-            previous_incarnation=new.previous_incarnation,
-            event=event,
-            previous=new.previous,
-            changed=new.changed,
-            notice_seconds=None if notice is None else round(notice.total_seconds(), 3),
-            affects_this_vm=None,
-            vm=self._vm,
-            labels=self._labels,
-            approval=new.approval,
-        )
-
-    def _route(self, connection: sqlite3.Connection, record: TransitionRecord) -> None:
-        for name in () if self._router is None else self._router(record, self._vm.name):
-            self._add_delivery(connection, name, record)
-        for name in self._router_if_told(record, self._vm.name):
-            if _was_told(connection, name, record):
-                self._add_delivery(connection, name, record)
-        if record.is_urgent:
-            # Its older records go before it, so they are as urgent.
-            made_urgent = connection.execute(SQL["make_event_urgent"], (record.event_key,)).rowcount
-            self.has_added = self.has_added or made_urgent > 0
-
-    def _add_delivery(self, connection: sqlite3.Connection, sink: str, record: TransitionRecord) -> None:
-        event = record.event
-        not_before = None if event is None or event.not_before is None else event.not_before.timestamp()
-        observed_at = parse_time(record.observed_at).timestamp()
-        aged_from = self._ages.at(observed_at)
-        arguments = (sink, record.sequence, record.event_key, record.is_urgent, not_before, aged_from, observed_at)
-        connection.execute(SQL["add_delivery"], arguments)
-        if self.taken is not None and sink in self.taken.sinks.get(record.id, ()):
-            deliveries.note_delivered(connection, sink, record.sequence, now=self._ages.timestamp())
-        self.has_added = True
+def append_observation(state: State, observation: Observation, context: RecordContext) -> list[TransitionRecord]:
+    """Store the document and its records."""
+    state.put("document", encode(observation.document).decode())
+    if observation.liveness_boot_id is not None:
+        save_liveness(state, last_good_at=observation.observed_at, boot_id=observation.liveness_boot_id)
+    return append(state, [_of_change(observation, change) for change in observation.changes], context)
 
 
-def _nobody(_record: TransitionRecord, _vm_name: str | None) -> Iterable[str]:
-    return ()
-
-
-def _was_told(connection: sqlite3.Connection, sink: str, record: TransitionRecord) -> bool:
-    """Return whether *sink* was told of the record's event, or will be, but for approvals, and not yet of its end."""
-    row = connection.execute(SQL["was_told"], (sink, record.event_key, record.sequence)).fetchone()
-    return row is not None and bool(row[0])
-
-
-def _last_of_active(connection: sqlite3.Connection, saved: Mapping[str, str]) -> list[TransitionRecord]:
-    document = meta.document_of(saved)
-    events = () if document is None else document.events
-    keys = dict.fromkeys(event.key for event in events if not is_over(event))
-    return [record for key in keys for record in _last_of_event(connection, key)]
-
-
-def _last_of_event(connection: sqlite3.Connection, event_key: str) -> list[TransitionRecord]:
-    """Return the last record; where that is an approval's outcome, before it the one that says how the event stands."""
-    row = connection.execute(SQL["last_of_event"], (event_key,)).fetchone()
-    if row is None:
-        return []
-    last = decode_record(row[0])
-    life = None if last.approval is None else connection.execute(SQL["newest_of_life"], (event_key,)).fetchone()
-    return [last] if life is None else [decode_record(life[2]), last]
-
-
-def _new_record(observation: Observation, change: Change) -> _NewRecord:
-    return _NewRecord(
+def _of_change(observation: Observation, change: Change) -> NewRecord:
+    return NewRecord(
         transition=change.transition,
         evidence=change.evidence,
         event=change.event,
         previous=change.previous,
         changed=change.changed,
-        observed_at=observation.observed_at,
+        observed_at=change.observed_at or observation.observed_at,
         incarnation=observation.incarnation,
         previous_incarnation=observation.previous_incarnation,
+        active_event_ids=observation.active_event_ids,
     )
 
 
-def _first_free(
-    connection: sqlite3.Connection, record: TransitionRecord, first_id: str, repeats: _Repeats
-) -> tuple[str, int]:
-    """Return an id for *record* that no other record has, and the repeat in it.
-
-    What the outbox has of *first_id* is counted once in a job, in *repeats* from then on: counting for every record is
-    quadratic when thousands are alike.
-    """
-    repeat = repeats.get(first_id)
-    if repeat is None:
-        (repeat,) = connection.execute(SQL["repeats"], (first_id, record.sequence)).fetchone()
-    while True:
-        candidate = first_id if repeat == 0 else _id(record, repeat=repeat)
-        if connection.execute(SQL["has_id"], (candidate, record.sequence)).fetchone() is None:
-            break
-        repeat += 1
-    repeats[first_id] = repeat + 1
-    return candidate, repeat
-
-
-def _id(record: TransitionRecord, *, repeat: int) -> str:
-    return record_id(
-        vm_key=vm_key(record.vm),
-        event_key=record.event_key,
-        transition=record.transition,
-        event=record.event,
-        n=repeat,
-        outcome=None if record.approval is None else (record.approval.decision_id or "", record.approval.result),
+def of_outcome(
+    state: State,
+    outcome: ApprovalRecord,
+    *,
+    now: datetime,
+    incarnation: Incarnation,
+    active_event_ids: tuple[str, ...] | None,
+) -> NewRecord:
+    """Return the record of an approval's outcome."""
+    digests = approvals.token_digests(state, outcome.arrivals)
+    return NewRecord(
+        transition=outcome.transition,
+        event=outcome.event,
+        observed_at=now,
+        incarnation=incarnation,
+        previous_incarnation=incarnation,
+        active_event_ids=active_event_ids,
+        approval=msgspec.structs.replace(outcome.approval, jws_sha256=digests),
     )
+
+
+def save_liveness(state: State, *, last_good_at: datetime, boot_id: str) -> None:
+    """Store the time of the last good response and the boot identity of this VM at that time."""
+    state.put("last_good_at", format_time(last_good_at))
+    state.put("boot_id", boot_id)
+
+
+def append(state: State, new_records: Sequence[NewRecord], context: RecordContext) -> list[TransitionRecord]:
+    """Add *new_records* to the end of the stream, with their deliveries."""
+    records = []
+    for new in new_records:
+        sequence = state.next_sequence
+        state.put("next_sequence", str(sequence + 1))
+        record, n = _identified(state, _record(new, context, sequence), context)
+        row = RecordRow(
+            sequence=sequence,
+            id=record.id,
+            event_key=record.event_key,
+            observed_at=new.observed_at.timestamp(),
+            aged_from=context.aged_from(new.observed_at.timestamp()),
+            is_routed=context.routing is not None and not context.is_waiting,
+            n=n,
+            body=encode(record),
+        )
+        state.put_record(row)
+        _note_event(state, record, row)
+        if context.routing is not None and not context.is_waiting:
+            _route(state, record, row, context)
+        records.append(record)
+    return records
+
+
+def route_waiting(state: State, context: RecordContext) -> None:
+    """Choose the sinks of the records that wait, and give them their final ids."""
+    if context.routing is None or context.is_waiting:
+        return
+    waiting = sorted((row for row in state.records.rows.values() if not row.is_routed), key=lambda each: each.sequence)
+    for row in waiting:
+        record = _with_ids(msgspec.structs.replace(row.record, vm=context.vm), row.n)
+        routed = msgspec.structs.replace(row, id=record.id, is_routed=True, body=encode(record))
+        state.put_record(routed)
+        _route(state, record, routed, context)
+
+
+def configure(state: State, context: RecordContext) -> None:
+    """Add new sinks, and give each the last record of every active event."""
+    routing = context.routing
+    if routing is None:
+        return
+    new = [name for name in routing.sinks if name not in state.sinks.rows]
+    for name in new:
+        state.add_sink(name)
+    route_waiting(state, context)
+    for row in deliveries.last_records_of_active(state) if new else ():
+        record = row.record
+        for name in routing.router(record, context.vm.name):
+            if name in new:
+                _add_delivery(state, name, record, row, context)
+
+
+def forget_events(state: State, now: float) -> None:
+    """Forget the events that ended over 7 days ago."""
+    for event in list(state.events.rows.values()):
+        if event.ended_at is not None and event.ended_at < now - REMEMBER_EVENT_SECONDS:
+            state.events.delete(event.key)
+
+
+def _record(new: NewRecord, context: RecordContext, sequence: int) -> TransitionRecord:
+    notice = None if new.event is None or new.event.not_before is None else new.event.not_before - new.observed_at
+    return TransitionRecord(
+        id="",
+        transition_key="",
+        stream_id=context.stream_id,
+        sequence=sequence,
+        active_event_ids=new.active_event_ids,
+        transition=new.transition,
+        evidence=new.evidence,
+        observed_at=format_time(new.observed_at),
+        incarnation=new.incarnation,
+        previous_incarnation=new.previous_incarnation,
+        event=new.event,
+        previous=new.previous,
+        changed=new.changed,
+        notice_seconds=None if notice is None else round(notice.total_seconds(), 3),
+        affects_this_vm=None,
+        vm=context.vm,
+        labels={} if context.routing is None else context.routing.labels,
+        approval=new.approval,
+    )
+
+
+def _identified(state: State, record: TransitionRecord, context: RecordContext) -> tuple[TransitionRecord, int]:
+    """Return *record* with its ids, and its n."""
+    if record.event is None:
+        own_name = f"{context.stream_id}/{record.sequence}"
+        own_id = str(uuid.uuid5(uuid.UUID(context.stream_id), own_name))
+        key = transition_key(own_name, record.transition, None, n=0)
+        return msgspec.structs.replace(record, id=own_id, transition_key=key), 0
+    event = state.events.rows.get(record.event.key)
+    n = 0 if event is None else event.counts.get(repeat_key(record.transition, record.event), 0)
+    return _with_ids(record, n), n
+
+
+def _with_ids(record: TransitionRecord, n: int) -> TransitionRecord:
+    event = record.event
+    if event is None:
+        return record
+    outcome = None if record.approval is None else (record.approval.decision_id or "", record.approval.result)
+    return msgspec.structs.replace(
+        record,
+        id=record_id(
+            vm_key=vm_key(record.vm),
+            event_key=event.key,
+            transition=record.transition,
+            event=event,
+            n=n,
+            outcome=outcome,
+        ),
+        transition_key=transition_key(event.key, record.transition, event, n=n),
+        affects_this_vm=names_vm(event, record.vm.name),
+    )
+
+
+def _note_event(state: State, record: TransitionRecord, row: RecordRow) -> None:
+    """Count the record for its event, and note whether the event is active."""
+    if record.event is None:
+        return
+    is_state = record.approval is None
+    # The outcome of an approval neither begins nor ends an event.
+    event = state.events.rows.get(row.event_key) or EventRow(
+        key=row.event_key, ended_at=None if is_state else row.observed_at
+    )
+    content = repeat_key(record.transition, record.event)
+    ended_at = event.ended_at
+    if is_state:
+        ended_at = row.observed_at if record.transition.is_ending else None
+    state.put_event(
+        msgspec.structs.replace(
+            event,
+            ended_at=ended_at,
+            was_started=event.was_started or record.event.event_status == "Started",
+            counts={**event.counts, content: row.n + 1},
+            last_sequence=row.sequence,
+            last_state_sequence=row.sequence if is_state else event.last_state_sequence,
+        )
+    )
+
+
+def _route(state: State, record: TransitionRecord, row: RecordRow, context: RecordContext) -> None:
+    routing, vm_name = context.routing, context.vm.name
+    if routing is None:
+        return
+    event = state.events.rows.get(row.event_key)
+    told = {} if event is None else event.sinks
+    names = [*routing.router(record, vm_name)]
+    names += [name for name in routing.router.if_told(record, vm_name) if name in told]
+    for name in dict.fromkeys(names):
+        _add_delivery(state, name, record, row, context)
+    if record.is_urgent:
+        deliveries.make_event_urgent(state, row.event_key)
+    event = state.events.rows.get(row.event_key)
+    if event is not None and event.ended_at is not None and record.transition.is_ending and event.sinks:
+        state.put_event(msgspec.structs.replace(event, sinks={}))
+    state.settle(row.sequence)
+
+
+def _add_delivery(state: State, sink: str, record: TransitionRecord, row: RecordRow, context: RecordContext) -> None:
+    routing = context.routing
+    if routing is not None and sink in routing.current_state_only and record.event is not None:
+        deliveries.replace_older(state, sink, row, now=row.observed_at)
+    state.put_delivery(deliveries.new_delivery(row, record, sink))
+    event = state.events.rows.get(row.event_key)
+    if event is not None and record.approval is None:
+        state.put_event(msgspec.structs.replace(event, sinks={**event.sinks, sink: row.sequence}))
+
+
+def survivors(state: State, stream_id: str) -> list[RecordRow]:
+    """Return the records of the stream *stream_id*: of this run, and so of this machine."""
+    rows = (row for row in state.records.rows.values() if row.record.stream_id == stream_id)
+    return sorted(rows, key=lambda row: row.sequence)
+
+
+def restore(state: State, kept: Iterable[RecordRow], sent: Mapping[int, Iterable[Delivery]]) -> None:
+    """Add the records *kept* of this run to an empty state, with their deliveries by sequence."""
+    for row in kept:
+        state.put_record(row)
+        _note_event(state, row.record, row)
+        for delivery in sent.get(row.sequence, ()):
+            state.put_delivery(delivery)
+
+
+def last_record(state: State, event_key: str) -> TransitionRecord | None:
+    """Return the newest record of an event, None if it is history."""
+    event = state.events.rows.get(event_key)
+    row = None if event is None or event.last_sequence is None else state.records.rows.get(event.last_sequence)
+    return None if row is None else row.record
+
+
+def was_started(state: State, event_key: str) -> bool:
+    """Return whether the event was Started at any time."""
+    event = state.events.rows.get(event_key)
+    return event is not None and event.was_started
+
+
+def count(state: State, event_key: str, content: str) -> int:
+    """Return n: how often the outbox recorded the content (`repeat_key`) for the event."""
+    event = state.events.rows.get(event_key)
+    return 0 if event is None else event.counts.get(content, 0)

@@ -1,0 +1,378 @@
+"""The saver: the only thread that touches the file of the outbox.
+
+The saver takes the rows that changed since its last save and writes them in one transaction. Every failure has one
+response: the next attempt writes all rows that are not saved yet. If the file is no longer the one that the saver left
+behind, or if it is damaged, the complete state goes into a new file (`Database.create`). A save that hangs blocks only
+this thread, so `is_behind` looks at the time.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from bridge.errors import BridgeError
+from bridge.outbox.database import (
+    KEPT_GENERATIONS,
+    Database,
+    Fingerprint,
+    Loaded,
+    delete_generation,
+    file_bytes,
+    follows,
+    is_damage,
+    is_full,
+    older_generations,
+    read_newest,
+)
+from bridge.outbox.state import Changes, State
+
+logger = logging.getLogger(__name__)
+
+BEHIND_SECONDS = 2.0
+_MARKS_WAIT_SECONDS = 0.2
+_CHECK_SECONDS = 5.0
+_FIRST_RETRY_SECONDS, _LONGEST_RETRY_SECONDS = 0.5, 30.0
+_STOP_RETRY_SECONDS = 0.2
+_UNREADABLE_SECONDS = 30.0
+_CLEAN_SECONDS = 600.0
+#: Of `max_bytes`: room is made above the first share, down to the second.
+_FULL, _TARGET = 0.95, 0.90
+
+
+class Saver:
+    """Saves *state* in *directory*; *lock* protects the state.
+
+    *on_loaded* gets the loaded file, with the lock held. *on_saved* is called after each save, without the lock.
+    *make_room* evicts records of so many bytes from memory. *claim* locks the directory at the path if it is not the
+    one that this agent locked; it raises StateDirectoryError if another agent holds it.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        state: State,
+        lock: threading.Lock,
+        *,
+        max_bytes: int,
+        keep_history_seconds: float,
+        on_loaded: Callable[[Loaded], None],
+        on_saved: Callable[[], None],
+        make_room: Callable[[int], None],
+        claim: Callable[[], object],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._directory = directory
+        self._state = state
+        self._lock = lock
+        self._max_bytes = max_bytes
+        self._keep_history_seconds = keep_history_seconds
+        self._on_loaded, self._on_saved, self._make_room, self._claim = on_loaded, on_saved, make_room, claim
+        self._now = now
+        self._turn = threading.Condition()
+        self._save_at: float | None = None
+        self._requested = self._confirmed = 0
+        self._is_stopping = False
+        self._unsaved = Changes(version=0, tables={}, history=set())
+        self._database: Database | None = None
+        self._print: Fingerprint | None = None
+        self._new_file_because: str | None = None
+        self._drops_unsaved = False
+        self._began_at: float | None = None
+        self._failure: str | None = None
+        self._failed_since: float | None = None
+        self._retry_seconds = _FIRST_RETRY_SECONDS
+        self._cleaned_at = time.monotonic()
+        self.loaded = threading.Event()
+        self.saved_version = 0
+        self.file: Path | None = None
+        """The file of the current generation."""
+        self.used_bytes = 0
+        """The used pages of the file and the size of all older files, as of the last save."""
+        self.file_changes = 0
+        """How many times a file had to be replaced by a new generation."""
+        self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
+        self._thread.start()
+
+    # Called from other threads.
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether the file lacks changes because the disk fails or hangs."""
+        began_at = self._began_at
+        return self._failure is not None or (began_at is not None and time.monotonic() - began_at > BEHIND_SECONDS)
+
+    @property
+    def behind_reason(self) -> str | None:
+        """Return why the file is behind; None if it is not."""
+        if self._failure is not None:
+            return self._failure
+        return "The disk does not respond." if self.is_behind else None
+
+    @property
+    def behind_seconds(self) -> float:
+        """Return for how long the file has been behind; 0 if it is not."""
+        since = self._failed_since if self._failed_since is not None else self._began_at
+        return time.monotonic() - since if since is not None and self.is_behind else 0.0
+
+    def wake(self, *, soon: bool) -> None:
+        """Save the changes: at once, or with *soon* False together with others within 0.2 s."""
+        save_at = time.monotonic() + (0.0 if soon else _MARKS_WAIT_SECONDS)
+        with self._turn:
+            if self._save_at is None or save_at < self._save_at:
+                self._save_at = save_at
+                self._turn.notify_all()
+
+    def wait_saved(self, seconds: float) -> bool:
+        """Save now and compare the file; return whether all changes made before this call are saved in time."""
+        with self._turn:
+            self._requested += 1
+            request = self._requested
+            self._turn.notify_all()
+            return self._turn.wait_for(lambda: self._confirmed >= request, seconds)
+
+    def start_new_file(self, reason: str, *, drop_unsaved: bool = False) -> None:
+        """Write the complete state into a new generation, with *drop_unsaved* without changes taken earlier."""
+        with self._turn:
+            self._new_file_because = reason
+            self._drops_unsaved = self._drops_unsaved or drop_unsaved
+            self._save_at = time.monotonic()
+            self._turn.notify_all()
+
+    def close(self, seconds: float) -> bool:
+        """Save everything and end; return whether that took at most *seconds*."""
+        with self._turn:
+            self._is_stopping = True
+            self._requested += 1
+            request = self._requested
+            self._turn.notify_all()
+        self._thread.join(max(seconds, 0.0))
+        return self._confirmed >= request and not self._thread.is_alive()
+
+    # The thread.
+
+    def _run(self) -> None:
+        if not self._load():
+            return
+        while True:
+            with self._turn:
+                self._turn.wait_for(lambda: self._is_due, self._wait_seconds())
+                is_last, request, self._save_at = self._is_stopping, self._requested, None
+            if not self._save(request):
+                self._pause()
+            elif is_last:
+                break
+        if self._database is not None:
+            self._database.close()
+
+    @property
+    def _is_due(self) -> bool:
+        due_at = self._save_at
+        is_save_due = due_at is not None and due_at <= time.monotonic()
+        return self._is_stopping or self._requested > self._confirmed or is_save_due
+
+    def _wait_seconds(self) -> float:
+        return (
+            _CHECK_SECONDS if self._save_at is None else min(max(self._save_at - time.monotonic(), 0.0), _CHECK_SECONDS)
+        )
+
+    def _pause(self) -> None:
+        """Wait before the next attempt. A stop allows no long wait."""
+        with self._turn:
+            if self._is_stopping:
+                self._turn.wait(_STOP_RETRY_SECONDS)
+            else:
+                self._turn.wait_for(lambda: self._is_stopping, self._retry_seconds)
+        self._retry_seconds = min(self._retry_seconds * 2, _LONGEST_RETRY_SECONDS)
+        self._save_at = time.monotonic()
+
+    def _load(self) -> bool:
+        """Read the newest file; return False if a stop came first. A disk that fails for 30 s has no state."""
+        began_at = time.monotonic()
+        while not self._is_stopping:
+            try:
+                loaded = read_newest(self._directory)
+                break
+            except (OSError, sqlite3.Error) as error:
+                if time.monotonic() - began_at >= _UNREADABLE_SECONDS:
+                    logger.error("The outbox cannot be read. The agent starts without it. %s", error)  # noqa: TRY400
+                    loaded = Loaded(unreadable=(self._directory,))
+                    break
+            with self._turn:
+                self._turn.wait_for(lambda: self._is_stopping, _FIRST_RETRY_SECONDS)
+        else:
+            return False
+        if loaded.is_damaged:
+            self._new_file_because = "it is damaged"
+        self.file = loaded.file
+        with self._lock:
+            self._state.load(loaded.rows)
+            self._on_loaded(loaded)
+        self.loaded.set()
+        return True
+
+    def _save(self, request: int) -> bool:
+        """Save all changes once; return whether the file is up to date."""
+        self._began_at = time.monotonic()
+        try:
+            self._check_file()
+            has_written = self._write()
+            self._confirm(request, has_written=has_written)
+            self._keep_limits(has_written=has_written)
+        except (OSError, sqlite3.Error, BridgeError) as error:
+            self._failed(error)
+            return False
+        finally:
+            self._began_at = None
+        return True
+
+    def _check_file(self) -> None:
+        """Open the file, and end it if it is not as the last save left it."""
+        if self._database is None and self.file is not None and self._new_file_because is None:
+            generation = int(self.file.stem.rpartition("-")[2])
+            try:
+                self._database = Database(self.file, generation)
+            except sqlite3.Error as error:
+                if not is_damage(error):
+                    raise
+                self._new_file_because = "it is damaged"
+            else:
+                if self._print is None:
+                    self._print = self._database.fingerprint()
+        if self._database is not None and self._print != self._database.fingerprint():
+            self._new_file_because = self._new_file_because or "another program changed, moved, or deleted it"
+
+    def _write(self) -> bool:
+        """Write what is not saved; return whether there was anything."""
+        with self._lock:
+            if self._drops_unsaved:
+                self._unsaved, self._drops_unsaved = Changes(version=0, tables={}, history=set()), False
+            self._unsaved.add(self._state.take_changes())
+        is_new = self._database is None or self._new_file_because is not None
+        has_written = is_new or not self._unsaved.is_empty
+        if self._database is None or self._new_file_because is not None:
+            self._create_file(self._new_file_because)
+        elif has_written:
+            self._database.save(self._unsaved)
+            after = self._database.fingerprint()
+            if self._print is not None and not follows(self._print, after):
+                self._create_file("another program changed, moved, or deleted it")
+            else:
+                self._print = after
+        version = self._unsaved.version
+        self._unsaved = Changes(version=version, tables={}, history=set())
+        self.saved_version = version
+        return has_written
+
+    def _create_file(self, reason: str | None) -> None:
+        """Write the complete state into a new generation; keep the two newest other files."""
+        self._claim()
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with self._lock:
+            self._unsaved.add(self._state.take_changes())
+            self._state.add_all_rows(self._unsaved)
+        database = Database.create(self._directory, self._unsaved)
+        old, self._database = self._database, database
+        if old is not None:
+            old.close()
+        left, self.file, self._new_file_because = self.file, database.path, None
+        self._print = database.fingerprint()
+        if reason is not None:
+            self.file_changes += 1
+            logger.error(
+                "The outbox continues in a new file, because of the file before: %s. No record is lost.",
+                reason,
+                extra={"file": database.path.name, "before": None if left is None else left.name},
+            )
+        with suppress(OSError):
+            for path in list(older_generations(self._directory, database.path))[KEPT_GENERATIONS:]:
+                delete_generation(path)
+
+    def _confirm(self, request: int, *, has_written: bool) -> None:
+        was_behind = self._failure is not None
+        if was_behind:
+            logger.info("The outbox is saved again.", extra={"directory": str(self._directory)})
+        self._failure = self._failed_since = None
+        self._retry_seconds = _FIRST_RETRY_SECONDS
+        with self._turn:
+            self._confirmed = request
+            self._turn.notify_all()
+        if has_written or was_behind:
+            self._on_saved()
+
+    def _failed(self, error: Exception) -> None:
+        if self._failure is None:
+            self._failed_since = time.monotonic()
+            logger.error(
+                "The outbox cannot be saved. The agent continues from memory and approves nothing. %s",
+                error,
+                extra={"directory": str(self._directory)},
+            )
+        self._failure = f"{error}".rstrip(".") + "."
+        with suppress(OSError, sqlite3.Error):
+            if _is_full(error):
+                self._free_space()
+            self._accept_own_changes(error)
+
+    def _accept_own_changes(self, error: Exception) -> None:
+        """Accept what this failed save wrote. A damaged or replaced file is ended by the next attempt."""
+        database = self._database
+        if database is None:
+            return
+        if isinstance(error, sqlite3.Error) and is_damage(error):
+            self._new_file_because = "it is damaged"
+        after = database.fingerprint()
+        if self._print is not None and follows(self._print, after):
+            self._print = after
+
+    # Limits of the disk.
+
+    def _free_space(self) -> None:
+        """Delete older generations on a full disk, and then history."""
+        if self.file is not None:
+            older = list(older_generations(self._directory, self.file))
+            for path in older:
+                delete_generation(path)
+            if older:
+                return
+        if self._database is not None:
+            deleted = self._database.delete_history()
+            self._database.checkpoint()
+            if deleted:
+                logger.warning("The disk is full: %d delivered records were deleted early.", deleted)
+
+    def _keep_limits(self, *, has_written: bool) -> None:
+        database = self._database
+        now = time.monotonic()
+        is_cleaning = now - self._cleaned_at >= min(_CLEAN_SECONDS, max(self._keep_history_seconds / 10, 1.0))
+        if database is None or not (has_written or is_cleaning):
+            return
+        if is_cleaning:
+            self._cleaned_at = now
+            database.delete_history(before=self._now() - self._keep_history_seconds)
+        older = list(older_generations(self._directory, database.path))
+        self.used_bytes = database.used_bytes + sum(map(file_bytes, older))
+        if self.used_bytes > self._max_bytes * _FULL:
+            self._shrink(database, older)
+        self._print = database.fingerprint()
+
+    def _shrink(self, database: Database, older: list[Path]) -> None:
+        target = int(self._max_bytes * _TARGET)
+        while older and self.used_bytes > target:
+            self.used_bytes -= delete_generation(older.pop())
+        while self.used_bytes > target and database.delete_history():
+            self.used_bytes = database.used_bytes + sum(map(file_bytes, older))
+        if self.used_bytes > self._max_bytes * _FULL:
+            self._make_room(self.used_bytes - target)
+
+
+def _is_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return isinstance(error, sqlite3.Error) and is_full(error)

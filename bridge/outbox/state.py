@@ -1,0 +1,360 @@
+"""The tables of the agent in memory, with indexes, and the rows that the saver has yet to write.
+
+All engines read and change one `State` under the lock of `bridge.outbox.outbox`. Nothing here reads a clock, does I/O,
+or takes a lock, so a test can compare a `State` with a plain list.
+
+A record stays in memory while a sink needs it (pending or parked), while its sinks are not chosen yet, or while it is
+the newest record of an active event. All other records are *history*: they are in the file only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from bridge.outbox.rows import (
+    NEEDED,
+    OPEN_DECISIONS,
+    Delivery,
+    DeliveryState,
+    EventRow,
+    EventVersion,
+    MetaRow,
+    PendingApproval,
+    RecordRow,
+    SinkRow,
+    StoredDecision,
+)
+
+K = TypeVar("K")
+R = TypeVar("R")
+
+
+class Table(Generic[K, R]):
+    """Rows by key, and the changes since the last save."""
+
+    def __init__(self, key_of: Callable[[R], K]) -> None:
+        self._key_of = key_of
+        self.rows: dict[K, R] = {}
+        self._changed: dict[K, R | None] = {}
+
+    def put(self, row: R) -> None:
+        """Add or replace *row*."""
+        key = self._key_of(row)
+        self.rows[key] = self._changed[key] = row
+
+    def delete(self, key: K) -> None:
+        """Delete the row from memory and from the file."""
+        if self.rows.pop(key, None) is not None:
+            self._changed[key] = None
+
+    def forget(self, key: K) -> None:
+        """Drop the row from memory only."""
+        self.rows.pop(key, None)
+
+    def load(self, rows: Iterable[R]) -> None:
+        """Take over saved *rows*."""
+        self.rows = {self._key_of(row): row for row in rows}
+        self._changed = {}
+
+    def take(self) -> dict[K, R | None]:
+        """Return the changes since the last call: None marks a deleted row."""
+        changed, self._changed = self._changed, {}
+        return changed
+
+
+class Changes(msgspec.Struct, kw_only=True):
+    """The rows of one save."""
+
+    version: int
+    tables: dict[str, dict[Any, Any]]
+    """By table, key -> row; None marks a deleted row."""
+    history: set[int]
+    """The records that became history."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether there is nothing to write."""
+        return not self.history and not any(self.tables.values())
+
+    def add(self, newer: Changes) -> None:
+        """Add *newer* changes: the newest row of each key counts."""
+        self.version = newer.version
+        self.history |= newer.history
+        for name, rows in newer.tables.items():
+            self.tables.setdefault(name, {}).update(rows)
+
+
+class SinkQueue:
+    """The pending and parked rows of one sink, in sequence."""
+
+    def __init__(self) -> None:
+        self.pending: dict[int, Delivery] = {}
+        self.urgent: dict[int, None] = {}
+        self.by_event: dict[str, dict[int, None]] = {}
+        self.parked: dict[int, Delivery] = {}
+
+    def add(self, row: Delivery) -> None:
+        """Add or replace a row."""
+        self.remove(row.sequence, keep_place=row.state is DeliveryState.PENDING)
+        if row.state is DeliveryState.PARKED:
+            self.parked[row.sequence] = row
+        elif row.state is DeliveryState.PENDING:
+            self.pending = _in_order(self.pending, row.sequence, row)
+            self.by_event[row.event_key] = _in_order(self.by_event.get(row.event_key, {}), row.sequence, None)
+            if row.urgent:
+                self.urgent = _in_order(self.urgent, row.sequence, None)
+
+    def remove(self, sequence: int, *, keep_place: bool = False) -> None:
+        """Remove the row with this sequence, if any; with *keep_place* a pending row is about to be replaced."""
+        self.parked.pop(sequence, None)
+        if keep_place and sequence in self.pending:
+            return
+        row = self.pending.pop(sequence, None)
+        if row is not None:
+            self.urgent.pop(sequence, None)
+            of_event = self.by_event[row.event_key]
+            del of_event[sequence]
+            if not of_event:
+                del self.by_event[row.event_key]
+
+    def due(self, *, after: int = 0, through: int) -> Iterator[Delivery]:
+        """Yield the pending rows with a sequence above *after* and at most *through*, urgent rows first."""
+        for sequence in self.urgent:
+            if after < sequence <= through:
+                yield self.pending[sequence]
+        for sequence, row in self.pending.items():
+            if after < sequence <= through and not row.urgent:
+                yield row
+
+    def of_event(self, event_key: str) -> Iterator[Delivery]:
+        """Yield the pending rows of one event in sequence."""
+        for sequence in self.by_event.get(event_key, ()):
+            yield self.pending[sequence]
+
+
+def _in_order(rows: dict[int, R], sequence: int, row: R) -> dict[int, R]:
+    """Return *rows* with *row*; a row that is put back between newer rows keeps the order of the sequence."""
+    is_in_order = sequence in rows or not rows or next(reversed(rows)) < sequence
+    rows[sequence] = row
+    return rows if is_in_order else dict(sorted(rows.items()))
+
+
+class State:
+    """All tables in memory."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        """Rises with each change. The saver publishes the version up to which everything is saved."""
+        self.meta: Table[str, MetaRow] = Table(lambda row: row.key)
+        self.events: Table[str, EventRow] = Table(lambda row: row.key)
+        self.records: Table[int, RecordRow] = Table(lambda row: row.sequence)
+        self.deliveries: Table[tuple[int, str], Delivery] = Table(lambda row: (row.sequence, row.sink))
+        self.sinks: Table[str, SinkRow] = Table(lambda row: row.name)
+        self.decisions: Table[int, StoredDecision] = Table(lambda row: row.arrival)
+        self.approvals: Table[EventVersion, PendingApproval] = Table(lambda row: row.key)
+        self.queues: dict[str, SinkQueue] = {}
+        self.needed_bytes = 0
+        """The bytes of the bodies that a sink still needs."""
+        self.open_decisions: dict[int, None] = {}
+        self.arrivals: dict[tuple[str, str, str], int] = {}
+        """By (source, approver, jti), the arrival of each decision."""
+        self.loaded_through = 0
+        """The last sequence of an earlier run."""
+        self._history: set[int] = set()
+        self._needed: dict[int, set[str]] = {}
+        self._references: dict[int, int] = {}
+        self._sinks_of: dict[int, list[str]] = {}
+
+    @property
+    def tables(self) -> Mapping[str, Table[Any, Any]]:
+        """Return every table by its name in the file."""
+        return {
+            "meta": self.meta,
+            "events": self.events,
+            "records": self.records,
+            "deliveries": self.deliveries,
+            "sinks": self.sinks,
+            "decisions": self.decisions,
+            "approvals": self.approvals,
+        }
+
+    def reset(self) -> None:
+        """Delete everything; the version goes on."""
+        version = self.version
+        State.__init__(self)
+        self.version = version + 1
+
+    # For the saver.
+
+    def load(self, rows: Mapping[str, Iterable[Any]]) -> None:
+        """Take over the rows of a file."""
+        for name, table in self.tables.items():
+            table.load(rows.get(name, ()))
+        for delivery in self.deliveries.rows.values():
+            self._sinks_of.setdefault(delivery.sequence, []).append(delivery.sink)
+            self._index(delivery)
+        self.needed_bytes += sum(len(row.body) for row in self.records.rows.values() if not row.is_routed)
+        for event in self.events.rows.values():
+            self._refer(event.references, 1)
+        for decision in self.decisions.rows.values():
+            self._index_decision(decision)
+        self.loaded_through = self.next_sequence - 1
+
+    def take_changes(self) -> Changes:
+        """Return all changes since the last call."""
+        history, self._history = self._history, set()
+        return Changes(
+            version=self.version, tables={name: table.take() for name, table in self.tables.items()}, history=history
+        )
+
+    def add_all_rows(self, changes: Changes) -> None:
+        """Complete *changes*, the newest of which were just taken, with every row in memory: for a new file."""
+        for name, table in self.tables.items():
+            changes.tables.setdefault(name, {}).update(table.rows)
+
+    # Meta.
+
+    def get(self, key: str) -> str | None:
+        """Return a value of `meta`, None if it has none."""
+        row = self.meta.rows.get(key)
+        return None if row is None else row.value
+
+    def put(self, key: str, value: str | None) -> None:
+        """Store a value of `meta`; None deletes it."""
+        if value is None:
+            self.meta.delete(key)
+        elif self.get(key) != value:
+            self.meta.put(MetaRow(key=key, value=value))
+
+    @property
+    def next_sequence(self) -> int:
+        """Return the sequence of the next record."""
+        return int(self.get("next_sequence") or 1)
+
+    # Records, deliveries, events.
+
+    def queue(self, sink: str) -> SinkQueue:
+        """Return the queue of *sink*."""
+        queue = self.queues.get(sink)
+        if queue is None:
+            queue = self.queues[sink] = SinkQueue()
+        return queue
+
+    def put_record(self, row: RecordRow) -> None:
+        """Add a record, or replace one whose sinks are being chosen."""
+        before = self.records.rows.get(row.sequence)
+        if before is not None and self._is_needed(before):
+            self.needed_bytes -= len(before.body)
+        self.records.put(row)
+        if self._is_needed(row):
+            self.needed_bytes += len(row.body)
+
+    def put_delivery(self, row: Delivery) -> None:
+        """Add or change the delivery of a record, and the totals of its sink."""
+        before = self.deliveries.rows.get((row.sequence, row.sink))
+        self.deliveries.put(row)
+        if before is None:
+            self._sinks_of.setdefault(row.sequence, []).append(row.sink)
+            self._count(row.sink, accepted=1, **{row.state.value: 1})
+        elif before.state is not row.state:
+            self._count(row.sink, **{before.state.value: -1, row.state.value: 1})
+        self._index(row)
+        self.settle(row.sequence)
+
+    def put_event(self, row: EventRow) -> None:
+        """Add or change an event. Records that only this event kept in memory become history."""
+        before = self.events.rows.get(row.key)
+        old = set[int]() if before is None else before.references
+        self.events.put(row)
+        self._refer(row.references - old, 1)
+        released = old - row.references
+        self._refer(released, -1)
+        for sequence in sorted(released):
+            self.settle(sequence)
+
+    def settle(self, sequence: int) -> None:
+        """Make the record history if no sink needs it and no active event refers to it."""
+        row = self.records.rows.get(sequence)
+        if row is None or not row.is_routed or sequence in self._needed or sequence in self._references:
+            return
+        self._history.add(sequence)
+        self.records.forget(sequence)
+        for sink in self._sinks_of.pop(sequence, ()):
+            self.deliveries.forget((sequence, sink))
+
+    def needed_by(self, sequence: int) -> set[str]:
+        """Return the sinks that need the record: pending or parked."""
+        return self._needed.get(sequence, set())
+
+    def deliveries_of(self, sequence: int) -> list[Delivery]:
+        """Return the deliveries of a record in memory."""
+        return [self.deliveries.rows[sequence, sink] for sink in self._sinks_of.get(sequence, ())]
+
+    def _is_needed(self, row: RecordRow) -> bool:
+        return not row.is_routed or row.sequence in self._needed
+
+    def _index(self, row: Delivery) -> None:
+        """Update the queue of the sink and the bytes that are needed."""
+        queue = self.queue(row.sink)
+        record = self.records.rows.get(row.sequence)
+        size = 0 if record is None or not record.is_routed else len(record.body)
+        needed = self._needed.get(row.sequence)
+        if row.state in NEEDED:
+            queue.add(row)
+            if needed is None:
+                needed = self._needed[row.sequence] = set()
+                self.needed_bytes += size
+            needed.add(row.sink)
+            return
+        queue.remove(row.sequence)
+        if needed is not None:
+            needed.discard(row.sink)
+            if not needed:
+                del self._needed[row.sequence]
+                self.needed_bytes -= size
+
+    def _count(self, sink: str, **changes: int) -> None:
+        row = self.sinks.rows.get(sink) or SinkRow(name=sink)
+        values = {name: getattr(row, name) + change for name, change in changes.items()}
+        self.sinks.put(msgspec.structs.replace(row, **values))
+
+    def add_sink(self, sink: str) -> None:
+        """Add the totals of a new sink."""
+        self._count(sink)
+
+    def count_event_over(self, sink: str) -> None:
+        """Count one record that a newer record of its event replaced."""
+        self._count(sink, event_over=1)
+
+    def _refer(self, sequences: Iterable[int], change: int) -> None:
+        for sequence in sequences:
+            count = self._references.get(sequence, 0) + change
+            if count:
+                self._references[sequence] = count
+            else:
+                self._references.pop(sequence, None)
+
+    # Decisions.
+
+    def put_decision(self, row: StoredDecision) -> None:
+        """Add or change a decision."""
+        self.decisions.put(row)
+        self._index_decision(row)
+
+    def delete_decision(self, arrival: int) -> None:
+        """Delete a decision."""
+        row = self.decisions.rows.get(arrival)
+        if row is not None:
+            self.decisions.delete(arrival)
+            self.open_decisions.pop(arrival, None)
+            self.arrivals.pop((row.source, row.approver, row.decision_id), None)
+
+    def _index_decision(self, row: StoredDecision) -> None:
+        self.arrivals[row.source, row.approver, row.decision_id] = row.arrival
+        if row.state in OPEN_DECISIONS:
+            self.open_decisions[row.arrival] = None
+        else:
+            self.open_decisions.pop(row.arrival, None)
