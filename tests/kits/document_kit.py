@@ -1,15 +1,20 @@
-"""Events and documents to compare, by hand and by Hypothesis; and whether two have the same content."""
+"""Events, documents, and Hypothesis strategies for the transition table and the tracker."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
 
+from bridge.clock import Instant
+from bridge.events.diff import Change, Step, classify_ending, classify_shown, is_over, match_events
 from bridge.events.event import Document, ScheduledEvent, compact_json
+from bridge.events.record import repeat_key
+from bridge.events.tracker import DocumentTracker, Update
 
 NOW = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
 SOON = NOW + timedelta(minutes=10)
@@ -26,6 +31,92 @@ def event(status: str = "Scheduled", **fields: Any) -> ScheduledEvent:
 def document(*events: ScheduledEvent, incarnation: int | str | None = 1) -> Document:
     """Return a document of *events*."""
     return Document(incarnation=incarnation, events=events)
+
+
+def changes_between(
+    before: Document, after: Document, *, was_started: bool = False, came_back: bool = False, **known: Any
+) -> list[Change]:
+    """Return the changes from *before* to *after* without any confirmation, endings first."""
+    step = Step(**{"before": before, "after": after, "observed_at": NOW, "vm_name": VM, **known})
+    pairs, vanished = match_events(before.events, after.events)
+    endings = [
+        classify_ending(one, step, was_started=was_started, came_back=came_back) for one in vanished if not is_over(one)
+    ]
+    shown = [classify_shown(was, now, step) for was, now in pairs]
+    return [*endings, *(change for change in shown if change is not None)]
+
+
+class History:
+    """The part of the outbox that the tracker reads."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._started: set[str] = set()
+        self._ended: set[str] = set()
+
+    def add(self, changes: Iterable[Change]) -> None:
+        for change in changes:
+            key = change.event.key
+            self._counts[key, repeat_key(change.transition, change.event)] += 1
+            if change.event.event_status == "Started":
+                self._started.add(key)
+            if change.transition.is_ending:
+                self._ended.add(key)
+
+    def was_started(self, event_key: str) -> bool:
+        return event_key in self._started
+
+    def has_ended(self, event_key: str) -> bool:
+        return event_key in self._ended
+
+    def count(self, event_key: str, repeat_key: str) -> int:
+        return self._counts[event_key, repeat_key]
+
+
+class Agent:
+    """A tracker with its outbox: the stored document and the history survive `restart`."""
+
+    def __init__(self, stored: Document | None = None, *, history: History | None = None, **fields: Any) -> None:
+        self.history = history or History()
+        self.stored = stored
+        self.seen: list[tuple[float, str, str]] = []
+        """Second, transition, and evidence of each change."""
+        self.changes: list[Change] = []
+        self.writes = 0
+        self.tracker = self._start(**fields)
+
+    def _start(self, **fields: Any) -> DocumentTracker:
+        values = {"history": self.history, "last_good_at": NOW, "booted": False, "gap_seconds": 10.0, **fields}
+        return DocumentTracker(self.stored, **values)
+
+    def restart(self, **fields: Any) -> None:
+        self.tracker = self._start(**fields)
+
+    def observe(self, shown: Document, seconds: float, *, wall_offset: float = 0.0, **known: Any) -> Update | None:
+        """Observe and store the response *shown* at *seconds* after NOW."""
+        update = self.tracker.observe(shown, at(seconds, wall_offset=wall_offset), **{"vm_name": VM, **known})
+        if update is not None:
+            self.tracker.commit(update)
+            self.history.add(update.changes)
+            self.changes += update.changes
+            self.seen += [(seconds, one.transition.value, one.evidence.value) for one in update.changes]
+            if update.is_news:
+                self.stored = update.document
+                self.writes += 1
+        return update
+
+    def feed(self, *responses: Document | None, start: int = 1) -> list[tuple[float, str, str]]:
+        """Observe one response per second. None is a failed poll. Return the changes since the call."""
+        first = len(self.seen)
+        for second, response in enumerate(responses, start=start):
+            if response is not None:
+                self.observe(response, second)
+        return self.seen[first:]
+
+
+def at(seconds: float, *, wall_offset: float = 0.0) -> Instant:
+    """Return the instant *seconds* after NOW on both clocks; the wall clock is *wall_offset* ahead."""
+    return Instant(wall=NOW + timedelta(seconds=seconds + wall_offset), monotonic=1000.0 + seconds)
 
 
 _statuses = st.sampled_from(["Scheduled", "Started", "Completed", "Canceled", "Paused"])

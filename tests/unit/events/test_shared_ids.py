@@ -5,14 +5,12 @@ import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from document_kit import same_content
+from document_kit import Agent, changes_between, same_content
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.clock import Instant
-from bridge.events.diff import DiffContext, diff, match_events
+from bridge.events.diff import match_events
 from bridge.events.event import Document, ScheduledEvent
-from bridge.events.tracker import DocumentTracker
 
 NOW = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
 MANY = 20_000
@@ -32,56 +30,42 @@ def document(*events, incarnation=1):
 E, S = event(not_before=NOW + timedelta(minutes=10)), event("Started")
 
 
-def told(*documents):
-    """Return what a tracker that starts empty finds in *documents*, one a second, and the tracker."""
-    tracker, seen = DocumentTracker(None, last_good_at=NOW, booted=False, gap_seconds=10.0), []
-    for second, shown in enumerate(documents):
-        update = tracker.observe(shown, Instant(wall=NOW + timedelta(seconds=second), monotonic=float(second)))
-        if update is not None:
-            tracker.commit(update)
-            seen.append([change.transition.value for change in update.changes])
-    return seen, tracker
+def test_one_of_two_that_is_missing_is_no_ending_and_no_second_start():
+    agent = Agent(document())
+    agent.feed(document(E), document(E, S, incarnation=2), document(S, incarnation=3), *[document(incarnation=4)] * 5)
+    assert [transition for _, transition, _ in agent.seen] == ["scheduled", "started", "completed"]
 
 
-def test_the_older_of_two_that_leaves_is_no_ending_and_no_second_start():
-    seen, _ = told(document(E), document(E, S, incarnation=2), document(S, incarnation=3), document(incarnation=4))
-    assert seen == [["scheduled"], ["started"], [], ["completed"]]
-
-
-def test_one_of_two_that_are_alike_leaves_without_a_record():
-    seen, _ = told(document(E, E), document(E, incarnation=2), document(incarnation=3))
-    assert seen == [["scheduled", "scheduled"], [], ["canceled"]]
+def test_one_of_two_equal_events_leaves_without_a_record():
+    agent = Agent(document())
+    agent.feed(document(E, E), document(E, incarnation=2))
+    assert [transition for _, transition, _ in agent.seen] == ["scheduled", "scheduled"]
+    assert agent.tracker.document == agent.stored == document(E, incarnation=2)
 
 
 def test_another_order_is_no_change():
-    seen, tracker = told(document(E, S), document(S, E))
-    assert seen == [["scheduled", "started"], []]
-    assert same_content(tracker.document, document(S, E))
+    agent = Agent(document())
+    agent.feed(document(E, S), document(S, E))
+    assert [transition for _, transition, _ in agent.seen] == ["scheduled", "started"]
+    assert same_content(agent.tracker.document, document(S, E))
 
 
 def test_two_that_vanish_together_end_both():
-    changes = diff(document(E, S), document(incarnation=2), DiffContext(now=NOW))
+    changes = changes_between(document(E, S), document(incarnation=2))
     assert [change.transition.value for change in changes] == ["canceled", "completed"]
 
 
-def test_the_smaller_document_is_stored_though_nothing_is_told():
-    tracker = told(document(E, E))[1]
-    update = tracker.observe(document(E), Instant(wall=NOW + timedelta(seconds=1), monotonic=1.0))
-    assert (update.changes, update.is_news, update.document) == ([], True, document(E))
-    assert not same_content(document(E, E), document(E))
-    assert not same_content(document(E), document(E, E))
+def test_two_that_vanish_together_are_confirmed_together():
+    agent, empty = Agent(document()), document(incarnation=2)
+    agent.observe(document(E, S), 0)
+    assert agent.feed(*[empty] * 5) == [(5, "completed", "observed"), (5, "completed", "observed")]
 
 
-def test_a_fall_of_the_incarnation_holds_no_event_of_which_one_is_there():
-    seen, tracker = told(document(E, S, incarnation=9), document(S, incarnation=1))
-    assert seen == [["scheduled", "started"], []]
-    assert tracker.document == document(S, incarnation=1)
-
-
-def test_a_fall_of_the_incarnation_holds_all_of_an_event_that_is_gone():
-    empty = document(incarnation=1)
-    seen, _ = told(document(E, S, incarnation=9), empty, empty, empty)
-    assert seen[1:] == [[], [], ["ended", "completed"]]
+def test_a_step_back_of_one_of_two_leaves_the_other_unchanged():
+    other = event("Started", resources=("vm_1",))
+    agent = Agent(document())
+    agent.observe(document(S, other), 0)
+    assert agent.feed(*[document(E, other)] * 5) == [(5, "scheduled", "observed")]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +97,7 @@ shared = st.lists(
 def test_any_order_of_any_events_tells_nothing(events, chance):
     mixed = list(events)
     chance.shuffle(mixed)
-    assert diff(document(*events), document(*mixed), DiffContext(now=NOW)) == []
+    assert changes_between(document(*events), document(*mixed)) == []
 
 
 @given(shared, shared)

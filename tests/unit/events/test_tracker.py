@@ -1,283 +1,509 @@
-"""The tracker over histories of answers: when an absence is believed, and what a restart may not change."""
+"""When a change counts: at once, after five responses in a row, or after five minutes."""
 
 import random
 from datetime import timedelta
 
+import msgspec
 import pytest
-from document_kit import DOCUMENTS, NOW, VM, document, event
+from document_kit import DOCUMENTS, NOW, SOON, Agent, at, document, event, same_content
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.clock import Instant
-from bridge.events.record import Evidence
-from bridge.events.tracker import DocumentTracker
+from bridge.events.event import Document
+
+ANNOUNCED, STARTED = event(), event("Started", not_before=None)
+GONE = document(incarnation=2)
 
 
-@given(st.lists(DOCUMENTS, max_size=8), st.integers(0, 8))
+def started(**fields):
+    """Return an agent that has recorded a started event in second 0."""
+    agent = Agent(document(), **fields)
+    agent.observe(document(STARTED), 0)
+    return agent
+
+
+def announced():
+    agent = Agent(document())
+    agent.observe(document(ANNOUNCED), 0)
+    return agent
+
+
+# Changes that count at once.
+
+
+@pytest.mark.parametrize(
+    ("shown", "expected"),
+    [
+        ({"event_status": "Started"}, "started"),
+        ({"not_before": SOON - timedelta(minutes=5)}, "updated"),
+        ({"not_before": SOON + timedelta(minutes=5)}, "updated"),
+        ({"event_type": "Redeploy"}, "updated"),
+        ({"duration_seconds": 9}, "updated"),
+        ({"extra": {"X": 1}}, "updated"),
+        ({"event_status": "Completed"}, "completed"),
+    ],
+)
+@pytest.mark.parametrize("incarnation", [0, 1, 2, None], ids=["lower", "same", "higher", "null"])
+def test_the_first_response_that_shows_a_change_for_the_worse_counts(shown, expected, incarnation):
+    changed = msgspec.structs.replace(ANNOUNCED, **shown)
+    assert announced().feed(document(changed, incarnation=incarnation)) == [(1, expected, "observed")]
+
+
+def test_a_new_event_counts_at_once_while_an_absence_is_unconfirmed():
+    other = document(event(event_id="B"), incarnation=2)
+    assert started().feed(*[other] * 5) == [(1, "scheduled", "observed"), (5, "completed", "observed")]
+
+
+def test_a_start_counts_at_once_while_an_absence_is_unconfirmed():
+    agent = announced()
+    assert agent.feed(GONE, GONE, document(STARTED, incarnation=2)) == [(3, "started", "observed")]
+    assert not agent.tracker.has_unconfirmed
+
+
+# Absences.
+
+
+def test_the_fifth_response_in_a_row_confirms_an_absence():
+    agent = started()
+    assert agent.feed(*[GONE] * 4) == []
+    assert agent.feed(GONE, start=5) == [(5, "completed", "observed")]
+    assert agent.tracker.document == GONE
+
+
+def test_a_failed_poll_does_not_reset_the_count():
+    assert started().feed(GONE, None, GONE, None, None, GONE, GONE, None, GONE) == [(9, "completed", "observed")]
+
+
+def test_a_response_that_shows_the_event_resets_the_count():
+    agent = started()
+    assert agent.feed(*[GONE] * 4, document(STARTED), *[GONE] * 4) == []
+    assert agent.tracker.has_unconfirmed
+
+
+def test_a_restart_resets_the_count():
+    agent = started()
+    agent.feed(*[GONE] * 4)
+    agent.restart()
+    assert agent.feed(*[GONE] * 5, start=5) == [(9, "completed", "inferred")]
+
+
+def test_absences_are_counted_per_event():
+    one, two = event("Started", event_id="1"), event("Started", event_id="2")
+    agent = Agent(document())
+    agent.observe(document(one, two), 0)
+    responses = [document(two), document(two), GONE, GONE, GONE, GONE, GONE]
+    agent.feed(*responses)
+    endings = agent.changes[2:]
+    assert [(one.event.event_id, one.observed_at) for one in endings] == [
+        ("1", NOW + timedelta(seconds=1)),
+        ("2", NOW + timedelta(seconds=3)),
+    ]
+    assert [second for second, *_ in agent.seen[2:]] == [5, 7]
+
+
+def test_an_event_whose_absence_is_unconfirmed_stays_in_the_tracked_document():
+    agent = started()
+    other = event(event_id="B")
+    agent.feed(document(other, incarnation=2))
+    tracked = agent.tracker.document
+    assert [one.event_id for one in tracked.events] == ["B", "A-1"]
+    assert tracked.incarnation == 1
+    assert agent.tracker.unconfirmed == {"A-1"}
+    assert agent.stored == tracked
+
+
+def test_an_ending_has_the_time_and_the_incarnations_of_the_first_response_without_the_event():
+    agent = announced()
+    agent.feed(*[document(incarnation=number) for number in (2, 5, 6, 7, 9)])
+    ending = agent.changes[-1]
+    assert (ending.transition.value, ending.evidence.value) == ("canceled", "inferred")
+    assert ending.observed_at == NOW + timedelta(seconds=1)
+    assert (ending.incarnation, ending.previous_incarnation) == (2, 1)
+
+
+def test_an_absence_after_an_earlier_unconfirmed_absence_has_its_own_first_response():
+    agent = announced()
+    agent.feed(document(incarnation=7), document(ANNOUNCED, incarnation=8))
+    agent.feed(*[document(incarnation=9)] * 400, start=3)
+    ending = agent.changes[-1]
+    assert (ending.observed_at, ending.incarnation, ending.previous_incarnation) == (NOW + timedelta(seconds=3), 9, 8)
+
+
+def test_confirmed_endings_come_first_then_the_document_in_its_order():
+    gone, kept = event("Started", event_id="gone"), event(event_id="kept")
+    agent = Agent(document())
+    agent.observe(document(gone, kept), 0)
+    agent.feed(*[document(kept, incarnation=2)] * 4)
+    update = agent.observe(document(event(event_id="new"), event("Started", event_id="kept"), incarnation=3), 5)
+    assert [(one.event.event_id, one.transition.value) for one in update.changes] == [
+        ("gone", "completed"),
+        ("new", "scheduled"),
+        ("kept", "started"),
+    ]
+
+
+def test_the_absence_of_a_completed_event_is_confirmed_without_a_record():
+    agent = announced()
+    completed = document(event("Completed"))
+    assert agent.feed(completed, GONE, completed, GONE) == [(1, "completed", "observed")]
+    assert agent.feed(*[GONE] * 301, start=5) == []
+    assert agent.tracker.document == GONE
+
+
+# Steps back.
+
+
+def test_a_step_back_needs_five_responses_and_is_ignored_with_all_its_fields_until_then():
+    agent = started()
+    back = document(event(description="other"), incarnation=0)
+    assert agent.feed(*[back] * 4) == []
+    assert agent.tracker.document.events == (STARTED,)
+    assert agent.tracker.unconfirmed == {"A-1"}
+    assert agent.feed(back, start=5) == [(5, "scheduled", "observed")]
+    assert agent.tracker.document == back
+
+
+def test_the_fields_of_a_step_back_may_change_while_it_is_unconfirmed():
+    agent = started()
+    backs = [document(event(description=str(number))) for number in range(5)]
+    assert agent.feed(*backs) == [(5, "scheduled", "observed")]
+    assert agent.feed(backs[-1], start=6) == []
+
+
+def test_an_absence_does_not_confirm_a_step_back_or_the_reverse():
+    back = document(event())
+    assert started().feed(*[back, GONE] * 20) == []
+    assert started().feed(back, back, back, GONE, GONE, GONE, GONE) == []
+
+
+def test_a_response_with_the_started_event_resets_a_step_back():
+    back = document(event())
+    assert started().feed(*[back] * 4, document(STARTED), *[back] * 4) == []
+
+
+def test_an_event_that_was_started_before_a_step_back_completes():
+    agent = started()
+    agent.feed(*[document(event())] * 5)
+    assert agent.feed(*[GONE] * 5, start=6) == [(10, "completed", "observed")]
+
+
+def test_an_event_that_was_started_before_a_restart_completes():
+    agent = started()
+    agent.feed(*[document(event())] * 5)
+    agent.restart()
+    assert agent.feed(*[document(event())] * 2, *[GONE] * 5, start=6) == [(12, "completed", "observed")]
+
+
+# Repeated updates.
+
+
+def test_an_update_that_repeats_an_earlier_one_needs_five_responses():
+    one, two = document(event(description="1")), document(event(description="2"), incarnation=2)
+    agent = Agent(document())
+    assert agent.feed(one, two, one) == [
+        (1, "scheduled", "observed"),
+        (2, "updated", "observed"),
+        (3, "updated", "observed"),
+    ]
+    assert agent.feed(*[two] * 4, start=4) == []
+    assert agent.tracker.document == one
+    assert agent.feed(two, start=8) == [(8, "updated", "observed")]
+
+
+def test_fields_that_alternate_produce_two_updates_in_all():
+    one, two = document(event(description="1")), document(event(description="2"))
+    agent = Agent(document())
+    assert len(agent.feed(*[one, two] * 300)) == 3
+    assert agent.writes == 3
+
+
+# Five minutes.
+
+
+def test_after_an_event_came_back_its_absence_needs_five_minutes():
+    agent = started()
+    agent.feed(GONE, document(STARTED))
+    assert agent.feed(*[GONE] * 400, start=3) == [(303, "completed", "inferred")]
+
+
+def test_five_minutes_of_absence_need_five_responses_too():
+    agent = started()
+    agent.feed(GONE, document(STARTED))
+    for second in (3, 100, 200, 300):
+        agent.observe(GONE, second)
+    assert len(agent.seen) == 1
+    agent.observe(GONE, 310)
+    assert agent.seen[1:] == [(310, "completed", "inferred")]
+
+
+def test_five_minutes_after_an_event_came_back_five_responses_are_enough():
+    agent = started()
+    agent.feed(GONE, *[document(STARTED)] * 300)
+    assert agent.feed(*[GONE] * 5, start=302) == [(306, "completed", "inferred")]
+
+
+def test_an_event_that_returns_after_its_ending_came_back():
+    agent = started()
+    agent.feed(*[GONE] * 5, document(STARTED, incarnation=3))
+    assert agent.feed(*[GONE] * 400, start=7) == [(307, "completed", "inferred")]
+
+
+def test_an_event_that_returns_after_its_ending_and_a_restart_came_back():
+    agent = started()
+    agent.feed(*[GONE] * 5)
+    agent.restart()
+    agent.feed(document(STARTED, incarnation=3), start=6)
+    assert agent.feed(*[GONE] * 400, start=7) == [(307, "completed", "inferred")]
+
+
+def test_a_step_back_needs_five_minutes_after_the_event_came_back():
+    agent = started()
+    agent.feed(GONE, document(STARTED))
+    assert agent.feed(*[document(event())] * 400, start=3) == [(303, "scheduled", "observed")]
+
+
+def test_after_a_day_without_a_good_response_an_absence_needs_five_minutes():
+    agent = Agent(document(STARTED), last_good_at=NOW - timedelta(days=2))
+    assert agent.feed(*[GONE] * 310) == [(301, "completed", "inferred")]
+
+
+def test_a_day_of_silence_while_the_agent_runs_counts_by_either_clock():
+    for silence in ({"seconds": 90000}, {"seconds": 60, "wall_offset": 90000.0}):
+        agent = started()
+        agent.observe(GONE, **silence)
+        for second in range(1, 300):
+            agent.observe(GONE, silence["seconds"] + second, wall_offset=silence.get("wall_offset", 0.0))
+        assert len(agent.seen) == 1
+        agent.observe(GONE, silence["seconds"] + 300, wall_offset=silence.get("wall_offset", 0.0))
+        assert [one[1:] for one in agent.seen[1:]] == [("completed", "inferred")]
+
+
+def test_an_event_that_the_service_shows_late_after_a_day_never_ended():
+    agent = Agent(document(STARTED), last_good_at=NOW - timedelta(days=2))
+    assert agent.feed(*[GONE] * 200, document(STARTED, incarnation=3)) == []
+
+
+def test_an_absence_that_begins_while_the_service_is_turned_on_needs_five_minutes():
+    agent = Agent(document(STARTED), last_good_at=NOW - timedelta(days=2))
+    assert agent.feed(*[document(STARTED)] * 100, *[GONE] * 310) == [(401, "completed", "observed")]
+
+
+def test_an_unknown_time_of_the_last_good_response_counts_as_over_a_day():
+    assert Agent(document(STARTED), last_good_at=None).feed(*[GONE] * 300) == []
+
+
+def test_a_wall_clock_that_jumps_ahead_does_not_shorten_five_minutes():
+    agent = started()
+    agent.feed(GONE, document(STARTED))
+    for second in range(3, 20):
+        agent.observe(GONE, second, wall_offset=3600.0)
+    assert len(agent.seen) == 1
+
+
+# Gaps.
+
+
+def test_an_absence_after_a_silence_is_inferred_by_either_clock():
+    for silence in ({"seconds": 60}, {"seconds": 1, "wall_offset": 60.0}):
+        agent = started()
+        agent.observe(GONE, **silence)
+        for second in range(1, 5):
+            agent.observe(GONE, silence["seconds"] + second, wall_offset=silence.get("wall_offset", 0.0))
+        assert [one[1:] for one in agent.seen[1:]] == [("completed", "inferred")]
+
+
+def test_a_silence_after_the_first_response_without_the_event_is_no_gap():
+    agent = started()
+    for second in (1, 30, 31, 32, 60):
+        agent.observe(GONE, second)
+    assert agent.seen[1:] == [(60, "completed", "observed")]
+
+
+def test_one_response_after_a_restart_that_shows_the_event_ends_the_gap():
+    agent = Agent(document(STARTED))
+    assert agent.feed(document(STARTED), *[GONE] * 5) == [(6, "completed", "observed")]
+
+
+def test_a_boot_ends_only_events_that_no_response_showed_after_it():
+    past = event(not_before=NOW - timedelta(hours=1))
+    known = {"last_good_at": NOW - timedelta(hours=2), "booted": True, "booted_at": NOW}
+    assert Agent(document(past), **known).feed(*[GONE] * 5) == [(5, "completed", "boot_id")]
+    assert Agent(document(past), **known).feed(document(past), *[GONE] * 5) == [(6, "ended", "unknown")]
+
+
+def test_an_agent_that_is_stopped_while_a_boot_is_unconfirmed_still_proves_the_boot():
+    past = event(not_before=NOW - timedelta(hours=1))
+    known = {"last_good_at": NOW - timedelta(hours=2), "booted": True, "booted_at": NOW}
+    agent = Agent(document(past), **known)
+    agent.feed(GONE, GONE)
+    assert not agent.tracker.is_settled(at(2))
+    agent.restart(**known)
+    assert agent.feed(*[GONE] * 5, start=3) == [(7, "completed", "boot_id")]
+
+
+# Storing.
+
+
+def test_liveness_is_stored_only_without_unconfirmed_absences():
+    agent = started()
+    assert agent.tracker.is_settled(at(0))
+    agent.feed(GONE)
+    assert not agent.tracker.is_settled(at(1))
+    agent.feed(*[GONE] * 4, start=2)
+    assert agent.tracker.is_settled(at(5))
+
+
+def test_liveness_is_not_stored_for_five_minutes_while_the_service_is_turned_on():
+    agent = Agent(document(STARTED), last_good_at=NOW - timedelta(days=2))
+    agent.observe(document(STARTED), 0)
+    assert not agent.tracker.is_settled(at(299))
+    assert agent.tracker.is_settled(at(300))
+
+
+def test_an_update_that_is_not_committed_is_returned_again():
+    agent = Agent(document())
+    shown = document(STARTED)
+    first = agent.tracker.observe(shown, at(1))
+    again = agent.tracker.observe(shown, at(2))
+    assert [one.transition for one in first.changes] == [one.transition for one in again.changes] != []
+
+
+def test_the_same_response_again_has_no_update_and_no_write():
+    agent, shown = Agent(document()), document(STARTED)
+    agent.observe(shown, 1)
+    assert [agent.observe(shown, second) for second in range(2, 100)] == [None] * 98
+    assert agent.writes == 1
+
+
+def test_equal_responses_and_an_incarnation_without_events_are_no_news():
+    agent = Agent(document())
+    for second in range(100):
+        assert not agent.observe(document(incarnation=second % 2), second).is_news
+    assert agent.observe(document(STARTED), 100).is_news
+    assert not agent.observe(document(STARTED), 101).is_news
+    assert agent.observe(document(STARTED, incarnation=7), 102).is_news
+
+
+# Stale responses: a started event with responses from a front end that is behind.
+
+
+TRUE = document(STARTED, incarnation=5)
+POLL_SECONDS = (1, 60)
+
+
+STALE_DOCUMENTS = [
+    pytest.param(document(*events, incarnation=incarnation), id=f"{name}-{incarnation}")
+    for name, events in (("absent", ()), ("scheduled", (event(),)))
+    for incarnation in (4, 5, None)
+]
+
+
+def alternating(position, _chance):
+    return position % 2 == 1
+
+
+def in_pairs(position, _chance):
+    return position % 4 >= 2
+
+
+def one_in_ten(_position, chance):
+    return chance.random() < 0.1
+
+
+@pytest.mark.parametrize("interval", POLL_SECONDS)
+@pytest.mark.parametrize("is_stale", [alternating, in_pairs, one_in_ten])
+@pytest.mark.parametrize("stale", STALE_DOCUMENTS)
+@pytest.mark.parametrize("seed", [24, 25, 26])
+def test_stale_responses_end_nothing_for_ten_minutes_and_the_true_ending_is_recorded(stale, is_stale, interval, seed):
+    chance = random.Random(seed)
+    agent = Agent(document())
+    seconds = position = 0
+    while seconds < 600:
+        agent.observe(stale if position and is_stale(position, chance) else TRUE, seconds)
+        seconds += 1 if agent.tracker.has_unconfirmed else interval
+        position += 1
+    agent.observe(TRUE, seconds)
+    assert [transition for _, transition, _ in agent.seen] == ["started"]
+    ended_at = seconds = seconds + 1
+    while len(agent.seen) == 1 and seconds < ended_at + 600:
+        agent.observe(document(incarnation=6), seconds)
+        seconds += 1 if agent.tracker.has_unconfirmed else interval
+    (second, transition, evidence) = agent.seen[-1]
+    came_back = not stale.events
+    assert (transition, evidence) == ("completed", "inferred" if came_back else "observed")
+    assert second - ended_at <= (300 if came_back else 6)
+
+
+@pytest.mark.parametrize("interval", POLL_SECONDS)
+def test_without_stale_responses_an_ending_is_recorded_within_six_seconds(interval):
+    agent, seconds = started(gap_seconds=max(10.0, 5.0 * interval)), interval
+    while len(agent.seen) == 1:
+        agent.observe(GONE, seconds)
+        seconds += 1 if agent.tracker.has_unconfirmed else interval
+    assert agent.seen[1:] == [(interval + 4, "completed", "observed")]
+
+
+@given(st.lists(st.sampled_from(["true", "stale", "failed"]), max_size=60), st.sampled_from([4, 5, 6, None]))
+def test_only_five_stale_responses_in_a_row_end_an_event(kinds, incarnation):
+    agent, stale, in_a_row, longest = Agent(document()), document(incarnation=incarnation), 0, 0
+    agent.observe(TRUE, 0)
+    for second, kind in enumerate(kinds, start=1):
+        if kind == "failed":
+            continue
+        in_a_row = in_a_row + 1 if kind == "stale" else 0
+        longest = max(longest, in_a_row)
+        agent.observe(stale if kind == "stale" else TRUE, second)
+    if longest < 5:
+        assert [transition for _, transition, _ in agent.seen] == ["started"]
+
+
+EVENTS = st.sampled_from(
+    [event(), STARTED, event(description="2"), event(event_id="B"), event("Started", event_id="B")]
+)
+
+
+@given(st.lists(st.lists(EVENTS, max_size=2, unique_by=lambda one: one.key), max_size=60), st.data())
+def test_an_ending_or_a_step_back_is_recorded_only_after_five_agreeing_responses(history, data):
+    agent, shown = Agent(document()), []
+    for second, events in enumerate(history, start=1):
+        if data.draw(st.booleans()):
+            continue  # a failed poll
+        first = len(agent.changes)
+        before = {one.key: one for one in (agent.tracker.document or Document()).events}
+        agent.observe(document(*events, incarnation=second), second)
+        shown.append({one.key: one for one in events})
+        for change in agent.changes[first:]:
+            key = change.event.key
+            if change.transition.is_ending:
+                assert all(key not in response for response in shown[-5:])
+                assert len(shown) >= 5
+            if change.transition.value == "scheduled" and key in before:
+                assert all(response[key].event_status == "Scheduled" for response in shown[-5:])
+        tracked = {one.key: one for one in agent.tracker.document.events}
+        assert {one.key for one in events} <= tracked.keys()
+        for one in events:
+            assert tracked[one.key] == one or one.key in agent.tracker.unconfirmed
+
+
+@given(st.lists(DOCUMENTS, max_size=6), st.integers(0, 6))
 def test_a_restart_at_any_point_neither_loses_nor_invents_a_record(history, stop_at):
     def run(*, restarted):
-        tracker, keys = new_tracker(None), []
+        agent = Agent(document())
         for position, shown in enumerate(history):
             if restarted and position == stop_at:
-                tracker = new_tracker(tracker.document)
-            for _ in range(4):  # a fall of the incarnation has to be seen three times
-                update = tracker.observe(shown, at(position * 10 + _))
-                if update is not None:
-                    tracker.commit(update)
-                    keys += [(c.event.key, c.transition.is_ending) for c in update.changes]
-        return keys
+                agent.restart(last_good_at=NOW + timedelta(seconds=position * 1000))
+            for second in range(310):  # longer than the longest confirmation
+                agent.observe(shown, position * 1000 + second)
+        return [(change.event.key, change.transition.is_ending) for change in agent.changes]
 
     assert run(restarted=True) == run(restarted=False)
 
 
-def new_tracker(stored, *, last_good_at=NOW, booted=False):
-    return DocumentTracker(stored, last_good_at=last_good_at, booted=booted, gap_seconds=10.0)
-
-
-def at(seconds, *, wall_offset=0.0):
-    return Instant(wall=NOW + timedelta(seconds=seconds + wall_offset), monotonic=1000.0 + seconds)
-
-
-def feed(tracker, *answers):
-    """Give one answer a second from second 1 on; None is a failed poll. Return (second, transition, evidence)."""
-    seen = []
-    for second, answer in enumerate(answers, start=1):
-        if answer is None:
-            tracker.poll_failed()
-            continue
-        update = tracker.observe(answer, at(second), vm_name=VM)
-        if update is not None:
-            tracker.commit(update)
-            seen += [(second, c.transition.value, c.evidence.value) for c in update.changes]
-    return seen
-
-
-STARTED = event("Started", not_before=None)
-
-
-def test_absence_is_believed_at_once():
-    assert feed(new_tracker(None), document(STARTED), document(incarnation=2)) == [
-        (1, "started", "observed"),
-        (2, "completed", "observed"),
-    ]
-
-
-def test_after_a_restart_an_absence_is_inferred():
-    assert feed(new_tracker(document(STARTED)), document(incarnation=2)) == [(1, "completed", "inferred")]
-
-
-def test_one_good_answer_that_still_shows_the_event_ends_the_gap():
-    tracker = new_tracker(document(STARTED))
-    assert feed(tracker, document(STARTED), document(incarnation=2)) == [(2, "completed", "observed")]
-
-
-def test_a_long_silence_is_a_gap_by_either_clock():
-    for silence in (at(60), at(0, wall_offset=60)):
-        tracker = new_tracker(None)
-        tracker.commit(tracker.observe(document(STARTED), at(0)))
-        update = tracker.observe(document(incarnation=2), silence)
-        assert [c.evidence for c in update.changes] == [Evidence.INFERRED]
-
-
-def test_a_fallen_incarnation_needs_three_agreeing_answers_in_a_row():
-    empty = document(incarnation=0)
-    assert feed(new_tracker(None), document(STARTED), empty, empty, empty)[1:] == [(4, "completed", "inferred")]
-    broken = feed(new_tracker(None), document(STARTED), empty, empty, None, empty, empty, empty)
-    assert broken[1:] == [(7, "completed", "inferred")]
-
-
-def test_an_event_that_comes_back_after_the_fall_never_ended():
-    low = document(STARTED, incarnation=1)
-    shown = feed(new_tracker(None), document(STARTED, incarnation=9), document(), document(), low, low)
-    assert shown == [(1, "started", "observed")]
-
-
-def test_a_fall_is_still_doubted_after_a_restart():
-    tracker = new_tracker(None)
-    assert feed(tracker, document(STARTED, incarnation=9), document()) == [(1, "started", "observed")]
-    assert feed(new_tracker(tracker.document), document(), document(), document()) == [(3, "completed", "inferred")]
-
-
-def in_turn(*answers, times):
-    return [answer for _ in range(times) for answer in answers]
-
-
-HERE, GONE = document(STARTED, incarnation=4), document(incarnation=5)
-FOR_GOOD = 600
-"""More polls than the minutes in which a fall is remembered."""
-
-
-@pytest.mark.parametrize(
-    ("answers", "most_endings"),
-    [((HERE, GONE), 1), ((GONE, HERE), 0), ((HERE, HERE, GONE, GONE), 1), ((HERE, GONE, GONE, GONE, GONE), 2)],
-    ids=["stale-first", "stale-second", "two-by-two", "mostly-new"],
-)
-def test_a_stale_front_end_that_answers_in_turn_does_not_end_an_event_again_and_again(answers, most_endings):
-    seen = feed(new_tracker(None), *in_turn(*answers, times=200))
-    endings = [each for each in seen if each[1] == "completed"]
-    assert len(endings) <= most_endings
-    assert len(seen) <= most_endings * 2 + 1
-
-
-def test_front_ends_in_any_turn_end_an_event_a_few_times_at_most():
-    chance = random.Random(40)
-    seen = feed(new_tracker(None), *(chance.choice((HERE, GONE)) for _ in range(3600)))
-    assert len([each for each in seen if each[1] == "completed"]) <= 2
-
-
-def test_an_event_of_the_newer_front_end_is_not_ended_by_the_older_one():
-    older, newer = document(incarnation=4), document(STARTED, incarnation=5)
-    assert feed(new_tracker(None), *in_turn(newer, older, times=200)) == [(1, "started", "observed")]
-
-
-ANNOUNCED = document(event(), incarnation=4)
-BEGUN = document(STARTED, incarnation=5)
-
-
-@pytest.mark.parametrize(
-    "stale",
-    [ANNOUNCED, document(event("Started", not_before=None, description="older"), incarnation=4)],
-    ids=["status", "field"],
-)
-def test_front_ends_that_differ_in_an_event_do_not_change_it_again_and_again(stale):
-    seen = feed(new_tracker(None), *in_turn(stale, BEGUN, times=200))
-    assert len(seen) <= 4
-    assert feed(new_tracker(None), *in_turn(BEGUN, stale, times=200), *[BEGUN] * FOR_GOOD)[4:] == []
-
-
-def test_a_start_is_told_at_once_also_by_a_front_end_with_a_lower_incarnation():
-    seen = feed(new_tracker(None), *in_turn(document(event(), incarnation=9), ANNOUNCED, times=20), BEGUN)
-    assert seen == [(1, "scheduled", "observed"), (41, "started", "observed")]
-
-
-def test_what_only_a_stale_front_end_has_is_told_and_what_it_has_for_good_in_five_minutes():
-    other = document(event(), event(event_id="B"), incarnation=4)
-    turns = in_turn(document(event(), incarnation=9), ANNOUNCED, times=20)
-    assert feed(new_tracker(None), *turns, other)[1:] == [(41, "scheduled", "observed")]
-    postponed = document(event(not_before=NOW + timedelta(hours=3)), incarnation=5)
-    assert feed(new_tracker(None), *turns, *[postponed] * FOR_GOOD)[1:] == [(40 + 300, "updated", "observed")]
-
-
-def test_front_ends_that_differ_in_the_incarnation_alone_cost_no_write_each_poll():
-    tracker, news = new_tracker(None), 0
-    for second, answer in enumerate(in_turn(BEGUN, document(STARTED, incarnation=4), times=50), start=1):
-        update = tracker.observe(answer, at(second), vm_name=VM)
-        tracker.commit(update)
-        news += update.is_news
-    assert news <= 5
-
-
-def test_when_the_stale_front_end_is_gone_the_ending_is_inferred_after_five_minutes():
-    turns = in_turn(HERE, GONE, times=10)
-    seen = feed(new_tracker(None), *turns, *[GONE] * FOR_GOOD)
-    assert seen[-1] == (len(turns) - 1 + 300, "completed", "inferred")
-
-
-def test_what_is_not_believed_of_front_ends_in_turn_is_still_not_after_a_restart():
-    tracker, turns = new_tracker(None), in_turn(HERE, GONE, times=10)
-    told = len(feed(tracker, *turns))
-    again = new_tracker(tracker.document)
-    assert feed(again, *in_turn(GONE, HERE, times=20)) == []
-    assert told <= 3
-
-
-@pytest.mark.parametrize("seconds", [20, 400, 900])
-@pytest.mark.parametrize("first", [BEGUN, ANNOUNCED], ids=["newer first", "stale first"])
-def test_what_is_stored_of_front_ends_in_turn_keeps_a_restart_from_telling_a_start_again(seconds, first):
-    tracker, writes, stored = new_tracker(None), 0, None
-    for second, answer in enumerate([BEGUN, *in_turn(ANNOUNCED, BEGUN, times=seconds // 2)], start=1):
-        update = tracker.observe(answer, at(second), vm_name=VM)
-        tracker.commit(update)
-        if update.is_news:
-            stored, writes = update.document, writes + 1
-    again, told = new_tracker(stored), []
-    turns = in_turn(first, ANNOUNCED if first is BEGUN else BEGUN, times=20)
-    for second, answer in enumerate(turns, start=seconds + 3):
-        update = again.observe(answer, at(second), vm_name=VM)
-        again.commit(update)
-        told += update.changes
-    assert told == []
-    assert writes <= 5 + seconds // 100
-
-
-def test_an_event_that_was_only_announced_is_not_called_off_by_front_ends_in_turn():
-    announced = document(event(), incarnation=4)
-    seen = feed(new_tracker(None), *in_turn(GONE, announced, times=10), *[GONE] * FOR_GOOD)
-    assert [each[1:] for each in seen] == [("scheduled", "observed"), ("ended", "unknown")]
-
-
-def test_after_one_fall_an_ending_on_the_way_back_up_needs_three_agreeing_answers_too():
-    before, back = document(STARTED, incarnation=5), document(incarnation=6)
-    seen = feed(new_tracker(None), before, HERE, back, back, HERE, GONE, GONE)
-    assert seen == [(1, "started", "observed")]
-    seen = feed(new_tracker(None), before, HERE, back, back, back)
-    assert seen[1:] == [(5, "completed", "inferred")]
-
-
-def test_a_service_that_started_over_and_counts_up_again_is_believed_at_once():
-    low, up = document(STARTED, incarnation=1), document(incarnation=2)
-    assert feed(new_tracker(None), BEGUN, low, up)[1:] == [(3, "completed", "observed")]
-    twice = feed(new_tracker(None), BEGUN, low, document(STARTED, incarnation=2), low, up, up, up)
-    assert twice[1:] == [(7, "completed", "inferred")]
-
-
-def test_minutes_after_a_fall_absence_is_believed_at_once_again():
-    low, back = document(STARTED, incarnation=1), document(incarnation=9)
-    seen = feed(new_tracker(None), document(STARTED, incarnation=9), *[low] * 301, back)
-    assert seen[1:] == [(303, "completed", "observed")]
-
-
-def test_a_fall_is_remembered_without_another_write_for_each_answer():
-    tracker, news = new_tracker(None), 0
-    for second, answer in enumerate(in_turn(HERE, GONE, times=50), start=1):
-        update = tracker.observe(answer, at(second), vm_name=VM)
-        tracker.commit(update)
-        news += update.is_news
-    assert news <= 4
-
-
-def test_a_boot_does_not_end_what_an_answer_showed_after_it():
-    past = event(not_before=NOW - timedelta(hours=1))
-    other = event("Started", event_id="B", not_before=None)
-    tracker = new_tracker(document(past, other, incarnation=9), last_good_at=NOW - timedelta(hours=2), booted=True)
-    low = document(past, incarnation=1)
-    seen = feed(tracker, low, document(incarnation=1), document(incarnation=1), document(incarnation=1))
-    assert [each[1:] for each in seen] == [("completed", "inferred"), ("ended", "unknown")]
-
-
-def test_a_new_event_is_told_at_once_while_an_absence_is_in_doubt():
-    other = document(event(event_id="B"), incarnation=0)
-    shown = feed(new_tracker(None), document(STARTED), other, other, other)
-    assert shown == [(1, "started", "observed"), (2, "scheduled", "observed"), (4, "completed", "inferred")]
-
-
-def test_after_a_day_without_answers_an_empty_document_ends_nothing_for_five_minutes():
-    tracker = new_tracker(document(STARTED), last_good_at=NOW - timedelta(days=2))
-    shown = feed(tracker, *[document(incarnation=2)] * 310)
-    assert shown == [(301, "completed", "inferred")]
-
-
-def test_while_the_service_turns_on_failed_polls_do_not_count_as_good_time():
-    tracker = new_tracker(document(STARTED), last_good_at=NOW - timedelta(days=2))
-    empty = document(incarnation=2)
-    assert feed(tracker, *[empty] * 100, *[None] * 5, *[empty] * 195) == []
-
-
-def test_an_event_that_shows_up_late_after_a_day_never_ended():
-    tracker = new_tracker(document(STARTED), last_good_at=NOW - timedelta(days=2))
-    assert feed(tracker, *[document(incarnation=2)] * 200, document(STARTED, incarnation=3)) == []
-
-
-def test_a_settling_step_may_not_be_stored_as_a_good_answer():
-    tracker = new_tracker(document(STARTED), last_good_at=NOW - timedelta(days=2))
-    update = tracker.observe(document(event(event_id="B"), incarnation=2), at(1))
-    assert not update.is_settled
-    assert [e.event_id for e in update.document.events] == ["B", "A-1"]
-
-
-def test_a_step_that_could_not_be_stored_is_seen_again():
-    tracker, shown = new_tracker(None), document(STARTED)
-    first = tracker.observe(shown, at(1))
-    tracker.invalidate()
-    again = tracker.observe(shown, at(2))
-    assert first.changes == again.changes != []
+@given(st.lists(DOCUMENTS, max_size=6))
+def test_the_tracked_document_reaches_the_document_that_stays(history):
+    agent = Agent(document())
+    for position, shown in enumerate(history):
+        for second in range(310):
+            agent.observe(shown, position * 400 + second)
+        assert same_content(agent.tracker.document, shown)
+        assert not agent.tracker.has_unconfirmed
