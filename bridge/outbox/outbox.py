@@ -27,7 +27,7 @@ import msgspec
 
 from bridge.clock import REAL_CLOCK, AgeClock, Clock, format_time, parse_time
 from bridge.errors import OutboxReadOnly
-from bridge.events.event import Document, Incarnation, VmIdentity, decode_document, encode
+from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity, decode_document, encode
 from bridge.events.record import Transition, TransitionRecord, decode_record
 from bridge.events.stream import new_stream_id
 from bridge.logs import ThrottledLog
@@ -40,6 +40,7 @@ from bridge.outbox.rows import (
     ApprovalRecord,
     DecisionUpdate,
     Delivery,
+    EventRow,
     PendingApproval,
 )
 from bridge.outbox.saver import Saver
@@ -132,8 +133,8 @@ class Outbox:
         self.max_bytes, self.max_pending_bytes = max_bytes, max_pending_bytes
         self.on_due: Callable[[], None] = lambda: None
         """Called after records may have become due, from any thread; must be quick."""
-        self.active_event_ids: Callable[[], tuple[str, ...] | None] = lambda: None
-        """Returns the announced events for records that no document causes."""
+        self.active_event_ids: tuple[str, ...] | None = None
+        """The announced events, for records that no document causes."""
         self.awaits_portal = has_portal
         """True until the portal has given all of its decisions since the start."""
         self.is_trusted = False
@@ -148,6 +149,7 @@ class Outbox:
         self._state = State()
         self._vm = VmIdentity()
         self._is_waiting = False
+        self._urgent: list[ScheduledEvent] = []
         self._routing: Routing | None = None
         self._arrivals: deque[tuple[int, int, float]] = deque()
         self._due_through = 0
@@ -383,9 +385,21 @@ class Outbox:
     def append_observation(self, observation: Observation) -> list[TransitionRecord]:
         """Store the document and its records."""
         with self._change() as state:
+            self.active_event_ids = observation.active_event_ids
             if observation.changes:
                 self._newest_document_sequence = state.next_sequence
             return records.append_observation(state, observation, self._context())
+
+    def append_urgent(self, document: Document, now: datetime) -> list[TransitionRecord]:
+        """Record the urgent events of *document*, once each, while the outbox is not trusted."""
+        with self._change() as state:
+            new = [event for event in document.events if event.is_urgent and event not in self._urgent]
+            self._urgent += new
+            context = msgspec.structs.replace(self._context(), is_waiting=False)
+            incarnation = document.incarnation
+            return records.append(
+                state, [records.of_urgent(event, now=now, incarnation=incarnation) for event in new], context
+            )
 
     def append_heartbeat(self, *, incarnation: Incarnation) -> list[TransitionRecord]:
         """Add a heartbeat for the sinks that request heartbeats."""
@@ -394,7 +408,7 @@ class Outbox:
             observed_at=self._clock.now(),
             incarnation=incarnation,
             previous_incarnation=incarnation,
-            active_event_ids=self.active_event_ids(),
+            active_event_ids=self.active_event_ids,
         )
         with self._change() as state:
             return records.append(state, [new], self._context())
@@ -423,12 +437,28 @@ class Outbox:
     def _append_outcomes(
         self, state: State, outcomes: Sequence[ApprovalRecord], incarnation: Incarnation
     ) -> list[TransitionRecord]:
-        now, active = self._clock.now(), self.active_event_ids()
+        now, active = self._clock.now(), self.active_event_ids
         new = [
             records.of_outcome(state, outcome, now=now, incarnation=incarnation, active_event_ids=active)
             for outcome in outcomes
         ]
         return records.append(state, new, self._context())
+
+    def was_started(self, event_key: str) -> bool:
+        """Return whether a record has shown the event as Started."""
+        return self._event(event_key).was_started
+
+    def has_ended(self, event_key: str) -> bool:
+        """Return whether a record has ended the event, also if the event came back."""
+        return self._event(event_key).has_ended
+
+    def count(self, event_key: str, repeat_key: str) -> int:
+        """Return n: the number of records of the event with this `repeat_key`."""
+        return self._event(event_key).counts.get(repeat_key, 0)
+
+    def _event(self, event_key: str) -> EventRow:
+        with self._lock:
+            return self._state.events.rows.get(event_key) or EventRow(key=event_key)
 
     @property
     def last_sequence(self) -> int:

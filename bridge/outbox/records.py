@@ -34,6 +34,7 @@ from bridge.outbox.state import State
 
 #: Events are forgotten so long after their ending.
 REMEMBER_EVENT_SECONDS = 7 * 86_400.0
+_BY_STATUS = {"Scheduled": Transition.SCHEDULED, "Started": Transition.STARTED}
 
 
 class Router(Protocol):
@@ -61,12 +62,8 @@ class Observation(msgspec.Struct, frozen=True, kw_only=True):
     document: Document
     """The document to track from now on."""
     changes: Sequence[Change]
-    observed_at: datetime
-    incarnation: Incarnation
-    previous_incarnation: Incarnation
     active_event_ids: tuple[str, ...] | None
-    liveness_boot_id: str | None
-    """The boot identity to store with *observed_at* as the last good response; None: do not store it."""
+    """The announced events after these changes."""
 
 
 class RecordContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,8 +97,6 @@ class NewRecord(msgspec.Struct, frozen=True, kw_only=True):
 def append_observation(state: State, observation: Observation, context: RecordContext) -> list[TransitionRecord]:
     """Store the document and its records."""
     state.put("document", encode(observation.document).decode())
-    if observation.liveness_boot_id is not None:
-        save_liveness(state, last_good_at=observation.observed_at, boot_id=observation.liveness_boot_id)
     return append(state, [_of_change(observation, change) for change in observation.changes], context)
 
 
@@ -112,9 +107,9 @@ def _of_change(observation: Observation, change: Change) -> NewRecord:
         event=change.event,
         previous=change.previous,
         changed=change.changed,
-        observed_at=change.observed_at or observation.observed_at,
-        incarnation=observation.incarnation,
-        previous_incarnation=observation.previous_incarnation,
+        observed_at=change.observed_at,
+        incarnation=change.incarnation,
+        previous_incarnation=change.previous_incarnation,
         active_event_ids=observation.active_event_ids,
     )
 
@@ -137,6 +132,18 @@ def of_outcome(
         previous_incarnation=incarnation,
         active_event_ids=active_event_ids,
         approval=msgspec.structs.replace(outcome.approval, jws_sha256=digests),
+    )
+
+
+def of_urgent(event: ScheduledEvent, *, now: datetime, incarnation: Incarnation) -> NewRecord:
+    """Return the record of an urgent event that is recorded before the identity of this VM is confirmed."""
+    return NewRecord(
+        transition=_BY_STATUS.get(event.event_status, Transition.UPDATED),
+        event=event,
+        observed_at=now,
+        incarnation=incarnation,
+        previous_incarnation=None,
+        active_event_ids=None,
     )
 
 
@@ -280,6 +287,7 @@ def _note_event(state: State, record: TransitionRecord, row: RecordRow) -> None:
             event,
             ended_at=ended_at,
             was_started=event.was_started or record.event.event_status == "Started",
+            has_ended=event.has_ended or (is_state and record.transition.is_ending),
             counts={**event.counts, content: row.n + 1},
             last_sequence=row.sequence,
             last_state_sequence=row.sequence if is_state else event.last_state_sequence,
@@ -335,15 +343,3 @@ def last_record(state: State, event_key: str) -> TransitionRecord | None:
     event = state.events.rows.get(event_key)
     row = None if event is None or event.last_sequence is None else state.records.rows.get(event.last_sequence)
     return None if row is None else row.record
-
-
-def was_started(state: State, event_key: str) -> bool:
-    """Return whether the event was Started at any time."""
-    event = state.events.rows.get(event_key)
-    return event is not None and event.was_started
-
-
-def count(state: State, event_key: str, content: str) -> int:
-    """Return n: how often the outbox recorded the content (`repeat_key`) for the event."""
-    event = state.events.rows.get(event_key)
-    return 0 if event is None else event.counts.get(content, 0)

@@ -42,6 +42,8 @@ class EventRow(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds; None while the event is active."""
     was_started: bool = False
     """True if the event was Started at any time."""
+    has_ended: bool = False
+    """True after the first recorded ending, also if the event came back."""
     counts: dict[str, int] = {}
     """By `repeat_key`, the number of records with that content: the next n."""
     last_sequence: int | None = None
