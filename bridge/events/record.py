@@ -48,16 +48,16 @@ class Transition(str, Enum):
 
 
 class Evidence(str, Enum):
-    """How sure the agent is of a transition."""
+    """Certainty of a transition."""
 
     OBSERVED = "observed"
-    """A document said so."""
+    """The documents show the transition."""
     INFERRED = "inferred"
-    """The event vanished, and everything known fits this ending."""
+    """The event vanished, and all known facts match this ending."""
     BOOT_ID = "boot_id"
-    """The event vanished, and this VM has booted since."""
+    """The event vanished, and this VM has booted at a matching time."""
     UNKNOWN = "unknown"
-    """The event vanished, and nothing says why."""
+    """The event vanished for an unknown reason."""
 
 
 class Verdict(str, Enum):
@@ -90,43 +90,43 @@ class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One change of the document, as every sink sends it."""
 
     schema_version: int = SCHEMA_VERSION
-    """Of this record's shape; fields may be added without a new one."""
+    """Version of the record's shape. New fields do not change the version."""
     id: str
-    """UUID: the same on every sink, on every retry and when the same change is observed again."""
+    """UUID: the same on every sink, on every retry, and if the same change is seen again after a crash."""
     transition_key: str
     """SHA-256: the same on every VM that saw the same history of the event. Group by it, never drop records by it."""
     stream_id: str
-    """UUIDv7 of this run of the agent. It is new at each start and sorts by the time of the start."""
+    """UUIDv7 of this run of the agent. It is new at each start and sorts after the ids of earlier starts."""
     sequence: int
     """Continues across starts. Order one VM's records by stream_id and sequence, never by arrival."""
     active_event_ids: tuple[str, ...] | None = None
     """EventIds of this VM's open events, sorted. An event that is not in the list has ended. None: unknown."""
     transition: Transition
-    """What happened to the event, in one word."""
+    """The change in one word."""
     evidence: Evidence
-    """How sure the agent is of it: observed, inferred, boot_id or unknown."""
+    """Certainty of the transition: observed, inferred, boot_id, or unknown."""
     observed_at: str
-    """When the agent saw it: UTC, milliseconds, e.g. 2026-11-20T11:00:01.123Z."""
+    """Time of the first response that showed the change: UTC, milliseconds, e.g. 2026-11-20T11:00:01.123Z."""
     incarnation: Incarnation
-    """The DocumentIncarnation of the answer that showed it; None when it is no number."""
+    """DocumentIncarnation of the first response that showed the change; None if it is not a number."""
     previous_incarnation: Incarnation
-    """That of the answer before; None when there is none."""
+    """DocumentIncarnation of the response before it; None if there was no response."""
     event: ScheduledEvent | None
-    """The event after the change; for a vanished event its last known form; None for a heartbeat."""
+    """The event after the change. For a vanished event, its last known form. None for a heartbeat."""
     previous: dict[str, Any] | None
-    """event_status, not_before and the old value of everything in *changed*; None for a new event."""
+    """event_status, not_before, and the old value of each field in *changed*. None for a new event."""
     changed: tuple[str, ...]
-    """The names of the event's fields that changed; empty for new and vanished events."""
+    """Names of the event's fields that changed. Empty for new and vanished events."""
     notice_seconds: float | None
-    """NotBefore minus observed_at; negative when it has passed, None when it is unknown."""
+    """NotBefore minus observed_at. Negative if NotBefore has passed, None if it is unknown."""
     affects_this_vm: bool | None
-    """Whether Resources name this VM; None when either is unknown."""
+    """Whether Resources contains this VM. None if either is unknown."""
     vm: VmIdentity
-    """The VM that saw it."""
+    """The VM whose agent sent the record."""
     labels: dict[str, str]
-    """From the configuration."""
+    """Labels from the configuration."""
     approval: Approval | None = None
-    """The decision behind an outcome of an approval; None for every other record."""
+    """The decision behind an approval outcome. None for every other record."""
 
     @property
     def event_key(self) -> str:

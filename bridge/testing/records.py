@@ -42,8 +42,9 @@ def sample_record(number: int = 1, **fields: Any) -> TransitionRecord:
     values: dict[str, Any] = {
         "id": str(uuid.uuid5(NAMESPACE, f"sample {number}")),
         "transition_key": f"{number:064x}",
-        "stream_id": "0d3c2b1a-0000-4000-8000-00000000a5a5",
+        "stream_id": "01a1f89c-fb80-7000-8000-00000000a5a5",
         "sequence": number,
+        "active_event_ids": ("C7061BAC-AFDC-4513-B24B-AA5F13A16123",),
         "transition": Transition.SCHEDULED,
         "evidence": Evidence.OBSERVED,
         "observed_at": "2026-11-20T11:00:01.123Z",

@@ -148,7 +148,12 @@ def _record_attributes(record: TransitionRecord) -> dict[str, Any]:
     found |= plain["event"] or {}
     for part in ("previous", "approval"):
         found |= {f"{part}.{name}": value for name, value in (plain[part] or {}).items()}
-    attributes = {f"{PREFIX}{name}": value for name, value in found.items() if value not in (None, {}, [])}
+    # An empty list of active events means that no event is open, and an absent list that the open events are unknown.
+    attributes = {
+        f"{PREFIX}{name}": value
+        for name, value in found.items()
+        if value not in (None, {}, []) or (name == "active_event_ids" and value is not None)
+    }
     return {"log.record.uid": record.id, **attributes}
 
 

@@ -137,8 +137,9 @@ def _full(transition: Transition) -> dict[str, Any]:
     return {
         "id": "7d6b5d5e-3f2f-5d7a-9a0a-5f1f2c7f9b11",
         "transition_key": "0" * 64,
-        "stream_id": "b1a5c1de-0000-4000-8000-000000000000",
+        "stream_id": "01a1f89c-fb80-7000-8000-00000000a5a5",
         "sequence": 17,
+        "active_event_ids": ["C7061BAC-AFDC-4513-B24B-AA5F13A16123"],
         "transition": transition.value,
         "evidence": Evidence.OBSERVED.value,
         "observed_at": "2026-11-20T11:00:01.123Z",

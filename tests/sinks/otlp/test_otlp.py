@@ -89,7 +89,7 @@ def test_one_record_whole(peer, sink):
     assert attributes(resource_logs.resource.attributes) == {
         "service.name": "scheduled-events-bridge",
         "service.version": version("scheduled-events-bridge"),
-        "service.instance.id": "0d3c2b1a-0000-4000-8000-00000000a5a5",
+        "service.instance.id": "01a1f89c-fb80-7000-8000-00000000a5a5",
         "team": "payments",
         "cloud.provider": "azure",
         "cloud.platform": "azure.vm",
@@ -105,7 +105,8 @@ def test_one_record_whole(peer, sink):
         "log.record.uid": sample_record().id,
         PREFIX + "record_id": sample_record().id,
         PREFIX + "transition_key": f"{1:064x}",
-        PREFIX + "stream_id": "0d3c2b1a-0000-4000-8000-00000000a5a5",
+        PREFIX + "stream_id": "01a1f89c-fb80-7000-8000-00000000a5a5",
+        PREFIX + "active_event_ids": ["C7061BAC-AFDC-4513-B24B-AA5F13A16123"],
         PREFIX + "sequence": 1,
         PREFIX + "schema_version": 1,
         PREFIX + "transition": "scheduled",
@@ -126,6 +127,12 @@ def test_one_record_whole(peer, sink):
         PREFIX + "event_source": "Platform",
         PREFIX + "duration_seconds": 5,
     }
+
+
+@pytest.mark.parametrize(("ids", "expected"), [(("A", "B"), ["A", "B"]), ((), []), (None, "absent")])
+def test_an_empty_list_of_active_events_is_sent_and_an_unknown_list_is_not(ids, expected):
+    found = attributes(log_record(sample_record(active_event_ids=ids)).attributes)
+    assert found.get(f"{PREFIX}active_event_ids", "absent") == expected
 
 
 @pytest.mark.parametrize(
