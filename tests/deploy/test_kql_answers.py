@@ -172,6 +172,29 @@ def test_scheduled_event_is_overdue_after_not_before(ask, sent):
     assert (row["event_id"], row["event_status"], row["started_at"]) == ("open", "Scheduled", None)
 
 
+def _listing(events, vm, event_ids):
+    """Return *events* with a newest record of *vm* that has *event_ids* as its list of open events."""
+    return [
+        *events,
+        _with(_at(_of(events, vm, "heartbeat")[-1], _after(events, minutes=1)), active_event_ids=event_ids),
+    ]
+
+
+def test_event_that_is_missing_from_the_newest_list_is_not_open(ask, sent):
+    now = _after(sent, hours=2)
+    for event_ids, expected in ((["open"], ["evicted", "open"]), ([], ["evicted"]), (None, ["evicted", "open"])):
+        rows = ask("open-events", _arrivals(_listing(sent, FIRST, event_ids)), now=now)
+        assert sorted(row["event_id"] for row in rows) == expected
+
+
+def test_event_that_is_missing_from_the_newest_list_has_ended_in_the_timeline(ask, sent):
+    rows = ask("fleet-timeline", _arrivals(_listing(sent, FIRST, [])), now=_after(sent, hours=2))
+    states = {(row["event_id"], row["vm_name"]): (row["state"], row["evidence"]) for row in rows}
+    assert states["open", FIRST] == ("ended", "unknown")
+    assert states["evicted", SECOND] == ("started", "observed")
+    assert states["freeze", FIRST] == ("completed", "observed")
+
+
 def test_silent_agent_is_found_and_an_eviction_said(ask, sent):
     now = _after(sent, hours=1)
     alive = _at(_of(sent, FIRST, "heartbeat")[-1], now - timedelta(minutes=1))
