@@ -1,0 +1,185 @@
+"""The lock on the state directory: one agent per directory.
+
+Two agents on one directory would send every record twice and overwrite each other's file. The lock is on the
+directory's own descriptor, because a lock file cannot be created on a read-only disk. On Windows, the lock is on a
+file. The operating system releases the lock when the process ends.
+
+A directory that is deleted, moved, or replaced keeps its lock. `DirectoryLock.claim` locks the directory that is at the
+path now.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from bridge.errors import StateDirectoryError
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.1
+
+
+def prepare_directory(directory: Path, *, keep: bool = True) -> None:
+    """Create *directory* for its owner only if it is missing; raise StateDirectoryError if an agent cannot use it.
+
+    With *keep* False, the call removes the directories that it created. An existing directory may be read-only.
+    """
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        with suppress(BlockingIOError):
+            os.close(_open_locked(directory, shared=True))
+    except OSError as error:
+        raise StateDirectoryError(_why_unusable(directory, error)) from error
+    finally:
+        if not keep:
+            with suppress(OSError):
+                for path in missing:
+                    path.rmdir()
+
+
+class DirectoryLock:
+    """The lock on *directory*, until `release`.
+
+    If another agent holds the lock, the call waits up to *wait_seconds*, or until *give_up* returns True, and then
+    raises StateDirectoryError.
+    """
+
+    def __init__(
+        self, directory: Path, *, wait_seconds: float = 0.2, give_up: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._directory = directory
+        self._path = str(directory)
+        self._gate = threading.Lock()
+        self._moved: list[int] = []
+        """Directories that were moved away. No other agent may use them while this agent runs."""
+        self._descriptor: int | None = self._wait(time.monotonic() + wait_seconds, give_up)
+
+    def _wait(self, give_up_at: float, give_up: Callable[[], bool]) -> int:
+        while True:
+            try:
+                return _open_locked(self._directory, shared=False)
+            except OSError as error:
+                if not _is_taken(error) or time.monotonic() >= give_up_at or give_up():
+                    raise StateDirectoryError(_why_unusable(self._directory, error)) from error
+            time.sleep(_RETRY_SECONDS)
+
+    def claim(self) -> bool:
+        """Lock the directory at the path if it is not the locked directory; return whether it was not.
+
+        A missing directory is created. May be called from any thread. Raises StateDirectoryError if another agent holds
+        the lock, and OSError if the directory cannot be locked at the moment.
+        """
+        with self._gate:
+            if self._descriptor is None or self._is_in_place(self._descriptor):
+                return False
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            try:
+                descriptor = _open_locked(self._directory, shared=False)
+            except OSError as error:
+                if not _is_taken(error):
+                    raise
+                own = self._take_back()
+                if own is None:
+                    raise StateDirectoryError(_why_unusable(self._directory, error)) from error
+                descriptor = own
+            old, self._descriptor = self._descriptor, descriptor
+            if os.fstat(old).st_nlink:
+                self._moved.append(old)
+            else:
+                os.close(old)
+        logger.error(
+            "The state directory was deleted, moved, or replaced. The agent locked the new directory and writes its "
+            "state there.",
+            extra={"directory": str(self._directory)},
+        )
+        return True
+
+    def release(self) -> None:
+        """Release the lock. A second call does nothing."""
+        with self._gate:
+            descriptors = [*self._moved, *([] if self._descriptor is None else [self._descriptor])]
+            self._moved, self._descriptor = [], None
+        for descriptor in descriptors:
+            with suppress(OSError):
+                os.close(descriptor)
+
+    def _is_in_place(self, descriptor: int) -> bool:
+        if sys.platform == "win32":
+            return True  # Windows does not delete or move a directory with an open file
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self._path))  # noqa: PTH116  # runs every second
+        except FileNotFoundError:
+            return False
+        except OSError:  # an unreadable path is not a replaced directory
+            return True
+
+    def _take_back(self) -> int | None:
+        """Return the lock on a moved directory that is at the path again, None if there is none."""
+        found = os.stat(self._path)  # noqa: PTH116
+        for descriptor in self._moved:
+            if os.path.samestat(os.fstat(descriptor), found):
+                self._moved.remove(descriptor)
+                return descriptor
+        return None
+
+
+def is_locked(directory: Path) -> bool | None:
+    """Return whether an agent holds the lock on *directory*; None if this user may not check."""
+    try:
+        os.close(_open_locked(directory, shared=True, create=False))
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        return True if _is_taken(error) else None
+    return False
+
+
+def _open_locked(directory: Path, *, shared: bool, create: bool = True) -> int:
+    """Return a locked descriptor; a shared lock does not conflict with another check."""
+    if sys.platform == "win32":
+        descriptor = os.open(directory / "lock", os.O_RDWR | (os.O_CREAT if create else 0))
+    else:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if sys.platform != "win32":
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        else:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _is_taken(error: OSError) -> bool:
+    # On Windows, LockFileEx reports EACCES or EDEADLOCK.
+    return isinstance(error, BlockingIOError) or (
+        sys.platform == "win32" and error.errno in (errno.EACCES, errno.EDEADLK)
+    )
+
+
+def _why_unusable(directory: Path, error: OSError) -> str:
+    if _is_taken(error):
+        return (
+            f"Another agent runs on the state directory {directory}. "
+            "Stop the other agent, or set another directory in the [state] table."
+        )
+    return (
+        f"The state directory {directory} cannot be created, opened, or locked: {error.strerror or error}. "
+        "Give the agent's user access to it, or set another directory in the [state] table."
+    )
