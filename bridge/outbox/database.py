@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from enum import Enum
 from pathlib import Path
@@ -151,17 +151,25 @@ def read_newest(directory: Path) -> Loaded:
     unreadable: list[Path] = []
     for path in generations(directory).values():
         try:
-            with closing(connect_read_only(path)) as connection:
-                if not _is_complete(connection):
-                    continue
-                missing: dict[str, int | None] = {}
-                rows = {name: _read_table(connection, name, missing) for name in _SPECS}
-                return Loaded(rows=rows, file=path, missing=missing, unreadable=tuple(unreadable))
+            loaded = read_file(path)
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
                 raise
             unreadable.append(path)
+        else:
+            if loaded is not None:
+                return msgspec.structs.replace(loaded, unreadable=tuple(unreadable))
     return Loaded(unreadable=tuple(unreadable))
+
+
+def read_file(path: Path) -> Loaded | None:
+    """Read one file, without history; return None if it is not complete; raise OSError or sqlite3.Error."""
+    with closing(connect_read_only(path)) as connection:
+        if not _is_complete(connection):
+            return None
+        missing: dict[str, int | None] = {}
+        rows = {name: _read_table(connection, name, missing) for name in _SPECS}
+        return Loaded(rows=rows, file=path, missing=missing)
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
@@ -237,26 +245,12 @@ def _decode(spec: _Spec, values: Sequence[Any]) -> Any:
     return msgspec.convert(plain, spec.row)
 
 
-def read_records(
-    path: Path, *, after: int = 0, before: int | None = None, check: Callable[[], None] = lambda: None
-) -> Iterator[bytes]:
-    """Yield the bodies of all records in the file, history included, the newest first; raise sqlite3.Error.
-
-    *check* is called now and then and may raise, to end a read that takes too long.
-    """
+def read_records(path: Path, *, after: int, before: int) -> Iterator[tuple[int, bytes]]:
+    """Yield sequence and body of all records in the file, history included, the newest first; raise sqlite3.Error."""
     with closing(connect_read_only(path)) as connection:
-        connection.set_progress_handler(lambda: _fails(check), 10_000)
-        query = "SELECT body FROM records WHERE sequence > ? AND sequence < ? ORDER BY sequence DESC"
-        for (body,) in connection.execute(query, (after, 2**63 - 1 if before is None else before)):
-            yield body.encode()
-
-
-def _fails(check: Callable[[], None]) -> bool:
-    try:
-        check()
-    except Exception:  # noqa: BLE001  # any exception ends the query
-        return True
-    return False
+        query = "SELECT sequence, body FROM records WHERE sequence > ? AND sequence < ? ORDER BY sequence DESC"
+        for sequence, body in connection.execute(query, (after, before)):
+            yield sequence, body.encode()
 
 
 # Writing.
@@ -340,8 +334,8 @@ class Database:
         return len(chosen)
 
     def checkpoint(self) -> None:
-        """Move the WAL into the file and truncate it, to free disk space."""
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        """Move the WAL into the file, so that its space is used again."""
+        self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
 
     @property
     def used_bytes(self) -> int:
@@ -363,7 +357,7 @@ class Database:
 
 
 def follows(before: Fingerprint, after: Fingerprint) -> bool:
-    """Return whether *after* can be the result of this agent's own save: neither file shrinks or is replaced."""
+    """Return whether *after* can be the result of this agent's own writes: neither file is replaced or shrinks."""
     return all(
         old is None or (new is not None and new[:2] == old[:2] and new[2] >= old[2])
         for old, new in zip(before, after, strict=True)

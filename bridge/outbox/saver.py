@@ -44,6 +44,7 @@ _UNREADABLE_SECONDS = 30.0
 _CLEAN_SECONDS = 600.0
 #: Of `max_bytes`: room is made above the first share, down to the second.
 _FULL, _TARGET = 0.95, 0.90
+_CHANGED = "another program changed, moved, or deleted it"
 
 
 class Saver:
@@ -246,7 +247,7 @@ class Saver:
                 if self._print is None:
                     self._print = self._database.fingerprint()
         if self._database is not None and self._print != self._database.fingerprint():
-            self._new_file_because = self._new_file_because or "another program changed, moved, or deleted it"
+            self._new_file_because = self._new_file_because or _CHANGED
 
     def _write(self) -> bool:
         """Write what is not saved; return whether there was anything."""
@@ -260,11 +261,8 @@ class Saver:
             self._create_file(self._new_file_because)
         elif has_written:
             self._database.save(self._unsaved)
-            after = self._database.fingerprint()
-            if self._print is not None and not follows(self._print, after):
-                self._create_file("another program changed, moved, or deleted it")
-            else:
-                self._print = after
+            if not self._accept_own_changes(self._database):
+                self._create_file(self._new_file_because)
         version = self._unsaved.version
         self._unsaved = Changes(version=version, tables={}, history=set())
         self.saved_version = version
@@ -318,18 +316,19 @@ class Saver:
         with suppress(OSError, sqlite3.Error):
             if _is_full(error):
                 self._free_space()
-            self._accept_own_changes(error)
-
-    def _accept_own_changes(self, error: Exception) -> None:
-        """Accept what this failed save wrote. A damaged or replaced file is ended by the next attempt."""
-        database = self._database
-        if database is None:
-            return
+            if self._database is not None:
+                self._accept_own_changes(self._database)
         if isinstance(error, sqlite3.Error) and is_damage(error):
             self._new_file_because = "it is damaged"
+
+    def _accept_own_changes(self, database: Database) -> bool:
+        """Accept the file as this thread left it; return whether it can be the result of this thread's writes."""
         after = database.fingerprint()
-        if self._print is not None and follows(self._print, after):
+        if self._print is None or follows(self._print, after):
             self._print = after
+            return True
+        self._new_file_because = _CHANGED
+        return False
 
     # Limits of the disk.
 
@@ -353,14 +352,17 @@ class Saver:
         is_cleaning = now - self._cleaned_at >= min(_CLEAN_SECONDS, max(self._keep_history_seconds / 10, 1.0))
         if database is None or not (has_written or is_cleaning):
             return
+        has_deleted = False
         if is_cleaning:
             self._cleaned_at = now
-            database.delete_history(before=self._now() - self._keep_history_seconds)
+            has_deleted = database.delete_history(before=self._now() - self._keep_history_seconds) > 0
         older = list(older_generations(self._directory, database.path))
         self.used_bytes = database.used_bytes + sum(map(file_bytes, older))
         if self.used_bytes > self._max_bytes * _FULL:
             self._shrink(database, older)
-        self._print = database.fingerprint()
+            has_deleted = True
+        if has_deleted:
+            self._accept_own_changes(database)
 
     def _shrink(self, database: Database, older: list[Path]) -> None:
         target = int(self._max_bytes * _TARGET)

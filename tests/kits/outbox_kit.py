@@ -1,146 +1,165 @@
-"""An outbox under test: a clock that stands still until it is moved, and short ways to make it do things."""
+"""Opens outboxes in one directory and feeds them, with a clock that moves only when a test moves it."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from bridge.clock import AgeClock, Clock
+from bridge.clock import Clock
 from bridge.events.diff import Change
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Evidence, Transition, TransitionRecord
-from bridge.outbox import deliveries, meta
-from bridge.outbox.deliveries import DeliveryResult, DeliveryState, SinkAccount
+from bridge.outbox import deliveries
+from bridge.outbox.deliveries import DeliveryResult
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.records import Observation
+from bridge.outbox.rows import DeliveryState, SinkRow
 
 _MIB = 1024 * 1024
+_SAVED_SECONDS = 30.0
 
 
-def counts_of(account: SinkAccount) -> dict[str, int]:
-    """Return the counts of *account* by state, `accepted` included."""
-    return {state: getattr(account, state) for state in ("accepted", *(each.value for each in DeliveryState))}
+class RouteAll:
+    """A router that sends every record to the same sinks."""
+
+    def __init__(self, *sinks: str) -> None:
+        self._sinks = sinks
+
+    def __call__(self, _record: TransitionRecord, _vm_name: str | None) -> tuple[str, ...]:
+        return self._sinks
+
+    def if_told(self, _record: TransitionRecord, _vm_name: str | None) -> tuple[str, ...]:
+        return ()
+
+
+class RouteBy(RouteAll):
+    """A router that asks a function."""
+
+    def __init__(self, route: Callable[[TransitionRecord, str | None], list[str]]) -> None:
+        super().__init__()
+        self._route = route
+
+    def __call__(self, record: TransitionRecord, vm_name: str | None) -> tuple[str, ...]:
+        return tuple(self._route(record, vm_name))
+
+
+def counts_of(row: SinkRow) -> dict[str, int]:
+    """Return the counts of *row* by state, `accepted` included."""
+    return {state: getattr(row, state) for state in ("accepted", *(each.value for each in DeliveryState))}
 
 
 class OutboxKit:
-    """Opens outboxes in one directory and feeds them; the sinks ``a`` and ``b`` want every record."""
+    """Opens outboxes in *directory*; the sinks ``a`` and ``b`` receive every record."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.runtime = directory.parent
-        """Where files outlive the agent but not the boot."""
         self.time = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
-        self._waited_seconds = 0.0
+        self.monotonic = 0.0
         self._opened: list[Outbox] = []
+
+    @property
+    def clock(self) -> Clock:
+        return Clock(now=lambda: self.time, monotonic=lambda: self.monotonic)
 
     def now(self) -> datetime:
         return self.time
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, by every clock."""
+        """Let time pass on both clocks."""
         self.time += timedelta(seconds=seconds)
-        self._waited_seconds += seconds
+        self.monotonic += seconds
 
     def set_clock(self, seconds: float) -> None:
-        """Set the wall clock so much ahead; no time passes."""
+        """Set the wall clock ahead; no time passes."""
         self.time += timedelta(seconds=seconds)
-
-    @property
-    def ages(self) -> AgeClock:
-        """A new clock by which records age."""
-        return AgeClock(Clock(now=self.now, monotonic=lambda: self._waited_seconds))
 
     def open(
         self,
         *,
         sinks: tuple[str, ...] = ("a", "b"),
         route: Callable[[TransitionRecord, str | None], list[str]] | None = None,
-        max_bytes: int = 64 * _MIB,
-        keep_delivered_seconds: float = 3600.0,
+        current_state_only: tuple[str, ...] = (),
+        **options: Any,
     ) -> Outbox:
-        """Return an outbox that sends everything to *sinks*; with none it is not configured."""
-        outbox = Outbox(
-            self.directory,
-            max_bytes=max_bytes,
-            keep_delivered_seconds=keep_delivered_seconds,
-            now=self.now,
-            ages=self.ages,
-            runtime=self.runtime,
-        )
+        """Return a loaded outbox that sends every record to *sinks*; without sinks it is not configured."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        outbox = Outbox(self.directory, clock=self.clock, **{"max_bytes": 64 * _MIB, **options})
         self._opened.append(outbox)
+        assert outbox.wait_loaded(60)
         if sinks:
-            outbox.write(
-                outbox.records.configure, route or (lambda _record, _name: list(sinks)), sinks, labels={}
-            ).result()
+            router = RouteAll(*sinks) if route is None else RouteBy(route)
+            outbox.configure(router, sinks, labels={}, current_state_only=current_state_only)
         return outbox
+
+    def crash(self, outbox: Outbox) -> Outbox:
+        """Open a copy of the files as they are now, as a start after SIGKILL would find them."""
+        copy = self.directory.with_name(f"{self.directory.name}-after-kill-{len(self._opened)}")
+        shutil.copytree(self.directory, copy)
+        outbox.close(0.0)
+        self.directory = copy
+        return self.open()
+
+    def saved(self, outbox: Outbox) -> None:
+        assert outbox.wait_saved(_SAVED_SECONDS)
 
     def event(self, event_id: str = "E-1", status: str = "Scheduled", **fields: Any) -> ScheduledEvent:
         return ScheduledEvent(event_status=status, event_id=event_id, **{"event_type": "Reboot", **fields})
 
-    def observation(
+    def change(self, event: ScheduledEvent, transition: str = "scheduled", **fields: Any) -> Change:
+        values = {"evidence": Evidence.OBSERVED, "observed_at": self.time, "incarnation": 1, **fields}
+        return Change(transition=Transition(transition), event=event, **values)
+
+    def commit(
         self,
         outbox: Outbox,
         *events: ScheduledEvent,
-        incarnation: int = 1,
         transition: str = "scheduled",
-        **fields: Any,
-    ) -> Observation:
-        """Return what a poll would store that saw *events* come up, each as one record."""
-        changes = [
-            Change(transition=Transition(transition), evidence=Evidence.OBSERVED, event=event) for event in events
-        ]
-        values: dict[str, Any] = {
-            "stream_id": fields.get("stream_id") or outbox.read(meta.load).result().stream_id,
-            "document": Document(incarnation=incarnation, events=events),
-            "changes": changes,
-            "observed_at": self.time,
-            "incarnation": incarnation,
-            "previous_incarnation": None,
-            "is_settled": True,
-            "boot_id": "boot-1",
-        }
-        return Observation(**{**values, **fields})
-
-    def commit(self, outbox: Outbox, *events: ScheduledEvent, **fields: Any) -> list[TransitionRecord]:
-        return outbox.write(outbox.records.append_observation, self.observation(outbox, *events, **fields)).result(60)
+        document: Document | None = None,
+        incarnation: int = 1,
+        save: bool = True,
+    ) -> list[TransitionRecord]:
+        """Add one record for each of *events*, as a poll would; wait until they are saved unless *save* is False."""
+        observation = Observation(
+            document=document or Document(incarnation=incarnation, events=events),
+            changes=tuple(self.change(event, transition, incarnation=incarnation) for event in events),
+            active_event_ids=tuple(sorted(event.event_id or "" for event in events)),
+        )
+        added = outbox.append_observation(observation)
+        if save:
+            self.saved(outbox)
+        return added
 
     def fill(self, outbox: Outbox, count: int, *, events: int | None = None, size: int = 0) -> list[TransitionRecord]:
-        """Commit *count* records, spread over *events* events (default: one each), with *size* bytes to carry."""
-        records: list[TransitionRecord] = []
+        """Add *count* records of *events* events (default: one each) with *size* bytes in the description."""
+        added: list[TransitionRecord] = []
         for start in range(0, count, 500):
-            numbers = range(start, min(start + 500, count))
             batch = [
                 self.event(f"F-{number % (events or count)}", description=f"{number} {'x' * size}")
-                for number in numbers
+                for number in range(start, min(start + 500, count))
             ]
-            records += self.commit(outbox, *batch, document=Document())
-        return records
+            added += self.commit(outbox, *batch, document=Document(), save=False)
+        self.saved(outbox)
+        return added
 
     def settle(
-        self,
-        outbox: Outbox,
-        sink: str,
-        *sequences: int,
-        state: str | None = "delivered",
-        error: str | None = None,
+        self, outbox: Outbox, sink: str, *sequences: int, state: str | None = "delivered", error: str | None = None
     ) -> None:
-        """Write down what became of these records; a state of None: tried in vain."""
-        became = None if state is None else DeliveryState(state)
-        results = [DeliveryResult(sequence=number, state=became, error=error) for number in sequences]
-        now = self.time.timestamp()
-        outbox.write(deliveries.record_results, sink, results, now=now).result(60)
+        """Store the result of a send; a state of None means that it failed."""
+        result = None if state is None else DeliveryState(state)
+        results = [DeliveryResult(sequence=number, state=result, error=error) for number in sequences]
+        outbox.record_results(sink, results)
 
-    def due(self, outbox: Outbox, sink: str = "a", **options: Any) -> list[int]:
-        """Return the sequences of what is due, all of it unless limited."""
-        return [row.sequence for row in outbox.read(deliveries.due, sink, **{"limit": 100_000, **options}).result(60)]
+    def due(self, outbox: Outbox, sink: str = "a") -> list[int]:
+        """Return the sequences of all due rows."""
+        return [row.sequence for row in outbox.select(sink, list)]
 
     def totals(self, outbox: Outbox) -> dict[str, dict[str, int]]:
         """Return sink -> count by state, `accepted` included."""
-        accounts = outbox.read(deliveries.accounts).result(60)
-        return {sink: counts_of(account) for sink, account in accounts.items()}
+        return {sink: counts_of(row) for sink, row in outbox.read(deliveries.totals).sinks.items()}
 
     def close(self) -> None:
         for outbox in self._opened:
-            outbox.close()
+            outbox.close(5.0)

@@ -1,0 +1,181 @@
+"""An `Outbox` in a process of its own, which a test can kill at any point.
+
+Run as a program, it reads one JSON command per line. ``start`` forks a child that opens the outbox and executes all
+further commands until it is killed. Forking from a process without threads makes a start cost milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from outbox_kit import OutboxKit
+
+from bridge.clock import REAL_CLOCK
+from bridge.events.record import Verdict
+from bridge.outbox import approvals, deliveries
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.rows import DeliveryState, StoredDecision
+from bridge.outbox.state import State
+
+SINKS = ("a", "b")
+
+
+class CoreProcess:
+    """Starts, commands, and kills the process."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, str(Path(__file__))]
+        paths = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+        self._server = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=env
+        )
+        self.pid = 0
+
+    def start(self, directory: Path) -> dict[str, Any]:
+        """Open the outbox in *directory*; return its model as loaded."""
+        answer = self.ask("start", directory=str(directory))
+        self.pid = answer["pid"]
+        return dict(answer["model"])
+
+    def ask(self, op: str, **arguments: Any) -> Any:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps({"op": op, **arguments}) + "\n")
+        answer = self._server.stdout.readline()
+        assert answer, "The process ended."
+        return json.loads(answer)
+
+    def kill(self) -> None:
+        """Kill the outbox with SIGKILL; the server stays."""
+        assert self._server.stdout is not None
+        os.kill(self.pid, signal.SIGKILL)
+        assert json.loads(self._server.stdout.readline()) == "killed"
+        self.pid = 0
+
+    def close(self) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+        self._server.kill()
+        self._server.wait()
+        for pipe in (self._server.stdin, self._server.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def model_of(state: State) -> dict[str, Any]:
+    """Return what must survive a kill, as plain lists."""
+    return {
+        "needed": {
+            sink: sorted([row.sequence, row.state.value] for row in deliveries.needed_records(state, sink, _NEEDED))
+            for sink in SINKS
+        },
+        "totals": {
+            sink: [row.accepted, row.delivered, row.pending, row.parked, row.expired, row.evicted, row.discarded]
+            for sink, row in state.sinks.rows.items()
+        },
+        "decisions": sorted(each.decision_id for each in approvals.open_decisions(state)),
+        "next_sequence": state.next_sequence,
+        "counts": sorted([event.key, sum(event.counts.values())] for event in state.events.rows.values()),
+    }
+
+
+_NEEDED = (DeliveryState.PENDING, DeliveryState.PARKED)
+
+
+class _Child:
+    """Executes commands on an outbox."""
+
+    def __init__(self, directory: Path) -> None:
+        self._kit = OutboxKit(directory)
+        self._outbox: Outbox = self._kit.open(sinks=())
+        self.loaded = self._outbox.read(model_of)
+        self._kit.time = REAL_CLOCK.now()
+        self._configure()
+
+    def _configure(self) -> None:
+        from outbox_kit import RouteAll  # noqa: PLC0415
+
+        self._outbox.configure(RouteAll(*SINKS), SINKS, labels={})
+
+    def append(self, events: list[list[str]]) -> None:
+        for event_id, transition in events:
+            status = "Started" if transition == "started" else "Scheduled"
+            self._kit.commit(
+                self._outbox, self._kit.event(event_id, status=status), transition=transition, save=False
+            )
+
+    def settle(self, sink: str, sequences: list[int], state: str | None) -> None:
+        self._kit.settle(self._outbox, sink, *sequences, state=state)
+
+    def retry(self, sink: str) -> None:
+        self._outbox.retry(sink)
+
+    def discard(self, sink: str) -> None:
+        self._outbox.change(deliveries.discard, sink, states=_NEEDED[1:], record_id=None, now=0.0)
+
+    def decide(self, name: str, verdict: str) -> None:
+        decision = StoredDecision(
+            source="portal",
+            approver="ann",
+            decision_id=name,
+            payload_sha256=name,
+            event_id="E-1",
+            event_digest="digest",
+            verdict=Verdict(verdict),
+            issued_at=2**60,
+            expires_at=2.0**40,
+            received_at=0.0,
+        )
+        self._outbox.change(approvals.keep_decisions, [decision], created_at=0.0)
+
+    def save(self, seconds: float = 30.0) -> bool:
+        return self._outbox.wait_saved(seconds)
+
+    def model(self) -> dict[str, Any]:
+        return self._outbox.read(model_of)
+
+    def behind(self) -> bool:
+        return self._outbox.is_behind
+
+    def sql(self, statement: str) -> None:
+        """Make the open file refuse writes, as a full or read-only disk does."""
+        database = self._outbox.saver._database
+        assert database is not None
+        database._connection.execute(statement).fetchall()
+
+
+def _serve() -> None:
+    for line in sys.stdin:
+        command = json.loads(line)
+        pid = os.fork()
+        if pid == 0:
+            _child(command)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        _answer("killed")
+
+
+def _child(command: dict[str, Any]) -> None:
+    child = _Child(Path(command["directory"]))
+    _answer({"pid": os.getpid(), "model": child.loaded})
+    while line := sys.stdin.readline():
+        command = json.loads(line)
+        _answer(getattr(child, command.pop("op"))(**command))
+
+
+def _answer(value: Any) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    # One byte at a time would be slow, and a buffered read would take the child's lines away from the next child.
+    sys.stdin = open(0, buffering=1, closefd=False)  # noqa: SIM115, PTH123
+    _serve()
