@@ -187,7 +187,7 @@ def test_every_exit_code_is_documented_and_no_other():
 
 
 def test_every_transition_and_every_evidence_is_explained():
-    text = _section("A record woke you: what does it mean?")
+    text = _section("Got paged? How to read a record")
     missing = [word.value for word in (*Transition, *Evidence) if f"`{word.value}`" not in text]
     assert missing == []
 
