@@ -25,7 +25,16 @@ import msgspec
 
 from bridge.clock import Instant
 from bridge.events.active import Agreement, listed_event_ids
-from bridge.events.diff import Change, Step, classify_ending, classify_shown, is_over, is_step_back, match_events
+from bridge.events.diff import (
+    Change,
+    Step,
+    classify_ending,
+    classify_shown,
+    incarnation_step,
+    is_over,
+    is_step_back,
+    match_events,
+)
 from bridge.events.event import SERVICE_OFF_AFTER_SECONDS, Document, ScheduledEvent
 from bridge.events.record import Transition, repeat_key
 
@@ -221,15 +230,18 @@ class DocumentTracker:
                 events.append(was)
             elif candidate.ending is not None:
                 endings.append(candidate.ending)
-        # While an event is absent, the document keeps the incarnation of the last response with the event.
-        document = Document(incarnation=before.incarnation, events=tuple(events)) if candidates else step.after
+        is_changed = bool(endings or changes) or len(before.events) != len(events)
+        rise = incarnation_step(before.incarnation, step.after.incarnation)
+        # The incarnation of the last response with an absent event proves a cancellation after a restart. A lower
+        # incarnation alone is no change: front ends that alternate must not cause a write for each poll.
+        keeps_incarnation = bool(candidates) or not (is_changed or rise is None or rise >= 0)
+        document = Document(incarnation=before.incarnation, events=tuple(events)) if keeps_incarnation else step.after
         has_other_incarnation = bool(events) and before.incarnation != document.incarnation
-        is_changed = bool(endings or changes) or len(before.events) != len(events) or has_other_incarnation
         return Update(
             document=document,
             changes=(*endings, *changes),
             active_event_ids=listed_event_ids(document) if self._agreement.is_known(instant) else None,
-            is_news=self._state.document is None or is_changed,
+            is_news=self._state.document is None or is_changed or has_other_incarnation,
             state=msgspec.structs.replace(
                 state, document=document, candidates={id(candidate.event): candidate for candidate in candidates}
             ),

@@ -384,6 +384,14 @@ def test_equal_responses_and_an_incarnation_without_events_are_no_news():
     assert agent.observe(document(STARTED, incarnation=7), 102).is_news
 
 
+def test_front_ends_with_different_incarnations_cause_no_write_for_each_poll():
+    agent = started()
+    for second in range(1, 100):
+        agent.observe(document(STARTED, incarnation=second % 2), second)
+    assert agent.writes == 1
+    assert agent.observe(document(STARTED, incarnation=2), 100).is_news
+
+
 # Stale responses: a started event with responses from a front end that is behind.
 
 
@@ -423,6 +431,7 @@ def test_stale_responses_end_nothing_for_ten_minutes_and_the_true_ending_is_reco
         seconds += 1 if agent.tracker.has_unconfirmed else interval
         position += 1
     agent.observe(TRUE, seconds)
+    assert agent.writes == 1
     assert [transition for _, transition, _ in agent.seen] == ["started"]
     ended_at = seconds = seconds + 1
     while len(agent.seen) == 1 and seconds < ended_at + 600:
