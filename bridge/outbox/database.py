@@ -347,8 +347,12 @@ class Database:
         return int((pages - free) * size)
 
     def fingerprint(self) -> Fingerprint:
-        """Return what the file system reports about the file and its WAL."""
-        return _stat(self.path), _stat(self.path.with_name(f"{self.path.name}-wal"))
+        """Return what the file system reports about the file and its WAL.
+
+        Without the ctime of the WAL: when root opens the file for reading, SQLite sets the owner of the WAL again.
+        """
+        wal = _stat(self.path.with_name(f"{self.path.name}-wal"))
+        return _stat(self.path), None if wal is None else wal[:-1]
 
     def close(self) -> None:
         """Close the file; never raises."""

@@ -38,11 +38,11 @@ class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
 class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
     """The totals of every sink and the size of the outbox, from one moment."""
 
-    sinks: dict[str, SinkRow]
-    oldest_pending_at: dict[str, float]
+    sinks: dict[str, SinkRow] = {}
+    oldest_pending_at: dict[str, float] = {}
     """By sink, the time from which its oldest pending record ages (see `RecordRow.aged_from`)."""
-    needed_bytes: int
-    stream_id: str | None
+    needed_bytes: int = 0
+    stream_id: str | None = None
 
 
 def record_results(

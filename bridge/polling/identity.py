@@ -64,6 +64,7 @@ class IdentityResolver:
         self._woken = threading.Event()
         self._lock = threading.Lock()
         self._tried = threading.Event()
+        self._has_started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="identity", daemon=True)
         self._started_at = clock.monotonic()
         self._wait_until = math.inf
@@ -92,6 +93,7 @@ class IdentityResolver:
             pass
         if not stop():
             self._use_stored()
+        self._has_started.set()
         if self.is_waiting:
             # Without a free thread, the thread that sends the requests ends the wait between two requests.
             with suppress(RuntimeError):
@@ -110,6 +112,7 @@ class IdentityResolver:
     def stop(self, *, timeout_seconds: float = 1.0) -> None:
         """Stop trying; records that wait get their sinks now."""
         self._stop.set()
+        self._has_started.set()
         self.wake()
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
@@ -144,6 +147,7 @@ class IdentityResolver:
             self._tried.set()
             if self.is_found:
                 return
+            self._has_started.wait()
             if not self._outbox.is_trusted:
                 self._report_untrusted()
                 pause = _UNTRUSTED_RETRY_SECONDS

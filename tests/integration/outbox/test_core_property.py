@@ -16,7 +16,14 @@ import pytest
 from core_process import SINKS, CoreProcess
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 _EVENTS = st.sampled_from(["E-1", "E-2", "E-3"])
 _TRANSITIONS = st.sampled_from(["scheduled", "updated", "started", "completed"])
@@ -158,7 +165,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def totals_add_up(self) -> None:
-        for accepted, *others in (self.models[-1]["totals"].values() if self.models else ()):
+        for accepted, *others in self.models[-1]["totals"].values() if self.models else ():
             assert accepted == sum(others)
 
     def _note(self) -> None:

@@ -5,7 +5,7 @@ import pytest
 
 from bridge.errors import ImdsStatus, ImdsUnreachable
 from bridge.events.event import VmIdentity
-from bridge.outbox import meta
+from bridge.outbox import records
 from bridge.outbox.outbox import Outbox
 from bridge.polling.identity import IdentityResolver
 from bridge.testing import ManualClock
@@ -32,7 +32,8 @@ class Service:
 
 @pytest.fixture
 def outbox(tmp_path):
-    made = Outbox(tmp_path, max_bytes=2**24, keep_delivered_seconds=3600)
+    made = Outbox(tmp_path, boot_id="boot-1")
+    assert made.wait_loaded(30)
     yield made
     made.close()
 
@@ -64,11 +65,11 @@ def wait_until(predicate):
 def test_what_the_service_says_is_stored(resolver_of, outbox):
     resolver = resolver_of(Service())
     assert (resolver.vm, resolver.is_waiting) == (ME, False)
-    assert outbox.read(meta.load).result().vm == ME
+    assert outbox.stored().vm == ME
 
 
 def test_whether_the_os_disk_is_ephemeral_is_unknown_until_the_service_answers(resolver_of, outbox):
-    outbox.identify(ME).result()  # the name is known; of the disk nothing was stored
+    outbox.identify(ME)  # the name is known; of the disk nothing was stored
     time, service = ManualClock(), Service(ImdsUnreachable("silent"))
     resolver = resolver_of(service, clock=time.clock)
     assert (resolver.vm, resolver.os_disk_is_ephemeral) == (ME, None)
@@ -90,7 +91,7 @@ def test_what_is_configured_wins():
 
 
 def test_a_silent_service_leaves_what_was_stored(resolver_of, outbox):
-    outbox.identify(ME).result()
+    outbox.identify(ME)
     resolver = resolver_of(Service(ImdsUnreachable("silent")))
     assert (resolver.vm, resolver.is_waiting) == (ME, False)
 
@@ -101,7 +102,7 @@ def test_a_vm_that_was_never_known_waits_and_is_told_when_it_is(resolver_of, out
     assert resolver.is_waiting
     service.failure = None
     wait_until(lambda: not resolver.is_waiting)
-    assert outbox.read(meta.load).result().vm == ME
+    assert outbox.stored().vm == ME
 
 
 def test_a_configured_name_is_not_said_to_be_unknown(resolver_of, caplog):
@@ -110,21 +111,6 @@ def test_a_configured_name_is_not_said_to_be_unknown(resolver_of, caplog):
     [warning] = caplog.messages
     assert "'vm_7'" in warning
     assert "not known" not in warning
-
-
-def test_a_configured_name_is_not_said_to_be_unknown_while_the_stored_vm_may_be_another(resolver_of, outbox, caplog):
-    outbox.identify(ME).result()
-    refused = Service(ImdsStatus("no", status=404))
-    time = ManualClock()
-    resolver = resolver_of(refused, VmIdentity(name="vm_7"), boot_id="another boot", clock=time.clock)
-
-    def has_given_up():
-        time.advance(61)
-        resolver.wake()
-        return not resolver.is_waiting
-
-    wait_until(has_given_up)
-    assert not [message for message in caplog.messages if "name of this VM is not known" in message]
 
 
 def test_a_configured_name_is_enough_to_go_on(resolver_of):
@@ -203,7 +189,7 @@ def test_an_answer_that_is_later_than_the_start_may_wait_is_taken_all_the_same(o
     service.released.set()
     wait_until(lambda: not resolver.is_waiting)
     assert resolver.vm == ME
-    assert outbox.read(meta.load).result().vm == ME
+    assert outbox.stored().vm == ME
     resolver.stop()
 
 
@@ -233,76 +219,75 @@ def test_a_minute_is_waited_at_most_while_the_service_hangs(outbox):
 
 
 @pytest.fixture
-def stored(outbox):
-    """The identity is stored, under the boot boot-1."""
-    outbox.identify(ME).result()
-    outbox.write(meta.save_liveness, last_good_at=datetime.now(timezone.utc), boot_id="boot-1").result()
-    return ME
+def after_boot(tmp_path):
+    """An outbox whose identity was stored under an earlier boot, and its stored identity."""
+    before = Outbox(tmp_path / "stored", boot_id="boot-1")
+    assert before.wait_loaded(30)
+    before.identify(ME)
+    before.change(records.save_liveness, last_good_at=datetime.now(timezone.utc), boot_id="boot-1")
+    before.close()
+    made = []
+
+    def open_it(**options):
+        made.append(Outbox(tmp_path / "stored", **{"boot_id": "boot-2", **options}))
+        assert made[-1].wait_loaded(30)
+        return made[-1]
+
+    yield open_it
+    for each in made:
+        each.close()
 
 
-def test_what_is_stored_is_no_identity_before_the_service_says_so(resolver_of, stored):
-    service = Service(ImdsStatus("busy", status=503))
-    resolver = resolver_of(service, boot_id="boot-2")
-    assert (resolver.vm, resolver.is_waiting) == (VmIdentity(), True)
-    service.failure = None
-    wait_until(lambda: resolver.vm == stored)
+def started(service, outbox, configured=VmIdentity(), **options):  # noqa: B008  # frozen
+    resolver = IdentityResolver(service, outbox, configured, **options)
+    resolver.start(timeout_seconds=0.5)
+    return resolver
 
 
-@pytest.mark.parametrize("failure", [ImdsUnreachable("silent"), ImdsStatus("busy", status=503)], ids=["silent", "503"])
-def test_what_is_stored_is_believed_after_a_minute_under_the_same_boot(resolver_of, stored, failure):
-    time = ManualClock()
-    resolver = resolver_of(Service(failure), boot_id="boot-1", clock=time.clock)
-    resolver.expedite()
-    time.advance(3)
-    resolver.wake()
-    wait_until(lambda: not resolver.is_waiting)
-    assert resolver.vm == VmIdentity()
-    time.advance(60)
-    resolver.wake()
-    wait_until(lambda: resolver.vm == stored)
+def test_stored_identity_counts_under_the_same_boot(after_boot):
+    outbox = after_boot(boot_id="boot-1")
+    resolver = started(Service(ImdsUnreachable("silent")), outbox)
+    assert (resolver.vm, outbox.is_trusted) == (ME, True)
+    resolver.stop()
 
 
-def test_what_is_stored_stays_in_doubt_after_a_boot_until_the_service_says_who_this_is(resolver_of, stored):
-    time, service = ManualClock(), Service(ImdsUnreachable("silent"))
-    resolver = resolver_of(service, boot_id="boot-2", clock=time.clock)
-    time.advance(61)
-    resolver.wake()
-    wait_until(lambda: not resolver.is_waiting)
-    assert resolver.vm == VmIdentity()
-    service.failure = None
-    time.advance(61)
-    resolver.wake()
-    wait_until(lambda: resolver.vm == stored)
+def test_stored_identity_waits_for_imds_after_a_boot_without_limit(after_boot, caplog):
+    outbox, time, service = after_boot(), ManualClock(), Service(ImdsUnreachable("silent"))
+    resolver = started(service, outbox, clock=time.clock)
 
-
-def test_nothing_waits_for_a_name_that_is_configured_while_what_is_stored_is_in_doubt(resolver_of, stored):
-    time = ManualClock()
-    resolver = resolver_of(
-        Service(ImdsStatus("busy", status=503)), VmIdentity(name="vm_7"), boot_id="boot-1", clock=time.clock
-    )
-    assert (resolver.vm, resolver.is_waiting) == (VmIdentity(name="vm_7"), False)
-    time.advance(61)
-    resolver.wake()
-    wait_until(lambda: resolver.vm == stored.with_overrides(VmIdentity(name="vm_7")))
-
-
-@pytest.mark.usefixtures("stored")
-def test_an_answer_under_another_boot_in_doubt_proves_nothing_of_who_this_is(resolver_of, outbox):
-    for _ in range(2):  # a restart under the boot of the first
-        time = ManualClock()
-        resolver = resolver_of(Service(ImdsUnreachable("silent")), boot_id="boot-2", clock=time.clock)
-        good_at = datetime.now(timezone.utc)
-        outbox.write(outbox.records.save_liveness, last_good_at=good_at, boot_id="boot-2").result()
-        time.advance(61)
+    def is_reported():
+        time.advance(3)
         resolver.wake()
-        wait_until(lambda resolver=resolver: not resolver.is_waiting)
-        resolver.stop()
-        assert resolver.vm == VmIdentity()
+        return "Stored records are not sent" in caplog.text
+
+    wait_until(is_reported)
+    assert (resolver.vm, outbox.is_trusted) == (VmIdentity(), False)
+    service.failure = None
+
+    def is_confirmed():
+        time.advance(3)
+        resolver.wake()
+        return outbox.is_trusted
+
+    wait_until(is_confirmed)
+    assert resolver.vm == ME
+    resolver.stop()
 
 
-def test_a_configured_vm_id_that_is_the_stored_one_leaves_no_doubt(resolver_of, stored):
-    resolver = resolver_of(Service(ImdsUnreachable("silent")), VmIdentity(vm_id="aaaa"), boot_id="boot-2")
-    assert (resolver.vm.name, resolver.is_waiting) == (stored.name, False)
+def test_configured_vm_id_confirms_the_stored_identity(after_boot):
+    outbox = after_boot(configured_vm_id="aaaa")
+    resolver = started(Service(ImdsUnreachable("silent")), outbox, VmIdentity(vm_id="aaaa"))
+    assert (resolver.vm.name, outbox.is_trusted) == (ME.name, True)
+    resolver.stop()
+
+
+def test_another_vm_id_empties_the_outbox(after_boot):
+    outbox = after_boot()
+    stream = outbox.stream_id
+    outbox.identify(VmIdentity(name="vm_1", vm_id="BBBB"))
+    assert outbox.is_trusted
+    assert outbox.stored().document is None
+    assert outbox.stream_id > stream
 
 
 def test_an_answer_after_the_stop_changes_nothing(outbox):
@@ -313,4 +298,4 @@ def test_an_answer_after_the_stop_changes_nothing(outbox):
     service.released.set()
     resolver.stop()
     assert resolver.vm == VmIdentity()
-    assert outbox.read(meta.load).result().vm is None
+    assert outbox.stored().vm is None

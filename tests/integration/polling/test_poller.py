@@ -1,18 +1,17 @@
-"""The poller over a real outbox: what IMDS says comes from a list, time from a dial."""
+"""The poller with a real outbox. Responses of IMDS come from a list, and time from a manual clock."""
 
 import logging
 import threading
 import time
-from concurrent.futures import Future
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from outbox_kit import RouteAll
 
-from bridge.errors import DocumentInvalid, ImdsStatus, ImdsUnreachable, OutboxError, StreamChanged
+from bridge.errors import DocumentInvalid, ImdsStatus, ImdsUnreachable, OutboxError
 from bridge.events.event import Document, ScheduledEvent, VmIdentity, encode
 from bridge.events.record import decode_record
 from bridge.metrics.metrics import Metrics
-from bridge.outbox import deliveries, meta
 from bridge.outbox.outbox import Outbox
 from bridge.polling.poller import Poller
 from bridge.testing import ManualClock
@@ -75,10 +74,11 @@ class Bench:
         logging.getLogger("bridge.polling.poller").removeHandler(self._log)
         self.outbox.close()
 
-    def start(self, *, boot_id="boot-1", seconds_since_boot=0.0):
-        self.outbox = Outbox(self.directory, max_bytes=2**24, keep_delivered_seconds=3600, now=self.clock.now)
-        self.outbox.write(self.outbox.records.configure, lambda _record, _name: ["here"], ["here"], labels={})
-        self.outbox.identify(VmIdentity(name=VM, vm_id="V"))
+    def start(self, *, boot_id="boot-1", seconds_since_boot=0.0, identify=True):
+        self.outbox = opened(self.directory, clock=self.clock.clock, boot_id=boot_id)
+        self.outbox.configure(RouteAll("here"), ["here"], labels={})
+        if identify:
+            self.outbox.identify(VmIdentity(name=VM, vm_id="V"))
         self.poller = Poller(
             self.imds,
             self.outbox,
@@ -90,14 +90,14 @@ class Bench:
             clock=self.clock.clock,
         )
 
-    def restart(self, *, after_seconds=1.0, boot_id="boot-1", seconds_since_boot=0.0, cleanly=True):
+    def restart(self, *, after_seconds=1.0, boot_id="boot-1", seconds_since_boot=0.0, cleanly=True, identify=True):
         if cleanly:
             stop = threading.Event()
             stop.set()
             self.poller.run(stop)
         self.outbox.close()
         self.clock.advance(after_seconds)
-        self.start(boot_id=boot_id, seconds_since_boot=seconds_since_boot)
+        self.start(boot_id=boot_id, seconds_since_boot=seconds_since_boot, identify=identify)
 
     def poll(self, answer, *, times=1):
         self.imds.answer = answer
@@ -108,8 +108,19 @@ class Bench:
 
     @property
     def stored(self):
-        rows = self.outbox.read(deliveries.due, "here", limit=1000).result()
-        return [row.record for row in rows]
+        assert self.outbox.wait_saved(30)
+        return [row.record for row in self.outbox.select("here", list)]
+
+
+def opened(directory, **options):
+    outbox = Outbox(directory, **options)
+    assert outbox.wait_loaded(30)
+    return outbox
+
+
+def confirmed(bench, answer):
+    """Poll until five responses agree."""
+    bench.poll(answer, times=5)
 
 
 @pytest.fixture
@@ -145,7 +156,7 @@ def test_only_an_eviction_or_a_deletion_expedites_the_identity(bench):
 def test_a_reboot_that_is_gone_after_a_boot_in_its_time_happened(bench):
     bench.poll(document(1, event(event_type="Reboot")))
     bench.restart(after_seconds=120, boot_id="boot-2")
-    bench.poll(document(2))
+    confirmed(bench, document(2))
     assert bench.told == [("scheduled", "observed"), ("completed", "boot_id")]
 
 
@@ -154,14 +165,14 @@ def test_a_boot_before_not_before_does_not_end_a_reboot_however_late_the_answer_
     bench.poll(document(1, event(event_type="Reboot", not_before=START + timedelta(minutes=15))))
     bench.restart(after_seconds=60, boot_id="boot-2")
     bench.poll(ImdsUnreachable("silent"), times=1200)
-    bench.poll(document(2))
+    confirmed(bench, document(2))
     assert bench.told == [("scheduled", "observed"), ("ended", "unknown")]
 
 
 def test_an_agent_that_starts_late_takes_the_time_of_the_boot_not_its_own(bench):
     bench.poll(document(1, event(event_type="Reboot", not_before=START + timedelta(minutes=15))))
     bench.restart(after_seconds=3600, boot_id="boot-2", seconds_since_boot=3500.0)
-    bench.poll(document(2))
+    confirmed(bench, document(2))
     assert bench.told == [("scheduled", "observed"), ("ended", "unknown")]
 
 
@@ -169,7 +180,7 @@ def test_an_agent_that_starts_late_takes_the_time_of_the_boot_not_its_own(bench)
 def test_a_boot_says_nothing_of_an_eviction_or_deletion_that_is_gone(bench, event_type):
     bench.poll(document(1, event(event_type=event_type)))
     bench.restart(after_seconds=120, boot_id="boot-2")
-    bench.poll(document(2))
+    confirmed(bench, document(2))
     assert bench.told == [("scheduled", "observed"), ("ended", "unknown")]
 
 
@@ -188,7 +199,7 @@ def test_a_stale_front_end_ends_nothing_again_and_again_over_restarts_of_the_age
 def test_an_eviction_that_is_gone_without_a_boot_is_not_said_to_have_happened(bench):
     bench.poll(document(1, event()))
     bench.restart(after_seconds=120)
-    bench.poll(document(2))
+    confirmed(bench, document(2))
     assert bench.told == [("scheduled", "observed"), ("ended", "unknown")]
 
 
@@ -197,7 +208,7 @@ def test_the_boot_counts_once(bench):
     bench.restart(after_seconds=5, boot_id="boot-2")
     bench.poll(document(1, event()))
     bench.restart(after_seconds=5, boot_id="boot-2")
-    bench.poll(document(2))
+    confirmed(bench, document(2))
     assert bench.told[-1] == ("canceled", "inferred")
 
 
@@ -241,7 +252,7 @@ def test_a_throttled_poll_backs_off_and_is_never_starved(bench):
 def test_an_outage_makes_the_ending_inferred(bench):
     bench.poll(document(1, event("Started")))
     bench.poll(ImdsUnreachable("silent"), times=30)
-    bench.poll(document(2))
+    confirmed(bench, document(2))
     assert bench.told[-1] == ("completed", "inferred")
 
 
@@ -278,21 +289,42 @@ def test_a_crash_before_the_commit_is_seen_again_under_the_same_id(bench, tmp_pa
     other.close()
 
 
-def test_a_document_that_could_not_be_stored_is_seen_again(bench):
-    bench.outbox.close()
-    bench.poll(document(1, event()))
-    assert bench.told == []
-    bench.start()
-    bench.poll(document(1, event()))
-    assert bench.told == [("scheduled", "observed")]
-
-
 def test_an_outbox_that_was_another_machines_is_not_continued(bench):
     bench.poll(document(1, event("Started")))
-    assert bench.outbox.identify(VmIdentity(name=VM, vm_id="OTHER")).result() is True
-    bench.poll(document(2), times=2)
+    bench.restart()
+    assert bench.outbox.identify(VmIdentity(name=VM, vm_id="OTHER"))
+    confirmed(bench, document(2))
     assert bench.told == [("started", "observed")]
     assert bench.stored == []
+
+
+def test_stored_document_is_not_compared_before_the_identity_is_confirmed_after_a_boot(bench):
+    bench.poll(document(1, event("Started", event_type="Freeze")))
+    bench.restart(after_seconds=60, boot_id="boot-2", identify=False)
+    bench.poll(document(2), times=20)
+    assert bench.told == [("started", "observed")]
+    assert bench.stored == []
+    bench.outbox.identify(VmIdentity(name=VM, vm_id="V"))
+    confirmed(bench, document(2))
+    assert bench.told[1:] == [("completed", "inferred")]
+    assert len(bench.stored) == 2
+
+
+def test_urgent_event_is_recorded_once_after_two_seconds_without_a_confirmed_identity(bench):
+    bench.restart(boot_id="boot-2", identify=False)
+    bench.poll(document(1, event()), times=2)
+    assert bench.told == []
+    bench.poll(document(1, event()), times=20)
+    assert bench.told == [("scheduled", "observed")]
+    assert [record.active_event_ids for record in bench.stored] == [None]
+
+
+def test_records_list_the_announced_events(bench):
+    bench.poll(document(0))
+    bench.restart()  # with a stored document, the list is known at once
+    bench.poll(document(1, event()))
+    confirmed(bench, document(2))
+    assert [record.active_event_ids for record in bench.stored] == [("P-1",), ()]
 
 
 def test_an_idle_poll_writes_nothing(bench):
@@ -300,8 +332,12 @@ def test_an_idle_poll_writes_nothing(bench):
     bench.poll(shown)
 
     def files():
-        bench.outbox.read(meta.load).result()  # what was handed in before is committed now
-        return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in bench.directory.iterdir()}
+        assert bench.outbox.wait_saved(30)
+        return {
+            path.name: (path.stat().st_size, path.stat().st_mtime_ns)
+            for path in bench.directory.glob("*.db*")
+            if "shm" not in path.name
+        }
 
     before = files()
     bench.poll(shown, times=500)
@@ -333,7 +369,7 @@ def test_interval_that_is_raised_raises_what_counts_as_a_gap(bench):
     bench.poll(document(1, event("Started")))
     bench.poller.reconfigure(bench.imds, bench.identity, poll_interval_seconds=12.0)
     bench.clock.advance(12)
-    bench.poll(document(2))
+    confirmed(bench, document(2))
     assert bench.told[-1] == ("completed", "observed")
 
 
@@ -346,7 +382,7 @@ def test_interval_that_is_lowered_is_in_force_at_once(tmp_path):
             return document(1)
 
     imds, stop = Counting(), threading.Event()
-    outbox = Outbox(tmp_path, max_bytes=2**24, keep_delivered_seconds=3600)
+    outbox = opened(tmp_path)
     poller = Poller(imds, outbox, Identity(), metrics=Metrics(), boot_id="b", poll_interval_seconds=3600.0)
     thread = threading.Thread(target=poller.run, args=(stop,))
     thread.start()
@@ -363,7 +399,7 @@ def test_interval_that_is_lowered_is_in_force_at_once(tmp_path):
 def test_stop_ends_a_wait_of_an_hour_at_once(tmp_path):
     imds, stop = ListedImds(), threading.Event()
     imds.answer = document(1)
-    outbox = Outbox(tmp_path, max_bytes=2**24, keep_delivered_seconds=3600)
+    outbox = opened(tmp_path)
     poller = Poller(imds, outbox, Identity(), metrics=Metrics(), boot_id="b", poll_interval_seconds=3600.0)
     thread = threading.Thread(target=poller.run, args=(stop,), daemon=True)
     thread.start()
@@ -373,45 +409,6 @@ def test_stop_ends_a_wait_of_an_hour_at_once(tmp_path):
     thread.join(30)
     assert not thread.is_alive()
     outbox.close()
-
-
-def test_outbox_that_fails_just_after_it_was_started_over_does_not_end_the_poll(bench):
-    class Refusing:
-        """The outbox, which was started over and then cannot be read for once."""
-
-        def __init__(self, outbox):
-            self._outbox, self.failures = outbox, 1
-
-        def write(self, _work, _observation):
-            failed = Future()
-            failed.set_exception(StreamChanged("started over"))
-            self.write = self._outbox.write
-            return failed
-
-        def read(self, work):
-            self.failures -= 1
-            if self.failures >= 0:
-                failed = Future()
-                failed.set_exception(OutboxError("cannot be read"))
-                return failed
-            return self._outbox.read(work)
-
-        def __getattr__(self, name):
-            return getattr(self._outbox, name)
-
-    bench.poller._outbox = Refusing(bench.outbox)
-    bench.poll(document(1, event()), times=3)
-    assert bench.told == [("scheduled", "observed")]
-
-
-def test_stop_that_finds_the_outbox_closed_is_no_failure(bench, caplog):
-    """The agent leaves a poll behind that has not ended within the grace."""
-    bench.poll(document(1))
-    bench.outbox.close()
-    stop = threading.Event()
-    stop.set()
-    bench.poller.run(stop)
-    assert "The time of the last good answer could not be stored" in caplog.text
 
 
 def until(condition, seconds=20):
@@ -436,7 +433,7 @@ class Held(ListedImds):
 
 def test_poll_that_is_stuck_beyond_its_deadline_is_late_and_one_that_waits_is_not(tmp_path):
     imds, stop, clock = Held(), threading.Event(), ManualClock(START)
-    outbox = Outbox(tmp_path, max_bytes=2**24, keep_delivered_seconds=3600)
+    outbox = opened(tmp_path)
     poller = Poller(
         imds,
         outbox,
