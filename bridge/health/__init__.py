@@ -1,4 +1,4 @@
-"""The agent's health: the pages /healthz, /readyz and /metrics, and how a command asks a running agent.
+"""The agent's health: the pages /healthz, /readyz, and /metrics, and a client for /readyz.
 
 Public: `reporter` (HealthReporter), `readiness` (Readiness), `server` (HealthServer), `client`.
 """

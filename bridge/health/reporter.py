@@ -1,22 +1,20 @@
-"""The answers of /healthz, /readyz and /metrics, put together from what the parts of the agent know.
+"""The responses of /healthz, /readyz, and /metrics.
 
-/healthz is about the agent alone: a sink or IMDS that does not answer never makes it fail, because a restart would not
-help, and restarting five thousand agents at once would hurt. /readyz is about its work: IMDS, the outbox, the sinks. A
-rollout of a wrong configuration should be seen there before it is everywhere.
+/healthz reports only on the agent's own loops. A sink or an IMDS that does not respond never makes it fail, because a
+restart would not help. /readyz reports on the agent's work: polling, the outbox, and the sinks. There, a wrong
+configuration shows early in a rollout.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import TimeoutError as FutureTimeout
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
-from bridge.clock import REAL_CLOCK, Clock, format_time
-from bridge.errors import BridgeError, OutboxError
+from bridge.clock import format_time
 from bridge.health.readiness import (
     Readiness,
     SinkReadiness,
@@ -29,28 +27,28 @@ from bridge.metrics.metrics import CONTENT_TYPE, Metrics, OutboxReading, own_ver
 from bridge.outbox.outbox import Outbox
 from bridge.system.threads import LoopWatch
 
-_READ_SECONDS = 2.0
 _UNAVAILABLE = 503
-_LOADING = "The outbox is still being loaded: the disk hangs, or it is locked, large or damaged."
 
 
 class Polled(Protocol):
-    """The poller as this sees it: engines do not import one another."""
+    """The poller. Engines do not import one another."""
 
     @property
     def silent_seconds(self) -> float | None:
-        """How long ago the last good answer came; None before the first."""
+        """Return the time since the last good response; None before the first one."""
 
     @property
     def gap_seconds(self) -> float:
-        """How long the service may be silent."""
+        """Return how long good responses may be missing."""
 
     good_at: datetime | None
-    """When the last good answer came."""
+    """The time of the last good response."""
+    refused_answer: str | None
+    """Why the last response is no document."""
 
 
 class HealthReporter:
-    """Reads what the parts of the agent know; every method may be called from any thread, and none waits for long."""
+    """Collects the state of the agent. Every method may be called from any thread and returns at once."""
 
     def __init__(
         self,
@@ -60,81 +58,66 @@ class HealthReporter:
         directory: Path,
         loop_watches: Callable[[], Mapping[str, LoopWatch]],
         sinks: Callable[[], Collection[str]],
-        clock: Clock = REAL_CLOCK,
     ) -> None:
         self._outbox = outbox
         self._metrics = metrics
         self._directory = directory
         self._loop_watches = loop_watches
         self._sinks = sinks
-        self._clock = clock
         self.polled: Polled | None = None
         self.vm_name: Callable[[], str | None] = lambda: None
         self.imds: Callable[[], str] = lambda: ""
         self.configuration: Callable[[], str] = lambda: ""
-        self.refused_answer: Callable[[], str | None] = lambda: None
-        self.is_loading: Callable[[], bool] = lambda: False
-        """Returns whether the outbox is being loaded, and one in memory has its place."""
-
-    def use(self, outbox: Outbox) -> None:
-        """Read *outbox* from now on."""
-        self._outbox = outbox
 
     @property
     def pages(self) -> Mapping[str, Callable[[], Response]]:
-        """The answering method of each path."""
+        """Return the method for each path."""
         return {"/healthz": self.healthz, "/readyz": self.readyz, "/metrics": self.scrape}
 
     def late(self) -> dict[str, float]:
-        """Return how many seconds each loop is beyond its own deadline; empty when all turn."""
+        """Return the seconds by which each late loop is late; empty if no loop is late."""
         late = {name: loop_watch.late_seconds for name, loop_watch in self._loop_watches().items()}
         return {name: round(seconds, 1) for name, seconds in late.items() if seconds > 0}
 
     def healthz(self) -> Response:
-        """Answer 200 while every loop turns within its own deadlines."""
+        """Return 200 while no loop is late."""
         late = self.late()
         body = msgspec.json.encode({"status": "stuck" if late else "ok", "late": late})
         return Response(status=_UNAVAILABLE if late else 200, body=body + b"\n")
 
     def readyz(self) -> Response:
-        """Answer 200 while the agent sees what happens and every sink takes it."""
+        """Return 200 while the agent polls, saves, and delivers."""
         report = self.report()
         return Response(status=_UNAVAILABLE if report.reasons else 200, body=msgspec.json.encode(report) + b"\n")
 
     def scrape(self) -> Response:
-        """Answer with every metric."""
+        """Return every metric."""
         return Response(content_type=CONTENT_TYPE, body=self._metrics.exposition())
 
     def report(self) -> Readiness:
-        """Return what /readyz says."""
-        polled = self.polled
+        """Return the body of /readyz."""
+        polled, reading, saver = self.polled, self.outbox(), self._outbox.saver
         silent = None if polled is None else polled.silent_seconds
-        gap = 0.0 if polled is None else polled.gap_seconds
-        reasons = why_polling_is_not_ready(silent, gap_seconds=gap, refused_answer=self.refused_answer())
-        try:
-            reading = self.outbox()
-        except BridgeError as error:
-            reading = OutboxReading(in_memory=self._outbox.in_memory)
-            reasons.append(str(error))
-        totals = reading.totals
-        is_loading = self.is_loading()
-        if is_loading:
-            reasons.append(_LOADING)
-        elif reading.in_memory:
-            reasons.append("The disk refuses, so the outbox is in memory.")
-        sinks = {name: self._sink(name, reading) for name in totals.sinks}
-        reasons += [
-            reason for name in self._sinks() if name in sinks for reason in why_sink_is_not_ready(name, sinks[name])
-        ]
+        reasons = why_polling_is_not_ready(
+            silent,
+            gap_seconds=0.0 if polled is None else polled.gap_seconds,
+            refused_answer=None if polled is None else polled.refused_answer,
+        )
+        behind = saver.behind_reason
+        if behind is not None:
+            reasons.append(f"The outbox is not saved: {behind}")
+        sinks = {name: self._sink(name, reading) for name in reading.totals.sinks}
+        for name in self._sinks():
+            reasons += why_sink_is_not_ready(name, sinks[name]) if name in sinks else []
         good_at = None if polled is None else polled.good_at
         return Readiness(
             status="not_ready" if reasons else "ready",
             reasons=tuple(reasons),
             version=own_version(),
-            stream_id=totals.stream_id,
+            stream_id=reading.totals.stream_id,
             state_directory=directory_text(self._directory),
-            state_in_memory=reading.in_memory,
-            state_loading=is_loading,
+            outbox_behind=behind,
+            outbox_behind_seconds=round(reading.behind_seconds, 3),
             vm=self.vm_name(),
             imds=self.imds(),
             configuration=self.configuration(),
@@ -145,25 +128,30 @@ class HealthReporter:
         )
 
     def outbox(self) -> OutboxReading:
-        """Return what the outbox holds, from one commit; raise OutboxError when it does not answer in time."""
-        try:
-            totals, ages_now = self._outbox.totals().result(_READ_SECONDS)
-        except FutureTimeout:
-            raise OutboxError(f"The outbox did not answer within {_READ_SECONDS:g} s.") from None
+        """Return the totals and the size of the outbox."""
+        outbox = self._outbox
+        totals, ages_now = outbox.totals()
         return OutboxReading(
             totals=totals,
             ages_now=ages_now,
             configured=frozenset(self._sinks()),
-            max_bytes=self._outbox.max_bytes,
-            in_memory=self._outbox.in_memory,
-            set_aside=self._outbox.set_aside_count,
+            used_bytes=outbox.saver.used_bytes,
+            max_bytes=outbox.max_bytes,
+            max_pending_bytes=outbox.max_pending_bytes,
+            behind_seconds=outbox.saver.behind_seconds,
+            new_files=outbox.saver.file_changes,
         )
 
     def _sink(self, name: str, reading: OutboxReading) -> SinkReadiness:
-        totals = reading.totals
-        now = self._clock.timestamp() if reading.ages_now is None else reading.ages_now
+        row = reading.totals.sinks[name]
         return SinkReadiness(
-            **msgspec.structs.asdict(totals.sinks[name]),
-            oldest_pending_seconds=round(totals.oldest_pending_seconds(name, now), 3),
+            accepted=row.accepted,
+            delivered=row.delivered,
+            pending=row.pending,
+            parked=row.parked,
+            expired=row.expired,
+            evicted=row.evicted,
+            discarded=row.discarded,
+            oldest_pending_seconds=round(reading.oldest_pending_seconds(name), 3),
             needs_attention=self._metrics.needs_attention(name),
         )

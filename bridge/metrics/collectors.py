@@ -1,12 +1,11 @@
-"""The collectors of what is read at each scrape: the events of the last document, and the sinks' accounts.
+"""The collectors of values that are read at each scrape: the events of the last document, and the totals of the sinks.
 
-Such metrics cost the poll nothing, cannot go stale, and the totals of all sinks come from one snapshot, so that in
-every scrape accepted = delivered + pending + parked + evicted + discarded + expired holds for every sink.
+Such metrics cost the poll nothing and cannot go stale. The totals of all sinks come from one snapshot, so in every
+scrape, for every sink, accepted = delivered + pending + parked + evicted + discarded + expired.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,12 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from bridge.clock import Clock
-from bridge.errors import BridgeError
 from bridge.events.event import Document, Incarnation, names_vm
-from bridge.logs import ThrottledLog
 from bridge.outbox.deliveries import OutboxTotals
-
-logger = logging.getLogger(__name__)
 
 PREFIX = "scheduled_events_bridge_"
 
@@ -33,20 +28,25 @@ _SCHEDULED = "Scheduled"
 
 
 class OutboxReading(msgspec.Struct, frozen=True, kw_only=True):
-    """The outbox as one scrape shows it."""
+    """The outbox at one scrape."""
 
-    totals: OutboxTotals = OutboxTotals()
-    """Every sink's account, from one commit."""
-    ages_now: float | None = None
-    """The time by which records age, in Unix seconds; None: that of the wall clock."""
+    totals: OutboxTotals
+    """The totals of every sink, from one moment."""
+    ages_now: float
+    """The time by which records age, in Unix seconds."""
     configured: frozenset[str] = frozenset()
-    """The sinks that the configuration names; the outbox may know others."""
+    """The configured sinks. The outbox may have others."""
+    used_bytes: int = 0
     max_bytes: int = 0
-    in_memory: bool = False
-    set_aside: int = 0
+    max_pending_bytes: int = 0
+    behind_seconds: float = 0.0
+    new_files: int = 0
+
+    def oldest_pending_seconds(self, sink: str) -> float:
+        """Return the age of the oldest pending record of *sink*; 0 without one."""
+        return max(self.ages_now - self.totals.oldest_pending_at.get(sink, self.ages_now), 0.0)
 
 
-#: Reads one consistent snapshot; raises BridgeError, and never waits for long.
 OutboxReader = Callable[[], OutboxReading]
 
 
@@ -123,101 +123,90 @@ def _label(text: str) -> str:
 
 
 class OutboxCollector(Collector):
-    """The sinks' accounts and the size of the outbox, all from one snapshot."""
+    """The totals of the sinks and the size of the outbox, from one snapshot."""
 
     _COUNTERS: Mapping[str, str] = {
-        "accepted": "Records taken into the outbox for the sink.",
-        "delivered": "Records that the sink's destination accepted.",
-        "evicted": "Records given up because the outbox was full.",
-        "discarded": "Records that a person discarded.",
-        "expired": "Records too old for the sink (max_age_seconds), or over before it could be told of the event.",
+        "accepted": "Records added to the outbox for the sink.",
+        "delivered": "Records that the destination accepted.",
+        "evicted": "Records removed because the outbox was full.",
+        "discarded": "Records discarded by a person.",
+        "expired": "Records older than max_age_seconds, or replaced by a newer record of their event.",
     }
     _GAUGES: Mapping[str, str] = {
-        "pending": "Records that wait to be sent.",
-        "parked": "Records refused for good.",
+        "pending": "Records that are not sent yet.",
+        "parked": "Records that the destination rejected permanently.",
     }
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self) -> None:
         self.read: OutboxReader | None = None
-        self._clock = clock
-        self._log = ThrottledLog(logger)
 
     def describe(self) -> Iterable[Metric]:
         """Return nothing: registering must not read anything yet."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics of one scrape; without values when the outbox cannot be read."""
-        reading = self._reading()
-        yield from self._of_sinks(OutboxReading() if reading is None else reading)
-        yield from self._of_outbox(reading)
+        """Yield the metrics of one scrape."""
+        if self.read is not None:
+            reading = self.read()
+            yield from self._of_sinks(reading)
+            yield from self._of_outbox(reading)
 
     def _of_sinks(self, reading: OutboxReading) -> Iterator[Metric]:
-        totals = reading.totals
+        sinks = reading.totals.sinks
         for field, text in self._COUNTERS.items():
-            counts = {sink: getattr(account, field) for sink, account in totals.sinks.items()}
+            counts = {name: getattr(row, field) for name, row in sinks.items()}
             yield _by_sink(CounterMetricFamily(f"{PREFIX}sink_{field}_total", text, labels=["sink"]), counts)
         for field, text in self._GAUGES.items():
-            counts = {sink: getattr(account, field) for sink, account in totals.sinks.items()}
+            counts = {name: getattr(row, field) for name, row in sinks.items()}
             yield _by_sink(GaugeMetricFamily(f"{PREFIX}sink_{field}_records", text, labels=["sink"]), counts)
-        yield _expired_by_reason(totals)
-        now = self._clock.timestamp() if reading.ages_now is None else reading.ages_now
+        yield _expired_by_reason(reading.totals)
         yield _by_sink(
             GaugeMetricFamily(
                 f"{PREFIX}sink_oldest_pending_age_seconds",
-                "How long the oldest pending record has waited, in seconds; 0 when none is pending.",
+                "Age of the oldest pending record in seconds. 0 without pending records.",
                 labels=["sink"],
             ),
-            {sink: totals.oldest_pending_seconds(sink, now) for sink in totals.sinks},
+            {name: reading.oldest_pending_seconds(name) for name in sinks},
         )
         yield _by_sink(
             GaugeMetricFamily(
-                f"{PREFIX}sink_configured",
-                "1; or 0 for a sink that the configuration names no more.",
-                labels=["sink"],
+                f"{PREFIX}sink_configured", "1, or 0 for a sink that is not in the configuration.", labels=["sink"]
             ),
-            {sink: sink in reading.configured for sink in totals.sinks},
+            {name: name in reading.configured for name in sinks},
         )
 
-    def _of_outbox(self, reading: OutboxReading | None) -> Iterator[Metric]:
-        in_memory = GaugeMetricFamily(
-            f"{PREFIX}outbox_in_memory", "1 while the disk refuses, and what is kept would not survive the agent."
+    def _of_outbox(self, reading: OutboxReading) -> Iterator[Metric]:
+        gauges = {
+            "outbox_behind_seconds": (
+                "Seconds since the outbox could last be saved. 0: saved.",
+                reading.behind_seconds,
+            ),
+            "outbox_bytes": ("Bytes that the outbox uses on disk, history included.", reading.used_bytes),
+            "outbox_max_bytes": ("Limit of outbox_bytes (state.max_bytes).", reading.max_bytes),
+            "outbox_pending_bytes": ("Bytes of undelivered records in memory.", reading.totals.needed_bytes),
+            "outbox_max_pending_bytes": (
+                "Limit of outbox_pending_bytes (state.max_pending_bytes).",
+                reading.max_pending_bytes,
+            ),
+        }
+        for name, (text, value) in gauges.items():
+            yield GaugeMetricFamily(f"{PREFIX}{name}", text, value=value)
+        yield CounterMetricFamily(
+            f"{PREFIX}outbox_new_files_total",
+            "Files that the agent replaced: damaged, changed by another program, or of another machine.",
+            value=reading.new_files,
         )
-        used = GaugeMetricFamily(f"{PREFIX}outbox_bytes", "Bytes of the outbox in use.")
-        most = GaugeMetricFamily(f"{PREFIX}outbox_max_bytes", "Bytes that the outbox may use where it lives now.")
-        aside = CounterMetricFamily(
-            f"{PREFIX}outbox_set_aside_total", "Databases set aside since the start: damaged, or another machine's."
-        )
-        if reading is not None:
-            in_memory.add_metric([], reading.in_memory)
-            used.add_metric([], reading.totals.used_bytes)
-            most.add_metric([], reading.max_bytes)
-            aside.add_metric([], reading.set_aside)
-        yield from (in_memory, used, most, aside)
-
-    def _reading(self) -> OutboxReading | None:
-        """Return one snapshot; None when there is none: the other metrics must be seen even then."""
-        if self.read is None:
-            return None
-        try:
-            reading = self.read()
-        except BridgeError as exc:
-            self._log.problem("read", logging.WARNING, f"The outbox's totals cannot be read for a scrape: {exc}")
-            return None
-        self._log.recovered("read", "The outbox's totals can be read again.")
-        return reading
 
 
 def _expired_by_reason(totals: OutboxTotals) -> Metric:
     family = CounterMetricFamily(
         f"{PREFIX}sink_expired_by_reason_total",
-        "The expired records by reason: age (max_age_seconds), or event_over, before the sink could be told of it.",
+        "Expired records by reason: age (max_age_seconds), or event_over (a newer record replaced the record).",
         labels=["sink", "reason"],
     )
-    for sink, account in totals.sinks.items():
-        over = totals.event_over.get(sink, 0)
-        family.add_metric([sink, "age"], account.expired - over)
-        family.add_metric([sink, "event_over"], over)
+    for name, row in totals.sinks.items():
+        family.add_metric([name, "age"], row.expired - row.event_over)
+        family.add_metric([name, "event_over"], row.event_over)
     return family
 
 

@@ -1,11 +1,10 @@
-"""Every metric of the agent, in one object that is passed in, with a registry of its own.
+"""All metrics of the agent, in one object with its own registry.
 
-Two kinds. What happens is counted as it happens, through children that are looked up once: finding one by its labels
-costs more than a poll may. What *is* (the document, the outbox's totals) is read when somebody scrapes. The totals of
-all sinks come from one snapshot, so that in every scrape, for every sink,
-accepted = delivered + pending + parked + evicted + discarded + expired.
+Counters and histograms change when something happens. Their labeled children are looked up once, because each lookup
+costs more than a poll may. State (the document, the totals of the outbox) is read at each scrape
+(`bridge.metrics.collectors`).
 
-No label carries an event id: their number has no bound, and they belong into records.
+No label contains an EventId, because the number of EventIds has no limit.
 """
 
 from __future__ import annotations
@@ -145,7 +144,7 @@ class Metrics:
         )
         self._reloaded.set(1)
         self._state = StateCollector(clock)
-        self._outbox = OutboxCollector(clock)
+        self._outbox = OutboxCollector()
         self.registry.register(self._state)
         self.registry.register(self._outbox)
 
@@ -297,7 +296,7 @@ class Metrics:
             channel.forget(self.registry)
 
     def watch_outbox(self, read: OutboxReader) -> None:
-        """Take what is shown of the outbox from *read*, called once for each scrape."""
+        """Read the outbox with *read*, once for each scrape."""
         self._outbox.read = read
 
     def exposition(self) -> bytes:

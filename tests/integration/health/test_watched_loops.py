@@ -1,4 +1,4 @@
-"""What /healthz watches beside the poll and the sinks: the outbox's thread, the approver, and the way to the portal."""
+"""The loops that /healthz watches, apart from the poll and the sinks: the approver and the portal poller."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from bridge.clock import Clock
 from bridge.config.approval import KeySettings, RemoteSettings, RuleSettings
 from bridge.config.loader import read
 from bridge.errors import ImdsUnreachable
-from bridge.outbox.outbox import Outbox
 from bridge.testing import Simulator
 from bridge.testing.http_peer import HttpPeer
 
@@ -62,34 +61,6 @@ def is_stuck_until_released(loop_watch, clock, gate):
     assert loop_watch.late_seconds > LONG_SECONDS / 2
     gate.set()
     until(lambda: loop_watch.late_seconds == 0)
-
-
-@pytest.fixture
-def outbox(tmp_path, clock):
-    outbox = Outbox(tmp_path, max_bytes=2**22, keep_delivered_seconds=60, monotonic=clock.monotonic)
-    yield outbox
-    outbox.close()
-
-
-def test_outbox_whose_thread_hangs_is_late(outbox, clock, gate):
-    began = threading.Event()
-
-    def hang(_storage):
-        began.set()
-        gate.wait()
-
-    outbox.exclusive(hang)
-    assert began.wait(PATIENCE_SECONDS)
-    is_stuck_until_released(outbox.loop_watch, clock, gate)
-
-
-def test_outbox_that_has_nothing_to_do_is_never_late(outbox, clock):
-    outbox.exclusive(lambda _storage: None).result()
-    until(lambda: outbox.loop_watch.late_seconds == 0)
-    clock.lead_seconds += 1e6
-    assert outbox.loop_watch.late_seconds == 0
-    outbox.close()
-    assert outbox.loop_watch.late_seconds == 0
 
 
 @pytest.fixture
@@ -206,7 +177,7 @@ def test_an_agent_watches_what_it_runs(tmp_path):
         agent = Agent(settings, tmp_path / "state")
         agent.start()
         try:
-            assert set(agent._loop_watches()) == {"poll", "delivery:stdout", "main", "outbox", "approver", "portal"}
+            assert set(agent._loop_watches()) == {"poll", "delivery:stdout", "main", "approver", "portal"}
             assert json.loads(agent.health.healthz().body) == {"status": "ok", "late": {}}
         finally:
             agent.stop()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timezone
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.clock import Clock
-from bridge.errors import OutboxError
 from bridge.events.event import Document, ScheduledEvent
 from bridge.events.record import Transition
 from bridge.metrics.metrics import PREFIX, Metrics, OutboxReading
-from bridge.outbox.deliveries import OutboxTotals, SinkAccount
+from bridge.outbox.deliveries import OutboxTotals
+from bridge.outbox.rows import SinkRow
 
 NOW = 1_800_000_000.0
 CLOCK = Clock(now=lambda: datetime.fromtimestamp(NOW, timezone.utc))
@@ -32,6 +33,13 @@ def samples(metrics: Metrics) -> dict[str, float]:
 
 def event(event_type: str = "Freeze", event_status: str = "Scheduled", event_id: str | None = None) -> ScheduledEvent:
     return ScheduledEvent(event_type=event_type, event_status=event_status, event_id=event_id)
+
+
+def reading(row: SinkRow, **fields: Any) -> OutboxReading:
+    totals = OutboxTotals(
+        sinks={row.name: row}, oldest_pending_at={row.name: NOW - 1.5}, needed_bytes=5, stream_id="stream"
+    )
+    return OutboxReading(totals=totals, ages_now=NOW, **fields)
 
 
 @pytest.fixture
@@ -135,8 +143,7 @@ def test_totals_of_one_scrape_come_from_one_snapshot(metrics: Metrics) -> None:
         calls.append(1)
         n = len(calls)
         states = {"delivered": n, "pending": 2 * n, "parked": 3, "evicted": 4, "discarded": 5, "expired": 6}
-        account = SinkAccount(accepted=sum(states.values()), **states)
-        return OutboxReading(totals=OutboxTotals(sinks={"a": account}, oldest_pending_at={"a": NOW - 1.5}))
+        return reading(SinkRow(name="a", accepted=sum(states.values()), **states))
 
     metrics.watch_outbox(read)
     for scrape in (1, 2):
@@ -154,29 +161,27 @@ def test_totals_of_one_scrape_come_from_one_snapshot(metrics: Metrics) -> None:
         assert seen['sink_oldest_pending_age_seconds{sink="a"}'] == 1.5
 
 
-def test_outbox_that_cannot_be_read_leaves_the_other_metrics(
-    metrics: Metrics, caplog: pytest.LogCaptureFixture
-) -> None:
-    def read() -> OutboxReading:
-        raise OutboxError("database is locked")
-
-    metrics.watch_outbox(read)
-    samples(metrics)
+def test_size_limits_and_delay_of_the_outbox_are_shown(metrics: Metrics) -> None:
+    fields = {"used_bytes": 4, "max_bytes": 9, "max_pending_bytes": 8, "behind_seconds": 2.5, "new_files": 2}
+    metrics.watch_outbox(lambda: reading(SinkRow(name="old"), **fields))
     seen = samples(metrics)
-    assert seen['polls_total{result="ok"}'] == 0
-    assert "outbox_bytes" not in seen
-    assert len(caplog.records) == 1
-    assert 'sink_accepted_total{sink="a"}' not in seen
-    assert "database is locked" in caplog.text
-
-
-def test_outbox_is_shown_with_its_room_and_its_misfortunes(metrics: Metrics) -> None:
-    totals = OutboxTotals(sinks={"old": SinkAccount()}, used_bytes=5)
-    metrics.watch_outbox(lambda: OutboxReading(totals=totals, max_bytes=9, in_memory=True, set_aside=2))
-    seen = samples(metrics)
-    names = ("outbox_bytes", "outbox_max_bytes", "outbox_in_memory", "outbox_set_aside_total")
-    assert [seen[name] for name in names] == [5, 9, 1, 2]
+    shown = {name.removeprefix("outbox_"): value for name, value in seen.items() if name.startswith("outbox_")}
+    assert shown == {
+        "bytes": 4,
+        "max_bytes": 9,
+        "pending_bytes": 5,
+        "max_pending_bytes": 8,
+        "behind_seconds": 2.5,
+        "new_files_total": 2,
+    }
     assert seen['sink_configured{sink="old"}'] == 0
+
+
+def test_expired_records_are_counted_by_reason(metrics: Metrics) -> None:
+    metrics.watch_outbox(lambda: reading(SinkRow(name="a", accepted=3, expired=3, event_over=1)))
+    seen = samples(metrics)
+    assert seen['sink_expired_by_reason_total{reason="age",sink="a"}'] == 2
+    assert seen['sink_expired_by_reason_total{reason="event_over",sink="a"}'] == 1
 
 
 def test_next_not_before_counts_down_to_the_soonest_event_of_this_vm() -> None:
@@ -222,7 +227,7 @@ def test_configuration_read_again_and_ephemeral_disk_are_shown(metrics: Metrics)
 def test_names_and_labels_keep_to_the_rules(metrics: Metrics) -> None:
     metrics.good_poll(1.0, Document(events=(event(event_id="C7061BAC"),)))
     metrics.sink("a").retried("timeout")
-    metrics.watch_outbox(lambda: OutboxReading(totals=OutboxTotals(sinks={"a": SinkAccount()})))
+    metrics.watch_outbox(lambda: reading(SinkRow(name="a")))
     text = metrics.exposition().decode()
     assert "C7061BAC" not in text
     assert "_created" not in text
