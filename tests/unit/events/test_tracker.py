@@ -217,6 +217,13 @@ def test_fields_that_alternate_produce_two_updates_in_all():
     assert agent.writes == 3
 
 
+def test_a_repeated_update_never_needs_five_minutes():
+    one, two = document(event(description="1")), document(event(description="2"))
+    agent = Agent(document())
+    agent.feed(one, two, one, GONE, one)
+    assert agent.feed(*[two] * 5, start=6) == [(10, "updated", "observed")]
+
+
 # Five minutes.
 
 
