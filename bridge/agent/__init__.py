@@ -1,4 +1,4 @@
-"""The agent as a whole: started, reloaded and stopped in an order that has reasons.
+"""The agent as a whole: start, reload, stop, and the control socket.
 
-Public: `agent` (Agent).
+Public: `agent` (Agent), `control` (ControlClient), `requests`, `handlers` (requests without an agent).
 """

@@ -59,7 +59,6 @@ def run_agent(settings: Settings, config: Path | None, *, beside_another: bool =
     agent = _agent(settings, beside_another=beside_another)
     if hasattr(signal, "SIGHUP"):
         signals.set_on(signal.SIGHUP, reload_wanted, agent.turn)
-        signals.set_on(signal.SIGIO, agent.turn)  # a command has touched a file, see DirectoryWatch
         if reload_wanted.is_set():  # it came during the start
             agent.turn.set()
     for number in STOP_SIGNALS:
@@ -78,7 +77,7 @@ def run_agent(settings: Settings, config: Path | None, *, beside_another: bool =
     finally:
         agent.stop(spent_seconds=max(time.monotonic() - began_to_stop_at, 0.0))
         # The interpreter's own end takes a moment, in which a second signal would read as a crash.
-        for name in ("SIGHUP", "SIGIO", *(number.name for number in STOP_SIGNALS)):
+        for name in ("SIGHUP", *(number.name for number in STOP_SIGNALS)):
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), signal.SIG_IGN)
 
@@ -94,7 +93,6 @@ def _turn(agent: Agent, config: Path | None, stop: threading.Event, reload_wante
     """Do what is due now and then, and reload when that is wanted, until *stop* is set; set it at the end."""
     again_at = math.inf
     try:
-        agent.watch_directory()
         while agent.wait_for_turn(stop):
             agent.run_due()
             if reload_wanted.is_set() or time.monotonic() >= again_at:
