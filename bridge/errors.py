@@ -213,7 +213,6 @@ class RefusalReason(str, Enum):
     EXPIRED = "expired"
 
     REPLAYED = "replayed"
-    NO_ROOM = "no_room"
     EVENT_UNKNOWN = "event_unknown"
     EVENT_NOT_SCHEDULED = "event_not_scheduled"
     EVENT_CHANGED = "event_changed"

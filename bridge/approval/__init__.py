@@ -1,11 +1,12 @@
-"""Approvals: the decisions and rules that tell Azure to start an event early, and the checks before each request.
+"""Approvals: decisions and rules that allow Azure to start an event early, and the checks before each request.
 
-An approval is consent for every VM that the event names, and a missing one only means that Azure waits until
-NotBefore. So what is doubtful is not approved, and every attempt leaves a record. PROTOCOL.md, beside this file, is
-what an ops portal implements.
+An approval is consent for every VM that the event names. Without an approval, Azure waits until NotBefore. The agent
+therefore approves nothing that is in doubt, and each attempt leaves a record. PROTOCOL.md in this directory describes
+the requests of an ops portal.
 
-Public: `service.ApprovalService` for the agent; `digest.digest`, `signing.sign_decision`, `signing.generate_key` and
-`submit.is_disabled` for commands; `portal_client.PortalClient` and `credentials.SecretCredential` for `check-config`;
-`token.verify` for a portal. One decision goes `portal_poller` -> `inbox` -> `token` -> outbox, and then `approver` ->
-`evaluate` (with `open_approvals`) and `rules` -> `approval_writer` -> outbox -> `submit` -> Azure -> outbox.
+Public: `service.ApprovalService` for the agent; `digest.digest`, `signing.sign_decision`, `signing.generate_key`,
+`files.unsafe_files`, and `submit.is_disabled` for commands; `portal_client.PortalClient` and
+`credentials.SecretCredential` for `check-config`; `decision_token.verify` for a portal. The path of a decision is
+`portal_poller` -> `inbox` -> `decision_token` -> outbox. `approver` reads the outbox, calls `evaluate` and `rules`,
+writes the outbox, and posts with `submit`.
 """

@@ -22,13 +22,13 @@ from collections.abc import Callable, Collection
 
 import msgspec
 
-from bridge.approval.outcomes import Evaluation, approval_record
+from bridge.approval.evaluation import Evaluation, approval_record
 from bridge.config.approval import RemoteSettings, RuleSettings
 from bridge.events.environment import environment_of
 from bridge.events.event import encode
 from bridge.events.record import Transition, TransitionRecord
 from bridge.logs import ThrottledLog
-from bridge.outbox.approvals import (
+from bridge.outbox.rows import (
     ApprovalResult,
     ApprovalStage,
     ApprovalState,
@@ -156,7 +156,9 @@ class ApprovalCommands:
             is_the_same = approval is not None and _run_of(approval) == _run_of(before)
             if approval is None or not is_the_same or approval.state is not ApprovalStage.DRAINING:
                 continue
-            if approval.arrivals != before.arrivals:  # withdrawn and wanted anew: it runs once for that one too
+            if (
+                approval.arrivals != before.arrivals
+            ):  # withdrawn, and then wanted by other decisions: the command runs again
                 continue
             message = ended.message if approval.arrivals else None
             done = msgspec.structs.replace(approval, command_result=message, changed_at=now)

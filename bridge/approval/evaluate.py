@@ -1,31 +1,32 @@
-"""Evaluation: what follows from the open decisions and the document as it is now. Pure: no clock, no I/O.
+"""Evaluation: the changes that follow from the decisions, the approvals, and the newest document. Pure.
 
-Three promises are kept here. The newest ``iat`` for an event wins, and on a tie a hold beats an approval. Two approvals
-mean two people: different kids, different keys, different approvers, each decided after the newest hold, and none of
-them expired when the last one came. And nothing is carried over to an event that is not the one that was decided on.
+- The newest ``iat`` for an event wins. On a tie, a hold beats an approve.
+- Several required approvals mean several people: different kids, different keys, and different approvers. Each of them
+  decided after the newest hold, and none of the decisions had expired when the last one arrived.
+- A decision counts for the version of the event that it names. A hold counts for the EventId, and it stays open.
 
-A decision is ``new`` until it was evaluated beside a fresh document that has its event; one that comes before the
-event waits for it until it expires. An approval is ``waiting`` until enough others have come and Azure has answered.
+A decision is ``new`` until a fresh response contains its event. A decision that arrives before its event waits until it
+expires. An approve decision is ``waiting`` until enough others arrive and Azure responds.
 
-A hold is the opposite of an approval: it binds the EventId whatever else of the event changes, no date and no missing
-event makes it count less, and it stays on hold, because it must outlive everything that it forbids.
+Trust is verified again in each evaluation and before each request (`postable`). While it is unknown whether a key is
+trusted, nothing that depends on the key is posted, and nothing is given up before its ``exp``.
 
-`evaluate` makes one step. `applied` is the state after it; what follows from that state is the next step, until one is
-empty.
+`evaluate` makes one step. The caller writes the step and calls again, until a step is empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 
-from bridge.approval.evaluation_step import DocumentIndex, EvaluationStep, Trust, newest_holds
-from bridge.approval.open_approvals import end_or_withdraw
-from bridge.approval.outcomes import EXPLAINED, Evaluation, Refusal, approval_record
+from bridge.approval.evaluation import Context, Evaluation, Trust, approval_record, newest_holds
+from bridge.approval.refusals import EXPLAINED, Refusal
+from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.errors import RefusalReason
+from bridge.events.event import ScheduledEvent
 from bridge.events.record import Transition, Verdict
-from bridge.outbox.approvals import (
+from bridge.outbox.rows import (
     OPEN_STAGES,
     ApprovalResult,
     ApprovalStage,
@@ -36,254 +37,414 @@ from bridge.outbox.approvals import (
     StoredDecision,
 )
 
-#: What only an answer of the metadata service can tell that was asked for after the decision came.
+#: No one expects the approval of an event that should have started this long ago.
+_AFTER_NOT_BEFORE_SECONDS = 3600.0
+#: A response that was requested before a decision arrived cannot refuse the decision for these reasons.
 _OF_THE_DOCUMENT = frozenset(
     {RefusalReason.EVENT_UNKNOWN, RefusalReason.EVENT_CHANGED, RefusalReason.EVENT_NOT_SCHEDULED}
 )
 
 
-def evaluate(
-    state: ApprovalState,
-    index: DocumentIndex,
-    *,
-    now: float,
-    settled_now: float | None = None,
-    required_approvals: int,
-    trust: Callable[[StoredDecision], Trust],
-    predates: Callable[[StoredDecision], bool] = lambda _decision: False,
-    dry_run: bool = False,
-    has_command: bool = False,
-    may_run_command: bool = True,
-) -> Evaluation:
-    """Return the next step from *state*, given a fresh document and the Unix time *now*; empty at the end.
-
-    *settled_now* is the same without a jump of the clock that may not last: nothing ends by a later time than that.
-    *predates* returns whether the document was asked for before a new decision came: it refuses no such decision.
-    With *has_command* a command must succeed before Azure is told what the portal approved; while not
-    *may_run_command*, none is begun, and what waits for one is put off like everything else.
-    """
-    stages = {ApprovalStage.POSTED, ApprovalStage.DRY_RUN} if dry_run else {ApprovalStage.POSTED}
-    step = EvaluationStep(
-        state=state,
-        index=index,
-        now=now,
-        settled_now=now if settled_now is None else settled_now,
-        required_approvals=required_approvals,
-        trust=trust,
-        predates=predates,
-        done=frozenset(stages),
-        holds=newest_holds(state.decisions),
-        waiting=_waiting(state.decisions),
-        result=Evaluation(),
-        by_arrival={each.arrival: each for each in state.decisions},
-        has_command=has_command,
-        may_run_command=may_run_command,
-    )
+def evaluate(state: ApprovalState, context: Context) -> Evaluation:
+    """Return the next step from *state*; empty if nothing follows."""
+    step = _Step(state, context)
     for approval in state.approvals.values():
         if approval.state in OPEN_STAGES:
-            end_or_withdraw(step, approval)
+            step.end_or_withdraw(approval)
     if not step.result.is_empty:
-        return step.result  # what is over first; what is new follows in another step
+        return step.result
     for decision in state.decisions:
         if decision.state is DecisionStage.NEW:
-            _receive(step, decision)
+            step.receive(decision)
         elif decision.state is DecisionStage.WAITING:
-            _check_waiting(step, decision)
+            step.check_waiting(decision)
     if step.result.is_empty:
         for key in step.waiting:
-            _want_if_enough(step, key)
+            step.want_if_enough(key)
     return step.result
 
 
-def _waiting(decisions: Iterable[StoredDecision]) -> dict[EventVersion, list[StoredDecision]]:
-    """Return the approvals that wait, by event, in the order they came."""
-    waiting: dict[EventVersion, list[StoredDecision]] = {}
-    for each in decisions:
-        if each.state is DecisionStage.WAITING:
-            waiting.setdefault(each.key, []).append(each)
-    return waiting
+def postable(
+    state: ApprovalState,
+    context: Context,
+    due: Iterable[PendingApproval],
+    *,
+    stage: ApprovalStage = ApprovalStage.WANTED,
+) -> list[PendingApproval]:
+    """Return those of *due* that may be posted now.
 
-
-def _receive(step: EvaluationStep, decision: StoredDecision) -> None:
-    if decision.verdict is Verdict.HOLD:
-        _hold(step, decision)
-        return
-    if step.trust(decision) is Trust.UNKNOWN:
-        if step.is_expired(decision):
-            _refuse(step, decision, RefusalReason.EXPIRED)
-        return  # else it stays new: its key file may be usable again
-    why = _why_not(step, decision)
-    if why in _OF_THE_DOCUMENT and (decision.event_id in step.index.unsettled or step.predates(decision)):
-        return  # it stays new: the next answer of the metadata service tells
-    if why is RefusalReason.EVENT_UNKNOWN and _may_come(step, decision):
-        return  # it stays new
-    if why is not None:
-        _refuse(step, decision, why)
-    elif step.is_held(decision):
-        _refuse(step, decision, RefusalReason.SUPERSEDED)
-    else:
-        step.result.update_decisions([decision.arrival], DecisionStage.WAITING)
-
-
-def _hold(step: EvaluationStep, hold: StoredDecision) -> None:
-    """Put the event on hold, whatever became of it: its signature was good when it came, and a hold does no harm."""
-    stage = DecisionStage.ON_HOLD
-    step.result.update_decisions([hold.arrival], stage, stage.value, "The event is held.")
-    now = hold.event_id, step.index.digests.get(hold.event_id, "")
-    if any(each.issued_at > hold.issued_at for each in step.waiting.get(now, ())):
-        _record_refusal(step, hold, RefusalReason.SUPERSEDED)
-
-
-def _may_come(step: EvaluationStep, decision: StoredDecision) -> bool:
-    """Return whether this VM may see the event only later: it has seen no such event, and there is time yet."""
-    is_here = decision.event_id in step.index.events
-    return not (is_here or decision.is_event_known or step.is_surely_expired(decision))
-
-
-def _why_not(step: EvaluationStep, decision: StoredDecision) -> RefusalReason | None:
-    if step.trust(decision) is Trust.REVOKED:
-        return RefusalReason.UNKNOWN_KEY
-    if step.is_surely_expired(decision) and decision.event_id in step.index.events:
-        return RefusalReason.EXPIRED
-    return step.index.why_not(*decision.key)
-
-
-def _check_waiting(step: EvaluationStep, decision: StoredDecision) -> None:
-    approval = step.state.approvals.get(decision.key)
-    if approval is not None and approval.state in OPEN_STAGES and decision in step.behind(approval):
-        return
-    if approval is not None and approval.state in step.done and not step.is_decided_anew(decision, approval):
-        _follow_late(step, decision, approval)
-        return
-    why = step.why_over(decision.key)
-    if why is None and step.trust(decision) is Trust.REVOKED:
-        why = RefusalReason.UNKNOWN_KEY
-    if why is None and step.is_held(decision):
-        why = RefusalReason.SUPERSEDED
-    if why is None and step.is_surely_expired(decision) and not _goes_with(step, approval):
-        why = RefusalReason.TOO_FEW_APPROVERS
-    if why is not None:
-        _refuse(step, decision, why)
-
-
-def _goes_with(step: EvaluationStep, approval: PendingApproval | None) -> bool:
-    """Return whether *approval* is on its way, so that a decision which is not behind it ends as it does."""
-    if approval is None or approval.state not in OPEN_STAGES:
-        return False
-    return bool(approval.arrivals) or step.has_command
-
-
-def _follow_late(step: EvaluationStep, decision: StoredDecision, approval: PendingApproval) -> None:
-    is_dry_run = approval.state is ApprovalStage.DRY_RUN
-    result = ApprovalResult.DRY_RUN if is_dry_run else ApprovalResult.ALREADY_APPROVED
-    step.result.update_decisions(
-        [decision.arrival], DecisionStage.FOLLOWED, result.value, "The event was approved already."
-    )
-    if decision.arrival in approval.arrivals:
-        return
-    late = msgspec.structs.replace(
-        approval,
-        source=decision.source,
-        decision_id=decision.decision_id,
-        approvers=(decision.approver,),
-        reason=decision.reason,
-        arrivals=(decision.arrival,),
-    )
-    step.result.records.append(
-        approval_record(
-            late,
-            Transition.APPROVED,
-            result,
-            event=step.event_of(approval),
-            message=f"The event was approved already, by {approval.source}.",
-            http_status=approval.http_status,
-        )
-    )
-
-
-def _want_if_enough(step: EvaluationStep, key: EventVersion) -> None:
-    """Want what enough people approved, unless it is wanted by people already, or the event is not there."""
-    if step.index.why_not(*key) is not None:
-        return
-    approval = step.state.approvals.get(key)
-    enough = _sufficient(step, key)
-    if not enough or (approval is not None and _goes_on(step, approval, enough[-1])):
-        return
-    last = enough[-1]
-    sent = (ApprovalStage.WANTED, ApprovalStage.WITHDRAWN, ApprovalStage.DRAINING)
-    may_have_been_sent = approval is not None and approval.state in sent
-    step.result.approvals.append(
-        PendingApproval(
-            event_id=key[0],
-            event_digest=key[1],
-            state=_first_stage(step, last),
-            source=last.source,
-            decision_id=last.decision_id,
-            approvers=tuple(each.approver for each in enough),
-            reason=last.reason,
-            arrivals=tuple(each.arrival for each in enough),
-            payloads_sha256=tuple(each.payload_sha256 for each in enough),
-            oldest_issued_at=min(each.issued_at for each in enough),
-            # A rule or others may have wanted it before, and StartRequests may have been sent.
-            attempts=approval.attempts if approval is not None and may_have_been_sent else 0,
-            posted_at=None if approval is None else approval.posted_at,
-            changed_at=step.now,
-            event=step.index.events[key[0]],
-        )
-    )
-
-
-def _first_stage(step: EvaluationStep, last: StoredDecision) -> ApprovalStage:
-    runs_command = step.has_command and step.may_run_command and last.source == "portal"
-    return ApprovalStage.DRAINING if runs_command else ApprovalStage.WANTED
-
-
-def _goes_on(step: EvaluationStep, approval: PendingApproval, last: StoredDecision) -> bool:
-    """Return whether *approval* is on its way, and stays instead of one that *last* would begin.
-
-    A person on the VM waits for no command of the portal. A rule's stays while the portal's would have to run one: two
-    drains of one VM would get into each other's way, and what the rule wants is posted without it.
+    The response and the tracked document must both show the event as Scheduled and unchanged. A hold prevents the
+    request even before it is evaluated. With *stage* DRAINING, return the approvals whose command may start.
     """
-    if approval.state is ApprovalStage.WANTED and approval.arrivals:
-        return True
-    if approval.state not in OPEN_STAGES or last.source != "portal":
-        return False
-    return bool(approval.arrivals) or step.has_command
+    step = _Step(state, msgspec.structs.replace(context, settled_now=context.now))
+    return [each for each in due if step.is_postable(each, stage)]
 
 
-def _sufficient(step: EvaluationStep, key: EventVersion) -> list[StoredDecision]:
-    """Return the approvals that suffice together, in the order they came; empty when they do not."""
-    approves = [
-        each for each in step.waiting.get(key, ()) if step.trust(each) is Trust.KEPT and not step.is_expired(each)
-    ]
-    local = [each for each in approves if each.source == "cli"]
-    if local:  # who may write to the outbox owns this VM
-        return local[:1]
-    chosen: list[StoredDecision] = []
-    for each in approves:
-        # Each with its like: a kid may be spelt as another approver is called.
-        if not any(
-            each.kid == other.kid or each.approver == other.approver or each.key_sha256 == other.key_sha256
-            for other in chosen
-        ):
-            chosen.append(each)
-    return chosen[: step.required_approvals] if len(chosen) >= step.required_approvals else []
+class _Step:
+    """One step: its input, and the changes found so far in `result`."""
 
+    def __init__(self, state: ApprovalState, context: Context) -> None:
+        self.result = Evaluation()
+        self.waiting: dict[EventVersion, list[StoredDecision]] = {}
+        """The waiting approve decisions by event, in the order of arrival."""
+        self._state, self._context, self._index = state, context, context.index
+        self._holds = newest_holds(state.decisions)
+        self._by_arrival = {each.arrival: each for each in state.decisions}
+        self._newly_held: set[str] = set()
+        for each in state.decisions:
+            if each.state is DecisionStage.WAITING:
+                self.waiting.setdefault(each.key, []).append(each)
+            elif each.state is DecisionStage.NEW and each.verdict is Verdict.HOLD:
+                self._newly_held.add(each.event_id)
 
-def _refuse(step: EvaluationStep, decision: StoredDecision, why: RefusalReason) -> None:
-    step.result.update_decisions([decision.arrival], DecisionStage.REFUSED, why.value, EXPLAINED[why])
-    _record_refusal(step, decision, why)
+    # Decisions.
 
+    def receive(self, decision: StoredDecision) -> None:
+        """Evaluate a new decision. Without a result, it stays new until the next response."""
+        if decision.verdict is Verdict.HOLD:
+            self._hold(decision)
+            return
+        if self._context.trust(decision) is Trust.UNKNOWN:
+            if self._context.is_expired(decision):
+                self._refuse(decision, RefusalReason.EXPIRED)
+            return
+        why = self._why_not(decision)
+        is_unsettled = decision.event_id in self._index.unsettled
+        if why in _OF_THE_DOCUMENT and (is_unsettled or self._context.predates(decision)):
+            return
+        if why is RefusalReason.EVENT_UNKNOWN and self._may_come(decision):
+            return
+        if why is not None:
+            self._refuse(decision, why)
+        elif self._is_held(decision):
+            self._refuse(decision, RefusalReason.SUPERSEDED)
+        else:
+            self.result.update_decisions([decision.arrival], DecisionStage.WAITING)
 
-def _record_refusal(step: EvaluationStep, decision: StoredDecision, why: RefusalReason) -> None:
-    step.result.refusals.append(
-        Refusal(
-            reason=why,
-            message=EXPLAINED[why],
+    def _hold(self, hold: StoredDecision) -> None:
+        stage = DecisionStage.ON_HOLD
+        self.result.update_decisions([hold.arrival], stage, stage.value, "The event is held.")
+        now = hold.event_id, self._index.digests.get(hold.event_id, "")
+        if any(each.issued_at > hold.issued_at for each in self.waiting.get(now, ())):
+            self._record_refusal(hold, RefusalReason.SUPERSEDED)
+
+    def _may_come(self, decision: StoredDecision) -> bool:
+        """Return whether this VM may see the event later."""
+        event_id = decision.event_id
+        is_known = event_id in self._index.events or event_id in self._state.known_event_ids
+        return not (is_known or self._context.is_surely_expired(decision))
+
+    def _why_not(self, decision: StoredDecision) -> RefusalReason | None:
+        if self._context.trust(decision) is Trust.REVOKED:
+            return RefusalReason.UNKNOWN_KEY
+        if self._context.is_surely_expired(decision) and decision.event_id in self._index.events:
+            return RefusalReason.EXPIRED
+        return self._index.why_not(*decision.key)
+
+    def check_waiting(self, decision: StoredDecision) -> None:
+        """Close a waiting decision that no longer counts, or that arrived after the approval."""
+        approval = self._state.approvals.get(decision.key)
+        if approval is not None and approval.state in OPEN_STAGES and decision.arrival in approval.arrivals:
+            return
+        done = {ApprovalStage.POSTED, ApprovalStage.DRY_RUN} if self._context.dry_run else {ApprovalStage.POSTED}
+        if approval is not None and approval.state in done and not self._is_newer(decision, approval):
+            self._follow_late(decision, approval)
+            return
+        why = self._why_over(decision.key)
+        if why is None and self._context.trust(decision) is Trust.REVOKED:
+            why = RefusalReason.UNKNOWN_KEY
+        if why is None and self._is_held(decision):
+            why = RefusalReason.SUPERSEDED
+        if why is None and self._context.is_surely_expired(decision) and not self._ends_with(approval):
+            why = RefusalReason.TOO_FEW_APPROVERS
+        if why is not None:
+            self._refuse(decision, why)
+
+    def _is_newer(self, decision: StoredDecision, approval: PendingApproval) -> bool:
+        """Return whether *decision* was issued after Azure accepted *approval*, and the event is still Scheduled.
+
+        Azure may have lost the approval, or wait for other VMs. A second request does no harm.
+        """
+        return (
+            approval.state is ApprovalStage.POSTED
+            and decision.issued_at > approval.changed_at * 1_000_000
+            and self._index.why_not(*decision.key) is None
+        )
+
+    def _ends_with(self, approval: PendingApproval | None) -> bool:
+        """Return whether a decision that *approval* does not include ends together with it."""
+        if approval is None or approval.state not in OPEN_STAGES:
+            return False
+        return bool(approval.arrivals) or self._context.has_command
+
+    def _follow_late(self, decision: StoredDecision, approval: PendingApproval) -> None:
+        is_dry_run = approval.state is ApprovalStage.DRY_RUN
+        result = ApprovalResult.DRY_RUN if is_dry_run else ApprovalResult.ALREADY_APPROVED
+        message = "The event was already approved."
+        self.result.update_decisions([decision.arrival], DecisionStage.FOLLOWED, result.value, message)
+        if decision.arrival in approval.arrivals:
+            return
+        late = msgspec.structs.replace(
+            approval,
             source=decision.source,
             decision_id=decision.decision_id,
             approvers=(decision.approver,),
-            event=step.index.events.get(decision.event_id),
+            reason=decision.reason,
             arrivals=(decision.arrival,),
         )
-    )
+        self.result.records.append(
+            approval_record(
+                late,
+                Transition.APPROVED,
+                result,
+                event=self._event_of(approval),
+                message=f"The event was already approved by {approval.source}.",
+                http_status=approval.http_status,
+            )
+        )
+
+    def _refuse(self, decision: StoredDecision, why: RefusalReason) -> None:
+        self.result.update_decisions([decision.arrival], DecisionStage.REFUSED, why.value, EXPLAINED[why])
+        self._record_refusal(decision, why)
+
+    def _record_refusal(self, decision: StoredDecision, why: RefusalReason) -> None:
+        self.result.refusals.append(
+            Refusal(
+                reason=why,
+                message=EXPLAINED[why],
+                source=decision.source,
+                decision_id=decision.decision_id,
+                approvers=(decision.approver,),
+                event=self._index.events.get(decision.event_id),
+                arrivals=(decision.arrival,),
+            )
+        )
+
+    # From decisions to an approval.
+
+    def want_if_enough(self, key: EventVersion) -> None:
+        """Add an approval if enough people approved this version of the event and none of them has one under way."""
+        if self._index.why_not(*key) is not None:
+            return
+        approval = self._state.approvals.get(key)
+        enough = self._sufficient(key)
+        if not enough or (approval is not None and self._continues(approval, enough[-1])):
+            return
+        last = enough[-1]
+        may_have_been_sent = approval is not None and approval.state in {*OPEN_STAGES, ApprovalStage.WITHDRAWN}
+        self.result.approvals.append(
+            PendingApproval(
+                event_id=key[0],
+                event_digest=key[1],
+                state=self._first_stage(last),
+                source=last.source,
+                decision_id=last.decision_id,
+                approvers=tuple(each.approver for each in enough),
+                reason=last.reason,
+                arrivals=tuple(each.arrival for each in enough),
+                oldest_issued_at=min(each.issued_at for each in enough),
+                attempts=approval.attempts if approval is not None and may_have_been_sent else 0,
+                posted_at=None if approval is None else approval.posted_at,
+                changed_at=self._context.now,
+                event=self._index.events[key[0]],
+            )
+        )
+
+    def _first_stage(self, last: StoredDecision) -> ApprovalStage:
+        context = self._context
+        runs_command = context.has_command and context.may_run_command and last.source == "portal"
+        return ApprovalStage.DRAINING if runs_command else ApprovalStage.WANTED
+
+    def _continues(self, approval: PendingApproval, last: StoredDecision) -> bool:
+        """Return whether *approval* is under way and stays, instead of a new approval by *last*.
+
+        A person on the VM does not wait for the command of the portal. The approval of a rule stays while the portal's
+        approval would have to run a command, because two drains of one VM conflict with each other.
+        """
+        if approval.state is ApprovalStage.WANTED and approval.arrivals:
+            return True
+        if approval.state not in OPEN_STAGES or last.source != "portal":
+            return False
+        return bool(approval.arrivals) or self._context.has_command
+
+    def _sufficient(self, key: EventVersion) -> list[StoredDecision]:
+        """Return enough decisions for an approval, in the order of arrival; empty if there are too few."""
+        approves = [
+            each
+            for each in self.waiting.get(key, ())
+            if self._context.trust(each) is Trust.KEPT and not self._context.is_expired(each)
+        ]
+        local = [each for each in approves if each.source == "cli"]
+        if local:  # a user who can write to the outbox owns this VM
+            return local[:1]
+        chosen: list[StoredDecision] = []
+        for each in approves:
+            if not any(
+                each.kid == other.kid or each.approver == other.approver or each.key_sha256 == other.key_sha256
+                for other in chosen
+            ):
+                chosen.append(each)
+        required = self._context.required_approvals
+        return chosen[:required] if len(chosen) >= required else []
+
+    # Approvals under way.
+
+    def is_postable(self, approval: PendingApproval, stage: ApprovalStage) -> bool:
+        """Return whether *approval* is in *stage* and nothing prevents its request."""
+        known = self._state.approvals.get(approval.key)
+        if known is None or known.state is not stage or not self._index.is_confirmed(*known.key):
+            return False
+        before = len(self.result.approvals)
+        self.end_or_withdraw(known)
+        if known.event_id in self._newly_held or len(self.result.approvals) > before:
+            return False
+        return all(self._context.trust(each) is Trust.KEPT for each in self._behind(known))
+
+    def end_or_withdraw(self, approval: PendingApproval) -> None:
+        """End *approval* if its event or its time is over, and withdraw it if it is held or no longer trusted."""
+        why = self._why_over(approval.key)
+        if why is not None:
+            self._end(approval, why, EXPLAINED[why])
+        elif self._is_over_age(approval):
+            self._end(approval, RefusalReason.EXPIRED, "It was not accepted before exp, or an hour after NotBefore.")
+        elif self._is_put_off_too_long(approval):
+            message = "The file approvals.disabled prevented it until NotBefore. Decide again."
+            self._end(approval, RefusalReason.EXPIRED, message)
+        elif (why := self._why_not_trusted(approval)) is not None:
+            self._withdraw_untrusted(approval, why)
+        elif not self._withdraw_held(approval):
+            self._follow_configuration(approval)
+
+    def _withdraw_held(self, approval: PendingApproval) -> bool:
+        hold = self._holds.get(approval.event_id)
+        issued_at = approval.oldest_issued_at
+        if hold is None or (issued_at is not None and issued_at > hold.issued_at):
+            return False
+        self._move(approval, ApprovalStage.WITHDRAWN)
+        if not approval.arrivals:  # otherwise, the decisions behind it are refused one by one
+            because = f": {hold.reason}" if hold.reason else ""
+            self._refuse_approval(approval, RefusalReason.SUPERSEDED, f"{hold.approver} holds this event{because}.")
+        return True
+
+    def _follow_configuration(self, approval: PendingApproval) -> None:
+        """Let an approval of the portal wait for a command that is configured now, and for no other."""
+        context = self._context
+        if approval.source != "portal":
+            return
+        must_run = context.has_command and approval.command_result is None
+        if approval.state is ApprovalStage.WANTED and must_run and context.may_run_command:
+            self._move(msgspec.structs.replace(approval, put_off_at=None), ApprovalStage.DRAINING)
+        elif approval.state is ApprovalStage.DRAINING and not context.has_command:
+            self._move(approval, ApprovalStage.WANTED)
+
+    def _is_put_off_too_long(self, approval: PendingApproval) -> bool:
+        """Return whether ``approvals.disabled`` has prevented *approval* until NotBefore.
+
+        The removal of the file must not release approvals that no one expects any more.
+        """
+        not_before = self._event_of(approval).not_before
+        if approval.put_off_at is None or not_before is None:
+            return False
+        return self._context.settled_now >= not_before.timestamp()
+
+    def _is_over_age(self, approval: PendingApproval) -> bool:
+        """Return whether ``exp`` has passed, and an hour after NotBefore. The approval of a rule has no end."""
+        expiries = [each.expires_at for each in self._behind(approval)]
+        if not expiries:
+            return False
+        ends_at = min(expiries) + CLOCK_SKEW_SECONDS
+        if approval.event.not_before is not None:
+            ends_at = max(ends_at, approval.event.not_before.timestamp() + _AFTER_NOT_BEFORE_SECONDS)
+        return self._context.settled_now >= ends_at
+
+    def _why_not_trusted(self, approval: PendingApproval) -> RefusalReason | None:
+        """Return why *approval* no longer counts. The approval of a rule always counts."""
+        if not approval.arrivals:
+            return None
+        decisions = self._behind(approval)
+        if len(decisions) < len(approval.arrivals) or any(
+            self._context.trust(each) is Trust.REVOKED for each in decisions
+        ):
+            return RefusalReason.UNKNOWN_KEY
+        if any(each.source == "cli" for each in decisions) or len(decisions) >= self._context.required_approvals:
+            return None
+        return RefusalReason.TOO_FEW_APPROVERS
+
+    def _withdraw_untrusted(self, approval: PendingApproval, why: RefusalReason) -> None:
+        """Withdraw *approval* with a record. The other decisions on the event still count."""
+        self._move(approval, ApprovalStage.WITHDRAWN)
+        if why is RefusalReason.UNKNOWN_KEY:
+            message = EXPLAINED[why]
+            revoked = [each.arrival for each in self._behind(approval) if self._context.trust(each) is Trust.REVOKED]
+            self.result.update_decisions(revoked, DecisionStage.REFUSED, why.value, message)
+        else:
+            message = f"{self._context.required_approvals} approvers are required now. The approval waits for others."
+        if approval.attempts:
+            message += f" StartRequests was sent {approval.attempts} times before, so Azure may have accepted it."
+        event = self._event_of(approval)
+        self.result.records.append(
+            approval_record(approval, Transition.APPROVAL_REFUSED, why, event=event, message=message)
+        )
+
+    def _end(self, approval: PendingApproval, why: RefusalReason, explained: str) -> None:
+        self._move(approval, ApprovalStage.OVER)
+        arrivals = [each.arrival for each in self._behind(approval)]
+        if approval.attempts == 0:
+            message = f"The approval was not posted: {explained}"
+            self._refuse_approval(approval, why, message)
+            self.result.update_decisions(arrivals, DecisionStage.REFUSED, why.value, message)
+            return
+        if approval.http_status is None:
+            result = ApprovalResult.UNANSWERED
+            message = f"StartRequests was sent without a response, so Azure may have accepted it. {explained}"
+        else:
+            result = ApprovalResult.GAVE_UP
+            message = (
+                f"Azure responded with {approval.http_status} to the last of {approval.attempts} attempts. {explained}"
+            )
+        self.result.records.append(
+            approval_record(
+                approval,
+                Transition.APPROVAL_FAILED,
+                result,
+                event=self._event_of(approval),
+                message=message,
+                http_status=approval.http_status,
+            )
+        )
+        self.result.update_decisions(arrivals, DecisionStage.REFUSED, result.value, message)
+
+    def _refuse_approval(self, approval: PendingApproval, why: RefusalReason, message: str) -> None:
+        self.result.refusals.append(
+            Refusal(
+                reason=why,
+                message=message,
+                source=approval.source,
+                decision_id=approval.decision_id,
+                approvers=approval.approvers,
+                event=self._event_of(approval),
+                arrivals=approval.arrivals,
+            )
+        )
+
+    def _move(self, approval: PendingApproval, stage: ApprovalStage) -> None:
+        self.result.approvals.append(msgspec.structs.replace(approval, state=stage, changed_at=self._context.now))
+
+    # Facts.
+
+    def _is_held(self, decision: StoredDecision) -> bool:
+        """Return whether a hold on the event was issued together with *decision* or later."""
+        hold = self._holds.get(decision.event_id)
+        return hold is not None and decision.issued_at <= hold.issued_at
+
+    def _why_over(self, key: EventVersion) -> RefusalReason | None:
+        """Return why decisions on this version of the event are over; None if they are not, or this is unconfirmed."""
+        return None if key[0] in self._index.unsettled else self._index.why_not(*key)
+
+    def _behind(self, approval: PendingApproval) -> list[StoredDecision]:
+        """Return the open decisions behind *approval*."""
+        return [self._by_arrival[each] for each in approval.arrivals if each in self._by_arrival]
+
+    def _event_of(self, approval: PendingApproval) -> ScheduledEvent:
+        """Return the newest form of the event."""
+        return self._index.events.get(approval.event_id) or approval.event

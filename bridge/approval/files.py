@@ -1,11 +1,11 @@
-"""The files that decide who may approve: configuration, public keys, state directory, and the directories above them.
+"""The files that determine who may approve: configuration, public keys, state directory, and their parent directories.
 
-Who may write one of them needs no key: a key of their own in place of ours, a rule, or an outbox in which the approval
-stands already. So while others than root and the agent's user may write to one, nothing is approved, as sshd takes no
-key from a file that others may write to. Decisions are still taken and holds kept.
+A user who can write one of these files needs no key: the user can replace a key, add a rule, or add an approval to the
+outbox. While users other than root and the agent's user can write one of them, nothing is approved. Decisions are
+still received and holds stored.
 
-A key whose file is gone is a fault, or somebody revoked it; either way it does not count, and the agent goes on: a VM
-whose events nobody sees is worse than one whose approvals wait for the next key.
+A key whose file is missing does not count, and the agent continues. A VM whose events are not reported is worse than a
+VM whose approvals wait for the next key.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import logging
 import os
 import sys
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from bridge.config.trusted_keys import TrustedKey, unusable_keys
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
-from bridge.outbox.database import DATABASE
 from bridge.system.permissions import why_writable
 
 logger = logging.getLogger(__name__)
@@ -40,12 +40,13 @@ def agent_user(directory: Path) -> int:
 def unsafe_files(
     keys: Sequence[TrustedKey], *, configuration: Path | None, directory: Path, users: Collection[int]
 ) -> tuple[str, ...]:
-    """Return a sentence for each file that others than root and *users* may change, and that nothing may rest on then.
+    """Return a sentence for each file that a user other than root and *users* can change.
 
-    The ways to two files may have the same fault, which is told once.
+    Two files may share an unsafe parent directory, which is reported once.
     """
-    outbox = (directory / f"{DATABASE}{suffix}" for suffix in ("", "-wal", "-shm"))
-    paths = [directory, *outbox, *(key.public_key_file for key in keys)]
+    paths = [directory, *(key.public_key_file for key in keys)]
+    with suppress(OSError):  # without a free descriptor, no request can be sent either
+        paths += sorted(directory.glob("outbox-*.db*"))
     if configuration is not None:
         paths.append(configuration)
     found = (why_writable(path, users=users) for path in paths)
@@ -53,7 +54,7 @@ def unsafe_files(
 
 
 class ApprovalFiles:
-    """The files of one agent, looked at before each request to Azure (`why_unsafe`) and every few seconds (`check`)."""
+    """The files of one agent, checked before each request to Azure (`why_unsafe`) and every few seconds (`check`)."""
 
     def __init__(
         self, keys: Sequence[TrustedKey], *, configuration: Path | None, directory: Path, metrics: Metrics
@@ -65,11 +66,11 @@ class ApprovalFiles:
         self._log = ThrottledLog(logger)
 
     def why_unsafe(self) -> str | None:
-        """Return why nothing may be approved now, None when everything is as it should be."""
+        """Return why nothing may be approved; None if all files are safe."""
         return " ".join(self._unsafe()) or None
 
     def check(self) -> None:
-        """Log what is wrong, once, and what was mended; tell the metrics."""
+        """Log each problem and its end once, and update the metrics."""
         unsafe = self._unsafe()
         self._tell(
             "unsafe", [f"Nothing is approved: {why}" for why in unsafe], "The files of approvals are safe again."

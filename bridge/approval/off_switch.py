@@ -1,7 +1,7 @@
-"""The off switch, the file ``approvals.disabled``: that it was made or removed becomes a record with the file's owner.
+"""The off switch, the file ``approvals.disabled``: a record reports its creation and its removal with the file's owner.
 
-Whoever can write to the state directory can stop all approvals, and let them go on. Both are told by every sink, also
-when the agent did not run meanwhile: the outbox remembers which it told last.
+Every user who can write to the state directory can stop all approvals and allow them again. The outbox stores the last
+reported state, so a change while the agent does not run is reported, too.
 """
 
 from __future__ import annotations
@@ -11,48 +11,47 @@ from pathlib import Path
 
 from bridge.events.event import Incarnation
 from bridge.events.record import Approval, Transition, TransitionRecord
-from bridge.outbox import meta
-from bridge.outbox.approvals import ApprovalRecord, ApprovalResult
-from bridge.outbox.locks import DISABLED_FILE
+from bridge.outbox.approvals import DISABLED_FILE
 from bridge.outbox.outbox import Outbox
+from bridge.outbox.rows import ApprovalRecord, ApprovalResult
+from bridge.outbox.state import State
 
+_KEY = "approvals_disabled_by"
 _UNKNOWN = "unknown"
 
 
 class OffSwitch:
-    """The file in the state *directory*, and what *outbox* has told of it; for one thread."""
+    """The file in the state *directory*, and its last state that *outbox* has reported."""
 
     def __init__(self, directory: Path, outbox: Outbox) -> None:
         self._file = directory / DISABLED_FILE
         self._outbox = outbox
-        self._told: str | None = outbox.read(meta.get, meta.DISABLED_BY).result()
 
     def check(self, incarnation: Incarnation) -> list[TransitionRecord]:
-        """Write a record when the file came or went since the last one, and return it."""
-        owner, told = _owner(self._file), self._told or ""
-        if bool(owner) == bool(told):
+        """Write a record if the file was created or removed since the last record; return the record."""
+        owner, before = _owner(self._file), self._outbox.read(State.get, _KEY)
+        if bool(owner) == bool(before):
             return []
         if owner:
-            who, result = owner, ApprovalResult.DISABLED
-            message = (
-                f"The file {DISABLED_FILE} was made; its owner is {owner}. No approval is given while it is there."
-            )
+            result = ApprovalResult.DISABLED
+            message = f"The file {DISABLED_FILE} exists; its owner is {owner}. Nothing is approved until you delete it."
         else:
-            who, result = told, ApprovalResult.ENABLED
-            message = f"The file {DISABLED_FILE} is gone; its owner was {told}. Approvals go on."
+            result = ApprovalResult.ENABLED
+            message = f"The file {DISABLED_FILE} was deleted; its owner was {before}. Approvals are possible again."
         outcome = ApprovalRecord(
             transition=Transition.APPROVAL_REFUSED,
             event=None,
-            approval=Approval(source=DISABLED_FILE, approvers=(who,), reason=message, result=result.value),
+            approval=Approval(
+                source=DISABLED_FILE, approvers=(owner or before or "",), reason=message, result=result.value
+            ),
         )
-        append = self._outbox.records.append_off_switch
-        written = self._outbox.write(append, outcome, owner, incarnation=incarnation).result()
-        self._told = owner
+        written = self._outbox.append_outcomes([outcome], incarnation=incarnation)
+        self._outbox.change(State.put, _KEY, owner or None)
         return written
 
 
 def _owner(file: Path) -> str:
-    """Return the name of the owner of *file*, "" when there is none; "unknown" when it cannot be looked for."""
+    """Return the name of the owner of *file*: "" without a file, "unknown" if it cannot be read."""
     try:
         status = file.lstat()
     except FileNotFoundError:
@@ -61,7 +60,7 @@ def _owner(file: Path) -> str:
         return _UNKNOWN
     if os.name != "posix":
         return _UNKNOWN
-    import pwd  # noqa: PLC0415 - there is none on Windows
+    import pwd  # noqa: PLC0415 - not available on Windows
 
     try:
         return pwd.getpwuid(status.st_uid).pw_name

@@ -1,14 +1,13 @@
-"""Portal poller: the outbound long poll that brings signed decisions from the portal (PROTOCOL.md, sections 2 to 4).
+"""Portal poller: the outbound long poll for signed decisions (PROTOCOL.md, sections 2 to 4).
 
-It runs on a thread of its own and shares nothing but the function that takes the tokens: what happens here delays
-neither the poll of the metadata service nor a sink. It trusts nothing that it brings and judges none of it. The index
-is kept in memory only: starting over brings decisions that are known already, which are passed over in silence, while
-an index that outlived a lost database would leave decisions out. For the same reason the index moves on only after the
-tokens were taken, and counts in one epoch of the portal only: a portal that was restored from a backup counts on, and
-would soon pass an index of its former life. It starts over when the database was rebuilt, and when the clock was set.
+The poller has its own thread and delays neither the poll of the metadata service nor a sink. It verifies nothing. The
+index is in memory only, so every start asks for all decisions again, and known decisions are acknowledged silently.
+The index advances only after the tokens were taken. It is valid in one epoch of the portal only, because a portal that
+was restored from a backup counts again from an older index. The poller starts over at index 0 when the state of
+another machine was replaced, and when the clock was set.
 
-Each request ends by its deadline, and `stop` breaks it off. The one thing out of reach is a resolver that hangs
-(see `bridge.http.watchdog`): then the thread is left behind, and what it still brings is not handed on.
+Each request ends by its deadline, and `stop` cancels it, except for a resolver that hangs (`bridge.http.watchdog`). In
+that case, the thread is abandoned, and its response is not used.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from bridge.approval.decision_token import MAX_TOKEN_CHARACTERS
 from bridge.approval.portal_client import MAX_ANSWER_BYTES, MAX_DECISIONS, PortalAnswer, PortalClient
-from bridge.approval.token import MAX_TOKEN_CHARACTERS
 from bridge.backoff import RETRY_AFTER_CAP_SECONDS, full_jitter
 from bridge.clock import CLOCK_SKEW_SECONDS, REAL_CLOCK, Clock, Instant
 from bridge.errors import PortalFailed
@@ -99,13 +98,12 @@ def _is_full(answer: PortalAnswer) -> bool:
 
 
 class PortalPoller:
-    """Keeps a request open by *client* and hands the tokens of every answer to *receive*.
+    """Keeps a request open with *client* and passes the tokens of every response to *receive*.
 
-    *vm_id* returns who this VM is, None while that is unknown: then the portal is not asked. *receive* is called from
-    the poller's thread, must not block, and may be given what it knows already; when it raises, the same tokens come
-    again. *database* returns what stands for the database that decisions are kept in; when that is another one, the
-    portal is asked from the beginning. The first request comes at random within *first_within_seconds*. *wait* is how
-    the thread waits: given an event and seconds, it returns whether the event is set.
+    *vm_id* returns the vmId of this VM; while it is None, no request is sent. *receive* runs on the poller's thread,
+    and may receive known tokens. If it raises, the same tokens are requested again. *outbox_epoch* returns
+    `Outbox.epoch`; when it changes, the poller starts over at index 0. The first request is sent at a random time
+    within *first_within_seconds*. *wait* waits for an event for some seconds and returns whether the event is set.
     """
 
     def __init__(
@@ -114,7 +112,7 @@ class PortalPoller:
         *,
         vm_id: Callable[[], str | None],
         receive: Callable[[Sequence[str]], None],
-        database: Callable[[], object] = lambda: None,
+        outbox_epoch: Callable[[], int] = lambda: 0,
         metrics: ChannelMetrics | None = None,
         first_within_seconds: float = 0.0,
         clock: Clock = REAL_CLOCK,
@@ -124,21 +122,21 @@ class PortalPoller:
         self._first_within_seconds = first_within_seconds
         self._vm_id = vm_id
         self._receive = receive
-        self._database = database
+        self._outbox_epoch = outbox_epoch
         self._metrics = metrics
         self._clock = clock
         self._wait = wait
         self._log = ThrottledLog(logger, clock=clock)
         self._pacing = Pacing(clock)
-        self._asked_for: tuple[str, object] | None = None
+        self._asked_for: tuple[str, int] | None = None
         self._wall_ahead_seconds: float | None = None
         self._index = 0
         self._epoch: str | None = None
         self._was_asked = False
         self.taken: Instant | None = None
-        """When all that the portal has was last taken: the time of an answer that left nothing out; None before it."""
-        self.read_whole: object = None
-        """The `database` for which all of the portal's decisions were taken; None before the first."""
+        """The time of the last response after which all decisions of the portal were taken."""
+        self.read_epoch: int | None = None
+        """The `outbox_epoch` for which all decisions from index 0 were taken."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="approval-channel", daemon=True)
         self.loop_watch = LoopWatch(clock)
@@ -196,7 +194,7 @@ class PortalPoller:
             return self._pacing.after_failure(None)
 
     def _poll(self, vm_id: str) -> float:
-        asked_for = (vm_id, self._database())
+        asked_for = (vm_id, self._outbox_epoch())
         if asked_for != self._asked_for or self._is_clock_set():
             self._asked_for, self._index, self._epoch = asked_for, 0, None
         began_at = self._clock.monotonic()
@@ -215,9 +213,9 @@ class PortalPoller:
             return self._pacing.after_nothing(began_at=began_at)
         if not _is_full(answer):
             self.taken = answered
-            if self.read_whole != asked_for[1]:
-                self.read_whole = asked_for[1]
-                self._receive(())  # so that it is noticed
+            if self.read_epoch != asked_for[1]:
+                self.read_epoch = asked_for[1]
+                self._receive(())  # to wake the approver
         if answer.index > before:
             return self._pacing.after_news()
         return self._pacing.after_nothing(began_at=began_at)

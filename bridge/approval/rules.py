@@ -18,17 +18,15 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from bridge.approval.evaluation_step import DocumentIndex, newest_holds
+from bridge.approval.evaluation import DocumentIndex, Evaluation, newest_holds
 from bridge.approval.inbox import DecisionInbox
-from bridge.approval.outcomes import Evaluation, Refusal
+from bridge.approval.refusals import Refusal
 from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import RefusalReason
 from bridge.events.event import ScheduledEvent, VmIdentity, names_vm, normal_name
 from bridge.logs import ThrottledLog
-from bridge.outbox import meta
-from bridge.outbox.approvals import ApprovalStage, ApprovalState, EventVersion, PendingApproval
-from bridge.outbox.outbox import Outbox
+from bridge.outbox.rows import ApprovalStage, ApprovalState, EventVersion, PendingApproval
 
 _PREFIX = "rule:"
 _RETRY_SECONDS = 1.0
@@ -44,6 +42,11 @@ class RuleEngine:
         self._clock = clock
         self._first_seen: dict[EventVersion, float] = {}
         self._next_at = math.inf
+
+    @property
+    def are_empty(self) -> bool:
+        """Return whether no rules are configured."""
+        return not self._settings.rules
 
     @property
     def is_waiting(self) -> bool:
@@ -85,7 +88,7 @@ class RuleEngine:
             return result
         holds = newest_holds(state.decisions)
         for key in index.digests.items():
-            if key[0] not in holds and index.why_not(*key) is None and self._is_free(state, key):
+            if key[0] not in holds and index.is_confirmed(*key) and self._is_free(state, key):
                 self._evaluate_event(index.events[key[0]], key, result, commands_are_full=commands_are_full)
         return result
 
@@ -144,63 +147,44 @@ class RuleEngine:
 
 
 class RulePreconditions:
-    """What must be so before any rule acts; *log* says what is not. For one thread.
+    """The conditions for every rule. *log* reports a condition that is not met. For one thread.
 
-    A rule decides without a person, so a hold that this agent does not know yet would come too late. A new database
-    waits until the portal has given all that it has; a decision that cannot be checked yet may be a hold; and with
-    `require_portal_seconds` the portal must have answered lately.
+    A rule decides without a person, so a hold that the agent does not know yet would come too late. A decision that
+    cannot be verified yet may be a hold. With `require_portal_seconds`, the portal must have responded recently.
     """
 
     def __init__(
         self,
         settings: ApprovalSettings,
-        outbox: Outbox,
         inbox: DecisionInbox,
         *,
         portal_taken: Callable[[], Instant | None],
-        portal_read: Callable[[], object],
         log: ThrottledLog,
         clock: Clock,
     ) -> None:
         self._require_portal_seconds = settings.require_portal_seconds if settings.rules else None
-        self._has_portal = settings.remote is not None
-        self._outbox = outbox
         self._inbox = inbox
         self._portal_taken = portal_taken
-        self._portal_read = portal_read
         self._log = log
         self._clock = clock
 
     def are_met(self) -> bool:
-        """Return whether no hold can be missing: the portal has answered lately, where rules need that."""
-        if self._has_portal and self._outbox.awaits_portal:
-            message = "No rule acts: the database is new, and the portal, which may have a hold, has not answered yet."
-            self._log.problem("new_database", logging.WARNING, message)
-            return False
-        self._log.recovered("new_database", "The portal has given its decisions; rules act.")
+        """Return whether the rules may act."""
         if self._inbox.awaits_key:
-            message = "No rule acts: a decision, which may be a hold, waits for its key file to be usable."
+            message = "No rule acts: a decision waits until its key file is usable, and it may be a hold."
             self._log.problem("awaits_key", logging.ERROR, message)
             return False
-        self._log.recovered("awaits_key", "Every decision can be checked; rules act.")
+        self._log.recovered("awaits_key", "Every decision can be verified. Rules act again.")
         limit = self._require_portal_seconds
         if limit is None:
             return True
         taken = self._portal_taken()
         if taken is not None and self._clock.instant().seconds_since(taken) <= limit:
-            self._log.recovered("portal", "The portal answers; rules act again.")
+            self._log.recovered("portal", "The portal responds. Rules act again.")
             return True
-        message = f"No rule acts: the portal has not answered in the last {limit:g} s (require_portal_seconds)."
+        message = f"No rule acts: the portal did not respond in the last {limit:g} s (require_portal_seconds)."
         self._log.problem("portal", logging.WARNING, message)
         return False
-
-    def note_portal_read(self) -> None:
-        """Let rules act on a new database once all that the portal has for it is kept."""
-        if not self._outbox.awaits_portal or self._inbox.has_unkept:
-            return
-        created_at = self._outbox.created_at
-        if self._portal_read() == created_at:
-            self._outbox.write(meta.note_portal_read, created_at).result()
 
 
 def first_match(rules: Iterable[RuleSettings], event: ScheduledEvent, *, vm_name: str | None) -> RuleSettings | None:

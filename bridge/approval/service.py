@@ -1,7 +1,7 @@
-"""Approval service: builds, starts and stops the approver, and the poller that brings it decisions from the portal.
+"""Approval service: builds, starts, and stops the approver and the portal poller.
 
-One approver ends before another may start on the same decisions. Half of the agents approve nothing, and need not pay
-1 MB for what checks signatures: so the approver is imported only where there is an `[approval]` table.
+An approver ends before the next one starts on the same decisions. The approver is imported only if the configuration
+has an `[approval]` table, because the verification of signatures needs 1 MB of memory.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _MOST_HEADER_CHARACTERS = 4_096
 
 
 def agent_header(settings: ApprovalSettings, keys: Sequence[TrustedKey], *, version: str, is_disabled: bool) -> str:
-    """Return what an agent says of itself with each request to the portal: a JSON object in ASCII (PROTOCOL.md 2).
+    """Return the header that describes the agent to the portal: a JSON object in ASCII (PROTOCOL.md, section 2).
 
-    Whether a decision would be followed here, and how. *keys* are those of *settings*, whose files are looked at.
+    *keys* are the keys of *settings*. Only keys with a usable file are listed.
     """
     about: dict[str, object] = {
         "version": version,
@@ -52,11 +52,7 @@ def _compact(value: object) -> str:
 
 
 class ApprovalService:
-    """Approves for the VM that *vm* returns; *directory* is the state directory.
-
-    With *on_request_only* no rule begins anything, no portal is asked, and of what is open nothing else is posted: a
-    person wants one approval.
-    """
+    """Approves for the VM that *vm* returns; *directory* is the state directory."""
 
     def __init__(
         self,
@@ -65,15 +61,14 @@ class ApprovalService:
         *,
         vm: Callable[[], VmIdentity],
         directory: Path,
-        on_request_only: bool = False,
         clock: Clock = REAL_CLOCK,
     ) -> None:
         self._outbox = outbox
         self._metrics = metrics
         self._vm = vm
         self._directory = directory
-        self._on_request_only = on_request_only
         self._clock = clock
+        self._portal_url: str | None = None
         self._configuration: Path | None = None
         self._secret_variables: Collection[str] = ()
         self._imds_timeout_seconds = 5.0
@@ -91,10 +86,10 @@ class ApprovalService:
         secret_variables: Collection[str] = (),
         imds_timeout_seconds: float = 5.0,
     ) -> None:
-        """Build what *settings* ask for, to be started by `start`; what was built before must have ended.
+        """Build the approver and the portal poller of *settings*. Those of the last configuration must have ended.
 
-        *configuration* is the file they were read from. No command of a rule gets one of the *secret_variables* of this
-        process. A request by *imds* takes *imds_timeout_seconds* at most.
+        *configuration* is the configuration file. Commands do not receive the environment's *secret_variables*. A
+        request by *imds* takes at most *imds_timeout_seconds*.
         """
         self._configuration = configuration
         self._secret_variables = secret_variables
@@ -103,12 +98,15 @@ class ApprovalService:
         self._metrics.watch_approved(lambda: 0.0)
         if remote is None:
             self._metrics.forget_approval_channel()
+        elif remote.url != self._portal_url:  # another portal may have holds that the agent does not know
+            self._outbox.awaits_portal = True
+        self._portal_url = None if remote is None else remote.url
         self._files = None
         self._metrics.approval_files(unsafe=0, unusable_keys=0)
         self.approver = None if settings is None else self._build_approver(settings, imds)
         self.check_files()
         self._portal_poller = None
-        if settings is not None and remote is not None and self.approver is not None and not self._on_request_only:
+        if settings is not None and remote is not None and self.approver is not None:
             self._portal_poller = self._build_portal_poller(settings, remote, self.approver, imds)
 
     def _build_approver(self, settings: ApprovalSettings, imds: ImdsClient) -> Approver:
@@ -128,13 +126,13 @@ class ApprovalService:
             settings,
             self._outbox,
             inbox=DecisionInbox(keys, self._outbox, vm=self._vm, clock=clock),
-            rules=None if self._on_request_only else RuleEngine(settings, vm=self._vm, clock=clock),
+            rules=RuleEngine(settings, vm=self._vm, clock=clock),
             submitter=Submitter(
                 imds, self._directory, why_unsafe=files.why_unsafe, dry_run=settings.dry_run, clock=clock
             ),
             off_switch=OffSwitch(self._directory, self._outbox),
             portal_taken=lambda: None if self._portal_poller is None else self._portal_poller.taken,
-            portal_read=lambda: None if self._portal_poller is None else self._portal_poller.read_whole,
+            portal_read=lambda: None if self._portal_poller is None else self._portal_poller.read_epoch,
             metrics=self._metrics,
             secret_variables=self._secret_variables,
             imds_timeout_seconds=self._imds_timeout_seconds,
@@ -157,7 +155,7 @@ class ApprovalService:
             ),
             vm_id=lambda: vm().vm_id,
             receive=approver.receive,
-            database=lambda: self._outbox.created_at,
+            outbox_epoch=lambda: self._outbox.epoch,
             metrics=self._metrics.approval_channel(),
             first_within_seconds=JITTER_SECONDS,
             clock=self._clock,
@@ -165,29 +163,29 @@ class ApprovalService:
 
     @property
     def loop_watches(self) -> Mapping[str, LoopWatch]:
-        """The watches over the loops of the approver and of the way to the portal, where there are any."""
+        """Return the watches of the loops of the approver and the portal poller."""
         loops = {"approver": self.approver, "portal": self._portal_poller}
         return {name: loop.loop_watch for name, loop in loops.items() if loop is not None}
 
     def check_files(self) -> None:
-        """Look whether every key can be used, and whether others may write to what approvals rest on; log what not."""
+        """Check and log whether every key is usable and the permissions of all files are safe."""
         if self._files is not None:
             self._files.check()
 
     def start(self) -> None:
-        """Begin to approve, and to ask the portal if there is one."""
+        """Start the approver and the portal poller."""
         if self.approver is not None:
             self.approver.start()
         if self._portal_poller is not None:
             self._portal_poller.start()
 
     def wake(self) -> None:
-        """Have the approver run at once: a command has written to the outbox."""
+        """Let the approver run at once, because a command has changed the state."""
         if self.approver is not None:
             self.approver.wake()
 
     def stop(self) -> None:
-        """Begin nothing any more; what is under way ends in `join`. The portal poller may take a second to end."""
+        """Begin to stop; see `join`. The portal poller may need a second to end."""
         if self.approver is not None:
             self.approver.stop()
         if self._portal_poller is not None:
@@ -195,12 +193,12 @@ class ApprovalService:
             self._portal_poller = None
 
     def join(self, timeout_seconds: float) -> None:
-        """Wait for the approver's end."""
+        """Wait for the end of the approver."""
         if self.approver is not None:
             self.approver.join(timeout_seconds)
 
     def drain(self, post_seconds: float, stop: Callable[[], bool]) -> None:
-        """Wait until what is posted has its answer, for which it may take *post_seconds*, or until *stop* is true."""
+        """Wait for the end of the approver, at most *post_seconds* and a margin, or until *stop* returns true."""
         if self.approver is None:
             return
         wait_seconds = post_seconds * 1.1 + _JOIN_SECONDS

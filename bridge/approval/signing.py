@@ -1,4 +1,4 @@
-"""Making a key pair and signing a decision: the other end of `bridge.approval.token`.
+"""Making a key pair and signing a decision: the other end of `bridge.approval.decision_token`.
 
 For `keygen` and `decide`, and for the stub of a portal. A real portal does the same in its own language, with its own
 keys, from PROTOCOL.md. A private key is written once, readable by its owner alone, and never over another; one that
@@ -16,8 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from bridge.approval.digest import digest
-from bridge.approval.token import (
+from bridge.approval.decision_token import (
     ALGORITHM,
     MAX_LIFETIME_SECONDS,
     MAX_REASON_CHARACTERS,
@@ -26,6 +25,7 @@ from bridge.approval.token import (
     read_claims,
     read_header,
 )
+from bridge.approval.digest import digest
 from bridge.errors import RefusedDecision, SigningFailed
 from bridge.events.event import ScheduledEvent
 from bridge.events.record import Verdict

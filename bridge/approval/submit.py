@@ -1,22 +1,21 @@
-"""Submission: StartRequests for the approvals that are due, and what Azure's answer means.
+"""Submission: StartRequests for the approvals that are due, and the meaning of Azure's response.
 
-An attempt is counted in the outbox before it is made, so that after a crash it is known that Azure may have been told.
-Posting the same EventId again does no harm there: a 200 means that the event is approved, not who did it.
+An attempt is counted and saved before the request, so after a crash the agent knows that Azure may have accepted the
+approval. A second request for the same EventId does no harm.
 
-    200                 approved, once
-    another status      failed, recorded once at first; tried again until the event starts, changes or is held
-    no answer           unknown, which is neither: tried again once a newer document shows the event still waiting
+    200                 approved
+    another status      failed; recorded once, and tried again until the event starts, changes, or is held
+    no response         unknown; tried again when a newer document shows the event as Scheduled
 
-Right before each request the document is got once more, and only what may still be posted beside that answer goes into
-the request: an event that changed since the last poll, a key that was taken away and a hold that has just come are in
-time. What is kept back is tried again a second later; the next poll says what became of it.
+Right before each request, the agent gets the document once more (the last look). Only approvals that this response
+allows go into the request. The others are withheld, and tried again a second later.
 
-One EventId that Azure does not know refuses a whole request, so after a 4xx each is posted by itself. While a request
-is on its way, and until its outcome was handed to the outbox (`Submitter.in_flight`), the poll can wait for it
-(`Submitter.wait_for`): the record `approved` comes before the `started` that it caused.
+One EventId that Azure does not know makes Azure refuse the whole request. After a 4xx, each approval therefore gets a
+request of its own. While a request is on its way, and until its outcome is written (`Submitter.in_flight`), the poll
+can wait (`Submitter.wait_for`), so that the record `approved` precedes the `started` that it caused.
 
-The file ``approvals.disabled`` in the state directory stops everything, and so does a file that others may write to and
-that decides who may approve (`bridge.approval.files`).
+Two conditions prevent all requests: the file ``approvals.disabled`` in the state directory, and unsafe permissions of a
+file that determines who may approve (`bridge.approval.files`).
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from bridge.approval.outcomes import Evaluation, approval_record
+from bridge.approval.evaluation import Evaluation, approval_record
 from bridge.backoff import delivery_gap
 from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.errors import ImdsError, ImdsStatus
 from bridge.events.event import Document, Incarnation
 from bridge.events.record import Transition
 from bridge.logs import ThrottledLog
-from bridge.outbox.approvals import ApprovalResult, ApprovalStage, DecisionStage, EventVersion, PendingApproval
-from bridge.outbox.locks import DISABLED_FILE
+from bridge.outbox.approvals import DISABLED_FILE
+from bridge.outbox.rows import ApprovalResult, ApprovalStage, DecisionStage, EventVersion, PendingApproval
 
 if TYPE_CHECKING:  # `status` imports this module, and needs no HTTP
     from bridge.imds.client import ImdsClient
@@ -56,7 +55,7 @@ _MINIMUM_WAIT_SECONDS = 0.05
 
 
 def is_disabled(directory: Path) -> bool:
-    """Return whether approvals are stopped in the state *directory*; also when the file cannot be looked for."""
+    """Return whether ``approvals.disabled`` is in the state *directory*, or its absence cannot be confirmed."""
     try:
         (directory / DISABLED_FILE).lstat()
     except FileNotFoundError:
@@ -67,15 +66,15 @@ def is_disabled(directory: Path) -> bool:
 
 
 class LastLook(msgspec.Struct, frozen=True, kw_only=True):
-    """The document right before a request, and when it came."""
+    """The document right before a request, and the time of the response."""
 
     document: Document
     answered_at: Instant
-    """Its wall time is the question's and what the monotonic clock counted: a pause of the VM makes it older."""
+    """The wall time of the request plus the monotonic seconds of the call: a pause of the VM makes it older."""
 
 
 def batches(approvals: Sequence[PendingApproval]) -> list[Sequence[PendingApproval]]:
-    """Return *approvals* in parts that one request may have."""
+    """Return *approvals* in parts of at most one request."""
     return [approvals[start : start + _MOST_IN_A_REQUEST] for start in range(0, len(approvals), _MOST_IN_A_REQUEST)]
 
 
@@ -213,27 +212,30 @@ class Submitter:
     # The request.
 
     def last_look(self) -> LastLook | None:
-        """Return the document as it is now, to be asked for right before each `post`; None when it cannot be had."""
+        """Request the document right before a `post`; return None without a response."""
         asked_at = self._clock.instant()
         self._gap_seconds = _RETRY_SECONDS
         try:
             document = self._imds.scheduled_events_again()
         except ImdsError as error:
-            self._log.problem("look", logging.WARNING, f"Nothing is approved without a last look. {error}")
+            self._log.problem(
+                "look",
+                logging.WARNING,
+                f"Nothing is approved, because the metadata service did not respond before the request. {error}",
+            )
             if isinstance(error, ImdsStatus) and error.retry_after_seconds is not None:
                 self._gap_seconds = min(max(error.retry_after_seconds, _RETRY_SECONDS), _LONGEST_GAP_SECONDS)
             return None
-        self._log.recovered("look", "The metadata service gives the last look before an approval again.")
+        self._log.recovered("look", "The metadata service responds before approvals again.")
         monotonic = self._clock.monotonic()
         wall = asked_at.wall + timedelta(seconds=monotonic - asked_at.monotonic)
         return LastLook(document=document, answered_at=Instant(wall=wall, monotonic=monotonic))
 
-    def keep_back(self, approvals: Iterable[PendingApproval]) -> None:
-        """Let *approvals*, which may not be posted beside the last look, wait for a moment."""
+    def withhold(self, approvals: Iterable[PendingApproval], why: str) -> None:
+        """Let *approvals* wait for a moment before the next attempt, because of *why*."""
         for each in approvals:
             self._attempt(each).retry_at = self._clock.monotonic() + self._gap_seconds
-            message = "The last look before the request says that this may not be approved now."
-            self._log.problem(each.key, logging.INFO, message, event_id=each.event_id)
+            self._log.problem(each.key, logging.INFO, f"The approval is withheld. {why}", event_id=each.event_id)
 
     def post(
         self, approvals: Sequence[PendingApproval], incarnation: Incarnation, result: Evaluation

@@ -15,8 +15,9 @@ import msgspec
 import pytest
 from vectors import make
 
-from bridge.approval import token as token_module
+from bridge.approval import decision_token as token_module
 from bridge.approval.credentials import TOKEN_DEADLINE_SECONDS
+from bridge.approval.decision_token import verify
 from bridge.approval.digest import canonical_json, digest
 from bridge.approval.portal_client import (
     AGENT_HEADER,
@@ -28,7 +29,6 @@ from bridge.approval.portal_client import (
     SHORTEST_WAIT_SECONDS,
 )
 from bridge.approval.signing import sign_decision
-from bridge.approval.token import verify
 from bridge.config.approval import RemoteSettings
 from bridge.config.trusted_keys import MAX_NAME_CHARACTERS, TrustedKey
 from bridge.errors import RefusalReason

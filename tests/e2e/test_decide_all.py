@@ -11,8 +11,8 @@ import pytest
 from outside_portal import Signer
 from small_portal import SmallPortal
 
+from bridge.approval.decision_token import verify
 from bridge.approval.digest import digest
-from bridge.approval.token import verify
 from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import RefusedDecision
 from bridge.events.event import VmIdentity, encode

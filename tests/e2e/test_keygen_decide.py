@@ -11,8 +11,8 @@ from datetime import datetime, timedelta, timezone
 import fork_server
 import pytest
 
+from bridge.approval.decision_token import verify
 from bridge.approval.digest import digest
-from bridge.approval.token import verify
 from bridge.config.loader import read
 from bridge.config.trusted_keys import TrustedKey
 from bridge.events.event import encode

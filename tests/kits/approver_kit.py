@@ -1,4 +1,4 @@
-"""An approver under test: a dial for the time, a metadata service that takes notes, keys made on the spot."""
+"""An approver under test: a clock that the test moves, a metadata service that notes requests, and new keys."""
 
 from __future__ import annotations
 
@@ -22,16 +22,26 @@ from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentit
 from bridge.events.record import Evidence, Transition, TransitionRecord
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics
-from bridge.outbox import approvals, deliveries, meta
-from bridge.outbox.approvals import StoredDecision, cli_decision
+from bridge.outbox import approvals
+from bridge.outbox.approvals import cli_decision
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.reader import OutboxFile
-from bridge.outbox.records import Observation
+from bridge.outbox.records import Observation, forget_events
+from bridge.outbox.rows import ApprovalState, PendingApproval, StoredDecision
 
 VM_ID = "542afd79-4f70-5562-aa13-70d60565ec97"
 START = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
 ANNE, BORIS = "anne", "boris"
 _UNTIL_SECONDS, _TURN_SECONDS = 20.0, 0.02
+
+
+class OneSink:
+    """Routes every record to one sink."""
+
+    def __call__(self, _record: TransitionRecord, _vm_name: str | None) -> list[str]:
+        return ["sink"]
+
+    def if_told(self, _record: TransitionRecord, _vm_name: str | None) -> list[str]:
+        return []
 
 
 class NotingImds:
@@ -88,7 +98,6 @@ class ApproverKit:
         self.vm = VmIdentity(name="vm_0", vm_id=VM_ID)
         self.keys: dict[str, Path] = {}
         self.settings = ApprovalSettings()
-        self.on_request_only = False
         self.document = Document(incarnation=1)
         self.outbox: Outbox | None = None
         self.approver: Approver | None = None
@@ -124,52 +133,46 @@ class ApproverKit:
 
     # Life.
 
-    def start(self, **options: Any) -> None:
+    def start(self, *, hears_portal: bool = True) -> None:
+        """Start an agent; unless *hears_portal* is False, the portal has sent all of its decisions."""
+        self.state.mkdir(mode=0o700, exist_ok=True)
         self.outbox = Outbox(
-            self.state,
-            keep_delivered_seconds=3600,
-            now=self.now,
-            monotonic=self.monotonic,
-            **{"max_bytes": 2**24, **options},
+            self.state, clock=self.clock, boot_id="boot-1", has_portal=self.settings.remote is not None
         )
-        self.outbox.write(self.outbox.records.configure, lambda _record, _name: ["sink"], ["sink"], labels={}).result()
-        self.outbox.identify(self.vm).result()
-        self.approver = self._made()
+        assert self.outbox.wait_loaded(_UNTIL_SECONDS)
+        self.outbox.configure(OneSink(), ["sink"], labels={})
+        self.outbox.identify(self.vm)
+        self.service = ApprovalService(
+            self.outbox, self.metrics, vm=lambda: self.vm, directory=self.state, clock=self.clock
+        )
+        self.configure()
+        if hears_portal:
+            self.hear_portal()
 
     @property
     def clock(self) -> Clock:
         return Clock(now=self.now, monotonic=self.monotonic, random=lambda: 0.0)
 
-    def _made(self) -> Approver:
-        assert self.outbox is not None
-        service = ApprovalService(
-            self.outbox,
-            self.metrics,
-            vm=lambda: self.vm,
-            directory=self.state,
-            on_request_only=self.on_request_only,
-            clock=self.clock,
-        )
-        service.configure(self.settings, cast(ImdsClient, self.imds))
-        assert service.approver is not None
-        self.service = service
-        return service.approver
+    def configure(self) -> None:
+        self.service.configure(self.settings, cast(ImdsClient, self.imds))
+        self.approver = self.service.approver
 
     def hear_portal(self) -> None:
-        """Have the portal's decisions, as many as there are, read from the beginning."""
+        """Have all decisions of the portal received from index 0."""
         assert self.outbox is not None
-        self.outbox.write(meta.note_portal_read, self.outbox.created_at).result()
+        self.outbox.awaits_portal = False
 
     def restart(self) -> None:
         self.close()
         self.start()
 
     def reload(self) -> None:
-        """Go on with `settings` in another approver on the same outbox, as a reload does."""
+        """Continue with `settings` in another approver on the same outbox, as a reload does."""
         assert self.approver is not None
         self.approver.stop()
         self.approver.join(5)
-        self.approver = self._made()
+        self.configure()
+        self.hear_portal()
         self.approver.observe(self.document, Instant(wall=self.now(), monotonic=self.monotonic()))
 
     def close(self) -> None:
@@ -177,7 +180,7 @@ class ApproverKit:
             self.approver.stop()
             self.approver.join(5)
         if self.outbox is not None:
-            self.outbox.close()
+            self.outbox.close(5)
 
     # What happens.
 
@@ -193,33 +196,34 @@ class ApproverKit:
         }
         return ScheduledEvent(event_id=event_id, **{**values, **fields})
 
-    def see(self, *events: ScheduledEvent, shown: bool = True) -> None:
-        """Have the metadata service answer now, with *events*; without *shown* it shows something else by now."""
+    def see(self, *events: ScheduledEvent, shown: bool = True, **options: Any) -> None:
+        """Have the metadata service respond now with *events*; without *shown*, the next response differs."""
         assert self.approver is not None
         if events != self.document.events:
             self.document = Document(incarnation=int(str(self.document.incarnation)) + 1, events=events)
         if shown:
             self.imds.document = self.document
-        self.approver.observe(self.document, Instant(wall=self.now(), monotonic=self.monotonic()))
+        self.approver.observe(self.document, Instant(wall=self.now(), monotonic=self.monotonic()), **options)
 
     def record(self, *events: ScheduledEvent) -> None:
         """Store *events* as the poll does before the approver hears of them."""
+        self.record_change(Transition.SCHEDULED, *events)
+
+    def record_change(self, transition: Transition, *events: ScheduledEvent) -> None:
         assert self.outbox is not None
-        self.outbox.write(
-            self.outbox.records.append_observation,
+        changes = [
+            Change(
+                transition=transition, evidence=Evidence.OBSERVED, event=event, observed_at=self.now(), incarnation=1
+            )
+            for event in events
+        ]
+        self.outbox.append_observation(
             Observation(
-                stream_id=self.outbox.read(meta.load).result().stream_id,
                 document=self.document,
-                changes=[
-                    Change(transition=Transition.SCHEDULED, evidence=Evidence.OBSERVED, event=event) for event in events
-                ],
-                observed_at=self.now(),
-                incarnation=1,
-                previous_incarnation=None,
-                is_settled=True,
-                boot_id="b",
-            ),
-        ).result()
+                changes=changes,
+                active_event_ids=None,
+            )
+        )
 
     def until(self, condition: Callable[[], object]) -> None:
         """Take turns, in real time, until *condition* holds: what a command of the approver does takes its own."""
@@ -230,6 +234,13 @@ class ApproverKit:
             self.approver.observe(self.document, Instant(wall=self.now(), monotonic=self.monotonic()))
             self.turn()
             time.sleep(_TURN_SECONDS)
+
+    def prune(self, *active_event_ids: str) -> None:
+        """Delete what is old, as the agent does from time to time."""
+        assert self.outbox is not None
+        now = self.now().timestamp()
+        self.outbox.change(forget_events, now)
+        self.outbox.change(approvals.prune, active_event_ids, now)
 
     def turn(self) -> float:
         assert self.approver is not None
@@ -280,32 +291,41 @@ class ApproverKit:
         decision = msgspec.structs.replace(
             decision, issued_at=int(moment * 1_000_000), expires_at=moment + 120, received_at=moment
         )
-        with OutboxFile(self.state) as beside:
-            return beside.decide(decision, [hold.arrival for hold in overruled])
+        assert self.outbox is not None
+        return self.outbox.change(approvals.keep_overruling, decision, [hold.arrival for hold in overruled])
 
     @property
     def holds(self) -> list[StoredDecision]:
-        """Return the holds that are in force."""
+        return [each for each in self.open_decisions if each.verdict.value == "hold"]
+
+    @property
+    def approval_state(self) -> ApprovalState:
         assert self.outbox is not None
-        found = self.outbox.read(approvals.open_decisions).result()
-        return [each for each in found if each.verdict.value == "hold"]
+        return self.outbox.read(approvals.read_state)
+
+    @property
+    def open_decisions(self) -> tuple[StoredDecision, ...]:
+        return self.approval_state.decisions
+
+    @property
+    def held(self) -> set[str]:
+        """Return the EventIds that are held."""
+        return {each.event_id for each in self.holds if each.state.value == "held"}
+
+    @property
+    def approvals(self) -> list[PendingApproval]:
+        return list(self.approval_state.approvals.values())
 
     @property
     def records(self) -> list[TransitionRecord]:
         assert self.outbox is not None
-        found: list[deliveries.PendingDelivery] = []
-        while rows := self.outbox.read(deliveries.due, "sink", limit=10_000, skip=_sequences(found)).result():
-            found += rows  # a read ends at 1 MiB
-        return [row.record for row in found]
+        rows = self.outbox.read(lambda state: dict(state.records.rows))
+        return [rows[sequence].record for sequence in sorted(rows)]
 
     @property
     def outcomes(self) -> list[tuple[str, str]]:
         """Return (transition, result) of each record about an approval."""
         return [(each.transition.value, each.approval.result) for each in self.records if each.approval is not None]
-
-
-def _sequences(rows: Sequence[deliveries.PendingDelivery]) -> frozenset[int]:
-    return frozenset(row.sequence for row in rows)
 
 
 __all__ = ["ANNE", "BORIS", "START", "VM_ID", "ApproverKit", "NotingImds"]

@@ -13,8 +13,8 @@ from fleet_records import fleet_record, vm_id_of
 from page_kit import QUICK_HASH
 from portal_kit import AGENT_TOKEN, RunningPortal, portal_table
 
+from bridge.approval.decision_token import verify
 from bridge.approval.signing import generate_key
-from bridge.approval.token import verify
 from bridge.clock import utc_now
 from bridge.config.trusted_keys import TrustedKey
 from bridge.events.record import Transition

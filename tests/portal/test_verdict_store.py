@@ -10,8 +10,8 @@ import pytest
 from fleet_records import NOW, fleet_record, vm_id_of
 from msgspec.structs import replace
 
+from bridge.approval.decision_token import verify
 from bridge.approval.signing import DecisionSigner, generate_key
-from bridge.approval.token import verify
 from bridge.clock import format_time
 from bridge.config.trusted_keys import TrustedKey
 from bridge.events.event import encode

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from bridge import strict_json
+from bridge.approval.decision_token import MAX_TOKEN_CHARACTERS
 from bridge.approval.portal_client import MAX_DECISIONS, MAX_EPOCH_CHARACTERS, MAX_INDEX
-from bridge.approval.token import MAX_TOKEN_CHARACTERS
 from bridge.testing.portal_check.asking import Exchange
 from bridge.testing.portal_check.report import Report
 from bridge.testing.portal_check.requirements import Requirement

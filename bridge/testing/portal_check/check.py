@@ -12,7 +12,7 @@ from concurrent.futures import Future
 
 import msgspec
 
-from bridge.approval.token import Claims
+from bridge.approval.decision_token import Claims
 from bridge.config.approval import RemoteSettings
 from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import BridgeError, CredentialFailed

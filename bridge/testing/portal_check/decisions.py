@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from typing import Any
 
+from bridge.approval.decision_token import MAX_TOKEN_CHARACTERS, Claims, verify
 from bridge.approval.digest import digest
-from bridge.approval.token import MAX_TOKEN_CHARACTERS, Claims, verify
 from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import RefusalReason, RefusedDecision
 from bridge.events.event import ScheduledEvent

@@ -11,7 +11,7 @@ import uuid
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
 
-from bridge.approval.token import Claims
+from bridge.approval.decision_token import Claims
 from bridge.clock import format_time
 from bridge.events.event import ScheduledEvent, VmIdentity, encode
 from bridge.events.record import Approval, Evidence, Transition, TransitionRecord

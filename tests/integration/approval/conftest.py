@@ -1,4 +1,4 @@
-"""The approvers that most tests here begin with: one with the keys of two people, and one with a portal."""
+"""The approvers of most tests: one with the keys of two people, and one with a portal and rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings
 
 @pytest.fixture
 def kit(tmp_path: Path) -> Iterator[ApproverKit]:
-    """Return a running approver that trusts the keys of two people."""
+    """Return an approver that trusts the keys of two people."""
     made = ApproverKit(tmp_path)
     made.trust(("k1", ANNE), ("k2", BORIS))
     made.start()
@@ -35,7 +35,6 @@ def make(tmp_path: Path) -> Iterator[Callable[..., ApproverKit]]:
         remote = RemoteSettings(url="https://portal.invalid", keys=keys, required_approvals=required)
         made.settings = ApprovalSettings(rules=rules, remote=remote)
         made.start()
-        made.hear_portal()
         made.wait(10)
         return made
 

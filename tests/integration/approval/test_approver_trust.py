@@ -4,15 +4,12 @@ import os
 import shutil
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from bridge.approval.digest import digest
 from bridge.approval.signing import generate_key
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import ImdsStatus, ImdsUnreachable
 from bridge.outbox import approvals
-from bridge.outbox.approvals import cli_decision
 
 ANNE, BORIS = "anne", "boris"
 FREEZE = RuleSettings(name="freeze", event_types=("Freeze",), action="approve")
@@ -102,7 +99,7 @@ def test_approval_of_a_key_that_is_no_longer_trusted_is_withdrawn_with_a_record(
     assert waiting.outcomes[-1] == ("approval_refused", "unknown_key")
     withdrawn = waiting.records[-1].approval
     assert withdrawn.approvers == (ANNE,)
-    assert "not trusted any more" in withdrawn.reason
+    assert "no longer trusted" in withdrawn.reason
 
 
 def test_key_that_comes_back_revives_nothing(waiting):
@@ -189,23 +186,12 @@ def early(kit):
     return kit
 
 
-def decide_here(kit, event):
-    """Approve *event* on the VM itself."""
-    local = cli_decision(
-        approver="root", decision_id="local", event=event, event_digest=digest(event), valid_seconds=3600
-    )
-    now = kit.now().timestamp()
-    local = msgspec.structs.replace(local, issued_at=round(now * 1_000_000), expires_at=now + 3600)
-    kit.outbox.write(approvals.keep_decision, local).result()
-    kit.approver.wake()
-
-
 @pytest.mark.parametrize("by", ["another key", "the VM itself"])
 def test_early_approval_whose_key_file_broke_keeps_no_other_approval_back(early, by):
     if by == "another key":
         early.offer(early.token(early.event()))
     else:
-        decide_here(early, early.event())
+        early.approve_here(early.event())
     early.go(2, early.event())
     assert early.imds.posts == [["E-1"]]
     assert early.outcomes == [("approved", "accepted")]
@@ -215,7 +201,7 @@ def test_early_approval_whose_key_file_broke_expires_with_a_record(early):
     early.go(200, early.event())
     assert early.imds.posts == []
     assert early.outcomes == [("approval_refused", "expired")]
-    assert early.outbox.read(approvals.open_decisions).result() == ()
+    assert early.open_decisions == ()
 
 
 def test_hold_whose_key_file_broke_is_in_force_and_a_later_approval_ends_it(kit):
@@ -227,7 +213,7 @@ def test_hold_whose_key_file_broke_is_in_force_and_a_later_approval_ends_it(kit)
     kit.go(5, kit.event())
     assert kit.imds.posts == []
     assert kit.outcomes == [("approval_refused", "superseded")]
-    decide_here(kit, kit.event())
+    kit.approve_here(kit.event(), kit.holds)
     kit.go(2, kit.event())
     assert kit.imds.posts == [["E-1"]]
 
@@ -385,7 +371,6 @@ def test_drill_disable_revoke_enable_posts_nothing_of_the_revoked_key_and_all_el
         remote=kit.settings.remote, rules=(RuleSettings(name="reboots", event_types=("Reboot",), action="approve"),)
     )
     kit.reload()
-    kit.hear_portal()
     stolen, sound, both = (kit.event(event_id) for event_id in ("E-stolen", "E-sound", "E-both"))
     by_rule = kit.event("E-rule", event_type="Reboot")
     events = (stolen, sound, both, by_rule)

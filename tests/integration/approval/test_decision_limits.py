@@ -7,15 +7,15 @@ from contextlib import closing
 import jwt
 import pytest
 from approver_kit import ANNE, BORIS, ApproverKit
+from bridge.outbox.reader import OutboxFile
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from bridge.approval.token import TOKEN_TYPE
+from bridge.approval.decision_token import TOKEN_TYPE
 from bridge.errors import ImdsStatus
 from bridge.events.record import Approval, Transition
 from bridge.outbox import approvals, meta
 from bridge.outbox.approvals import ApprovalRecord
 from bridge.outbox.database import used_bytes
-from bridge.outbox.reader import OutboxFile
 from bridge.outbox.records import Observation
 
 MAX_BYTES = 2**22

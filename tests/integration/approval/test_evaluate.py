@@ -1,10 +1,10 @@
 """What is worked out in memory is what the outbox has afterwards: `applied` is checked against the database."""
 
 import msgspec
-
-from bridge.approval.evaluate import evaluate
 from bridge.approval.evaluation_step import Trust, index_document
 from bridge.approval.outcomes import applied
+
+from bridge.approval.evaluate import evaluate
 from bridge.approval.rules import RuleEngine
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.events.event import Document

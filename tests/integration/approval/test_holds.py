@@ -1,23 +1,16 @@
 """A hold has the opposite defaults of an approval: it counts early, late and old, whatever the event becomes."""
 
 import hashlib
-import sqlite3
-from contextlib import closing
 from datetime import timedelta
 
 import msgspec
 import pytest
 from approver_kit import ANNE, BORIS, ApproverKit
 
-from bridge.approval.inbox import DecisionInbox
-from bridge.clock import Clock
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 from bridge.errors import OutboxError
-from bridge.events.diff import Change
-from bridge.events.event import Document, VmIdentity
-from bridge.events.record import Evidence, Transition
-from bridge.outbox import approvals, meta
-from bridge.outbox.records import Observation
+from bridge.events.event import VmIdentity
+from bridge.events.record import Transition
 
 FREEZE = RuleSettings(name="freeze", action="approve", event_types=("Freeze",))
 
@@ -33,7 +26,6 @@ def kit(tmp_path):
         rules=(FREEZE,), remote=RemoteSettings(url="https://portal.invalid", keys=keys, required_approvals=1)
     )
     made.start()
-    made.hear_portal()
     made.wait(10)
     yield made
     made.close()
@@ -44,11 +36,6 @@ def moved(event, minutes=1):
     not_before = event.not_before + timedelta(minutes=minutes)
     text = not_before.strftime("%a, %d %b %Y %H:%M:%S GMT")
     return msgspec.structs.replace(event, not_before=not_before, not_before_raw=text)
-
-
-def held(kit):
-    """Return the EventIds that are held."""
-    return {each.event_id for each in kit.outbox.read(approvals.open_decisions).result() if each.state.value == "held"}
 
 
 # It binds the EventId.
@@ -70,7 +57,7 @@ def test_a_hold_binds_the_event_whatever_of_it_changes(kit, change):
     kit.go(30, change(event))
     kit.go(30, moved(change(event)))
     assert kit.imds.posts == []
-    assert held(kit) == {"E-1"}
+    assert kit.held == {"E-1"}
 
 
 def test_a_hold_of_another_version_of_the_event_withdraws_what_a_rule_wanted(kit):
@@ -126,7 +113,7 @@ def test_a_hold_is_accepted_late_early_and_old(kit, issued_after, options):
     kit.go(30, kit.event())
     assert kit.imds.posts == []
     assert kit.outcomes == []
-    assert held(kit) == {"E-1"}
+    assert kit.held == {"E-1"}
 
 
 def test_a_hold_that_comes_before_the_event_waits_for_it(kit):
@@ -145,7 +132,7 @@ def test_a_hold_that_is_kept_is_in_force_though_its_key_is_gone(kit):
     kit.key("k1").with_name("k1.key.pub").unlink()
     kit.go(30, kit.event())
     assert kit.imds.posts == []
-    assert held(kit) == {"E-1"}
+    assert kit.held == {"E-1"}
 
 
 def test_a_hold_is_kept_as_long_as_its_event_is_there_however_long_ago_it_expired(kit):
@@ -155,10 +142,10 @@ def test_a_hold_is_kept_as_long_as_its_event_is_there_however_long_ago_it_expire
     for _ in range(4):
         kit.wait(86_400)
         kit.go(2, kit.event(), event)
-    kit.outbox.write(approvals.prune, ["E-2"], kit.now().timestamp()).result()
+    kit.prune("E-2")
     kit.go(30, kit.event(), event)
     assert kit.imds.posts == [["E-1"]]
-    assert held(kit) == {"E-2"}
+    assert kit.held == {"E-2"}
 
 
 def test_a_hold_of_an_event_that_started_is_no_refusal(kit):
@@ -218,17 +205,7 @@ def test_an_approval_of_an_event_that_never_comes_is_refused_when_it_expires(peo
 
 def test_an_approval_of_an_event_that_is_over_is_refused_at_once(people):
     event = people.event()
-    seen = Observation(
-        stream_id=people.outbox.read(meta.load).result().stream_id,
-        document=Document(incarnation=1),
-        changes=[Change(transition=Transition.CANCELED, evidence=Evidence.INFERRED, event=event)],
-        observed_at=people.now(),
-        incarnation=1,
-        previous_incarnation=None,
-        is_settled=True,
-        boot_id="boot-1",
-    )
-    people.outbox.write(people.outbox.records.append_observation, seen).result()
+    people.record_change(Transition.CANCELED, event)
     people.go(2)
     people.offer(people.token(event))
     people.go(2)
@@ -268,7 +245,7 @@ def test_a_decision_that_comes_while_its_key_file_is_being_written_counts_once_i
     file.write_bytes(whole)
     people.go(3, people.event())
     assert people.imds.posts == ([["E-1"]] if decision == "approve" else [])
-    assert held(people) == (set() if decision == "approve" else {"E-1"})
+    assert people.held == (set() if decision == "approve" else {"E-1"})
 
 
 def test_no_rule_acts_while_a_hold_waits_for_its_key_file(kit):
@@ -282,7 +259,7 @@ def test_no_rule_acts_while_a_hold_waits_for_its_key_file(kit):
     file.write_bytes(whole)
     kit.go(30, kit.event())
     assert kit.imds.posts == []
-    assert held(kit) == {"E-1"}
+    assert kit.held == {"E-1"}
 
 
 def test_a_hold_that_waits_for_its_key_file_outlives_any_number_of_approvals_before_their_time(kit):
@@ -297,42 +274,10 @@ def test_a_hold_that_waits_for_its_key_file_outlives_any_number_of_approvals_bef
     file.write_bytes(whole)
     kit.go(5, kit.event())
     assert kit.imds.posts == []
-    assert held(kit) == {"E-1"}
+    assert kit.held == {"E-1"}
 
 
 # A database, or a name of this VM, that is not there yet.
-
-
-class FailsOnce:
-    """Stands for an outbox whose next write fails."""
-
-    def __init__(self, outbox):
-        self._outbox = outbox
-        self._failed = False
-
-    def __getattr__(self, name):
-        return getattr(self._outbox, name)
-
-    def write(self, *arguments):
-        if not self._failed:
-            self._failed = True
-            raise OutboxError("The outbox failed.")
-        return self._outbox.write(*arguments)
-
-
-def test_a_hold_that_could_not_be_kept_goes_on_waiting(kit):
-    vm = VmIdentity(name="vm_0")
-    inbox = DecisionInbox(kit.settings.trusted_keys(), FailsOnce(kit.outbox), vm=lambda: vm, clock=Clock(now=kit.now))
-    inbox.receive([kit.token(kit.event(), "hold")])
-    vm = kit.vm
-    with pytest.raises(OutboxError):
-        inbox.receive_waiting()
-    assert inbox.has_unkept
-    assert inbox.receive_waiting() == []
-    assert not inbox.has_unkept
-    kit.go(3, kit.event())
-    assert kit.imds.posts == []
-    assert held(kit) == {"E-1"}
 
 
 def test_no_number_of_tokens_pushes_out_a_hold_while_nothing_can_be_kept(kit):
@@ -346,16 +291,10 @@ def test_no_number_of_tokens_pushes_out_a_hold_while_nothing_can_be_kept(kit):
     kit.vm = named
     kit.go(5, kit.event())
     assert kit.imds.posts == []
-    assert held(kit) == {"E-1"}
+    assert kit.held == {"E-1"}
 
 
 # The signed text.
-
-
-def signed_texts(kit):
-    """Return the decisions that the database has, as they came."""
-    with closing(sqlite3.connect(kit.state / "outbox.db")) as connection:
-        return [text for (text,) in connection.execute("SELECT token FROM decision_tokens ORDER BY arrival")]
 
 
 def named(*tokens):
@@ -374,7 +313,7 @@ def test_the_signed_text_of_each_decision_is_kept_and_the_outcome_names_it(tmp_p
         outcome = kit.records[-1].approval
         assert (outcome.result, outcome.approvers) == ("accepted", (ANNE, BORIS))
         assert outcome.jws_sha256 == named(*tokens)
-        assert signed_texts(kit) == tokens
+        assert [each.token for each in kit.outbox.read(lambda state: state.decisions.rows).values()] == tokens
     finally:
         kit.close()
 
@@ -394,17 +333,17 @@ def test_the_signed_text_of_a_forged_decision_is_neither_kept_nor_named(kit):
     kit.see(kit.event("E-2"))
     forged = kit.token(kit.event("E-2"))[:-8] + "AAAAAAAA"
     kit.offer(forged)
-    assert signed_texts(kit) == []
+    assert [each.token for each in kit.outbox.read(lambda state: state.decisions.rows).values()] == []
     assert all(record.approval.jws_sha256 == () for record in kit.records if record.approval is not None)
 
 
 def test_a_decision_that_is_forgotten_takes_its_signed_text_along(kit):
     kit.see(kit.event("E-2"))
     kit.offer(kit.token(kit.event("E-2")))
-    assert len(signed_texts(kit)) == 1
-    kit.wait(3 * 86_400)
-    kit.outbox.write(approvals.prune, [], kit.now().timestamp()).result()
-    assert signed_texts(kit) == []
+    assert len([each.token for each in kit.outbox.read(lambda state: state.decisions.rows).values()]) == 1
+    kit.wait(9 * 86_400)
+    kit.prune()
+    assert [each.token for each in kit.outbox.read(lambda state: state.decisions.rows).values()] == []
 
 
 # A person on the VM.
@@ -419,7 +358,7 @@ def test_a_person_on_the_vm_ends_a_hold_that_is_dated_ahead(kit, ahead_seconds):
     kit.approve_here(kit.event(), kit.holds)
     kit.go(2, kit.event())
     assert kit.imds.posts == [["E-1"]]
-    assert held(kit) == {"E-1"}  # for rules
+    assert kit.held == {"E-1"}  # for rules
 
 
 def test_a_hold_that_is_signed_after_a_person_overruled_one_dated_ahead_wins(kit):

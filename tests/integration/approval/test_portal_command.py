@@ -8,12 +8,11 @@ import pytest
 from approver_kit import ANNE, BORIS, START, ApproverKit
 from starved import no_descriptors, no_threads
 
-from bridge.approval.evaluation_step import Trust, index_document
-from bridge.approval.open_approvals import postable
+from bridge.approval.evaluate import postable
+from bridge.approval.evaluation import Context, Trust, index_document
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import ImdsStatus
-from bridge.outbox import approvals
-from bridge.outbox.approvals import ApprovalStage
+from bridge.outbox.rows import ApprovalStage
 
 MINE = {"resources": ("vm_0",)}
 
@@ -69,7 +68,6 @@ def begin(kit, drain, *, required=1, rules=(), dry_run=False, **options):
     remote = msgspec.structs.replace(kit.settings.remote, command=drain and drain.command, **options)
     kit.settings = ApprovalSettings(remote=remote, rules=rules, dry_run=dry_run)
     kit.start()
-    kit.hear_portal()
     kit.wait(10)
 
 
@@ -455,13 +453,19 @@ def test_what_has_no_result_of_the_command_is_not_posted_whatever_else_allows_it
     see(kit, mine)
     (kit.state / "approvals.disabled").touch()
     kit.offer(kit.token(mine))
-    state = kit.outbox.read(approvals.read_state).result()
-    (wanted,) = state.approvals.values()
-    given = {"now": kit.now().timestamp(), "required_approvals": 1, "trust": lambda _decision: Trust.KEPT}
-    index = index_document(kit.document)
+    (wanted,) = kit.approvals
+    now = kit.now().timestamp()
+    context = Context(
+        index=index_document(kit.document),
+        now=now,
+        settled_now=now,
+        required_approvals=1,
+        trust=lambda _decision: Trust.KEPT,
+    )
     assert wanted.state is ApprovalStage.WANTED
-    assert postable(state, index, [wanted], **given) == [wanted]
-    assert postable(state, index, [wanted], has_command=True, **given) == []  # asked right before the request
+    assert postable(kit.approval_state, context, [wanted]) == [wanted]
+    context = msgspec.structs.replace(context, has_command=True)
+    assert postable(kit.approval_state, context, [wanted]) == []
 
 
 @pytest.mark.parametrize("starve", [no_threads, no_descriptors])

@@ -4,12 +4,12 @@ import time
 from contextlib import contextmanager
 
 import pytest
+from bridge.outbox.reader import OutboxFile
 from portal_stub import PortalStub
 
 from bridge.agent.agent import Agent
 from bridge.config import loader
 from bridge.events.event import ScheduledEvent
-from bridge.outbox.reader import OutboxFile
 from bridge.testing import EventSpec, Simulator
 
 FREEZE = {"name": "freeze", "event_types": ["Freeze"], "action": "approve", "act": "each"}

@@ -21,9 +21,9 @@ from portal_stub import PortalStub
 from private_ca import PrivateCa
 
 from bridge.approval.credentials import EntraCredential, fetch_portal_token
+from bridge.approval.decision_token import verify
 from bridge.approval.portal_client import GRACE_SECONDS, MAX_ANSWER_BYTES, MAX_DECISIONS, PortalClient
 from bridge.approval.portal_poller import PortalPoller
-from bridge.approval.token import verify
 from bridge.clock import Clock
 from bridge.config.approval import KeySettings, RemoteSettings
 from bridge.errors import ConfigurationError, PortalFailed, RefusalReason, RefusedDecision

@@ -13,8 +13,8 @@ import pytest
 import requests
 from portal_stub import PortalStub
 
+from bridge.approval.decision_token import verify
 from bridge.approval.digest import digest
-from bridge.approval.token import verify
 from bridge.config.approval import RemoteSettings
 from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import DeadlineExceeded

@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from vectors import make
 from vectors.make import EVENT, NOW, PORTAL, VM_ID, b64, claims, header, token, unb64
 
+from bridge.approval.decision_token import Claims, verify
 from bridge.approval.digest import digest
 from bridge.approval.signing import generate_key, sign_decision
-from bridge.approval.token import Claims, verify
 from bridge.config.trusted_keys import TrustedKey, key_mistakes, unusable_keys
 from bridge.errors import KeyUnusable, RefusalReason, RefusedDecision, SigningFailed
 from bridge.events.record import Verdict
@@ -89,7 +89,7 @@ def test_anything_else_is_refused_for_the_right_reason(case, keys):
 
 
 def test_every_reason_that_a_token_can_cause_has_a_vector():
-    others = {"key_unusable", "replayed", "no_room", "event_unknown", "event_changed"}
+    others = {"key_unusable", "replayed", "event_unknown", "event_changed"}
     others |= {"event_not_scheduled", "superseded"}
 
     assert {case["refused"] for case in REFUSED} == {one.value for one in RefusalReason} - others - {
@@ -379,7 +379,7 @@ def test_a_library_that_nobody_here_configured_reads_our_tokens(tmp_path):
 
 def test_cryptography_is_imported_only_when_a_decision_comes(agent_env):
     program = (
-        "import sys, bridge.approval.token, bridge.approval.signing\n"
+        "import sys, bridge.approval.decision_token, bridge.approval.signing\n"
         "sys.exit(bool({'cryptography', 'jwt'} & sys.modules.keys()))"
     )
 

@@ -1,0 +1,176 @@
+"""The values of an evaluation: the document by EventId, trust in keys, and the changes that an evaluation returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+
+import msgspec
+
+from bridge.approval.digest import digest
+from bridge.approval.refusals import Refusal
+from bridge.clock import CLOCK_SKEW_SECONDS
+from bridge.errors import RefusalReason
+from bridge.events.event import Document, ScheduledEvent
+from bridge.events.record import Approval, Transition, Verdict
+from bridge.outbox.rows import (
+    OPEN_DECISIONS,
+    ApprovalRecord,
+    ApprovalResult,
+    DecisionStage,
+    DecisionUpdate,
+    PendingApproval,
+    StoredDecision,
+)
+
+
+class Trust(Enum):
+    """Whether the agent still trusts the key behind a stored decision."""
+
+    KEPT = "kept"
+    REVOKED = "revoked"
+    """The key file is missing or contains another key, or the configuration does not list the key for this approver."""
+    UNKNOWN = "unknown"
+    """The key file exists and cannot be used. Another program may be writing it."""
+
+
+class DocumentIndex(msgspec.Struct, frozen=True, kw_only=True):
+    """One response of the metadata service by EventId. An EventId that occurs twice cannot be approved."""
+
+    events: dict[str, ScheduledEvent]
+    digests: dict[str, str]
+    ambiguous: frozenset[str] = frozenset()
+    unsettled: frozenset[str] = frozenset()
+    """The EventIds with an unconfirmed change: decisions on them stay open, and nothing is posted for them."""
+    tracked: DocumentIndex | None = None
+    """The tracked document, if it is another document."""
+
+    def why_not(self, event_id: str, event_digest: str) -> RefusalReason | None:
+        """Return why this version of the event cannot be approved; None if it can."""
+        event = self.events.get(event_id)
+        if event is None or event_id in self.ambiguous:
+            return RefusalReason.EVENT_UNKNOWN
+        if event.event_status != "Scheduled":
+            return RefusalReason.EVENT_NOT_SCHEDULED
+        return None if self.digests[event_id] == event_digest else RefusalReason.EVENT_CHANGED
+
+    def is_confirmed(self, event_id: str, event_digest: str) -> bool:
+        """Return whether the response and the tracked document both show this version of the event as Scheduled."""
+        if event_id in self.unsettled or self.why_not(event_id, event_digest) is not None:
+            return False
+        return self.tracked is None or self.tracked.why_not(event_id, event_digest) is None
+
+
+def index_document(
+    document: Document, *, unsettled: frozenset[str] = frozenset(), tracked: Document | None = None
+) -> DocumentIndex:
+    """Return the index of *document*, a response, and of the *tracked* document."""
+    events: dict[str, ScheduledEvent] = {}
+    ambiguous = set()
+    for event in document.events:
+        if event.event_id is not None:
+            if event.event_id in events:
+                ambiguous.add(event.event_id)
+            events[event.event_id] = event
+    return DocumentIndex(
+        events=events,
+        digests={event_id: digest(event) for event_id, event in events.items()},
+        ambiguous=frozenset(ambiguous),
+        unsettled=unsettled,
+        tracked=None if tracked is None or tracked is document else index_document(tracked),
+    )
+
+
+def newest_holds(decisions: Iterable[StoredDecision]) -> dict[str, StoredDecision]:
+    """Return the newest open hold on each EventId, including holds that are not evaluated yet."""
+    newest: dict[str, StoredDecision] = {}
+    for each in decisions:
+        if each.verdict is Verdict.HOLD and each.state in OPEN_DECISIONS:
+            known = newest.get(each.event_id)
+            if known is None or each.issued_at > known.issued_at:
+                newest[each.event_id] = each
+    return newest
+
+
+def _never(_decision: StoredDecision) -> bool:
+    return False
+
+
+class Context(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts that an evaluation depends on, apart from the decisions and approvals."""
+
+    index: DocumentIndex
+    now: float
+    """Unix seconds."""
+    settled_now: float
+    """The same without a recent jump of the clock. Nothing ends because of a clock that is wrong for a moment."""
+    required_approvals: int
+    trust: Callable[[StoredDecision], Trust]
+    predates: Callable[[StoredDecision], bool] = _never
+    """Returns whether the response was requested before a new decision arrived. It does not refuse such a decision."""
+    dry_run: bool = False
+    has_command: bool = False
+    """A command of ``approval.remote`` must succeed before an approval of the portal is posted."""
+    may_run_command: bool = True
+    """False while nothing is approved, so that no command starts."""
+
+    def is_expired(self, decision: StoredDecision) -> bool:
+        """Return whether *decision* has expired by the wall clock."""
+        return self.now >= decision.expires_at + CLOCK_SKEW_SECONDS
+
+    def is_surely_expired(self, decision: StoredDecision) -> bool:
+        """Return whether *decision* has expired, apart from a recent jump of the clock."""
+        return self.settled_now >= decision.expires_at + CLOCK_SKEW_SECONDS
+
+
+class Evaluation(msgspec.Struct, kw_only=True):
+    """Changes to write together; empty if nothing changes."""
+
+    approvals: list[PendingApproval] = msgspec.field(default_factory=list)
+    decisions: list[DecisionUpdate] = msgspec.field(default_factory=list)
+    records: list[ApprovalRecord] = msgspec.field(default_factory=list)
+    refusals: list[Refusal] = msgspec.field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether nothing changes."""
+        return not (self.approvals or self.decisions or self.records or self.refusals)
+
+    def update_decisions(
+        self, arrivals: Iterable[int], state: DecisionStage, outcome: str | None = None, message: str | None = None
+    ) -> None:
+        """Add the new progress of the decisions with these *arrivals*."""
+        self.decisions += [
+            DecisionUpdate(arrival=arrival, state=state, outcome=outcome, message=message) for arrival in arrivals
+        ]
+
+
+def approval_record(
+    approval: PendingApproval,
+    transition: Transition,
+    result: ApprovalResult | RefusalReason,
+    *,
+    event: ScheduledEvent | None = None,
+    message: str | None = None,
+    http_status: int | None = None,
+) -> ApprovalRecord:
+    """Return the record of an outcome of *approval*, with a newer *event* if one is given.
+
+    The reason consists of *message*, the result of the command of ``approval.remote``, and the approver's own reason.
+    """
+    sentences = " ".join(text for text in (message, approval.command_result) if text)
+    own = f"({approval.reason})" if sentences and approval.reason else approval.reason
+    reason = " ".join(text for text in (sentences, own) if text) or None
+    return ApprovalRecord(
+        transition=transition,
+        event=event or approval.event,
+        approval=Approval(
+            source=approval.source,
+            decision_id=approval.decision_id,
+            approvers=approval.approvers,
+            reason=reason,
+            result=result.value,
+            http_status=http_status,
+        ),
+        arrivals=approval.arrivals,
+    )
