@@ -97,11 +97,16 @@ _SPECS = {
 }
 
 
+Fingerprint = tuple[tuple[int, ...] | None, tuple[int, ...] | None]
+"""Device, inode, size, mtime, and ctime of the file and of its WAL; None if it does not exist."""
+
+
 class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     """The state in a file."""
 
     rows: dict[str, list[Any]] = {}
     file: Path | None = None
+    fingerprint: Fingerprint = (None, None)
     missing: dict[str, int | None] = {}
     """By damaged table, the number of rows that could not be read; None if the number is unknown."""
     unreadable: tuple[Path, ...] = ()
@@ -111,10 +116,6 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     def is_damaged(self) -> bool:
         """Return whether anything could not be read."""
         return bool(self.missing or self.unreadable)
-
-
-Fingerprint = tuple[tuple[int, ...] | None, tuple[int, ...] | None]
-"""Device, inode, size, mtime, and ctime of the file and of its WAL; None if it does not exist."""
 
 
 def generations(directory: Path) -> dict[int, Path]:
@@ -164,19 +165,23 @@ def read_newest(directory: Path) -> Loaded:
 
 def read_file(path: Path) -> Loaded | None:
     """Read one file, without history; return None if it is not complete; raise OSError or sqlite3.Error."""
+    found = fingerprint(path)
     with closing(connect_read_only(path)) as connection:
         if not _is_complete(connection):
             return None
         missing: dict[str, int | None] = {}
         rows = {name: _read_table(connection, name, missing) for name in _SPECS}
-        return Loaded(rows=rows, file=path, missing=missing)
+        return Loaded(rows=rows, file=path, fingerprint=found, missing=missing)
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:
     """Open *path* for reading; on a read-only mount, without its WAL; raise sqlite3.Error."""
     quoted = path.absolute().as_uri()
-    for mode in ("mode=ro", "immutable=1"):
+    # mode=ro would create a WAL that is missing. A file without a WAL is complete.
+    has_wal = path.with_name(f"{path.name}-wal").exists()
+    for mode in ("mode=ro", "immutable=1") if has_wal else ("immutable=1",):
         connection = sqlite3.connect(f"{quoted}?{mode}", uri=True, isolation_level=None, check_same_thread=False)
+        connection.text_factory = lambda text: text.decode(errors="replace")  # a damaged text is found by its JSON
         try:
             connection.execute("SELECT count(*) FROM sqlite_master")
         except sqlite3.Error as error:
@@ -234,11 +239,22 @@ def _count_missing(connection: sqlite3.Connection, name: str, found: int) -> int
     return None
 
 
+class _Body(msgspec.Struct):
+    """What proves that a body is whole: JSON with the id of the row."""
+
+    id: str
+
+
+_decode_body = msgspec.json.Decoder(_Body).decode
+
+
 def _decode(spec: _Spec, values: Sequence[Any]) -> Any:
     plain = dict(zip(spec.stored, values, strict=True))
     body = plain.pop("body", None)
     plain |= msgspec.json.decode(plain.pop("rest")) if spec.has_rest else {}
     if spec.row is RecordRow:
+        if _decode_body(body).id != plain["id"]:
+            raise ValueError(body)
         return RecordRow(**plain, body=body.encode())
     if spec.row is Delivery:
         return Delivery(**{**plain, "state": DeliveryState(plain["state"])})
@@ -259,10 +275,11 @@ def read_records(path: Path, *, after: int, before: int) -> Iterator[tuple[int, 
 class Database:
     """One open generation; for the saver's thread only. Methods raise sqlite3.Error or OSError if the disk fails."""
 
-    def __init__(self, path: Path, generation: int) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
-        self.generation = generation
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
+        # mode=rw: a file that was deleted is not created again, because it would be empty.
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+        self._connection = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=1.0)
         self._connection.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
         self._connection.execute("PRAGMA journal_mode = WAL")
         # FULL: NORMAL can lose an acknowledged commit on power loss.
@@ -275,7 +292,7 @@ class Database:
         generation = max(generations(directory), default=0) + 1
         path = directory / f"outbox-{generation}.db"
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-        database = cls(path, generation)
+        database = cls(path)
         try:
             database._connection.executescript(_SCHEMA)
             complete = {"complete": MetaRow(key="complete", value="1")}
@@ -346,18 +363,15 @@ class Database:
         )
         return int((pages - free) * size)
 
-    def fingerprint(self) -> Fingerprint:
-        """Return what the file system reports about the file and its WAL.
-
-        Without the ctime of the WAL: when root opens the file for reading, SQLite sets the owner of the WAL again.
-        """
-        wal = _stat(self.path.with_name(f"{self.path.name}-wal"))
-        return _stat(self.path), None if wal is None else wal[:-1]
-
     def close(self) -> None:
         """Close the file; never raises."""
         with suppress(sqlite3.Error):
             self._connection.close()
+
+
+def fingerprint(path: Path) -> Fingerprint:
+    """Return what the file system reports about the file and its WAL; raise OSError."""
+    return _stat(path), _stat(path.with_name(f"{path.name}-wal"))
 
 
 def follows(before: Fingerprint, after: Fingerprint) -> bool:

@@ -276,7 +276,11 @@ class Outbox:
         return self.saver.is_behind
 
     def _saved(self) -> None:
-        self.on_due()
+        with self._lock:
+            had_arrivals = bool(self._arrivals)
+            self._advance_due()
+        if had_arrivals:
+            self.on_due()
 
     def require_saved(self) -> None:
         """Raise OutboxReadOnly while the file is behind."""
@@ -403,14 +407,14 @@ class Outbox:
 
     def append_heartbeat(self, *, incarnation: Incarnation) -> list[TransitionRecord]:
         """Add a heartbeat for the sinks that request heartbeats."""
-        new = NewRecord(
-            transition=Transition.HEARTBEAT,
-            observed_at=self._clock.now(),
-            incarnation=incarnation,
-            previous_incarnation=incarnation,
-            active_event_ids=self.active_event_ids,
-        )
         with self._change() as state:
+            new = NewRecord(
+                transition=Transition.HEARTBEAT,
+                observed_at=self._clock.now(),
+                incarnation=incarnation,
+                previous_incarnation=incarnation,
+                active_event_ids=self.active_event_ids,
+            )
             return records.append(state, [new], self._context())
 
     def append_outcomes(

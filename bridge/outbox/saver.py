@@ -25,6 +25,7 @@ from bridge.outbox.database import (
     Loaded,
     delete_generation,
     file_bytes,
+    fingerprint,
     follows,
     is_damage,
     is_full,
@@ -211,7 +212,7 @@ class Saver:
             return False
         if loaded.is_damaged:
             self._new_file_because = "it is damaged"
-        self.file = loaded.file
+        self.file, self._print = loaded.file, loaded.fingerprint
         with self._lock:
             self._state.load(loaded.rows)
             self._on_loaded(loaded)
@@ -235,19 +236,22 @@ class Saver:
 
     def _check_file(self) -> None:
         """Open the file, and end it if it is not as the last save left it."""
-        if self._database is None and self.file is not None and self._new_file_because is None:
-            generation = int(self.file.stem.rpartition("-")[2])
-            try:
-                self._database = Database(self.file, generation)
-            except sqlite3.Error as error:
-                if not is_damage(error):
-                    raise
-                self._new_file_because = "it is damaged"
-            else:
-                if self._print is None:
-                    self._print = self._database.fingerprint()
-        if self._database is not None and self._print != self._database.fingerprint():
-            self._new_file_because = self._new_file_because or _CHANGED
+        if self.file is None or self._new_file_because is not None:
+            return
+        if fingerprint(self.file) != self._print:
+            self._new_file_because = _CHANGED
+        elif self._database is None:
+            self._open(self.file)
+
+    def _open(self, file: Path) -> None:
+        try:
+            self._database = Database(file)
+        except sqlite3.Error as error:
+            if not is_damage(error):
+                raise
+            self._new_file_because = "it is damaged"
+        else:
+            self._accept_own_changes(self._database)
 
     def _write(self) -> bool:
         """Write what is not saved; return whether there was anything."""
@@ -280,7 +284,7 @@ class Saver:
         if old is not None:
             old.close()
         left, self.file, self._new_file_because = self.file, database.path, None
-        self._print = database.fingerprint()
+        self._print = fingerprint(database.path)
         if reason is not None:
             self.file_changes += 1
             logger.error(
@@ -323,7 +327,7 @@ class Saver:
 
     def _accept_own_changes(self, database: Database) -> bool:
         """Accept the file as this thread left it; return whether it can be the result of this thread's writes."""
-        after = database.fingerprint()
+        after = fingerprint(database.path)
         if self._print is None or follows(self._print, after):
             self._print = after
             return True

@@ -190,18 +190,35 @@ class State:
     # For the saver.
 
     def load(self, rows: Mapping[str, Iterable[Any]]) -> None:
-        """Take over the rows of a file."""
+        """Take over the rows of a file; rows that a damaged file lacks are made up for."""
         for name, table in self.tables.items():
             table.load(rows.get(name, ()))
-        for delivery in self.deliveries.rows.values():
-            self._sinks_of.setdefault(delivery.sequence, []).append(delivery.sink)
-            self._index(delivery)
+        for key, delivery in list(self.deliveries.rows.items()):
+            if delivery.sequence in self.records.rows:
+                self._sinks_of.setdefault(delivery.sequence, []).append(delivery.sink)
+                self._index(delivery)
+            else:
+                self.deliveries.delete(key)
         self.needed_bytes += sum(len(row.body) for row in self.records.rows.values() if not row.is_routed)
         for event in self.events.rows.values():
             self._refer(event.references, 1)
         for decision in self.decisions.rows.values():
             self._index_decision(decision)
+        for sink in self.sinks.rows.keys() | self.queues.keys():
+            self._recount(sink)
+        newest = max(self.records.rows, default=0)
+        if self.next_sequence <= newest:
+            self.put("next_sequence", str(newest + 1))
         self.loaded_through = self.next_sequence - 1
+
+    def _recount(self, sink: str) -> None:
+        """Correct the totals of a sink, if rows are missing."""
+        row, queue = self.sinks.rows.get(sink) or SinkRow(name=sink), self.queue(sink)
+        done = row.delivered + row.expired + row.evicted + row.discarded
+        pending, parked = len(queue.pending), len(queue.parked)
+        counted = msgspec.structs.replace(row, pending=pending, parked=parked, accepted=done + pending + parked)
+        if counted != row:
+            self.sinks.put(counted)
 
     def take_changes(self) -> Changes:
         """Return all changes since the last call."""

@@ -125,7 +125,7 @@ class OutboxKit:
         observation = Observation(
             document=document or Document(incarnation=incarnation, events=events),
             changes=tuple(self.change(event, transition, incarnation=incarnation) for event in events),
-            active_event_ids=tuple(sorted(event.event_id or "" for event in events)),
+            active_event_ids=tuple(sorted(event.event_id or "" for event in events)) if len(events) < 200 else None,
         )
         added = outbox.append_observation(observation)
         if save:

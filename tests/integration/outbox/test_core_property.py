@@ -45,8 +45,6 @@ def _shared_process() -> CoreProcess:
 class CoreMachine(RuleBasedStateMachine):
     """Random operations, disk failures, and kills."""
 
-    examples = 0
-
     def __init__(self) -> None:
         super().__init__()
         self.root = Path(tempfile.mkdtemp(prefix="core-"))
@@ -57,11 +55,11 @@ class CoreMachine(RuleBasedStateMachine):
         self.decisions = 0
         self.aside = 0
         self.copy: Path | None = None
-        CoreMachine.examples += 1
-        self.may_refuse = CoreMachine.examples % _REFUSING_EXAMPLES == 0
+        self.may_refuse = False
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(choice=st.integers(1, _REFUSING_EXAMPLES))
+    def begin(self, choice: int) -> None:
+        self.may_refuse = choice == _REFUSING_EXAMPLES
         self.core.start(self.directory)
         self._note()
         self.save()

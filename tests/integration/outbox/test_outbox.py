@@ -1,0 +1,327 @@
+"""The outbox: when records are due, what the limits remove, and what a start makes of the files."""
+
+import os
+import sqlite3
+import threading
+from contextlib import closing
+
+import pytest
+from outbox_kit import OutboxKit
+
+from bridge.events.event import VmIdentity
+from bridge.outbox import approvals, deliveries, records
+from bridge.outbox.database import generations, read_newest, read_records
+from bridge.outbox.rows import DeliveryState
+from bridge.outbox.state import State
+
+ME = VmIdentity(name="vm_0", vm_id="AAAA")
+OTHER = VmIdentity(name="vm_1", vm_id="BBBB")
+
+
+@pytest.fixture
+def kit(tmp_path):
+    made = OutboxKit(tmp_path / "state")
+    yield made
+    made.close()
+
+
+def refuse_writes(outbox, *, refuse=True):
+    """Let the open file refuse writes, as a read-only disk does."""
+    outbox.saver._database._connection.execute(f"PRAGMA query_only = {int(refuse)}")
+
+
+# Due.
+
+
+def test_record_is_due_when_it_is_saved(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event())
+    assert kit.due(outbox) == [1]
+    assert outbox.seconds_to_due() == float("inf")
+
+
+def test_record_is_due_after_half_a_second_on_a_disk_that_fails(kit):
+    outbox = kit.open()
+    kit.saved(outbox)
+    refuse_writes(outbox)
+    kit.commit(outbox, kit.event(), save=False)
+    assert not outbox.wait_saved(0.3)
+    assert kit.due(outbox) == []
+    assert outbox.seconds_to_due() == 0.5
+    kit.wait(0.6)
+    assert kit.due(outbox) == [1]
+    assert outbox.is_behind
+    refuse_writes(outbox, refuse=False)
+    kit.saved(outbox)
+    assert not outbox.is_behind
+
+
+def test_workers_are_woken_by_the_save(kit):
+    outbox = kit.open()
+    kit.saved(outbox)
+    woken = threading.Event()
+    outbox.on_due = lambda: woken.set() if outbox.select("a", list) else None
+    kit.commit(outbox, kit.event(), save=False)
+    assert woken.wait(10)
+
+
+def test_urgent_event_overtakes_with_its_older_records(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event("E-1"), kit.event("P-1", event_type="Reboot"), kit.event("E-2"))
+    kit.commit(outbox, kit.event("P-1", event_type="Preempt"), transition="updated")
+    assert kit.due(outbox) == [2, 4, 1, 3]
+
+
+def test_newer_record_replaces_pending_records_of_a_current_state_sink(kit):
+    outbox = kit.open(current_state_only=("a",))
+    kit.commit(outbox, kit.event())
+    kit.commit(outbox, kit.event(status="Started"), transition="started")
+    kit.commit(outbox, kit.event(status="Started"), transition="completed")
+    assert (kit.due(outbox, "a"), kit.due(outbox, "b")) == ([3], [1, 2, 3])
+    assert kit.totals(outbox)["a"]["expired"] == 2
+
+
+def test_new_sink_receives_the_last_record_of_each_active_event(kit):
+    outbox = kit.open(sinks=("a",))
+    kit.commit(outbox, kit.event("E-1"), kit.event("E-2"))
+    kit.commit(outbox, kit.event("E-1", status="Started"), transition="started")
+    kit.commit(outbox, kit.event("E-2"), transition="canceled")
+    kit.settle(outbox, "a", 1, 2, 3, 4)
+    kit.saved(outbox)
+    again = kit.crash(outbox)
+    assert kit.due(again, "b") == [3]
+
+
+# Ids.
+
+
+def test_repeated_transition_has_another_id_also_after_a_restart(kit):
+    outbox = kit.open()
+    first, second = (kit.commit(outbox, kit.event())[0] for _ in range(2))
+    third = kit.commit(kit.crash(outbox), kit.event())[0]
+    assert len({first.id, second.id, third.id}) == 3
+    assert len({first.transition_key, second.transition_key, third.transition_key}) == 3
+
+
+def test_record_that_was_not_saved_before_a_kill_has_the_same_id_again(kit):
+    outbox = kit.open()
+    outbox.identify(ME)
+    kit.saved(outbox)
+    refuse_writes(outbox)
+    lost = kit.commit(outbox, kit.event(), save=False)[0]
+    again = kit.commit(kit.crash(outbox), kit.event())[0]
+    assert (again.id, again.transition_key) == (lost.id, lost.transition_key)
+    assert again.stream_id > lost.stream_id
+
+
+def test_records_that_wait_for_the_identity_get_their_final_id(kit):
+    outbox = kit.open()
+    outbox.await_identity()
+    kit.commit(outbox, kit.event(resources=("vm_0",)))
+    assert kit.due(outbox) == []
+    outbox.identify(ME)
+    kit.saved(outbox)
+    (row,) = outbox.select("a", list)
+    other = kit.__class__(kit.directory.with_name("other"))
+    known = other.open()
+    known.identify(ME)
+    assert row.record.id == other.commit(known, kit.event(resources=("vm_0",)))[0].id
+    assert row.record.affects_this_vm
+    other.close()
+
+
+# Limits.
+
+
+def test_limit_in_memory_evicts_parked_then_oldest_and_urgent_last(kit):
+    outbox = kit.open(sinks=("a",), max_pending_bytes=20_000)
+    kit.commit(outbox, kit.event("P-1", event_type="Preempt", description="x" * 3000))
+    for number in range(3):
+        kit.commit(outbox, kit.event(f"E-{number}", description="x" * 3000))
+    kit.settle(outbox, "a", 3, state="parked")
+    for number in range(3, 8):
+        kit.commit(outbox, kit.event(f"E-{number}", description="x" * 3000))
+    left = kit.due(outbox)
+    assert left[0] == 1
+    assert left[-1] == 9
+    assert 2 not in left
+    totals = kit.totals(outbox)["a"]
+    assert totals["parked"] == 0
+    assert totals["evicted"] + totals["pending"] == totals["accepted"] == 9
+
+
+def test_newest_document_and_records_that_are_being_sent_are_not_evicted(kit):
+    outbox = kit.open(sinks=("a",), max_pending_bytes=4_000)
+    kit.commit(outbox, kit.event("E-0", description="x" * 3000))
+    outbox.select("a", lambda rows: list(rows)[:1])
+    kit.commit(outbox, kit.event("E-1", description="x" * 3000))
+    kit.commit(outbox, kit.event("E-2", description="x" * 3000), kit.event("E-3", description="x" * 3000))
+    assert kit.due(outbox) == [1, 3, 4]
+
+
+def test_limit_of_the_files_removes_history_and_older_files_first(kit):
+    outbox = kit.open(sinks=("a",), max_bytes=1_000_000)
+    for round_number in range(60):
+        added = kit.fill(outbox, 40, size=500)
+        kit.settle(outbox, "a", *(record.sequence for record in added))
+        for record in added:
+            kit.commit(outbox, record.event, transition="completed", save=False)
+        kit.settle(outbox, "a", *kit.due(outbox))
+        kit.saved(outbox)
+        kit.settle(outbox, "a", *kit.due(outbox))
+        assert round_number == 0 or outbox.saver.used_bytes < 1_100_000
+    assert kit.totals(outbox)["a"]["evicted"] == 0
+
+
+# Files.
+
+
+def test_delivered_record_becomes_history_after_its_event_ended(kit):
+    outbox = kit.open(sinks=("a",))
+    kit.commit(outbox, kit.event())
+    kit.commit(outbox, kit.event(), transition="canceled")
+    kit.settle(outbox, "a", 1, 2)
+    kit.saved(outbox)
+    assert outbox.read(lambda state: len(state.records.rows)) == 0
+    assert [sequence for sequence, _ in read_records(outbox.saver.file, after=0, before=99)] == [2, 1]
+
+
+def test_start_opens_the_newest_complete_file_and_keeps_two_others(kit):
+    outbox = kit.open()
+    kit.saved(outbox)
+    for _ in range(4):
+        os.truncate(outbox.saver.file, 0)
+        kit.commit(outbox, kit.event())
+    (kit.directory / "outbox-9.db").touch()
+    again = kit.crash(outbox)
+    assert kit.due(again) == [1, 2, 3, 4]
+    os.truncate(again.saver.file, 0)
+    kit.saved(again)
+    assert again.saver.file.name == "outbox-10.db"
+    assert len(generations(kit.directory)) == 3
+
+
+@pytest.mark.parametrize("has_portal", [False, True])
+def test_damaged_page_costs_only_the_rows_in_it(kit, has_portal, caplog):
+    outbox = kit.open(sinks=("a",), has_portal=has_portal)
+    kit.fill(outbox, 300, size=900)
+    file = outbox.saver.file
+    assert outbox.close(10)
+    with closing(sqlite3.connect(file)) as connection:
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'decisions'").fetchone()
+    with file.open("r+b") as raw:
+        raw.seek((root - 1) * 1024)
+        raw.write(os.urandom(1024))
+        raw.seek(200 * 1024)
+        raw.write(os.urandom(4096))
+    again = kit.open(sinks=("a",), has_portal=has_portal)
+    kit.saved(again)
+    assert len(kit.due(again)) >= 280
+    assert "damaged" in caplog.text
+    assert again.saver.file.name == "outbox-2.db"
+    assert (kit.directory / approvals.DISABLED_FILE).exists() is not has_portal
+    totals = kit.totals(again)["a"]
+    assert totals["accepted"] == totals["pending"] == len(kit.due(again))
+
+
+def test_garbage_in_the_newest_file_starts_from_an_older_one(kit, caplog):
+    outbox = kit.open(sinks=("a",))
+    kit.commit(outbox, kit.event())
+    outbox.close(10)
+    (kit.directory / "outbox-2.db").write_bytes(os.urandom(8192))
+    again = kit.open(sinks=("a",))
+    kit.saved(again)
+    assert kit.due(again) == [1]
+    assert again.saver.file.name == "outbox-3.db"
+    assert "outbox-2.db" in str([record.__dict__.get("unreadable") for record in caplog.records])
+
+
+def test_file_of_a_development_version_is_left_in_place(kit):
+    kit.directory.mkdir()
+    with closing(sqlite3.connect(kit.directory / "outbox-1.db")) as connection:
+        connection.execute("PRAGMA user_version = 7")
+    outbox = kit.open()
+    kit.saved(outbox)
+    assert outbox.saver.file.name == "outbox-2.db"
+    assert (kit.directory / "outbox-1.db").exists()
+
+
+def test_import_adds_pending_records_and_holds_once(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event("E-1"), kit.event("E-2"))
+    kit.settle(outbox, "a", 1)
+    kit.saved(outbox)
+    rows = read_newest(kit.directory).rows
+    other = OutboxKit(kit.directory.with_name("other"))
+    into = other.open()
+    other.commit(into, kit.event("E-3"))
+    assert [into.change(deliveries.import_rows, rows, frozenset()) for _ in range(2)] == [2, 0]
+    other.saved(into)
+    assert [row.record.event.event_id for row in into.select("a", list)] == ["E-2", "E-3"]
+    assert [row.record.event.event_id for row in into.select("b", list)] == ["E-1", "E-2", "E-3"]
+    again = other.crash(into)
+    assert [row.record.event.event_id for row in again.select("b", list)] == ["E-1", "E-2", "E-3"]
+    other.close()
+
+
+# Identity.
+
+
+def test_stored_rows_of_an_untrusted_outbox_wait(kit):
+    outbox = kit.open(boot_id="boot-1")
+    outbox.identify(ME)
+    kit.commit(outbox, kit.event())
+    again = kit.open(boot_id="boot-2")
+    assert (again.is_trusted, kit.due(again)) == (False, [])
+    again.identify(ME)
+    assert kit.due(again) == [1]
+
+
+def test_another_machines_outbox_is_replaced_but_for_records_of_this_run(kit):
+    outbox = kit.open(boot_id="boot-1")
+    outbox.identify(ME)
+    kit.commit(outbox, kit.event())
+    outbox.close(10)
+    again = kit.open(boot_id="boot-2")
+    urgent = kit.event("P-1", event_type="Preempt")
+    again.append_urgent(records.Document(events=(urgent,)), kit.time)
+    assert again.identify(OTHER)
+    kit.saved(again)
+    assert [row.record.event.event_id for row in again.select("a", list)] == ["P-1"]
+    assert kit.due(kit.crash(again)) == [2]
+
+
+def test_events_and_their_counts_are_forgotten_after_seven_days(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event("E-1"))
+    kit.commit(outbox, kit.event("E-1"), transition="canceled")
+    kit.commit(outbox, kit.event("E-2"))
+    kit.wait(8 * 86_400)
+    outbox.change(records.forget_events, kit.time.timestamp())
+    assert list(outbox.read(lambda state: state.events.rows)) == ["E-2"]
+
+
+def test_move_counts_as_discarded_and_accepted(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event("E-1"), kit.event("E-2"))
+    kit.settle(outbox, "b", 1)
+    assert outbox.change(deliveries.move, "a", "b", now=0.0) == 0
+    assert outbox.change(deliveries.move, "b", "c", now=0.0) == 1
+    totals = kit.totals(outbox)
+    assert totals["a"]["discarded"] == 2
+    assert totals["c"] == {**totals["c"], "accepted": 1, "pending": 1}
+
+
+def test_discard_and_retry(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event("E-1"), kit.event("E-2"))
+    kit.settle(outbox, "a", 1, 2, state="parked", error="no")
+    assert outbox.retry("a") == 2
+    kit.settle(outbox, "a", 2, state="parked", error="no")
+    parked = [DeliveryState.PARKED]
+    assert outbox.change(deliveries.discard, "a", states=parked, record_id=None, now=0.0) == 1
+    assert kit.due(outbox) == [1]
+
+
+def test_state_without_rows_reports_nothing():
+    assert deliveries.snapshot(State()).totals.sinks == {}
