@@ -17,7 +17,7 @@ from bridge.config.settings import StatusSettings
 from bridge.errors import ConfigurationError, StateDirectoryError
 from bridge.health.client import query_readyz
 from bridge.http.failures import is_loopback
-from bridge.outbox.locks import is_locked
+from bridge.outbox.lock import is_locked
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import click
 
-from bridge.cli.check_local import about_volume, advice_for_root, local_problems, warnings, who
+from bridge.cli.check_local import advice_for_root, local_problems, warnings, who
 from bridge.cli.terminal import Colour, counted, styled, with_label, wrapped
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.config.loader import Settings, SinkSettings, configuration_in_words
 from bridge.config.overrides import misspelt
-from bridge.outbox.locks import is_locked
+from bridge.outbox.lock import is_locked
 from bridge.text import one_line
 
 _NAME = "scheduled-events-bridge"
@@ -37,7 +37,7 @@ def check_settings(settings: Settings, directory: Path, *, connect: bool) -> boo
     _show(f"Configuration: {file}. This is version {version(_NAME)}.")
     for line in (*_overrides(settings), *map(_sink, settings.sinks), *describe_approval(settings.approval)):
         _show(line)
-    for warning in (*misspelt(os.environ), *warnings(settings), *about_volume(directory)):
+    for warning in (*misspelt(os.environ), *warnings(settings)):
         click.echo("\n".join(with_label(wrapped(f"{_WARNING} {warning}", first="", indent="  "), _WARNING)))
     for advice in advice_for_root(directory):  # with a command, which is whole only on a line of its own
         click.echo(f"{styled(_WARNING, bold=True)} {one_line(advice)}")

@@ -33,8 +33,6 @@ from bridge.delivery.sender import Sender
 from bridge.errors import CredentialFailed, SecretUnavailable
 from bridge.events.record import Transition
 from bridge.http.failures import is_loopback
-from bridge.outbox.database import DATABASE
-from bridge.outbox.volume import SMALLEST_BYTES, volume_bytes
 from bridge.system.run_and_kill import find_program
 from bridge.system.secrets import Secret
 
@@ -99,9 +97,7 @@ def _state(directory: Path) -> Iterator[str]:
     elif there != path and not may_write:
         yield f"The state directory {path} cannot be made: {who()} may not write to {there}. `run` would end with 73."
     elif not may_write:
-        yield f"{who()} may not write to the state directory {path}: the agent would work from memory."
-    elif (path / DATABASE).exists() and not os.access(path / DATABASE, os.R_OK | os.W_OK):
-        yield f"{who()} may not read and write the outbox {path / DATABASE}."
+        yield f"{who()} may not write to the state directory {path}: the agent could not save its outbox."
 
 
 # Sinks.
@@ -238,18 +234,6 @@ def _about_the_agent(settings: Settings) -> Iterator[str]:
         yield (
             f"status.listen is {settings.status.listen!r}: whoever reaches that address can read health and metrics. "
             "There is no password."
-        )
-
-
-def about_volume(directory: Path) -> Iterator[str]:
-    """Say that the volume of the state directory is too small."""
-    path = directory.absolute()
-    there = next((each for each in (path, *path.parents) if os.path.lexists(each)), path)
-    size = volume_bytes(there)
-    if size is not None and size < SMALLEST_BYTES:
-        yield (
-            f"The volume of the state directory {path} has {size / 1024 / 1024:.1f} MiB, and the outbox needs "
-            f"{SMALLEST_BYTES // 1024 // 1024} MiB: on less it may work from memory, where nothing is approved."
         )
 
 

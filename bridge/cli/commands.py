@@ -26,7 +26,6 @@ from bridge.cli.stderr import complain, complain_of_mistakes, complain_of_usage
 from bridge.config.loader import Settings, find_config, load
 from bridge.config.loader import state_directory as directory_of
 from bridge.errors import BridgeError, ConfigurationError, StateDirectoryError
-from bridge.events.event import check_event_type
 
 _NAME = "scheduled-events-bridge"
 
@@ -152,21 +151,22 @@ def check_config(path: Path | None, *, connect: bool) -> int:
     return 0 if is_right else ExitCode.FAILED
 
 
-@commands.command(short_help="Show what this VM's agent sees and owes.")
+@commands.command(short_help="Show the agent's state.")
 @config
 @state_directory
-@option("--json", "as_json", is_flag=True, help="One object on one line.")
-@option("--watch", "-w", is_flag=True, help="Show it again and again until interrupted.")
-@option("--interval", type=click.FloatRange(min=0.2), default=2.0, help="With --watch: so many seconds apart.")
+@option("--json", "as_json", is_flag=True, help="Print one JSON object on one line.")
+@option("--watch", "-w", is_flag=True, help="Update the screen until interrupted.")
+@option("--interval", type=click.FloatRange(min=0.2), default=2.0, help="With --watch: seconds between updates.")
 def status(path: Path | None, state_directory: Path | None, *, as_json: bool, watch: bool, interval: float) -> None:
-    """Show what this VM's agent sees and owes, also when it is down.
+    """Show the agent's state: events, sinks, and undelivered records. It also works while the agent is stopped.
 
-    Exit 0 whatever it shows: health is what /readyz answers. Exit 1 when there is no outbox, or it cannot be read.
+    Exit 0 for every state, because /readyz reports health. Exit 1 if an agent runs but does not respond within 5 s, or
+    if no outbox can be read.
     """
     from bridge.cli.status import show_status, watch_status  # noqa: PLC0415
 
     if watch and as_json:
-        raise click.UsageError("--watch is for a person and --json for a program. Give one of them.")
+        raise click.UsageError("--watch and --json exclude each other.")
     if watch:
         watch_status(path, state_directory, seconds=interval)
     show_status(path, state_directory, as_json=as_json)
@@ -174,40 +174,51 @@ def status(path: Path | None, state_directory: Path | None, *, as_json: bool, wa
 
 @commands.command(short_help="List the transition records of this VM.")
 @with_state
-@option("--limit", "-n", type=click.IntRange(min=1), default=50, help="The newest so many.")
-@option("--follow", "-f", is_flag=True, help="Go on printing new ones until interrupted.")
-@option("--json", "as_json", is_flag=True, help="One record a line.")
-@option("--since", help="Only from then on: 90s, 30m, 1h, 2d ago, or a time such as 2026-11-20T11:00Z.")
-@option("--event-id", help="Only of this event.")
-@option("--type", "event_types", multiple=True, help="Only of events of this type, such as Reboot; repeat it.")
+@option("--limit", "-n", type=click.IntRange(min=1), default=50, help="The number of newest records.")
+@option("--follow", "-f", is_flag=True, help="Also print new records until interrupted.")
+@option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@option("--since", help="Only records from then on: 90s, 30m, 1h, 2d, or a time such as 2026-11-20T11:00Z.")
+@option("--event-id", help="Only records of this event.")
+@option("--type", "event_types", multiple=True, help="Only events of this type, such as Reboot. Can be repeated.")
 def events(
-    directory: Path, *, since: str | None, event_id: str | None, event_types: tuple[str, ...], **rest: Any
+    directory: Path,
+    *,
+    limit: int,
+    since: str | None,
+    event_id: str | None,
+    event_types: tuple[str, ...],
+    follow: bool,
+    as_json: bool,
 ) -> None:
-    """List the transition records that this VM's agent wrote, oldest first."""
-    from bridge.cli.events import Wanted, list_events  # noqa: PLC0415
+    """List the transition records of this VM, oldest first."""
+    from bridge.agent.requests import Events  # noqa: PLC0415
+    from bridge.cli.events import list_events  # noqa: PLC0415
     from bridge.cli.events import since as moment  # noqa: PLC0415
     from bridge.clock import utc_now  # noqa: PLC0415
+    from bridge.events.event import check_event_type  # noqa: PLC0415
 
     try:
-        begin = moment(since, utc_now()) if since else None
+        begin = moment(since, utc_now()).timestamp() if since else None
         for each in event_types:
             check_event_type(each)
     except ValueError as error:
         raise click.UsageError(f"--since or --type is not {error}." if event_types else str(error)) from None
-    list_events(directory, wanted=Wanted(begin, event_id, frozenset(event_types)), **rest)
+    wanted = Events(limit=limit, since=begin, event_id=event_id, event_types=event_types)
+    list_events(directory, wanted, follow=follow, as_json=as_json)
 
 
 @commands.command(short_help="Approve an event: Azure may start it at once.")
 @with_config
 @click.argument("event_id")
-@option("--yes", is_flag=True, help="Do not ask.")
-@option("--overrule", is_flag=True, help="With --yes: also against a hold, or alone where several must approve.")
+@option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@option("--overrule", is_flag=True, help="With --yes: end holds, and replace other required approvers.")
 def approve(settings: Settings, event_id: str, *, yes: bool, overrule: bool) -> int:
-    """Approve EVENT_ID for every VM that it names: Azure may start it at once.
+    """Approve EVENT_ID for all of its VMs. Azure may then start the event at once.
 
-    A state directory is not enough for it: whether anything may be approved, and whom to tell, the configuration says.
+    The running agent posts the approval. Exit 1 if no agent is running, or if the event was not approved within 30 s.
     """
     from bridge.cli.approve import approve as approve_event  # noqa: PLC0415
+    from bridge.config.loader import state_directory as directory_of  # noqa: PLC0415
 
     return approve_event(settings, directory_of(settings, os.environ), event_id, yes=yes, overrule=overrule)
 
@@ -222,31 +233,27 @@ def send_test(settings: Settings, names: tuple[str, ...]) -> int:
     return 0 if send(settings, names) else ExitCode.FAILED
 
 
-@commands.group(cls=WithExamples, short_help="See and change what is owed to the sinks.")
+@commands.group(cls=WithExamples, short_help="List, retry, discard, move, or import undelivered records.")
 def outbox() -> None:
-    """See and change what is still owed to the sinks."""
+    """List, retry, discard, move, or import undelivered records. It also works while the agent is stopped."""
 
 
-_sink = option("--sink", help="Only this sink; it may be one that is no longer configured.")
-_record = option("--id", "record_id", help="Only the record with this id.")
+_sink = option("--sink", help="Only this sink. It may be a sink that is no longer configured.")
+_record = option("--id", "record_id", help="Only the record with this ID.")
+_state = option("--state", type=click.Choice(["pending", "parked"]), help="Only these.  [default: both]")
 
 
 @outbox.command("list")
 @with_state
 @_sink
-@option(
-    "--state",
-    type=click.Choice(["owed", "pending", "parked", "delivered", "expired", "evicted", "discarded", "all"]),
-    default="owed",
-    help="owed: pending and parked.",
-)
-@option("--limit", "-n", type=click.IntRange(min=1), default=100)
-@option("--json", "as_json", is_flag=True, help="One object a line.")
-def list_(directory: Path, sink: str | None, state: str, limit: int, *, as_json: bool) -> None:
-    """List what each sink is owed, and why it has not got it."""
-    from bridge.cli.outbox import list_deliveries  # noqa: PLC0415
+@_state
+@option("--limit", "-n", type=click.IntRange(min=1), default=100, help="The largest number of records.")
+@option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+def list_(directory: Path, sink: str | None, state: str | None, limit: int, *, as_json: bool) -> None:
+    """List the undelivered records of each sink, oldest first, with the last error."""
+    from bridge.cli.outbox import list_records  # noqa: PLC0415
 
-    list_deliveries(directory, sink=sink, state=state, limit=limit, as_json=as_json)
+    list_records(directory, sink=sink, state=state, limit=limit, as_json=as_json)
 
 
 @outbox.command()
@@ -254,7 +261,7 @@ def list_(directory: Path, sink: str | None, state: str, limit: int, *, as_json:
 @_sink
 @_record
 def retry(directory: Path, sink: str | None, record_id: str | None) -> None:
-    """Have parked records tried again, and a paused sink at once."""
+    """Send parked records again, and resume paused sinks at once."""
     from bridge.cli.outbox import retry as retry_records  # noqa: PLC0415
 
     retry_records(directory, sink=sink, record_id=record_id)
@@ -262,15 +269,42 @@ def retry(directory: Path, sink: str | None, record_id: str | None) -> None:
 
 @outbox.command()
 @with_state
-@option("--sink", required=True, help="The sink; it may be one that is no longer configured.")
+@option("--sink", required=True, help="The sink. It may be a sink that is no longer configured.")
 @_record
-@option("--state", type=click.Choice(["pending", "parked"]), help="Only these.  [default: both]")
-@option("--yes", is_flag=True, help="Do not ask.")
+@_state
+@option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def discard(directory: Path, sink: str, record_id: str | None, state: str | None, *, yes: bool) -> None:
-    """Give up on records that a sink is owed: they are never sent."""
+    """Discard undelivered records. Discarded records are never sent."""
     from bridge.cli.outbox import discard as discard_records  # noqa: PLC0415
 
     discard_records(directory, sink=sink, record_id=record_id, state=state, yes=yes)
+
+
+@outbox.command()
+@with_state
+@click.argument("old")
+@click.argument("new")
+def move(directory: Path, old: str, new: str) -> None:
+    """Move undelivered records from the sink OLD to the sink NEW, for example after you renamed a sink.
+
+    The records count as discarded on OLD. Records that NEW already received are not sent again.
+    """
+    from bridge.cli.outbox import move as move_records  # noqa: PLC0415
+
+    move_records(directory, old, new)
+
+
+@outbox.command("import")
+@with_state
+@click.argument("file", type=FILE)
+def import_(directory: Path, file: Path) -> None:
+    """Add the undelivered records and holds of another outbox FILE, such as the output of `sqlite3 .recover`.
+
+    Records that the outbox already contains are skipped. The agent's user must be able to read FILE.
+    """
+    from bridge.cli.outbox import import_file  # noqa: PLC0415
+
+    import_file(directory, file)
 
 
 @commands.command(short_help="Play a scenario as a simulated IMDS.")

@@ -158,7 +158,7 @@ def _watch(
 
 
 def _delivered(agent: Agent) -> int:
-    return min((account.delivered for account in agent.outbox.read(deliveries.accounts).result().values()), default=0)
+    return min((row.delivered for row in agent.outbox.read(deliveries.totals).sinks.values()), default=0)
 
 
 @contextmanager

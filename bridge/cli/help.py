@@ -41,6 +41,8 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "outbox list": ("outbox list", "outbox list --sink pagerduty --state parked"),
     "outbox retry": ("outbox retry", "outbox retry --sink pagerduty"),
     "outbox discard": ("outbox discard --sink pagerduty", "outbox discard --sink pagerduty --state parked --yes"),
+    "outbox move": ("outbox move teams teams-ops", "outbox move old-webhook new-webhook --config try.toml"),
+    "outbox import": ("outbox import outbox-7.db", "outbox import /var/tmp/recovered.db"),
     "approve": ("approve C7061BAC-AFDC-4513-B24B-AA5F13A16123", "approve C7061BAC-AFDC-4513-B24B-AA5F13A16123 --yes"),
     "keygen": ("keygen ops.key --approver ops", "keygen --directory /etc/portal --kid portal-2026"),
     "decide": (

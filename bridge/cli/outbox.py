@@ -1,68 +1,93 @@
-"""`outbox list`, `outbox retry` and `outbox discard`: the records that sinks have not got, seen and changed."""
+"""`outbox list|retry|discard|move|import`: the undelivered records of the sinks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 import click
 import msgspec
 
-from bridge.cli.terminal import Table, counted, is_narrower_than, utc
-from bridge.clock import parse_time
-from bridge.errors import BridgeError
-from bridge.outbox.reader import DeliveryRow, OutboxFile
-
-_DELIVERY_HEADER = (
-    "SINK",
-    "SEQ",
-    "STATE",
-    "TRIES",
-    "OBSERVED",
-    "CHANGED",
-    "TRANSITION",
-    "EVENT",
-    "RECORD",
-    "LAST ERROR",
+from bridge.agent.requests import (
+    Asked,
+    OutboxDiscard,
+    OutboxImport,
+    OutboxList,
+    OutboxMove,
+    OutboxRetry,
+    OutboxRow,
+    Status,
 )
+from bridge.cli.connect import Reader, writer
+from bridge.cli.terminal import Table, counted, is_narrower_than, utc
+from bridge.clock import format_time, parse_time
+from bridge.errors import BridgeError
+from bridge.outbox.rows import DeliveryState
 
-
-#: On a terminal that is narrower than a row with its ids, each row is followed by lines of its own.
+_HEADER = ("SINK", "SEQ", "STATE", "TRIES", "OBSERVED", "CHANGED", "TRANSITION", "EVENT", "RECORD", "LAST ERROR")
+#: On a narrower terminal, the identifiers of each row are on lines of their own.
 _WIDE = 180
 _NARROW_HEADER = ("SINK", "SEQ", "STATE", "TRIES", "OBSERVED", "TRANSITION")
+_PAGE = 1_000
+_BOTH = (DeliveryState.PENDING, DeliveryState.PARKED)
 
 
-def list_deliveries(directory: Path, *, sink: str | None, state: str, limit: int, as_json: bool) -> None:
-    """Print the rows in *state*: one state, ``owed`` (pending and parked) or ``all``."""
-    states = {"owed": ("pending", "parked"), "all": (None,)}.get(state, (state,))
-    with OutboxFile(directory) as outbox:
-        rows = [row for one in states for row in outbox.deliveries(sink=sink, state=one, limit=limit)]
-        is_stale = outbox.is_agent_in_memory
-    if is_stale:
-        click.echo(
-            "What happened since its disk refuses is not known here: the agent works from memory. `status` asks it.",
-            err=True,
-        )
-    rows = sorted(rows, key=lambda row: (row.sink, row.sequence))[:limit]
-    if as_json:
-        for row in rows:
-            click.echo(msgspec.json.encode(row))
-    elif rows and is_narrower_than(_WIDE):
-        Table(_NARROW_HEADER).add_with(map(_narrow_cells, map(_delivery_cells, rows)))
-    elif rows:
-        Table(_DELIVERY_HEADER).add(map(_delivery_cells, rows))
-    elif not is_stale:
-        click.echo("Nothing is owed." if state == "owed" else f"Nothing is {state}.", err=True)
+def list_records(directory: Path, *, sink: str | None, state: str | None, limit: int, as_json: bool) -> None:
+    """Print the first *limit* pending and parked records, or only the records in *state*."""
+    asked = Reader(directory)
+    table: Table | None = None
+    printed = 0
+    for rows, has_more in _pages(asked, OutboxList(sink=sink, states=_states(state)), limit):
+        printed += len(rows)
+        if as_json:
+            for row in rows:
+                click.echo(msgspec.json.encode(_json(row)))
+        elif is_narrower_than(_WIDE):
+            table = table or Table(_NARROW_HEADER)
+            table.add_with(map(_narrow_cells, map(_cells, rows)))
+        else:
+            table = table or Table(_HEADER)
+            table.add(map(_cells, rows))
+        if has_more and printed >= limit:
+            click.echo(f"Only the first {counted(limit, 'record')} are listed. Use --limit to list more.", err=True)
+    if not printed and not as_json:
+        click.echo(f"No {state or 'undelivered'} records.", err=True)
 
 
-def _delivery_cells(row: DeliveryRow) -> tuple[str, ...]:
+def _pages(asked: Asked, request: OutboxList, limit: int) -> Iterator[tuple[tuple[OutboxRow, ...], bool]]:
+    """Yield pages of at most *limit* rows altogether, each with whether more rows follow."""
+    left = limit
+    while left > 0:
+        page = asked.ask(msgspec.structs.replace(request, limit=min(left, _PAGE)))
+        left -= len(page.rows)
+        yield page.rows, page.next_after is not None
+        if page.next_after is None:
+            return
+        request = msgspec.structs.replace(request, after=page.next_after)
+
+
+def _states(state: str | None) -> tuple[DeliveryState, ...]:
+    return _BOTH if state is None else (DeliveryState(state),)
+
+
+def _changed_at(row: OutboxRow) -> datetime:
+    return datetime.fromtimestamp(row.changed_at, timezone.utc)
+
+
+def _json(row: OutboxRow) -> dict[str, object]:
+    values = {name: getattr(row, name) for name in row.__struct_fields__}
+    return {**values, "changed_at": format_time(_changed_at(row))}
+
+
+def _cells(row: OutboxRow) -> tuple[str, ...]:
     return (
         row.sink,
         str(row.sequence),
-        row.state,
+        row.state.value,
         str(row.attempts),
         utc(parse_time(row.record.observed_at)),
-        utc(parse_time(row.changed_at)),
+        utc(_changed_at(row)),
         row.record.transition.value,
         row.record.event_key,
         row.record.id,
@@ -71,66 +96,65 @@ def _delivery_cells(row: DeliveryRow) -> tuple[str, ...]:
 
 
 def _narrow_cells(cells: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
-    """Return the *cells* that fit into 80 columns, and lines with the others for below them."""
+    """Return the cells that fit into 80 columns, and lines with the other cells."""
     sink, sequence, state, tries, observed, changed, transition, event, record, error = cells
     below = [f"event {event}", f"record {record}, changed {changed}", error]
     return (sink, sequence, state, tries, observed, transition), [line for line in below if line]
 
 
 def retry(directory: Path, *, sink: str | None, record_id: str | None) -> None:
-    """Have parked records tried again, and what is pending at once; say how many there are of each.
-
-    Raises BridgeError when nobody is owed a record with *record_id*: then nothing is touched.
-    """
-    with OutboxFile(directory) as outbox:
-        _require_sink(outbox.accounts(), sink)
-        if record_id is not None:
-            _require_record(_owed(outbox, sink, None, record_id), record_id, sink)
-        count = outbox.retry(sink=sink, record_id=record_id)
-        pending = sum(account.pending for name, account in outbox.accounts().items() if sink in (None, name)) - count
-    click.echo(f"{counted(count, 'parked record')} will be tried again.", err=True)
+    """Make parked records pending again and end the pause of the sinks; print the number of records."""
+    asked = Reader(directory)
+    if record_id is not None:
+        _require_record(asked, OutboxList(sink=sink, record_id=record_id))
+    totals = asked.ask(Status()).totals.sinks
+    pending = sum(row.pending for name, row in totals.items() if sink in (None, name))
+    with writer(directory) as agent:
+        changed = agent.ask(OutboxRetry(sink=sink, record_id=record_id))
+    click.echo(f"{counted(changed.count, 'parked record')} will be sent again.", err=True)
     if pending:
-        click.echo(f"{counted(pending, 'pending record')} as well, at once: a sink that was paused goes on.", err=True)
+        click.echo(f"{counted(pending, 'pending record')} will be sent without further delay.", err=True)
 
 
 def discard(directory: Path, *, sink: str, record_id: str | None, state: str | None, yes: bool) -> None:
-    """Give up on records of *sink* after saying how many, of when, and asking, unless *yes*.
-
-    Raises BridgeError when the sink is owed no record with *record_id*.
-    """
-    with OutboxFile(directory) as outbox:
-        _require_sink(outbox.accounts(), sink)
-        rows = _owed(outbox, sink, state, record_id)
-        if record_id is not None:
-            _require_record(rows, record_id, sink)
-        if rows and not yes:
-            times = sorted(utc(parse_time(row.record.observed_at)) for row in rows)
-            when = f"observed {times[0]}" + ("" if times[0] == times[-1] else f" to {times[-1]}")
-            what = counted(len(rows), f"{state} record" if state else "record")
-            click.confirm(
-                f"Discard {what} of {sink}, {when}? {'It is' if len(rows) == 1 else 'They are'} never sent.",
-                abort=True,
-                err=True,
-            )
-        count = outbox.discard(sink, state=state, record_id=record_id) if rows else 0
-    click.echo(f"{counted(count, 'record')} discarded.", err=True)
-
-
-def _owed(outbox: OutboxFile, sink: str | None, state: str | None, record_id: str | None) -> list[DeliveryRow]:
-    """Return the rows of *sink* (None: of every sink) in *state* (None: pending or parked), of one record or all."""
-    states = (state,) if state else ("pending", "parked")
-    rows = [row for each in states for row in outbox.deliveries(sink=sink, state=each)]
-    return [row for row in rows if record_id in (None, row.record.id)]
-
-
-def _require_record(rows: Sequence[DeliveryRow], record_id: str, sink: str | None) -> None:
-    if not rows:
-        raise BridgeError(
-            f"{'No sink is' if sink is None else f'Sink {sink} is not'} owed the record {record_id}. "
-            "`outbox list` shows what is owed."
+    """Discard undelivered records of *sink*, after a question unless *yes*; print the number of records."""
+    states = _states(state)
+    asked = Reader(directory)
+    oldest = OutboxList(sink=sink, states=states, record_id=record_id, limit=1)
+    if record_id is not None:
+        _require_record(asked, oldest)
+    found = asked.ask(oldest).rows
+    if found and not yes:
+        row = asked.ask(Status()).totals.sinks[sink]
+        number = 1 if record_id is not None else sum(row.count(each) for each in states)
+        click.confirm(
+            f"Discard {counted(number, 'record')} of sink {sink}, the oldest observed at "
+            f"{utc(parse_time(found[0].record.observed_at))}? Discarded records are never sent.",
+            abort=True,
+            err=True,
         )
+    with writer(directory) as agent:
+        changed = agent.ask(OutboxDiscard(sink=sink, states=states, record_id=record_id))
+    click.echo(f"{counted(changed.count, 'record')} discarded.", err=True)
 
 
-def _require_sink(known: Mapping[str, object], sink: str | None) -> None:
-    if sink is not None and sink not in known:
-        raise BridgeError(f"The outbox knows no sink called {sink!r}. It knows: {', '.join(known) or 'none'}.")
+def move(directory: Path, old: str, new: str) -> None:
+    """Move the undelivered records of the sink *old* to the sink *new*; print the number of records."""
+    with writer(directory) as asked:
+        changed = asked.ask(OutboxMove(old=old, new=new))
+    click.echo(f"{counted(changed.count, 'record')} moved from {old} to {new}.", err=True)
+
+
+def import_file(directory: Path, file: Path) -> None:
+    """Add the undelivered records and the holds of the outbox *file*; print the number of records."""
+    with writer(directory) as asked:
+        changed = asked.ask(OutboxImport(path=str(file.absolute())))
+    click.echo(f"{counted(changed.count, 'record')} imported.", err=True)
+
+
+def _require_record(asked: Asked, request: OutboxList) -> None:
+    if not asked.ask(request).rows:
+        where = "" if request.sink is None else f" for sink {request.sink}"
+        raise BridgeError(
+            f"There is no undelivered record {request.record_id}{where}. `outbox list` lists undelivered records."
+        )

@@ -1,8 +1,8 @@
-"""`status`: what this VM's agent sees and owes, for a person who was paged, and as JSON for a program.
+"""`status`: the state of the agent, its events, and its sinks, on a screen or as JSON.
 
-It shows and does not judge: it ends with 0 whatever it shows, because health is what /readyz answers. It ends with 1
-when there is no outbox, or it cannot be read. The state directory is enough; a running agent and a sound configuration
-add what only they know.
+The exit code is 0 for every state, because /readyz reports health. The exit code is 1 if there is no outbox, or if it
+cannot be read. The running agent answers. Without an agent, the command reads the stored outbox. The configuration adds
+the names of the configured sinks and the checks of the files that approvals depend on.
 """
 
 from __future__ import annotations
@@ -11,43 +11,45 @@ import os
 import shutil
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
-from bridge.cli.status_json import StatusReport, build_report
+from bridge.agent.requests import Status
+from bridge.cli.connect import Reader
+from bridge.cli.status_json import LocalFacts, StatusReport, build_report
 from bridge.cli.status_screen import screen
 from bridge.cli.terminal import in_place, is_terminal, utc, wrapped
 from bridge.clock import utc_now
-from bridge.config.loader import Settings, StatusSettings, find_config, load, state_directory
-from bridge.errors import ConfigurationError, OutboxError
+from bridge.config.loader import configuration_in_words, find_config, load_top, parsed, state_directory
+from bridge.errors import BridgeError, ConfigurationError
 from bridge.events.event import encode
-from bridge.health.client import AgentAnswer, query_readyz
-from bridge.outbox import locks
-from bridge.outbox.reader import OutboxFile
 
 
 def watch_status(config: Path | None, directory: Path | None, *, seconds: float) -> None:
-    """Show the status again every *seconds* until interrupted; an outbox that cannot be read meanwhile is said."""
-    if is_terminal():  # what it shows scrolls away, and is there afterwards
+    """Show the status every *seconds* until interrupted; an error is shown in its place."""
+    if is_terminal():  # moves the text above into the scrollback
         click.echo("\n" * (shutil.get_terminal_size().lines - 1), nl=False)
     while True:
         try:
-            lines = screen(_report_of(config, directory))
-        except (OutboxError, ConfigurationError) as error:
+            lines = screen(_report(config, directory))
+        except BridgeError as error:
             lines = [line for text in str(error).split("\n") for line in wrapped(text, first="", indent="  ")]
-        lines += ["", f"{utc(utc_now())}, again every {seconds:g} s; Ctrl-C ends it."]
+        lines += ["", f"{utc(utc_now())}, updated every {seconds:g} s. Press Ctrl-C to exit."]
         click.echo(in_place(lines) if is_terminal() else "\n".join([*lines, ""]), nl=False, color=is_terminal() or None)
         sys.stdout.flush()
         threading.Event().wait(seconds)
 
 
 def show_status(config: Path | None, directory: Path | None, *, as_json: bool) -> None:
-    """Print the status of the outbox in *directory*, by default the one of the configuration.
+    """Print the status of the outbox in *directory*, by default the directory of the configuration.
 
-    Raises ConfigurationError when that is wrong and no directory is given, OutboxError when nothing can be read.
+    Raises ConfigurationError if the configuration is wrong and *directory* is None, and BridgeError if no agent
+    answers and no outbox can be read.
     """
-    report = _report_of(config, directory)
+    report = _report(config, directory)
     if as_json:
         click.echo(encode(report))
         return
@@ -55,59 +57,65 @@ def show_status(config: Path | None, directory: Path | None, *, as_json: bool) -
         click.echo(line)
 
 
-def _report_of(config: Path | None, directory: Path | None) -> StatusReport:
-    settings, problem = _settings(config, directory)
-    where = directory if settings is None or directory is not None else state_directory(settings, os.environ)
-    if where is None:  # without settings there is a directory
-        raise ConfigurationError("Name the state directory with --state-directory.")
-    return _report(where, settings, problem)
+def _report(config: Path | None, directory: Path | None) -> StatusReport:
+    where, local = _local(config, directory)
+    answer = Reader(where).ask(Status())
+    return build_report(answer, directory=where, local=local, now=utc_now())
 
 
-def _settings(config: Path | None, directory: Path | None) -> tuple[Settings | None, str | None]:
-    """Return the settings that belong to *directory*, or None and why there are none."""
+def _local(config: Path | None, directory: Path | None) -> tuple[Path, LocalFacts]:
+    """Return the state directory, and the facts of the configuration if it belongs to that directory."""
     try:
-        settings = load(find_config(config, os.environ), os.environ)
+        file = find_config(config, os.environ)
+        settings = load_top(file, os.environ)
         own = state_directory(settings, os.environ)
+        table = {} if file is None else parsed(file)
+        sinks = _sink_names(table)
+        approvals_unsafe, unusable_keys = _approval_files(table, file, directory or own)
     except ConfigurationError as error:
         if directory is None:
-            hint = "`status --state-directory DIRECTORY` shows an agent's state without the configuration."
+            hint = "`status --state-directory DIRECTORY` works without the configuration."
             raise ConfigurationError(*error.mistakes, hint, file=error.file) from error
-        return None, "The configuration is wrong, see `check-config`; so nobody knows which sinks are configured."
+        problem = "The configuration is wrong, so the configured sinks are unknown. Run `check-config`."
+        return directory, LocalFacts(problem=problem)
     if config is None and directory is not None and own.absolute() != directory.absolute():
-        return (
-            None,
-            f"No configuration is known for this directory (the usual one is for {own}); name it with --config.",
-        )
-    return settings, None
-
-
-def _report(directory: Path, settings: Settings | None, problem: str | None) -> StatusReport:
-    is_locked = locks.is_locked(directory)
-    answer = query_readyz(StatusSettings() if settings is None else settings.status)
-    try:
-        with OutboxFile(directory) as outbox:
-            snapshot = outbox.snapshot()
-            in_memory = outbox.is_agent_in_memory
-    except OutboxError as error:
-        raise OutboxError(_with_what_is_known(str(error), answer, directory, is_locked=is_locked)) from error
-    return build_report(
-        snapshot,
-        directory=directory,
-        is_locked=is_locked,
-        in_memory=in_memory,
-        # An agent that answers for this outbox without locking its directory has another copy of it.
-        answer=answer.of_outbox(None if is_locked is False else snapshot.stored.stream_id, directory),
-        settings=settings,
-        configuration_problem=problem,
-        now=utc_now(),
+        problem = f"The configuration found is for {own}. Use --config to name the configuration of this directory."
+        return directory, LocalFacts(problem=problem)
+    return directory or own, LocalFacts(
+        file=None if file is None else str(file.absolute()),
+        looked_for=configuration_in_words(None, os.environ) if file is None else None,
+        sinks=sinks,
+        vm_name=settings.vm.name,
+        imds_endpoint=settings.imds.endpoint,
+        max_bytes=settings.state.max_bytes,
+        approvals_unsafe=approvals_unsafe,
+        unusable_keys=unusable_keys,
     )
 
 
-def _with_what_is_known(message: str, answer: AgentAnswer, directory: Path, *, is_locked: bool | None) -> str:
-    """Return *message* with what is known of the agent: it may work from memory, with nothing on the disk."""
-    live = answer.readiness
-    if live is not None and live.is_about(directory):
-        why = "it is still being loaded" if live.state_loading else "the disk refuses"
-        where = f"memory, because {why}" if live.state_in_memory else "it all the same"
-        return f"{message} An agent runs on it, and works from {where}; it answers at {answer.url}."
-    return f"{message} An agent runs on it." if is_locked else message
+def _sink_names(table: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the configured sinks; reading the sinks themselves would import their types."""
+    tables = table.get("sinks") or [{"type": "stdout"}]
+    if not isinstance(tables, list):
+        raise ConfigurationError("`sinks` is not a list of tables. Write each sink as [[sinks]].")
+    return tuple(str(each.get("name") or str(each.get("type", "")).replace(":", ".")) for each in tables)
+
+
+def _approval_files(
+    table: Mapping[str, Any], file: Path | None, directory: Path
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the files that make approvals unsafe, and the unusable keys."""
+    if "approval" not in table:
+        return (), ()
+    from bridge.approval.files import agent_user, unsafe_files  # noqa: PLC0415  # only with approvals
+    from bridge.config.approval import read_approval  # noqa: PLC0415
+    from bridge.config.mistakes import Problems  # noqa: PLC0415
+    from bridge.config.trusted_keys import unusable_keys  # noqa: PLC0415
+
+    problems = Problems()
+    approval = read_approval(table["approval"], problems)
+    if approval is None or problems.sentences:
+        raise ConfigurationError(*problems.sentences, file=file)
+    keys = approval.trusted_keys()
+    unsafe = unsafe_files(keys, configuration=file, directory=directory, users={agent_user(directory)})
+    return unsafe, unusable_keys(keys)

@@ -1,52 +1,38 @@
-"""The report of `status`: its shape, which is the JSON of `status --json`, and how it is built.
+"""The report of `status`: its structure, which is the JSON of `status --json`, and the function that builds it.
 
-Keys are stable, and units are in their names. It comes from the outbox, what its agent answers, and the configuration;
-a fact that only a running agent knows is None when none answers, and nothing is guessed. Pure but for the files beside
-the outbox: the caller asks the agent and says what time it is.
+Keys are stable, and each name contains its unit. A value that only a running agent knows is null without an agent.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 
+from bridge.agent.requests import StatusAnswer
 from bridge.approval.digest import digest
-from bridge.approval.files import agent_user, unsafe_files
-from bridge.approval.submit import is_disabled
 from bridge.clock import format_time, parse_time
-from bridge.config.loader import Settings, configuration_in_words
-from bridge.config.trusted_keys import unusable_keys
 from bridge.events.diff import is_over
 from bridge.events.event import ScheduledEvent, names_vm
 from bridge.events.record import Evidence, Transition, TransitionRecord, Verdict
-from bridge.health.client import AgentAnswer
-from bridge.health.readiness import STUCK_SECONDS, Readiness, directory_text
-from bridge.outbox.approvals import ApprovalStage, DecisionStage, PendingApproval, StoredDecision
-from bridge.outbox.database import DATABASE
-from bridge.outbox.deliveries import SinkAccount
-from bridge.outbox.reader import Snapshot
+from bridge.health.readiness import STUCK_SECONDS, directory_text
+from bridge.outbox.approvals import DISABLED_FILE
+from bridge.outbox.rows import ApprovalStage, DecisionStage, PendingApproval, SinkRow, StoredDecision
 
 SCHEMA_VERSION = 1
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether an agent runs here, and how it is."""
+    """The running agent."""
 
-    running: bool | None
-    """None: it cannot be seen."""
+    running: bool
     ready: bool | None
     reasons: tuple[str, ...]
-    """Why it is not ready."""
+    """The reasons why the agent is not ready."""
     version: str | None
-    asked: str | None
-    """The URL; None when nobody was asked."""
-    problem: str | None
-    """Why there is no answer to be believed."""
 
 
 class VmReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,11 +49,18 @@ class ImdsReport(msgspec.Struct, frozen=True, kw_only=True):
     last_good_poll_at: str | None
     last_good_poll_seconds_ago: float | None
     last_good_poll_is_live: bool
-    """False: as it was stored last, which a running agent does every ten minutes, with each change, and on its stop."""
+    """False: the value is from the file, which the agent does not update after each poll."""
 
 
-class AsideReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A database that was set aside."""
+class BehindReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that does not contain all changes."""
+
+    reason: str
+    seconds: float
+
+
+class FileReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One file and its size, including its WAL."""
 
     name: str
     bytes: int
@@ -78,35 +71,34 @@ class StateReport(msgspec.Struct, frozen=True, kw_only=True):
 
     directory: str
     stream_id: str
-    in_memory: bool
-    """True: the disk refuses; the events and errors here are from before, the sinks' counts as the agent says."""
-    loading: bool
-    """True: the agent is still loading this outbox, so all here is from before; it works from memory meanwhile."""
+    behind: BehindReport | None
+    """Set while the outbox cannot be saved. The agent then continues from memory and approves nothing."""
     approvals_disabled: bool
     approvals_unsafe: tuple[str, ...]
-    """Which files that decide who may approve others may write to: while there is one, nothing is approved."""
+    """Files that users other than root and the agent's user can change. Nothing is approved because of them."""
     unusable_keys: tuple[str, ...]
-    """Which trusted keys hold no key now: their decisions do not count."""
+    """Trusted keys that cannot be used. Decisions that are signed with them do not count."""
     outbox_bytes: int
     max_bytes: int | None
-    set_aside: tuple[AsideReport, ...]
+    kept_files: tuple[FileReport, ...]
+    """Outbox files of earlier generations."""
 
 
 class ConfigurationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Which configuration is in force."""
+    """The configuration in use."""
 
     file: str | None
-    """The one that this command reads; None: there is none, so the defaults, or a directory without one was named."""
+    """The file that this command reads. Null: no file was found, or it does not belong to the state directory."""
     looked_for: str | None
-    """Where it was looked for, when there is none."""
+    """The searched locations if no file was found."""
     agent_file: str | None
-    """The one that the running agent has; "" when it runs on the defaults, None when it does not say."""
+    """The file of the running agent. Empty: the agent uses the defaults. Null: no agent is running."""
     version: str
-    """Of this command; `agent` has that of the agent."""
+    """The version of this command."""
 
 
 class TransitionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The last change of an event that Azure made."""
+    """The last change of an event by Azure."""
 
     transition: Transition
     evidence: Evidence
@@ -115,7 +107,7 @@ class TransitionReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ApprovalReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An approval of the event as it is now."""
+    """An approval of the current version of an event."""
 
     state: ApprovalStage
     source: str
@@ -126,7 +118,7 @@ class ApprovalReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision on the event as it is now that is not finished with, or holds it."""
+    """An open decision on the current version of an event, or a hold on the event."""
 
     state: DecisionStage
     source: str
@@ -137,41 +129,47 @@ class DecisionReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventReport(ScheduledEvent, frozen=True, kw_only=True):
-    """An active event as the document has it, and what the agent knows of it."""
+    """An active event."""
 
     seconds_to_not_before: float | None
-    """Negative once it has passed."""
+    """Negative after NotBefore."""
     affects_this_vm: bool | None
     last_transition: TransitionReport | None
     approval: ApprovalReport | None
     decisions: tuple[DecisionReport, ...]
 
 
-class SinkReport(SinkAccount, frozen=True, kw_only=True):
-    """One sink: its account, and why it has not got what is pending or parked."""
+class SinkReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The totals of one sink, and its last error."""
 
     name: str
     configured: bool | None
-    """None: the configuration is not known."""
+    """Null: the configuration is unknown."""
+    accepted: int
+    delivered: int
+    pending: int
+    parked: int
+    expired: int
+    evicted: int
+    discarded: int
     oldest_pending_seconds: float
     last_error: str | None
     last_error_at: str | None
     needs_attention: bool | None
-    """None: only a running agent knows."""
 
     @property
     def is_stuck(self) -> bool:
-        """Return whether its oldest record has waited for too long."""
+        """Return whether the oldest record has been pending for too long."""
         return self.oldest_pending_seconds > STUCK_SECONDS
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it."""
+    """The complete report."""
 
     schema_version: int = SCHEMA_VERSION
     at: str
     known_at: str | None
-    """When the outbox learned something last: what it says of an agent that is down is of then."""
+    """The time of the newest stored fact. Without an agent, the report describes the state at this time."""
     agent: AgentReport
     vm: VmReport
     imds: ImdsReport
@@ -182,71 +180,63 @@ class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
     sinks: tuple[SinkReport, ...]
 
 
-def build_report(
-    snapshot: Snapshot,
-    *,
-    directory: Path,
-    is_locked: bool | None,
-    in_memory: bool,
-    answer: AgentAnswer,
-    settings: Settings | None,
-    configuration_problem: str | None,
-    now: datetime,
-) -> StatusReport:
-    """Return the report. *is_locked*: an agent runs on the directory; *in_memory*: one has marked it as not current."""
+class LocalFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts that this command reads from the configuration."""
+
+    file: str | None = None
+    looked_for: str | None = None
+    problem: str | None = None
+    """The reason why the configuration is unknown."""
+    sinks: tuple[str, ...] | None = None
+    vm_name: str | None = None
+    imds_endpoint: str | None = None
+    max_bytes: int | None = None
+    approvals_unsafe: tuple[str, ...] = ()
+    unusable_keys: tuple[str, ...] = ()
+
+
+def build_report(answer: StatusAnswer, *, directory: Path, local: LocalFacts, now: datetime) -> StatusReport:
+    """Return the report on the outbox in *directory*."""
     live = answer.readiness
-    vm_name = _vm_name(snapshot, live, settings)
-    shown = () if snapshot.stored.document is None else snapshot.stored.document.events
-    events = tuple(event for event in shown if not is_over(event))
+    stored_name = None if answer.vm is None else answer.vm.name
+    vm_name = (None if live is None else live.vm) or local.vm_name or stored_name
+    shown = () if answer.document is None else answer.document.events
+    events = sorted((event for event in shown if not is_over(event)), key=_urgency)
     return StatusReport(
         at=format_time(now),
-        known_at=_known_at(snapshot),
+        known_at=_known_at(answer),
         agent=AgentReport(
-            running=True if live is not None else is_locked,
+            running=live is not None,
             ready=None if live is None else live.is_ready,
             reasons=() if live is None else live.reasons,
             version=None if live is None else live.version,
-            asked=answer.url,
-            problem=None if is_locked is False and answer.is_silent else answer.problem,
         ),
-        vm=VmReport(name=vm_name, vm_id=snapshot.stored.vm.vm_id if snapshot.stored.vm is not None else None),
-        imds=_imds(snapshot, live, settings, now),
-        state=_state(snapshot, live, settings, directory=directory, in_memory=in_memory),
-        configuration=_configuration(live, settings),
-        configuration_problem=configuration_problem,
-        events=tuple(_event(event, snapshot, vm_name, now) for event in sorted(events, key=_urgency)),
-        sinks=tuple(_sinks(snapshot, live, settings, now)),
+        vm=VmReport(name=vm_name, vm_id=None if answer.vm is None else answer.vm.vm_id),
+        imds=_imds(answer, local, now),
+        state=_state(answer, local, directory),
+        configuration=ConfigurationReport(
+            file=local.file,
+            looked_for=local.looked_for,
+            agent_file=None if live is None else live.configuration,
+            version=version("scheduled-events-bridge"),
+        ),
+        configuration_problem=local.problem,
+        events=tuple(_event(event, answer, vm_name, now) for event in events),
+        sinks=tuple(_sinks(answer, local, now)),
     )
 
 
-def _configuration(live: Readiness | None, settings: Settings | None) -> ConfigurationReport:
-    file = None if settings is None or settings.file is None else str(settings.file.absolute())
-    is_without = settings is not None and file is None
-    return ConfigurationReport(
-        file=file,
-        looked_for=configuration_in_words(None, os.environ) if is_without else None,
-        agent_file=None if live is None else live.configuration,
-        version=version("scheduled-events-bridge"),
-    )
-
-
-def _vm_name(snapshot: Snapshot, live: Readiness | None, settings: Settings | None) -> str | None:
-    stored = snapshot.stored.vm.name if snapshot.stored.vm is not None else None
-    return (live.vm if live is not None else None) or (settings.vm.name if settings is not None else None) or stored
-
-
-def _known_at(snapshot: Snapshot) -> str | None:
-    good = snapshot.stored.last_good_at
+def _known_at(answer: StatusAnswer) -> str | None:
     moments = [
-        snapshot.newest_record_at,
-        None if good is None else good.timestamp(),
-        *(error.at for error in snapshot.last_errors.values()),
+        answer.newest_record_at,
+        None if answer.last_good_at is None else parse_time(answer.last_good_at).timestamp(),
+        *(error.at for error in answer.last_errors.values()),
     ]
-    known = [moment for moment in moments if moment is not None]
-    return _time(max(known)) if known else None
+    return max((_time(moment) for moment in moments if moment is not None), default=None)
 
 
-def _imds(snapshot: Snapshot, live: Readiness | None, settings: Settings | None, now: datetime) -> ImdsReport:
+def _imds(answer: StatusAnswer, local: LocalFacts, now: datetime) -> ImdsReport:
+    live = answer.readiness
     if live is not None:
         return ImdsReport(
             endpoint=live.imds,
@@ -254,67 +244,53 @@ def _imds(snapshot: Snapshot, live: Readiness | None, settings: Settings | None,
             last_good_poll_seconds_ago=live.last_good_poll_seconds_ago,
             last_good_poll_is_live=True,
         )
-    good = snapshot.stored.last_good_at
+    good = answer.last_good_at
     return ImdsReport(
-        endpoint=None if settings is None else settings.imds.endpoint,
-        last_good_poll_at=None if good is None else format_time(good),
-        last_good_poll_seconds_ago=None if good is None else _seconds(now - good),
+        endpoint=local.imds_endpoint,
+        last_good_poll_at=good,
+        last_good_poll_seconds_ago=None if good is None else _seconds(now - parse_time(good)),
         last_good_poll_is_live=False,
     )
 
 
-def _state(
-    snapshot: Snapshot, live: Readiness | None, settings: Settings | None, *, directory: Path, in_memory: bool
-) -> StateReport:
-    aside = sorted(
-        path
-        for path in directory.glob(f"{DATABASE}.*-*")
-        if not path.name.endswith(("-wal", "-shm")) and not path.name.startswith((f"{DATABASE}-wal", f"{DATABASE}-shm"))
-    )
-    approval = None if settings is None else settings.approval
+def _state(answer: StatusAnswer, local: LocalFacts, directory: Path) -> StateReport:
+    live = answer.readiness
     return StateReport(
         directory=directory_text(directory),
-        stream_id=snapshot.stored.stream_id,
-        in_memory=in_memory or (live is not None and live.state_in_memory),
-        loading=live is not None and live.state_loading,
-        approvals_disabled=is_disabled(directory),
-        approvals_unsafe=_unsafe(settings, directory),
-        unusable_keys=() if approval is None else unusable_keys(approval.trusted_keys()),
-        outbox_bytes=sum(_bytes(directory / f"{DATABASE}{suffix}") for suffix in ("", "-wal")),
-        max_bytes=None if settings is None else settings.state.max_bytes,
-        set_aside=tuple(AsideReport(name=path.name, bytes=_bytes(path)) for path in aside),
+        stream_id=answer.stream_id,
+        behind=None
+        if live is None or live.outbox_behind is None
+        else BehindReport(reason=live.outbox_behind, seconds=live.outbox_behind_seconds),
+        approvals_disabled=(directory / DISABLED_FILE).is_symlink() or (directory / DISABLED_FILE).exists(),
+        approvals_unsafe=local.approvals_unsafe,
+        unusable_keys=local.unusable_keys,
+        outbox_bytes=answer.used_bytes,
+        max_bytes=local.max_bytes,
+        kept_files=tuple(_kept_file(directory, name) for name in answer.older_files),
     )
 
 
-def _unsafe(settings: Settings | None, directory: Path) -> tuple[str, ...]:
-    if settings is None or settings.approval is None:
-        return ()
-    keys = settings.approval.trusted_keys()
-    return unsafe_files(keys, configuration=settings.file, directory=directory, users={agent_user(directory)})
+def _kept_file(directory: Path, name: str) -> FileReport:
+    from bridge.outbox.database import file_bytes  # noqa: PLC0415  # imports sqlite3
 
-
-def _bytes(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+    return FileReport(name=name, bytes=file_bytes(directory / name))
 
 
 def _urgency(event: ScheduledEvent) -> tuple[bool, float]:
-    """Return what sorts events: what has begun, then the soonest."""
+    """Return the sort key of events: started events first, then by NotBefore."""
     is_ahead = event.event_status == "Scheduled"
     return is_ahead, float("inf") if event.not_before is None else event.not_before.timestamp()
 
 
-def _event(event: ScheduledEvent, snapshot: Snapshot, vm_name: str | None, now: datetime) -> EventReport:
+def _event(event: ScheduledEvent, answer: StatusAnswer, vm_name: str | None, now: datetime) -> EventReport:
     key = event.event_id and (event.event_id, digest(event))
-    approvals = [each for each in snapshot.approvals if each.key == key and each.state is not ApprovalStage.OVER]
-    decisions = [each for each in snapshot.decisions if each.key == key or _holds(each, event)]
+    approvals = [each for each in answer.approvals if each.key == key and each.state is not ApprovalStage.OVER]
+    decisions = [each for each in answer.decisions if each.key == key or _holds(each, event)]
     return EventReport(
         **{name: getattr(event, name) for name in ScheduledEvent.__struct_fields__},
         seconds_to_not_before=None if event.not_before is None else _seconds(event.not_before - now),
         affects_this_vm=names_vm(event, vm_name),
-        last_transition=_last_transition(snapshot.last_records.get(event.key, ()), now),
+        last_transition=_last_transition(answer.last_transitions.get(event.key), now),
         approval=_approval(approvals[-1]) if approvals else None,
         decisions=tuple(map(_decision, decisions)),
     )
@@ -324,16 +300,15 @@ def _holds(decision: StoredDecision, event: ScheduledEvent) -> bool:
     return decision.state is DecisionStage.ON_HOLD and decision.event_id == event.event_id
 
 
-def _last_transition(records: Sequence[TransitionRecord], now: datetime) -> TransitionReport | None:
-    for record in records:
-        if record.approval is None:
-            return TransitionReport(
-                transition=record.transition,
-                evidence=record.evidence,
-                observed_at=record.observed_at,
-                seconds_ago=_seconds(now - parse_time(record.observed_at)),
-            )
-    return None
+def _last_transition(record: TransitionRecord | None, now: datetime) -> TransitionReport | None:
+    if record is None:
+        return None
+    return TransitionReport(
+        transition=record.transition,
+        evidence=record.evidence,
+        observed_at=record.observed_at,
+        seconds_ago=max(_seconds(now - parse_time(record.observed_at)), 0.0),
+    )
 
 
 def _approval(approval: PendingApproval) -> ApprovalReport:
@@ -358,28 +333,28 @@ def _decision(decision: StoredDecision) -> DecisionReport:
     )
 
 
-def _sinks(
-    snapshot: Snapshot, live: Readiness | None, settings: Settings | None, now: datetime
-) -> Iterator[SinkReport]:
-    """Yield the configured sinks in their order, then the others that the outbox or the agent knows."""
-    configured = [] if settings is None else [sink.name for sink in settings.sinks]
-    by_agent = {} if live is None else live.sinks
-    for name in dict.fromkeys([*configured, *snapshot.sinks, *by_agent]):
-        answer, error = by_agent.get(name), snapshot.last_errors.get(name)
-        # An agent that is still loading this outbox knows less of it than is read here.
-        is_read_here = answer is None or (live is not None and live.state_loading and name in snapshot.sinks)
-        account = answer if answer is not None and not is_read_here else snapshot.sinks.get(name, SinkAccount())
-        waited_seconds = max(now.timestamp() - snapshot.oldest_pending_at.get(name, now.timestamp()), 0.0)
+def _sinks(answer: StatusAnswer, local: LocalFacts, now: datetime) -> Iterator[SinkReport]:
+    """Yield the configured sinks in their order, then the other sinks of the outbox."""
+    totals = answer.totals
+    live = {} if answer.readiness is None else answer.readiness.sinks
+    ages_now = now.timestamp() if answer.ages_now is None else answer.ages_now
+    for name in dict.fromkeys([*(local.sinks or ()), *totals.sinks]):
+        row, error = totals.sinks.get(name) or SinkRow(name=name), answer.last_errors.get(name)
+        oldest_at = totals.oldest_pending_at.get(name)
         yield SinkReport(
-            **{field: getattr(account, field) for field in SinkAccount.__struct_fields__},
             name=name,
-            configured=None if settings is None else name in configured,
-            oldest_pending_seconds=round(waited_seconds, 3)
-            if answer is None or is_read_here
-            else answer.oldest_pending_seconds,
+            configured=None if local.sinks is None else name in local.sinks,
+            accepted=row.accepted,
+            delivered=row.delivered,
+            pending=row.pending,
+            parked=row.parked,
+            expired=row.expired,
+            evicted=row.evicted,
+            discarded=row.discarded,
+            oldest_pending_seconds=0.0 if oldest_at is None else round(max(ages_now - oldest_at, 0.0), 3),
             last_error=None if error is None else error.message,
             last_error_at=None if error is None else _time(error.at),
-            needs_attention=None if answer is None else answer.needs_attention,
+            needs_attention=live[name].needs_attention if name in live else None,
         )
 
 

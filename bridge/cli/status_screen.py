@@ -1,6 +1,6 @@
-"""The screen of `status`: whether the agent runs, then the events ahead, then the sinks with what is pending.
+"""The screen of `status`: the agent, its events, and its sinks.
 
-At 80 columns nothing is cut: events take two lines each, errors are wrapped under their sink.
+Nothing is cut at 80 columns: each event takes two lines, and errors are wrapped below their sink.
 """
 
 from __future__ import annotations
@@ -11,35 +11,27 @@ from datetime import datetime
 from bridge.cli.status_json import ApprovalReport, DecisionReport, EventReport, SinkReport, StatusReport
 from bridge.cli.terminal import Colour, Table, ago, countdown, counted, size, styled, utc, with_label, wrapped
 from bridge.clock import parse_time
-from bridge.health.client import EVENTS_UNKNOWN, EVENTS_UNKNOWN_YET
-from bridge.outbox.approvals import ApprovalStage, DecisionStage
+from bridge.outbox.rows import ApprovalStage, DecisionStage
 from bridge.text import duration, one_line
 
 _LABEL = "{:<7}"
 _INDENT = " " * 7
 _UNDER = "  "
 _MOST_NAMES = 3
-_REFUSING = (
-    "It works from memory, because the disk under its outbox refuses writes: free the disk, or make it writable. "
-    "Events and errors below are those of before; what it knows since is lost if it dies."
-)
-_LOADING = (
-    "It works from memory until its outbox is loaded. Events, counts and errors below are those of before; what it "
-    "sees meanwhile is stored then."
-)
+_BEHIND = "The outbox is not saved for {}: {} The agent continues from memory and approves nothing."
 _EVENT_WIDTHS = (9, 9, 14, 20)
 _OF_APPROVAL = {
-    ApprovalStage.DRAINING: "{source}: its command runs before the event is approved",
-    ApprovalStage.WANTED: "{source} wants it approved; {tries}",
-    ApprovalStage.POSTED: "approved by {source} {since}; Azure has not started it yet",
-    ApprovalStage.DRY_RUN: "{source} would have approved it {since} (dry_run)",
+    ApprovalStage.DRAINING: "the command of {source} is running",
+    ApprovalStage.WANTED: "requested by {source}, {tries}",
+    ApprovalStage.POSTED: "approved by {source} {since}, not started by Azure yet",
+    ApprovalStage.DRY_RUN: "dry run: {source} would have approved the event {since}",
     ApprovalStage.COMMAND_FAILED: "not approved: the command of {source} failed {since}",
-    ApprovalStage.WITHDRAWN: "an approval by {source} was withdrawn {since}",
+    ApprovalStage.WITHDRAWN: "withdrawn {since}, requested by {source}",
 }
 _OF_DECISION = {
-    DecisionStage.NEW: "a decision of {who} ({verdict}) waits for the agent to look at it",
-    DecisionStage.WAITING: "{who} said {verdict}, which is not enough or not done yet",
-    DecisionStage.ON_HOLD: "held by {who}",
+    DecisionStage.NEW: "decision of {who} ({verdict}), not evaluated yet",
+    DecisionStage.WAITING: "decision of {who} ({verdict}), waiting for more approvers or for Azure",
+    DecisionStage.ON_HOLD: "hold of {who}",
 }
 
 
@@ -49,30 +41,20 @@ def screen(report: StatusReport) -> list[str]:
     return [*_agent(report, now), "", *_facts(report, now), "", *_events(report, now), "", *_sinks(report, now)]
 
 
-# Whether it runs.
-
-
 def _agent(report: StatusReport, now: datetime) -> list[str]:
     agent = report.agent
-    if agent.running is False:
+    if not agent.running:
         known = report.known_at
-        when = "" if known is None else f"; this is what it knew at {_moment(known, now)}"
-        lines = _loud(f"The agent is not running{when}.", "bright_red")
-    elif agent.running is None:
-        lines = _loud("Whether the agent is running cannot be seen: you may not open its directory.")
-    elif agent.ready is None:
-        lines = _loud("The agent is running. This is what its outbox says:")
+        when = "" if known is None else f" Its last stored change: {_moment(known, now)}."
+        lines = _loud(f"The agent is not running.{when}", "bright_red")
     elif agent.ready:
         lines = _loud("The agent is running and ready.", "green")
     else:
         lines = _loud("The agent is running, but not ready:", "bright_red")
     lines += [line for reason in agent.reasons for line in wrapped(reason, indent=_UNDER)]
-    if agent.problem is not None:
-        lines += wrapped(agent.problem, indent=_UNDER)
-    elif agent.running and agent.asked is None:
-        lines += wrapped("It was not asked for more: status.listen is off, or names no fixed port.", indent=_UNDER)
-    if report.state.in_memory:
-        message = _LOADING if report.state.loading else _REFUSING
+    behind = report.state.behind
+    if behind is not None:
+        message = _BEHIND.format(duration(behind.seconds), behind.reason)
         lines += [styled(line, colour="bright_red") for line in wrapped(message, indent=_UNDER)]
     return lines
 
@@ -81,32 +63,17 @@ def _loud(text: str, colour: Colour | None = None) -> list[str]:
     return [styled(line, bold=True, colour=colour) for line in wrapped(text)]
 
 
-# Where it runs.
-
-
 def _facts(report: StatusReport, now: datetime) -> list[str]:
     state = report.state
     of = "" if state.max_bytes is None else f" of {size(state.max_bytes)}"
     lines = [
-        *_fact("VM", report.vm.name or "unknown: IMDS has not said yet"),
+        *_fact("VM", report.vm.name or "unknown: IMDS has not responded yet"),
         *_fact("IMDS", _imds(report, now)),
         *_fact("State", f"{state.directory}, {size(state.outbox_bytes)}{of}"),
         *_fact("Config", _configuration(report)),
         *_fact("Agent", _version(report)),
     ]
-    warnings = list(_another_file(report))
-    if state.approvals_disabled:
-        warnings.append("The file approvals.disabled is there: nothing is approved.")
-    warnings += [f"Nothing is approved. {why}" for why in state.approvals_unsafe]
-    warnings += [f"{why} Its decisions do not count." for why in state.unusable_keys]
-    if state.set_aside:
-        names = ", ".join(aside.name for aside in state.set_aside)
-        warnings.append(
-            f"{counted(len(state.set_aside), 'database')} set aside, to be deleted when nobody needs them: {names}."
-        )
-    if report.configuration_problem is not None:
-        warnings.append(report.configuration_problem)
-    for warning in warnings:
+    for warning in _warnings(report):
         lines += [styled(line, bold=True) for line in wrapped(warning, indent=_INDENT)]
     return lines
 
@@ -120,45 +87,43 @@ def _imds(report: StatusReport, now: datetime) -> str:
     where = "" if imds.endpoint is None else f"{imds.endpoint}, "
     if imds.last_good_poll_at is None:
         return f"{where}no good poll yet"
-    when = _moment(imds.last_good_poll_at, now, seconds_ago=imds.last_good_poll_seconds_ago)
-    stored = "" if imds.last_good_poll_is_live or not report.agent.running else ", as stored every ten minutes"
-    return f"{where}last good poll {when}{stored}"
+    return f"{where}last good poll {_moment(imds.last_good_poll_at, now, seconds_ago=imds.last_good_poll_seconds_ago)}"
 
 
 def _configuration(report: StatusReport) -> str:
     found = report.configuration
     if found.agent_file is not None:
-        return found.agent_file or "none: the agent runs on the defaults"
-    own = found.file or found.looked_for or "not known here"
-    return f"{own} (as this command finds it; the agent does not say)" if report.agent.running else own
+        return found.agent_file or "none: the agent uses the defaults"
+    return found.file or found.looked_for or "unknown"
 
 
 def _version(report: StatusReport) -> str:
     own, of_agent = report.configuration.version, report.agent.version
     if of_agent is None:
-        return f"its version is not known; this command is version {own}"
-    return f"version {of_agent}" + ("" if of_agent == own else f"; this command is version {own}")
+        return f"unknown version. This command has version {own}."
+    return f"version {of_agent}" if of_agent == own else f"version {of_agent}. This command has version {own}."
 
 
-def _another_file(report: StatusReport) -> Iterator[str]:
-    """Yield that the agent runs on another configuration than this command has read."""
-    found = report.configuration
+def _warnings(report: StatusReport) -> Iterator[str]:
+    found, state = report.configuration, report.state
     is_known = found.agent_file is not None and (found.file is not None or found.looked_for is not None)
     if is_known and found.agent_file != (found.file or ""):
         own = found.file or "no file, so the defaults"
-        yield f"The agent runs on another configuration than this command has read ({own}): name it with --config."
-
-
-# What is coming.
+        yield f"The agent uses another configuration than this command ({own}). Name it with --config."
+    if state.approvals_disabled:
+        yield "Nothing is approved, because the file approvals.disabled exists."
+    yield from (f"Nothing is approved. {why}" for why in state.approvals_unsafe)
+    yield from (f"{why} Its decisions do not count." for why in state.unusable_keys)
+    if state.kept_files:
+        names = ", ".join(file.name for file in state.kept_files)
+        yield f"{counted(len(state.kept_files), 'older outbox file')} kept: {names}."
+    if report.configuration_problem is not None:
+        yield report.configuration_problem
 
 
 def _events(report: StatusReport, now: datetime) -> list[str]:
-    if not report.events and report.state.in_memory:
-        unknown = EVENTS_UNKNOWN_YET if report.state.loading else EVENTS_UNKNOWN
-        return [styled(line, colour="bright_red") for line in wrapped(unknown)]
     if not report.events:
-        was = "is" if report.agent.running else "was"
-        return [f"There {was} no scheduled event."]
+        return ["No scheduled events." if report.agent.running else "No scheduled events when the agent stopped."]
     table = Table(("EVENT", "STATUS", "STARTS", "NOT BEFORE", "AFFECTS"), widths=_EVENT_WIDTHS)
     rows = table.lines(map(_event_cells, report.events))
     lines = rows[:1]
@@ -172,10 +137,8 @@ def _events(report: StatusReport, now: datetime) -> list[str]:
 
 def _event_cells(event: EventReport) -> tuple[str, ...]:
     seconds = event.seconds_to_not_before
-    if seconds is not None:
-        starts = countdown(seconds)
-    else:
-        starts = "under way" if event.event_status == "Started" else "unknown"
+    otherwise = "started" if event.event_status == "Started" else "unknown"
+    starts = otherwise if seconds is None else countdown(seconds)
     return (
         event.event_type or "unknown",
         event.event_status,
@@ -188,11 +151,11 @@ def _event_cells(event: EventReport) -> tuple[str, ...]:
 def _affected(event: EventReport) -> str:
     names = event.resources or ()
     if not names:
-        return "no VM is named"
+        return "no VM named"
     if event.affects_this_vm is None:
         return counted(len(names), "VM")
     if not event.affects_this_vm:
-        return f"{counted(len(names), 'other VM')}"
+        return counted(len(names), "other VM")
     return "this VM" if len(names) == 1 else f"this VM + {len(names) - 1}"
 
 
@@ -219,10 +182,10 @@ def _approval_lines(event: EventReport, now: datetime) -> list[str]:
 
 
 def _approval(approval: ApprovalReport, now: datetime) -> str:
-    tries = "not tried yet"
+    tries = "not sent yet"
     if approval.attempts:
-        answer = "no answer" if approval.http_status is None else f"answer {approval.http_status}"
-        tries = f"tried {counted(approval.attempts, 'time')}, last {answer}"
+        answer = "no response" if approval.http_status is None else f"HTTP {approval.http_status}"
+        tries = f"{counted(approval.attempts, 'attempt')}, last result: {answer}"
     who = f" ({', '.join(approval.approvers)})" if approval.approvers else ""
     return _OF_APPROVAL[approval.state].format(
         source=f"{approval.source}{who}",
@@ -237,13 +200,10 @@ def _decision(decision: DecisionReport) -> str:
     return text if decision.reason is None else f"{text}: {decision.reason}"
 
 
-# What the sinks have and wait for.
-
-
 def _sinks(report: StatusReport, now: datetime) -> list[str]:
     shown = [sink for sink in report.sinks if sink.configured is not False or sink.pending or sink.parked]
     if not shown:
-        return ["There is no sink."]
+        return ["No sinks."]
     table = Table(("SINK", "STATE", "PENDING", "OLDEST", "PARKED", "DELIVERED"))
     rows = table.lines([_sink_cells(sink) for sink in shown])
     lines = rows[:1]
@@ -253,36 +213,44 @@ def _sinks(report: StatusReport, now: datetime) -> list[str]:
         if sink.last_error is not None and (sink.pending or sink.parked):
             when = "" if sink.last_error_at is None else f" {_moment(sink.last_error_at, now)}"
             lines += wrapped(f"last error{when}: {sink.last_error}", indent=_UNDER)
-    if any(sink.pending and sink.configured is False for sink in shown):
-        lines += ["", *wrapped("A sink that is not configured gets nothing: put it back, or `outbox discard`.")]
+        if sink.configured is False:
+            lines += wrapped(_move_or_discard(sink), indent=_UNDER)
     if any(_state_of(sink) in _COLOURS for sink in shown):
-        lines += ["", *wrapped("`outbox list` has each record; once mended, `outbox retry` has them tried at once.")]
+        lines += ["", *wrapped("`outbox list` lists the records. After a fix, `outbox retry` sends them at once.")]
     return lines
 
 
-_NOT_CONFIGURED, _NEEDS_A_PERSON, _STUCK = "not configured", "needs a person", "stuck"
-_FAILING, _REFUSED, _OK = "failing", "refused some", "ok"
-#: All but `ok`; in red what nobody but a person ends.
+def _move_or_discard(sink: SinkReport) -> str:
+    name = one_line(sink.name)
+    return (
+        f"{name} is not configured, so nothing is sent to it. To send the records to another sink, run "
+        f"`outbox move {name} NEW`. To give them up, run `outbox discard --sink {name}`."
+    )
+
+
+_NOT_CONFIGURED, _NEEDS_ATTENTION, _STUCK = "not configured", "needs attention", "stuck"
+_FAILING, _HAS_PARKED, _OK = "failing", "has parked", "ok"
+#: All states except ok; red: only a person can end the state.
 _COLOURS: dict[str, Colour | None] = {
     _NOT_CONFIGURED: None,
-    _NEEDS_A_PERSON: "bright_red",
+    _NEEDS_ATTENTION: "bright_red",
     _STUCK: "bright_red",
     _FAILING: None,
-    _REFUSED: None,
+    _HAS_PARKED: None,
 }
 
 
 def _state_of(sink: SinkReport) -> str:
-    """Return the one word for *sink*, the worst first."""
+    """Return the most severe state of *sink*."""
     if sink.configured is False:
         return _NOT_CONFIGURED
     if sink.needs_attention:
-        return _NEEDS_A_PERSON
+        return _NEEDS_ATTENTION
     if sink.is_stuck:
         return _STUCK
     if sink.pending and sink.last_error is not None:
         return _FAILING
-    return _REFUSED if sink.parked else _OK
+    return _HAS_PARKED if sink.parked else _OK
 
 
 def _sink_cells(sink: SinkReport) -> tuple[str, ...]:

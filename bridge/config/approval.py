@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -206,7 +207,9 @@ class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
         return () if self.remote is None else self.remote.trusted_keys()
 
 
-def read_approval(table: object, mistakes: Problems, elsewhere: Mapping[str, str]) -> ApprovalSettings | None:
+def read_approval(
+    table: object, mistakes: Problems, elsewhere: Mapping[str, str] = MappingProxyType({})
+) -> ApprovalSettings | None:
     """Return the settings of the ``[approval]`` *table*; what is wrong with it is then in *mistakes*.
 
     The files of certificates are read here, so that one that cannot be used is found before it is needed.

@@ -53,6 +53,7 @@ __all__ = [
     "documented",
     "find_config",
     "load",
+    "load_top",
     "parsed",
     "read",
     "service_directory",
@@ -76,6 +77,22 @@ def load(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> Set
     except ConfigurationError as error:
         raise ConfigurationError(*error.mistakes, *mistakes_in(environ), file=path) from error
     return overridden(msgspec.structs.replace(settings, file=path), environ)
+
+
+def load_top(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> TopSettings:
+    """Return the settings of the file at *path* without its sinks and approvals, with the overrides of *environ*.
+
+    Sinks and approvals are not read, so mistakes in their tables are not found, and no sink type is imported.
+    """
+    mistakes = Problems()
+    table = {} if path is None else parsed(path)
+    rest = {key: value for key, value in table.items() if key not in {"sinks", "approval"}}
+    top = convert(rest, TopSettings, "", mistakes, elsewhere=_where_keys_belong())
+    sentences = (*mistakes.sentences, *mistakes_in(environ))
+    if top is None or sentences:
+        raise ConfigurationError(*sentences, file=path)
+    values = {name: getattr(top, name) for name in top.__struct_fields__}
+    return overridden(Settings(**values, sinks=(), file=path), environ)
 
 
 def read(table: Mapping[str, Any]) -> Settings:
@@ -207,7 +224,7 @@ def _is_there(path: Path) -> bool:
 
 
 def state_directory(
-    settings: Settings, environ: Mapping[str, str], *, windows: bool = _WINDOWS, is_root: bool | None = None
+    settings: TopSettings, environ: Mapping[str, str], *, windows: bool = _WINDOWS, is_root: bool | None = None
 ) -> Path:
     """Return the directory of the outbox; it need not exist yet.
 

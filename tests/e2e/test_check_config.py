@@ -15,7 +15,6 @@ import pytest
 from answering import answering
 from portal_stub import PortalStub
 from private_ca import PrivateCa
-from small_disk import small_disk
 
 from bridge.approval.signing import generate_key
 from bridge.testing import EventSpec, Simulator
@@ -296,14 +295,6 @@ def test_a_state_directory_that_cannot_be_made_or_is_none_is_said(agent, check):
         assert code == 1
         assert "is no directory" in starting(lines, "Wrong")[0]
         assert not agent.state.exists()
-
-
-@pytest.mark.parametrize(("mib", "warns"), [(1.5, True), (2, False)])
-def test_a_volume_too_small_for_the_outbox_is_warned_of(tmp_path, check, mib, warns):
-    with small_disk(tmp_path / "disk", mib) as disk:
-        code, lines = check(f'[state]\ndirectory = "{disk.path}/state"\n[[sinks]]\ntype = "stdout"\n')
-    found = [line for line in starting(lines, "Warning") if "has 1.5 MiB, and the outbox needs 2 MiB" in line]
-    assert (code, bool(found)) == (0, warns)
 
 
 @pytest.mark.parametrize(

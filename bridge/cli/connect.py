@@ -1,0 +1,150 @@
+"""Connects a command to the running agent, or to the outbox on disk if no agent runs.
+
+Only the process that holds the lock on the state directory writes the outbox. A command without a running agent
+therefore takes the lock and opens the outbox as an agent does. Root becomes the owner of the outbox first, because the
+agent could not use files that belong to root.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from bridge.agent.control import AccessDenied, ControlClient, NoAgent, NotSaved
+from bridge.agent.handlers import Requests, StoredOutbox
+from bridge.agent.requests import Asked, Ping, Request
+from bridge.config.loader import service_directory
+from bridge.errors import OutboxError, StateDirectoryError
+
+if TYPE_CHECKING:
+    from bridge.agent.handlers import Requests, StoredOutbox
+
+if sys.platform != "win32":
+    import pwd
+
+A = TypeVar("A")
+
+LOCK_SECONDS = 5.0
+LOAD_SECONDS = 60.0
+SAVE_SECONDS = 5.0
+#: A command never evicts records. The next agent applies the limits of its configuration.
+_NO_LIMIT = 2**62
+
+
+class Reader:
+    """Asks the running agent, or reads the stored outbox in *directory* if no agent runs."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._client = ControlClient(directory)
+        self._stored: StoredOutbox | None = None
+
+    def ask(self, request: Request[A]) -> A:
+        """Return the answer to *request*; raise BridgeError."""
+        try:
+            answer = self._client.ask(request)
+        except NoAgent:
+            if self._stored is None:
+                from bridge.agent.handlers import StoredOutbox  # noqa: PLC0415  # a running agent needs no sqlite3
+
+                _become_owner(self._directory)
+                self._stored = StoredOutbox(self._directory)
+            return self._stored.ask(request)
+        self._stored = None
+        return answer
+
+
+@contextmanager
+def writer(directory: Path) -> Iterator[Asked]:
+    """Yield the running agent, or the opened outbox in *directory* if no agent runs; save all changes at the end."""
+    client = ControlClient(directory)
+    try:
+        client.ask(Ping())
+    except NoAgent:
+        with _opened(directory) as requests:
+            yield requests
+    else:
+        yield client
+
+
+@contextmanager
+def _opened(directory: Path) -> Iterator[Requests]:
+    from bridge.agent.handlers import Requests  # noqa: PLC0415
+    from bridge.outbox.lock import DirectoryLock  # noqa: PLC0415
+    from bridge.outbox.outbox import Outbox  # noqa: PLC0415
+
+    _become_owner(directory)
+    try:
+        lock = DirectoryLock(directory, wait_seconds=LOCK_SECONDS)
+    except StateDirectoryError as error:
+        raise OutboxError(str(error)) from error
+    try:
+        outbox = Outbox(
+            directory,
+            max_bytes=_NO_LIMIT,
+            max_pending_bytes=_NO_LIMIT,
+            keep_delivered_seconds=float(_NO_LIMIT),
+            claim=lock.claim,
+        )
+        try:
+            if not outbox.wait_loaded(LOAD_SECONDS):
+                raise OutboxError(f"The outbox in {directory} could not be read within {LOAD_SECONDS:g} s.")
+            yield Requests(outbox)
+        finally:
+            is_saved = outbox.close(SAVE_SECONDS)
+        if not is_saved:
+            raise NotSaved(f"The change could not be saved: {outbox.saver.behind_reason or 'the disk is slow.'}")
+    finally:
+        lock.release()
+
+
+def _become_owner(directory: Path) -> None:
+    """Check that this user may use the outbox, and let root act as its owner."""
+    from bridge.outbox.database import generations  # noqa: PLC0415
+
+    try:
+        files = generations(directory)
+        if not files:
+            raise OutboxError(_no_outbox(directory))
+        found = directory.stat()
+        if found.st_uid == 0:  # for example, a volume of Kubernetes that the agent's group may write to
+            found = next(iter(files.values())).stat()
+    except OSError as error:
+        if isinstance(error, PermissionError):
+            raise AccessDenied(
+                f"This user may not read the state directory {directory}. Run the command as root, with sudo, or as "
+                "the agent's user."
+            ) from error
+        raise OutboxError(f"The state directory {directory} cannot be read: {error.strerror or error}.") from error
+    if sys.platform == "win32" or os.geteuid() == found.st_uid:
+        return
+    if os.geteuid() != 0:
+        raise AccessDenied(
+            f"The outbox in {directory} belongs to {user_name(found.st_uid)}. Run the command as root, with sudo, or "
+            "as that user."
+        )
+    os.setegid(found.st_gid)
+    os.seteuid(found.st_uid)
+
+
+def user_name(uid: int) -> str:
+    """Return the name of the user *uid*, or the number if there is no name."""
+    if sys.platform == "win32":
+        return str(uid)
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _no_outbox(directory: Path) -> str:
+    message = f"The state directory {directory} contains no outbox."
+    service = service_directory()
+    # lexists: systemd makes a link into a directory that only root can open.
+    if service != directory and os.path.lexists(service):
+        return f"{message} The service's agent uses {service}. Run the command with sudo, or use --state-directory."
+    return f"{message} Start the agent with `run`, or use --state-directory or --config."
