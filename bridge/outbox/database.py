@@ -370,8 +370,12 @@ class Database:
 
 
 def fingerprint(path: Path) -> Fingerprint:
-    """Return what the file system reports about the file and its WAL; raise OSError."""
-    return _stat(path), _stat(path.with_name(f"{path.name}-wal"))
+    """Return what the file system reports about the file and its WAL; raise OSError.
+
+    Without the ctime of the WAL: when root opens the file for reading, SQLite sets the owner of the WAL again.
+    """
+    wal = _stat(path.with_name(f"{path.name}-wal"))
+    return _stat(path), None if wal is None else wal[:-1]
 
 
 def follows(before: Fingerprint, after: Fingerprint) -> bool:
