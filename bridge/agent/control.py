@@ -103,6 +103,8 @@ class ControlServer:
             self.close()
         if self._listener is not None:
             return
+        with suppress(OSError):
+            RUN_DIRECTORY.mkdir(exist_ok=True)
         problem: Exception | None = None
         for address in addresses(self._directory):
             try:

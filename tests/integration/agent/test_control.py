@@ -1,0 +1,297 @@
+"""The control socket: a command reaches the running agent, or learns in time why it cannot."""
+
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from multiprocessing.connection import Client
+
+import msgspec
+import pytest
+
+from bridge.agent import control
+from bridge.agent.control import (
+    AgentSilent,
+    ControlClient,
+    ControlServer,
+    NoAgent,
+    NotSaved,
+    RequestRefused,
+    addresses,
+)
+from bridge.agent.requests import Changed, Events, OutboxRetry, Ping, Pong, Saved, SavedAnswer
+from bridge.errors import OutboxError
+from bridge.outbox.lock import DirectoryLock
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="Windows has a named pipe")
+AS_ROOT = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root acts as another user")
+NOBODY = 65534
+
+AGENT = """
+import sys
+from pathlib import Path
+from bridge.agent.control import ControlServer
+from bridge.agent.requests import Pong
+from bridge.outbox.lock import DirectoryLock
+lock = DirectoryLock(Path(sys.argv[1]))
+server = ControlServer(Path(sys.argv[1]), lambda _request: Pong())
+server.open()
+print("open", flush=True)
+sys.stdin.read()
+"""
+ASK_AS_ANOTHER = """
+import os, sys
+from pathlib import Path
+from bridge.agent.control import AccessDenied, ControlClient
+from bridge.agent.requests import Ping
+os.setuid(65534)
+try:
+    ControlClient(Path(sys.argv[1])).ask(Ping(), seconds=1)
+except AccessDenied as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch):
+    """Return the state directory; the directory in /run is another one for each test."""
+    monkeypatch.setattr(control, "RUN_DIRECTORY", tmp_path / "run")
+    directory = tmp_path / "state"
+    directory.mkdir(mode=0o700)
+    return directory
+
+
+@pytest.fixture
+def serve(state):
+    """Return a function that starts an agent's end of the socket and its lock."""
+    opened = []
+
+    def start(answer=lambda _request: Pong(), directory=state):
+        lock, server = DirectoryLock(directory), ControlServer(directory, answer)
+        server.open()
+        opened.extend([server.close, lock.release])
+        return server
+
+    yield start
+    for close in opened:
+        close()
+
+
+def asked(directory, seconds=5.0):
+    return ControlClient(directory).ask(Ping(), seconds=seconds)
+
+
+def test_command_reaches_the_agent(state, serve):
+    serve()
+    assert asked(state) == Pong()
+    assert (state / "control.sock").stat().st_mode & 0o777 == 0o600
+
+
+def test_without_an_agent_there_is_no_wait(state):
+    began_at = time.monotonic()
+    for directory in (state, state / "missing"):
+        with pytest.raises(NoAgent, match="No agent runs on the state directory"):
+            asked(directory)
+    assert time.monotonic() - began_at < 1
+
+
+def test_socket_of_a_killed_agent_is_no_agent_and_the_next_agent_replaces_it(state, serve):
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(state / "control.sock"))
+        left.listen()
+    with pytest.raises(NoAgent):
+        asked(state)
+    serve()
+    assert asked(state) == Pong()
+
+
+def test_agent_without_a_socket_is_not_taken_for_no_agent(state):
+    lock = DirectoryLock(state)
+    with pytest.raises(AgentSilent):
+        asked(state, seconds=0.3)
+    lock.release()
+
+
+def test_agent_that_does_not_respond_is_named_by_its_process_id(state):
+    with subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(state)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as agent:
+        assert agent.stdout.readline() == "open\n"
+        assert asked(state) == Pong()
+        os.kill(agent.pid, signal.SIGSTOP)
+        try:
+            began_at = time.monotonic()
+            with pytest.raises(AgentSilent, match=rf"\(process {agent.pid}\).* did not respond within"):
+                asked(state, seconds=1.0)
+            assert time.monotonic() - began_at < 5
+        finally:
+            agent.kill()
+    with pytest.raises(NoAgent):
+        asked(state)
+
+
+@pytest.mark.parametrize("loss", ["unlink", "rmtree", "rename"])
+def test_lost_socket_is_created_again(state, serve, tmp_path, loss):
+    server = serve()
+    if loss == "unlink":
+        (state / "control.sock").unlink()
+    else:
+        shutil.rmtree(state) if loss == "rmtree" else state.rename(tmp_path / "aside")
+        state.mkdir()
+    server.open()
+    assert asked(state) == Pong()
+
+
+def test_closing_does_not_delete_the_socket_of_another_agent(state, tmp_path):
+    first = ControlServer(state, lambda _request: Pong())
+    first.open()
+    state.rename(tmp_path / "aside")
+    state.mkdir()
+    second = ControlServer(state, lambda _request: Pong())
+    second.open()
+    first.close()
+    assert asked(state) == Pong()
+    second.close()
+    assert list(state.iterdir()) == []
+
+
+def test_directory_with_a_long_path_has_its_socket_in_run(tmp_path, state, serve):
+    long = state / ("d" * 60) / ("e" * 60)
+    long.mkdir(parents=True)
+    assert len(addresses(long)) == 1
+    serve(directory=long)
+    serve(lambda _request: pytest.fail("the other agent was asked"))
+    assert asked(long) == Pong()
+    assert list((tmp_path / "run").iterdir())
+
+
+@AS_ROOT
+def test_other_users_are_denied(state, serve):
+    serve()
+    asking = [sys.executable, "-c", ASK_AS_ANOTHER, str(state)]
+    said = subprocess.run(asking, capture_output=True, text=True, check=True, timeout=30).stdout
+    assert "Run the command as root, with sudo" in said
+
+
+@AS_ROOT
+def test_agent_answers_no_other_user_even_if_the_mode_allows_it(state, serve):
+    answered = []
+    serve(lambda request: answered.append(request) or Pong())
+    (state / "control.sock").chmod(0o666)
+    child = os.fork()
+    if child == 0:
+        os.chdir(state)  # while it still may
+        os.setuid(NOBODY)
+        try:
+            with Client("control.sock") as connection:
+                connection.send_bytes(b'{"request":"ping"}')
+                connection.recv_bytes()
+        except (OSError, EOFError):
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert answered == []
+
+
+@AS_ROOT
+def test_command_trusts_no_socket_of_another_user(state, tmp_path):
+    (tmp_path / "run").mkdir()
+    state.chmod(0o777)
+    child = os.fork()
+    if child == 0:
+        os.chdir(state)
+        os.setuid(NOBODY)
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind("control.sock")
+        listening.listen()
+        time.sleep(60)
+        os._exit(0)
+    try:
+        deadline = time.monotonic() + 20
+        while not (state / "control.sock").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        with pytest.raises(NoAgent):
+            asked(state)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_refused_request_has_the_message_of_the_agent(state, serve):
+    def refuse(_request):
+        raise OutboxError("Unknown sink 'x'.")
+
+    serve(refuse)
+    with pytest.raises(RequestRefused, match=r"Unknown sink 'x'\."):
+        asked(state)
+
+
+def test_failure_in_the_agent_is_logged_and_reported(state, serve, caplog):
+    serve(lambda _request: 1 / 0)
+    with pytest.raises(RequestRefused, match="division by zero"):
+        asked(state)
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{}", b'{"request":"unknown"}', b"\x80\x04N.", b'{"request":"events","limit":"x"}']
+)
+def test_malformed_request_is_refused(state, serve, body):
+    serve(lambda _request: pytest.fail("it was understood"))
+    with Client(str(state / "control.sock")) as connection:
+        connection.send_bytes(body)
+        assert msgspec.json.decode(connection.recv_bytes())["error"]
+
+
+def test_request_above_the_limit_ends_the_connection(state, serve):
+    serve()
+    with Client(str(state / "control.sock")) as connection:
+        os.write(connection.fileno(), struct.pack("!i", 2**20 + 1))
+        with pytest.raises((OSError, EOFError)):
+            connection.recv_bytes()
+    assert asked(state) == Pong()
+
+
+def test_connections_that_say_nothing_keep_no_command_out(state, serve):
+    serve()
+    idle = [Client(str(state / "control.sock")) for _ in range(8)]
+    assert asked(state) == Pong()
+    for connection in idle:
+        connection.close()
+
+
+def test_change_that_is_saved_later_is_reported_as_saved(state, serve):
+    saves = iter([False, False, True])
+
+    def answer(request):
+        return (
+            SavedAnswer(saved=next(saves), reason=None) if isinstance(request, Saved) else Changed(count=3, saved=False)
+        )
+
+    serve(answer)
+    assert ControlClient(state).ask(OutboxRetry()) == Changed(count=3, saved=True)
+
+
+def test_change_that_cannot_be_saved_is_reported_with_the_reason(state, serve):
+    def answer(request):
+        if isinstance(request, Saved):
+            time.sleep(0.1)
+            return SavedAnswer(saved=False, reason="The disk is full.")
+        return Changed(count=3, saved=False)
+
+    serve(answer)
+    with pytest.raises(NotSaved, match=r"could not save it yet\. The disk is full\."):
+        ControlClient(state).ask(OutboxRetry(), seconds=0.5)
+
+
+def test_requests_keep_their_values(state, serve):
+    received = []
+    serve(lambda request: received.append(request) or Pong())
+    request = Events(after=3, limit=2, event_types=("Freeze",))
+    with pytest.raises(msgspec.ValidationError):  # a Pong is no page
+        ControlClient(state).ask(request)
+    assert received == [request]
