@@ -1,26 +1,24 @@
-"""The agent put together: which loops are watched, and that systemd's watchdog is fed only while the poll turns."""
+"""The agent as a whole: start, turns, reload, and stop, with the lock, the watchdog, and the control socket."""
 
 import os
-import signal
 import socket
-import sys
 import threading
 import time
-from itertools import count
 
 import msgspec
 import pytest
-from least_time import least
-from small_disk import small_disk
 from starved import no_threads
 
+from bridge.agent import agent as agent_module
 from bridge.agent.agent import Agent
-from bridge.agent.parts import TEND_SECONDS
+from bridge.agent.control import ControlClient, NoAgent, RequestRefused
+from bridge.agent.requests import Events, OutboxRetry, Status
 from bridge.config.loader import read
 from bridge.errors import StateDirectoryError
 from bridge.events.event import VmIdentity
-from bridge.outbox.locks import DirectoryLock
-from bridge.outbox.reader import OutboxFile
+from bridge.outbox import saver
+from bridge.outbox.database import Database
+from bridge.outbox.lock import DirectoryLock, is_locked
 from bridge.testing import EventSpec, Simulator
 
 
@@ -46,6 +44,7 @@ def agent(tmp_path, manager):  # noqa: ARG001  # there before the agent looks
             }
         )
         running = Agent(settings, tmp_path / "state")
+        running.simulator = simulator
         running.start()
         yield running
         running.stop()
@@ -77,33 +76,6 @@ def test_worker_that_gets_no_thread_is_started_later_and_delays_no_stop(agent):
     assert "delivery:third" in agent._loop_watches()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells of changes in a directory")
-def test_turns_of_a_calm_agent_are_seldom_until_its_disk_refuses(tmp_path):
-    with small_disk(tmp_path / "disk", 8) as disk, Simulator(rate_limit=False) as simulator:
-        imds = {"endpoint": simulator.endpoint, "poll_interval_seconds": 0.2}
-        settings = read({"imds": imds, "status": {"listen": ""}, "sinks": [{"type": "stdout"}]})
-        agent = Agent(settings, disk.path / "state")
-        before = signal.signal(signal.SIGIO, lambda *_: agent.turn.set())
-
-        def seconds_to_next():
-            agent.run_due()
-            return agent.parts.periodic.seconds_to_next()
-
-        try:
-            agent.start()
-            agent.watch_directory()
-            assert wait_until(lambda: seconds_to_next() > TEND_SECONDS + 1)
-            disk.fill()
-            agent.turn.clear()
-            simulator.world.add_event(EventSpec(event_type="Freeze"))
-            assert agent.turn.wait(30)
-            assert wait_until(lambda: agent.outbox.in_memory)
-            assert seconds_to_next() < TEND_SECONDS + 1
-        finally:
-            agent.stop()
-            signal.signal(signal.SIGIO, before)
-
-
 def test_reload_without_a_thread_leaves_what_was_there_and_can_be_repeated(agent):
     name = agent.vm_name()
     changed = msgspec.structs.replace(agent._settings, vm=VmIdentity(tags={"team": "a"}))
@@ -117,7 +89,7 @@ def test_reload_without_a_thread_leaves_what_was_there_and_can_be_repeated(agent
 
 
 def test_every_loop_is_watched(agent):
-    assert set(agent._loop_watches()) == {"poll", "main", "outbox", "delivery:stdout", "delivery:second"}
+    assert set(agent._loop_watches()) == {"poll", "main", "delivery:stdout", "delivery:second"}
 
 
 def test_watchdog_is_fed_only_while_the_poll_turns(agent, manager):
@@ -164,21 +136,6 @@ def wait_until(condition):
     return condition()
 
 
-def test_what_a_command_has_touched_gets_a_turn_within_a_second(turning, tmp_path):
-    """Without that there is none for five seconds, or fifteen."""
-    _, turns = turning
-    touches = count(1)
-
-    def seconds_to_turn():
-        before, touched_at = len(turns), time.monotonic()
-        touch = next(touches)
-        os.utime(tmp_path / "state" / "nudge", ns=(touch, touch))
-        assert wait_until(lambda: len(turns) > before)
-        return turns[before] - touched_at
-
-    assert least(seconds_to_turn, below=3) < 3
-
-
 def test_poll_goes_on_while_not_even_a_look_at_the_state_directory_comes_back(turning, tmp_path, monkeypatch):
     """As on a file server that is gone."""
     agent, _ = turning
@@ -204,25 +161,8 @@ def test_poll_goes_on_while_not_even_a_look_at_the_state_directory_comes_back(tu
         is_back.set()
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows moves no directory that is in use")
-def test_state_directory_that_was_moved_aside_and_is_put_back_is_used_again(agent, tmp_path):
-    state, aside, between = (tmp_path / name for name in ("state", "aside", "between"))
-    state.rename(aside)
-    agent.run_due()
-    agent.outbox.tend().result(10)
-    state.rename(between)
-    aside.rename(state)
-    agent.run_due()
-    agent.outbox.tend().result(10)
-    for directory in (state, between):
-        with pytest.raises(StateDirectoryError, match="Another agent runs"):
-            DirectoryLock(directory)
-    agent.parts.send_heartbeat()
-    assert wait_until(lambda: OutboxFile(state).records())
-
-
 @pytest.mark.parametrize("has_file", [False, True])
-def test_start_without_a_configuration_says_what_the_first_request_changes(tmp_path, caplog, has_file):
+def test_start_without_a_configuration_reports_the_effect_of_the_first_request(tmp_path, caplog, has_file):
     caplog.set_level("INFO")
     with Simulator(rate_limit=False) as simulator:
         settings = read({"imds": {"endpoint": simulator.endpoint}, "status": {"listen": ""}})
@@ -234,13 +174,108 @@ def test_start_without_a_configuration_says_what_the_first_request_changes(tmp_p
     assert len(said) == (0 if has_file else 1)
 
 
-def test_stop_to_which_the_outbox_gives_no_answer_does_not_say_that_nothing_is_pending(agent, caplog):
-    caplog.set_level("INFO")
-    go_on = threading.Event()
-    agent.outbox.read(lambda _connection: go_on.wait(30))
-    try:
+def ask(agent, request):
+    return ControlClient(agent.outbox.directory).ask(request)
+
+
+def test_commands_see_and_change_the_running_agent(agent):
+    assert wait_until(lambda: agent.parts.poller.good_at is not None)
+    answer = ask(agent, Status())
+    assert (answer.readiness.status, answer.readiness.vm) == ("ready", "simulated-vm")
+    agent.simulator.world.add_event(EventSpec(event_type="Freeze"))
+    assert wait_until(lambda: ask(agent, Events()).records)
+    assert ask(agent, OutboxRetry(sink="second")).count == 0
+    directory = agent.outbox.directory
+    agent.stop()
+    with pytest.raises(NoAgent):
+        ControlClient(directory).ask(Status())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows moves no directory that is in use")
+def test_state_directory_that_was_moved_aside_and_is_put_back_is_used_again(agent, tmp_path):
+    state, aside, between = (tmp_path / name for name in ("state", "aside", "between"))
+    state.rename(aside)
+    agent.run_due()
+    assert agent.outbox.wait_saved(10)
+    assert ask(agent, Status()).file == "outbox-1.db"
+    state.rename(between)
+    aside.rename(state)
+    agent.run_due()
+    assert agent.outbox.wait_saved(10)
+    for directory in (state, between):
+        with pytest.raises(StateDirectoryError, match="Another agent runs"):
+            DirectoryLock(directory)
+    agent.parts.send_heartbeat()
+    assert agent.outbox.wait_saved(10)
+    assert not agent.outbox.is_behind
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows moves no directory that is in use")
+def test_agent_stops_at_once_when_another_agent_uses_the_new_directory(agent, tmp_path):
+    (tmp_path / "state").rename(tmp_path / "aside")
+    (tmp_path / "state").mkdir()
+    other = DirectoryLock(tmp_path / "state")
+    with pytest.raises(StateDirectoryError, match="Another agent runs"):
+        agent.run_due()
+    began_at = time.monotonic()
+    agent.stop()
+    assert time.monotonic() - began_at < 5
+    assert list((tmp_path / "state").iterdir()) == []
+    other.release()
+
+
+@pytest.fixture
+def slow_load(monkeypatch):
+    """Let the load of the outbox wait until the event is set."""
+    loading, read_newest = threading.Event(), saver.read_newest
+    monkeypatch.setattr(saver, "read_newest", lambda directory: loading.wait(60) and read_newest(directory))
+    monkeypatch.setattr(agent_module, "_LOAD_REPORT_SECONDS", 0.2)
+    yield loading
+    loading.set()
+
+
+def test_slow_load_is_reported_and_delays_the_poll(tmp_path, manager, slow_load, caplog):
+    with Simulator(rate_limit=False) as simulator:
+        settings = read({"imds": {"endpoint": simulator.endpoint}, "status": {"listen": ""}})
+        agent = Agent(settings, tmp_path / "state")
+        starting = threading.Thread(target=agent.start)
+        starting.start()
+        assert wait_until(lambda: "still loading" in caplog.text)
+        assert heard(manager)[0].startswith(b"EXTEND_TIMEOUT_USEC=15000000")
+        with pytest.raises(RequestRefused, match="still loading"):
+            ask(agent, Status())
+        assert agent.parts.poller is None
+        slow_load.set()
+        starting.join(30)
+        assert b"READY=1" in heard(manager)
+        assert ask(agent, Status()).readiness is not None
         agent.stop()
+
+
+def test_stop_ends_the_load(tmp_path, slow_load):
+    stop = threading.Event()
+    agent = Agent(read({"status": {"listen": ""}, "stop_grace_seconds": 0.5}), tmp_path / "state")
+    starting = threading.Thread(target=agent.start, args=(stop.is_set,))
+    starting.start()
+    stop.set()
+    starting.join(5)
+    assert not starting.is_alive()
+    began_at = time.monotonic()
+    agent.stop()
+    assert time.monotonic() - began_at < 1.5
+    assert not slow_load.is_set()
+
+
+def test_stop_ends_in_time_while_the_disk_hangs_and_keeps_the_lock(agent, monkeypatch, caplog):
+    released = threading.Event()
+    save = Database.save
+    monkeypatch.setattr(Database, "save", lambda *args, **options: released.wait(60) and save(*args, **options))
+    agent.parts.send_heartbeat()
+    began_at = time.monotonic()
+    agent.stop()
+    try:
+        assert time.monotonic() - began_at < 2.5
+        assert is_locked(agent.outbox.directory)
+        assert "could not be saved" in caplog.text
     finally:
-        go_on.set()
-    [stopped] = [record for record in caplog.records if record.getMessage() == "The agent stopped."]
-    assert stopped.pending is None
+        released.set()
