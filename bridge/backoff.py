@@ -6,6 +6,7 @@ not come back to it together. Full jitter may draw zero, so every delay has a fl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 #: No delay is shorter than this, unless its cap is.
@@ -16,6 +17,9 @@ DELIVERY_CAP_SECONDS = 300.0
 RETRY_AFTER_CAP_SECONDS = 3600.0
 URGENT_CAP_SECONDS = 2.0
 NOTICE_CAP_SECONDS = 15.0
+#: The cap in the first `FIRST_SECONDS` of an outage, which is often only a restart of the destination.
+FIRST_NOTICE_CAP_SECONDS = 5.0
+FIRST_SECONDS = 60.0
 POLL_CAP_SECONDS = 5.0
 
 #: Too Many Requests, and Gone: "retry within 70 seconds" (Microsoft, "Azure Instance Metadata Service").
@@ -33,14 +37,16 @@ def full_jitter(attempt: int, *, base_seconds: float, cap_seconds: float, random
     return max(min(MINIMUM_DELAY_SECONDS, cap_seconds), random() * window)
 
 
-def delivery_cap(seconds_to_not_before: float | None) -> float:
-    """Return the longest gap of a record: 300 s, but while NotBefore is ahead 15 s or a quarter of the time left.
+def delivery_cap(seconds_to_not_before: float | None, *, outage_seconds: float = math.inf) -> float:
+    """Return the longest gap between two attempts for a record: 300 s, and less while NotBefore is in the future.
 
-    The quarter is never less than 1 s. Whoever is to drain or to be paged has 15 minutes for a Freeze or a Reboot.
+    Then the cap is a quarter of the time left, at least 1 s, at most 5 s in the first minute of an outage, and at most
+    15 s after that. A Freeze or a Reboot has 15 minutes of notice.
     """
     if seconds_to_not_before is None or seconds_to_not_before <= 0:
         return DELIVERY_CAP_SECONDS
-    return min(NOTICE_CAP_SECONDS, max(1.0, seconds_to_not_before / 4))
+    longest = FIRST_NOTICE_CAP_SECONDS if outage_seconds < FIRST_SECONDS else NOTICE_CAP_SECONDS
+    return min(longest, max(1.0, seconds_to_not_before / 4))
 
 
 def delivery_gap(
@@ -50,13 +56,14 @@ def delivery_gap(
     urgent: bool,
     retry_after: float | None,
     random: Callable[[], float],
+    outage_seconds: float = math.inf,
 ) -> float:
     """Return the seconds until a record that failed *attempts* times is sent again; never less than 0.1 s.
 
-    Full jitter from 1 s to `delivery_cap`. The peer's *retry_after* is a floor of at most an hour that wins over that.
-    For an *urgent* event (its VM will be gone) the gap is at most 2 s whatever else says.
+    Full jitter from 1 s to `delivery_cap`. *retry_after* is a floor of at most an hour and overrides the cap. For an
+    *urgent* event, whose VM will be gone, the gap is at most 2 s regardless of all other values.
     """
-    cap = delivery_cap(seconds_to_not_before)
+    cap = delivery_cap(seconds_to_not_before, outage_seconds=outage_seconds)
     gap = full_jitter(attempts, base_seconds=DELIVERY_BASE_SECONDS, cap_seconds=cap, random=random)
     if retry_after is not None:
         gap = max(gap, min(retry_after, RETRY_AFTER_CAP_SECONDS))

@@ -10,8 +10,9 @@ The host calls a sink from one thread only, except `close`, which may come from 
   host, for every sink alike.
 - Keep within ``config.timeout_seconds``, wall clock. The host cuts what does not: it calls ``close`` and builds a new
   instance before it tries again.
-- The records of one EventId come in order. Delivery is at least once: after a crash a record comes again, with the
-  same ``id``; so does the last one of an active event to a sink that asks for it (`Sink.refresh_seconds`).
+- The records of one EventId come in order. Delivery is at least once: after a crash, a record comes again with the same
+  ``id``. The host also sends the newest record of an active event again to a sink that requests this
+  (`Sink.refresh_seconds`).
 
 Beside the contract this module hands on what sinks have in common: a session with a deadline, secrets, tokens,
 programs, and texts for people. So a sink imports nothing else of the agent, whose own modules may move.
@@ -174,29 +175,21 @@ class Sink(ABC):
     """After a `check`: what this very one has shown, where that says more than `shown_by_check`."""
 
     @classmethod
-    def skips_what_is_over(cls, config: Any) -> bool:
-        """Return whether an event is skipped whole when its end is known before its start was delivered.
+    def current_state_only(cls, config: Any) -> bool:
+        """Return whether the destination needs only the current state of each event, for example for alerts.
 
-        True for what pages a person or drains a workload. The records of such an event count as expired.
+        A newer record of an event then replaces the pending records of the same event, and replaced records count as
+        expired. The newest record is always sent, also an ending: a resolve for an unknown alert must have no effect.
         """
         del config
         return False
 
     @classmethod
-    def superseded_by_end(cls, config: Any, record: TransitionRecord) -> bool:
-        """Return whether *record* need not be sent once the end of its event, a later record, is to be sent too.
-
-        Only asked of a sink that skips what is over. What is then not sent counts as expired.
-        """
-        del config, record
-        return False
-
-    @classmethod
     def refresh_seconds(cls, config: Any) -> float | None:
-        """Return how often the sink wants to be told again what is active; None for never.
+        """Return the interval in which the host sends active events again; None for never.
 
-        For a destination that forgets what it was told. The host then sends the last delivered record of each active
-        event again so often, under the same id, unless something newer of the event is pending. No account counts it.
+        For a destination that loses its alerts on a restart. The host sends the newest record of each active event
+        again under the same id, unless a newer record of the event is pending. A refresh does not count as a delivery.
         """
         del config
         return None

@@ -85,8 +85,8 @@ class AppriseSink(Sink):
     config: AppriseConfig
 
     @classmethod
-    def skips_what_is_over(cls, config: AppriseConfig) -> bool:
-        """Return True: people are not told of what is over."""
+    def current_state_only(cls, config: AppriseConfig) -> bool:
+        """Return True: people need only the current state of an event."""
         del config
         return True
 

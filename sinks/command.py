@@ -131,8 +131,8 @@ class CommandSink(Sink):
     config: CommandConfig
 
     @classmethod
-    def skips_what_is_over(cls, config: CommandConfig) -> bool:
-        """Return True: nothing is drained for an event that is over."""
+    def current_state_only(cls, config: CommandConfig) -> bool:
+        """Return True: after an outage, a program must not drain a VM for an event that has ended."""
         del config
         return True
 

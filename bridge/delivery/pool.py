@@ -1,8 +1,7 @@
-"""The pool of delivery workers: one for each sink, started, exchanged and ended together.
+"""The pool of delivery workers: starts, replaces, and ends one worker for each sink.
 
-A worker ends, or is cut, before another may start on the same rows: one that was cut sends nothing any more, whatever
-it had read ahead and wherever it hangs. However many hang, all of them get the same wait, and then are cut: a stop and
-a reload have promised when they end.
+A worker ends or is cut before another worker starts on the same rows. A worker that was cut sends nothing more. All
+workers that hang get the same wait and then are cut, so a stop and a reload end in time regardless of their number.
 """
 
 from __future__ import annotations
@@ -20,18 +19,17 @@ from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
 
-#: After the wait: what hangs is cut, a command and its children are killed, and the exit is still in time.
+#: After the wait, hanging sends are cut, and a command and its children are killed.
 CUT_SECONDS = 0.4
 _TICK_SECONDS = 0.05
 _RELOAD_SECONDS = 2.0
 
 
 class WorkerPool:
-    """One worker for each configured sink; for one thread, but for `notify`, `loop_watches` and `drain`.
+    """One worker for each configured sink; for one thread, except `notify`, `resume`, `loop_watches`, and `drain`.
 
-    *has_seen_document*: whether the document was seen since the start; until then no sink is told anything again,
-    and one that skips what is over is told nothing that was pending before, for a few seconds. *attested* is how sinks
-    get a portal's tokens for this VM.
+    *has_seen_document* returns whether this run had a good document; until then, no active event is sent again.
+    *attested* provides tokens of a portal for this VM.
     """
 
     def __init__(
@@ -50,16 +48,22 @@ class WorkerPool:
 
     @property
     def loop_watches(self) -> Mapping[str, LoopWatch]:
-        """The watch over each worker's loop, as ``delivery:SINK``."""
+        """Return the watch over the loop of each worker, as ``delivery:SINK``."""
         return {f"delivery:{name}": worker.loop_watch for name, (_, worker) in list(self._workers.items())}
 
-    def notify(self, *, by_command: bool = False) -> None:
-        """Tell every worker that there may be new rows; *by_command*: that a command has written to the outbox."""
+    def notify(self) -> None:
+        """Wake every worker: there may be new rows."""
         for _, worker in list(self._workers.values()):
-            worker.notify(by_command=by_command)
+            worker.notify()
+
+    def resume(self, sink: str | None = None) -> None:
+        """End the pause of *sink*, or of every sink, also after a 410: a person requested a retry."""
+        for name, (_, worker) in list(self._workers.items()):
+            if sink in {None, name}:
+                worker.resume()
 
     def start_missing(self, sinks: Sequence[SinkSettings]) -> None:
-        """Start a worker for each of *sinks* that has none; raise OutboxError when the outbox does not answer."""
+        """Start a worker for each of *sinks* that has none; raise RuntimeError if no thread can be started."""
         for sink in sinks:
             if sink.name not in self._workers:
                 self._start(sink)
@@ -70,7 +74,7 @@ class WorkerPool:
 
     def _start(self, sink: SinkSettings) -> None:
         metrics = self._metrics.sink(sink.name)
-        metrics.set_needs_attention(needed=False)  # what the worker before needed a person for may be mended
+        metrics.set_needs_attention(needed=False)  # the cause may be fixed in the new configuration
         worker = DeliveryWorker(
             config=sink.config,
             sink_class=sink.sink_class,
@@ -79,11 +83,11 @@ class WorkerPool:
             has_seen_document=self._has_seen_document,
             attested=self._attested,
         )
-        worker.start()  # first: where no thread is to be had, there is no worker, and it is tried again
+        worker.start()  # first: without a thread there is no worker, and the caller tries again
         self._workers[sink.name] = (sink, worker)
 
     def end_all_but(self, sinks: Sequence[SinkSettings], *, grace_seconds: float, stop: Callable[[], bool]) -> None:
-        """End every worker whose sink is not among *sinks* unchanged, within two seconds, or when *stop* says so."""
+        """End every worker whose sink is not unchanged in *sinks*, within two seconds or when *stop* returns True."""
         wanted = {sink.name: sink for sink in sinks}
         names = [name for name, (sink, _) in self._workers.items() if wanted.get(name) != sink]
         workers = [self._workers.pop(name)[1] for name in names]
@@ -91,13 +95,13 @@ class WorkerPool:
             worker.stop(grace_seconds=0.0)
         wait_seconds = min(grace_seconds, _RELOAD_SECONDS - CUT_SECONDS)
         for worker in _end(workers, time.monotonic() + wait_seconds, stop):
-            logger.error("A sink hangs and was left behind.", extra={"sink": worker.name})
+            logger.error("A sink hangs. The agent continues without waiting for it.", extra={"sink": worker.name})
         for name in names:
             if name not in wanted:
                 self._metrics.forget_sink(name)
 
     def drain(self, deadline: float) -> None:
-        """Let every worker send what is due until *deadline*, in monotonic seconds, then cut who still sends."""
+        """Let every worker send due records until *deadline*, in monotonic seconds, then cut the remaining sends."""
         workers = [worker for _, worker in list(self._workers.values())]
         for worker in workers:
             worker.stop(grace_seconds=max(deadline - time.monotonic(), 0.0))
@@ -107,7 +111,7 @@ class WorkerPool:
 def _end(
     workers: Sequence[DeliveryWorker], deadline: float, stop: Callable[[], bool] = lambda: False
 ) -> list[DeliveryWorker]:
-    """Wait until *deadline*, or until *stop* returns True, then cut who is left; return who hangs even then."""
+    """Wait until *deadline* or until *stop* returns True, then cut the remaining workers; return the ones that hang."""
     running = list(workers)
     while running and time.monotonic() < deadline and not stop():
         running[0].join(max(min(deadline - time.monotonic(), _TICK_SECONDS), 0.0))

@@ -1,25 +1,25 @@
-"""The retry schedule of one sink: when it is tried next after a failure, and with what. Pure: times come in.
+"""The retry schedule of one sink: when and with which records the sink is tried after a failure. Pure: times come in.
 
-Two kinds of trouble look alike at first. A record that its destination does not like delays only its own event. A
-destination that is down fails whatever comes: two failures in a row on different events mean that, and then the sink is
-paused and probed with one record at a time: a thousand requests would not help it. Any answer about a record ends the
-pause and makes all rows due.
+A record that its destination does not accept delays only its own event. A destination that is down fails every send.
+Two failures in a row on different events therefore pause the sink. A paused sink gets probes, which are one record at a
+time. Any response about a record ends the pause and makes all rows due.
 
-So that a few events which always fail cannot keep the rest from going, the batcher
+A few events that always fail must not stop all other events. For this reason:
 
-- sends something of another event after a failure, if there is anything (`last_send_failed`, `failing_events`): two
-  failures in a row then mean the destination,
-- probes with the record tried least, not with the same one again, and
-- alternates between urgent records and all others when it probes.
+- After a failure, the next send is of another event, if there is one (`last_send_failed`, `failing_events`). Two
+  failures in a row then point to the destination.
+- A probe uses the record with the fewest attempts.
+- Probes alternate between urgent records and all others.
 
-An answer also releases an event that failed before it, once: what failed may have been the destination. An event that
-fails again after such an answer fails on its own account, and only its own delay, or the end of a pause, makes it due.
+A response also makes an event due that failed before the response, once: the destination may have been the cause. An
+event that fails again after such a response has its own problem, and only its own delay or the end of a pause makes it
+due.
 
-While the NotBefore of any pending record is ahead, a gap is at most 15 s, that between two probes included: the probe
-that gets through makes that record due, whichever event it was of.
+While the NotBefore of any pending record is in the future, `backoff.delivery_cap` limits every gap, also between two
+probes: the first successful probe makes that record due.
 
-A Preempt or Terminate has a timer of its own, of at most 2 s, whatever the pause or the peer's Retry-After ask for: the
-VM will be gone.
+A Preempt or Terminate has its own timer of at most 2 s, regardless of a pause or a Retry-After, because its VM will be
+gone.
 
 Times are seconds on one monotonic clock.
 """
@@ -44,18 +44,18 @@ _LONG_AGO = float("-inf")
 
 
 class SendMode(Enum):
-    """What may be sent now."""
+    """The records that may be sent now."""
 
     ALL = "all"
-    """Whatever is due."""
+    """All due records."""
     FRESH = "fresh"
     """Paused: the first record of an event that has a new record."""
     PROBE = "probe"
-    """Paused: one record, not of an urgent event that was tried (those have a timer of their own)."""
+    """Paused: one record, except of urgent events that failed, which have their own timer."""
     URGENT = "urgent"
-    """Paused: one urgent record, nothing else."""
+    """Paused: one urgent record."""
     WAIT = "wait"
-    """Nothing, until `RetrySchedule.next_at`."""
+    """No record until `RetrySchedule.next_at`."""
 
 
 class FailedEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,18 +64,20 @@ class FailedEvent(msgspec.Struct, frozen=True, kw_only=True):
     event_key: str
     urgent: bool
     seconds_to_not_before: float | None
-    """None when it is unknown or has passed."""
+    """None if it is unknown or has passed."""
 
 
 class _Delay(msgspec.Struct, kw_only=True):
+    since: float
+    """The time of the first failure."""
     attempts: int = 0
     until: float = _LONG_AGO
     tried_at: float = _LONG_AGO
     urgent: bool = False
-    answers_before: int = 0
-    """How many answers the sink had given when this event failed last."""
+    responses_before: int = 0
+    """The number of responses of the sink before the last failure of this event."""
     is_its_own: bool = False
-    """The event failed again after an answer about another: the destination is not to blame."""
+    """True if the event failed again after a response about another event."""
 
 
 class RetrySchedule:
@@ -85,8 +87,9 @@ class RetrySchedule:
         self._random = random
         self._delays: dict[str, _Delay] = {}
         self._last_failed: frozenset[str] = frozenset()
-        self._answers = 0
+        self._responses = 0
         self._has_unreleased = False
+        self._failing_since: float | None = None
         self._probes = 0
         self._probe_at: float | None = None
         self._bound_until = _LONG_AGO
@@ -94,11 +97,11 @@ class RetrySchedule:
         self._urgent_was_last = False
         self._fresh: dict[str, None] = {}
         self.is_gone = False
-        """The peer is gone (410): nothing is tried until a restart or a person's retry."""
+        """True after a 410: nothing is sent until a restart or `outbox retry`."""
 
     @property
     def is_paused(self) -> bool:
-        """Return whether the sink is probed instead of sent to."""
+        """Return whether the sink gets only probes."""
         return self._probe_at is not None
 
     @property
@@ -108,43 +111,38 @@ class RetrySchedule:
 
     @property
     def last_send_failed(self) -> bool:
-        """Return whether the last send failed: what is sent next should be of an event that never did."""
+        """Return whether the last send failed: the next send should be of an event that has not failed."""
         return self._probe_at is None and bool(self._last_failed)
 
     @property
     def failing_events(self) -> Collection[str]:
-        """The keys of the events that failed and were not answered since."""
+        """Return the keys of the events that failed and have no response since."""
         return self._delays.keys()
 
     def blocked(self, now: float) -> Collection[str]:
-        """Return the keys of the events that are delayed on their own."""
-        return [key for key, delay in self._delays.items() if delay.until > now]
+        """Return the keys of the events that have a delay of their own."""
+        return {key for key, delay in self._delays.items() if delay.until > now}
 
     @property
     def urgent_failing(self) -> Collection[str]:
-        """The keys of the failing events that are urgent."""
-        return [key for key, delay in self._delays.items() if delay.urgent]
+        """Return the keys of the failing events that are urgent."""
+        return {key for key, delay in self._delays.items() if delay.urgent}
 
     def urgent_blocked(self, now: float) -> Collection[str]:
-        """Return the keys of the urgent failing events but for the one that is due for longest."""
-        due = self._longest_due_urgent(now)
-        return [key for key in self.urgent_failing if key != due]
+        """Return the keys of the urgent failing events, except the event that has been due for the longest time."""
+        return set(self.urgent_failing) - {self._longest_due_urgent(now)}
 
     def _longest_due_urgent(self, now: float) -> str | None:
         due = [(delay.until, key) for key, delay in self._delays.items() if delay.urgent and delay.until <= now]
         return min(due)[1] if due else None
 
-    def next_expiry(self, now: float) -> float:
-        """Return when the next delay of an event ends; infinity when none is to come."""
-        return min((delay.until for delay in self._delays.values() if delay.until > now), default=_NEVER)
-
     def mode(self, now: float) -> SendMode:
-        """Return what may be sent at *now*."""
+        """Return which records may be sent at *now*."""
         if self.is_gone:
             return SendMode.WAIT
         if self._probe_at is None:
             return SendMode.ALL
-        is_other_due = now >= self._other_at()
+        is_other_due = now >= self._other_at(self._probe_at)
         if now >= self._urgent_at and not (is_other_due and self._urgent_was_last):
             return SendMode.URGENT
         if is_other_due:
@@ -152,23 +150,22 @@ class RetrySchedule:
         return SendMode.WAIT
 
     def next_at(self) -> float:
-        """Return when `mode` or `blocked` may change; infinity when only a new record can change them."""
+        """Return when `mode` or `blocked` may change; infinity if only a new record can change them."""
         if self.is_gone:
             return _NEVER
         if self._probe_at is None:
             return min((delay.until for delay in self._delays.values()), default=_NEVER)
-        return min(self._urgent_at, self._other_at())
+        return min(self._urgent_at, self._other_at(self._probe_at))
 
-    def _other_at(self) -> float:
-        assert self._probe_at is not None  # noqa: S101  # only asked in a pause; told to the type checker
-        return max(self._bound_until, _LONG_AGO if self._fresh else self._probe_at)
+    def _other_at(self, probe_at: float) -> float:
+        return max(self._bound_until, _LONG_AGO if self._fresh else probe_at)
 
-    # What happened.
+    # Events.
 
     def record_arrived(
         self, event_key: str, now: float, *, urgent: bool, seconds_to_not_before: float | None = None
     ) -> None:
-        """Note a new record: its event is tried once at once, unless a Retry-After binds the sink."""
+        """Note a new record: its event is tried once immediately, unless a Retry-After applies to the sink."""
         delay = self._delays.get(event_key)
         if delay is not None:
             delay.until = _LONG_AGO
@@ -182,7 +179,7 @@ class RetrySchedule:
             self._fresh[event_key] = None
 
     def take_fresh(self) -> str:
-        """Return the event to try in FRESH mode, and forget that it has a new record."""
+        """Return the event to try in FRESH mode; its record is no longer new."""
         event_key = next(iter(self._fresh))
         del self._fresh[event_key]
         return event_key
@@ -200,37 +197,31 @@ class RetrySchedule:
         elif mode is SendMode.PROBE and not self.urgent_failing:
             self.resume()
         elif mode is SendMode.PROBE:
-            self._probe_at = now + self._gap(self._probes, None)
+            self._probe_at = now + self._gap(self._probes, None, outage_seconds=0.0)
 
-    def succeeded(self, event_keys: Iterable[str]) -> bool:
-        """Note that the destination took records, or refused them for good: it is there.
-
-        Return whether that made anything else due.
-        """
+    def succeeded(self, event_keys: Iterable[str]) -> None:
+        """Note that the destination accepted records, or rejected them permanently: it responds."""
         for event_key in event_keys:
             self._delays.pop(event_key, None)
         self._last_failed = frozenset()
-        self._answers += 1
+        self._failing_since = None
+        self._responses += 1
         if self._probe_at is not None:
             self.resume()
-            return True
-        if not self._has_unreleased:
-            return False
-        self._has_unreleased = False
-        released = [delay for delay in self._delays.values() if not delay.is_its_own]
-        for delay in released:
-            delay.until = _LONG_AGO
-        return bool(released)
+        elif self._has_unreleased:
+            self._has_unreleased = False
+            for delay in self._delays.values():
+                delay.until = delay.until if delay.is_its_own else _LONG_AGO
 
     def needed_no_request(self, event_keys: Iterable[str]) -> None:
-        """Note that the sink had nothing to send of these events: that tells nothing of the destination."""
+        """Note that the sink had nothing to send for these events, which shows nothing about the destination."""
         for event_key in event_keys:
             self._delays.pop(event_key, None)
 
     def resume(self) -> None:
-        """Make every row due: the sink answered, or a person asked for it."""
+        """Make every row due: the sink responded, or a person requested it."""
         self._probe_at, self._bound_until, self._urgent_at = None, _LONG_AGO, _NEVER
-        self._last_failed = frozenset()
+        self._last_failed, self._failing_since = frozenset(), None
         self._probes = 0
         self._fresh.clear()
         self._has_unreleased = self.is_gone = False
@@ -248,11 +239,13 @@ class RetrySchedule:
         retry_after: float | None = None,
         is_gone: bool = False,
     ) -> None:
-        """Note that a send failed that was made in the mode *during*.
+        """Note that a send in the mode *during* failed.
 
-        *has_urgent*: an urgent record is pending for the sink. *seconds_to_notice*: the time to the soonest NotBefore
-        ahead of all that are pending. *is_gone*: the peer answered 410.
+        *has_urgent*: an urgent record is pending for the sink. *seconds_to_notice*: the time to the soonest future
+        NotBefore of all pending records. *is_gone*: the response was 410.
         """
+        if self._failing_since is None:
+            self._failing_since = now
         for event in events:
             self._delay(event, now, retry_after)
         keys = frozenset(event.event_key for event in events)
@@ -269,20 +262,24 @@ class RetrySchedule:
             self._set_urgent(now, during, has_urgent=has_urgent)
 
     def _pause(self, now: float, during: SendMode, seconds_to_notice: float | None) -> None:
-        """Set the time of the next probe; a try out of turn does not put it off."""
+        """Set the time of the next probe; an attempt out of turn does not delay it."""
         if self._probe_at is None or during is SendMode.PROBE:
             self._probes += 1
-            self._probe_at = now + self._gap(self._probes, seconds_to_notice)
+            self._probe_at = now + self._gap(self._probes, seconds_to_notice, outage_seconds=self._outage_seconds(now))
         else:
             self._bring_probe_forward(now, seconds_to_notice)
 
     def _bring_probe_forward(self, now: float, seconds_to_notice: float | None) -> None:
         if self._probe_at is not None:
-            self._probe_at = min(self._probe_at, now + delivery_cap(seconds_to_notice))
+            cap = delivery_cap(seconds_to_notice, outage_seconds=self._outage_seconds(now))
+            self._probe_at = min(self._probe_at, now + cap)
+
+    def _outage_seconds(self, now: float) -> float:
+        return 0.0 if self._failing_since is None else now - self._failing_since
 
     def _set_urgent(self, now: float, during: SendMode, *, has_urgent: bool) -> None:
         self._urgent_was_last = during is SendMode.URGENT
-        # The next one soon, it may not have been tried at all; but not a hundred of them at once.
+        # Soon, because the next urgent record may not have been tried, but not a hundred of them at once.
         soon = min(now + MINIMUM_DELAY_SECONDS, self._urgent_deadline())
         if not has_urgent:
             self._urgent_at = _NEVER
@@ -292,22 +289,28 @@ class RetrySchedule:
             self._urgent_at = soon
 
     def _urgent_deadline(self) -> float:
-        """Return when the first of the urgent failing events has waited as long as it may."""
+        """Return when the first of the urgent failing events has waited for its longest time."""
         tried = (delay.tried_at for delay in self._delays.values() if delay.urgent)
         return min(tried, default=_NEVER) + URGENT_CAP_SECONDS
 
     def _delay(self, event: FailedEvent, now: float, retry_after: float | None) -> None:
         delay = self._delays.get(event.event_key)
         if delay is None:
-            delay = self._delays[event.event_key] = _Delay()
-        elif self._answers > delay.answers_before:
+            delay = self._delays[event.event_key] = _Delay(since=now)
+        elif self._responses > delay.responses_before:
             delay.is_its_own = True
         delay.attempts += 1
-        delay.answers_before = self._answers
+        delay.responses_before = self._responses
         delay.urgent = event.urgent
-        gap = self._gap(delay.attempts, event.seconds_to_not_before, retry_after=retry_after, urgent=event.urgent)
+        gap = self._gap(
+            delay.attempts,
+            event.seconds_to_not_before,
+            outage_seconds=now - delay.since,
+            retry_after=retry_after,
+            urgent=event.urgent,
+        )
         if event.urgent:
-            # The urgent ones wait for one another; that counts into the 2 s.
+            # Urgent events wait for one another, and that time counts.
             queue_seconds = MINIMUM_DELAY_SECONDS * len(self.urgent_failing)
             gap = max(min(gap, URGENT_CAP_SECONDS - queue_seconds), MINIMUM_DELAY_SECONDS)
         delay.tried_at, delay.until = now, now + gap
@@ -317,12 +320,14 @@ class RetrySchedule:
         attempts: int,
         seconds_to_not_before: float | None,
         *,
+        outage_seconds: float,
         retry_after: float | None = None,
         urgent: bool = False,
     ) -> float:
         return delivery_gap(
             attempts,
             seconds_to_not_before=seconds_to_not_before,
+            outage_seconds=outage_seconds,
             urgent=urgent,
             retry_after=retry_after,
             random=self._random,

@@ -1,12 +1,12 @@
-"""The sender: calls a sink with a deadline that holds, whatever the sink's SDK does.
+"""Calls a sink with a deadline that holds even if the SDK of the sink hangs.
 
-Some SDK calls hang for ever, also with a timeout of their own. So a sink lives on a thread of its own, and the worker
-waits for it no longer than `timeout_seconds` and a little: the little is there so that a sink that keeps the deadline
-itself can report what happened. A sink that does not is abandoned: it is closed on yet another thread, and the next
-try, which waits for that within its own deadline, builds a new instance. Threads that never come back are counted; with
-too many of them the sink is left alone until one ends, because a leak would take the healthy sinks down with it.
+A sink lives on a thread of its own, and the work that uses the sink runs on this thread, so a send needs no hand-over
+between threads. The thread that starts the work watches the calls into the sink. At the deadline of a call, the
+watching thread abandons the sink's thread. An abandoned thread ends as soon as its call returns, and its work changes
+nothing more. The sink is closed on a third thread, and the next work gets a new instance. Threads that never return are
+counted. With too many of them, nothing is sent until one ends, because a leak would also affect the healthy sinks.
 
-Time in which the VM was frozen is not counted: a command that is half done would be cut for it, and run again.
+Time in which the VM was frozen does not count. Otherwise, a half-finished command would be cut and run again.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from queue import SimpleQueue
+from typing import TypeVar
 
 from bridge.errors import DeliveryError, DeliveryFailed, DeliveryRejected, RetryReason
 from bridge.sink import AttestedTokens, Sink, TransitionRecord
@@ -26,25 +26,23 @@ from bridge.system.threads import RunningTime
 
 logger = logging.getLogger(__name__)
 
-#: The host's own deadline, as a multiple of the sink's; what is promised is 1.1.
+T = TypeVar("T")
+
+#: The host's deadline, as a multiple of the sink's deadline. The sink gets the difference to report its own timeout.
 GRACE = 1.04
 _CLOSE_SECONDS = 1.0
-#: How much of a try's time may go into waiting until the one before is closed.
+#: The share of `timeout_seconds` that a new instance waits until the one before it is closed.
 _CLOSE_SHARE = 0.25
 _MOST_ABANDONED = 8
-#: How long a send that gives way is left alone, and how often it is asked for from then on.
-_UNDISTURBED_SECONDS = 0.5
-_LOOK_SECONDS = 0.1
 _CUT = "The send was cut before it began."
-_NO_THREAD = "No thread can be started: raise the limit of tasks (TasksMax, pids.max), or end what uses them up."
-
-_Call = Callable[[Sink, "_SinkThread"], None]
+_NO_THREAD = "No thread can be started: raise the limit of tasks (TasksMax, pids.max), or end the tasks that use it up."
 
 
 class Sender:
-    """Calls one sink, built by *build* when it is first needed; *attested* is how it gets a portal's tokens.
+    """Runs work on the thread of one sink, which *build* makes when it is first needed. For one thread.
 
-    Raises DeliveryRejected as the sink does; anything else it raises is a DeliveryFailed, caused by it. For one thread.
+    *configuration* returns a digest of the sink's configuration; it may read files. *attested* provides tokens of a
+    portal for this VM. *on_stall* is called with the seconds in which this process did not run.
     """
 
     def __init__(
@@ -58,177 +56,264 @@ class Sender:
         attested: AttestedTokens | None = None,
     ) -> None:
         self._build = build
-        self._attested = attested
-        self._on_stall = on_stall
-        """Called with the seconds in which this process did not run."""
         self._name = name
         self._timeout_seconds = timeout_seconds
         self._configuration = configuration
-        """Called on the sink's thread: it may read files."""
-        self.configuration = ""
-        """What *configuration* returned right before the last send, or right after it when it was rejected."""
-        self._current: _SinkThread | None = None
-        self._abandoned: list[_SinkThread] = []
+        self._on_stall = on_stall
+        self._attested = attested
+        self._current: SinkThread | None = None
+        self._abandoned: list[SinkThread] = []
         self.is_cut = False
-        """Whether `cut` was called: then nothing is sent any more."""
+        """True after `cut`: nothing more is sent."""
 
-    def send(
-        self,
-        batch: Sequence[TransitionRecord],
-        following: Sequence[TransitionRecord] = (),
-        *,
-        gives_way: Callable[[], bool] | None = None,
-    ) -> bool:
-        """Send *batch*, which *following* probably follows; raise DeliveryFailed when the deadline passes.
+    def run(self, work: Callable[[SinkThread], T]) -> T:
+        """Run *work* on the sink's thread and return its result.
 
-        Return whether a request was made: False when the sink had nothing to say of these records. The send is cut
-        as well when it has no answer after half a second and *gives_way* returns True.
+        Raise DeliveryFailed when a call into the sink passes the deadline, or if no thread can be started.
         """
-        made_request: list[bool] = []
-        configurations: list[str] = []
-
-        def call(sink: Sink, thread: _SinkThread) -> None:
-            configurations.append(self._configuration())
-            if following:
-                with suppress(Exception):  # a hint; what is wrong with these records shows when they are sent
-                    sink.prepare_next(following)
-            thread.refuse_if_abandoned()  # both may have hung
-            try:
-                sink.send(batch)
-            except DeliveryRejected:
-                # What changed meanwhile may have been what was refused, but not what was accepted.
-                configurations.append(self._configuration())
-                raise
-            made_request.append(not sink.sent_nothing)
-
+        began_at = time.monotonic()
+        if self._abandoned:
+            self._reap_abandoned()
+        current = self._current = self._current or self._begin()
+        current.spent_seconds = time.monotonic() - began_at
+        if self.is_cut:
+            raise DeliveryFailed(_CUT, reason=RetryReason.CUT)
         try:
-            self._call(call, gives_way)
-        finally:
-            self.configuration = configurations[-1] if configurations else self.configuration
-        return all(made_request)
+            return current.run(work, self._on_stall)
+        except _Overdue:
+            self._current = None
+            self._abandoned.append(current)
+            current.end()
+            current.begin_closing()
+            message = f"No response within {self._timeout_seconds:g} s. The send was cut."
+            raise DeliveryFailed(message, uncertain=True, reason=RetryReason.TIMEOUT) from None
+
+    def send(self, batch: Sequence[TransitionRecord]) -> bool:
+        """Send *batch* from any thread; see `SinkThread.send`."""
+        return self.run(lambda thread: thread.send(batch))
 
     def check(self) -> str:
-        """Try the destination and return what that has shown, "" for nothing; raise DeliveryFailed at the deadline."""
-        shown: list[str] = []
-
-        def call(sink: Sink, _thread: _SinkThread) -> None:
-            sink.check()
-            shown.append(sink.shown)
-
-        self._call(call)
-        return "".join(shown)
+        """Test the destination and return the findings, "" for none."""
+        return self.run(lambda thread: thread.check())
 
     def cut(self) -> None:
-        """Send nothing any more, and close the sink under the send that is under way, which fails; from any thread."""
-        self.is_cut = True  # before the look at what is under way: a send that begins just now looks after it is seen
+        """Begin no other call, and close the sink under the call that is in progress; from any thread."""
+        self.is_cut = True  # before the next line, because `run` makes its thread visible before it reads this value
         current = self._current
         if current is not None:
-            current.abandon()
+            current.cut()
 
     def close(self) -> None:
-        """Close the sink, waiting a second at most."""
+        """Close the sink; wait one second at most."""
         current, self._current = self._current, None
         if current is not None:
             current.end()
             if not current.is_gone(_CLOSE_SECONDS):
-                current.abandon()
+                current.begin_closing()
 
-    def _call(self, call: _Call, gives_way: Callable[[], bool] | None = None) -> None:
-        if self.is_cut:
-            raise DeliveryFailed(_CUT, reason=RetryReason.CUT)
-        limit = RunningTime(self._timeout_seconds * GRACE)
-        if self._abandoned:
-            self._reap_abandoned()
-        current = self._current
-        if current is None:
-            current = self._current = self._begin()
-        if self.is_cut:
-            raise DeliveryFailed(_CUT, reason=RetryReason.CUT)
-        future = current.call(call)
-        if not self._is_done(future, limit, gives_way):
-            self._abandon(current)
-            message = f"No answer within {self._timeout_seconds:g} s; the send was cut."
-            if limit.left_seconds > 0:
-                message = "No answer so far, and something new is to be sent; this was cut."
-            raise DeliveryFailed(message, uncertain=True, reason=RetryReason.TIMEOUT)
-        error = future.exception()
-        if error is not None:
-            raise _as_delivery_error(error)
-
-    def _begin(self) -> _SinkThread:
+    def _begin(self) -> SinkThread:
         try:
-            return _SinkThread(self._build, self._attested, name=f"sink:{self._name}")
+            return SinkThread(
+                self._build,
+                name=f"sink:{self._name}",
+                deadline_seconds=self._timeout_seconds * GRACE,
+                configuration=self._configuration,
+                attested=self._attested,
+            )
         except RuntimeError as error:
             raise DeliveryFailed(_NO_THREAD, needs_attention=True) from error
 
-    def _is_done(self, future: Future[None], limit: RunningTime, gives_way: Callable[[], bool] | None) -> bool:
-        """Wait until *future* is done; return False when *limit* is over before, or the send *gives_way*."""
-        stalled = 0.0
-        undisturbed_until = limit.left_seconds - _UNDISTURBED_SECONDS
-        while not future.done():
-            wait_seconds = limit.next_wait() if gives_way is None else limit.next_wait(_LOOK_SECONDS)
-            if wait_seconds <= 0:
-                return False
-            if gives_way is not None and limit.left_seconds <= undisturbed_until and gives_way():
-                return False
-            if limit.stalled_seconds > stalled:
-                self._on_stall(limit.stalled_seconds - stalled)
-                stalled = limit.stalled_seconds
-            with suppress(FutureTimeoutError):
-                future.exception(wait_seconds)
-        return True
-
     def _reap_abandoned(self) -> None:
-        """Wait a little until what was cut is closed; raise DeliveryFailed when too much of it stays."""
+        """Wait until the last abandoned sink is closed; raise DeliveryFailed if too many threads stay."""
         until = time.monotonic() + min(_CLOSE_SECONDS, self._timeout_seconds * _CLOSE_SHARE)
         self._abandoned[-1].is_closed(until - time.monotonic())
         self._abandoned = [each for each in self._abandoned if not each.is_gone(0)]
-        if any(not each.is_being_closed() for each in self._abandoned):
+        if not all(each.begin_closing() for each in self._abandoned):
             raise DeliveryFailed(f"A send that was cut cannot be closed. {_NO_THREAD}", needs_attention=True)
         if len(self._abandoned) >= _MOST_ABANDONED:
             raise DeliveryFailed(
-                f"{len(self._abandoned)} sends hang beyond their deadline and cannot be cut; "
-                "nothing is sent until one of them ends. Restart the agent, and report this to the sink's author.",
+                f"{len(self._abandoned)} sends hang beyond their deadline and cannot be cut. Nothing is sent until one "
+                "of them ends. Restart the agent, and report the problem to the author of the sink.",
                 needs_attention=True,
                 reason=RetryReason.HANGING,
             )
 
-    def _abandon(self, current: _SinkThread) -> None:
-        self._current = None
-        self._abandoned.append(current)
-        current.abandon()
+
+class _Overdue(Exception):
+    """A call into the sink passed its deadline."""
 
 
-class _SinkThread:
-    """One sink instance on a thread of its own."""
+class _Abandoned(BaseException):
+    """Ends the work on a thread that was given up. Not an Exception, so that the work does not handle it."""
 
-    def __init__(self, build: Callable[[], Sink], attested: AttestedTokens | None, *, name: str) -> None:
+
+class SinkThread:
+    """One instance of a sink and its thread. Work on this thread uses the sink through `send` and `check`."""
+
+    def __init__(
+        self,
+        build: Callable[[], Sink],
+        *,
+        name: str,
+        deadline_seconds: float,
+        configuration: Callable[[], str],
+        attested: AttestedTokens | None,
+    ) -> None:
         self._build = build
+        self._deadline_seconds = deadline_seconds
+        self._read_configuration = configuration
         self._attested = attested
+        self.configuration = ""
+        """The configuration right before the last send, or right after a send that was rejected."""
+        self.spent_seconds = 0.0
+        """The part of the next call's deadline that is already over."""
         self._sink: Sink | None = None
-        self._is_abandoned = False
-        self._calls: SimpleQueue[tuple[_Call, Future[None]] | None] = SimpleQueue()
+        self._changed = threading.Condition(threading.Lock())
+        self._call_began_at: float | None = None
+        self._is_cut = self._is_abandoned = self._is_unwatched = False
+        self._works: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closer: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def call(self, call: _Call) -> Future[None]:
-        future: Future[None] = Future()
-        self._calls.put((call, future))
-        return future
+    # On the sink's thread.
+
+    def send(self, batch: Sequence[TransitionRecord], following: Sequence[TransitionRecord] = ()) -> bool:
+        """Send *batch*, which *following* probably follows; return whether the sink made a request.
+
+        Raise DeliveryRejected as the sink does. Every other exception of the sink becomes a DeliveryFailed.
+        """
+        return self._call(lambda sink: self._send(sink, batch, following))
+
+    def _send(self, sink: Sink, batch: Sequence[TransitionRecord], following: Sequence[TransitionRecord]) -> bool:
+        self.configuration = self._read_configuration()
+        if following:
+            with suppress(Exception):  # a hint: an error in these records shows when they are sent
+                sink.prepare_next(following)
+        self._refuse_if_cut()  # the calls above may have hung
+        try:
+            sink.send(batch)
+        except DeliveryRejected:
+            # A file that changed during the send may explain a rejection, but not an acceptance.
+            self.configuration = self._read_configuration()
+            raise
+        return not sink.sent_nothing
+
+    def check(self) -> str:
+        """Test the destination; return the findings of this check, "" for none."""
+
+        def check(sink: Sink) -> str:
+            sink.check()
+            return sink.shown
+
+        return self._call(check)
+
+    def _call(self, call: Callable[[Sink], T]) -> T:
+        """Return the result of *call*, which the watching thread limits in time."""
+        with self._changed:
+            self._call_began_at = time.monotonic()
+            if self._is_unwatched:
+                self._changed.notify()
+        try:
+            result = call(self._instance())
+        except BaseException as error:  # noqa: BLE001  # the worker decides what it means
+            self._end_call()
+            problem = _as_delivery_error(error)
+            raise problem from problem.__cause__
+        self._end_call()
+        return result
+
+    def _end_call(self) -> None:
+        with self._changed:
+            if self._is_abandoned:
+                raise _Abandoned
+            self._call_began_at = None
+
+    def _instance(self) -> Sink:
+        self._refuse_if_cut()
+        if self._sink is None:
+            self._sink = self._build()
+            if self._attested is not None:
+                self._sink.attest_by(self._attested)
+            self._refuse_if_cut()
+        return self._sink
+
+    def _refuse_if_cut(self) -> None:
+        """Raise DeliveryFailed after a cut: another instance may have sent the records in the meantime."""
+        if self._is_cut or self._is_abandoned:
+            raise DeliveryFailed(_CUT, reason=RetryReason.CUT)
+
+    def _run(self) -> None:
+        while (work := self._works.get()) is not None:
+            with suppress(_Abandoned):
+                work()
+            del work  # an idle thread keeps no batch in memory
+        self._close()
+
+    def _close(self) -> None:
+        if self._sink is not None:
+            try:
+                self._sink.close()
+            except BaseException as error:  # noqa: BLE001  # a sink that fails to close is given up all the same
+                logger.info("Closing a sink failed.", extra={"sink": self._thread.name, "error": _describe(error)})
+
+    # On the watching thread.
+
+    def run(self, work: Callable[[SinkThread], T], on_stall: Callable[[float], None]) -> T:
+        """Run *work* on the sink's thread and return its result; raise _Overdue when a call passes its deadline."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result = work(self)
+            except _Abandoned:
+                raise
+            except BaseException as error:  # noqa: BLE001  # handed to the watching thread
+                done.set_exception(error)
+            else:
+                done.set_result(result)
+            with self._changed:
+                self._changed.notify()
+
+        self._works.put(run)
+        self._watch(done, on_stall)
+        return done.result()
+
+    def _watch(self, done: Future[T], on_stall: Callable[[float], None]) -> None:
+        limit, watched, waited = RunningTime(self._deadline_seconds), 0.0, 0.0
+        with self._changed:
+            while not done.done():
+                began_at = self._call_began_at
+                if began_at is None:
+                    self._is_unwatched, waited = True, 0.0
+                    self._changed.wait()
+                    self._is_unwatched = False
+                    continue
+                if began_at != watched:
+                    # A longer delay than the wait before is a freeze of this process, which does not count.
+                    watched, late_seconds = began_at, min(time.monotonic() - began_at, waited)
+                    limit = RunningTime(self._deadline_seconds - late_seconds - self.spent_seconds)
+                    self.spent_seconds = 0.0
+                stalled_seconds = limit.stalled_seconds
+                waited = limit.next_wait()
+                if limit.stalled_seconds > stalled_seconds:
+                    on_stall(limit.stalled_seconds - stalled_seconds)
+                if waited <= 0:
+                    self._is_abandoned = True
+                    raise _Overdue
+                self._changed.wait(waited)
+
+    def cut(self) -> None:
+        """Begin no other call, and close the sink under the call in progress; from any thread."""
+        self._is_cut = True
+        self.begin_closing()
 
     def end(self) -> None:
-        """Close the sink from its own thread, once that is free."""
-        self._calls.put(None)
+        """Close the sink from its own thread when that thread is free."""
+        self._works.put(None)
 
-    def abandon(self) -> None:
-        """Begin to close the sink under its hanging call."""
-        self._is_abandoned = True
-        self._calls.put(None)
-        self.is_being_closed()
-
-    def is_being_closed(self) -> bool:
-        """Return whether closing has begun, and begin it if it has not: there may have been no thread for it."""
+    def begin_closing(self) -> bool:
+        """Begin to close the sink under its call; return False if there is no thread to do this."""
         if self._closer is None:
             closer = threading.Thread(target=self._close, name=f"{self._thread.name}:close", daemon=True)
             with suppress(RuntimeError):
@@ -237,52 +322,20 @@ class _SinkThread:
         return self._closer is not None
 
     def is_closed(self, timeout_seconds: float) -> bool:
-        """Return whether `abandon` is done with closing, after *timeout_seconds* at most."""
-        if not self.is_being_closed() or self._closer is None:
+        """Return whether `begin_closing` has closed the sink, after *timeout_seconds* at most."""
+        if not self.begin_closing() or self._closer is None:
             return False
         self._closer.join(timeout_seconds)
         return not self._closer.is_alive()
 
     def is_gone(self, timeout_seconds: float) -> bool:
-        """Return whether no thread of it is left, after *timeout_seconds* at most."""
+        """Return whether none of its threads is left, after *timeout_seconds* at most."""
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive() and (self._closer is None or not self._closer.is_alive())
 
-    def _run(self) -> None:
-        while (item := self._calls.get()) is not None:
-            call, future = item
-            try:
-                self._serve(call)
-            except BaseException as error:  # noqa: BLE001  # handed to the worker, which decides what it means
-                future.set_exception(error)
-            else:
-                future.set_result(None)
-            del item, call, future  # an idle one keeps no batch in memory
-        self._close()
-
-    def _serve(self, call: _Call) -> None:
-        if self._sink is None:
-            self._sink = self._build()
-            if self._attested is not None:
-                self._sink.attest_by(self._attested)
-        self.refuse_if_abandoned()
-        call(self._sink, self)
-
-    def refuse_if_abandoned(self) -> None:
-        """Raise DeliveryFailed when this was cut: another instance may have sent its records since, and later ones."""
-        if self._is_abandoned:
-            raise DeliveryFailed(_CUT, reason=RetryReason.CUT)
-
-    def _close(self) -> None:
-        if self._sink is not None:
-            try:
-                self._sink.close()
-            except BaseException as error:  # noqa: BLE001  # a sink that fails to close is gone all the same
-                logger.info("Closing a sink failed.", extra={"sink": self._thread.name, "error": _describe(error)})
-
 
 def _as_delivery_error(error: BaseException) -> DeliveryError:
-    """Return *error* as one of the two that the worker understands."""
+    """Return *error* as one of the two errors that the worker handles."""
     if isinstance(error, DeliveryRejected | DeliveryFailed) and _is_whole(error):
         return error
     failed = DeliveryFailed(_describe(error), uncertain=True, reason=RetryReason.EXCEPTION)
@@ -291,7 +344,7 @@ def _as_delivery_error(error: BaseException) -> DeliveryError:
 
 
 def _is_whole(error: DeliveryRejected | DeliveryFailed) -> bool:
-    """Return whether *error* has what the worker reads: a sink may raise a subclass with a constructor of its own."""
+    """Return whether *error* has every value that the worker reads; a subclass may leave some out."""
     try:
         str(error)
         if isinstance(error, DeliveryRejected):
@@ -303,7 +356,7 @@ def _is_whole(error: DeliveryRejected | DeliveryFailed) -> bool:
             and isinstance(error.held, bool)
             and _is_word(error.reason)
         )
-    except Exception:  # noqa: BLE001  # whatever a stranger's exception does when it is read
+    except Exception:  # noqa: BLE001  # the exception of a sink may raise anything when it is read
         return False
 
 

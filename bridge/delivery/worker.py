@@ -1,48 +1,54 @@
-"""The delivery worker: the thread that sends the pending records of one sink.
+"""The delivery worker: sends the pending records of one sink.
 
-One worker a sink, so that nothing another sink does can delay it. The parts, each with its own reason: the
-`RetrySchedule` decides what may be tried when, the `Batcher` finds the rows, the `Sender` keeps the deadline, the sink
-only sends, the `ResultWriter` stores what became of it. The worker joins them, and tells logs and metrics.
+Each sink has one worker, so no sink can delay another sink. The `RetrySchedule` decides what may be tried when,
+`next_batch` selects the rows, the `Sender` enforces the deadline, and the sink only sends. The worker connects these
+parts, stores the results, and reports to logs and metrics.
+
+The loop of the worker runs on the thread of the sink (`SinkThread`). The worker's own thread watches the deadlines. If
+a call hangs, this thread handles the failed send and starts the loop again on a new thread. Only one thread at a time
+uses the state of the worker.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import msgspec
 
 from bridge.clock import REAL_CLOCK, Clock, parse_time
-from bridge.delivery.batcher import Batcher
+from bridge.delivery.batcher import Batching, new_rows, next_batch
 from bridge.delivery.refresher import Refresher
 from bridge.delivery.refusals import Refusals
 from bridge.delivery.resolved import ResolvedConfiguration
-from bridge.delivery.results import ResultWriter
 from bridge.delivery.retry_schedule import FailedEvent, RetrySchedule, SendMode
-from bridge.delivery.sender import Sender
-from bridge.errors import DeliveryError, DeliveryFailed, DeliveryRejected, OutboxError
+from bridge.delivery.sender import Sender, SinkThread
+from bridge.errors import DeliveryFailed, DeliveryRejected
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import SinkMetrics
 from bridge.outbox import deliveries
-from bridge.outbox.deliveries import DeliveryState, PendingDelivery, StartMark
-from bridge.outbox.outbox import Outbox
+from bridge.outbox.deliveries import DeliveryResult
+from bridge.outbox.outbox import DueRows, Outbox, PendingDelivery
+from bridge.outbox.rows import Delivery, DeliveryState
 from bridge.sink import AttestedTokens, Sink, SinkConfig, TransitionRecord
 from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
 
 _REASON_CHARACTERS = 256
-#: An idle worker reads the outbox by itself now and then, in case it was not notified.
+#: An idle worker reads the outbox at this interval even without a notification.
 _IDLE_WAIT_SECONDS = 60.0
 _FAULT_SECONDS = 1.0
-#: How long a sink that skips what is over waits for the first document: what is pending may be over since.
-_FIRST_DOCUMENT_SECONDS = 5.0
-_TICK_SECONDS = 0.1
+_EXPIRE_SECONDS = 1.0
+#: While the new records of one document are tried out of turn, the probes wait.
+_MOST_NEW_EVENTS = 64
+_MOST_ROWS = 1_000
 _NEVER = float("inf")
 _ENDPOINT_REFUSES = (
-    "The endpoint has accepted nothing since the configuration changed, or refuses one event after the other: so it is "
-    "the endpoint, and nothing is parked. Check the URL and what signs the requests; park_statuses parks all the same."
+    "The endpoint has accepted nothing since the configuration changed, or it rejects different events in a row, so "
+    "nothing is parked. Check the URL and the credentials. To park these records anyway, set park_statuses."
 )
 
 
@@ -75,368 +81,371 @@ class DeliveryWorker:
             attested=attested,
         )
         self._schedule = RetrySchedule(clock.random)
-        self._results = ResultWriter(outbox, sink=config.name, clock=clock)
-        self._batcher = Batcher(
-            outbox=outbox,
-            results=self._results,
-            schedule=self._schedule,
-            config=config,
-            batch_by_event=sink_class.batch_by_event,
-        )
-        every_seconds = sink_class.refresh_seconds(config)
-        self._refresher = Refresher(
-            outbox, sink=config.name, every_seconds=every_seconds, clock=clock, has_seen_document=has_seen_document
-        )
-        self._sink_class = sink_class
-        self._skips_what_is_over = sink_class.skips_what_is_over(config)
-        self._has_seen_document = has_seen_document
-        self._began_at = clock.monotonic()
-        self._pending_before = outbox.records.last_sequence
+        self._batching = Batching(max_batch=min(config.max_batch, _MOST_ROWS), by_event=sink_class.batch_by_event)
+        self._batch_size = 0
         self._prepares_next = sink_class.prepare_next is not Sink.prepare_next
-        accepted_under = outbox.read(deliveries.configuration_accepted, config.name).result()
-        self._refusals = Refusals(accepted_under=accepted_under)
+        self._refresher = Refresher(
+            outbox,
+            sink=config.name,
+            every_seconds=sink_class.refresh_seconds(config),
+            clock=clock,
+            has_seen_document=has_seen_document,
+        )
+        totals = outbox.totals()[0].sinks.get(config.name)
+        self._refusals = Refusals(accepted_under=None if totals is None else totals.accepted_under)
         self._report = ThrottledLog(logger, clock=clock)
         self._woken = threading.Event()
-        self._was_woken_by_command = False
-        self._retry_requests = outbox.read(deliveries.retry_requests, config.name).result()
-        self._stop_at: float | None = None
+        self._is_resumed = False
+        self._newest_sequence = outbox.last_sequence
         self._expired_at = float("-inf")
+        self._send_began_at = 0.0
+        self._on_overdue: Callable[[DeliveryFailed], None] | None = None
+        """Handles the failure if the call in progress passes its deadline."""
+        self._stop_at: float | None = None
+        self._is_over = False
         self._thread = threading.Thread(target=self._run, name=f"delivery:{config.name}", daemon=True)
 
     def start(self) -> None:
         """Begin to deliver."""
         self._thread.start()
 
-    def notify(self, *, by_command: bool = False) -> None:
-        """Tell the worker that there may be new rows, or with *by_command* that a command has written to the outbox."""
-        if by_command:
-            self._was_woken_by_command = True
+    def notify(self) -> None:
+        """Wake the worker: there may be new rows."""
+        self._woken.set()
+
+    def resume(self) -> None:
+        """End a pause, also after a 410: a person requested a retry."""
+        self._is_resumed = True
         self._woken.set()
 
     def stop(self, *, grace_seconds: float) -> None:
-        """Let the worker send what is due for *grace_seconds* more; returns at once, see `join`."""
+        """Let the worker send due records for *grace_seconds* more; returns immediately, see `join`."""
         self._stop_at = self._clock.monotonic() + grace_seconds
         self._woken.set()
 
     def cut(self) -> None:
-        """End the send that is under way, and begin no other: there is no more time, and records stay pending."""
+        """End the send in progress and begin no other; the records stay pending."""
         self._sender.cut()
 
     def join(self, timeout_seconds: float) -> bool:
-        """Wait for the end; return whether it came."""
+        """Wait for the end of the worker; return whether it has ended."""
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
 
-    # The loop.
+    # On the worker's own thread.
 
     def _run(self) -> None:
+        while not self._is_over and not self._is_time_to_stop():
+            try:
+                self._sender.run(self._deliver)
+            except DeliveryFailed as error:
+                self._end_overdue(error)
+        self.loop_watch.idle()
+        self._sender.close()
+
+    def _end_overdue(self, error: DeliveryFailed) -> None:
+        """Handle a call that passed its deadline; without a call, no thread could be started for the sink."""
+        if self._on_overdue is not None:
+            on_overdue = self._on_overdue
+            self._end_send()
+            on_overdue(error)
+        elif self._stop_at is None:
+            self._note_failure(error, "Sending failed")
+            self.loop_watch.expect_within(_FAULT_SECONDS)
+            self._woken.clear()
+            self._woken.wait(_FAULT_SECONDS)
+        else:
+            self._is_over = True
+        self._woken.set()
+
+    def _is_time_to_stop(self) -> bool:
+        return self._stop_at is not None and self._clock.monotonic() >= self._stop_at
+
+    # The loop, on the thread of the sink.
+
+    def _deliver(self, thread: SinkThread) -> None:
         while not self._is_time_to_stop():
             self.loop_watch.expect_call_within(self.config.timeout_seconds)
             try:
-                wait_seconds = self._run_once()
+                wait_seconds = self._run_once(thread)
             except Exception as error:  # noqa: BLE001  # logged with its traceback, once
-                message = f"The delivery worker failed; it goes on. {type(error).__name__}: {error}"
+                message = f"The delivery worker failed and continues. {type(error).__name__}: {error}"
                 self._report.problem("worker", logging.ERROR, message, exc_info=error, sink=self.name)
-                self._batcher.drop_prefetch()
                 wait_seconds = _FAULT_SECONDS
             if wait_seconds > 0:
                 if self._stop_at is not None:
                     break
                 self.loop_watch.expect_within(wait_seconds)
                 self._woken.wait(wait_seconds)
-        self.loop_watch.idle()
-        self._results.wait()
-        self._sender.close()
+        self._is_over = True
 
-    def _is_time_to_stop(self) -> bool:
-        return self._stop_at is not None and self._clock.monotonic() >= self._stop_at
-
-    def _run_once(self) -> float:
-        """Send one batch; return for how many seconds there is nothing to do."""
-        if self._woken.is_set():
-            self._woken.clear()
-            self._note_new_rows()
+    def _run_once(self, thread: SinkThread) -> float:
+        """Send one batch; return the seconds for which there is nothing to do."""
         now = self._clock.monotonic()
+        is_woken = self._woken.is_set()
+        self._woken.clear()
         self._expire(now)
-        mode, batch = self._batcher.next(now)
-        is_waiting = bool(batch) and self._waits_for_document(batch, now)
-        if is_waiting:
-            self._batcher.drop_prefetch()
-        elif batch:
-            self._send(batch, mode)
+        if is_woken:
+            self._note_new_rows(now)
+        mode, batch, following = self._select(now)
+        if batch:
+            self._send(thread, batch, following, mode)
             return 0.0
-        self._results.retry_unwritten()
-        refresh_seconds = self._refresh(now)
+        refresh_seconds = self._refresh(thread, now)
         if refresh_seconds <= 0:
             return 0.0
         self._clear_attention_if_idle()
-        if is_waiting:
-            return _TICK_SECONDS
-        self._batcher.await_new_rows()
-        return min(self._schedule.next_at() - self._clock.monotonic(), self._idle_seconds(), refresh_seconds)
+        retry_seconds = self._schedule.next_at() - self._clock.monotonic()
+        return min(retry_seconds, self._idle_seconds(), refresh_seconds, self._outbox.seconds_to_due())
 
-    def _waits_for_document(self, batch: Sequence[PendingDelivery], now: float) -> bool:
-        """Return whether *batch*, pending since before the start, may be over, or not be all that is under way.
+    def _note_new_rows(self, now: float) -> None:
+        """Tell the schedule about the new records; at most 64 events are tried out of turn."""
+        if self._is_resumed:
+            self._is_resumed = False
+            self._schedule.resume()
+        found: list[Delivery] = []
 
-        What is urgent never waits, and nothing does for a service that stays silent.
-        """
-        if not self._skips_what_is_over or now >= self._began_at + _FIRST_DOCUMENT_SECONDS or self._has_seen_document():
-            return False
-        return batch[0].sequence <= self._pending_before and not any(row.urgent for row in batch)
+        def look(rows: DueRows) -> list[Delivery]:
+            found[:], self._newest_sequence = new_rows(rows, self._newest_sequence)
+            return []
 
-    def _clear_attention_if_idle(self) -> None:
-        """Reset needs_attention once nothing is pending for the sink; one that is gone (410) still needs a person."""
-        if not self._metrics.needs_attention or self._schedule.is_gone or self._refresher.is_failing:
-            return
-        if not self._outbox.read(deliveries.probe, self.name).result():
-            self._metrics.set_needs_attention(needed=False)
+        self._outbox.select(self.name, look)
+        if self._schedule.is_troubled:
+            wall = self._clock.timestamp()
+            for row in found[:_MOST_NEW_EVENTS]:
+                ahead = None if row.not_before is None else row.not_before - wall
+                self._schedule.record_arrived(row.event_key, now, urgent=row.urgent, seconds_to_not_before=ahead)
+
+    def _select(self, now: float) -> tuple[SendMode, list[PendingDelivery], list[PendingDelivery]]:
+        """Return the mode, the rows of the next request, and the rows that probably follow."""
+        while (mode := self._schedule.mode(now)) is not SendMode.WAIT:
+            fresh_event = self._schedule.take_fresh() if mode is SendMode.FRESH else None
+            choose = partial(self._choose, now=now, mode=mode, fresh_event=fresh_event)
+            rows = self._outbox.select(self.name, choose)
+            if rows:
+                return mode, rows[: self._batch_size], rows[self._batch_size :]
+            self._schedule.nothing_pending(mode, now)
+            if mode is SendMode.ALL:
+                self._batching.alone.clear()
+                break
+        return SendMode.WAIT, [], []
+
+    def _choose(self, rows: DueRows, *, now: float, mode: SendMode, fresh_event: str | None) -> list[Delivery]:
+        """Return the rows of the next request, and for some sinks also the rows that probably follow."""
+        batch = next_batch(rows, self._schedule, now, batching=self._batching, fresh_event=fresh_event)
+        self._batch_size = len(batch)
+        if not batch or not self._prepares_next or mode is not SendMode.ALL:
+            return batch
+        return batch + next_batch(rows, self._schedule, now, batching=self._batching, after=batch)
 
     def _idle_seconds(self) -> float:
         max_age = self.config.max_age_seconds
         if max_age is None or not self._schedule.is_troubled:
             return _IDLE_WAIT_SECONDS
-        return min(_IDLE_WAIT_SECONDS, max(1.0, max_age))
-
-    def _note_new_rows(self) -> None:
-        by_command, self._was_woken_by_command = self._was_woken_by_command, False
-        if by_command:
-            before = self._retry_requests
-            self._retry_requests = self._outbox.read(deliveries.retry_requests, self.name).result()
-            if self._retry_requests != before:
-                self._schedule.resume()
-        now, wall = self._clock.monotonic(), self._clock.timestamp()
-        self._batcher.note_new_records(now, wall=wall, by_command=by_command)
+        return min(_IDLE_WAIT_SECONDS, max(_EXPIRE_SECONDS, max_age))
 
     def _expire(self, now: float) -> None:
-        """Give up what is older than `max_age_seconds`, at most once a second."""
+        """Give up the records that are older than `max_age_seconds`, at most once a second."""
         max_age = self.config.max_age_seconds
-        if max_age is None or now < self._expired_at + 1.0:
+        if max_age is None or now < self._expired_at + _EXPIRE_SECONDS:
             return
         self._expired_at = now
-        self._results.flush()  # what is delivered does not expire
-        expired = self._outbox.expire(self.name, max_age_seconds=max_age).result()
+        expired = self._has_pending and self._outbox.expire(self.name, max_age_seconds=max_age)
         if expired:
-            self._batcher.drop_prefetch()
             logger.warning(
-                "Records were given up: they are older than max_age_seconds.",
-                extra={"sink": self.name, "expired": expired},
+                "Records expired: they are older than max_age_seconds.", extra={"sink": self.name, "expired": expired}
             )
+
+    @property
+    def _has_pending(self) -> bool:
+        return self._outbox.read(lambda state: bool(state.queue(self.name).pending))
+
+    def _clear_attention_if_idle(self) -> None:
+        """Reset needs_attention when nothing is pending for the sink, except after a 410."""
+        if not self._metrics.needs_attention or self._schedule.is_gone or self._refresher.is_failing:
+            return
+        if not self._has_pending:
+            self._metrics.set_needs_attention(needed=False)
 
     # Sending.
 
-    def _send(self, batch: list[PendingDelivery], mode: SendMode) -> None:
-        batch = self._park_unreadable(batch)
-        if not batch or self._is_time_to_stop():  # the outbox may have hung; another worker may have these rows by now
-            return
-        mark = self._mark_started(batch[0])
-        if mark.skipped or self._give_up_superseded(batch[0], mark):
-            self._batcher.drop_prefetch()
-            return
-        error: DeliveryError | None = None
-        made_request = True
-        started = self._clock.monotonic()
+    def _send(
+        self,
+        thread: SinkThread,
+        batch: list[PendingDelivery],
+        following: list[PendingDelivery],
+        mode: SendMode,
+    ) -> None:
         try:
-            made_request = self._sender.send([row.record for row in batch], self._following())
-        except DeliveryError as raised:
-            error = raised
-        self._metrics.sent(self._clock.monotonic() - started)
-        if error is None:
-            self._delivered(batch, made_request=made_request)
-        elif isinstance(error, DeliveryRejected):
-            self._rejected(batch, error, mode)
-        elif isinstance(error, DeliveryFailed):
-            self._failed(batch, error, mode)
-        self._clear_start_mark(batch[0], mark, error)
-
-    def _refresh(self, now: float) -> float:
-        """Send again a record that is due to be told again; return for how many seconds there is none."""
-        if self._stop_at is not None or self._schedule.mode(now) is not SendMode.ALL:
-            return _NEVER  # the sink is being ended, or is paused: `RetrySchedule.next_at` says until when
-        row = self._refresher.next(now)
-        if row is None:
-            return self._refresher.next_at - self._clock.monotonic()
-        started = self._clock.monotonic()
-        try:
-            made_request = self._sender.send([row.record], gives_way=self._woken.is_set)
-        except DeliveryFailed as error:
-            self._refresh_failed(row, error)
-        except DeliveryRejected as error:
-            self._refresh_rejected(row, error)
-        else:
-            self._refresher.told(self._clock.monotonic())
-            if made_request:
-                self._accepted([row])
-        self._metrics.sent(self._clock.monotonic() - started)
-        return 0.0
-
-    def _refresh_rejected(self, row: PendingDelivery, error: DeliveryRejected) -> None:
-        if error.may_be_endpoint and self._refusals.are_about_endpoint([row], under=self._sender.configuration):
-            self._refresh_failed(row, _endpoint_failed(error), next_step=_ENDPOINT_REFUSES)
-            self._take_back()
-            return
-        self._refresher.told(self._clock.monotonic())
-        message = f"The sink refused what it had accepted before; it stays delivered. {error}"[:_REASON_CHARACTERS]
-        self._report.problem(f"{self.name}: refused", logging.ERROR, message, sink=self.name)
-        self._answered([row])
-
-    def _refresh_failed(self, row: PendingDelivery, error: DeliveryFailed, *, next_step: str = "") -> None:
-        now = self._clock.monotonic()
-        self._refresher.failed(now)
-        self._note_failure(error, "Telling it again what is active failed", next_step=next_step)
-        if error.held or error.retry_after:  # that is about the sink, whatever was sent
-            self._reschedule([row], error, SendMode.ALL, now)
-
-    def _following(self) -> list[TransitionRecord]:
-        """Return the records that probably go next, for a sink that makes use of that."""
-        if not self._prepares_next:
-            return []
-        try:
-            return [row.record for row in self._batcher.following()]
+            records = [row.record for row in batch]
+            next_records = [row.record for row in following]
         except msgspec.MsgspecError:
-            return []
+            self._park_unreadable([*batch, *following])
+            return
+        self._begin_send(partial(self._failed, batch, mode))
+        try:
+            made_request = thread.send(records, next_records)
+        except DeliveryRejected as error:
+            self._end_send()
+            self._rejected(batch, mode, error, under=thread.configuration)
+        except DeliveryFailed as error:
+            self._end_send()
+            self._failed(batch, mode, error)
+        else:
+            self._end_send()
+            self._delivered(batch, under=thread.configuration if made_request else None)
 
-    def _park_unreadable(self, batch: list[PendingDelivery]) -> list[PendingDelivery]:
-        """Return *batch* without what is no record; that is parked, for a person to see."""
-        bad: list[PendingDelivery] = []
-        for row in batch:
+    def _begin_send(self, on_overdue: Callable[[DeliveryFailed], None]) -> None:
+        self._send_began_at = self._clock.monotonic()
+        self._on_overdue = on_overdue
+
+    def _end_send(self) -> None:
+        self._on_overdue = None
+        self._metrics.sent(self._clock.monotonic() - self._send_began_at)
+
+    def _park_unreadable(self, rows: Sequence[PendingDelivery]) -> None:
+        """Park the rows that do not decode as a record, so that a person sees them."""
+        for row in rows:
             try:
                 _ = row.record
             except msgspec.MsgspecError as error:
-                bad.append(row)
-                logger.error(  # noqa: TRY400  # the sentence says it all
-                    "A row of the outbox is no record and was parked.",
-                    extra={"sink": self.name, "sequence": row.sequence, "error": str(error)},
-                )
-        if bad:
-            self._results.finished(bad, DeliveryState.PARKED, "It is no record.")
-        return [row for row in batch if row not in bad] if bad else batch
+                self._store([row], DeliveryState.PARKED, "The row is not a record.")
+                extra = {"sink": self.name, "sequence": row.sequence, "error": str(error)}
+                logger.error("A row of the outbox is not a record and was parked.", extra=extra)  # noqa: TRY400
 
-    def _mark_started(self, row: PendingDelivery) -> StartMark:
-        """Mark the event as started at a sink that skips what is over, or skip it; see `bridge.outbox.deliveries`."""
-        if not self._skips_what_is_over or row.record.event is None:
-            return StartMark()
-        self._results.flush()  # what is delivered counts as started
-        wall = self._clock.timestamp()
-        mark = self._outbox.write(deliveries.mark_started, self.name, row.event_key, now=wall).result()
-        if mark.skipped:
-            logger.log(
-                logging.WARNING if row.attempts else logging.INFO,
-                "An event was skipped: it was over before anything of it could be sent.",
-                extra={"sink": self.name, "event_id": row.event_key, "expired": mark.skipped},
-            )
-        return mark
+    def _refresh(self, thread: SinkThread, now: float) -> float:
+        """Send a record again that is due for a refresh; return the seconds until the next refresh."""
+        if self._stop_at is not None or self._schedule.mode(now) is not SendMode.ALL:
+            return _NEVER  # `RetrySchedule.next_at` returns the end of a pause
+        record = self._refresher.next(now)
+        if record is None:
+            return self._refresher.next_at - self._clock.monotonic()
+        self._begin_send(partial(self._refresh_failed, record))
+        try:
+            made_request = thread.send([record])
+        except DeliveryFailed as error:
+            self._end_send()
+            self._refresh_failed(record, error)
+        except DeliveryRejected as error:
+            self._end_send()
+            self._refresh_rejected(record, error, under=thread.configuration)
+        else:
+            self._end_send()
+            self._refresher.succeeded(self._clock.monotonic())
+            if made_request:
+                self._accepted([record.event_key], [record.sequence], under=thread.configuration)
+        return 0.0
 
-    def _give_up_superseded(self, row: PendingDelivery, mark: StartMark) -> bool:
-        """Give *row* up if its sink needs only the end of the event, which is pending; return whether it was."""
-        if mark.last_end is None or row.sequence >= mark.last_end:
-            return False
-        if not self._sink_class.superseded_by_end(self.config, row.record):
-            return False
-        self._results.finished([row], DeliveryState.EXPIRED, "The end of its event is known.")
-        logger.info(
-            "A record was skipped: the end of its event is known and is sent.",
-            extra={"sink": self.name, "event_id": row.event_key, "sequence": row.sequence},
-        )
-        return True
+    def _refresh_rejected(self, record: TransitionRecord, error: DeliveryRejected, *, under: str) -> None:
+        events = {record.sequence: record.event_key}
+        if error.may_be_endpoint and self._refusals.are_about_endpoint(events, under=under):
+            self._refresh_failed(record, _endpoint_failed(error), next_step=_ENDPOINT_REFUSES)
+            self._unpark()
+            return
+        self._refresher.succeeded(self._clock.monotonic())
+        message = f"The sink rejected a record that it accepted earlier. The record stays delivered. {error}"
+        self._report.problem(f"{self.name}: refused", logging.ERROR, message[:_REASON_CHARACTERS], sink=self.name)
+        self._responded([record.event_key])
 
-    def _clear_start_mark(self, row: PendingDelivery, mark: StartMark, error: DeliveryError | None) -> None:
-        """Take the mark away when surely nothing of the event arrived, and when its end did."""
-        if not self._skips_what_is_over or row.record.event is None or self._sender.is_cut:
-            return  # the worker after a cut one may have sent of the event, and relies on the mark
-        surely_nothing_arrived = mark.is_new and isinstance(error, DeliveryFailed) and not error.uncertain
-        if surely_nothing_arrived or (error is None and row.record.transition.is_ending):
-            self._results.flush()
-            self._outbox.write(deliveries.clear_started, self.name, row.event_key)
+    def _refresh_failed(self, record: TransitionRecord, error: DeliveryFailed, *, next_step: str = "") -> None:
+        now = self._clock.monotonic()
+        self._refresher.failed(now)
+        self._note_failure(error, "Sending an active event again failed", next_step=next_step)
+        if error.held or error.retry_after:  # this applies to the whole sink
+            self._reschedule({record.event_key: record.is_urgent}, error, SendMode.ALL, now)
 
-    # What became of it.
+    # Results.
 
-    def _delivered(self, batch: list[PendingDelivery], *, made_request: bool) -> None:
-        self._results.finished(batch, DeliveryState.DELIVERED)
+    def _store(self, rows: Sequence[PendingDelivery], state: DeliveryState | None, error: str | None = None) -> None:
+        results = [DeliveryResult(sequence=row.sequence, state=state, error=error) for row in rows]
+        self._outbox.record_results(self.name, results)
+
+    def _delivered(self, batch: list[PendingDelivery], *, under: str | None) -> None:
+        """Store that *batch* is delivered. *under* is the configuration; None: the sink made no request."""
+        self._store(batch, DeliveryState.DELIVERED)
         now = self._clock.now()
         for row in batch:
             self._metrics.delivered((now - parse_time(row.record.observed_at)).total_seconds())
-        if not made_request:
-            self._schedule.needed_no_request([row.event_key for row in batch])
+        keys = [row.event_key for row in batch]
+        if under is None:
+            self._schedule.needed_no_request(keys)
             return
         self._report.recovered(f"{self.name}: refused", "The sink accepts records again.", sink=self.name)
-        self._accepted(batch)
+        self._accepted(keys, [row.sequence for row in batch], under=under)
 
-    def _accepted(self, batch: list[PendingDelivery]) -> None:
-        """Note that the destination took *batch*."""
-        under = self._sender.configuration
-        if self._refusals.accepted([row.sequence for row in batch], under=under):
-            self._results.accepted_under(under)
-        self._answered(batch)
+    def _accepted(self, event_keys: Sequence[str], sequences: Sequence[int], *, under: str) -> None:
+        """Note that the destination accepted records under the configuration *under*."""
+        if self._refusals.accepted(sequences, under=under):
+            self._outbox.record_results(self.name, [], accepted_under=under)
+        self._responded(event_keys)
 
-    def _answered(self, batch: list[PendingDelivery]) -> None:
-        """Note that the destination is there: it took records, or refused them for good."""
-        if self._schedule.succeeded([row.event_key for row in batch]):
-            self._batcher.drop_prefetch()
-        self._metrics.set_needs_attention(needed=False)
-        self._report.recovered(self.name, "The sink answers again.", sink=self.name)
+    def _responded(self, event_keys: Sequence[str]) -> None:
+        """Note that the destination responds: it accepted records, or rejected them permanently."""
+        self._schedule.succeeded(event_keys)
+        if self._metrics.needs_attention:
+            self._metrics.set_needs_attention(needed=False)
+        self._report.recovered(self.name, "The sink responds again.", sink=self.name)
 
-    def _rejected(self, batch: list[PendingDelivery], error: DeliveryRejected, mode: SendMode) -> None:
-        if error.may_be_endpoint and self._refusals.are_about_endpoint(batch, under=self._sender.configuration):
-            self._endpoint_refuses(batch, error, mode)
+    def _rejected(self, batch: list[PendingDelivery], mode: SendMode, error: DeliveryRejected, *, under: str) -> None:
+        events = {row.sequence: row.event_key for row in batch}
+        if error.may_be_endpoint and self._refusals.are_about_endpoint(events, under=under):
+            self._failed(batch, mode, _endpoint_failed(error), next_step=_ENDPOINT_REFUSES)
+            self._unpark()
             return
         reason = str(error)[:_REASON_CHARACTERS]
         named = [getattr(record, "id", record) for record in error.records]
         refused = batch if len(batch) == 1 else [row for row in batch if row.record.id in named]
         if refused:
-            self._results.finished(refused, DeliveryState.PARKED, reason)
+            self._store(refused, DeliveryState.PARKED, reason)
             self._report.problem(
                 f"{self.name}: refused",
                 logging.ERROR,
-                f"The sink refused records for good; they are parked. See `outbox list --state parked`. {reason}",
+                f"The sink rejected records permanently. They are parked; see `outbox list --state parked`. {reason}",
                 sink=self.name,
                 records=[row.record.id for row in refused],
             )
-        # Which of the others is to blame, if any, shows when each goes alone.
-        self._batcher.send_alone({row.sequence for row in batch} - {row.sequence for row in refused})
-        self._answered(batch)
+        # Sent alone, each of the others shows whether it is the cause.
+        self._batching.alone |= {row.sequence for row in batch} - {row.sequence for row in refused}
+        self._responded([row.event_key for row in batch])
 
-    def _endpoint_refuses(self, batch: list[PendingDelivery], error: DeliveryRejected, mode: SendMode) -> None:
-        """Keep *batch* pending: the endpoint is to blame."""
-        self._failed(batch, _endpoint_failed(error), mode, next_step=_ENDPOINT_REFUSES)
-        self._take_back()
-
-    def _take_back(self) -> None:
-        """Have pending again what was parked by refusals that are the endpoint's."""
+    def _unpark(self) -> None:
+        """Make the records pending again that were parked by rejections that the endpoint caused."""
         if parked := self._refusals.take_back():
-            self._results.take_back(parked)
-            self._batcher.drop_prefetch()
+            self._outbox.change(deliveries.unpark, self.name, parked, now=self._clock.timestamp())
 
     def _failed(
-        self, batch: list[PendingDelivery], error: DeliveryFailed, mode: SendMode, *, next_step: str = ""
+        self, batch: list[PendingDelivery], mode: SendMode, error: DeliveryFailed, *, next_step: str = ""
     ) -> None:
         now = self._clock.monotonic()
-        self._results.tried(batch, str(error)[:_REASON_CHARACTERS])
-        self._batcher.drop_prefetch()
+        self._store(batch, None, str(error)[:_REASON_CHARACTERS])
         self._note_failure(error, "Sending failed", next_step=next_step)
-        self._reschedule(batch, error, mode, now)
+        urgent: dict[str, bool] = {}
+        for row in batch:
+            urgent[row.event_key] = urgent.get(row.event_key, False) or row.urgent
+        self._reschedule(urgent, error, mode, now)
 
     def _note_failure(self, error: DeliveryFailed, what: str, *, next_step: str = "") -> None:
-        """Count the failure *error*, and tell the log *what* failed."""
+        """Count the failure *error*, and log *what* failed."""
         self._metrics.retried(error.reason)
         if error.needs_attention:
-            self._metrics.set_needs_attention(needed=True)  # until the sink answers
+            self._metrics.set_needs_attention(needed=True)  # until the sink responds
         level = logging.ERROR if error.needs_attention else logging.WARNING
         if error.held:
             next_step = "Nothing is sent until `outbox retry` or a restart."
         reason = str(error)[:_REASON_CHARACTERS]
         self._report.problem(self.name, level, f"{what}: {reason} {next_step}".rstrip(), sink=self.name)
 
-    def _reschedule(self, batch: list[PendingDelivery], error: DeliveryFailed, mode: SendMode, now: float) -> None:
+    def _reschedule(self, urgent: dict[str, bool], error: DeliveryFailed, mode: SendMode, now: float) -> None:
+        """Delay the failed events, given with their urgency, and pause the sink if it is at fault."""
         wall = self._clock.timestamp()
-        groups = _by_event(batch)
-        has_urgent, soonest, notices = self._urgency(groups, wall)
+        has_urgent, soonest, notices = self._outbox.read(deliveries.urgency, self.name, urgent, now=wall)
         events = [
             FailedEvent(
                 event_key=key,
-                urgent=any(row.urgent for row in rows),
+                urgent=is_urgent,
                 seconds_to_not_before=notices[key] - wall if key in notices else None,
             )
-            for key, rows in groups.items()
+            for key, is_urgent in urgent.items()
         ]
         self._schedule.failed(
             events,
@@ -448,29 +457,6 @@ class DeliveryWorker:
             is_gone=error.held,
         )
 
-    def _urgency(
-        self, events: Mapping[str, list[PendingDelivery]], wall: float
-    ) -> tuple[bool, float | None, Mapping[str, float]]:
-        """Return what `deliveries.urgency` and `deliveries.soonest_notices` tell of *events*, which failed."""
-        try:
-            has_urgent, soonest = self._outbox.read(deliveries.urgency, self.name, now=wall).result()
-            if soonest is None:
-                return has_urgent, None, {}
-            read = self._outbox.read(deliveries.soonest_notices, self.name, now=wall, events=tuple(events))
-            return has_urgent, soonest, read.result()
-        except OutboxError:
-            rows = [row for group in events.values() for row in group]
-            ahead = [(row.not_before, row.event_key) for row in rows if row.not_before is not None]
-            notices = {key: not_before for not_before, key in sorted(ahead, reverse=True) if not_before > wall}
-            return any(row.urgent for row in rows), min(notices.values(), default=None), notices
-
 
 def _endpoint_failed(error: DeliveryRejected) -> DeliveryFailed:
     return DeliveryFailed(str(error), needs_attention=True, reason=error.reason)
-
-
-def _by_event(batch: Sequence[PendingDelivery]) -> dict[str, list[PendingDelivery]]:
-    groups: dict[str, list[PendingDelivery]] = {}
-    for row in batch:
-        groups.setdefault(row.event_key, []).append(row)
-    return groups

@@ -135,12 +135,6 @@ class AlertmanagerFormat(Format):
         return {name: value for name, value in spelt.items() if name and value}
 
 
-def ends_another(record: TransitionRecord) -> bool:
-    """Return whether *record* also ends the alert under labels that its event had before."""
-    event = alerting_event(record)
-    return event is not None and _earlier(record, event) is not None
-
-
 def alerts_url(base: str) -> str:
     """Return where alerts go: *base* may be Alertmanager's own address or that of its API."""
     return base if base.endswith(_ALERTS_PATH) else base.rstrip("/") + _ALERTS_PATH

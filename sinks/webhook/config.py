@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from bridge.sink import Secret, TransitionRecord
+from bridge.sink import Secret
 from sinks.http.config import HttpConfig, check_header, check_token_stays_private, one_of
 from sinks.http.urls import plain_url
-from sinks.webhook import alertmanager, pagerduty
+from sinks.webhook import pagerduty
 from sinks.webhook.alertmanager import REFRESH_SECONDS, AlertmanagerFormat
 from sinks.webhook.format import CloudEventsFormat, Format
 from sinks.webhook.pagerduty import PagerDutyFormat
@@ -146,15 +146,6 @@ def refresh_seconds_of(config: WebhookConfig) -> float | None:
     """Return how often the sink with *config* is told again what is active, None for never."""
     default = REFRESH_SECONDS if config.format == "alertmanager" else None
     return default if config.refresh_seconds is None else config.refresh_seconds
-
-
-def is_superseded_by_end(config: WebhookConfig, record: TransitionRecord) -> bool:
-    """Return whether the end of its event, which is to be sent too, says all that *record* would."""
-    if config.format == "alertmanager":
-        return not alertmanager.ends_another(record)
-    if config.format == "pagerduty":
-        return not pagerduty.ends_another(record, urgent_as=config.urgent_as)
-    return False
 
 
 def format_of(config: WebhookConfig) -> Format:

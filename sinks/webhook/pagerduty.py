@@ -87,11 +87,6 @@ class PagerDutyFormat(Format):
         return record.transition.is_ending or (self._urgent_as_change and record.is_urgent)
 
 
-def ends_another(record: TransitionRecord, *, urgent_as: Literal["change", "alert"]) -> bool:
-    """Return whether *record* resolves the incident of an event that has become one which makes none."""
-    return urgent_as == "change" and record.is_urgent and _was_alert(record)
-
-
 def check_url(url: str) -> None:
     """Raise ValueError unless *url* ends as PagerDuty's does: change events go to a path beside it."""
     parts = urlsplit(url)

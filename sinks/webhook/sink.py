@@ -32,7 +32,6 @@ from sinks.webhook.config import (
     WebhookConfig,
     check_labels,
     format_of,
-    is_superseded_by_end,
     portal_of,
     refresh_seconds_of,
 )
@@ -54,14 +53,9 @@ class WebhookSink(Sink):
     Config: ClassVar[type[SinkConfig]] = WebhookConfig
 
     @classmethod
-    def skips_what_is_over(cls, config: Any) -> bool:
-        """Return True for what pages people."""
+    def current_state_only(cls, config: Any) -> bool:
+        """Return True for the formats of alerts."""
         return config.format in {"alertmanager", "pagerduty"}
-
-    @classmethod
-    def superseded_by_end(cls, config: Any, record: TransitionRecord) -> bool:
-        """Return whether *record* would only page somebody for what is over."""
-        return is_superseded_by_end(config, record)
 
     @classmethod
     def warnings(cls, config: Any) -> Sequence[str]:
@@ -86,7 +80,7 @@ class WebhookSink(Sink):
 
     @classmethod
     def refresh_seconds(cls, config: Any) -> float | None:
-        """Return how often it is told again what is active: Alertmanager forgets on a restart."""
+        """Return the refresh interval: Alertmanager loses its alerts on a restart."""
         return refresh_seconds_of(config)
 
     def __init__(self, config: WebhookConfig, *, now: Callable[[], datetime] = utc_now) -> None:

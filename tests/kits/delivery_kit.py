@@ -1,4 +1,4 @@
-"""Workers under test: each over a real outbox, with clock and chance in the test's hands."""
+"""Workers under test: each over a real outbox, with a clock and random numbers that the test controls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from outbox_kit import counts_of
+from outbox_kit import OutboxKit, counts_of
 
 from bridge.clock import Clock
 from bridge.delivery.router import Router
@@ -17,18 +17,16 @@ from bridge.delivery.worker import DeliveryWorker
 from bridge.events.event import ScheduledEvent
 from bridge.events.record import TransitionRecord
 from bridge.metrics.metrics import Metrics
-from bridge.outbox import deliveries
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.reader import OutboxFile
 from bridge.sink import Sink, SinkConfig
 from bridge.testing.sinks import Box, MemorySink, ScriptedSink
 
-#: How long a test waits for what takes milliseconds, on a machine that is busy with other tests.
+#: How long a test waits for work that takes milliseconds, on a machine that is busy with other tests.
 SOON_SECONDS = 30.0
 
 
 class ShiftedTime:
-    """The monotonic clock, with a lead that a test can lengthen, and a count of its readings."""
+    """The monotonic clock, which a test can set ahead, and a count of its readings."""
 
     def __init__(self) -> None:
         self.lead_seconds = 0.0
@@ -39,19 +37,19 @@ class ShiftedTime:
         return time.monotonic() + self.lead_seconds
 
 
-class Pager(ScriptedSink):
-    """A sink that pages people, who want nothing of what is over."""
+class AlertSink(ScriptedSink):
+    """A sink that needs only the current state of each event."""
 
     @classmethod
-    def skips_what_is_over(cls, config: SinkConfig) -> bool:
+    def current_state_only(cls, config: SinkConfig) -> bool:
         del config
         return True
 
 
 class DeliveryKit:
-    """Makes sinks, records and workers over the outbox of an OutboxKit."""
+    """Makes sinks, records, and workers over the outbox of an OutboxKit."""
 
-    def __init__(self, outbox_kit: Any) -> None:
+    def __init__(self, outbox_kit: OutboxKit) -> None:
         self.outbox_kit = outbox_kit
         self.outbox: Outbox = outbox_kit.open(sinks=())
         self.metrics = Metrics()
@@ -65,38 +63,49 @@ class DeliveryKit:
     # Sinks.
 
     def sink(self, name: str = "s", sink_class: type[Sink] = ScriptedSink, **keys: Any) -> Box:
-        """Configure a sink; return its box, if it is one that has a box."""
+        """Configure a sink; return its box, if it is a sink with a box."""
         box = f"{name}-{uuid4()}"
         if issubclass(sink_class, ScriptedSink | MemorySink):
             box = keys.setdefault("box", box)
         self._boxes.append(box)
         self._configs[name] = sink_class.Config(name=name, **keys)
         self._classes[name] = sink_class
-        self.outbox.write(
-            self.outbox.records.configure, Router(list(self._configs.values())), list(self._configs), labels={}
-        ).result()
+        self.configure()
         return Box.named(box)
 
-    def start(self, name: str = "s", *, chance: float = 0.0, outbox: Outbox | None = None) -> DeliveryWorker:
-        """Start a worker; by *chance* each gap is the shortest possible, a tenth of a second."""
+    def configure(self) -> None:
+        """Configure the outbox for the sinks."""
+        names = list(self._configs)
+        current = [name for name in names if self._classes[name].current_state_only(self._configs[name])]
+        router = Router(list(self._configs.values()))
+        self.outbox.configure(router, names, labels={}, current_state_only=current)
+
+    def start(self, name: str = "s", *, chance: float = 0.0) -> DeliveryWorker:
+        """Start a worker; with a *chance* of 0 each gap is the shortest possible, a tenth of a second."""
         worker = DeliveryWorker(
             config=self._configs[name],
             sink_class=self._classes[name],
-            outbox=outbox or self.outbox,
+            outbox=self.outbox,
             metrics=self.metrics.sink(name),
             clock=Clock(now=self.outbox_kit.now, monotonic=self.time.monotonic, random=lambda: chance),
             has_seen_document=lambda: self.has_seen_document,
         )
         self._workers[name] = worker
-        (outbox or self.outbox).on_added = self.notify
+        self.outbox.on_due = self.notify
         worker.start()
         return worker
 
     def stop(self, name: str = "s") -> None:
-        """Stop the worker after what it does now."""
+        """Stop the worker after the send in progress."""
         worker = self._workers.pop(name)
         worker.stop(grace_seconds=0.0)
         assert worker.join(SOON_SECONDS)
+
+    def restart(self) -> None:
+        """Close the outbox and open it again, as a restart of the agent does."""
+        self.outbox.close()
+        self.outbox = self.outbox_kit.open(sinks=())
+        self.configure()
 
     def notify(self) -> None:
         for worker in list(self._workers.values()):
@@ -109,38 +118,30 @@ class DeliveryKit:
         self.notify()
 
     def retry(self, name: str = "s") -> None:
-        """Do what `outbox retry` does, and what the agent does when it notices."""
-        OutboxFile(self.directory).retry(name)
-        self._workers[name].notify(by_command=True)
+        """Do what the agent does for `outbox retry`."""
+        self.outbox.retry(name)
+        self._workers[name].resume()
 
     @property
     def directory(self) -> Path:
-        directory: Path = self.outbox_kit.directory
-        return directory
+        return self.outbox_kit.directory
 
     # Records.
 
     def add(self, *event_ids: str, urgent: bool = False, **fields: Any) -> list[TransitionRecord]:
-        """Commit one record of each event, in one document; return them once the workers know."""
-        told = threading.Event()
-        before, self.outbox.on_added = self.outbox.on_added, told.set
+        """Add one record of each event, in one document; return the records when they are saved."""
         events = [self.event(event_id, urgent=urgent, **fields) for event_id in event_ids]
-        records: list[TransitionRecord] = self.outbox_kit.commit(self.outbox, *events)
-        assert told.wait(SOON_SECONDS)
-        self.outbox.on_added = before
-        before()
-        return records
+        return self.outbox_kit.commit(self.outbox, *events)
 
     def event(self, event_id: str, *, urgent: bool = False, **fields: Any) -> ScheduledEvent:
         kind = "Preempt" if urgent else "Freeze"
-        event: ScheduledEvent = self.outbox_kit.event(event_id, event_type=kind, **fields)
-        return event
+        return self.outbox_kit.event(event_id, event_type=kind, **fields)
 
-    # What became of them.
+    # Results.
 
     def totals(self, name: str = "s") -> dict[str, int]:
-        """Return the totals that are not zero, after checking that they add up."""
-        totals = counts_of(self.outbox.read(deliveries.accounts).result()[name])
+        """Return the totals that are not zero, after a check of their sum."""
+        totals = counts_of(self.outbox.totals()[0].sinks[name])
         accepted = totals.pop("accepted")
         assert sum(totals.values()) == accepted
         return {state: count for state, count in totals.items() if count}

@@ -311,8 +311,8 @@ def test_wrong_configuration_is_said(tmp_path: Path, table: str, said: str) -> N
 
 
 @pytest.mark.usefixtures("library")
-def test_what_is_over_is_skipped() -> None:
-    assert AppriseSink.skips_what_is_over(AppriseConfig(urls_env="A"))
+def test_people_get_only_the_current_state() -> None:
+    assert AppriseSink.current_state_only(AppriseConfig(urls_env="A"))
     assert sink_class("apprise") is AppriseSink
 
 

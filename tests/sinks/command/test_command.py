@@ -304,7 +304,7 @@ def test_defaults_fit_a_drain(tmp_path: Path) -> None:
     (sink,) = load(path).sinks
     assert (sink.config.timeout_seconds, sink.config.max_age_seconds, sink.config.max_batch) == (600.0, 900.0, 1)
     assert sink.sink_class.send_test_by_name_only
-    assert sink.sink_class.skips_what_is_over(sink.config)
+    assert sink.sink_class.current_state_only(sink.config)
     assert sink_class("command") is CommandSink
 
 

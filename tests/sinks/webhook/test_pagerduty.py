@@ -143,35 +143,3 @@ def test_answers_mean_what_pagerduty_says(
         sink.send([sample_record(transition=Transition.HEARTBEAT, event=None)])
         sink.close()
         assert [request.path for request in peer.requests] == ["/v2/enqueue"]
-
-
-def superseded(config: WebhookConfig, **fields: Any) -> bool:
-    return WebhookSink.superseded_by_end(config, sample_record(**fields))
-
-
-def test_beside_the_end_of_its_event_nothing_pages_but_what_ends_another_incident() -> None:
-    config = WebhookConfig(format="pagerduty", routing_key_env="K")
-    for transition in (Transition.SCHEDULED, Transition.STARTED, Transition.UPDATED, Transition.COMPLETED):
-        assert superseded(config, transition=transition)
-    # Its end will make a change event, which resolves nothing.
-    turned: Any = {
-        "transition": Transition.UPDATED,
-        "event": sample_event(event_type="Terminate"),
-        "previous": {"event_type": "Reboot"},
-        "changed": ("event_type",),
-    }
-    assert not superseded(config, **turned)
-    assert superseded(WebhookConfig(format="pagerduty", routing_key_env="K", urgent_as="alert"), **turned)
-
-
-def test_beside_the_end_of_its_event_no_alert_fires_but_one_that_ends_another_is_sent() -> None:
-    config = WebhookConfig(url="http://a", format="alertmanager")
-    assert superseded(config, transition=Transition.STARTED)
-    assert superseded(config, transition=Transition.UPDATED, previous={"not_before": None}, changed=("not_before",))
-    turned: Any = {"transition": Transition.UPDATED, "previous": {"event_type": "Reboot"}, "changed": ("event_type",)}
-    assert not superseded(config, **turned)
-
-
-@pytest.mark.parametrize("chosen", [{"format": "cloudevents"}, {"format": "template", "template": "{}"}])
-def test_a_program_is_told_everything_also_beside_the_end(chosen: Any) -> None:
-    assert not superseded(WebhookConfig(url="http://a", **chosen), transition=Transition.STARTED)

@@ -180,11 +180,11 @@ def test_check_of_pagerduty_asks_only_whether_it_is_there(
 # Settings.
 
 
-@pytest.mark.parametrize(("name", "skips"), [("cloudevents", False), ("alertmanager", True)])
-def test_only_what_pages_people_skips_what_is_over(name: Any, skips: bool) -> None:  # noqa: FBT001
+@pytest.mark.parametrize(("name", "expected"), [("cloudevents", False), ("alertmanager", True)])
+def test_alert_formats_get_only_the_current_state(name: Any, expected: bool) -> None:  # noqa: FBT001
     config = WebhookConfig(url="https://example.net/hook", format=name)
-    assert WebhookSink.skips_what_is_over(config) is skips
-    assert WebhookSink.skips_what_is_over(WebhookConfig(format="pagerduty", routing_key_env="KEY"))
+    assert WebhookSink.current_state_only(config) is expected
+    assert WebhookSink.current_state_only(WebhookConfig(format="pagerduty", routing_key_env="KEY"))
 
 
 def test_an_answer_other_than_expected_is_no_success(peer: HttpPeer, sink: Any) -> None:
