@@ -48,12 +48,11 @@ class Reader:
         try:
             answer = self._client.ask(request)
         except NoAgent:
-            if self._stored is None:
-                from bridge.agent.handlers import StoredOutbox  # noqa: PLC0415  # a running agent needs no sqlite3
+            from bridge.agent.handlers import StoredOutbox  # noqa: PLC0415  # sqlite3 is not needed with an agent
 
-                _become_owner(self._directory)
-                self._stored = StoredOutbox(self._directory)
-            return self._stored.ask(request)
+            with _as_owner(self._directory):
+                self._stored = self._stored or StoredOutbox(self._directory)
+                return self._stored.ask(request)
         self._stored = None
         return answer
 
@@ -77,33 +76,53 @@ def _opened(directory: Path) -> Iterator[Requests]:
     from bridge.outbox.lock import DirectoryLock  # noqa: PLC0415
     from bridge.outbox.outbox import Outbox  # noqa: PLC0415
 
-    _become_owner(directory)
-    try:
-        lock = DirectoryLock(directory, wait_seconds=LOCK_SECONDS)
-    except StateDirectoryError as error:
-        raise OutboxError(str(error)) from error
-    try:
-        outbox = Outbox(
-            directory,
-            max_bytes=_NO_LIMIT,
-            max_pending_bytes=_NO_LIMIT,
-            keep_delivered_seconds=float(_NO_LIMIT),
-            claim=lock.claim,
-        )
+    with _as_owner(directory):
         try:
-            if not outbox.wait_loaded(LOAD_SECONDS):
-                raise OutboxError(f"The outbox in {directory} could not be read within {LOAD_SECONDS:g} s.")
-            yield Requests(outbox)
+            lock = DirectoryLock(directory, wait_seconds=LOCK_SECONDS)
+        except StateDirectoryError as error:
+            raise OutboxError(str(error)) from error
+        try:
+            outbox = Outbox(
+                directory,
+                max_bytes=_NO_LIMIT,
+                max_pending_bytes=_NO_LIMIT,
+                keep_delivered_seconds=float(_NO_LIMIT),
+                claim=lock.claim,
+            )
+            try:
+                if not outbox.wait_loaded(LOAD_SECONDS):
+                    raise OutboxError(f"The outbox in {directory} could not be read within {LOAD_SECONDS:g} s.")
+                yield Requests(outbox)
+            finally:
+                is_saved = outbox.close(SAVE_SECONDS)
+            if not is_saved:
+                raise NotSaved(f"The change could not be saved: {outbox.saver.behind_reason or 'the disk is slow.'}")
         finally:
-            is_saved = outbox.close(SAVE_SECONDS)
-        if not is_saved:
-            raise NotSaved(f"The change could not be saved: {outbox.saver.behind_reason or 'the disk is slow.'}")
-    finally:
-        lock.release()
+            lock.release()
 
 
-def _become_owner(directory: Path) -> None:
+@contextmanager
+def _as_owner(directory: Path) -> Iterator[None]:
     """Check that this user may use the outbox, and let root act as its owner."""
+    owner = _owner(directory)
+    if sys.platform == "win32" or os.geteuid() == owner.st_uid:
+        yield
+        return
+    if os.geteuid() != 0:
+        raise AccessDenied(
+            f"The outbox in {directory} belongs to {user_name(owner.st_uid)}. Run the command as root, with sudo, or "
+            "as that user."
+        )
+    os.setegid(owner.st_gid)
+    os.seteuid(owner.st_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(os.getgid())
+
+
+def _owner(directory: Path) -> os.stat_result:
     from bridge.outbox.database import generations  # noqa: PLC0415
 
     try:
@@ -111,24 +130,15 @@ def _become_owner(directory: Path) -> None:
         if not files:
             raise OutboxError(_no_outbox(directory))
         found = directory.stat()
-        if found.st_uid == 0:  # for example, a volume of Kubernetes that the agent's group may write to
-            found = next(iter(files.values())).stat()
-    except OSError as error:
-        if isinstance(error, PermissionError):
-            raise AccessDenied(
-                f"This user may not read the state directory {directory}. Run the command as root, with sudo, or as "
-                "the agent's user."
-            ) from error
-        raise OutboxError(f"The state directory {directory} cannot be read: {error.strerror or error}.") from error
-    if sys.platform == "win32" or os.geteuid() == found.st_uid:
-        return
-    if os.geteuid() != 0:
+        # The directory can belong to root, for example on a volume of Kubernetes that the agent's group may write to.
+        return found if found.st_uid else next(iter(files.values())).stat()
+    except PermissionError as error:
         raise AccessDenied(
-            f"The outbox in {directory} belongs to {user_name(found.st_uid)}. Run the command as root, with sudo, or "
-            "as that user."
-        )
-    os.setegid(found.st_gid)
-    os.seteuid(found.st_uid)
+            f"This user may not read the state directory {directory}. Run the command as root, with sudo, or as the "
+            "agent's user."
+        ) from error
+    except OSError as error:
+        raise OutboxError(f"The state directory {directory} cannot be read: {error.strerror or error}.") from error
 
 
 def user_name(uid: int) -> str:

@@ -10,6 +10,9 @@ import time
 
 import pytest
 
+from bridge.testing import EventSpec, Simulator
+from bridge.testing.peers import nobody
+
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="no pseudo-terminals")
 
 _CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -123,14 +126,31 @@ def test_warnings_and_faults_are_in_no_colour_that_is_pale_on_a_light_or_a_dark_
     assert not _PALE.search(shown)
 
 
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("no_color", [False, True])
+def test_status_has_colors_unless_no_color_and_fits_the_terminal(agent, terminal, columns, no_color):
+    with Simulator(vms=["vm_0", "vm_1", "vm_2"], rate_limit=False) as azure, nobody() as dead:
+        agent.configure(azure.endpoint, f'[[sinks]]\ntype = "webhook"\nurl = "http://{dead.authority}"\n')
+        azure.world.add_event(EventSpec(event_type="Terminate", resources=("vm_0", "vm_1"), duration_seconds=5))
+        agent.start()
+        agent.wait_for(lambda: "failing" in agent.call("status", "--config", agent.config)[1])
+        env = {"NO_COLOR": "1"} if no_color else {}
+        text = terminal("status", "-c", agent.config, columns=columns, **env).read_until(lambda _: False)
+    assert ("\x1b[" in text) is not no_color
+    assert not _PALE.search(text)
+    lines = _CODE.sub("", text).splitlines()
+    assert max(map(len, lines)) <= columns
+    assert any(line.startswith("Terminate  Scheduled  in ") for line in lines)
+
+
 def test_watched_status_takes_the_place_of_the_one_before_and_leaves_what_scrolled_away(agent, terminal):
     agent.configure("http://127.0.0.1:9")
     watched = terminal("status", "--watch", "--interval", "0.2", "-c", agent.config, rows=20)
-    frames = watched.read_until(lambda text: text.count("again every 0.2 s") >= 3).split("\x1b[H")
+    frames = watched.read_until(lambda text: text.count("updated every 0.2 s") >= 3).split("\x1b[H")
     assert frames[0].strip() == ""
     assert frames[0].count("\n") == 19  # the screen before is pushed up, not overwritten
     assert len(frames) >= 4
-    assert all("There is no outbox in" in frame for frame in frames[1:3])
+    assert all("contains no outbox" in " ".join(frame.split()) for frame in frames[1:3])
     assert all(frame.endswith("\x1b[J") for frame in frames[1:3])
     assert not re.search(r"\x1b\[[23]J", watched.text)
 
@@ -143,7 +163,7 @@ def test_watched_status_that_is_piped_comes_again_without_a_code(agent):
             "status", "--watch", "--interval", "0.2", "-c", agent.config, stdout=out, stderr=out
         )
     try:
-        agent.wait_for(lambda: path.read_text().count("again every 0.2 s") >= 2)
+        agent.wait_for(lambda: path.read_text().count("updated every 0.2 s") >= 2)
     finally:
         process.kill()
         process.wait()
