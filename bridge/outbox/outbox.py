@@ -152,7 +152,7 @@ class Outbox:
         self._urgent: list[ScheduledEvent] = []
         self._routing: Routing | None = None
         self._arrivals: deque[tuple[int, int, float]] = deque()
-        self._due_through = 0
+        self._due_through = self._notified_through = 0
         self._sending: dict[str, frozenset[int]] = {}
         self._newest_document_sequence = 1
         self._log = ThrottledLog(logger)
@@ -185,7 +185,7 @@ class Outbox:
         state.put("stream_id", new_stream_id(now, state.get("stream_id")))
         if state.get("created_at") is None:
             state.put("created_at", format_time(now))
-        self._due_through = state.loaded_through
+        self._due_through = self._notified_through = state.loaded_through
         self._newest_document_sequence = state.next_sequence
         stored = self._stored()
         if stored.vm is not None:
@@ -277,9 +277,8 @@ class Outbox:
 
     def _saved(self) -> None:
         with self._lock:
-            had_arrivals = bool(self._arrivals)
-            self._advance_due()
-        if had_arrivals:
+            before, self._notified_through = self._notified_through, self._advance_due()
+        if self._notified_through != before:  # a worker may have advanced it already, for all of them
             self.on_due()
 
     def require_saved(self) -> None:

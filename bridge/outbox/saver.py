@@ -164,7 +164,9 @@ class Saver:
             return
         while True:
             with self._turn:
-                self._turn.wait_for(lambda: self._is_due, self._wait_seconds())
+                check_at = time.monotonic() + _CHECK_SECONDS
+                while not self._is_due and time.monotonic() < check_at:
+                    self._turn.wait(max(min(self._save_at or check_at, check_at) - time.monotonic(), 0.0))
                 is_last, request, self._save_at = self._is_stopping, self._requested, None
             if not self._save(request):
                 self._pause()
@@ -178,11 +180,6 @@ class Saver:
         due_at = self._save_at
         is_save_due = due_at is not None and due_at <= time.monotonic()
         return self._is_stopping or self._requested > self._confirmed or is_save_due
-
-    def _wait_seconds(self) -> float:
-        return (
-            _CHECK_SECONDS if self._save_at is None else min(max(self._save_at - time.monotonic(), 0.0), _CHECK_SECONDS)
-        )
 
     def _pause(self) -> None:
         """Wait before the next attempt. A stop allows no long wait."""
