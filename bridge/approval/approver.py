@@ -207,6 +207,7 @@ class Approver:
 
     def run_once(self) -> float:
         """Do everything that can be done now; return the seconds until something may be due."""
+        self._outbox.created_at()  # it follows a clock that was ahead, before a decision is compared with it
         self._recorder.write_refusals(self._incarnation)
         self._recorder.report(self._off_switch.check(self._incarnation))
         if self._inbox.has_waiting:

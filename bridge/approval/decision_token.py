@@ -275,7 +275,7 @@ def _check_when(claims: Claims, *, now: datetime, created_at: datetime) -> None:
         raise _refused(
             RefusalReason.ISSUED_BEFORE_THIS_OUTBOX,
             claims,
-            f"was issued at {claims.issued_at.isoformat()}, before the outbox was made at {created_at.isoformat()}",
+            f"was issued at {claims.issued_at.isoformat()}, before the outbox was created at {created_at.isoformat()}",
         )
     if starts - skew > now:
         why = f"is not valid before {starts.isoformat()}, and is looked at again then"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta, timezone
@@ -98,6 +100,7 @@ class ApproverKit:
         self.vm = VmIdentity(name="vm_0", vm_id=VM_ID)
         self.keys: dict[str, Path] = {}
         self.settings = ApprovalSettings()
+        self.disk_is_full = False
         self.document = Document(incarnation=1)
         self.outbox: Outbox | None = None
         self.approver: Approver | None = None
@@ -137,7 +140,11 @@ class ApproverKit:
         """Start an agent; unless *hears_portal* is False, the portal has sent all of its decisions."""
         self.state.mkdir(mode=0o700, exist_ok=True)
         self.outbox = Outbox(
-            self.state, clock=self.clock, boot_id="boot-1", has_portal=self.settings.remote is not None
+            self.state,
+            clock=self.clock,
+            boot_id="boot-1",
+            has_portal=self.settings.remote is not None,
+            claim=self._claim,
         )
         assert self.outbox.wait_loaded(_UNTIL_SECONDS)
         self.outbox.configure(OneSink(), ["sink"], labels={})
@@ -148,6 +155,29 @@ class ApproverKit:
         self.configure()
         if hears_portal:
             self.hear_portal()
+
+    # The disk.
+
+    def _claim(self) -> None:
+        if self.disk_is_full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fill_disk(self) -> None:
+        """Delete the file of the outbox, and leave no space for another one."""
+        assert self.outbox is not None
+        self.disk_is_full = True
+        self.delete_files()
+        assert not self.outbox.wait_saved(0.2)
+        assert self.outbox.is_behind
+
+    def free_disk(self) -> None:
+        assert self.outbox is not None
+        self.disk_is_full = False
+        assert self.outbox.wait_saved(_UNTIL_SECONDS)
+
+    def delete_files(self) -> None:
+        for path in self.state.glob("outbox-*"):
+            path.unlink()
 
     @property
     def clock(self) -> Clock:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from approver_kit import ANNE, BORIS, ApproverKit
+from poller_kit import HELD_SECONDS, KEYS, VM, Desk, stop_in_time
+from portal_stub import PortalStub
 
+from bridge.approval.portal_client import PortalClient
+from bridge.approval.portal_poller import PortalPoller
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 
 
@@ -40,3 +45,40 @@ def make(tmp_path: Path) -> Iterator[Callable[..., ApproverKit]]:
 
     yield start
     made.close()
+
+
+@pytest.fixture
+def portal(tmp_path):
+    with PortalStub(tmp_path / "portal", tls=False) as portal:
+        yield portal
+
+
+@pytest.fixture
+def secure(tmp_path):
+    """Return what makes a portal that speaks TLS; before `start` among a test's fixtures, it outlives the channels."""
+    with contextlib.ExitStack() as stack:
+        yield lambda **options: stack.enter_context(PortalStub(tmp_path / "portal", **options))
+
+
+@pytest.fixture
+def desk():
+    return Desk()
+
+
+@pytest.fixture
+def start(desk):
+    """Return what starts a channel to a portal or a URL; each is stopped, long before the portal would answer."""
+    with contextlib.ExitStack() as stack:
+
+        def started(portal, *, remote=None, **options):
+            url = portal if isinstance(portal, str) else portal.url
+            ca_file = None if isinstance(portal, str) or portal.ca_file is None else str(portal.ca_file)
+            given = {"url": url, "ca_file": ca_file, "keys": KEYS, "wait_seconds": HELD_SECONDS, **(remote or {})}
+            for_client = {name: options.pop(name) for name in ("credential", "grace_seconds") if name in options}
+            client = PortalClient(RemoteSettings(**given), **for_client)
+            channel = PortalPoller(client, **{"vm_id": lambda: VM, "receive": desk, **options})
+            stack.callback(stop_in_time, channel)
+            channel.start()
+            return channel
+
+        yield started

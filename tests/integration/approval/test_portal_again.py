@@ -1,6 +1,6 @@
-"""What a portal has already given is asked for again when this VM may have lost it, or refused it wrongly.
+"""The portal is asked again from index 0 after each start, and when this VM may have refused a decision wrongly.
 
-The portal and the threads are real; the VM's clock is on a dial.
+The portal and the threads are real. The clock of the VM is moved by the test.
 """
 
 import contextlib
@@ -10,9 +10,9 @@ import pytest
 from approver_kit import ANNE, BORIS, VM_ID, ApproverKit
 from portal_stub import PortalStub
 
-from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings
-from bridge.outbox import approvals
+from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 
+FREEZE = RuleSettings(name="freeze", action="approve", event_types=("Freeze",), act="each")
 DAY_SECONDS = 86_400.0
 PATIENCE_SECONDS = 60.0
 
@@ -25,18 +25,18 @@ def portal(tmp_path):
 
 @pytest.fixture
 def start(tmp_path, portal):
-    """Return what starts a VM whose agent asks the portal."""
+    """Return a function that starts a VM whose agent asks the portal."""
     kit = ApproverKit(tmp_path)
 
-    def started(*, required=1, ahead_seconds=0.0):
+    def started(*rules, required=1, ahead_seconds=0.0, **options):
         kit.wall_jump_seconds = ahead_seconds
         keys = tuple(
             KeySettings(kid=kid, approver=approver, public_key_file=f"{kit.key(kid)}.pub")
             for kid, approver in (("k1", ANNE), ("k2", BORIS))
         )
         remote = RemoteSettings(url=portal.url, keys=keys, required_approvals=required, wait_seconds=1)
-        kit.settings = ApprovalSettings(remote=remote)
-        kit.start()
+        kit.settings = ApprovalSettings(remote=remote, rules=rules, **options)
+        kit.start(hears_portal=False)
         kit.wait(10)
         kit.service.start()
         stack.callback(kit.service.stop)
@@ -48,7 +48,7 @@ def start(tmp_path, portal):
 
 
 def until(kit, condition, *events):
-    """Have the metadata service answer with *events*, again and again, until *condition* is true."""
+    """Have the metadata service respond with *events*, again and again, until *condition* is true."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, kit.outcomes
@@ -57,12 +57,50 @@ def until(kit, condition, *events):
         time.sleep(0.05)
 
 
+def waits(kit, *events):
+    """Return whether nothing is approved within two seconds."""
+    posts, ends_at = len(kit.imds.posts), time.monotonic() + 2.0
+    until(kit, lambda: time.monotonic() > ends_at, *events)
+    return len(kit.imds.posts) == posts
+
+
+def test_nothing_is_approved_after_a_start_until_the_portal_responds_and_its_hold_is_in_force(start, portal):
+    portal.down()
+    kit = start(FREEZE)
+    freeze, other = kit.event(), kit.event("E-2")
+    portal.put(VM_ID, kit.token(freeze, "hold"))
+    assert waits(kit, freeze, other)
+    portal.up()
+    until(kit, lambda: kit.imds.posts, freeze, other)
+    assert waits(kit, freeze, other)
+    assert kit.imds.posts == [["E-2"]]
+    assert kit.held == {"E-1"}
+
+
+def test_a_rule_waits_while_the_portal_has_been_silent_for_too_long(start, portal):
+    kit = start(FREEZE, require_portal_seconds=1.5)
+    until(kit, lambda: not kit.outbox.awaits_portal)
+    portal.down()
+    until(kit, lambda: kit.service._portal_poller.taken is not None)
+    kit.wait(5)
+    assert waits(kit, kit.event())
+    portal.up()
+    until(kit, lambda: kit.imds.posts, kit.event())
+
+
+def test_without_require_portal_seconds_a_rule_acts_although_the_portal_is_down(start, portal):
+    kit = start(FREEZE)
+    until(kit, lambda: not kit.outbox.awaits_portal)
+    portal.down()
+    until(kit, lambda: kit.imds.posts, kit.event())
+
+
 @pytest.mark.parametrize("ahead_seconds", [DAY_SECONDS, -DAY_SECONDS], ids=["ahead", "behind"])
 def test_a_decision_that_a_wrong_clock_refused_at_the_first_start_is_followed_once_it_is_right(
     start, portal, ahead_seconds
 ):
     kit = start(ahead_seconds=ahead_seconds)
-    portal.put(VM_ID, kit.token(kit.event(), after=1 - ahead_seconds))
+    portal.put(VM_ID, kit.token(kit.event(), after=5 - ahead_seconds))
     until(kit, lambda: kit.outcomes, kit.event())
     assert kit.imds.posts == []
     kit.wall_jump_seconds = 0.0
@@ -70,28 +108,15 @@ def test_a_decision_that_a_wrong_clock_refused_at_the_first_start_is_followed_on
     until(kit, lambda: kit.outcomes[-1:] == [("approved", "accepted")], kit.event())
 
 
-def test_one_of_two_approvals_outlives_a_database_that_is_deleted_under_the_running_agent(start, portal):
-    kit = start(required=2)
-    portal.put(VM_ID, kit.token(kit.event()))
-    until(kit, lambda: waiting(kit) == 1, kit.event())
-    (kit.state / "outbox.db").unlink()
-    kit.outbox.tend().result()
-    portal.put(VM_ID, kit.token(kit.event(), kid="k2", approver=BORIS))
-    until(kit, lambda: kit.imds.posts, kit.event())
-
-
-def test_an_approval_that_is_lost_with_a_damaged_database_is_asked_for_again_and_its_refusal_recorded(start, portal):
-    kit = start(required=2)
-    portal.put(VM_ID, kit.token(kit.event()))
-    until(kit, lambda: waiting(kit) == 1, kit.event())
-    database = kit.state / "outbox.db"
-    database.write_bytes(b"\xa5" * database.stat().st_size)
-    kit.outbox.tend().result()
-    until(kit, lambda: waiting(kit) == 1 or kit.outcomes, kit.event())
-    assert kit.outcomes in ([], [("approval_refused", "issued_before_this_outbox")])
-    kit.wait(1)
-    portal.put(VM_ID, kit.token(kit.event()), kit.token(kit.event(), kid="k2", approver=BORIS))
-    until(kit, lambda: kit.imds.posts, kit.event())
+def test_the_decisions_for_another_machines_state_are_requested_again(start, portal):
+    kit = start()
+    until(kit, lambda: not kit.outbox.awaits_portal)
+    portal.put(VM_ID, kit.token(kit.event(), "hold"))
+    until(kit, lambda: kit.held == {"E-1"}, kit.event())
+    kit.outbox.identify(kit.vm.__class__(name="vm_0", vm_id="another"))
+    assert kit.outbox.awaits_portal
+    kit.outbox.identify(kit.vm)
+    until(kit, lambda: kit.held == {"E-1"} and not kit.outbox.awaits_portal, kit.event())
 
 
 def test_no_approval_is_lost_among_a_thousand_that_come_with_a_thousand_holds_on_other_events(start, portal):
@@ -102,19 +127,13 @@ def test_no_approval_is_lost_among_a_thousand_that_come_with_a_thousand_holds_on
     kit.see(*before, *held)
     tokens = [kit.token(event, "hold", kid="k2", approver=BORIS) for event in held]
     tokens += [kit.token(event) for event in approved]
-    kit.wait(0.5)  # the newest answer of the metadata service is older than the decisions
+    kit.wait(0.5)  # the newest response of the metadata service is older than the decisions
     portal.put(VM_ID, *tokens)
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(kit.outbox.read(approvals.open_decisions).result()) < len(tokens):
+    while len(kit.open_decisions) < len(tokens):
         assert time.monotonic() < deadline, kit.outcomes
         time.sleep(0.05)
     until(kit, lambda: len(kit.outcomes) == len(approved), *approved, *held)
-    assert sorted(event_id for post in kit.imds.posts for event_id in post) == sorted(
-        each.event_id for each in approved
-    )
+    posted = sorted(event_id for post in kit.imds.posts for event_id in post)
+    assert posted == sorted(each.event_id for each in approved)
     assert set(kit.outcomes) == {("approved", "accepted")}
-
-
-def waiting(kit):
-    decisions = kit.outbox.read(approvals.open_decisions).result()
-    return sum(each.state.value == "waiting" for each in decisions)

@@ -6,7 +6,6 @@ import sys
 import msgspec
 import pytest
 from approver_kit import ANNE, BORIS, START, ApproverKit
-from starved import no_descriptors, no_threads
 
 from bridge.approval.evaluate import postable
 from bridge.approval.evaluation import Context, Trust, index_document
@@ -75,6 +74,16 @@ def see(kit, *events):
     """Store *events* as the poll does, and have the approver hear of them."""
     kit.see(*events)
     kit.record(*events)
+
+
+def run_command(kit, drain):
+    """Approve an event, wait until the command runs, and return the event."""
+    begin(kit, drain)
+    mine = kit.event(**MINE)
+    see(kit, mine)
+    kit.offer(kit.token(mine))
+    kit.until(lambda: drain.runs)
+    return mine
 
 
 def reasons(kit):
@@ -156,11 +165,7 @@ def test_a_command_that_is_too_slow_is_ended_and_approves_nothing(kit, tmp_path,
 
 def test_a_command_that_says_0_when_the_agent_stops_has_not_succeeded_either(kit, tmp_path):
     drain = Drain(tmp_path, is_polite=True)
-    begin(kit, drain)
-    mine = kit.event(**MINE)
-    see(kit, mine)
-    kit.offer(kit.token(mine))
-    kit.until(lambda: drain.runs)
+    mine = run_command(kit, drain)
     kit.restart()
     kit.see(mine)
     kit.until(lambda: len(drain.runs) == 2)
@@ -185,11 +190,7 @@ def test_a_program_that_is_not_there_approves_nothing(kit, drain):
 
 
 def test_a_command_that_was_running_when_the_agent_was_stopped_runs_again(kit, drain):
-    begin(kit, drain)
-    mine = kit.event(**MINE)
-    see(kit, mine)
-    kit.offer(kit.token(mine))
-    kit.until(lambda: drain.runs)
+    mine = run_command(kit, drain)
     kit.restart()
     assert kit.outcomes == []
     drain.end()
@@ -200,11 +201,7 @@ def test_a_command_that_was_running_when_the_agent_was_stopped_runs_again(kit, d
 
 
 def test_a_hold_while_the_command_runs_withdraws_the_approval(kit, drain):
-    begin(kit, drain)
-    mine = kit.event(**MINE)
-    see(kit, mine)
-    kit.offer(kit.token(mine))
-    kit.until(lambda: drain.runs)
+    mine = run_command(kit, drain)
     kit.offer(kit.token(mine, "hold", after=1))
     kit.until(lambda: kit.outcomes)
     drain.end()
@@ -214,11 +211,7 @@ def test_a_hold_while_the_command_runs_withdraws_the_approval(kit, drain):
 
 
 def test_an_approval_after_the_hold_has_a_run_of_its_own(kit, drain):
-    begin(kit, drain)
-    mine = kit.event(**MINE)
-    see(kit, mine)
-    kit.offer(kit.token(mine))
-    kit.until(lambda: drain.runs)
+    mine = run_command(kit, drain)
     kit.offer(kit.token(mine, "hold", after=1))
     kit.wait(2)
     kit.see(mine)
@@ -231,11 +224,7 @@ def test_an_approval_after_the_hold_has_a_run_of_its_own(kit, drain):
 
 
 def test_a_key_that_is_taken_away_while_the_command_runs_withdraws_the_approval(kit, drain):
-    begin(kit, drain)
-    mine = kit.event(**MINE)
-    see(kit, mine)
-    kit.offer(kit.token(mine))
-    kit.until(lambda: drain.runs)
+    mine = run_command(kit, drain)
     (kit.directory / "k1.key.pub").unlink()
     kit.until(lambda: kit.outcomes)
     drain.end()
@@ -253,11 +242,7 @@ def test_a_key_that_is_taken_away_while_the_command_runs_withdraws_the_approval(
     ],
 )
 def test_what_became_of_the_event_while_the_command_ran_ends_the_approval(kit, drain, later, result):
-    begin(kit, drain)
-    mine = kit.event(**MINE)
-    see(kit, mine)
-    kit.offer(kit.token(mine))
-    kit.until(lambda: drain.runs)
+    run_command(kit, drain)
     kit.see(*([] if later is None else [kit.event(**MINE, **later)]))
     kit.until(lambda: kit.outcomes)
     drain.end()
@@ -340,11 +325,7 @@ def test_azure_that_refuses_does_not_run_the_command_again(kit, drain):
 
 
 def test_a_person_on_the_vm_waits_for_no_command(kit, drain):
-    begin(kit, drain)
-    mine = kit.event(**MINE)
-    see(kit, mine)
-    kit.offer(kit.token(mine))
-    kit.until(lambda: drain.runs)
+    mine = run_command(kit, drain)
     kit.wait(1)
     kit.approve_here(mine)
     kit.go(3, mine)
@@ -402,11 +383,7 @@ def test_a_command_that_is_configured_later_runs_before_what_was_approved_earlie
 
 
 def test_a_command_that_is_configured_no_more_is_waited_for_no_more(kit, drain):
-    begin(kit, drain)
-    mine = kit.event(**MINE)
-    see(kit, mine)
-    kit.offer(kit.token(mine))
-    kit.until(lambda: drain.runs)
+    mine = run_command(kit, drain)
     kit.settings = ApprovalSettings(remote=msgspec.structs.replace(kit.settings.remote, command=None))
     kit.reload()
     kit.go(3, mine)
@@ -432,11 +409,7 @@ def test_while_approvals_are_disabled_no_command_is_begun_and_the_portal_is_told
 
 
 def test_a_command_that_runs_when_approvals_are_disabled_counts_when_they_are_not_any_more(kit, drain):
-    begin(kit, drain)
-    mine = kit.event(**MINE)
-    see(kit, mine)
-    kit.offer(kit.token(mine))
-    kit.until(lambda: drain.runs)
+    mine = run_command(kit, drain)
     (kit.state / "approvals.disabled").touch()
     drain.end()
     kit.until(lambda: ("approval_failed", "disabled") in kit.outcomes)
@@ -466,32 +439,3 @@ def test_what_has_no_result_of_the_command_is_not_posted_whatever_else_allows_it
     assert postable(kit.approval_state, context, [wanted]) == [wanted]
     context = msgspec.structs.replace(context, has_command=True)
     assert postable(kit.approval_state, context, [wanted]) == []
-
-
-@pytest.mark.parametrize("starve", [no_threads, no_descriptors])
-def test_a_command_that_cannot_be_started_for_now_runs_once_it_can(kit, drain, starve):
-    begin(kit, drain)
-    mine = kit.event(**MINE)
-    see(kit, mine)
-    drain.end()
-    token = kit.token(mine)
-    kit.approver.receive([token])
-    with starve():
-        for _ in range(3):
-            kit.turn()
-    assert drain.runs == []
-    kit.until(lambda: kit.imds.posts)
-    assert len(drain.runs) == 1
-
-
-def test_a_running_command_delays_no_other_approval(kit, drain):
-    begin(kit, drain)
-    mine, other = kit.event(**MINE), kit.event("E-2")
-    see(kit, mine)
-    kit.offer(kit.token(mine))
-    kit.until(lambda: drain.runs)
-    kit.wait(1)
-    kit.see(mine, other)
-    kit.approve_here(other)
-    kit.go(2, mine, other)
-    assert kit.imds.posts == [["E-2"]]

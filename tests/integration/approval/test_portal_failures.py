@@ -1,0 +1,299 @@
+"""The poller continues after every failure of the portal, uses nothing of a bad response, and logs it once."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from datetime import datetime, timezone
+
+import pytest
+from poller_kit import (
+    EVENT,
+    VM,
+    Rest,
+    all_log_text,
+    log_lines,
+    until,
+)
+
+from bridge.approval.decision_token import verify
+from bridge.clock import Clock
+from bridge.errors import RefusalReason, RefusedDecision
+from bridge.metrics.metrics import Metrics
+from bridge.testing import ManualClock
+from bridge.testing.http_peer import HttpPeer
+from bridge.testing.peers import nobody
+
+
+def test_a_decision_that_is_too_long_does_not_keep_the_others_back(portal, desk, start):
+    portal.put(VM, "x" * 9_000, "a")
+    start(portal)
+
+    assert desk.has("a", "x" * 9_000)
+
+
+# Failures.
+
+TROUBLES = {
+    "401": ({"kind": "status", "status": 401}, logging.ERROR),
+    "403": ({"kind": "status", "status": 403}, logging.ERROR),
+    "404": ({"kind": "status", "status": 404}, logging.ERROR),
+    "410": ({"kind": "status", "status": 410}, logging.ERROR),
+    "400": ({"kind": "status", "status": 400}, logging.WARNING),
+    "429": ({"kind": "status", "status": 429}, logging.WARNING),
+    "500": ({"kind": "status", "status": 500}, logging.WARNING),
+    "304": ({"kind": "status", "status": 304, "body": ""}, logging.WARNING),
+    "redirect": ({"kind": "redirect"}, logging.ERROR),
+    "disconnect": ({"kind": "disconnect"}, logging.WARNING),
+    "empty": ({"kind": "empty"}, logging.WARNING),
+    "garbage": ({"kind": "garbage"}, logging.WARNING),
+    "truncated": ({"kind": "truncated"}, logging.WARNING),
+    "cut": ({"kind": "cut"}, logging.WARNING),
+    "huge": ({"kind": "oversize"}, logging.WARNING),
+    "list": ({"kind": "garbage", "body": "[]"}, logging.WARNING),
+    "no index": ({"kind": "garbage", "body": '{"decisions": []}'}, logging.WARNING),
+    "negative index": ({"kind": "garbage", "body": '{"index": -1, "decisions": ["x"]}'}, logging.WARNING),
+    "index zero": ({"kind": "garbage", "body": '{"index": 0, "decisions": ["x"]}'}, logging.WARNING),
+    "great index": ({"kind": "garbage", "body": '{"index": 9007199254740992, "decisions": []}'}, logging.WARNING),
+    "true index": ({"kind": "garbage", "body": '{"index": true, "decisions": ["x"]}'}, logging.WARNING),
+    "text index": ({"kind": "garbage", "body": '{"index": "5", "decisions": ["x"]}'}, logging.WARNING),
+    "no decisions": ({"kind": "garbage", "body": '{"index": 5}'}, logging.WARNING),
+    "float index": ({"kind": "garbage", "body": '{"index": 5.0, "decisions": ["x"]}'}, logging.WARNING),
+    "great float index": (
+        {"kind": "garbage", "body": '{"index": 9007199254740992.0, "decisions": ["x"]}'},
+        logging.WARNING,
+    ),
+    "decisions are a text": ({"kind": "garbage", "body": '{"index": 5, "decisions": "x"}'}, logging.WARNING),
+    "nested": ({"kind": "garbage", "body": '{"a": ' + "[" * 50_000}, logging.WARNING),
+    "too many": (
+        {"kind": "garbage", "body": '{"index": 5, "decisions": [' + '"x",' * 1_000 + '"x"]}'},
+        logging.WARNING,
+    ),
+}
+
+
+ODD_DECISIONS = {
+    "lone surrogate": rb'"\ud800"',
+    "surrogates the wrong way round": rb'"\udc00\ud800"',
+    "no UTF-8": b'"\xff"',
+    "number": b"5",
+    "null": b"null",
+    "true": b"true",
+    "list": b'["x"]',
+    "object": rb'{"a": "\ud800"}',
+    "empty": b'""',
+    "too long": b'"' + b"x" * 9_000 + b'"',
+}
+
+
+@pytest.mark.parametrize("odd", ODD_DECISIONS.values(), ids=ODD_DECISIONS)
+def test_a_decision_that_is_no_text_takes_none_of_the_others_with_it(odd, desk, start):
+    with HttpPeer() as peer:
+        peer.say(200, body=b'{"index": 5, "decisions": ["before", ' + odd + b', "after"]}')
+        start(f"http://{peer.address.authority}/api/v1")
+        assert desk.has("before", "after")
+
+    before, told, after = desk.tokens[:3]
+    assert (before, after) == ("before", "after")
+    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    with pytest.raises(RefusedDecision) as refused:
+        verify(told, keys=(), audience=VM, now=now, created_at=now)
+    assert refused.value.reason is RefusalReason.MALFORMED
+
+
+def test_a_surrogate_in_a_member_that_the_agent_passes_over_spoils_nothing(portal, desk, start):
+    portal.strike("garbage", body=r'{"index": 5, "note": "\ud800", "decisions": ["x"]}', count=1)
+    start(portal)
+
+    assert desk.has("x")
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_nothing_of_a_bad_answer_is_used_and_the_pending_decision_comes_after(trouble, portal, desk, start, caplog):
+    caplog.set_level(logging.INFO)
+    fault, level = TROUBLES[trouble]
+    metrics = Metrics()
+    portal.put(VM, "a")
+    start(portal, wait=lambda stop, _: stop.wait(0.01), metrics=metrics.approval_channel())
+    assert desk.has("a")
+    assert portal.wait_for_requests(2)
+    asked = len(portal.requests)
+    portal.strike(**fault, count=5)
+    portal.put(VM, "pending")
+    assert desk.has("pending")
+
+    assert {request.index for request in portal.requests[asked:][:5]} == {2}
+    assert desk.tokens == ["a", "pending"]
+    until(lambda: len(log_lines(caplog)) == 3)
+    assert [record.levelno for record in log_lines(caplog)] == [logging.INFO, level, logging.INFO]
+    assert b"scheduled_events_bridge_approval_channel_up 1.0" in metrics.exposition()
+
+
+def test_silence_ends_at_the_deadline_and_the_pending_decision_comes_after(portal, desk, start):
+    portal.strike("silence", count=5)
+    portal.put(VM, "pending")
+    start(portal, remote={"wait_seconds": 0.2}, grace_seconds=0.2, wait=lambda stop, _: stop.wait(0.01))
+    assert desk.has("pending")
+    gaps = [later.at_seconds - earlier.at_seconds for earlier, later in itertools.pairwise(portal.requests[:6])]
+
+    assert min(gaps) < 0.4 * 1.1 + 0.3  # the others may be later on a busy machine, but none is left out
+
+
+def test_a_body_that_never_ends_is_cut_at_the_deadline(portal, desk, start):
+    portal.strike("drip", delay_seconds=0.05, count=1)
+    portal.put(VM, "pending")
+    start(portal, remote={"wait_seconds": 0.2}, grace_seconds=0.2, wait=lambda stop, _: stop.wait(0.01))
+
+    assert desk.has("pending")
+
+
+@pytest.mark.parametrize(("header", "delay"), [("9", 9.0), ("100000", 3_600.0)])
+@pytest.mark.parametrize("status", [429, 503])
+def test_retry_after_is_waited_for(portal, desk, start, status, header, delay):  # noqa: PLR0917  # fixtures
+    rest = Rest(ManualClock())
+    portal.strike("status", status=status, retry_after_seconds=int(header), count=2)
+    portal.put(VM, "pending")
+    start(portal, wait=rest)
+    assert desk.has("pending")
+
+    assert rest.delays[:2] == [delay, delay]
+
+
+def test_no_other_status_may_say_when(portal, desk, start):
+    rest = Rest(ManualClock())
+    portal.strike("status", status=500, retry_after_seconds=999, count=1)
+    portal.put(VM, "pending")
+    start(portal, wait=rest)
+    assert desk.has("pending")
+
+    assert rest.delays[0] <= 1.0
+
+
+def test_a_portal_that_is_down_for_an_hour_delivers_the_pending_decision_on_its_return(portal, desk, start, caplog):
+    caplog.set_level(logging.INFO)
+    clock = ManualClock()
+    is_over = threading.Event()
+
+    def wait(stop, seconds):
+        rest(stop, seconds)
+        if clock.monotonic() > 3_600 and not is_over.is_set():
+            portal.up()
+            is_over.set()
+        return stop.is_set()
+
+    rest = Rest(clock)
+    metrics = Metrics()
+    token = portal.decide(EVENT, vm_id=VM)
+    portal.down()
+    start(
+        portal,
+        wait=wait,
+        clock=Clock(now=clock.now, monotonic=clock.monotonic),
+        metrics=metrics.approval_channel(),
+    )
+    assert desk.has(token)
+
+    assert is_over.is_set()
+    assert max(rest.delays) <= 60
+    assert len(rest.delays) > 60
+    first, *_, last = log_lines(caplog)
+    assert len(log_lines(caplog)) <= 3  # down, after an hour a reminder, up
+    assert (first.levelno, last.levelno) == (logging.WARNING, logging.INFO)
+    assert last.failures >= 60
+    assert last.lasted_seconds > 3_000
+
+
+def test_a_decision_that_was_there_before_the_outage_is_not_asked_for_again(portal, desk, start):
+    start(portal, wait=lambda stop, _: stop.wait(0.01))
+    portal.put(VM, "before")
+    assert desk.has("before")
+    portal.down()
+    portal.put(VM, "meanwhile")
+    portal.up()
+    assert desk.has("meanwhile")
+
+    assert desk.tokens == ["before", "meanwhile"]
+
+
+def test_an_offer_that_raises_ends_nothing_and_loses_nothing(portal, desk, start, caplog):
+    desk.fails = 3
+    portal.put(VM, "tok-1", "tok-2")
+    start(portal, wait=lambda stop, _: stop.wait(0.01))
+    assert desk.has("tok-1", "tok-2")
+    portal.put(VM, "tok-3")
+    assert desk.has("tok-3")
+
+    assert desk.tokens == ["tok-1", "tok-2", "tok-3"]
+    (line,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "RuntimeError" in logging.Formatter().format(line)
+    assert "tok-" not in all_log_text(caplog)
+
+
+def test_a_vm_id_that_raises_ends_nothing(portal, desk, start):
+    answers = iter([ValueError("once"), VM])
+    last = []
+
+    def vm_id():
+        answer = next(answers, None) or last[0]
+        if isinstance(answer, Exception):
+            raise answer
+        last.append(answer)
+        return answer
+
+    portal.put(VM, "a")
+    start(portal, vm_id=vm_id, wait=lambda stop, _: stop.wait(0.01))
+
+    assert desk.has("a")
+
+
+# What is said.
+
+
+def test_neither_token_nor_decision_is_ever_in_a_log_line(portal, desk, start, caplog, tmp_path):
+    caplog.set_level(logging.DEBUG)
+    (tmp_path / "token").write_text("s3cret-token")
+    echo = "HTTP s3cret-token tok-1"
+    for status in (401, 404, 429, 500):
+        portal.strike("status", status=status, body=echo, count=1)
+    portal.strike("garbage", body=echo, count=1)
+    portal.strike("garbage", body='{"index": 5, "decisions": "tok-1 s3cret-token"}', count=1)
+    portal.strike("redirect", location="https://s3cret-token/tok-1", count=1)
+    portal.put(VM, "tok-1")
+    start(portal, remote={"token_file": str(tmp_path / "token")}, wait=lambda stop, _: stop.wait(0.01))
+    assert desk.has("tok-1")
+
+    assert "answered 401" in all_log_text(caplog)
+    assert "s3cret" not in all_log_text(caplog)
+    assert "tok-1" not in all_log_text(caplog)
+
+
+def test_one_trouble_is_one_line_however_long_it_lasts(start, caplog):
+    rests = []
+    with nobody() as address:
+        start(f"https://{address.authority}", wait=lambda stop, _: rests.append(1) or stop.wait(0.002))
+        until(lambda: len(rests) > 30)
+
+    (line,) = log_lines(caplog)
+    assert line.levelno == logging.WARNING
+    assert "Connection refused" in line.getMessage()
+
+
+def test_the_metrics_say_whether_the_portal_answers_and_when_it_last_did(portal, start):
+    metrics = Metrics()
+    assert b"approval_channel" not in metrics.exposition()
+    start(
+        portal,
+        metrics=metrics.approval_channel(),
+        clock=Clock(now=lambda: datetime.fromtimestamp(1_234_567, tz=timezone.utc)),
+        wait=lambda stop, seconds: stop.wait(min(seconds, 0.01)),
+    )
+    until(lambda: b"\nscheduled_events_bridge_approval_channel_up 1.0" in metrics.exposition())
+    portal.down()
+    until(lambda: b"\nscheduled_events_bridge_approval_channel_up 0.0" in metrics.exposition())
+    last = b"\nscheduled_events_bridge_approval_channel_last_answer_timestamp_seconds 1.234567e+06"
+    assert last in metrics.exposition()
+    assert metrics.approval_channel() is metrics.approval_channel()
+
+
+# Who asks, and of whom.

@@ -1,0 +1,281 @@
+"""Nothing is approved while the outbox is not saved, or may be another machine's, or may lack a hold of the portal."""
+
+import sqlite3
+from contextlib import closing
+
+import msgspec
+import pytest
+from approver_kit import ANNE, BORIS, ApproverKit
+
+from bridge.approval.inbox import DecisionInbox
+from bridge.config.approval import ApprovalSettings, RuleSettings
+from bridge.errors import ImdsStatus
+from bridge.outbox import approvals
+
+FREEZE = RuleSettings(name="freeze", action="approve", event_types=("Freeze",), act="each")
+
+
+# The portal.
+
+
+def by_rule(kit):
+    kit.settings = msgspec.structs.replace(kit.settings, rules=(FREEZE,))
+
+
+def by_portal(kit):
+    kit.offer(kit.token(kit.event()))
+
+
+def by_person(kit):
+    kit.approve_here(kit.event())
+
+
+@pytest.mark.parametrize("by", [by_rule, by_portal, by_person], ids=lambda by: by.__name__)
+def test_nothing_is_approved_after_a_start_until_the_portal_has_sent_all_decisions(kit, by):
+    if by is by_rule:
+        by(kit)
+    kit.close()
+    kit.start(hears_portal=False)
+    kit.see(kit.event())
+    if by is not by_rule:
+        by(kit)
+    kit.go(60, kit.event())
+    assert (kit.imds.posts, kit.outcomes) == ([], [])
+    kit.hear_portal()
+    kit.go(3, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_an_accepted_approval_waits_after_a_restart_for_the_portal_too(kit):
+    kit.imds.answer = ImdsStatus("Server error", status=500)
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event()))
+    hold = kit.token(kit.event(), "hold", kid="k2", approver=BORIS, after=1)
+    kit.close()
+    kit.imds.answer = None
+    kit.imds.posts.clear()
+    kit.start(hears_portal=False)
+    kit.go(30, kit.event())
+    kit.offer(hold)
+    kit.hear_portal()
+    kit.go(30, kit.event())
+    assert kit.imds.posts == []
+
+
+def test_a_reload_with_another_portal_waits_for_that_portal(kit):
+    remote = msgspec.structs.replace(kit.settings.remote, url="https://another.invalid")
+    kit.settings = ApprovalSettings(remote=remote, rules=(FREEZE,))
+    kit.approver.stop()
+    kit.configure()
+    kit.go(5, kit.event())
+    assert kit.imds.posts == []
+    kit.hear_portal()
+    kit.go(2, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_a_reload_with_the_same_portal_does_not_wait_again(kit):
+    by_rule(kit)
+    kit.approver.stop()
+    kit.configure()
+    kit.go(2, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+
+
+# The disk.
+
+
+def test_nothing_is_approved_while_the_disk_is_behind_and_all_of_it_after(kit):
+    kit.see(kit.event(), kit.event("E-2"))
+    kit.approver.receive([kit.token(kit.event())])
+    kit.fill_disk()
+    kit.approver.receive([kit.token(kit.event("E-2"))])
+    kit.go(30, kit.event(), kit.event("E-2"))
+    assert kit.imds.posts == []
+    kit.free_disk()
+    kit.go(2, kit.event(), kit.event("E-2"))
+    assert sorted(event_id for post in kit.imds.posts for event_id in post) == ["E-1", "E-2"]
+
+
+def test_an_attempt_that_is_not_saved_is_not_made(kit):
+    kit.see(kit.event())
+    kit.approver.receive([kit.token(kit.event())])
+    kit.disk_is_full = True
+    kit.delete_files()
+    kit.turn()  # the outbox is not behind yet, and the save before the request fails
+    assert kit.imds.requests == []
+    assert [each.attempts for each in kit.approvals] == [0]
+    kit.free_disk()
+    kit.go(3, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_a_disk_that_fails_during_the_last_look_is_in_time(kit):
+    kit.see(kit.event())
+    kit.imds.on_get = kit.fill_disk
+    kit.offer(kit.token(kit.event()))
+    assert kit.imds.requests == ["GET"]
+    kit.imds.on_get = None
+    kit.free_disk()
+    kit.go(3, kit.event())
+    assert kit.imds.posts == [["E-1"]]
+
+
+def test_everything_about_an_approval_is_on_the_disk_when_it_is_posted(kit):
+    def read_file():
+        (path,) = kit.state.glob("outbox-*.db")
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+            saved.extend(connection.execute("SELECT event_id, state, rest FROM approvals"))
+
+    saved = []
+    kit.imds.on_post = read_file
+    kit.see(kit.event())
+    kit.offer(kit.token(kit.event()))
+    ((event_id, stage, rest),) = saved
+    assert (event_id, stage) == ("E-1", "wanted")
+    assert msgspec.json.decode(rest)["attempts"] == 1
+
+
+def test_a_hold_that_is_not_saved_waits_and_is_in_force(kit):
+    by_rule(kit)
+    kit.reload()
+    kit.fill_disk()
+    kit.approver.receive([kit.token(kit.event(), "hold")])
+    kit.free_disk()
+    kit.go(3, kit.event())
+    assert kit.held == {"E-1"}
+    assert kit.imds.posts == []
+
+
+def test_a_token_is_kept_only_when_its_decision_is_saved(kit):
+    inbox = DecisionInbox(kit.settings.trusted_keys(), kit.outbox, vm=lambda: kit.vm, clock=kit.clock)
+    kit.disk_is_full = True
+    kit.delete_files()
+    inbox.receive([kit.token(kit.event(), "hold")])
+    assert inbox.has_unkept
+    kit.free_disk()
+    inbox.receive_waiting()
+    assert not inbox.has_unkept
+    assert len(kit.open_decisions) == 1
+
+
+# The file.
+
+
+def test_decisions_outlive_a_file_that_is_deleted_under_the_running_agent(tmp_path):
+    kit = ApproverKit(tmp_path)
+    kit.trust(("k1", ANNE), ("k2", BORIS), required=2)
+    kit.start()
+    try:
+        kit.wait(10)
+        kit.see(kit.event())
+        kit.offer(kit.token(kit.event()), kit.token(kit.event("E-2"), "hold"))
+        kit.delete_files()
+        assert kit.outbox.wait_saved(20)
+        kit.restart()
+        kit.see(kit.event())
+        kit.offer(kit.token(kit.event(), kid="k2", approver=BORIS))
+        assert kit.imds.posts == [["E-1"]]
+        assert kit.held == {"E-2"}
+    finally:
+        kit.close()
+
+
+def test_a_hold_outlives_a_file_that_was_damaged_elsewhere(kit):
+    by_rule(kit)
+    kit.offer(kit.token(kit.event(), "hold"))
+    kit.go(1)
+    kit.record(*(kit.event(f"F-{number}", description="x" * 500) for number in range(50)))
+    kit.close()
+    damage(kit, "records")
+    kit.start()
+    kit.go(5, kit.event())
+    assert kit.held == {"E-1"}
+    assert kit.imds.posts == []
+
+
+def damage(kit, table):
+    """Overwrite the first page of *table*."""
+    (path,) = kit.state.glob("outbox-*.db")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", [table]).fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    with path.open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xa5" * size)
+
+
+def test_a_lost_file_refuses_the_approvals_from_before_and_keeps_the_holds_that_the_portal_sends_again(kit):
+    by_rule(kit)
+    approve, hold = kit.token(kit.event("E-2", event_type="Reboot")), kit.token(kit.event(), "hold")
+    kit.close()
+    kit.delete_files()
+    kit.wait(1)
+    created_at = kit.now().isoformat()
+    kit.start(hears_portal=False)
+    kit.go(5, kit.event(), kit.event("E-2", event_type="Reboot"))
+    kit.offer(approve, hold)
+    kit.hear_portal()
+    kit.go(5, kit.event(), kit.event("E-2", event_type="Reboot"))
+    assert kit.imds.posts == []
+    assert kit.outcomes == [("approval_refused", "issued_before_this_outbox")]
+    assert f"created at {created_at}" in kit.records[-1].approval.reason
+
+
+def test_a_clock_that_was_a_day_ahead_at_the_first_start_refuses_no_later_decision(tmp_path):
+    kit = ApproverKit(tmp_path)
+    kit.trust(("k1", ANNE))
+    kit.wall_jump_seconds = 86_400.0
+    kit.start()
+    try:
+        kit.wait(10)
+        kit.see(kit.event())
+        kit.offer(kit.token(kit.event(), after=-86_400))
+        assert kit.outcomes == [("approval_refused", "issued_before_this_outbox")]
+        kit.wall_jump_seconds = 0.0
+        kit.go(5, kit.event())
+        kit.offer(kit.token(kit.event()))
+        kit.go(2, kit.event())
+        assert kit.imds.posts == [["E-1"]]
+    finally:
+        kit.close()
+
+
+# The machine.
+
+
+def test_a_state_of_another_machine_approves_nothing_here(kit):
+    kit.approver.receive([kit.token(kit.event())])
+    kit.vm = kit.vm.__class__(name="vm_0", vm_id="another")
+    kit.restart()
+    kit.go(3, kit.event())
+    assert kit.imds.posts == []
+    assert kit.open_decisions == ()
+
+
+def test_a_state_that_may_be_another_machines_approves_nothing_until_the_identity_is_confirmed(kit):
+    kit.approver.receive([kit.token(kit.event())])
+    kit.outbox.is_trusted = False
+    kit.approver.receive([kit.token(kit.event("E-2"))])
+    kit.go(30, kit.event(), kit.event("E-2"))
+    assert kit.imds.posts == []
+    assert len(kit.open_decisions) == 1
+    kit.outbox.identify(kit.vm)
+    kit.go(3, kit.event(), kit.event("E-2"))
+    assert sorted(event_id for post in kit.imds.posts for event_id in post) == ["E-1", "E-2"]
+
+
+def test_results_for_the_state_of_another_machine_are_not_written(kit):
+    kit.see(kit.event())
+
+    def replace_state():
+        kit.imds.on_post = None
+        kit.outbox.identify(kit.vm.__class__(name="vm_0", vm_id="another"))
+
+    kit.imds.on_post = replace_state
+    kit.approver.receive([kit.token(kit.event())])
+    with pytest.raises(approvals.StreamChanged):
+        kit.turn()
+    assert kit.approvals == []
+    assert kit.outcomes == []

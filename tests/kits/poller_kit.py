@@ -1,0 +1,87 @@
+"""A portal poller under test: it passes tokens to a `Desk`, and hours pass at once on its clock."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from importlib import resources
+from pathlib import Path
+
+from bridge.approval.portal_client import PortalClient
+from bridge.config.approval import KeySettings, RemoteSettings
+from bridge.events.event import ScheduledEvent
+from bridge.testing import ManualClock
+
+VM = "7EF1D8A4-0C2B-4C7E-9A35-1F5F6D1F2B90"
+EVENT = ScheduledEvent(event_id="E1", event_type="Freeze", event_status="Scheduled", resources=("WestNO_0",))
+KEYS = (KeySettings(kid="k", approver="portal", public_key_file="/nowhere"),)
+HELD_SECONDS = 20
+PATIENCE_SECONDS = 15.0
+STOP_SECONDS = 1.1
+PAGE = (resources.files("bridge.approval") / "PROTOCOL.md").read_text(encoding="utf-8")
+SILENT_PEERS = 20
+DESCRIPTORS = Path("/proc/self/fd")
+
+
+class Desk:
+    """Takes what the channel offers."""
+
+    def __init__(self) -> None:
+        self.tokens: list[str] = []
+        self.times: list[float] = []
+        self.fails = 0
+        self.changed = threading.Condition()
+
+    def __call__(self, tokens) -> None:
+        with self.changed:
+            if self.fails:
+                self.fails -= 1
+                self.changed.notify_all()
+                raise RuntimeError(f"no room for {tokens[0]}")
+            self.tokens.extend(tokens)
+            self.times.extend([time.monotonic()] * len(tokens))
+            self.changed.notify_all()
+
+    def has(self, *tokens: str) -> bool:
+        with self.changed:
+            return self.changed.wait_for(lambda: set(tokens) <= set(self.tokens), PATIENCE_SECONDS)
+
+
+class Rest:
+    """Stands in for waiting: hours pass at once on *clock*, and each delay is kept."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self.delays: list[float] = []
+        self._clock = clock
+
+    def __call__(self, stop: threading.Event, seconds: float) -> bool:
+        self.delays.append(seconds)
+        self._clock.advance(seconds)
+        return stop.is_set()
+
+
+def stop_in_time(channel):
+    channel.stop()
+    if channel._thread.ident is not None:
+        channel._thread.join(HELD_SECONDS / 2)  # a busy machine lets it end a moment later
+    assert not channel._thread.is_alive()
+
+
+def until(condition, *, seconds=PATIENCE_SECONDS):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+    assert condition()
+
+
+def client_of(portal, **remote):
+    return PortalClient(RemoteSettings(**{"url": portal.url, "keys": KEYS, "wait_seconds": 1, **remote}))
+
+
+def log_lines(caplog):
+    return [record for record in caplog.records if record.name == "bridge.approval.portal_poller"]
+
+
+def all_log_text(caplog):
+    return "\n".join(logging.Formatter().format(record) for record in caplog.records)
