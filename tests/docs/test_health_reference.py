@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timezone
 
 import doc_pages
 import pytest
@@ -14,9 +13,9 @@ from bridge.events.event import Document
 from bridge.events.record import Transition
 from bridge.health.reporter import HealthReporter
 from bridge.metrics.metrics import PREFIX, Metrics, OutboxReading
-from bridge.outbox.approvals import ApprovalResult
-from bridge.outbox.deliveries import OutboxTotals, SinkAccount
+from bridge.outbox.deliveries import OutboxTotals
 from bridge.outbox.outbox import Outbox
+from bridge.outbox.rows import ApprovalResult, SinkRow
 from bridge.polling.poller import PollResult
 from bridge.testing.records import sample_event
 from bridge.testing.simulator.control import Control
@@ -59,7 +58,8 @@ def _exported():
     sink.sent(0.1)
     sink.delivered(0.1)
     sink.retried("timeout")
-    metrics.watch_outbox(lambda: OutboxReading(totals=OutboxTotals(sinks={"a": SinkAccount()})))
+    totals = OutboxTotals(sinks={"a": SinkRow(name="a")}, oldest_pending_at={}, needed_bytes=0, stream_id=None)
+    metrics.watch_outbox(lambda: OutboxReading(totals=totals, ages_now=0.0))
     return list(metrics.registry.collect())
 
 
@@ -132,7 +132,7 @@ def test_every_result_of_an_approval_is_documented():
 
 
 def test_every_path_of_the_listener_is_documented_and_no_other(tmp_path):
-    outbox = Outbox(tmp_path, max_bytes=2**20, keep_delivered_seconds=60.0, now=lambda: datetime.now(timezone.utc))
+    outbox = Outbox(tmp_path)
     pages = HealthReporter(outbox=outbox, metrics=Metrics(), directory=tmp_path, loop_watches=dict, sinks=list).pages
     assert outbox.close(5)
     assert {_quoted(cell)[0] for cell, *_ in doc_pages.table(HEALTH, "path")} == set(pages)

@@ -1,10 +1,8 @@
-"""The disk and the database under the outbox in trouble."""
+"""Failures of the disk and of the outbox file."""
 
 from __future__ import annotations
 
 import shutil
-import sqlite3
-from contextlib import closing
 
 from alert_stories.stage import Stage
 from alert_stories.story import Stories, bridge
@@ -26,14 +24,14 @@ def disk_refuses(stage: Stage) -> list[Scene]:
     limits = resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE, (1, limits[1]))
     stage.announce(notice_seconds=_DAY_SECONDS)
-    agent.wait_for(lambda scrape: scrape.of("outbox_in_memory"))
+    agent.wait_for(lambda scrape: scrape.of("outbox_behind_seconds"))
     during = agent.phase(11)
     resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE, limits)
-    agent.wait_for(lambda scrape: scrape.of("outbox_in_memory") == 0)
+    agent.wait_for(lambda scrape: scrape.of("outbox_behind_seconds") == 0)
     return [
         Scene(before),
         Scene(Phase(9, during.scrapes)),
-        Scene(during, (bridge("OutboxInMemory", each=True),)),
+        Scene(during, (bridge("OutboxBehind", each=True),)),
         Scene(agent.phase(15)),
     ]
 
@@ -42,13 +40,13 @@ def disk_refuses(stage: Stage) -> list[Scene]:
 def database_damaged(stage: Stage) -> list[Scene]:
     agent = stage.watching()
     before = agent.phase(15)
-    database = agent.state / "outbox.db"
+    database = agent.state / "outbox-1.db"
     database.write_bytes(bytes(reversed(database.read_bytes())))
-    agent.wait_for(lambda scrape: scrape.of("outbox_set_aside_total"))
+    agent.wait_for(lambda scrape: scrape.of("outbox_new_files_total"))
     during = agent.phase(15)
     agent.stop()
     agent.watch()
-    return [Scene(before), Scene(during, (bridge("OutboxSetAside", each=True),)), Scene(agent.phase(15))]
+    return [Scene(before), Scene(during, (bridge("OutboxNewFile", each=True),)), Scene(agent.phase(15))]
 
 
 @STORIES.tell("The state directory came with another machine's image")
@@ -59,8 +57,8 @@ def state_of_another_machine(stage: Stage) -> list[Scene]:
     shutil.copytree(first.state, second.state)
     second.configure(stage.webhook())
     second.watch()
-    second.wait_for(lambda scrape: scrape.of("outbox_set_aside_total"))
-    return [Scene(second.phase(15), (bridge("OutboxSetAside", each=True),))]
+    second.wait_for(lambda scrape: scrape.of("outbox_new_files_total"))
+    return [Scene(second.phase(15), (bridge("OutboxNewFile", each=True),))]
 
 
 @STORIES.tell("The state directory is in memory", place_counts=True)
@@ -81,26 +79,10 @@ def disk_hangs(stage: Stage) -> list[Scene]:
     before = agent.phase(15)
     disk.hang()
     stage.announce(notice_seconds=_DAY_SECONDS)
-    agent.wait_for(lambda scrape: scrape.of("outbox_in_memory"))
+    agent.wait_for(lambda scrape: scrape.of("outbox_behind_seconds"))
     agent.wait_for(lambda scrape: scrape.of("sink_delivered_total", sink="sre"))
     during = agent.phase(11)
     disk.go_on()
-    agent.wait_for(lambda scrape: scrape.of("outbox_in_memory") == 0)
-    firing = (bridge("OutboxInMemory", each=True),)
-    return [Scene(before), Scene(Phase(9, during.scrapes)), Scene(during, firing), Scene(agent.phase(15))]
-
-
-@STORIES.tell("Another program locks the database, and the poll that has news waits for it")
-def database_locked(stage: Stage) -> list[Scene]:
-    agent = stage.watching()
-    before = agent.phase(15)
-    with closing(sqlite3.connect(agent.state / "outbox.db", isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        stage.announce(notice_seconds=_DAY_SECONDS)
-        agent.wait_for(lambda scrape: scrape.of("outbox_max_bytes") is None)
-        during = agent.phase(21)
-        other.execute("ROLLBACK")
-    agent.wait_for(lambda scrape: scrape.of("sink_delivered_total", sink="sre"))
-    agent.wait_for(lambda scrape: scrape.of("outbox_in_memory") == 0)
-    firing = (bridge("TotalsMissing", each=True), bridge("NotWatching", each=True))
+    agent.wait_for(lambda scrape: scrape.of("outbox_behind_seconds") == 0)
+    firing = (bridge("OutboxBehind", each=True),)
     return [Scene(before), Scene(Phase(9, during.scrapes)), Scene(during, firing), Scene(agent.phase(15))]
