@@ -108,13 +108,12 @@ class ControlServer:
         problem: Exception | None = None
         for address in addresses(self._directory):
             try:
-                listener = Listener(address) if sys.platform == "win32" else _SocketListener(address)
-                thread = threading.Thread(target=self._serve, args=(listener,), name="control", daemon=True)
-                thread.start()
+                self._listener = Listener(address) if sys.platform == "win32" else _SocketListener(address)
+                threading.Thread(target=self._serve, args=(self._listener,), name="control", daemon=True).start()
             except (OSError, RuntimeError) as error:  # RuntimeError: no thread
                 problem = error
+                self.close()
             else:
-                self._listener = listener
                 self._log.recovered("open", "The control socket is open.")
                 return
         self._log.problem("open", logging.WARNING, f"Commands cannot reach this agent: no control socket. {problem}")
@@ -130,9 +129,7 @@ class ControlServer:
             try:
                 connection = listener.accept()
             except OSError:
-                if listener is not self._listener and self._listener is not None:
-                    return
-                if isinstance(listener, _SocketListener) and listener.is_closed:
+                if listener is not self._listener:
                     return
                 time.sleep(_RETRY_SECONDS)  # no descriptor is free
                 continue
@@ -175,7 +172,6 @@ class _SocketListener:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self.is_closed = False
         self._socket = socket.socket(socket.AF_UNIX)
         try:
             with suppress(FileNotFoundError):
@@ -205,7 +201,6 @@ class _SocketListener:
 
     def close(self) -> None:
         """Close the socket, and delete it if it is still in place."""
-        self.is_closed = True
         with suppress(OSError):
             if self.is_in_place:
                 os.unlink(self._path)  # noqa: PTH108
