@@ -49,13 +49,13 @@ def next_batch(
 ) -> list[Delivery]:
     """Return the rows for the next request, or for the request after the rows in *after*; [] for none.
 
-    *fresh_event* is the event to try in FRESH mode.
+    *fresh_event* is the event to try in FRESH mode, which `RetrySchedule.take_fresh` returned.
     """
+    if fresh_event is not None:
+        return list(rows.of_event(fresh_event))[:1]
     mode = schedule.mode(now)
     if mode is SendMode.ALL:
         return _batch(rows, schedule, now, batching=batching, taken={row.sequence for row in after})
-    if mode is SendMode.FRESH:
-        return list(rows.of_event(fresh_event or ""))[:1]
     if mode is SendMode.URGENT:
         return [row for row in _probe(rows, schedule.urgent_blocked(now)) if row.urgent]
     return [] if mode is SendMode.WAIT else _probe(rows, schedule.urgent_failing)

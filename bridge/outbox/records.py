@@ -315,7 +315,8 @@ def _route(state: State, record: TransitionRecord, row: RecordRow, context: Reco
 
 def _add_delivery(state: State, sink: str, record: TransitionRecord, row: RecordRow, context: RecordContext) -> None:
     routing = context.routing
-    if routing is not None and sink in routing.current_state_only and record.event is not None:
+    is_state = record.event is not None and record.approval is None
+    if routing is not None and sink in routing.current_state_only and is_state:
         deliveries.replace_older(state, sink, row, now=row.observed_at)
     state.put_delivery(deliveries.new_delivery(row, record, sink))
     event = state.events.rows.get(row.event_key)

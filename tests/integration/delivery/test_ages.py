@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from outbox_kit import OutboxKit
 
 from bridge.health.reporter import HealthReporter
 
 HOUR = 3_600
 
 
-@pytest.fixture(params=[False, True], ids=["at once", "once the stored times have followed"])
-def set_clock(bench, request):
-    """Return what sets the wall clock; with what the agent does every five seconds, or before it does."""
+@pytest.fixture
+def set_clock(bench):
+    """Return a function that sets the wall clock."""
 
     def set_clock(seconds):
         bench.outbox_kit.set_clock(seconds)
-        if request.param:
-            bench.outbox.tend().result()
         bench.notify()
 
     return set_clock
@@ -79,28 +76,10 @@ def test_what_a_person_has_tried_again_is_not_too_old_after_the_clock_was_set_ba
     bench.start()
     bench.until_totals(parked=1)
     bench.outbox_kit.set_clock(-HOUR)
-    bench.outbox.tend().result()
     bench.retry()
     for _ in range(6):
         bench.advance(2)
     bench.until_totals(delivered=1)
-
-
-@pytest.mark.parametrize("step_seconds", [HOUR, -HOUR])
-def test_an_age_is_kept_across_a_restart_after_the_clock_was_set(kit, step_seconds):
-    outbox = kit.open()
-    kit.commit(outbox, kit.event("E-1"))
-    kit.wait(100)
-    kit.set_clock(step_seconds)
-    outbox.tend().result()
-    outbox.close()
-    kit.wait(50)
-    again = OutboxKit(kit.directory)
-    again.time = kit.time
-    outbox = again.open()
-    totals, now = outbox.totals().result()
-    outbox.close()
-    assert totals.oldest_pending_seconds("a", now) == pytest.approx(150)
 
 
 @pytest.mark.parametrize("step_seconds", [HOUR, -HOUR])

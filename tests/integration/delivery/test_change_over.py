@@ -37,30 +37,6 @@ class HangsInTheSink(Hangs):
         self.hang_once()
 
 
-class PagerThatHangs(HangsInTheSink):
-    """Skips what is over."""
-
-    @classmethod
-    def skips_what_is_over(cls, config):
-        del config
-        return True
-
-
-class HangsInTheWorker(Hangs):
-    """Before the sink is built, on the worker's thread."""
-
-    @classmethod
-    def skips_what_is_over(cls, config):
-        del config
-        return True
-
-    @classmethod
-    def superseded_by_end(cls, config, record):
-        del config, record
-        cls.hang_once()
-        return False
-
-
 class Exchange:
     """A pool with one sink, whose settings change."""
 
@@ -76,7 +52,7 @@ class Exchange:
     def start(self, **changed):
         config = msgspec.structs.replace(self.config, **changed)
         self.pool.start_missing([SinkSettings(type_name="hangs", sink_class=self.sink_class, config=config)])
-        self.bench.outbox.on_added = self.pool.notify
+        self.bench.outbox.on_due = self.pool.notify
 
     def change_while_it_hangs(self):
         assert self.sink_class.hanging.wait(SOON_SECONDS)
@@ -125,35 +101,6 @@ def test_a_send_that_hung_before_its_request_makes_none_after_the_change(exchang
     change.box.wait_for(2, SOON_SECONDS)
     change.let_the_old_one_go_on()
     assert change.told() == ["scheduled", "started"]
-
-
-def test_a_worker_that_hung_with_what_it_read_ahead_sends_nothing_after_the_change(exchange):
-    change = exchange(HangsInTheWorker)
-    add(change.bench, "scheduled")
-    change.start()
-    change.box.wait_for(1, SOON_SECONDS)
-    change.pool.end_all_but([], grace_seconds=0.0, stop=lambda: False)
-    add(change.bench, "updated")
-    add(change.bench, "canceled", is_over=True)
-    change.start()
-    change.change_while_it_hangs()
-    change.box.wait_for(3, SOON_SECONDS)
-    change.let_the_old_one_go_on()
-    assert change.told() == ["scheduled", "updated", "canceled"]
-
-
-def test_the_end_is_told_though_the_old_worker_gave_up_what_the_new_one_sent(exchange):
-    change = exchange(PagerThatHangs)
-    add(change.bench, "scheduled")
-    add(change.bench, "updated")
-    change.start()
-    change.change_while_it_hangs()
-    change.box.wait_for(2, SOON_SECONDS)
-    change.let_the_old_one_go_on()
-    add(change.bench, "canceled", is_over=True)
-    change.pool.notify()
-    change.box.wait_for(3, SOON_SECONDS)
-    assert change.told() == ["scheduled", "updated", "canceled"]
 
 
 def test_a_sender_that_was_cut_between_two_sends_makes_no_other():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import Any
 
 import pytest
@@ -12,8 +10,7 @@ from delivery_kit import DeliveryKit
 from bridge.errors import DeliveryFailed, DeliveryRejected
 from bridge.events.event import Document
 from bridge.events.record import Approval, Transition
-from bridge.outbox import deliveries, refresh
-from bridge.outbox.approvals import ApprovalRecord
+from bridge.outbox.rows import ApprovalRecord
 from bridge.testing.sinks import Box, ScriptedSink
 
 EVERY_SECONDS = 60.0
@@ -51,8 +48,8 @@ def show(bench: DeliveryKit, *event_ids: str, transition: str | None = None, cha
 def approve(bench: DeliveryKit, event_id: str) -> None:
     approval = Approval(source="cli", result="sent")
     outcome = ApprovalRecord(transition=Transition.APPROVED, event=bench.event(event_id), approval=approval)
-    bench.outbox.write(bench.outbox.records.append_outcomes, [outcome], incarnation=2).result()
-    bench.notify()
+    bench.outbox.append_outcomes([outcome], incarnation=2)
+    bench.outbox_kit.saved(bench.outbox)
 
 
 def told(box: Box) -> list[tuple[str | None, str]]:
@@ -68,13 +65,13 @@ def test_each_active_event_is_told_again_with_the_same_id_and_is_no_new_delivery
     show(bench, "A", "B", changed="B")
     bench.start()
     bench.until_totals(delivered=2)
-    written = bench.outbox.read(lambda connection: connection.total_changes).result()
+    changes = bench.outbox.read(lambda state: state.version)
     for number in (2, 3, 4):
         bench.advance(EVERY_SECONDS)
         bench.until(lambda: len(box.tries) >= 2 * number)  # noqa: B023
     assert {batch[0].id for batch in box.tries} == {batch[0].id for batch in box.tries[:2]}
     assert bench.totals() == {"delivered": 2}
-    assert bench.outbox.read(lambda connection: connection.total_changes).result() == written
+    assert bench.outbox.read(lambda state: state.version) == changes
 
 
 def test_it_is_the_last_record_of_the_events_life_that_is_told_again(bench: DeliveryKit, box: Box) -> None:
@@ -161,22 +158,6 @@ def test_after_a_restart_of_the_agent_nothing_is_told_again_before_the_document_
     assert set(told(box)[3:]) == {("B", "scheduled")}
 
 
-def test_while_the_metadata_service_is_silent_from_the_start_what_was_active_is_told_again_after_a_while(
-    bench: DeliveryKit, box: Box
-) -> None:
-    show(bench, "A", changed="A")
-    bench.start()
-    bench.until_totals(delivered=1)
-    bench.stop()
-    bench.has_seen_document = False
-    bench.advance(EVERY_SECONDS + 1)
-    bench.start()
-    bench.advance(100)
-    assert len(box.tries) == 1
-    bench.advance(100)
-    bench.until(lambda: len(box.tries) >= 2)
-
-
 def test_a_failed_refresh_is_tried_again_with_growing_gaps_and_counted(bench: DeliveryKit, box: Box) -> None:
     show(bench, "A", changed="A")
     bench.start()
@@ -186,35 +167,6 @@ def test_a_failed_refresh_is_tried_again_with_growing_gaps_and_counted(bench: De
     bench.until_failed(2)
     bench.until(lambda: len(box.tries) >= 4)
     assert bench.totals() == {"delivered": 1}
-
-
-def test_a_refresh_that_hangs_keeps_no_new_record_waiting_for_its_deadline(bench: DeliveryKit, box: Box) -> None:
-    show(bench, "A", changed="A")
-    bench.start()
-    bench.until_totals(delivered=1)
-    box.script("hang")
-    bench.advance(EVERY_SECONDS)
-    bench.until(lambda: len(box.tries) == 2)
-    show(bench, "A", "P", changed="P", urgent=True)
-    began = time.monotonic()
-    bench.until_totals(delivered=2)
-    assert time.monotonic() - began < 5  # half of the deadline that the refresh has
-    assert told(box)[2] == ("P", "scheduled")
-    bench.until(lambda: told(box)[3:4] == [("A", "scheduled")])
-
-
-def test_a_slow_refresh_is_left_alone_while_there_is_nothing_else_to_send(bench: DeliveryKit, box: Box) -> None:
-    answers = threading.Event()
-    show(bench, "A", changed="A")
-    bench.start()
-    bench.until_totals(delivered=1)
-    box.script(lambda _batch: answers.wait(10))
-    bench.advance(EVERY_SECONDS)
-    bench.until(lambda: len(box.tries) == 2)
-    threading.Event().wait(0.8)  # longer than a send that gives way is left alone
-    answers.set()
-    bench.until(lambda: len(box.records) == 2)
-    assert bench.sample("sink_retries_total", reason="timeout") is None
 
 
 def test_vms_that_saw_an_event_in_the_same_second_tell_it_again_at_times_of_their_own(bench: DeliveryKit) -> None:
@@ -312,22 +264,6 @@ def test_a_record_told_again_outlives_the_time_that_delivered_ones_are_kept(benc
     approve(bench, "A")
     bench.until_totals(delivered=2)
     bench.outbox_kit.wait(7200)
-    bench.outbox.clean().result()
     bench.advance(EVERY_SECONDS)
     bench.until(lambda: len(box.tries) >= 3)
     assert told(box)[-1] == ("A", "scheduled")
-
-
-def test_a_full_outbox_deletes_what_may_be_told_again_after_all_else_that_was_delivered(kit: Any) -> None:
-    outbox = kit.open(sinks=("a",), max_bytes=1024 * 1024)
-    active = kit.event("A")
-    kit.commit(outbox, active)
-    kit.settle(outbox, "a", 1)
-    for number in range(40):
-        passing = kit.event(f"F-{number}", description="x" * 40_000)
-        kit.commit(outbox, passing, document=Document(events=(active,)))
-        kit.settle(outbox, "a", number + 2)
-    told = outbox.read(refresh.last_told, "a", "A").result()
-    assert told is not None
-    assert told.record.event_key == "A"
-    assert outbox.read(deliveries.last_record, "F-0").result() is None

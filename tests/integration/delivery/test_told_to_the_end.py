@@ -6,8 +6,7 @@ from outbox_kit import OutboxKit
 from bridge.delivery.router import Router
 from bridge.events.event import Document, VmIdentity
 from bridge.events.record import Approval, Transition
-from bridge.outbox import deliveries
-from bridge.outbox.approvals import ApprovalRecord
+from bridge.outbox.rows import ApprovalRecord
 from bridge.sink import SinkConfig
 
 ME = "vm_0"
@@ -27,12 +26,12 @@ class Life:
     def __init__(self, kit, **filters):
         self._kit = kit
         self.outbox = kit.open(sinks=(), keep_delivered_seconds=KEPT_SECONDS)
-        self.outbox.identify(VmIdentity(name=ME)).result()
+        self.outbox.identify(VmIdentity(name=ME))
         self.configure(**filters)
 
     def configure(self, **filters):
         routes = Router([SinkConfig(name="s", **filters)])
-        self.outbox.write(self.outbox.records.configure, routes, ["s"], labels={}).result()
+        self.outbox.configure(routes, ["s"], labels={})
 
     def goes(self, transition, event_type="Reboot", *, is_over=False, **fields):
         """Commit a record, let the sink take all that is due, and return the transitions that it got."""
@@ -46,11 +45,12 @@ class Life:
         event = self._kit.event(**{"resources": (ME,), **fields, "event_type": "Reboot"})
         approval = Approval(source="cli", result="accepted")
         outcome = ApprovalRecord(transition=Transition.APPROVED, event=event, approval=approval)
-        self.outbox.write(self.outbox.records.append_outcomes, [outcome], incarnation=1).result()
+        self.outbox.append_outcomes([outcome], incarnation=1)
+        self._kit.saved(self.outbox)
         return self._take()
 
     def _take(self):
-        rows = self.outbox.read(deliveries.due, "s", limit=100).result()
+        rows = self.outbox.select("s", list)
         self._kit.settle(self.outbox, "s", *(row.sequence for row in rows))
         return [row.record.transition.value for row in rows]
 
@@ -106,10 +106,10 @@ def test_what_was_told_longer_ago_than_delivered_records_are_kept_still_counts(k
     life = Life(kit, event_types=("Reboot",))
     assert life.goes("scheduled") == ["scheduled"]
     kit.wait(KEPT_SECONDS * 10)
-    life.outbox.clean().result()
+    kit.saved(life.outbox)
     assert life.goes("started", "Freeze") == ["started"]
     kit.wait(KEPT_SECONDS * 10)
-    life.outbox.clean().result()
+    kit.saved(life.outbox)
     assert life.goes("completed", "Freeze", is_over=True) == ["completed"]
 
 
