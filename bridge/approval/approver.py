@@ -43,7 +43,7 @@ from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import approvals, records
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.rows import ApprovalStage, ApprovalState, DecisionStage, PendingApproval, StoredDecision
+from bridge.outbox.rows import ApprovalStage, ApprovalState, DecisionStage, PendingApproval
 from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
     document: Document
     instant: Instant
     asked_at: float
-    """Monotonic seconds. Decisions that arrived later may concern events that the response does not show."""
+    """Unix seconds. Decisions that arrived later may concern events that the response does not show."""
     unsettled: frozenset[str]
     tracked: Document | None
 
@@ -116,11 +116,8 @@ class Approver:
         self._answer: _Answer | None = None
         self._wants_answer = False
         self._indexed: tuple[_Answer, DocumentIndex] | None = None
-        self._new_since: dict[tuple[str, str], float] = {}
         self._settled = SettledTime(clock)
         self._prune_at = clock.monotonic() + _PRUNE_SECONDS
-        self._seen_event_ids: set[str] = set()
-        """The EventIds of all documents since the last prune. One document without an event prunes no decision."""
         self._attempted: frozenset[str] = frozenset()
         self._publish(outbox.read(approvals.read_state))
         metrics.watch_approved(lambda: self._recorder.waiting_seconds(self._document))
@@ -162,10 +159,11 @@ class Approver:
         *unsettled* contains the events with an unconfirmed change, and *tracked* is the tracked document.
         """
         before = self._answer
+        seconds = 0.0 if asked_at is None else instant.monotonic - asked_at
         self._answer = _Answer(
             document=document,
             instant=instant,
-            asked_at=instant.monotonic if asked_at is None else asked_at,
+            asked_at=instant.wall.timestamp() - seconds,
             unsettled=unsettled,
             tracked=tracked,
         )
@@ -216,7 +214,6 @@ class Approver:
         wait_seconds = min(_IDLE_SECONDS, self._inbox.wait_seconds(), self._recorder.wait_seconds())
         state = self._outbox.read(approvals.read_state)
         self._publish(state)
-        self._note_new(state)
         answer = self._answer
         if answer is not None and self._clock.instant().seconds_since(answer.instant) <= FRESH_SECONDS:
             return min(wait_seconds, self._follow(answer))
@@ -224,7 +221,7 @@ class Approver:
 
     def _follow(self, answer: _Answer) -> float:
         """Do everything that follows from a fresh *answer*; return the seconds until something may be due."""
-        context = self._context(self._index(answer), asked_at=answer.asked_at)
+        context = msgspec.structs.replace(self._context(self._index(answer)), asked_at=answer.asked_at)
         state = self._evaluate(context)
         all_run = self._start_commands(state, context)
         self._publish(state)
@@ -357,8 +354,7 @@ class Approver:
 
     # Input of an evaluation.
 
-    def _context(self, index: DocumentIndex, *, asked_at: float | None = None) -> Context:
-        """Return the context of *index*, requested at *asked_at*; None: after all decisions had arrived."""
+    def _context(self, index: DocumentIndex) -> Context:
         remote = self._settings.remote
         return Context(
             index=index,
@@ -366,7 +362,6 @@ class Approver:
             settled_now=self._settled.timestamp(),
             required_approvals=1 if remote is None else remote.required_approvals,
             trust=self._inbox.trust,
-            predates=lambda each: asked_at is not None and asked_at < self._new_since.get(_name(each), asked_at),
             dry_run=self._settings.dry_run,
             has_command=self._portal_command is not None,
             may_run_command=self._portal_command is not None and not self._submitter.is_disabled(),
@@ -384,14 +379,7 @@ class Approver:
         if self._indexed is None or not _is_same(self._indexed[0], answer):
             index = index_document(answer.document, unsettled=answer.unsettled, tracked=answer.tracked)
             self._indexed = answer, index
-            self._seen_event_ids.update(index.events)
         return self._indexed[1]
-
-    def _note_new(self, state: ApprovalState) -> None:
-        """Record the arrival time of each new decision. A response to an earlier request might not show its event."""
-        now = self._clock.monotonic()
-        new = [_name(each) for each in state.decisions if each.state is DecisionStage.NEW]
-        self._new_since = {name: self._new_since.get(name, now) for name in new}
 
     # Commands.
 
@@ -427,8 +415,7 @@ class Approver:
     def _prune(self, index: DocumentIndex) -> None:
         if self._clock.monotonic() >= self._prune_at:
             self._prune_at = self._clock.monotonic() + _PRUNE_SECONDS
-            self._outbox.change(approvals.prune, list(self._seen_event_ids), self._settled.timestamp())
-            self._seen_event_ids = set(index.events)
+            self._outbox.change(approvals.prune, index.events, self._settled.timestamp())
 
     def _publish(self, state: ApprovalState) -> None:
         """Publish what other threads and the metrics read, and whether a fresh response is needed."""
@@ -444,7 +431,3 @@ class Approver:
 
 def _is_same(one: _Answer, other: _Answer) -> bool:
     return one.document is other.document and one.unsettled == other.unsettled and one.tracked is other.tracked
-
-
-def _name(decision: StoredDecision) -> tuple[str, str]:
-    return decision.approver, decision.decision_id

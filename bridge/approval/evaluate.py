@@ -110,7 +110,7 @@ class _Step:
             return
         why = self._why_not(decision)
         is_unsettled = decision.event_id in self._index.unsettled
-        if why in _OF_THE_DOCUMENT and (is_unsettled or self._context.predates(decision)):
+        if why in _OF_THE_DOCUMENT and (is_unsettled or decision.received_at > self._context.asked_at):
             return
         if why is RefusalReason.EVENT_UNKNOWN and self._may_come(decision):
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from enum import Enum
 
@@ -92,10 +93,6 @@ def newest_holds(decisions: Iterable[StoredDecision]) -> dict[str, StoredDecisio
     return newest
 
 
-def _never(_decision: StoredDecision) -> bool:
-    return False
-
-
 class Context(msgspec.Struct, frozen=True, kw_only=True):
     """The facts that an evaluation depends on, apart from the decisions and approvals."""
 
@@ -106,8 +103,8 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     """The same without a recent jump of the clock. Nothing ends because of a clock that is wrong for a moment."""
     required_approvals: int
     trust: Callable[[StoredDecision], Trust]
-    predates: Callable[[StoredDecision], bool] = _never
-    """Returns whether the response was requested before a new decision arrived. It does not refuse such a decision."""
+    asked_at: float = math.inf
+    """The time of the request for the response. The response does not refuse a decision that arrived later."""
     dry_run: bool = False
     has_command: bool = False
     """A command of ``approval.remote`` must succeed before an approval of the portal is posted."""

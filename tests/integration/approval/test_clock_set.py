@@ -79,6 +79,7 @@ def test_an_old_hold_on_an_event_that_one_document_lacks_is_not_forgotten(make):
     kit = make(FREEZE)
     kit.offer(kit.token(undated(kit), "hold"))
     kit.go(2, undated(kit))
+    kit.record(undated(kit))
     kit.wait(THREE_DAYS)
     kit.go(1)
     kit.go(3, undated(kit))
