@@ -25,13 +25,7 @@ from bridge import strict_json
 from bridge.clock import Clock, format_time
 from bridge.errors import SecretUnavailable
 from bridge.logs import ThrottledLog
-from bridge.portal.attested import DocumentRefused, DocumentVerifier
-from bridge.portal.intermediates import Intermediates, azure_roots, certificates_in
-from bridge.portal.requests import BODY_SECONDS, BodyRefused, body_of, error_answer, json_answer
-from bridge.portal.settings import AttestedSettings
-from bridge.portal.store.database import Store, StoreUnavailable
-from bridge.portal.store.documents import take_document
-from bridge.portal.tokens import (
+from bridge.portal.agent_tokens import (
     CHALLENGE_SECONDS,
     KEPT_SECONDS,
     TOKEN_SECONDS,
@@ -40,6 +34,12 @@ from bridge.portal.tokens import (
     UsedNonces,
     check_secret,
 )
+from bridge.portal.attested import DocumentRefused, DocumentVerifier
+from bridge.portal.certificate_chain import IntermediateCertificates, azure_roots, certificates_in
+from bridge.portal.requests import BODY_SECONDS, BodyRefused, body_of, error_answer, json_answer
+from bridge.portal.settings import AttestedSettings
+from bridge.portal.store.database import Store, StoreUnavailable
+from bridge.portal.store.documents import take_document
 from bridge.system.attestation import CHALLENGE_PATH, TOKEN_PATH, DocumentRefusal
 from bridge.system.secrets import Secret
 
@@ -84,7 +84,7 @@ class AgentRoutes:
             subscriptions=settings.subscriptions,
             challenges=self._challenges,
             used=UsedNonces(clock=clock, take_for_all=None if store is None else self._take_for_all),
-            intermediates=Intermediates(
+            intermediates=IntermediateCertificates(
                 clock=clock,
                 base_urls=settings.intermediates_urls,
                 known=() if settings.intermediates_file is None else certificates_in(Path(settings.intermediates_file)),

@@ -7,7 +7,7 @@ signer's certificate is the one that the signature names, the signature is check
 must lead to a root that the portal trusts.
 
 Documents seen in the wild (2022, 2023): no signed attributes; DigestAlgorithm says sha256WithRSAEncryption where
-sha256 is meant; the certificate of the intermediate authority is not in the bag (`bridge.portal.intermediates`). With
+sha256 is meant; the certificate of the intermediate authority is not in the bag (see `certificate_chain`). With
 signed attributes, which RFC 5652 allows too, these are what is signed, and they must name the content's digest.
 
 Everything before the chain is a stranger's bytes: no message quotes them, nothing of them is kept, and a document that
@@ -35,8 +35,8 @@ from cryptography.x509 import verification
 from bridge import strict_json
 from bridge.clock import Clock
 from bridge.errors import BridgeError
-from bridge.portal.intermediates import Intermediates
-from bridge.portal.tokens import Challenges, Nonce, UsedNonces
+from bridge.portal.agent_tokens import Challenges, Nonce, UsedNonces
+from bridge.portal.certificate_chain import IntermediateCertificates
 from bridge.system.attestation import DocumentRefusal
 
 #: Real ones have 4,000 to 9,000.
@@ -104,7 +104,7 @@ class DocumentVerifier:
         subscriptions: Collection[str],
         challenges: Challenges,
         used: UsedNonces,
-        intermediates: Intermediates,
+        intermediates: IntermediateCertificates,
         clock: Clock,
         nonce: Literal["required", "preferred"] = "required",
     ) -> None:
@@ -136,17 +136,17 @@ class DocumentVerifier:
             raise DocumentRefused(DocumentRefusal.REPLAYED, "It was shown before.")
         return AttestedVm(vm_id, subscription_id)
 
-    def _check_chain(self, signer: x509.Certificate, name: str, beside: Sequence[x509.Certificate]) -> None:
+    def _check_chain(self, signer: x509.Certificate, name: str, others: Sequence[x509.Certificate]) -> None:
         policy = verification.PolicyBuilder().store(self._store).time(self._clock.now())
         verifier = policy.build_server_verifier(x509.DNSName(name))
-        others = [each for each in beside if each != signer]
+        others = [each for each in others if each != signer]
         _check_usage(signer)
         try:
-            verifier.verify(signer, [*others, *self._intermediates.at_hand()])
+            verifier.verify(signer, [*others, *self._intermediates.available()])
         except Exception:  # noqa: BLE001  # not VerificationError alone: a subject that cannot be read is another
             try:
                 self._intermediates.fetch_for(signer, others)
-                verifier.verify(signer, [*others, *self._intermediates.at_hand()])
+                verifier.verify(signer, [*others, *self._intermediates.available()])
             except Exception as error:
                 raise DocumentRefused(
                     DocumentRefusal.UNTRUSTED, "Its signer's certificate leads to no root that is trusted here."

@@ -258,15 +258,15 @@ def state_of(views: Sequence[View], newest_streams: Mapping[str, str]) -> EventS
     While a VM has the event it is open, and the latest word of the furthest state counts. It is over when every VM
     that heard of it says so; or when one has seen it end, later than the last word of each that still has it.
     """
-    words = _words_of_vms(views, newest_streams)
-    still_open = [word for word in words if word.state.is_open]
-    seen_to_end = [word for word in words if word.is_proof_of_end]
+    reports = _reports_of_vms(views, newest_streams)
+    still_open = [report for report in reports if report.state.is_open]
+    seen_to_end = [report for report in reports if report.is_proof_of_end]
     if not still_open:
-        chosen = max(words, key=lambda word: (_EVIDENCE_RANK[word.evidence], *word.order))
-    elif seen_to_end and max(word.order for word in seen_to_end) > max(word.order for word in still_open):
-        chosen = max(seen_to_end, key=lambda word: word.order)
+        chosen = max(reports, key=lambda report: (_EVIDENCE_RANK[report.evidence], *report.order))
+    elif seen_to_end and max(report.order for report in seen_to_end) > max(report.order for report in still_open):
+        chosen = max(seen_to_end, key=lambda report: report.order)
     else:
-        chosen = max(still_open, key=lambda word: (_OPEN_RANK[word.state], *word.order))
+        chosen = max(still_open, key=lambda report: (_OPEN_RANK[report.state], *report.order))
     event = chosen.view.event
     return EventState(
         key=chosen.view.event_key,
@@ -279,13 +279,13 @@ def state_of(views: Sequence[View], newest_streams: Mapping[str, str]) -> EventS
         first_observed_at=min(view.first_observed_at for view in views),
         observed_at=chosen.view.observed_at,
         undecidable_because=undecidable_because(event, chosen.state),
-        vms=tuple(word.shown_beside(chosen) for word in words),
-        unheard=_unheard(event, words),
-        groups=_groups(words),
+        vms=tuple(report.compared_with(chosen) for report in reports),
+        unheard=_unheard(event, reports),
+        groups=_groups(reports),
     )
 
 
-class _Word:
+class _VmReport:
     """What one VM last said of the event; an older stream's event is over for it, and nobody knows how."""
 
     def __init__(self, view: View, *, is_left_behind: bool) -> None:
@@ -300,7 +300,7 @@ class _Word:
     def is_proof_of_end(self) -> bool:
         return not self.state.is_open and self.evidence is Evidence.OBSERVED
 
-    def shown_beside(self, chosen: _Word) -> VmOfEvent:
+    def compared_with(self, chosen: _VmReport) -> VmOfEvent:
         agrees = self.state is chosen.state and (not chosen.state.is_open or self.digest == chosen.digest)
         return VmOfEvent(
             vm_key=self.view.vm_key,
@@ -316,31 +316,31 @@ class _Word:
         )
 
 
-def _words_of_vms(views: Sequence[View], newest_streams: Mapping[str, str]) -> list[_Word]:
+def _reports_of_vms(views: Sequence[View], newest_streams: Mapping[str, str]) -> list[_VmReport]:
     """Return the word of each VM, by the VM's name."""
     by_vm: dict[str, list[View]] = {}
     for view in views:
         by_vm.setdefault(view.vm_key, []).append(view)
-    words = []
+    reports = []
     for key, of_vm in by_vm.items():
         current = [view for view in of_vm if view.stream_id == newest_streams.get(key)]
         last = max(current or of_vm, key=lambda view: (view.observed_at, view.stream_id))
-        words.append(_Word(last, is_left_behind=not current))
-    return sorted(words, key=lambda word: (normal_name(word.view.vm.name or ""), word.view.vm_key))
+        reports.append(_VmReport(last, is_left_behind=not current))
+    return sorted(reports, key=lambda report: (normal_name(report.view.vm.name or ""), report.view.vm_key))
 
 
-def _unheard(event: ScheduledEvent, words: Iterable[_Word]) -> tuple[str, ...]:
-    heard = {normal_name(word.view.vm.name) for word in words if word.view.vm.name}
+def _unheard(event: ScheduledEvent, reports: Iterable[_VmReport]) -> tuple[str, ...]:
+    heard = {normal_name(report.view.vm.name) for report in reports if report.view.vm.name}
     names = dict.fromkeys(event.resources or ())
     return tuple(name for name in names if normal_name(name) not in heard)
 
 
-def _groups(words: Iterable[_Word]) -> tuple[str, ...]:
+def _groups(reports: Iterable[_VmReport]) -> tuple[str, ...]:
     found = set()
-    for word in words:
-        if word.view.vm.resource_group:
-            found.add(f"resource_group:{word.view.vm.resource_group.casefold()}")
-        found |= {f"labels.{name}:{value}" for name, value in word.view.labels.items()}
+    for report in reports:
+        if report.view.vm.resource_group:
+            found.add(f"resource_group:{report.view.vm.resource_group.casefold()}")
+        found |= {f"labels.{name}:{value}" for name, value in report.view.labels.items()}
     return tuple(sorted(found))
 
 

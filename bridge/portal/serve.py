@@ -32,8 +32,8 @@ from bridge.metrics.metrics import own_version
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.app import Application, agent_routes
 from bridge.portal.audit import NewEntry
-from bridge.portal.bounded_http import BoundedHttp, HttpBounds, Refusals
 from bridge.portal.health import Health
+from bridge.portal.http_limits import HttpLimits, LimitedHttp, Refusals
 from bridge.portal.memory import TIDIES_EVERY_SECONDS, keep_little, return_freed, search_seldom
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.requests import BODY_SECONDS
@@ -63,13 +63,13 @@ class Portal:
         *,
         clock: Clock = REAL_CLOCK,
         body_seconds: float = BODY_SECONDS,
-        bounds: HttpBounds = HttpBounds(),  # noqa: B008  # frozen
+        limits: HttpLimits = HttpLimits(),  # noqa: B008  # frozen
         tidies_every_seconds: int = TIDIES_EVERY_SECONDS,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._body_seconds = body_seconds
-        self._bounds = bounds
+        self._limits = limits
         self._tidies_every_seconds = tidies_every_seconds
         self._stopping = threading.Event()
         self._wake: Callable[[], object] = lambda: None
@@ -140,7 +140,7 @@ class Portal:
             body_seconds=self._body_seconds,
         )
         await app.load()
-        protocol = partial(BoundedHttp, bounds=self._bounds, refusals=Refusals(metrics, clock=self._clock))
+        protocol = partial(LimitedHttp, limits=self._limits, refusals=Refusals(metrics, clock=self._clock))
         servers = (
             _Server(self._public_config(app, protocol)),
             _Server(_config(self._operator_app(threads, metrics), protocol, {})),
@@ -157,7 +157,7 @@ class Portal:
                 every_seconds=self._tidies_every_seconds,
             )
         )
-        listener = threads.store.listener(_called_on(loop, app.book.news))
+        listener = threads.store.listener(_called_on(loop, app.pending_decisions.notify_new))
         try:
             await threads.write(
                 add_entries,
@@ -242,7 +242,7 @@ class _Server(uvicorn.Server):
         """Cut the connections whose time is over, once a second; uvicorn calls it every tenth of one."""
         if counter % 10 == 0:
             now, connections = asyncio.get_running_loop().time(), list(self.server_state.connections)
-            for connection in cast("list[BoundedHttp]", connections):
+            for connection in cast("list[LimitedHttp]", connections):
                 connection.cut_if_due(now)
         return await super().on_tick(counter)
 

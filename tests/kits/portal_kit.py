@@ -15,7 +15,7 @@ import requests
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.events.event import encode
 from bridge.events.record import TransitionRecord
-from bridge.portal.bounded_http import HttpBounds
+from bridge.portal.http_limits import HttpLimits
 from bridge.portal.memory import TIDIES_EVERY_SECONDS
 from bridge.portal.serve import Portal
 from bridge.portal.settings import read
@@ -69,7 +69,7 @@ class RunningPortal:
         *,
         clock: Clock = REAL_CLOCK,
         body_seconds: float = 10.0,
-        bounds: HttpBounds = HttpBounds(),  # noqa: B008  # frozen
+        limits: HttpLimits = HttpLimits(),  # noqa: B008  # frozen
         tidies_every_seconds: int = TIDIES_EVERY_SECONDS,
         **tables: Any,
     ) -> None:
@@ -77,7 +77,7 @@ class RunningPortal:
         self._more: dict[str, Any] = {
             "clock": clock,
             "body_seconds": body_seconds,
-            "bounds": bounds,
+            "limits": limits,
             "tidies_every_seconds": tidies_every_seconds,
         }
         self._thread: threading.Thread | None = None

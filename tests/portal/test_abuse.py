@@ -17,21 +17,21 @@ from fleet_records import fleet_record, vm_id_of
 from portal_kit import AGENT_TOKEN, READER_TOKEN, STRUCTURED, RunningPortal
 
 from bridge.portal.audit import NewEntry
-from bridge.portal.bounded_http import HttpBounds
+from bridge.portal.http_limits import HttpLimits
 from bridge.portal.requests import MAX_BODIES_BYTES, MAX_BODY_BYTES
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import Store
 from sinks.cloudevent import cloud_event_bytes
 
 SECONDS = 30.0
-BOUNDS = HttpBounds(head_seconds=0.6, rest_seconds=0.1, stalled_seconds=1.0)
+BOUNDS = HttpLimits(head_seconds=0.6, rest_seconds=0.1, stalled_seconds=1.0)
 AS_AGENT = f"Authorization: Bearer {AGENT_TOKEN}\r\n"
 EVENTS = b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
 def portal(tmp_path_factory):
-    with RunningPortal(tmp_path_factory.mktemp("portal"), bounds=BOUNDS, body_seconds=0.5) as running:
+    with RunningPortal(tmp_path_factory.mktemp("portal"), limits=BOUNDS, body_seconds=0.5) as running:
         yield running
 
 
@@ -372,7 +372,7 @@ def test_who_takes_nothing_of_an_export_is_cut_and_holds_up_nobody(tmp_path):
     store.write(add_entries, [entry] * 1_500, at="2026-11-20T11:00:30.000Z")
     store.close()
     as_reader = f"Authorization: Bearer {READER_TOKEN}\r\n\r\n"
-    with RunningPortal(tmp_path, bounds=BOUNDS) as portal, socket.socket() as slow:
+    with RunningPortal(tmp_path, limits=BOUNDS) as portal, socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         slow.connect(portal.portal.address)
         slow.sendall(f"GET /api/v1/export.jsonl HTTP/1.1\r\nHost: x\r\n{as_reader}".encode())

@@ -15,8 +15,8 @@ from bridge.approval.token import Claims
 from bridge.clock import format_time
 from bridge.events.event import ScheduledEvent, VmIdentity, encode
 from bridge.events.record import Approval, Evidence, Transition, TransitionRecord
-from bridge.testing.portal_check.asking import PortalAsker
 from bridge.testing.portal_check.report import Report
+from bridge.testing.portal_check.request import CheckClient
 from bridge.testing.portal_check.requirements import Requirement
 
 _NOTICE = timedelta(hours=2)
@@ -106,7 +106,7 @@ def cloudevent(record: TransitionRecord) -> bytes:
     return json.dumps(event).encode()
 
 
-def send(asker: PortalAsker, report: Report, url: str, requirement: Requirement, record: TransitionRecord) -> bool:
+def send(asker: CheckClient, report: Report, url: str, requirement: Requirement, record: TransitionRecord) -> bool:
     """Send *record* to *url*; return whether the portal took it, and note that as *requirement*."""
     exchange = asker.post(url, cloudevent(record))
     if exchange.status in _SUCCESS:

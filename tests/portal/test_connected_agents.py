@@ -9,10 +9,10 @@ import requests
 from fleet_records import vm_id_of
 from portal_kit import AGENT_TOKEN, RunningPortal
 
-from bridge.portal.connections import FORGOTTEN_SECONDS, Connections
+from bridge.portal.connected_agents import FORGOTTEN_SECONDS, ConnectedAgents
 from bridge.testing import ManualClock
 
-_SAID = json.dumps({"version": "1.2.3", "kids": ["portal"], "required_approvals": 1})
+_HEADER = json.dumps({"version": "1.2.3", "kids": ["portal"], "required_approvals": 1})
 
 
 @pytest.fixture
@@ -21,61 +21,61 @@ def clock():
 
 
 @pytest.fixture
-def connections(clock):
-    return Connections(clock.clock)
+def agents(clock):
+    return ConnectedAgents(clock.clock)
 
 
-def _asked(connections, vms):
+def _asked(agents, vms):
     """Have each of *vms* ask once, all at the same time."""
     for vm in vms:
-        connections.begins(f"vm-{vm}", _SAID, index=vm)
+        agents.begins(f"vm-{vm}", _HEADER, index=vm)
     for vm in vms:
-        connections.ends(f"vm-{vm}")
+        agents.ends(f"vm-{vm}")
 
 
-def test_agents_that_ask_no_more_are_forgotten_and_those_that_ask_are_not(connections, clock):
-    connections.begins("held", "")
-    _asked(connections, range(10_000))
+def test_agents_that_ask_no_more_are_forgotten_and_those_that_ask_are_not(agents, clock):
+    agents.begins("held", "")
+    _asked(agents, range(10_000))
     clock.advance(FORGOTTEN_SECONDS - 1)
-    _asked(connections, [1])
-    connections.tidy()
-    assert len(connections.all()) == 10_001
+    _asked(agents, [1])
+    agents.tidy()
+    assert len(agents.all()) == 10_001
     clock.advance(2)
-    connections.tidy()
-    assert set(connections.all()) == {"held", "vm-1"}
+    agents.tidy()
+    assert set(agents.all()) == {"held", "vm-1"}
 
 
-def test_what_an_agent_said_is_known_while_it_is_away_and_when_it_is_back(connections, clock):
-    _asked(connections, range(3))
-    here = connections.of(["vm-2"])["vm-2"]
+def test_what_an_agent_said_is_known_while_it_is_away_and_when_it_is_back(agents, clock):
+    _asked(agents, range(3))
+    here = agents.of(["vm-2"])["vm-2"]
     assert here.is_connected
     clock.advance(60)
-    connections.tidy()
-    away = connections.of(["vm-2", "vm-9"])
+    agents.tidy()
+    away = agents.of(["vm-2", "vm-9"])
     assert set(away) == {"vm-2"}
     assert not away["vm-2"].is_connected
     assert (away["vm-2"].version, away["vm-2"].kids, away["vm-2"].received_index) == ("1.2.3", ("portal",), 2)
-    connections.begins("vm-2", "{}", index=7)
+    agents.begins("vm-2", "{}", index=7)
     for _ in range(2):
-        back = connections.of(["vm-2"])["vm-2"]
+        back = agents.of(["vm-2"])["vm-2"]
         assert (back.is_connected, back.version, back.received_index) == (True, None, 7)
-        connections.tidy()
-    connections.ends("vm-2")
-    assert len(connections.all()) == 3
+        agents.tidy()
+    agents.ends("vm-2")
+    assert len(agents.all()) == 3
 
 
 @pytest.mark.parametrize(
     "said", ["1" + 500 * "0", "-" + 30 * "9", "1e999", "NaN", '"\\ud800"', "[" * 4_000, "9" * 8_000, '"\x00"']
 )
-def test_agent_that_says_strange_things_is_kept_like_any_other(connections, clock, said):
+def test_agent_that_says_strange_things_is_kept_like_any_other(agents, clock, said):
     """Where it could not be packed, nothing would be forgotten, and no memory given back, from then on."""
     for member in ("required_approvals", "version", "kids"):
-        connections.begins("odd", f'{{"{member}": {said}}}')
-        connections.ends("odd")
-        before = connections.all()["odd"]
+        agents.begins("odd", f'{{"{member}": {said}}}')
+        agents.ends("odd")
+        before = agents.all()["odd"]
         clock.advance(60)
-        connections.tidy()
-        after = connections.all()["odd"]
+        agents.tidy()
+        after = agents.all()["odd"]
         assert (after.version, after.required_approvals, after.kids) == (
             before.version,
             before.required_approvals,
@@ -83,41 +83,41 @@ def test_agent_that_says_strange_things_is_kept_like_any_other(connections, cloc
         )
 
 
-def test_poll_that_is_held_longer_than_agents_are_remembered_is_not_lost(connections, clock):
-    connections.begins("held", _SAID)
+def test_poll_that_is_held_longer_than_agents_are_remembered_is_not_lost(agents, clock):
+    agents.begins("held", _HEADER)
     clock.advance(2 * FORGOTTEN_SECONDS)
-    connections.tidy()
-    connections.ends("held")
-    assert connections.all()["held"].is_connected
+    agents.tidy()
+    agents.ends("held")
+    assert agents.all()["held"].is_connected
 
 
-def test_other_processes_are_told_of_agents_that_are_away_when_they_are_told_everything(connections, clock):
-    _asked(connections, range(2))
-    assert {each.vm_key for each in connections.told(is_everything=False)} == {"vm-0", "vm-1"}
+def test_other_processes_are_told_of_agents_that_are_away_when_they_are_told_everything(agents, clock):
+    _asked(agents, range(2))
+    assert {each.vm_key for each in agents.shared(is_everything=False)} == {"vm-0", "vm-1"}
     clock.advance(60)
-    connections.tidy()
-    assert connections.told(is_everything=False) == []
-    told = connections.told(is_everything=True)
-    assert {each.vm_key for each in told} == {"vm-0", "vm-1"}
-    there = Connections(clock.clock)
-    there.hear(told)
+    agents.tidy()
+    assert agents.shared(is_everything=False) == []
+    shared = agents.shared(is_everything=True)
+    assert {each.vm_key for each in shared} == {"vm-0", "vm-1"}
+    there = ConnectedAgents(clock.clock)
+    there.receive(shared)
     assert there.all()["vm-1"].received_index == 1
     assert not there.all()["vm-1"].is_connected
 
 
-def test_thousands_that_are_away_leave_no_objects_strewn_about(connections, clock):
-    _asked(connections, range(10))
+def test_thousands_that_are_away_leave_no_objects_strewn_about(agents, clock):
+    _asked(agents, range(10))
     tracemalloc.start()
     try:
         before = len(tracemalloc.take_snapshot().traces)
-        _asked(connections, range(10, 3_000))
+        _asked(agents, range(10, 3_000))
         assert len(tracemalloc.take_snapshot().traces) > before + 3_000
         clock.advance(60)
-        connections.tidy()
+        agents.tidy()
         assert len(tracemalloc.take_snapshot().traces) < before + 300
     finally:
         tracemalloc.stop()
-    assert len(connections.all()) == 3_000
+    assert len(agents.all()) == 3_000
 
 
 def test_portal_forgets_although_nobody_asks_it_any_more(tmp_path, clock):

@@ -30,7 +30,7 @@ _BAD, _TOO_SLOW, _HEAD_TOO_LARGE = 400, 408, 431
 _ROUTE = "none"
 
 
-class HttpBounds(msgspec.Struct, frozen=True, kw_only=True):
+class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds of a connection."""
 
     head_bytes: int = 32 * 1024
@@ -81,7 +81,7 @@ class _Due(NamedTuple):
 _NEVER = _Due(math.inf, "")
 
 
-class BoundedHttp(HttpToolsProtocol):
+class LimitedHttp(HttpToolsProtocol):
     """One connection."""
 
     # In its dictionary they would be too many: from 30 on, each connection has one of its own of two kilobytes.
@@ -98,9 +98,9 @@ class BoundedHttp(HttpToolsProtocol):
         "is_gone",
     )
 
-    def __init__(self, *, bounds: HttpBounds, refusals: Refusals, **uvicorns: Any) -> None:
+    def __init__(self, *, limits: HttpLimits, refusals: Refusals, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
-        self._bounds = bounds
+        self._limits = limits
         self._refusals = refusals
         self._head_bytes = 0
         self._is_in_head = False
@@ -144,7 +144,7 @@ class BoundedHttp(HttpToolsProtocol):
         """End the connection when its time is over; *now* is the loop's."""
         if now < self._due.at and now < self._stalled.at:
             if self.transport.is_closing() and self._stalled is _NEVER:
-                self._stalled = _Due(now + self._bounds.stalled_seconds, "its client takes nothing.")
+                self._stalled = _Due(now + self._limits.stalled_seconds, "its client takes nothing.")
             return
         self._refusals.cut(min(self._due, self._stalled).why)
         self.transport.abort()
@@ -154,7 +154,7 @@ class BoundedHttp(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for the first request."""
         super().connection_made(transport)
-        self._due = self._after(self._bounds.head_seconds, "the head of a request did not come in time.")
+        self._due = self._after(self._limits.head_seconds, "the head of a request did not come in time.")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell whoever answers a request of it, or will."""
@@ -179,7 +179,7 @@ class BoundedHttp(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Begin to wait for the client to take what was sent."""
         super().pause_writing()
-        self._stalled = self._after(self._bounds.stalled_seconds, "its client takes nothing.")
+        self._stalled = self._after(self._limits.stalled_seconds, "its client takes nothing.")
 
     def resume_writing(self) -> None:
         """Wait for the client no more."""
@@ -208,12 +208,12 @@ class BoundedHttp(HttpToolsProtocol):
         """Begin to wait for the end of a head."""
         super().on_message_begin()
         self._head_bytes, self._is_in_head, self._is_message_whole = 0, True, False
-        self._due = self._after(self._bounds.head_seconds, "the head of a request did not come in time.")
+        self._due = self._after(self._limits.head_seconds, "the head of a request did not come in time.")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Keep a header; raise _Broken for one too many."""
-        if len(self.headers) >= self._bounds.headers:
-            raise _Broken(_HEAD_TOO_LARGE, f"a request has more than {self._bounds.headers} headers.")
+        if len(self.headers) >= self._limits.headers:
+            raise _Broken(_HEAD_TOO_LARGE, f"a request has more than {self._limits.headers} headers.")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -225,7 +225,7 @@ class BoundedHttp(HttpToolsProtocol):
         super().on_headers_complete()
         if not self.pipeline:
             self._answering = self.cycle
-        elif len(self.pipeline) > self._bounds.in_line:
+        elif len(self.pipeline) > self._limits.in_line:
             raise _Broken(_BAD, "too many requests came before the one ahead of them was answered.")
         else:
             self.flow.resume_reading()  # or nobody would see the client go
@@ -246,14 +246,14 @@ class BoundedHttp(HttpToolsProtocol):
             self._rest("the rest of a request did not come in time.")
 
     def _rest(self, why: str) -> None:
-        self._due = self._after(self._bounds.rest_seconds + 1.0, why)  # uvicorn closes one that only waits, before that
+        self._due = self._after(self._limits.rest_seconds + 1.0, why)  # uvicorn closes one that only waits, before that
 
     def _after(self, seconds: float, why: str) -> _Due:
         return _Due(self.loop.time() + seconds, why)
 
     def _check_head(self, size: int) -> None:
-        if size > self._bounds.head_bytes:
-            raise _Broken(_HEAD_TOO_LARGE, f"the head of a request is larger than {self._bounds.head_bytes} bytes.")
+        if size > self._limits.head_bytes:
+            raise _Broken(_HEAD_TOO_LARGE, f"the head of a request is larger than {self._limits.head_bytes} bytes.")
 
     def _refuse(self, broken: _Broken) -> None:
         if self.transport.is_closing():

@@ -64,7 +64,7 @@ _AZURE_ROOTS = frozenset(
 )
 
 
-class Intermediates:
+class IntermediateCertificates:
     """The certificates of *known*, and those that are to be had below *base_urls*; safe to use from many threads."""
 
     def __init__(
@@ -84,14 +84,14 @@ class Intermediates:
         self._fetched_at: deque[float] = deque(maxlen=_MOST_FETCHES)
         self._log = ThrottledLog(logger, clock=clock)
 
-    def at_hand(self) -> tuple[x509.Certificate, ...]:
+    def available(self) -> tuple[x509.Certificate, ...]:
         """Return every certificate that is known or was fetched."""
         return (*self._known, *(certificate for _, certificate in list(self._kept.values())))
 
-    def fetch_for(self, certificate: x509.Certificate, beside: Sequence[x509.Certificate] = ()) -> None:
+    def fetch_for(self, certificate: x509.Certificate, others: Sequence[x509.Certificate] = ()) -> None:
         """Fetch what is missing between *certificate* and a root; it is then `at_hand`. *beside* may be some of it."""
         for _ in range(_MOST_STEPS):
-            here = (*beside, *self.at_hand())
+            here = (*others, *self.available())
             issuer = next((each for each in here if _has_issued(each, certificate)), None)
             if issuer is None:
                 issuer = self._fetched_for(certificate)

@@ -11,7 +11,7 @@ import jwt
 import pytest
 
 from bridge.clock import Clock
-from bridge.portal.tokens import (
+from bridge.portal.agent_tokens import (
     CHALLENGE_SECONDS,
     TOKEN_SECONDS,
     AgentTokens,

@@ -18,14 +18,14 @@ from starlette.types import Receive, Scope, Send
 
 from bridge.clock import Clock
 from bridge.logs import ThrottledLog
-from bridge.portal.asked import KEY
-from bridge.portal.connections import Connections
-from bridge.portal.people import People, PersonRefused
+from bridge.portal.connected_agents import ConnectedAgents
+from bridge.portal.form_fields import KEY
 from bridge.portal.rendering import SECURITY_HEADERS
 from bridge.portal.requests import error_answer, headers_of
 from bridge.portal.signing import AgentSeen
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
-from bridge.portal.store.stories import Marks, marks, subjects_after, vm_keys_of
+from bridge.portal.store.event_details import Marks, marks, subjects_after, vm_keys_of
+from bridge.portal.users import AccessDenied, Users
 
 logger = logging.getLogger(__name__)
 
@@ -34,10 +34,10 @@ _LOOK_SECONDS = 1.0
 #: How often a silent stream says that it is there, and whether its session still is, is asked.
 _ALIVE_SECONDS = 10.0
 _MOST_PENDING = 100
-_MOST_READERS = 256
+_MOST_SUBSCRIBERS = 256
 
 
-class Reader:
+class Subscriber:
     """One open stream."""
 
     def __init__(self, session: str | None) -> None:
@@ -46,7 +46,7 @@ class Reader:
         self._pending: set[str] = set()
         self._woken = asyncio.Event()
 
-    def tell(self, keys: Iterable[str]) -> None:
+    def publish(self, keys: Iterable[str]) -> None:
         """Have the reader told of *keys*."""
         self._pending |= set(keys)
         if ALL in self._pending or len(self._pending) > _MOST_PENDING:
@@ -58,7 +58,7 @@ class Reader:
         self.ended = why
         self._woken.set()
 
-    async def news(self, seconds: float) -> set[str]:
+    async def changes(self, seconds: float) -> set[str]:
         """Return what there is to tell, after *seconds* at the latest."""
         await _set_within(self._woken, seconds)
         self._woken.clear()
@@ -66,69 +66,69 @@ class Reader:
         return found
 
 
-class Live:
+class LiveUpdates:
     """The streams that are open, and what they are told."""
 
     def __init__(
         self,
         *,
         store: StoreThreads,
-        people: People,
-        connections: Connections,
+        users: Users,
+        connected_agents: ConnectedAgents,
         clock: Clock,
         alive_seconds: float = _ALIVE_SECONDS,
     ) -> None:
         self._store = store
-        self._people = people
-        self._connections = connections
+        self._users = users
+        self._connected_agents = connected_agents
         self._clock = clock
         self._alive_seconds = alive_seconds
-        self._readers: set[Reader] = set()
-        self._somebody = asyncio.Event()
-        self._looking = asyncio.Event()
+        self._subscribers: set[Subscriber] = set()
+        self._has_subscribers = asyncio.Event()
+        self._check_requested = asyncio.Event()
         self._is_stopping = False
         self._log = ThrottledLog(logger, clock=clock)
 
     @property
-    def readers(self) -> int:
+    def subscribers(self) -> int:
         """Return how many streams are open."""
-        return len(self._readers)
+        return len(self._subscribers)
 
     async def follow(self) -> None:
         """Look for changes and tell the readers, until it is cancelled."""
         while True:
-            await self._somebody.wait()
-            agents = self._connections.all()
+            await self._has_subscribers.wait()
+            agents = self._connected_agents.all()
             try:
                 before = await self._store.read(marks)
-                self._tell({ALL})  # what changed before that was compared with nothing
-                while self._readers:
-                    await _set_within(self._looking, _LOOK_SECONDS)
-                    self._looking.clear()
-                    before, agents = await self._look(before, agents)
+                self._publish({ALL})  # what changed before that was compared with nothing
+                while self._subscribers:
+                    await _set_within(self._check_requested, _LOOK_SECONDS)
+                    self._check_requested.clear()
+                    before, agents = await self._find_changes(before, agents)
                     self._log.recovered("store", "Open pages are told of changes again.")
             except StoreUnavailable as error:
                 self._log.problem("store", logging.ERROR, f"Open pages are not told of changes. {error}")
                 await asyncio.sleep(_LOOK_SECONDS)
-                self._tell({ALL})
-            if not self._readers:
-                self._somebody.clear()
+                self._publish({ALL})
+            if not self._subscribers:
+                self._has_subscribers.clear()
 
-    def look(self) -> None:
+    def check_now(self) -> None:
         """Look for changes at once: this process has just made one."""
-        self._looking.set()
+        self._check_requested.set()
 
     def end_session(self, session: str | None) -> None:
         """End the streams of *session*: its person has signed out."""
-        for reader in self._readers:
-            if session is not None and reader.session == session:
-                reader.end("ended")
+        for subscriber in self._subscribers:
+            if session is not None and subscriber.session == session:
+                subscriber.end("ended")
 
     def stop(self) -> None:
         """End every stream, now and from now on."""
         self._is_stopping = True
-        for reader in self._readers:
-            reader.end("stopped")
+        for subscriber in self._subscribers:
+            subscriber.end("stopped")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one stream."""
@@ -137,26 +137,26 @@ class Live:
         address = request.client.host if request.client else ""
         refused = None
         try:
-            person = await self._people.person(headers, request.cookies, address)
-        except PersonRefused as error:
+            person = await self._users.person(headers, request.cookies, address)
+        except AccessDenied as error:
             refused = error_answer(error.status, str(error))
         except StoreUnavailable:
             refused = error_answer(503, "The database cannot be read now.")
-        if refused is None and (self._is_stopping or len(self._readers) >= _MOST_READERS):
+        if refused is None and (self._is_stopping or len(self._subscribers) >= _MOST_SUBSCRIBERS):
             refused = error_answer(503, "Too many pages are open, or the portal stops.")
         if refused is not None:
             await refused(scope, receive, send)
             return
-        reader = Reader(person.session_sha256)
-        self._readers.add(reader)
-        self._somebody.set()
-        streaming = asyncio.ensure_future(self._stream(reader, headers, request.cookies, address, send))
+        subscriber = Subscriber(person.session_sha256)
+        self._subscribers.add(subscriber)
+        self._has_subscribers.set()
+        streaming = asyncio.ensure_future(self._stream(subscriber, headers, request.cookies, address, send))
         gone = asyncio.ensure_future(_until_gone(receive))
         try:
             await asyncio.wait([streaming, gone], return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self._readers.discard(reader)
-            reader.end("gone")
+            self._subscribers.discard(subscriber)
+            subscriber.end("gone")
             for task in (streaming, gone):
                 task.cancel()
             await asyncio.gather(streaming, gone, return_exceptions=True)
@@ -164,33 +164,33 @@ class Live:
             streaming.result()
 
     async def _stream(
-        self, reader: Reader, headers: Mapping[str, str], cookies: Mapping[str, str], address: str, send: Send
+        self, subscriber: Subscriber, headers: Mapping[str, str], cookies: Mapping[str, str], address: str, send: Send
     ) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": _headers()})
-        reader.tell({ALL})  # what changed since the page was made is not known
+        subscriber.publish({ALL})  # what changed since the page was made is not known
         asked_at = self._clock.monotonic()
-        while reader.ended is None:
-            keys = await reader.news(self._alive_seconds)
+        while subscriber.ended is None:
+            keys = await subscriber.changes(self._alive_seconds)
             if self._clock.monotonic() - asked_at >= self._alive_seconds:
                 asked_at = self._clock.monotonic()
-                await self._check(reader, headers, cookies, address)
-            if reader.ended is None:
+                await self._check(subscriber, headers, cookies, address)
+            if subscriber.ended is None:
                 await _say(send, f"event: changed\ndata: {' '.join(sorted(keys))}\n\n" if keys else ": here\n\n")
-        last = f"event: {reader.ended}\ndata: {reader.ended}\n\n".encode()
+        last = f"event: {subscriber.ended}\ndata: {subscriber.ended}\n\n".encode()
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _check(
-        self, reader: Reader, headers: Mapping[str, str], cookies: Mapping[str, str], address: str
+        self, subscriber: Subscriber, headers: Mapping[str, str], cookies: Mapping[str, str], address: str
     ) -> None:
         """End *reader* when its session has ended, in whichever process."""
         with contextlib.suppress(StoreUnavailable):  # nobody knows; asked again the next time
             try:
-                await self._people.person(headers, cookies, address)
-            except PersonRefused:
-                reader.end("ended")
+                await self._users.person(headers, cookies, address)
+            except AccessDenied:
+                subscriber.end("ended")
 
-    async def _look(self, before: Marks, agents: dict[str, AgentSeen]) -> tuple[Marks, dict[str, AgentSeen]]:
-        now, agents_now = await self._store.read(marks), self._connections.all()
+    async def _find_changes(self, before: Marks, agents: dict[str, AgentSeen]) -> tuple[Marks, dict[str, AgentSeen]]:
+        now, agents_now = await self._store.read(marks), self._connected_agents.all()
         changed = {
             key
             for key in before.open_events.keys() | now.open_events.keys()
@@ -205,13 +205,13 @@ class Live:
             moved = {key for key in agents.keys() | agents_now.keys() if agents.get(key) != agents_now.get(key)}
             of_events = await asyncio.to_thread(vm_keys_of, now.open_events.values())
             changed |= {key for key, vms in zip(now.open_events, of_events, strict=True) if vms & moved} | {AGENTS}
-        self._tell(changed)
+        self._publish(changed)
         return now, agents_now
 
-    def _tell(self, keys: set[str]) -> None:
+    def _publish(self, keys: set[str]) -> None:
         if keys:
-            for reader in self._readers:
-                reader.tell(keys)
+            for subscriber in self._subscribers:
+                subscriber.publish(keys)
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:

@@ -15,13 +15,13 @@ from uvicorn import Config, Server
 
 from bridge.clock import REAL_CLOCK
 from bridge.events.record import Transition
-from bridge.portal.bounded_http import BoundedHttp, HttpBounds, Refusals
-from bridge.portal.connections import Connections
+from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.live import ALL, Live, Reader
+from bridge.portal.http_limits import HttpLimits, LimitedHttp, Refusals
 from bridge.portal.metrics import PortalMetrics
-from bridge.portal.people import COOKIE, Person, PersonRefused, Role
-from bridge.portal.store.stories import Marks
+from bridge.portal.server_sent_events import ALL, LiveUpdates, Subscriber
+from bridge.portal.store.event_details import Marks
+from bridge.portal.users import COOKIE, AccessDenied, Person, Role
 
 A, B = key_of_event_id("A"), key_of_event_id("B")
 SECONDS = 20.0
@@ -124,10 +124,10 @@ def test_stop_of_the_portal_ends_the_stream_in_time(office, stream):
 
 def test_slow_reader_costs_a_bounded_set():
     async def told():
-        reader = Reader(None)
+        subscriber = Subscriber(None)
         for number in range(100_000):
-            reader.tell({f"{number:032x}"})
-        return await reader.news(60)
+            subscriber.publish({f"{number:032x}"})
+        return await subscriber.changes(60)
 
     assert asyncio.run(told()) == {ALL}
 
@@ -141,7 +141,7 @@ class _EndsElsewhere:
     async def person(self, _headers, _cookies, _address):
         self.asked += 1
         if self.asked > 2:
-            raise PersonRefused(401, "Sign in first.")
+            raise AccessDenied(401, "Sign in first.")
         return Person(name="ann", role=Role.VIEWER, csrf_token="", session_sha256="x")
 
 
@@ -152,11 +152,13 @@ def test_stream_ends_when_its_session_was_ended_by_another_process():
         async def send(message):
             sent.append(message)
 
-        people = _EndsElsewhere()
-        live = Live(store=None, people=people, connections=Connections(REAL_CLOCK), clock=REAL_CLOCK, alive_seconds=0.1)
+        users = _EndsElsewhere()
+        live = LiveUpdates(
+            store=None, users=users, connected_agents=ConnectedAgents(REAL_CLOCK), clock=REAL_CLOCK, alive_seconds=0.1
+        )
         scope = {"type": "http", "method": "GET", "path": "/live", "headers": [], "query_string": b""}
         await asyncio.wait_for(live(scope, asyncio.Event().wait, send), SECONDS)
-        return people.asked, sent, live.readers
+        return users.asked, sent, live.subscribers
 
     asked, sent, readers = asyncio.run(served())
     assert (asked, readers) == (3, 0)
@@ -171,8 +173,8 @@ def test_reader_that_takes_nothing_waits_alone():
             begun.set()
             await taken.wait()
 
-        people = _EndsElsewhere()
-        live = Live(store=None, people=people, connections=Connections(REAL_CLOCK), clock=REAL_CLOCK)
+        users = _EndsElsewhere()
+        live = LiveUpdates(store=None, users=users, connected_agents=ConnectedAgents(REAL_CLOCK), clock=REAL_CLOCK)
         gone = asyncio.Event()
 
         async def receive():
@@ -185,7 +187,7 @@ def test_reader_that_takes_nothing_waits_alone():
         live.stop()  # it can be told nothing, and its client's going ends it
         gone.set()
         await asyncio.wait_for(serving, SECONDS)
-        return live.readers
+        return live.subscribers
 
     assert asyncio.run(served()) == 0
 
@@ -216,9 +218,9 @@ async def _ask(listening):
 
 async def _slow_and_quick(listening):
     """Have one reader that takes nothing and one that takes all, until the first is cut; return what was seen."""
-    bounds = HttpBounds(stalled_seconds=60)
-    protocol = partial(BoundedHttp, bounds=bounds, refusals=Refusals(PortalMetrics(), clock=REAL_CLOCK))
-    live = Live(store=_Changes(), people=_Stays(), connections=Connections(REAL_CLOCK), clock=REAL_CLOCK)
+    limits = HttpLimits(stalled_seconds=60)
+    protocol = partial(LimitedHttp, limits=limits, refusals=Refusals(PortalMetrics(), clock=REAL_CLOCK))
+    live = LiveUpdates(store=_Changes(), users=_Stays(), connected_agents=ConnectedAgents(REAL_CLOCK), clock=REAL_CLOCK)
     server = Server(Config(live, http=protocol, lifespan="off", log_config=None))
     running = [asyncio.ensure_future(server.serve(sockets=[listening])), asyncio.ensure_future(live.follow())]
     slow = socket.socket()
@@ -228,11 +230,11 @@ async def _slow_and_quick(listening):
     reader, writer = await _ask(listening)
     heard, most, ahead, until = 0, 0, 0.0, time.monotonic() + SECONDS
     await reader.readuntil(b"\n\n")
-    while live.readers < 2 and time.monotonic() < until:
+    while live.subscribers < 2 and time.monotonic() < until:
         await reader.readuntil(b"\n\n")
-    assert live.readers == 2
-    while live.readers == 2 and time.monotonic() < until:
-        live.look()
+    assert live.subscribers == 2
+    while live.subscribers == 2 and time.monotonic() < until:
+        live.check_now()
         await asyncio.wait_for(reader.readuntil(b"\n\n"), SECONDS)
         heard += 1
         waiting = [each.transport.get_write_buffer_size() for each in server.server_state.connections]
@@ -240,7 +242,7 @@ async def _slow_and_quick(listening):
         ahead = 61.0 if heard > 200 else 0.0  # from then on a minute has gone by
         for connection in list(server.server_state.connections):
             connection.cut_if_due(asyncio.get_running_loop().time() + ahead)
-    left = live.readers
+    left = live.subscribers
     live.stop()
     server.should_exit = True
     running[1].cancel()
@@ -261,6 +263,6 @@ def test_reader_that_takes_nothing_is_cut_after_its_time_and_holds_up_no_other()
 
 def test_nothing_new_is_said_after_its_time():
     async def told():
-        return await Reader(None).news(0.01)
+        return await Subscriber(None).changes(0.01)
 
     assert asyncio.run(told()) == set()
