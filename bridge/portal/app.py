@@ -24,7 +24,7 @@ from bridge.portal.ingest import Ingest
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.poll import PREFIX, LongPoll
-from bridge.portal.requests import BodyRoom, error_answer
+from bridge.portal.requests import error_answer
 from bridge.portal.sentences import too_few
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.settings import PortalSettings
@@ -104,10 +104,6 @@ class Application:
         """Return what follows the database."""
         return self.pending_decisions, self.live, self.agent_exchange
 
-    def tidy(self) -> None:
-        """Keep what is not needed now in little room; called now and then."""
-        self._connected_agents.tidy()
-
     def stop(self) -> None:
         """Answer every poll that is held, and end every stream."""
         self.pending_decisions.stop()
@@ -121,7 +117,6 @@ class Application:
         ]
         handlers: dict[Any, Any] = {404: _not_found, 405: _not_allowed, Exception: _failed}
         app = Starlette(routes=routes, exception_handlers=handlers)
-        app.state.bodies = BodyRoom()
         return _Counted(app, self._metrics)
 
     def _machine_routes(self) -> list[Route]:

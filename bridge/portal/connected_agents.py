@@ -1,12 +1,8 @@
 """Which agents poll for decisions, and the contents of their headers (PROTOCOL.md, section 2).
 
-The table is in memory, because every poll changes it. An agent that stops polling is removed within minutes. Until
-then its entry is kept packed: many small objects, scattered over the memory that thousands of lost connections leave
-free, would prevent the return of that memory to the system.
-
-Where several processes of the portal share a database, any of them may hold an agent's poll. Each process therefore
-writes its changes to the database once a second and reads the entries of the others. The polls of a process that was
-killed count as lost after HELD_SECONDS.
+The table is in memory, because every poll changes it. Where several processes of the portal share a database, any of
+them may hold an agent's poll. Each process therefore writes its changes to the database once a second and reads the
+entries of the other processes. The polls of a process that was killed count as lost after HELD_SECONDS.
 """
 
 from __future__ import annotations
@@ -29,12 +25,15 @@ from bridge.portal.store.database import StoreThreads, StoreUnavailable
 logger = logging.getLogger(__name__)
 
 HEADER = "scheduled-events-agent"
-_LONGEST = 8_192
-#: A poll lasts at most 600 s; an agent that is there has the next one open within a second.
+_MOST_HEADER_CHARACTERS = 8_192
+#: An agent whose last poll ended longer ago is removed. A poll lasts at most 600 s.
 FORGOTTEN_SECONDS = 700.0
-#: For so long a poll that another process holds counts, unless that says again that it does.
+#: A poll at another process counts for this long after the last update by that process.
 HELD_SECONDS = 90.0
-_AWAY_SECONDS = 15.0
+#: An agent stays connected for this long between two polls.
+_RECONNECT_SECONDS = 15.0
+_EXCHANGE_SECONDS = 1.0
+_FULL_EXCHANGE_ROUNDS = int(HELD_SECONDS / 3)
 
 
 class _Reported(msgspec.Struct, frozen=True):
@@ -53,121 +52,87 @@ class _Seen(msgspec.Struct):
 
 
 class _SharedBody(msgspec.Struct, frozen=True):
-    """What processes tell each other of an agent."""
-
     is_held: bool
     reported: _Reported
 
 
-_decode = msgspec.json.Decoder(_Reported).decode
+_reported_of = msgspec.json.Decoder(_Reported).decode
 _shared_body_of = msgspec.json.Decoder(_SharedBody).decode
-#: As JSON, which has room for all that a header can say; a number in it may have hundreds of digits.
-_unpack = msgspec.json.Decoder(dict[str, _Seen]).decode
-_pack = msgspec.json.Encoder().encode
 
 
 class ConnectedAgents:
-    """The agents that ask."""
+    """The agents that poll for decisions, by VM."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._seen: dict[str, _Seen] = {}
-        self._away = _pack({})
-        self._of_other_processes: dict[str, _Seen] = {}
+        self._here: dict[str, _Seen] = {}
+        self._elsewhere: dict[str, _Seen] = {}
         self._unshared: set[str] = set()
 
     def begins(self, vm_key: str, header: str, *, index: int = 0) -> None:
-        """Note that a poll of *vm_key* begins, with what its agent says in *header*, for what comes after *index*."""
-        known = self._seen.get(vm_key)
+        """Record the start of a poll for the decisions after *index*, with the agent's *header*."""
+        known = self._here.get(vm_key)
         open_polls = 1 if known is None else known.open_polls + 1
-        self._seen[vm_key] = _Seen(
+        self._here[vm_key] = _Seen(
             at=self._clock.monotonic(), reported=_read(header), open_polls=open_polls, received_index=index
         )
         self._unshared.add(vm_key)
 
     def ends(self, vm_key: str) -> None:
-        """Note that a poll of *vm_key* was answered, or lost."""
-        known = self._seen.get(vm_key)
+        """Record the end of a poll."""
+        known = self._here.get(vm_key)
         if known is not None:
             known.open_polls -= 1
             known.at = self._clock.monotonic()
             self._unshared.add(vm_key)
 
     def of(self, vm_keys: Iterable[str]) -> dict[str, AgentSeen]:
-        """Return what is known of those of *vm_keys* that ever asked; a thread of the store asks, too."""
-        return self._shown_of(vm_keys, self._here(), self._of_other_processes)
+        """Return the agents of *vm_keys* that have polled; also called from the threads of the store."""
+        found = {key: [each for each in (self._here.get(key), self._elsewhere.get(key)) if each] for key in vm_keys}
+        return {key: self._agent_seen(known) for key, known in found.items() if known}
 
     def all(self) -> dict[str, AgentSeen]:
-        """Return what is known of every agent that ever asked."""
-        here, of_other_processes = self._here(), self._of_other_processes
-        return self._shown_of({**here, **of_other_processes}, here, of_other_processes)
+        """Return every agent that has polled."""
+        return self.of([*self._here, *self._elsewhere])
 
-    def shared(self, *, is_everything: bool) -> list[SharedAgent]:
-        """Return what has changed here since this was asked last, or everything, for the other processes."""
-        here = self._here() if is_everything else self._seen
-        keys = here.keys() if is_everything else self._unshared & here.keys()
+    def changes_to_share(self, *, is_everything: bool) -> list[SharedAgent]:
+        """Return the changes since the last call, or everything, for the other processes."""
+        keys = self._here.keys() if is_everything else self._unshared & self._here.keys()
         self._unshared = set()
         now, monotonic = self._clock.now(), self._clock.monotonic()
-        shared = []
+        changes = []
         for key in keys:
-            seen = here[key]
-            ago = 0.0 if seen.open_polls > 0 else monotonic - seen.at
-            body = msgspec.json.encode(_SharedBody(is_held=seen.open_polls > 0, reported=seen.reported)).decode()
-            asked_at = format_time(now - timedelta(seconds=ago))
-            shared.append(SharedAgent(vm_key=key, asked_at=asked_at, received_index=seen.received_index, body=body))
-        return shared
+            seen = self._here[key]
+            is_held = seen.open_polls > 0
+            asked_at = format_time(now - timedelta(seconds=0.0 if is_held else monotonic - seen.at))
+            body = msgspec.json.encode(_SharedBody(is_held=is_held, reported=seen.reported)).decode()
+            changes.append(SharedAgent(vm_key=key, asked_at=asked_at, received_index=seen.received_index, body=body))
+        return changes
 
-    def receive(self, of_other_processes: Iterable[SharedAgent]) -> None:
-        """Take what all other processes know, in place of what they knew before; any one thread may do so."""
+    def receive(self, shared: Iterable[SharedAgent]) -> None:
+        """Replace the agents of all other processes; called from one thread at a time."""
         now, monotonic = self._clock.now(), self._clock.monotonic()
         found: dict[str, _Seen] = {}
-        for each in of_other_processes:
+        for each in shared:
             ago = (now - parse_time(each.asked_at)).total_seconds()
-            shared = _shared_body_of(each.body)
-            is_held = shared.is_held and ago < HELD_SECONDS
+            body = _shared_body_of(each.body)
+            is_held = body.is_held and ago < HELD_SECONDS
             seen = _Seen(
-                at=monotonic - ago,
-                reported=shared.reported,
-                open_polls=int(is_held),
-                received_index=each.received_index,
+                at=monotonic - ago, reported=body.reported, open_polls=int(is_held), received_index=each.received_index
             )
-            found[each.vm_key] = max(seen, found.get(each.vm_key, seen), key=_newer)
-        self._of_other_processes = found
+            found[each.vm_key] = max(seen, found.get(each.vm_key, seen), key=_recency)
+        self._elsewhere = found
 
-    def tidy(self) -> None:
-        """Pack the agents that are away, and forget those that have not asked for longer than any poll lasts.
+    def remove_old(self) -> None:
+        """Remove the agents that have stopped polling."""
+        oldest = self._clock.monotonic() - FORGOTTEN_SECONDS
+        self._here = {key: seen for key, seen in self._here.items() if seen.open_polls > 0 or seen.at >= oldest}
 
-        It is called now and then, from the thread of `begins` and `ends`.
-        """
-        now, here = self._clock.monotonic(), self._here()
-        seen = {key: each for key, each in here.items() if each.open_polls > 0 or each.at >= now - _AWAY_SECONDS}
-        self._away = _pack(
-            {key: here[key] for key in here.keys() - seen.keys() if here[key].at >= now - FORGOTTEN_SECONDS}
-        )
-        self._seen = seen  # after the others are packed: whoever asks meanwhile finds an agent twice rather than never
-        self._unshared &= seen.keys()  # the rest was told long ago, or there is nobody to tell
-
-    def _here(self) -> dict[str, _Seen]:
-        """Return what is known of the agents that asked this process."""
-        seen = self._seen  # before the packed ones, which `tidy` changes first
-        return {**_unpack(self._away), **seen}
-
-    def _shown_of(
-        self, vm_keys: Iterable[str], here: dict[str, _Seen], of_other_processes: dict[str, _Seen]
-    ) -> dict[str, AgentSeen]:
-        return {
-            key: self._shown([each for each in (here.get(key), of_other_processes.get(key)) if each is not None])
-            for key in vm_keys
-            if key in here or key in of_other_processes
-        }
-
-    def _shown(self, known: list[_Seen]) -> AgentSeen:
-        seen = max(known, key=_newer)
-        # Between two polls an agent is away for a second at most; one that is worse off is not there.
-        is_connected = seen.open_polls > 0 or self._clock.monotonic() - seen.at < _AWAY_SECONDS
+    def _agent_seen(self, known: list[_Seen]) -> AgentSeen:
+        seen = max(known, key=_recency)
         reported = seen.reported
         return AgentSeen(
-            is_connected=is_connected,
+            is_connected=seen.open_polls > 0 or self._clock.monotonic() - seen.at < _RECONNECT_SECONDS,
             version=reported.version,
             kids=reported.kids,
             required_approvals=reported.required_approvals,
@@ -177,27 +142,8 @@ class ConnectedAgents:
         )
 
 
-def _newer(seen: _Seen) -> tuple[bool, float]:
-    """Return by what the better of two is known: it holds a poll, or has heard of the agent later."""
-    return seen.open_polls > 0, seen.at
-
-
-@lru_cache(maxsize=64)  # most agents of a fleet say the same
-def _read(header: str) -> _Reported:
-    """Return what *header* says; nothing, where it is none of the protocol's."""
-    try:
-        return _decode(header[:_LONGEST].encode())
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return _Reported()
-
-
-_ROUND_SECONDS = 1.0
-#: Every so many rounds what is still so is told again, and what is old goes.
-_ROUNDS = int(HELD_SECONDS / 3)
-
-
 class AgentExchange:
-    """Keeps *connections* and the database in step, where several processes may share it."""
+    """Removes old agents, and shares the agents with the other processes of the portal."""
 
     def __init__(self, store: StoreThreads, connected_agents: ConnectedAgents, *, clock: Clock) -> None:
         self._store = store
@@ -207,31 +153,44 @@ class AgentExchange:
         self._log = ThrottledLog(logger, clock=clock)
 
     async def follow(self) -> None:
-        """Tell and hear each second, until it is cancelled."""
+        """Update both sides once a second until the task is canceled."""
         rounds = 0
-        while self._store.is_shared:
-            try:
-                await self.exchange(is_everything=rounds % _ROUNDS == 0)
-            except StoreUnavailable as error:
-                self._log.problem("store", logging.ERROR, f"Agents of other processes are not known. {error}")
-                rounds = -1  # and then everything is told
-            else:
-                self._log.recovered("store", "Agents of other processes are known again.")
+        while True:
+            self._connected_agents.remove_old()
+            if self._store.is_shared:
+                try:
+                    await self.exchange(is_everything=rounds % _FULL_EXCHANGE_ROUNDS == 0)
+                except StoreUnavailable as error:
+                    self._log.problem("store", logging.ERROR, f"The agents of other processes are unknown. {error}")
+                    rounds = -1  # the next round shares everything
+                else:
+                    self._log.recovered("store", "The agents of other processes are known again.")
             rounds += 1
-            await asyncio.sleep(_ROUND_SECONDS)
-        await asyncio.Event().wait()  # nobody to tell; a task that follows has no end of its own
+            await asyncio.sleep(_EXCHANGE_SECONDS)
 
     async def exchange(self, *, is_everything: bool) -> None:
-        """Tell what has changed here, or everything, and hear what is told elsewhere."""
-        shared = self._connected_agents.shared(is_everything=is_everything)
-        if shared:
-            await self._store.write(store_agents, shared, process=self._process)
+        """Write the changes, or everything, and read the agents of the other processes."""
+        changes = self._connected_agents.changes_to_share(is_everything=is_everything)
+        if changes:
+            await self._store.write(store_agents, changes, process=self._process)
         if is_everything:
             await self._store.write(delete_agents, before=self._ago(2 * FORGOTTEN_SECONDS))
-        of_other_processes = await self._store.read(
-            agents_of_other_processes, process=self._process, since=self._ago(FORGOTTEN_SECONDS)
-        )
-        await asyncio.to_thread(self._connected_agents.receive, of_other_processes)  # of thousands it takes a while
+        since = self._ago(FORGOTTEN_SECONDS)
+        shared = await self._store.read(agents_of_other_processes, process=self._process, since=since)
+        await asyncio.to_thread(self._connected_agents.receive, shared)  # thousands of agents would block the polls
 
     def _ago(self, seconds: float) -> str:
         return format_time(self._clock.now() - timedelta(seconds=seconds))
+
+
+def _recency(seen: _Seen) -> tuple[bool, float]:
+    return seen.open_polls > 0, seen.at
+
+
+@lru_cache(maxsize=64)  # most agents of a fleet send the same header
+def _read(header: str) -> _Reported:
+    """Return the contents of *header*; empty if *header* is malformed."""
+    try:
+        return _reported_of(header[:_MOST_HEADER_CHARACTERS].encode())
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return _Reported()

@@ -16,7 +16,6 @@ from bridge.clock import REAL_CLOCK, Clock
 from bridge.events.event import encode
 from bridge.events.record import TransitionRecord
 from bridge.portal.http_limits import HttpLimits
-from bridge.portal.memory import TIDIES_EVERY_SECONDS
 from bridge.portal.serve import Portal
 from bridge.portal.settings import read
 from bridge.portal.store.database import Store
@@ -70,7 +69,6 @@ class RunningPortal:
         clock: Clock = REAL_CLOCK,
         body_seconds: float = 10.0,
         limits: HttpLimits = HttpLimits(),  # noqa: B008  # frozen
-        tidies_every_seconds: int = TIDIES_EVERY_SECONDS,
         **tables: Any,
     ) -> None:
         self._settings = read(portal_table(directory, **tables))
@@ -78,7 +76,6 @@ class RunningPortal:
             "clock": clock,
             "body_seconds": body_seconds,
             "limits": limits,
-            "tidies_every_seconds": tidies_every_seconds,
         }
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None

@@ -28,7 +28,6 @@ from bridge.portal.agent_tokens import AgentTokens
 from bridge.portal.agents import MAX_BODY_BYTES, AgentRoutes, secrets_of
 from bridge.portal.authentication import AuthenticationFailed, Authenticator
 from bridge.portal.metrics import PortalMetrics
-from bridge.portal.requests import BodyRoom
 from bridge.portal.settings import AttestedSettings
 from bridge.system.attestation import AttestedToken
 from bridge.system.secrets import Secret
@@ -332,7 +331,6 @@ def test_when_too_many_wait_the_next_is_told_to_come_again(table):
         return {"type": "http.request", "body": b'{"document": "AAAA"}'}
 
     app = Starlette()
-    app.state.bodies = BodyRoom()
     scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b"", "app": app}
     answer = asyncio.run(routes.token(Request(scope, receive)))
     routes.close()
