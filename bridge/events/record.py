@@ -93,9 +93,11 @@ class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
     transition_key: str
     """SHA-256: the same on every VM that sees this transition."""
     stream_id: str
-    """UUID of the outbox that wrote this record."""
+    """UUIDv7 of this run of the agent. It is new at each start and sorts after the ids of earlier starts."""
     sequence: int
-    """Counts up within a stream. Order one VM's records by this, never by arrival."""
+    """Continues across starts. Order one VM's records by stream_id and sequence, never by arrival."""
+    active_event_ids: tuple[str, ...] | None = None
+    """EventIds of this VM's open events, sorted. An event that is not in the list has ended. None: unknown."""
     transition: Transition
     """What happened to the event, in one word."""
     evidence: Evidence

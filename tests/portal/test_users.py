@@ -176,7 +176,7 @@ def test_header_counts_for_nothing_where_no_proxy_is_configured(kit):
 def event_of(*records):
     fleet = Fleet()
     for record in records:
-        fleet.add(record)
+        fleet.add(record, received_at=AT)
     return fleet.events()[key_of_event_id("A")]
 
 
