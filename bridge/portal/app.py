@@ -39,15 +39,12 @@ logger = logging.getLogger(__name__)
 _ROOT = "/api/v1"
 
 
-def agent_routes(
-    settings: PortalSettings, *, store: Store, metrics: PortalMetrics, clock: Clock, body_seconds: float
-) -> AgentRoutes | None:
+def agent_routes(settings: PortalSettings, *, store: Store, metrics: PortalMetrics, clock: Clock) -> AgentRoutes | None:
     """Return what gives tokens for attested documents; None: no such document counts here."""
     attested = settings.agents.attested
     if attested is None:
         return None
-    shared = store if store.kind.is_shared else None
-    return AgentRoutes(attested, count=metrics.attested, clock=clock, store=shared, body_seconds=body_seconds)
+    return AgentRoutes(attested, count=metrics.attested, clock=clock, store=store)
 
 
 class Application:
@@ -117,6 +114,7 @@ class Application:
         ]
         handlers: dict[Any, Any] = {404: _not_found, 405: _not_allowed, Exception: _failed}
         app = Starlette(routes=routes, exception_handlers=handlers)
+        app.state.body_seconds = self._body_seconds
         return _Counted(app, self._metrics)
 
     def _machine_routes(self) -> list[Route]:
@@ -126,7 +124,6 @@ class Application:
             authenticator=self._authenticator,
             metrics=self._metrics,
             clock=self._clock,
-            body_seconds=self._body_seconds,
         )
         api = Api(store=self._threads, authenticator=self._authenticator, connected_agents=self._connected_agents)
         decisions_api = DecisionsApi(
@@ -135,7 +132,6 @@ class Application:
             keys=[key.trusted() for key in self._settings.keys],
             metrics=self._metrics,
             clock=self._clock,
-            body_seconds=self._body_seconds,
         )
         return [
             Route(f"{_ROOT}/decisions", decisions_api.post, methods=["POST"], name="bring"),
@@ -151,9 +147,7 @@ class Application:
     def _person_routes(self) -> list[Route]:
         """Return what people reach: their verdicts as JSON, and the pages."""
         signing, verdict_service = self._settings.signing, self._new_verdict_service()
-        verdicts = VerdictsApi(
-            users=self._users, verdict_service=verdict_service, clock=self._clock, body_seconds=self._body_seconds
-        )
+        verdicts = VerdictsApi(users=self._users, verdict_service=verdict_service, clock=self._clock)
         return [
             *verdicts.routes(_ROOT),
             *pages.routes(
@@ -165,7 +159,6 @@ class Application:
                 clock=self._clock,
                 kid=None if signing is None else signing.kid,
                 session_hours=self._settings.people.session_hours,
-                body_seconds=self._body_seconds,
             ),
         ]
 

@@ -21,7 +21,7 @@ import binascii
 import hashlib
 import hmac
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, NamedTuple
 
@@ -35,7 +35,7 @@ from cryptography.x509 import verification
 from bridge import strict_json
 from bridge.clock import Clock
 from bridge.errors import BridgeError
-from bridge.portal.agent_tokens import Challenges, Nonce, UsedNonces
+from bridge.portal.agent_tokens import Challenges, Nonce
 from bridge.portal.certificate_chain import IntermediateCertificates
 from bridge.system.attestation import DocumentRefusal
 
@@ -92,9 +92,10 @@ class _Signed(NamedTuple):
 class DocumentVerifier:
     """Says which VM a document speaks of, for documents of *subscriptions* that lead to *roots*.
 
-    *nonce*: "required" takes a document with a fresh challenge of *challenges* in it alone, and each once (*used*);
-    "preferred" also one with another nonce, for a metadata service that gives documents of earlier requests: then
-    whoever has seen a document can show it too, for five minutes. Safe to use from many threads.
+    With *nonce* "required", a document needs a fresh challenge of *challenges* and counts once: *take_document* returns
+    False for a VM and nonce that were accepted before. With "preferred", another nonce counts too, for a metadata
+    service that returns documents of earlier requests; a copy of such a document counts for five minutes. The verifier
+    is safe to use from many threads.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class DocumentVerifier:
         roots: Sequence[x509.Certificate],
         subscriptions: Collection[str],
         challenges: Challenges,
-        used: UsedNonces,
+        take_document: Callable[[str, str], bool],
         intermediates: IntermediateCertificates,
         clock: Clock,
         nonce: Literal["required", "preferred"] = "required",
@@ -111,7 +112,7 @@ class DocumentVerifier:
         self._store = verification.Store(list(roots))
         self._subscriptions = frozenset(each.lower() for each in subscriptions)
         self._challenges = challenges
-        self._used = used
+        self._take_document = take_document
         self._clock = clock
         self._nonce = nonce
         self._intermediates = intermediates
@@ -132,7 +133,7 @@ class DocumentVerifier:
             )
         vm_id = _vm_id(said["vmId"])
         # Last, since what is remembered is what counts: a document that is refused leaves nothing behind.
-        if is_fresh and self._nonce == "required" and not self._used.take(vm_id, said["nonce"]):
+        if is_fresh and self._nonce == "required" and not self._take_document(vm_id, said["nonce"]):
             raise DocumentRefused(DocumentRefusal.REPLAYED, "It was shown before.")
         return AttestedVm(vm_id, subscription_id)
 

@@ -54,14 +54,12 @@ class DecisionsApi:
         keys: Sequence[TrustedKey],
         metrics: PortalMetrics,
         clock: Clock,
-        body_seconds: float,
     ) -> None:
         self._store = store
         self._pending_decisions = pending_decisions
         self._keys = keys
         self._metrics = metrics
         self._clock = clock
-        self._body_seconds = body_seconds
         self._turn = asyncio.Lock()
         self._waiting = 0
         self._log = ThrottledLog(logger, clock=clock)
@@ -71,7 +69,7 @@ class DecisionsApi:
         if not self._keys:
             return error_answer(403, "This portal has no [[keys]] to verify a decision by.")
         try:
-            tokens = _decode(await body_of(request, seconds=self._body_seconds)).decisions
+            tokens = _decode(await body_of(request)).decisions
         except BodyRefused as error:
             return error_answer(error.status, str(error), ends=True)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

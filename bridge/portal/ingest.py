@@ -90,13 +90,11 @@ class Ingest:
         authenticator: Authenticator,
         metrics: PortalMetrics,
         clock: Clock,
-        body_seconds: float,
     ) -> None:
         self._writer = RecordWriter(store, clock=clock)
         self._authenticator = authenticator
         self._metrics = metrics
         self._clock = clock
-        self._body_seconds = body_seconds
         self._log = ThrottledLog(logger, clock=clock)
 
     async def post(self, request: Request) -> Response:
@@ -124,7 +122,7 @@ class Ingest:
         headers = headers_of(request)
         is_signed = "webhook-signature" in headers and "authorization" not in headers
         agent = None if is_signed else self._authenticator.agent(headers)
-        body = await body_of(request, seconds=self._body_seconds)
+        body = await body_of(request)
         agent = agent or self._authenticator.agent(headers, body)
         received = received_records(headers, body)
         for each in received:

@@ -43,13 +43,11 @@ class LoginPages:
         live: LiveUpdates,
         clock: Clock,
         session_hours: float,
-        body_seconds: float,
     ) -> None:
         self._users = users
         self._live = live
         self._clock = clock
         self._session_seconds = int(session_hours * 3600)
-        self._body_seconds = body_seconds
         self._log = ThrottledLog(logger, clock=clock)
         self.renderer = Renderer()
 
@@ -66,7 +64,7 @@ class LoginPages:
 
         async def page(request: Request) -> Response:
             async def work(person: Person) -> Response:
-                form = await form_of(request, seconds=self._body_seconds)
+                form = await form_of(request)
                 self._users.check_change(headers_of(request), person, one(form, "csrf"))
                 return await answer(request, person, form)
 
@@ -82,7 +80,7 @@ class LoginPages:
         """``POST /login``: begin a session, under a new name in any case."""
         headers = headers_of(request)
         try:
-            form = await form_of(request, seconds=self._body_seconds)
+            form = await form_of(request)
             self._users.check_origin(headers)
             login = await self._users.sign_in(
                 one(form, "name"),

@@ -33,7 +33,6 @@ from bridge.portal.form_fields import (
     place_of,
 )
 from bridge.portal.login import LoginPages, PageNotFound, redirect
-from bridge.portal.requests import BODY_SECONDS
 from bridge.portal.sentences import PageContext, differences, these, vm_names
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
@@ -84,12 +83,9 @@ def routes(
     clock: Clock,
     kid: str | None,
     session_hours: float,
-    body_seconds: float = BODY_SECONDS,
 ) -> list[Route]:
     """Return the routes of all pages, and of `/live`; *kid*: the key that the portal signs with."""
-    login_pages = LoginPages(
-        users=users, live=live, clock=clock, session_hours=session_hours, body_seconds=body_seconds
-    )
+    login_pages = LoginPages(users=users, live=live, clock=clock, session_hours=session_hours)
     pages = Pages(
         verdict_service=verdict_service,
         store=store,

@@ -34,8 +34,12 @@ def headers_of(request: Request) -> dict[str, str]:
     return found
 
 
-async def body_of(request: Request, *, seconds: float, most_bytes: int = MAX_BODY_BYTES) -> bytes:
-    """Return the body; raise BodyRefused for more than *most_bytes*, and for one that does not come in time."""
+async def body_of(request: Request, *, most_bytes: int = MAX_BODY_BYTES) -> bytes:
+    """Return the body; raise BodyRefused if it has more than *most_bytes* or is slow.
+
+    The application can set ``state.body_seconds`` to another limit than BODY_SECONDS.
+    """
+    seconds = getattr(request.app.state, "body_seconds", BODY_SECONDS)
     too_large = BodyRefused(413, f"The body is larger than {most_bytes} bytes.")
     length = request.headers.get("content-length", "")
     if length.isascii() and length.isdecimal() and (len(length) > len(str(most_bytes)) or int(length) > most_bytes):

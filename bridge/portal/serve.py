@@ -100,9 +100,7 @@ class Portal:
             self.address, self.operator_address = (each.getsockname()[:2] for each in sockets)
             metrics = PortalMetrics()
             threads = StoreThreads(store)
-            agents = agent_routes(
-                self._settings, store=store, metrics=metrics, clock=self._clock, body_seconds=self._body_seconds
-            )
+            agents = agent_routes(self._settings, store=store, metrics=metrics, clock=self._clock)
             try:
                 _run(self._serve(threads, metrics, agents, *sockets))
             finally:

@@ -61,10 +61,9 @@ class _Many(_Saying, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class VerdictsApi:
     """Takes verdicts in."""
 
-    def __init__(self, *, users: Users, verdict_service: VerdictService, clock: Clock, body_seconds: float) -> None:
+    def __init__(self, *, users: Users, verdict_service: VerdictService, clock: Clock) -> None:
         self._users = users
         self._verdict_service = verdict_service
-        self._body_seconds = body_seconds
         self._log = ThrottledLog(logger, clock=clock)
 
     def routes(self, root: str) -> list[Route]:
@@ -79,7 +78,7 @@ class VerdictsApi:
         """``POST /events/{key}/verdicts``: 201 with what follows; 409 with the event as it is now."""
 
         async def work(person: Person) -> Response:
-            one = msgspec.json.decode(await body_of(request, seconds=self._body_seconds), type=_One)
+            one = msgspec.json.decode(await body_of(request), type=_One)
             verdict_request = one.of(request.path_params["key"], one.digest)
             return json_answer(_shown(await self._verdict_service.submit(person, verdict_request)), status=201)
 
@@ -89,7 +88,7 @@ class VerdictsApi:
         """``POST /verdicts``: one word and reason for several events; 200 with a result for each."""
 
         async def work(person: Person) -> Response:
-            many = msgspec.json.decode(await body_of(request, seconds=self._body_seconds), type=_Many)
+            many = msgspec.json.decode(await body_of(request), type=_Many)
             results: list[dict[str, Any]] = []
             for place, each in enumerate(many.events):
                 try:

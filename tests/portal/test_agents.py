@@ -324,7 +324,11 @@ def test_a_portal_without_its_secret_says_so_and_goes_on(portal, table, imds, az
 def test_when_too_many_wait_the_next_is_told_to_come_again(table):
     counts = []
     routes = AgentRoutes(
-        msgspec.convert(table, AttestedSettings), count=counts.append, clock=ManualClock().clock, most_waiting=0
+        msgspec.convert(table, AttestedSettings),
+        count=counts.append,
+        clock=ManualClock().clock,
+        store=None,
+        most_waiting=0,
     )
 
     async def receive():
