@@ -85,7 +85,7 @@ class LoginPages:
             login = await self._users.sign_in(
                 one(form, "name"),
                 one(form, "password"),
-                address=self._users.client_of(headers, request.client.host if request.client else ""),
+                address=self._users.address_of(request),
                 old_session_id=request.cookies.get(COOKIE, ""),
             )
         except AccessDenied as error:
@@ -109,9 +109,7 @@ class LoginPages:
     async def _guarded(self, request: Request, work: Callable[[Person], Awaitable[Response]]) -> Response:
         person = None
         try:
-            person = await self._users.person(
-                headers_of(request), request.cookies, request.client.host if request.client else ""
-            )
+            person = await self._users.person_of(request)
             return await work(person)
         except AccessDenied as error:
             is_unknown = error.status == 401  # noqa: PLR2004

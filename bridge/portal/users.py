@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
+from starlette.requests import Request
 
 from bridge.clock import Clock, format_time
 from bridge.errors import BridgeError
@@ -29,6 +30,7 @@ from bridge.logs import ThrottledLog
 from bridge.portal.audit import NewEntry
 from bridge.portal.fleet import EventState, VmOfEvent
 from bridge.portal.proxies import Proxies
+from bridge.portal.requests import headers_of
 from bridge.portal.store import users as store_users
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import StoreThreads
@@ -161,6 +163,10 @@ class Users:
         """Read what all processes of the portal share."""
         self._csrf_key = bytes.fromhex(await self._store.write(store_users.csrf_key))
 
+    async def person_of(self, request: Request) -> Person:
+        """Return who sent *request*; raise AccessDenied (401) if that is unknown."""
+        return await self.person(headers_of(request), request.cookies, _peer_of(request))
+
     async def person(self, headers: Mapping[str, str], cookies: Mapping[str, str], address: str) -> Person:
         """Return who is asking; raise PersonRefused (401) when nobody knows."""
         if self._proxy_header is not None and self._proxy_header in headers and address in self._proxies:
@@ -179,9 +185,9 @@ class Users:
                 )
         raise AccessDenied(401, "Sign in first.")
 
-    def client_of(self, headers: Mapping[str, str], peer: str) -> str:
-        """Return the address that a request came from: that of *peer*, or what a proxy of the settings says."""
-        return self._proxies.client_of(headers, peer)
+    def address_of(self, request: Request) -> str:
+        """Return the address of the client: that of the peer, or the address that a configured proxy reports."""
+        return self._proxies.client_of(headers_of(request), _peer_of(request))
 
     def check_change(self, headers: Mapping[str, str], person: Person, token: str) -> None:
         """Raise PersonRefused (403) unless a request that changes something comes from a page of this portal."""
@@ -316,6 +322,10 @@ def _as_utf8(text: str) -> str:
         return text.encode("latin-1").decode()
     except UnicodeError:
         return text
+
+
+def _peer_of(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 def _sha256(text: str) -> str:

@@ -116,9 +116,8 @@ class VerdictsApi:
 
     async def _answer(self, request: Request, work: Callable[[Person], Awaitable[Response]]) -> Response:
         headers = headers_of(request)
-        address = request.client.host if request.client else ""
         try:
-            person = await self._users.person(headers, request.cookies, address)
+            person = await self._users.person_of(request)
             self._users.check_change(headers, person, headers.get(CSRF_HEADER, ""))
             return await work(person)
         except AccessDenied as error:

@@ -6,6 +6,8 @@ import asyncio
 import http.client
 import socket
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from fleet_records import fleet_record
@@ -16,6 +18,8 @@ from bridge.clock import REAL_CLOCK
 from bridge.events.record import Transition
 from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.fleet import key_of_event_id
+from bridge.portal.http_limits import CONNECTION, AbortedConnections, HttpLimits, LimitedHttp
+from bridge.portal.metrics import PortalMetrics
 from bridge.portal.server_sent_events import ALL, LiveUpdates, Subscriber
 from bridge.portal.store.event_details import Marks
 from bridge.portal.users import COOKIE, AccessDenied, Person, Role
@@ -135,7 +139,7 @@ class _EndsElsewhere:
     def __init__(self):
         self.asked = 0
 
-    async def person(self, _headers, _cookies, _address):
+    async def person_of(self, _request):
         self.asked += 1
         if self.asked > 2:
             raise AccessDenied(401, "Sign in first.")
@@ -151,9 +155,15 @@ def test_stream_ends_when_its_session_was_ended_by_another_process():
 
         users = _EndsElsewhere()
         live = LiveUpdates(
-            store=None, users=users, connected_agents=ConnectedAgents(REAL_CLOCK), clock=REAL_CLOCK, alive_seconds=0.1
+            store=None,
+            users=users,
+            connected_agents=ConnectedAgents(REAL_CLOCK),
+            clock=REAL_CLOCK,
+            keep_alive_seconds=0.1,
         )
+        connection = SimpleNamespace(call_when_gone=lambda _: None)
         scope = {"type": "http", "method": "GET", "path": "/live", "headers": [], "query_string": b""}
+        scope[CONNECTION] = connection
         await asyncio.wait_for(live(scope, asyncio.Event().wait, send), SECONDS)
         return users.asked, sent, live.subscribers
 
@@ -162,37 +172,10 @@ def test_stream_ends_when_its_session_was_ended_by_another_process():
     assert sent[-1] == {"type": "http.response.body", "body": b"event: ended\ndata: ended\n\n", "more_body": False}
 
 
-def test_reader_that_takes_nothing_waits_alone():
-    async def served():
-        begun, taken = asyncio.Event(), asyncio.Event()
-
-        async def send(_message):
-            begun.set()
-            await taken.wait()
-
-        users = _EndsElsewhere()
-        live = LiveUpdates(store=None, users=users, connected_agents=ConnectedAgents(REAL_CLOCK), clock=REAL_CLOCK)
-        gone = asyncio.Event()
-
-        async def receive():
-            await gone.wait()
-            return {"type": "http.disconnect"}
-
-        scope = {"type": "http", "method": "GET", "path": "/live", "headers": [], "query_string": b""}
-        serving = asyncio.ensure_future(live(scope, receive, send))
-        await begun.wait()
-        live.stop()  # it can be told nothing, and its client's going ends it
-        gone.set()
-        await asyncio.wait_for(serving, SECONDS)
-        return live.subscribers
-
-    assert asyncio.run(served()) == 0
-
-
 class _Stays:
     """People of whom everybody is let in."""
 
-    async def person(self, _headers, _cookies, _address):
+    async def person_of(self, _request):
         return Person(name="ann", role=Role.VIEWER, csrf_token="", session_sha256="x")
 
 
@@ -216,7 +199,8 @@ async def _ask(listening):
 async def _slow_and_quick(listening):
     """Send 200 changes to a subscriber that reads nothing and one that reads all; return the largest write buffer."""
     live = LiveUpdates(store=_Changes(), users=_Stays(), connected_agents=ConnectedAgents(REAL_CLOCK), clock=REAL_CLOCK)
-    server = Server(Config(live, http="httptools", lifespan="off", log_config=None))
+    protocol = partial(LimitedHttp, limits=HttpLimits(), aborted=AbortedConnections(PortalMetrics(), clock=REAL_CLOCK))
+    server = Server(Config(live, http=protocol, lifespan="off", log_config=None))
     running = [asyncio.ensure_future(server.serve(sockets=[listening])), asyncio.ensure_future(live.follow())]
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
