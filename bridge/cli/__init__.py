@@ -15,10 +15,6 @@ def main() -> None:
     """Run the command and exit; see `bridge.cli.commands`."""
     if "run" in sys.argv[1:]:
         _stop_while_starting()
-    if "portal" in sys.argv[1:]:
-        from bridge.system.allocator import restart_with_that_of_the_c_library  # noqa: PLC0415  # for the portal alone
-
-        restart_with_that_of_the_c_library()
     from bridge.cli import commands  # noqa: PLC0415  # a package imports nothing until it is used
 
     commands.main()

@@ -24,10 +24,10 @@ from bridge.clock import format_time, utc_now
 from bridge.config.loader import Settings, read
 from bridge.errors import BridgeError
 from bridge.portal import settings as portal_settings
-from bridge.portal.people import Role, hashed
 from bridge.portal.serve import Portal
 from bridge.portal.store.database import Store
-from bridge.portal.store.people import User, add_user
+from bridge.portal.store.users import User, add_user
+from bridge.portal.users import Role, hashed
 from bridge.testing import EventSpec, Simulator
 
 VMS = ("web-0", "web-1", "web-2")

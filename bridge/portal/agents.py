@@ -4,8 +4,7 @@ Whoever reaches the portal may call these two routes, so what they do for a stra
 ten seconds, a few documents looked at side by side on threads of their own, and a 503 for the others when too many
 wait. What is refused is counted by its reason and logged once, and nothing of it is kept.
 
-A document is taken once. One process of a portal remembers by itself which it has taken, several by the database that
-they share.
+A document is accepted once. The database keeps the accepted documents for all processes of the portal.
 """
 
 from __future__ import annotations
@@ -25,21 +24,20 @@ from bridge import strict_json
 from bridge.clock import Clock, format_time
 from bridge.errors import SecretUnavailable
 from bridge.logs import ThrottledLog
-from bridge.portal.attested import DocumentRefused, DocumentVerifier
-from bridge.portal.intermediates import Intermediates, azure_roots, certificates_in
-from bridge.portal.requests import BODY_SECONDS, BodyRefused, body_of, error_answer, json_answer
-from bridge.portal.settings import AttestedSettings
-from bridge.portal.store.database import Store, StoreUnavailable
-from bridge.portal.store.documents import take_document
-from bridge.portal.tokens import (
+from bridge.portal.agent_tokens import (
     CHALLENGE_SECONDS,
     KEPT_SECONDS,
     TOKEN_SECONDS,
     AgentTokens,
     Challenges,
-    UsedNonces,
     check_secret,
 )
+from bridge.portal.attested import DocumentRefused, DocumentVerifier
+from bridge.portal.certificate_chain import IntermediateCertificates, azure_roots, certificates_in
+from bridge.portal.requests import BodyRefused, body_of, error_answer, json_answer
+from bridge.portal.settings import AttestedSettings
+from bridge.portal.store.database import Store, StoreUnavailable
+from bridge.portal.store.documents import take_document
 from bridge.system.attestation import CHALLENGE_PATH, TOKEN_PATH, DocumentRefusal
 from bridge.system.secrets import Secret
 
@@ -61,7 +59,7 @@ _STATUSES = {
 class AgentRoutes:
     """The two routes, as *settings* say; *count* is called with a word for each document: accepted, or why not.
 
-    *store* remembers the documents that were taken for all processes of the portal; None: there is one.
+    *store* keeps the accepted documents.
     """
 
     def __init__(
@@ -70,8 +68,7 @@ class AgentRoutes:
         *,
         count: Callable[[str], None],
         clock: Clock,
-        store: Store | None = None,
-        body_seconds: float = BODY_SECONDS,
+        store: Store,
         most_waiting: int = _MOST_WAITING,
     ) -> None:
         self._clock = clock
@@ -83,8 +80,8 @@ class AgentRoutes:
             roots=azure_roots() if settings.roots_file is None else certificates_in(Path(settings.roots_file)),
             subscriptions=settings.subscriptions,
             challenges=self._challenges,
-            used=UsedNonces(clock=clock, take_for_all=None if store is None else self._take_for_all),
-            intermediates=Intermediates(
+            take_document=self._take_document,
+            intermediates=IntermediateCertificates(
                 clock=clock,
                 base_urls=settings.intermediates_urls,
                 known=() if settings.intermediates_file is None else certificates_in(Path(settings.intermediates_file)),
@@ -93,7 +90,6 @@ class AgentRoutes:
             nonce=settings.nonce,
         )
         self._count = count
-        self._body_seconds = body_seconds
         self._most_waiting = most_waiting
         self._log = ThrottledLog(logger, clock=clock)
         # Of its own: what waits for a certificate here shall not hold up who stores records.
@@ -123,7 +119,7 @@ class AgentRoutes:
     async def token(self, request: Request) -> Response:
         """Answer with a token for the VM of the document in *request*, or with why there is none."""
         try:
-            body = await body_of(request, seconds=self._body_seconds, most_bytes=MAX_BODY_BYTES)
+            body = await body_of(request, most_bytes=MAX_BODY_BYTES)
             token = await self._looked_at(_document_in(body))
         except BodyRefused as error:
             return error_answer(error.status, str(error), ends=True)
@@ -154,8 +150,7 @@ class AgentRoutes:
         vm = self._verifier.vm_of(document)
         return self.tokens.new(vm.vm_id, subscription_id=vm.subscription_id)
 
-    def _take_for_all(self, vm_id: str, nonce: str) -> bool:
-        assert self._store is not None  # noqa: S101  # for mypy
+    def _take_document(self, vm_id: str, nonce: str) -> bool:
         now = self._clock.now()
         until = format_time(now + timedelta(seconds=KEPT_SECONDS))
         return self._store.write(take_document, vm_id, nonce, at=format_time(now), until=until)

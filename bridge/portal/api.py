@@ -13,14 +13,14 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from bridge.errors import BridgeError
-from bridge.portal.callers import CallerRefused, Callers
-from bridge.portal.connections import Connections
+from bridge.portal.authentication import AuthenticationFailed, Authenticator
+from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.fleet import State, key_of_event_id
 from bridge.portal.requests import error_answer, headers_of, json_answer
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
+from bridge.portal.store.event_details import known_vms
 from bridge.portal.store.events import PAGE, EventFilter, event_of, list_events, place_of, records_by_id, records_of
-from bridge.portal.store.stories import known_vms
 
 _LINES = "application/jsonl"
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
@@ -39,10 +39,10 @@ class ParameterWrong(BridgeError):
 class Api:
     """Answers readers."""
 
-    def __init__(self, *, store: StoreThreads, callers: Callers, connections: Connections) -> None:
+    def __init__(self, *, store: StoreThreads, authenticator: Authenticator, connected_agents: ConnectedAgents) -> None:
         self._store = store
-        self._connections = connections
-        self._callers = callers
+        self._connected_agents = connected_agents
+        self._authenticator = authenticator
 
     async def events(self, request: Request) -> Response:
         """``GET /events``: those that were told of last first, a page at a time."""
@@ -70,9 +70,9 @@ class Api:
 
     async def _answer(self, request: Request, work: Any) -> Response:
         try:
-            self._callers.check_reader(headers_of(request))
+            self._authenticator.check_reader(headers_of(request))
             answer: Response = await work(request)
-        except CallerRefused as error:
+        except AuthenticationFailed as error:
             return error_answer(error.status, str(error))
         except ParameterWrong as error:
             return error_answer(400, str(error))
@@ -109,7 +109,7 @@ class Api:
 
     async def _agents(self, _request: Request) -> Response:
         known = {vm.vm_key: vm for vm in await self._store.read(known_vms, limit=_MOST_AGENTS)}
-        seen = self._connections.all()
+        seen = self._connected_agents.all()
         keys = [*known, *sorted(seen.keys() - known.keys())]
         return json_answer(
             {"agents": [{"vm_key": key, "record": known.get(key), "agent": seen.get(key)} for key in keys]}

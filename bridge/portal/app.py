@@ -16,39 +16,35 @@ from bridge.clock import Clock
 from bridge.portal import pages
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.api import Api
-from bridge.portal.book import DecisionBook
-from bridge.portal.callers import Callers
-from bridge.portal.connections import Connections
-from bridge.portal.decisions import Carrier
-from bridge.portal.desk import Desk
+from bridge.portal.authentication import Authenticator
+from bridge.portal.connected_agents import AgentExchange, ConnectedAgents
+from bridge.portal.deciding import VerdictService
+from bridge.portal.decisions_api import DecisionsApi
 from bridge.portal.ingest import Ingest
-from bridge.portal.live import Live
 from bridge.portal.metrics import PortalMetrics
-from bridge.portal.neighbours import Neighbours
-from bridge.portal.people import People, Role
+from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.poll import PREFIX, LongPoll
-from bridge.portal.requests import BodyRoom, error_answer
+from bridge.portal.requests import error_answer
+from bridge.portal.sentences import too_few
+from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.settings import PortalSettings
 from bridge.portal.signing import PortalKey
 from bridge.portal.store.database import Store, StoreThreads
-from bridge.portal.store.stories import approvers_here
-from bridge.portal.verdict_api import VerdictRoutes
-from bridge.portal.words import too_few
+from bridge.portal.store.event_details import approvers_here
+from bridge.portal.users import Role, Users
+from bridge.portal.verdicts_api import VerdictsApi
 
 logger = logging.getLogger(__name__)
 
 _ROOT = "/api/v1"
 
 
-def agent_routes(
-    settings: PortalSettings, *, store: Store, metrics: PortalMetrics, clock: Clock, body_seconds: float
-) -> AgentRoutes | None:
+def agent_routes(settings: PortalSettings, *, store: Store, metrics: PortalMetrics, clock: Clock) -> AgentRoutes | None:
     """Return what gives tokens for attested documents; None: no such document counts here."""
     attested = settings.agents.attested
     if attested is None:
         return None
-    shared = store if store.kind.is_shared else None
-    return AgentRoutes(attested, count=metrics.attested, clock=clock, store=shared, body_seconds=body_seconds)
+    return AgentRoutes(attested, count=metrics.attested, clock=clock, store=store)
 
 
 class Application:
@@ -70,44 +66,44 @@ class Application:
         self._agents = agents
         self._clock = clock
         self._body_seconds = body_seconds
-        self._connections = Connections(clock)
-        self._people = self._new_people()
-        self.book = DecisionBook(threads, clock=clock)
-        self.neighbours = Neighbours(threads, self._connections, clock=clock)
-        self.live = Live(store=threads, people=self._people, connections=self._connections, clock=clock)
-        self._callers = self._new_callers()
-        self._divided = _Divided(
+        self._connected_agents = ConnectedAgents(clock)
+        self._users = self._new_users()
+        self.pending_decisions = PendingDecisions(threads, clock=clock)
+        self.agent_exchange = AgentExchange(threads, self._connected_agents, clock=clock)
+        self.live = LiveUpdates(store=threads, users=self._users, connected_agents=self._connected_agents, clock=clock)
+        self._authenticator = self._new_authenticator()
+        self._dispatcher = _Dispatcher(
             LongPoll(
-                book=self.book, callers=self._callers, connections=self._connections, metrics=metrics, clock=clock
+                pending_decisions=self.pending_decisions,
+                authenticator=self._authenticator,
+                connected_agents=self._connected_agents,
+                metrics=metrics,
+                clock=clock,
             ),
             self._counted(),
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        await self._divided(scope, receive, send)
+        await self._dispatcher(scope, receive, send)
 
     async def load(self) -> None:
         """Read what it must know before it answers."""
-        await self.book.load()
-        await self._people.load()
+        await self.pending_decisions.load()
+        await self._users.load()
         approvers = await self._threads.read(approvers_here)
         why_not = too_few(self._settings.people.required_approvals, approvers)
-        if approvers and why_not and not self._people.others_may_approve:
+        if approvers and why_not and not self._users.others_may_approve:
             logger.error("No event can be approved: %s", why_not)
 
     @property
-    def followers(self) -> tuple[DecisionBook, Live, Neighbours]:
+    def followers(self) -> tuple[PendingDecisions, LiveUpdates, AgentExchange]:
         """Return what follows the database."""
-        return self.book, self.live, self.neighbours
-
-    def tidy(self) -> None:
-        """Keep what is not needed now in little room; called now and then."""
-        self._connections.tidy()
+        return self.pending_decisions, self.live, self.agent_exchange
 
     def stop(self) -> None:
         """Answer every poll that is held, and end every stream."""
-        self.book.stop()
+        self.pending_decisions.stop()
         self.live.stop()
 
     def _counted(self) -> ASGIApp:
@@ -118,29 +114,27 @@ class Application:
         ]
         handlers: dict[Any, Any] = {404: _not_found, 405: _not_allowed, Exception: _failed}
         app = Starlette(routes=routes, exception_handlers=handlers)
-        app.state.bodies = BodyRoom()
+        app.state.body_seconds = self._body_seconds
         return _Counted(app, self._metrics)
 
     def _machine_routes(self) -> list[Route]:
         """Return what agents that send records, and programs, reach."""
         ingest = Ingest(
             store=self._threads,
-            callers=self._callers,
+            authenticator=self._authenticator,
             metrics=self._metrics,
             clock=self._clock,
-            body_seconds=self._body_seconds,
         )
-        api = Api(store=self._threads, callers=self._callers, connections=self._connections)
-        carrier = Carrier(
+        api = Api(store=self._threads, authenticator=self._authenticator, connected_agents=self._connected_agents)
+        decisions_api = DecisionsApi(
             store=self._threads,
-            book=self.book,
+            pending_decisions=self.pending_decisions,
             keys=[key.trusted() for key in self._settings.keys],
             metrics=self._metrics,
             clock=self._clock,
-            body_seconds=self._body_seconds,
         )
         return [
-            Route(f"{_ROOT}/decisions", carrier.post, methods=["POST"], name="bring"),
+            Route(f"{_ROOT}/decisions", decisions_api.post, methods=["POST"], name="bring"),
             Route(f"{_ROOT}/records", ingest.post, methods=["POST"], name="records"),
             Route(f"{_ROOT}/events", api.events, name="events"),
             Route(f"{_ROOT}/events/{{key}}", api.event, name="event"),
@@ -152,25 +146,24 @@ class Application:
 
     def _person_routes(self) -> list[Route]:
         """Return what people reach: their verdicts as JSON, and the pages."""
-        signing, desk = self._settings.signing, self._new_desk()
-        verdicts = VerdictRoutes(people=self._people, desk=desk, clock=self._clock, body_seconds=self._body_seconds)
+        signing, verdict_service = self._settings.signing, self._new_verdict_service()
+        verdicts = VerdictsApi(users=self._users, verdict_service=verdict_service, clock=self._clock)
         return [
             *verdicts.routes(_ROOT),
             *pages.routes(
-                people=self._people,
-                desk=desk,
+                users=self._users,
+                verdict_service=verdict_service,
                 store=self._threads,
-                connections=self._connections,
+                connected_agents=self._connected_agents,
                 live=self.live,
                 clock=self._clock,
                 kid=None if signing is None else signing.kid,
                 session_hours=self._settings.people.session_hours,
-                body_seconds=self._body_seconds,
             ),
         ]
 
-    def _new_callers(self) -> Callers:
-        return Callers(
+    def _new_authenticator(self) -> Authenticator:
+        return Authenticator(
             attested=None if self._agents is None else self._agents.tokens,
             agent_token=self._settings.agents.token(),
             webhook_secret=self._settings.agents.webhook_secret(),
@@ -179,9 +172,9 @@ class Application:
             clock=self._clock,
         )
 
-    def _new_people(self) -> People:
+    def _new_users(self) -> Users:
         people = self._settings.people
-        return People(
+        return Users(
             store=self._threads,
             clock=self._clock,
             session_hours=people.session_hours,
@@ -191,22 +184,22 @@ class Application:
             proxy_role=Role(people.proxy_role),
         )
 
-    def _new_desk(self) -> Desk:
+    def _new_verdict_service(self) -> VerdictService:
         signing = self._settings.signing
         key = None
         if signing is not None:
             key = PortalKey(DecisionSigner(signing.private_key_file, kid=signing.kid, approver=signing.approver))
-        return Desk(
+        return VerdictService(
             store=self._threads,
-            book=self.book,
-            connections=self._connections,
+            pending_decisions=self.pending_decisions,
+            connected_agents=self._connected_agents,
             key=key,
             required=self._settings.people.required_approvals,
             clock=self._clock,
         )
 
 
-class _Divided:
+class _Dispatcher:
     """Gives long polls to *poll*, and everything else to *rest*."""
 
     def __init__(self, poll: ASGIApp, rest: ASGIApp) -> None:

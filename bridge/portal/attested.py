@@ -7,7 +7,7 @@ signer's certificate is the one that the signature names, the signature is check
 must lead to a root that the portal trusts.
 
 Documents seen in the wild (2022, 2023): no signed attributes; DigestAlgorithm says sha256WithRSAEncryption where
-sha256 is meant; the certificate of the intermediate authority is not in the bag (`bridge.portal.intermediates`). With
+sha256 is meant; the certificate of the intermediate authority is not in the bag (see `certificate_chain`). With
 signed attributes, which RFC 5652 allows too, these are what is signed, and they must name the content's digest.
 
 Everything before the chain is a stranger's bytes: no message quotes them, nothing of them is kept, and a document that
@@ -21,7 +21,7 @@ import binascii
 import hashlib
 import hmac
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any, Literal, NamedTuple
 
@@ -35,8 +35,8 @@ from cryptography.x509 import verification
 from bridge import strict_json
 from bridge.clock import Clock
 from bridge.errors import BridgeError
-from bridge.portal.intermediates import Intermediates
-from bridge.portal.tokens import Challenges, Nonce, UsedNonces
+from bridge.portal.agent_tokens import Challenges, Nonce
+from bridge.portal.certificate_chain import IntermediateCertificates
 from bridge.system.attestation import DocumentRefusal
 
 #: Real ones have 4,000 to 9,000.
@@ -92,9 +92,10 @@ class _Signed(NamedTuple):
 class DocumentVerifier:
     """Says which VM a document speaks of, for documents of *subscriptions* that lead to *roots*.
 
-    *nonce*: "required" takes a document with a fresh challenge of *challenges* in it alone, and each once (*used*);
-    "preferred" also one with another nonce, for a metadata service that gives documents of earlier requests: then
-    whoever has seen a document can show it too, for five minutes. Safe to use from many threads.
+    With *nonce* "required", a document needs a fresh challenge of *challenges* and counts once: *take_document* returns
+    False for a VM and nonce that were accepted before. With "preferred", another nonce counts too, for a metadata
+    service that returns documents of earlier requests; a copy of such a document counts for five minutes. The verifier
+    is safe to use from many threads.
     """
 
     def __init__(
@@ -103,15 +104,15 @@ class DocumentVerifier:
         roots: Sequence[x509.Certificate],
         subscriptions: Collection[str],
         challenges: Challenges,
-        used: UsedNonces,
-        intermediates: Intermediates,
+        take_document: Callable[[str, str], bool],
+        intermediates: IntermediateCertificates,
         clock: Clock,
         nonce: Literal["required", "preferred"] = "required",
     ) -> None:
         self._store = verification.Store(list(roots))
         self._subscriptions = frozenset(each.lower() for each in subscriptions)
         self._challenges = challenges
-        self._used = used
+        self._take_document = take_document
         self._clock = clock
         self._nonce = nonce
         self._intermediates = intermediates
@@ -132,21 +133,21 @@ class DocumentVerifier:
             )
         vm_id = _vm_id(said["vmId"])
         # Last, since what is remembered is what counts: a document that is refused leaves nothing behind.
-        if is_fresh and self._nonce == "required" and not self._used.take(vm_id, said["nonce"]):
+        if is_fresh and self._nonce == "required" and not self._take_document(vm_id, said["nonce"]):
             raise DocumentRefused(DocumentRefusal.REPLAYED, "It was shown before.")
         return AttestedVm(vm_id, subscription_id)
 
-    def _check_chain(self, signer: x509.Certificate, name: str, beside: Sequence[x509.Certificate]) -> None:
+    def _check_chain(self, signer: x509.Certificate, name: str, others: Sequence[x509.Certificate]) -> None:
         policy = verification.PolicyBuilder().store(self._store).time(self._clock.now())
         verifier = policy.build_server_verifier(x509.DNSName(name))
-        others = [each for each in beside if each != signer]
+        others = [each for each in others if each != signer]
         _check_usage(signer)
         try:
-            verifier.verify(signer, [*others, *self._intermediates.at_hand()])
+            verifier.verify(signer, [*others, *self._intermediates.available()])
         except Exception:  # noqa: BLE001  # not VerificationError alone: a subject that cannot be read is another
             try:
                 self._intermediates.fetch_for(signer, others)
-                verifier.verify(signer, [*others, *self._intermediates.at_hand()])
+                verifier.verify(signer, [*others, *self._intermediates.available()])
             except Exception as error:
                 raise DocumentRefused(
                     DocumentRefusal.UNTRUSTED, "Its signer's certificate leads to no root that is trusted here."

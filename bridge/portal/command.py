@@ -16,15 +16,15 @@ from bridge.errors import BridgeError
 from bridge.events.event import compact_json
 from bridge.portal.audit import Entry, Fault, NewEntry, first_fault
 from bridge.portal.migrations import current
-from bridge.portal.names import MOST_CHARACTERS, name_in
-from bridge.portal.people import Role, hashed
 from bridge.portal.serve import Portal
 from bridge.portal.settings import database_file, find, load
 from bridge.portal.store.audit import add_entries, all_entries, count, entries
 from bridge.portal.store.database import Store
-from bridge.portal.store.people import User, all_users
-from bridge.portal.store.people import add_user as store_user
-from bridge.portal.store.people import change_user as change_person
+from bridge.portal.store.users import User, all_users
+from bridge.portal.store.users import add_user as store_user
+from bridge.portal.store.users import change_user as store_change
+from bridge.portal.user_names import MOST_CHARACTERS, user_name_in
+from bridge.portal.users import Role, hashed
 
 SHORTEST_PASSWORD = 12
 _COLUMNS = tuple(Entry.__struct_fields__)
@@ -82,7 +82,7 @@ def verify(config: Path | None) -> Verified:
 
 def add_user(config: Path | None, name: str, *, password: str | None, role: str, scope: Sequence[str]) -> None:
     """Let somebody in, or replace who it is; without *password* only a proxy does."""
-    known = name_in(name)
+    known = user_name_in(name)
     if known is None:
         raise BridgeError(f"{name[:MOST_CHARACTERS]!r} is no name: at most {MOST_CHARACTERS} characters that are seen.")
     user = User(
@@ -140,7 +140,7 @@ def list_users(config: Path | None) -> list[User]:
 
 def _change(config: Path | None, action: str, name: str, details: Mapping[str, object], **values: object) -> User:
     """Change *values* of somebody, whose sessions end by it; return who it is now."""
-    return _write(config, action, details, lambda connection: change_person(connection, name, **values), name=name)
+    return _write(config, action, details, lambda connection: store_change(connection, name, **values), name=name)
 
 
 def _write(

@@ -1,17 +1,17 @@
-"""The fold of records into events and the VMs' views of them: pure, and the same whatever the order of the records.
+"""The fold of records into events and each VM's view of them. Pure, and independent of the order of arrival.
 
-Records come late, twice, from many VMs, and to several processes of the portal. So what is kept is a lattice: of each
-stream its last record, and of each stream and event its last record of that event, by sequence. Keeping the greater
-of two is commutative, associative and idempotent. What an event *is* follows from what is kept, by `state_of`, which
-has no memory and no clock.
+Records arrive late, twice, from many VMs, and at several processes of the portal. The fold keeps the newest record of
+each VM, the newest list of active events of each VM, and the newest record of each event from each VM. The newest of
+two records is the one with the later (`stream_id`, `sequence`), because a `stream_id` is a UUIDv7. `state_of` computes
+the state of an event from these values, without a memory and without a clock.
 
-PROTOCOL.md, sections 1 and 1.1, says which records count: of a VM's several streams the newer is the one whose last
-record has the later `observed_at`, and an event that a VM told of only in an older stream is over for it.
+PROTOCOL.md, section 1, defines the rules. A new stream carries no information about events.
 """
 
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
@@ -25,6 +25,8 @@ from bridge.events.record import Evidence, Transition, TransitionRecord
 #: PROTOCOL.md, section 5: the longest EventId that a decision can name.
 _LONGEST_EVENT_ID = 256
 _KEY_CHARACTERS = 32
+#: RFC 9562, section 5.7: the first 48 bits of a UUIDv7 are its time in milliseconds.
+_TIME_SHIFT, _VERSION_7 = 80, 7
 
 _OF_AN_EVENT = frozenset(
     {
@@ -67,59 +69,54 @@ _OF_ENDING = {
 }
 
 
-class StreamEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """The last record of one stream of one VM, as far as it says who the VM is."""
+#: Orders the records of one VM: the time of the stream, its id, the sequence, and the id of the record.
+Position = tuple[int, str, int, str]
+_FIRST: Position = (-1, "", -1, "")
+
+
+class VmState(msgspec.Struct, frozen=True, kw_only=True):
+    """A VM by its newest record, and its open events by its newest record with a list of active events."""
 
     vm_key: str
-    stream_id: str
-    sequence: int
-    record_id: str
+    position: Position
     observed_at: str
     vm: VmIdentity
     labels: dict[str, str]
+    listed_at: Position | None = None
+    """Position of the newest record with a list; None: no record had one."""
+    active_event_ids: tuple[str, ...] = ()
 
-    @property
-    def order(self) -> tuple[int, str]:
-        """Return what is greater for a later record of the same stream."""
-        return self.sequence, self.record_id
-
-    @property
-    def age_order(self) -> tuple[str, str]:
-        """Return what is greater for the newer of two streams of a VM."""
-        return self.observed_at, self.stream_id
+    def has_ended(self, view: View) -> bool:
+        """Return whether a record after *view* has a list of active events without the event of *view*."""
+        is_newer = self.listed_at is not None and self.listed_at > view.position
+        return is_newer and view.event.event_id not in self.active_event_ids
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """The last record of one event in one stream of one VM."""
+    """The newest record of one event from one VM."""
 
     event_key: str
     vm_key: str
-    stream_id: str
-    sequence: int
+    position: Position
     record_id: str
     transition: Transition
     evidence: Evidence
     observed_at: str
     first_observed_at: str
-    """When this stream first told of the event, by the records that came."""
+    """The earliest `observed_at` of the VM's records of the event."""
     event: ScheduledEvent
     affects_this_vm: bool | None
     vm: VmIdentity
     labels: dict[str, str]
 
     @property
-    def order(self) -> tuple[int, str]:
-        """Return what is greater for a later record of the same stream."""
-        return self.sequence, self.record_id
-
-    @property
     def state(self) -> State:
-        """Return what the event is by this record."""
+        """Return the state of the event by this record."""
         return _OF_ENDING.get(self.transition) or _OF_STATUS.get(self.event.event_status, State.OTHER)
 
 
 class VmOfEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What one VM last said of an event."""
+    """The newest report of an event from one VM."""
 
     vm_key: str
     vm: VmIdentity
@@ -193,80 +190,69 @@ def undecidable_because(event: ScheduledEvent, state: State) -> str | None:
 
 
 class Fleet:
-    """The lattice of some records: of each stream its end, of each stream and event its view."""
+    """Some VMs and their views of events."""
 
-    def __init__(self, ends: Iterable[StreamEnd] = (), views: Iterable[View] = ()) -> None:
-        self.ends = {(end.vm_key, end.stream_id): end for end in ends}
-        self.views = {(view.event_key, view.vm_key, view.stream_id): view for view in views}
+    def __init__(self) -> None:
+        self.vms: dict[str, VmState] = {}
+        self.views: dict[tuple[str, str], View] = {}
+        """By event and VM."""
+        self.streams: dict[tuple[str, str], str] = {}
+        """The first arrival of each stream, by VM and stream."""
 
-    def add(self, record: TransitionRecord) -> None:
-        """Take *record* in; it may have come before, and later ones too. One of transition `test` says nothing."""
+    def add(self, record: TransitionRecord, *, received_at: str) -> None:
+        """Add *record*, which may be late or a duplicate. A record of transition `test` changes nothing."""
         if record.transition is Transition.TEST:
             return
-        end = _end_of(record)
-        self._keep_end(end)
+        key = vm_key(record)
+        first_received_at = self.streams.setdefault((key, record.stream_id), received_at)
+        milliseconds = _stream_milliseconds(record.stream_id, first_received_at)
+        position = (milliseconds, record.stream_id.lower(), record.sequence, record.id)
+        self._add_vm(_vm_state_of(record, key, position))
         if record.event is not None and record.transition in _OF_AN_EVENT:
-            self._keep_view(_view_of(record, record.event, end))
-
-    def merge(self, other: Fleet) -> None:
-        """Take in what *other* has."""
-        for end in other.ends.values():
-            self._keep_end(end)
-        for view in other.views.values():
-            self._keep_view(view)
-
-    def newest_streams(self) -> dict[str, str]:
-        """Return the newest stream of each VM."""
-        newest: dict[str, StreamEnd] = {}
-        for end in self.ends.values():
-            best = newest.get(end.vm_key)
-            if best is None or end.age_order > best.age_order:
-                newest[end.vm_key] = end
-        return {key: end.stream_id for key, end in newest.items()}
+            self._add_view(_view_of(record, record.event, key, position))
 
     def events(self) -> dict[str, EventState]:
         """Return every event by its key."""
-        newest = self.newest_streams()
         views: dict[str, list[View]] = {}
         for view in self.views.values():
             views.setdefault(view.event_key, []).append(view)
-        return {key: state_of(each, newest) for key, each in views.items()}
+        return {key: state_of(each, self.vms) for key, each in views.items()}
 
-    def vms(self) -> dict[str, StreamEnd]:
-        """Return the last word of each VM's newest stream."""
-        return {key: self.ends[key, stream] for key, stream in self.newest_streams().items()}
+    def ended_by_list(self) -> set[tuple[str, str]]:
+        """Return the (event, VM) of each view whose event is not in the VM's newer list of active events."""
+        return {key for key, view in self.views.items() if self.vms[view.vm_key].has_ended(view)}
 
-    def _keep_end(self, end: StreamEnd) -> None:
-        key = (end.vm_key, end.stream_id)
-        known = self.ends.get(key)
-        if known is None or end.order > known.order:
-            self.ends[key] = end
+    def _add_vm(self, vm: VmState) -> None:
+        known = self.vms.get(vm.vm_key, vm)
+        newest = max(known, vm, key=lambda each: each.position)
+        listed = max(known, vm, key=lambda each: each.listed_at or _FIRST)
+        self.vms[vm.vm_key] = msgspec.structs.replace(
+            newest, listed_at=listed.listed_at, active_event_ids=listed.active_event_ids
+        )
 
-    def _keep_view(self, view: View) -> None:
-        key = (view.event_key, view.vm_key, view.stream_id)
-        known = self.views.get(key)
-        if known is not None:
-            first = min(view.first_observed_at, known.first_observed_at)
-            later = max(view, known, key=lambda each: each.order)
-            view = later if later.first_observed_at == first else _with_first(later, first)
-        self.views[key] = view
+    def _add_view(self, view: View) -> None:
+        known = self.views.get((view.event_key, view.vm_key), view)
+        first = min(view.first_observed_at, known.first_observed_at)
+        newest = max(known, view, key=lambda each: each.position)
+        self.views[view.event_key, view.vm_key] = msgspec.structs.replace(newest, first_observed_at=first)
 
 
-def state_of(views: Sequence[View], newest_streams: Mapping[str, str]) -> EventState:
-    """Return what the event of *views*, at least one and all of one event, is.
+def state_of(views: Sequence[View], vms: Mapping[str, VmState]) -> EventState:
+    """Return the state of the event of *views*, which are at least one and all of one event.
 
-    While a VM has the event it is open, and the latest word of the furthest state counts. It is over when every VM
-    that heard of it says so; or when one has seen it end, later than the last word of each that still has it.
+    The event is open while any of its VMs reports it as open, and the newest report of the furthest state counts. It is
+    over when all of its VMs report that, or when one VM observed the ending after the newest report of every other VM.
     """
-    words = _words_of_vms(views, newest_streams)
-    still_open = [word for word in words if word.state.is_open]
-    seen_to_end = [word for word in words if word.is_proof_of_end]
+    reports = [_VmReport(view, vms.get(view.vm_key)) for view in views]
+    reports.sort(key=lambda report: (normal_name(report.view.vm.name or ""), report.view.vm_key))
+    still_open = [report for report in reports if report.state.is_open]
+    seen_to_end = [report for report in reports if report.is_proof_of_end]
     if not still_open:
-        chosen = max(words, key=lambda word: (_EVIDENCE_RANK[word.evidence], *word.order))
-    elif seen_to_end and max(word.order for word in seen_to_end) > max(word.order for word in still_open):
-        chosen = max(seen_to_end, key=lambda word: word.order)
+        chosen = max(reports, key=lambda report: (_EVIDENCE_RANK[report.evidence], *report.order))
+    elif seen_to_end and max(report.order for report in seen_to_end) > max(report.order for report in still_open):
+        chosen = max(seen_to_end, key=lambda report: report.order)
     else:
-        chosen = max(still_open, key=lambda word: (_OPEN_RANK[word.state], *word.order))
+        chosen = max(still_open, key=lambda report: (_OPEN_RANK[report.state], *report.order))
     event = chosen.view.event
     return EventState(
         key=chosen.view.event_key,
@@ -279,19 +265,19 @@ def state_of(views: Sequence[View], newest_streams: Mapping[str, str]) -> EventS
         first_observed_at=min(view.first_observed_at for view in views),
         observed_at=chosen.view.observed_at,
         undecidable_because=undecidable_because(event, chosen.state),
-        vms=tuple(word.shown_beside(chosen) for word in words),
-        unheard=_unheard(event, words),
-        groups=_groups(words),
+        vms=tuple(report.compared_with(chosen) for report in reports),
+        unheard=_unheard(event, reports),
+        groups=_groups(reports),
     )
 
 
-class _Word:
-    """What one VM last said of the event; an older stream's event is over for it, and nobody knows how."""
+class _VmReport:
+    """The state of the event for one VM; an event that is not in the VM's newest list has ended in an unknown way."""
 
-    def __init__(self, view: View, *, is_left_behind: bool) -> None:
+    def __init__(self, view: View, vm: VmState | None) -> None:
         self.view = view
         self.state, self.evidence = view.state, view.evidence
-        if is_left_behind and self.state.is_open:
+        if self.state.is_open and vm is not None and vm.has_ended(view):
             self.state, self.evidence = State.ENDED, Evidence.UNKNOWN
         self.digest = digest(view.event)
         self.order = (view.observed_at, view.record_id)
@@ -300,7 +286,7 @@ class _Word:
     def is_proof_of_end(self) -> bool:
         return not self.state.is_open and self.evidence is Evidence.OBSERVED
 
-    def shown_beside(self, chosen: _Word) -> VmOfEvent:
+    def compared_with(self, chosen: _VmReport) -> VmOfEvent:
         agrees = self.state is chosen.state and (not chosen.state.is_open or self.digest == chosen.digest)
         return VmOfEvent(
             vm_key=self.view.vm_key,
@@ -316,63 +302,60 @@ class _Word:
         )
 
 
-def _words_of_vms(views: Sequence[View], newest_streams: Mapping[str, str]) -> list[_Word]:
-    """Return the word of each VM, by the VM's name."""
-    by_vm: dict[str, list[View]] = {}
-    for view in views:
-        by_vm.setdefault(view.vm_key, []).append(view)
-    words = []
-    for key, of_vm in by_vm.items():
-        current = [view for view in of_vm if view.stream_id == newest_streams.get(key)]
-        last = max(current or of_vm, key=lambda view: (view.observed_at, view.stream_id))
-        words.append(_Word(last, is_left_behind=not current))
-    return sorted(words, key=lambda word: (normal_name(word.view.vm.name or ""), word.view.vm_key))
-
-
-def _unheard(event: ScheduledEvent, words: Iterable[_Word]) -> tuple[str, ...]:
-    heard = {normal_name(word.view.vm.name) for word in words if word.view.vm.name}
+def _unheard(event: ScheduledEvent, reports: Iterable[_VmReport]) -> tuple[str, ...]:
+    heard = {normal_name(report.view.vm.name) for report in reports if report.view.vm.name}
     names = dict.fromkeys(event.resources or ())
     return tuple(name for name in names if normal_name(name) not in heard)
 
 
-def _groups(words: Iterable[_Word]) -> tuple[str, ...]:
+def _groups(reports: Iterable[_VmReport]) -> tuple[str, ...]:
     found = set()
-    for word in words:
-        if word.view.vm.resource_group:
-            found.add(f"resource_group:{word.view.vm.resource_group.casefold()}")
-        found |= {f"labels.{name}:{value}" for name, value in word.view.labels.items()}
+    for report in reports:
+        if report.view.vm.resource_group:
+            found.add(f"resource_group:{report.view.vm.resource_group.casefold()}")
+        found |= {f"labels.{name}:{value}" for name, value in report.view.labels.items()}
     return tuple(sorted(found))
 
 
-def _end_of(record: TransitionRecord) -> StreamEnd:
-    return StreamEnd(
-        vm_key=vm_key(record),
-        stream_id=record.stream_id,
-        sequence=record.sequence,
-        record_id=record.id,
+def _stream_milliseconds(stream_id: str, first_received_at: str) -> int:
+    """Return the time of a stream: that of its UUIDv7, and at most its first arrival.
+
+    The limit keeps a stream whose clock was ahead from outranking the VM's later streams.
+    """
+    received = int(parse_time(first_received_at).timestamp() * 1000)
+    try:
+        stream = uuid.UUID(stream_id)
+    except ValueError:
+        return received
+    return min(stream.int >> _TIME_SHIFT, received) if stream.version == _VERSION_7 else received
+
+
+def _vm_state_of(record: TransitionRecord, key: str, position: Position) -> VmState:
+    has_list = record.active_event_ids is not None
+    return VmState(
+        vm_key=key,
+        position=position,
         observed_at=format_time(parse_time(record.observed_at)),
         vm=record.vm,
         labels=record.labels,
+        listed_at=position if has_list else None,
+        active_event_ids=tuple(sorted(set(record.active_event_ids or ()))),
     )
 
 
-def _view_of(record: TransitionRecord, event: ScheduledEvent, end: StreamEnd) -> View:
+def _view_of(record: TransitionRecord, event: ScheduledEvent, key: str, position: Position) -> View:
+    observed_at = format_time(parse_time(record.observed_at))
     return View(
         event_key=event_key(event, record.vm),
-        vm_key=end.vm_key,
-        stream_id=end.stream_id,
-        sequence=end.sequence,
-        record_id=end.record_id,
+        vm_key=key,
+        position=position,
+        record_id=record.id,
         transition=record.transition,
         evidence=record.evidence,
-        observed_at=end.observed_at,
-        first_observed_at=end.observed_at,
+        observed_at=observed_at,
+        first_observed_at=observed_at,
         event=event,
         affects_this_vm=record.affects_this_vm,
         vm=record.vm,
         labels=record.labels,
     )
-
-
-def _with_first(view: View, first_observed_at: str) -> View:
-    return msgspec.structs.replace(view, first_observed_at=first_observed_at)

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from bridge.clock import Clock, format_time
 from bridge.logs import ThrottledLog
-from bridge.portal.callers import CallerRefusal, CallerRefused, Callers
+from bridge.portal.authentication import AuthenticationFailed, AuthenticationFailure, Authenticator
 from bridge.portal.cloudevents import RequestMalformed, received_records
 from bridge.portal.fleet import vm_key
 from bridge.portal.metrics import PortalMetrics
@@ -84,13 +84,17 @@ class Ingest:
     """Takes records in."""
 
     def __init__(
-        self, *, store: StoreThreads, callers: Callers, metrics: PortalMetrics, clock: Clock, body_seconds: float
+        self,
+        *,
+        store: StoreThreads,
+        authenticator: Authenticator,
+        metrics: PortalMetrics,
+        clock: Clock,
     ) -> None:
         self._writer = RecordWriter(store, clock=clock)
-        self._callers = callers
+        self._authenticator = authenticator
         self._metrics = metrics
         self._clock = clock
-        self._body_seconds = body_seconds
         self._log = ThrottledLog(logger, clock=clock)
 
     async def post(self, request: Request) -> Response:
@@ -99,7 +103,7 @@ class Ingest:
             received = await self._received(request)
             began = time.perf_counter()
             await self._writer.write(received)
-        except CallerRefused as error:
+        except AuthenticationFailed as error:
             return error_answer(error.status, str(error))
         except BodyRefused as error:
             return error_answer(error.status, str(error), ends=True)
@@ -117,13 +121,13 @@ class Ingest:
     async def _received(self, request: Request) -> list[ReceivedRecord]:
         headers = headers_of(request)
         is_signed = "webhook-signature" in headers and "authorization" not in headers
-        agent = None if is_signed else self._callers.agent(headers)
-        body = await body_of(request, seconds=self._body_seconds)
-        agent = agent or self._callers.agent(headers, body)
+        agent = None if is_signed else self._authenticator.agent(headers)
+        body = await body_of(request)
+        agent = agent or self._authenticator.agent(headers, body)
         received = received_records(headers, body)
         for each in received:
             if not agent.may_speak_for(vm_key(each.record)):
-                raise self._callers.refused(
-                    CallerRefusal.NOT_YOURS, "A record is another VM's than the one that asks.", status=403
+                raise self._authenticator.refused(
+                    AuthenticationFailure.NOT_YOURS, "A record is another VM's than the one that asks.", status=403
                 )
         return received

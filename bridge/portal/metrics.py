@@ -45,7 +45,7 @@ class PortalMetrics:
         )
         self._cut = Counter(
             f"{PREFIX}_connections_cut",
-            "Connections that were ended without an answer: too slow, or out of order.",
+            "Connections that were aborted because a request exceeded a limit.",
             registry=self.registry,
         )
         self._documents = Counter(

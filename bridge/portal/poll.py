@@ -20,11 +20,11 @@ from starlette.types import Receive, Scope, Send
 from bridge.clock import Clock
 from bridge.errors import BridgeError
 from bridge.logs import ThrottledLog
-from bridge.portal.book import DecisionBook
-from bridge.portal.bounded_http import CONNECTION, BoundedHttp
-from bridge.portal.callers import CallerRefusal, CallerRefused, Callers
-from bridge.portal.connections import HEADER, Connections
+from bridge.portal.authentication import AuthenticationFailed, AuthenticationFailure, Authenticator
+from bridge.portal.connected_agents import HEADER, ConnectedAgents
+from bridge.portal.http_limits import CONNECTION, LimitedHttp
 from bridge.portal.metrics import PortalMetrics
+from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.store.database import StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -65,15 +65,15 @@ class LongPoll:
     def __init__(
         self,
         *,
-        book: DecisionBook,
-        callers: Callers,
-        connections: Connections,
+        pending_decisions: PendingDecisions,
+        authenticator: Authenticator,
+        connected_agents: ConnectedAgents,
         metrics: PortalMetrics,
         clock: Clock,
     ) -> None:
-        self._book = book
-        self._callers = callers
-        self._connections = connections
+        self._pending_decisions = pending_decisions
+        self._authenticator = authenticator
+        self._connected_agents = connected_agents
         self._metrics = metrics
         self._clock = clock
         self._log = ThrottledLog(logger, clock=clock)
@@ -84,26 +84,26 @@ class LongPoll:
         try:
             headers = _headers(scope)
             asked = self._asked(scope, headers)
-            received_index = asked.index if asked.index <= self._book.index else 0  # of another history
-            self._connections.begins(asked.vm_key, headers.get(HEADER, ""), index=received_index)
+            received_index = asked.index if asked.index <= self._pending_decisions.index else 0  # of another history
+            self._connected_agents.begins(asked.vm_key, headers.get(HEADER, ""), index=received_index)
             poll = asked
-            if poll.index > self._book.index:
-                await self._book.catch_up()  # another process may have told it of more than is known here
+            if poll.index > self._pending_decisions.index:
+                await self._pending_decisions.catch_up()  # another process may have told it of more than is known here
             if not self._is_due(poll) and not await self._held(poll, scope[CONNECTION]):
                 return
         except PollRefused as error:
             await self._send(scope[CONNECTION], send, error.status, {"error": str(error)})
-        except CallerRefused as error:
+        except AuthenticationFailed as error:
             await self._send(scope[CONNECTION], send, error.status, {"error": str(error)})
         except StoreUnavailable as error:
             self._log.problem("store", logging.ERROR, f"A poll cannot be answered: {error}")
             await self._send(scope[CONNECTION], send, _UNAVAILABLE, {"error": "The database cannot be read now."})
         else:
-            after = 0 if poll.index > self._book.index else poll.index
-            await self._send(scope[CONNECTION], send, _OK, self._book.answer(poll.vm_key, after))
+            after = 0 if poll.index > self._pending_decisions.index else poll.index
+            await self._send(scope[CONNECTION], send, _OK, self._pending_decisions.answer(poll.vm_key, after))
         finally:
             if poll is not None:
-                self._connections.ends(poll.vm_key)
+                self._connected_agents.ends(poll.vm_key)
 
     def _asked(self, scope: Scope, headers: Mapping[str, str]) -> Poll:
         if scope["method"] != "GET":
@@ -112,9 +112,9 @@ class LongPoll:
         if path is None:
             raise PollRefused(_NOT_FOUND, "There is nothing here.")
         vm_key = path[1].decode().lower()
-        if not self._callers.agent(headers).may_speak_for(vm_key):
-            raise self._callers.refused(
-                CallerRefusal.NOT_YOURS, "Decisions of another VM than the one that asks.", status=_FORBIDDEN
+        if not self._authenticator.agent(headers).may_speak_for(vm_key):
+            raise self._authenticator.refused(
+                AuthenticationFailure.NOT_YOURS, "Decisions of another VM than the one that asks.", status=_FORBIDDEN
             )
         if any(headers.get(name, "0") != "0" for name in _BODY):
             raise PollRefused(_BAD, "A poll has no body.")
@@ -123,10 +123,14 @@ class LongPoll:
 
     def _is_due(self, poll: Poll) -> bool:
         """Return whether there is an answer at once."""
-        is_first_or_lost = poll.index == 0 or poll.index > self._book.index
-        return is_first_or_lost or self._book.is_stopping or self._book.has_news(poll.vm_key, poll.index)
+        is_first_or_lost = poll.index == 0 or poll.index > self._pending_decisions.index
+        return (
+            is_first_or_lost
+            or self._pending_decisions.is_stopping
+            or self._pending_decisions.has_new(poll.vm_key, poll.index)
+        )
 
-    async def _held(self, poll: Poll, connection: BoundedHttp) -> bool:
+    async def _held(self, poll: Poll, connection: LimitedHttp) -> bool:
         """Wait until there is an answer for *poll*; return False when its client has gone."""
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
@@ -138,18 +142,18 @@ class LongPoll:
         connection.call_when_gone(wake)
         share = _LEAST_OF_WAIT + (1.0 - _LEAST_OF_WAIT) * self._clock.random()
         timer = loop.call_later(poll.wait_seconds * share, wake)
-        self._book.wait(poll.vm_key, woken)
+        self._pending_decisions.wait(poll.vm_key, woken)
         self._metrics.held_polls.inc()
         try:
             await woken
         finally:
             self._metrics.held_polls.dec()
-            self._book.forget(poll.vm_key, woken)
+            self._pending_decisions.forget(poll.vm_key, woken)
             timer.cancel()
             connection.call_when_gone(None)
         return not connection.is_gone
 
-    async def _send(self, connection: BoundedHttp, send: Send, status: int, value: object) -> None:
+    async def _send(self, connection: LimitedHttp, send: Send, status: int, value: object) -> None:
         body = msgspec.json.encode(value)
         headers = [
             (b"content-type", b"application/json"),
@@ -160,7 +164,7 @@ class LongPoll:
             headers.append((b"www-authenticate", b"Bearer"))
         if status == _UNAVAILABLE:
             headers.append((b"retry-after", str(_RETRY_AFTER_SECONDS).encode()))
-        if self._book.is_stopping:
+        if self._pending_decisions.is_stopping:
             headers.append((b"connection", b"close"))
         self._metrics.answered(_ROUTE, status)
         if not connection.answer_at_once(status, headers, body):

@@ -49,38 +49,36 @@ records = Table(
     Index(None, "event_key", "observed_at"),
 )
 
-#: Every VM that a record came from: the last word of its newest stream.
+#: Every VM that has sent a record (`bridge.portal.fleet.VmState`).
 vms = Table(
     "vms",
     metadata,
     Column("vm_key", Text, primary_key=True),
     Column("name", Text),
-    Column("stream_id", Text),
     Column("observed_at", String(24)),
     Column("body", Text),
 )
 
-#: Of each stream its last record (`bridge.portal.fleet.StreamEnd`).
+#: The first arrival of each stream, which limits the time of the stream.
 streams = Table(
     "streams",
     metadata,
     Column("vm_key", Text, primary_key=True),
     Column("stream_id", Text, primary_key=True),
-    Column("body", Text, nullable=False),
+    Column("first_received_at", String(24), nullable=False),
 )
 
-#: Of each stream and event its last record (`bridge.portal.fleet.View`).
+#: The newest record of each event from each VM (`bridge.portal.fleet.View`).
 event_vms = Table(
     "event_vms",
     metadata,
     Column("event_key", String(32), primary_key=True),
     Column("vm_key", Text, primary_key=True),
-    Column("stream_id", Text, primary_key=True),
     Column("body", Text, nullable=False),
     Index(None, "vm_key"),
 )
 
-#: What follows from the two (`bridge.portal.fleet.EventState`).
+#: The state of each event, which follows from the views and the VMs (`bridge.portal.fleet.EventState`).
 events = Table(
     "events",
     metadata,

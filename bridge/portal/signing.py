@@ -18,7 +18,7 @@ from bridge.approval.signing import DecisionSigner
 from bridge.clock import format_time
 from bridge.portal.fleet import EventState, State, VmOfEvent
 from bridge.portal.store.decisions import NewDecision
-from bridge.portal.verdicts import Ruling, Word, reason_of
+from bridge.portal.verdicts import Choice, Ruling, reason_of
 from bridge.text import one_line
 
 #: One and a spare.
@@ -83,23 +83,23 @@ class PortalKey:
         """Return an approval of *event* for each of *vms*, for as long as the first of the people meant it."""
         until = min(each.expires_at for each in ruling.verdicts)
         seconds = (datetime.fromisoformat(until) - now).total_seconds()
-        return tuple(self._new(event, ruling, vm.vm_key, Word.APPROVE, seconds=seconds, now=now) for vm in vms)
+        return tuple(self._new(event, ruling, vm.vm_key, Choice.APPROVE, seconds=seconds, now=now) for vm in vms)
 
     def holds(
         self, event: EventState, ruling: Ruling, vm_keys: Sequence[str], *, now: datetime
     ) -> tuple[NewDecision, ...]:
         """Return a hold of *event* for each of *vm_keys*; those without a vmId ask no portal, and get none."""
         asked = [key for key in vm_keys if _has_vm_id(key)]
-        return tuple(self._new(event, ruling, key, Word.HOLD, seconds=_HOLD_SECONDS, now=now) for key in asked)
+        return tuple(self._new(event, ruling, key, Choice.HOLD, seconds=_HOLD_SECONDS, now=now) for key in asked)
 
     def _new(
-        self, event: EventState, ruling: Ruling, vm_key: str, word: Word, *, seconds: float, now: datetime
+        self, event: EventState, ruling: Ruling, vm_key: str, choice: Choice, *, seconds: float, now: datetime
     ) -> NewDecision:
         verdict = ruling.verdicts[-1]
         jti = str(uuid.uuid4())
         reason = one_line(reason_of(ruling))
         jws = self._signer.sign(
-            vm_key, event.event, word.value, now=now, valid_seconds=seconds, reason=reason or None, jti=jti
+            vm_key, event.event, choice.value, now=now, valid_seconds=seconds, reason=reason or None, jti=jti
         )
         expires_at = now + timedelta(seconds=seconds)
         return NewDecision(
@@ -107,7 +107,7 @@ class PortalKey:
             event_key=event.key,
             jti=jti,
             iss=self._signer.approver,
-            decision=word.value,
+            decision=choice.value,
             jws=jws,
             expires_at_seconds=math.ceil(expires_at.timestamp()),
             verdict_id=verdict.verdict_id,

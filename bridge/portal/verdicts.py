@@ -13,13 +13,13 @@ from enum import Enum
 
 import msgspec
 
-from bridge.portal.names import folded
+from bridge.portal.user_names import folded_name
 
 #: What is said to whoever would approve an event that is held.
 TAKE_BACK = "Take the hold back to approve it."
 
 
-class Word(str, Enum):
+class Choice(str, Enum):
     """What a person says."""
 
     APPROVE = "approve"
@@ -41,7 +41,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     verdict_id: str
     event_key: str
-    word: Word
+    choice: Choice
     digest: str
     """Of the event as it was shown to that person."""
     user_name: str
@@ -67,7 +67,7 @@ def counting(verdicts: Iterable[Verdict], barred: Container[str]) -> tuple[Verdi
 
     *barred* are the folded names of those people.
     """
-    return tuple(each for each in verdicts if each.word is Word.HOLD or folded(each.user_name) not in barred)
+    return tuple(each for each in verdicts if each.choice is Choice.HOLD or folded_name(each.user_name) not in barred)
 
 
 def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) -> Ruling:
@@ -78,13 +78,13 @@ def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) ->
     standing = sorted(
         (each for each in verdicts if each.withdrawn_at is None), key=lambda each: (each.made_at, each.verdict_id)
     )
-    holds = tuple(each for each in standing if each.word is Word.HOLD)
+    holds = tuple(each for each in standing if each.choice is Choice.HOLD)
     if holds:
         return Ruling(outcome=Outcome.HELD, verdicts=holds, needed=0)
     newest = {
-        folded(each.user_name): each
+        folded_name(each.user_name): each
         for each in standing
-        if each.word is Word.APPROVE and each.digest == digest and at < each.expires_at
+        if each.choice is Choice.APPROVE and each.digest == digest and at < each.expires_at
     }
     approvals = tuple(sorted(newest.values(), key=lambda each: (each.made_at, each.verdict_id)))
     needed = max(0, required - len(approvals))

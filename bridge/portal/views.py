@@ -10,24 +10,23 @@ import msgspec
 from bridge.clock import format_time, parse_time
 from bridge.events.event import ScheduledEvent, compact_json
 from bridge.portal.audit import Entry
+from bridge.portal.decision_progress import AcceptedApproval, DecisionProgress, accepted_approval, progress_of
 from bridge.portal.fleet import EventState, State
-from bridge.portal.signing import AgentSeen
-from bridge.portal.store.stories import EventStory, KnownVm
-from bridge.portal.told_azure import ToldAzure, told_azure
-from bridge.portal.verdicts import Verdict, Word, rule
-from bridge.portal.ways import Way, ways_of
-from bridge.portal.words import (
+from bridge.portal.sentences import (
     Moment,
-    Surroundings,
+    PageContext,
     buttons,
     clock_text,
-    fate,
     how_many,
     moment,
+    next_event,
     these,
     vm_names,
     why_not_yet,
 )
+from bridge.portal.signing import AgentSeen
+from bridge.portal.store.event_details import EventDetails, KnownVm
+from bridge.portal.verdicts import Choice, Verdict, rule
 from bridge.text import duration
 
 
@@ -39,7 +38,7 @@ class Section(str, Enum):
     OVER = "over"
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class VerdictView(msgspec.Struct, frozen=True, kw_only=True):
     """What one person said."""
 
     verdict_id: str
@@ -53,7 +52,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     """It was taken back."""
 
 
-class VmWord(msgspec.Struct, frozen=True):
+class VmReport(msgspec.Struct, frozen=True):
     """What one VM says of the event."""
 
     name: str
@@ -75,7 +74,7 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     """What rows are sorted by."""
     vms: tuple[str, ...]
     groups: tuple[str, ...]
-    fate: str
+    next_event: str
     """What happens if nobody acts."""
     until: Moment | None
     """NotBefore, while it is ahead; a page counts down to it."""
@@ -85,9 +84,9 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     hold: str | None
     no_button: str
     """Why there is no button; nothing: there is one, or it needs no reason."""
-    said: tuple[Said, ...]
-    ways: tuple[Way, ...]
-    words: tuple[VmWord, ...]
+    verdicts: tuple[VerdictView, ...]
+    progress: tuple[DecisionProgress, ...]
+    reports: tuple[VmReport, ...]
     facts: tuple[tuple[str, str], ...]
     """What else is known of it: a name, and a text of Azure's."""
     impact: str
@@ -96,15 +95,15 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     """What Azure says of it; nothing: it says nothing."""
 
 
-def view_of(story: EventStory, around: Surroundings) -> EventView:
+def view_of(details: EventDetails, context: PageContext) -> EventView:
     """Return how the event of *story* is shown."""
-    event = story.event
-    ruling = rule(story.counting, digest=event.digest, at=format_time(around.now), required=around.required)
-    told = told_azure(story)
-    ways = ways_of(story, around.agents, now=around.now, told=told)
+    event = details.event
+    ruling = rule(details.counting, digest=event.digest, at=format_time(context.now), required=context.required)
+    accepted = accepted_approval(details)
+    progress = progress_of(details, context.agents, now=context.now, accepted=accepted)
     names = vm_names(event)
-    can = buttons(event, ruling, ways, around, told=told)
-    until = _until(event, around.now) if told is None else None
+    can = buttons(event, ruling, progress, context, accepted=accepted)
+    until = _until(event, context.now) if accepted is None else None
     return EventView(
         key=event.key,
         digest=event.digest,
@@ -114,15 +113,15 @@ def view_of(story: EventStory, around: Surroundings) -> EventView:
         order=_order(event),
         vms=names,
         groups=event.groups,
-        fate=fate(event, around.now, told),
+        next_event=next_event(event, context.now, accepted),
         until=until,
-        why_not_yet=why_not_yet(story, ruling, ways, told),
+        why_not_yet=why_not_yet(details, ruling, progress, accepted),
         approve=can.approve,
         hold=can.hold,
         no_button=can.why_not,
-        said=tuple(_said(each, story, around, told) for each in story.verdicts),
-        ways=ways,
-        words=tuple(_word(vm.vm_key, vm.vm.name, vm.state, agrees=vm.agrees) for vm in event.vms),
+        verdicts=tuple(_verdict_view(each, details, context, accepted) for each in details.verdicts),
+        progress=progress,
+        reports=tuple(_vm_report(vm.vm_key, vm.vm.name, vm.state, agrees=vm.agrees) for vm in event.vms),
         facts=_facts(event),
         impact=_impact(event.event),
         source=event.event.event_source or "unknown",
@@ -159,22 +158,24 @@ def _until(event: EventState, now: datetime) -> Moment | None:
     return moment(at) if event.state is State.SCHEDULED and at is not None and at > now else None
 
 
-def _said(verdict: Verdict, story: EventStory, around: Surroundings, told: ToldAzure | None) -> Said:
-    event = story.event
+def _verdict_view(
+    verdict: Verdict, details: EventDetails, context: PageContext, accepted: AcceptedApproval | None
+) -> VerdictView:
+    event = details.event
     can = (
         verdict.withdrawn_at is None
-        and told is None
+        and accepted is None
         and event.state is State.SCHEDULED
-        and around.kid is not None
-        and around.person.why_not_decide(event) is None
+        and context.kid is not None
+        and context.person.why_not_decide(event) is None
     )
     does = "stops it where Azure was not told yet"
-    if verdict.word is Word.HOLD:
-        others = [each for each in story.counting if each.word is Word.HOLD and each.withdrawn_at is None]
+    if verdict.choice is Choice.HOLD:
+        others = [each for each in details.counting if each.choice is Choice.HOLD and each.withdrawn_at is None]
         does = "people may approve it again" if len(others) == 1 else "it stays held, for others hold it too"
-    return Said(
+    return VerdictView(
         verdict_id=verdict.verdict_id,
-        sentence=f"{verdict.user_name} {_verb(verdict, story, around.now, told)}",
+        sentence=f"{verdict.user_name} {_verb(verdict, details, context.now, accepted)}",
         reason=verdict.reason,
         at=moment(verdict.made_at),
         can_withdraw=can,
@@ -183,34 +184,38 @@ def _said(verdict: Verdict, story: EventStory, around: Surroundings, told: ToldA
     )
 
 
-def _verb(verdict: Verdict, story: EventStory, now: datetime, told: ToldAzure | None) -> str:
+def _verb(verdict: Verdict, details: EventDetails, now: datetime, accepted: AcceptedApproval | None) -> str:
     """Return what the person of *verdict* did, and, while the event is ahead, why an approval does not count."""
-    if verdict.word is Word.HOLD:
-        return _verb_of_hold(verdict, story, told)
+    if verdict.choice is Choice.HOLD:
+        return _verb_of_hold(verdict, details, accepted)
     if verdict.withdrawn_at is not None:
-        late = f" too late: Azure was told at {told.clock}" if told is not None and verdict in told.verdicts else ""
+        late = (
+            f" too late: Azure was told at {accepted.clock}"
+            if accepted is not None and verdict in accepted.verdicts
+            else ""
+        )
         return f"approved it, which was taken back{late}"
-    if story.event.state is State.SCHEDULED and told is None:
-        if verdict.digest != story.event.digest:
+    if details.event.state is State.SCHEDULED and accepted is None:
+        if verdict.digest != details.event.digest:
             return "approved it as it was before it changed"
         if verdict.expires_at <= format_time(now):
             return "approved it, which has run out"
-        if verdict not in story.counting:
+        if verdict not in details.counting:
             return "approved it, and may approve no more"
     return "approved it"
 
 
-def _verb_of_hold(verdict: Verdict, story: EventStory, told: ToldAzure | None) -> str:
+def _verb_of_hold(verdict: Verdict, details: EventDetails, accepted: AcceptedApproval | None) -> str:
     if verdict.withdrawn_at is not None:
         return "held it, which was taken back"
-    if told is not None:
-        return f"held it too late: Azure was told at {told.clock}"
-    return "holds it" if story.event.state is State.SCHEDULED else "held it"
+    if accepted is not None:
+        return f"held it too late: Azure was told at {accepted.clock}"
+    return "holds it" if details.event.state is State.SCHEDULED else "held it"
 
 
-def _word(vm_key: str, name: str | None, state: State, *, agrees: bool) -> VmWord:
+def _vm_report(vm_key: str, name: str | None, state: State, *, agrees: bool) -> VmReport:
     note = "" if agrees else "says something else than is shown here"
-    return VmWord(name or vm_key, vm_key, _STATE_WORDS[state], note, agrees)
+    return VmReport(name or vm_key, vm_key, _STATE_WORDS[state], note, agrees)
 
 
 def _facts(event: EventState) -> tuple[tuple[str, str], ...]:

@@ -24,10 +24,10 @@ from portal_kit import READER_TOKEN, portal_table
 
 from bridge.approval.signing import generate_key
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.people import COOKIE
 from bridge.portal.settings import database_file, read
 from bridge.portal.store.database import Store
-from bridge.portal.store.people import User, add_session, add_user
+from bridge.portal.store.users import User, add_session, add_user
+from bridge.portal.users import COOKIE
 from bridge.testing import EventSpec, Simulator
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(600)]

@@ -7,7 +7,7 @@ import doc_pages
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bridge.portal.callers import CallerRefusal
+from bridge.portal.authentication import AuthenticationFailure
 from bridge.portal.metrics import PortalMetrics
 from bridge.system.attestation import DocumentRefusal
 
@@ -73,7 +73,7 @@ def exported():
     metrics.ingest_seconds.observe(2)
     metrics.received(1)
     metrics.attested("accepted")
-    for caller in CallerRefusal:
+    for caller in AuthenticationFailure:
         metrics.refused(caller.value)
     for document in DocumentRefusal:
         metrics.attested(document.value)

@@ -24,6 +24,13 @@ def vm_id_of(number: int) -> str:
     return str(uuid.uuid5(NAMESPACE, f"vm {number}"))
 
 
+def stream_id_of(vm: int, stream: int) -> str:
+    """Return the UUIDv7 of a stream of *vm* that began *stream* minutes after `NOW`."""
+    milliseconds = int((NOW + timedelta(minutes=stream)).timestamp() * 1000)
+    random_bits = uuid.uuid5(NAMESPACE, f"stream {vm} {stream}").int & (2**62 - 1)
+    return str(uuid.UUID(int=milliseconds << 80 | 7 << 76 | 2 << 62 | random_bits))
+
+
 def fleet_record(
     vm: int = 0,
     *,
@@ -35,6 +42,7 @@ def fleet_record(
     seconds: float = 0.0,
     resources: tuple[str, ...] = ("vm_0", "vm_1"),
     labels: dict[str, str] | None = None,
+    active: tuple[str, ...] | None = None,
     **event_fields: Any,
 ) -> TransitionRecord:
     """Return a record of the VM with the number *vm*, observed *seconds* after `NOW`."""
@@ -58,8 +66,9 @@ def fleet_record(
     return TransitionRecord(
         id=str(uuid.uuid5(NAMESPACE, name)),
         transition_key="0" * 64,
-        stream_id=str(uuid.uuid5(NAMESPACE, f"stream {vm} {stream}")),
+        stream_id=stream_id_of(vm, stream),
         sequence=sequence,
+        active_event_ids=active,
         transition=transition,
         evidence=evidence,
         observed_at=format_time(NOW + timedelta(seconds=seconds)),
@@ -83,7 +92,7 @@ def histories(draw: st.DrawFn, *, most_vms: int = MOST_VMS) -> list[TransitionRe
     for vm in draw(st.lists(st.integers(0, MOST_VMS - 1), min_size=1, max_size=most_vms, unique=True)):
         for stream in range(draw(st.integers(1, 2))):
             steps = draw(st.lists(_STEPS, min_size=1, max_size=4))
-            for sequence, (event_id, transition, evidence, seconds, minutes, team) in enumerate(steps, start=1):
+            for sequence, (event_id, transition, evidence, seconds, minutes, team, active) in enumerate(steps, start=1):
                 is_ending = transition in _ENDINGS
                 found.append(
                     fleet_record(
@@ -95,6 +104,7 @@ def histories(draw: st.DrawFn, *, most_vms: int = MOST_VMS) -> list[TransitionRe
                         evidence=evidence if is_ending else Evidence.OBSERVED,
                         seconds=seconds,
                         labels={"team": team},
+                        active=active,
                         not_before_raw=f"Fri, 20 Nov 2026 11:{minutes:02d}:00 GMT",
                     )
                 )
@@ -109,4 +119,5 @@ _STEPS = st.tuples(
     st.integers(0, 5),
     st.integers(14, 16),
     st.sampled_from(("payments", "search")),
+    st.sampled_from((None, None, (), ("A",), ("A", "B"))),
 )

@@ -19,11 +19,11 @@ from bridge.approval.signing import generate_key
 from bridge.clock import Clock
 from bridge.events.record import Approval, Transition
 from bridge.portal.audit import NewEntry
-from bridge.portal.people import COOKIE
 from bridge.portal.settings import database_file, read
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import Store
-from bridge.portal.store.people import User, add_user
+from bridge.portal.store.users import User, add_user
+from bridge.portal.users import COOKIE
 
 PASSWORD = "correct horse battery staple"  # of a test
 #: argon2 takes its time, which is not what these tests are about: test_people.py is.

@@ -15,8 +15,7 @@ import requests
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.events.event import encode
 from bridge.events.record import TransitionRecord
-from bridge.portal.bounded_http import HttpBounds
-from bridge.portal.memory import TIDIES_EVERY_SECONDS
+from bridge.portal.http_limits import HttpLimits
 from bridge.portal.serve import Portal
 from bridge.portal.settings import read
 from bridge.portal.store.database import Store
@@ -69,16 +68,14 @@ class RunningPortal:
         *,
         clock: Clock = REAL_CLOCK,
         body_seconds: float = 10.0,
-        bounds: HttpBounds = HttpBounds(),  # noqa: B008  # frozen
-        tidies_every_seconds: int = TIDIES_EVERY_SECONDS,
+        limits: HttpLimits = HttpLimits(),  # noqa: B008  # frozen
         **tables: Any,
     ) -> None:
         self._settings = read(portal_table(directory, **tables))
         self._more: dict[str, Any] = {
             "clock": clock,
             "body_seconds": body_seconds,
-            "bounds": bounds,
-            "tidies_every_seconds": tidies_every_seconds,
+            "limits": limits,
         }
         self._thread: threading.Thread | None = None
         self._failed: BaseException | None = None

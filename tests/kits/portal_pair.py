@@ -16,8 +16,8 @@ from signers import Signer
 
 from bridge.approval.signing import generate_key
 from bridge.events.record import TransitionRecord
-from bridge.portal.people import COOKIE
-from bridge.portal.store.people import User, add_session, add_user
+from bridge.portal.store.users import User, add_session, add_user
+from bridge.portal.users import COOKIE
 
 PEOPLE = ("ann", "bob")
 

@@ -18,9 +18,9 @@ import pytest
 
 if TYPE_CHECKING:
     from azure_documents import Authority
-    from document_desk import Desk
     from portal_databases import Database
     from postgresql_server import Server
+    from verifier_kit import VerifierKit
 
     from bridge.portal.store.database import Store
 
@@ -104,7 +104,7 @@ def store(database: Database) -> Store:
 def azure() -> Authority:
     """An authority that issues attested documents, as Azure does."""
     from azure_documents import Authority  # noqa: PLC0415  # needs the extra
-    from document_desk import NOW  # noqa: PLC0415  # needs the extra
+    from verifier_kit import NOW  # noqa: PLC0415  # needs the extra
 
     return Authority(NOW)
 
@@ -113,14 +113,14 @@ def azure() -> Authority:
 def stranger() -> Authority:
     """Another authority, with the very same names."""
     from azure_documents import Authority  # noqa: PLC0415  # needs the extra
-    from document_desk import NOW  # noqa: PLC0415  # needs the extra
+    from verifier_kit import NOW  # noqa: PLC0415  # needs the extra
 
     return Authority(NOW)
 
 
 @pytest.fixture
-def desk(azure: Authority) -> Desk:
-    """A portal's desk that trusts `azure`."""
-    from document_desk import Desk  # noqa: PLC0415  # needs the extra
+def verifier(azure: Authority) -> VerifierKit:
+    """A verifier that trusts the authority `azure`."""
+    from verifier_kit import VerifierKit  # noqa: PLC0415  # needs the extra
 
-    return Desk(azure)
+    return VerifierKit(azure)

@@ -24,12 +24,11 @@ from starlette.requests import Request
 from bridge.config.loader import read as read_agent
 from bridge.errors import CredentialFailed, DeliveryFailed
 from bridge.imds.client import ImdsClient, attested_tokens
+from bridge.portal.agent_tokens import AgentTokens
 from bridge.portal.agents import MAX_BODY_BYTES, AgentRoutes, secrets_of
-from bridge.portal.callers import CallerRefused, Callers
+from bridge.portal.authentication import AuthenticationFailed, Authenticator
 from bridge.portal.metrics import PortalMetrics
-from bridge.portal.requests import BodyRoom
 from bridge.portal.settings import AttestedSettings
-from bridge.portal.tokens import AgentTokens
 from bridge.system.attestation import AttestedToken
 from bridge.system.secrets import Secret
 from bridge.testing import Fault, ManualClock, Simulator
@@ -325,14 +324,17 @@ def test_a_portal_without_its_secret_says_so_and_goes_on(portal, table, imds, az
 def test_when_too_many_wait_the_next_is_told_to_come_again(table):
     counts = []
     routes = AgentRoutes(
-        msgspec.convert(table, AttestedSettings), count=counts.append, clock=ManualClock().clock, most_waiting=0
+        msgspec.convert(table, AttestedSettings),
+        count=counts.append,
+        clock=ManualClock().clock,
+        store=None,
+        most_waiting=0,
     )
 
     async def receive():
         return {"type": "http.request", "body": b'{"document": "AAAA"}'}
 
     app = Starlette()
-    app.state.bodies = BodyRoom()
     scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b"", "app": app}
     answer = asyncio.run(routes.token(Request(scope, receive)))
     routes.close()
@@ -346,14 +348,14 @@ def test_ten_thousand_bogus_tokens_leave_nothing_behind(caplog):
     tokens = AgentTokens(lambda: (SECRET,), clock=clock)
     metrics = PortalMetrics()
     none = Secret(key="none")
-    callers = Callers(
+    callers = Authenticator(
         agent_token=none, webhook_secret=none, reader_token=none, metrics=metrics, clock=clock, attested=tokens
     )
     good = tokens.new("7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90", subscription_id="s")
     head, payload, signature = good.split(".")
     for number in range(10_000):
         forged = f"{head}.{payload}.{base64.urlsafe_b64encode(number.to_bytes(32, 'big')).rstrip(b'=').decode()}"
-        with pytest.raises(CallerRefused):
+        with pytest.raises(AuthenticationFailed):
             callers.agent({"authorization": f"Bearer {forged if number % 2 else signature + str(number)}"})
     assert len(caplog.records) <= 2
     assert 'callers_refused_total{reason="wrong_token"} 10000.0' in metrics.page().decode()

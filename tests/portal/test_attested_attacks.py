@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtensionOID
-from document_desk import NAME, NOW, Desk, with_bag
+from verifier_kit import NAME, NOW, VerifierKit, with_bag
 
 from bridge.portal.attested import MAX_DOCUMENT_CHARACTERS
 from bridge.system.attestation import DocumentRefusal
@@ -30,30 +30,30 @@ def changed(der, change):
 # Who signs.
 
 
-def test_two_signers_are_refused_in_either_order_and_also_when_both_are_the_same(desk, azure, stranger):
-    content = desk.content()
+def test_two_signers_are_refused_in_either_order_and_also_when_both_are_the_same(verifier, azure, stranger):
+    content = verifier.content()
     mine = cms.ContentInfo.load(azure.document(content, azure.signer(NAME)))["content"]["signer_infos"][0]
     his = cms.ContentInfo.load(stranger.document(content, stranger.signer(NAME)))["content"]["signer_infos"][0]
     for signers in ([mine, his], [his, mine], [mine, mine], []):
         der = changed(azure.document(content, azure.signer(NAME)), lambda data, signers=signers: _sign(data, signers))
-        assert desk.refusal(der) is DocumentRefusal.NOT_ONE_SIGNER
+        assert verifier.refusal(der) is DocumentRefusal.NOT_ONE_SIGNER
 
 
 def _sign(data, signers):
     data["signer_infos"] = cms.SignerInfos(signers)
 
 
-def test_a_signer_that_is_named_by_its_key_is_not_looked_for(desk):
+def test_a_signer_that_is_named_by_its_key_is_not_looked_for(verifier):
     def by_key(data):
         data["signer_infos"][0]["version"] = "v3"
         data["signer_infos"][0]["sid"] = cms.SignerIdentifier(name="subject_key_identifier", value=b"0" * 20)
 
-    assert desk.refusal(changed(desk.document(), by_key)) is DocumentRefusal.MALFORMED
+    assert verifier.refusal(changed(verifier.document(), by_key)) is DocumentRefusal.MALFORMED
 
 
-def test_a_genuine_signature_does_not_carry_over_to_another_content(desk):
+def test_a_genuine_signature_does_not_carry_over_to_another_content(verifier):
     """What is signed without attributes are bytes: with attributes that say so much, and the other way round."""
-    plain, other = desk.document(), desk.document(attributes=True)
+    plain, other = verifier.document(), verifier.document(attributes=True)
     attributes = cms.ContentInfo.load(other)["content"]["signer_infos"][0]["signed_attrs"]
     signature = cms.ContentInfo.load(other)["content"]["signer_infos"][0]["signature"]
     as_content = b"\x31" + attributes.dump()[1:]
@@ -68,28 +68,31 @@ def test_a_genuine_signature_does_not_carry_over_to_another_content(desk):
     def attributes_gone(data):
         data["signer_infos"][0]["signed_attrs"] = None
 
-    assert desk.refusal(changed(plain, attributes_as_content)) in {DocumentRefusal.MALFORMED, DocumentRefusal.FORGED}
-    assert desk.refusal(changed(plain, attributes_added)) in {DocumentRefusal.TAMPERED, DocumentRefusal.FORGED}
-    assert desk.refusal(changed(other, attributes_gone)) is DocumentRefusal.FORGED
+    assert verifier.refusal(changed(plain, attributes_as_content)) in {
+        DocumentRefusal.MALFORMED,
+        DocumentRefusal.FORGED,
+    }
+    assert verifier.refusal(changed(plain, attributes_added)) in {DocumentRefusal.TAMPERED, DocumentRefusal.FORGED}
+    assert verifier.refusal(changed(other, attributes_gone)) is DocumentRefusal.FORGED
 
 
 @pytest.mark.parametrize("attributes", [False, True], ids=["plain", "attributes"])
 @pytest.mark.parametrize("kind", ["signed_data", "1.3.6.1.4.1.311.2.1.4"])  # the second is of bytes, as data is
-def test_a_content_of_another_type_needs_attributes_that_name_it(desk, kind, attributes):
+def test_a_content_of_another_type_needs_attributes_that_name_it(verifier, kind, attributes):
     """The signature is right in each: RFC 5652, sections 5.3 and 11.1."""
 
     def other_type(data):
         data["encap_content_info"]["content_type"] = kind
 
-    assert desk.refusal(changed(desk.document(attributes=attributes), other_type)) is DocumentRefusal.MALFORMED
+    assert verifier.refusal(changed(verifier.document(attributes=attributes), other_type)) is DocumentRefusal.MALFORMED
 
 
 @pytest.mark.parametrize("attributes", [False, True], ids=["plain", "attributes"])
 @pytest.mark.parametrize("digest", [SHA1, MD5], ids=["sha1", "md5"])
-def test_a_weak_digest_is_of_no_kind_that_is_known(desk, digest, attributes):
+def test_a_weak_digest_is_of_no_kind_that_is_known(verifier, digest, attributes):
     """Also where the signature is right for it."""
     oid = {SHA1: "sha1", MD5: "md5"}[digest]
-    key = desk.azure.key
+    key = verifier.azure.key
 
     def weak(data):
         info = data["signer_infos"][0]
@@ -98,21 +101,21 @@ def test_a_weak_digest_is_of_no_kind_that_is_known(desk, digest, attributes):
         if digest == SHA1:
             info["signature"] = key.sign(signed, padding.PKCS1v15(), hashes.SHA1())
 
-    assert desk.refusal(changed(desk.document(attributes=attributes), weak)) is DocumentRefusal.MALFORMED
+    assert verifier.refusal(changed(verifier.document(attributes=attributes), weak)) is DocumentRefusal.MALFORMED
 
 
-def test_a_signature_of_another_padding_is_forged(desk):
+def test_a_signature_of_another_padding_is_forged(verifier):
     def pss(data):
         signed = bytes(data["encap_content_info"]["content"])
         way = padding.PSS(padding.MGF1(hashes.SHA256()), 32)
-        data["signer_infos"][0]["signature"] = desk.azure.key.sign(signed, way, hashes.SHA256())
+        data["signer_infos"][0]["signature"] = verifier.azure.key.sign(signed, way, hashes.SHA256())
 
-    assert desk.refusal(changed(desk.document(), pss)) is DocumentRefusal.FORGED
+    assert verifier.refusal(changed(verifier.document(), pss)) is DocumentRefusal.FORGED
 
 
 @pytest.mark.parametrize("signature", [b"", b"\0", b"\0" * 256, b"\xff" * 256, b"0" * 5_000])
-def test_a_signature_that_is_none_is_forged(desk, signature):
-    for desk_of in (desk, Desk(Authority(NOW, key=ec.generate_private_key(ec.SECP256R1())))):
+def test_a_signature_that_is_none_is_forged(verifier, signature):
+    for desk_of in (verifier, VerifierKit(Authority(NOW, key=ec.generate_private_key(ec.SECP256R1())))):
 
         def none(data):
             data["signer_infos"][0]["signature"] = signature
@@ -124,15 +127,15 @@ def test_a_signature_that_is_none_is_forged(desk, signature):
 
 
 @pytest.mark.parametrize("uses", [("key_encipherment",), ("crl_sign",), ("data_encipherment", "key_agreement")])
-def test_a_certificate_whose_key_is_not_for_signatures_is_not_trusted(desk, uses):
+def test_a_certificate_whose_key_is_not_for_signatures_is_not_trusted(verifier, uses):
     key_usage = tuple(uses)
     if "key_agreement" not in uses:
-        assert desk.accepts(desk.document(key_usage=(*key_usage, "digital_signature")))
-    assert desk.refusal(desk.document(key_usage=key_usage)) is DocumentRefusal.UNTRUSTED
+        assert verifier.accepts(verifier.document(key_usage=(*key_usage, "digital_signature")))
+    assert verifier.refusal(verifier.document(key_usage=key_usage)) is DocumentRefusal.UNTRUSTED
 
 
-def test_a_key_for_commitments_signs_too(desk):
-    assert desk.accepts(desk.document(key_usage=("content_commitment",)))
+def test_a_key_for_commitments_signs_too(verifier):
+    assert verifier.accepts(verifier.document(key_usage=("content_commitment",)))
 
 
 @pytest.mark.parametrize(
@@ -150,36 +153,36 @@ def test_a_key_for_commitments_signs_too(desk):
 )
 def test_an_issuer_that_may_not_issue_it_leads_to_no_root(azure, issuer):
     right, wrong = azure.below(is_authority=True), azure.below(**issuer)
-    content = Desk(azure).content()
-    assert Desk(azure).accepts(right.document(content, right.signer(NAME), right.intermediate))
+    content = VerifierKit(azure).content()
+    assert VerifierKit(azure).accepts(right.document(content, right.signer(NAME), right.intermediate))
     der = wrong.document(content, wrong.signer(NAME), wrong.intermediate)
-    assert Desk(azure).refusal(der) is DocumentRefusal.UNTRUSTED
+    assert VerifierKit(azure).refusal(der) is DocumentRefusal.UNTRUSTED
 
 
 def test_an_intermediate_that_may_have_none_below_it_leads_to_no_root():
     azure = Authority(NOW, path_length=0)
-    desk = Desk(azure)
+    verifier = VerifierKit(azure)
     below = azure.below(is_authority=True)
-    assert desk.refusal(below.document(desk.content(), below.signer(NAME), below.intermediate)) is (
+    assert verifier.refusal(below.document(verifier.content(), below.signer(NAME), below.intermediate)) is (
         DocumentRefusal.UNTRUSTED
     )
-    assert desk.accepts(desk.document())
+    assert verifier.accepts(verifier.document())
 
 
-def test_certificates_that_name_one_another_in_a_circle_end(desk, stranger):
+def test_certificates_that_name_one_another_in_a_circle_end(verifier, stranger):
     one, two = stranger.below(is_authority=True), stranger.below(is_authority=True)
-    der = one.document(desk.content(), one.signer(NAME), one.intermediate, two.intermediate, stranger.intermediate)
-    assert desk.refusal(der) is DocumentRefusal.UNTRUSTED
+    der = one.document(verifier.content(), one.signer(NAME), one.intermediate, two.intermediate, stranger.intermediate)
+    assert verifier.refusal(der) is DocumentRefusal.UNTRUSTED
 
 
 # Certificates of strangers that are made to be misread. Before the chain is known, anybody's are looked at.
 
 
 @pytest.mark.parametrize("name", ["-a.metadata.azure.com", "a-.metadata.azure.com", "-.metadata.azure.com"])
-def test_a_name_that_no_host_can_have_is_refused(desk, stranger, name):
-    for authority in (desk.azure, stranger):
-        der = authority.document(desk.content(), authority.signer(name))
-        assert desk.refusal(der) is DocumentRefusal.WRONG_NAME
+def test_a_name_that_no_host_can_have_is_refused(verifier, stranger, name):
+    for authority in (verifier.azure, stranger):
+        der = authority.document(verifier.content(), authority.signer(name))
+        assert verifier.refusal(der) is DocumentRefusal.WRONG_NAME
 
 
 ODD_NAMES = {
@@ -194,13 +197,13 @@ ODD_NAMES = {
 
 
 @pytest.mark.parametrize("odd", ODD_NAMES)
-def test_a_certificate_with_a_name_that_cannot_be_read_is_refused(desk, stranger, odd):
+def test_a_certificate_with_a_name_that_cannot_be_read_is_refused(verifier, stranger, odd):
     right = b"\x82" + bytes([len(NAME)]) + NAME.encode()
     found = ODD_NAMES[odd] + (right if odd != "nul" else b"")
     extension = x509.UnrecognizedExtension(ExtensionOID.SUBJECT_ALTERNATIVE_NAME, b"\x30" + bytes([len(found)]) + found)
-    for authority in (desk.azure, stranger):
-        der = authority.document(desk.content(), authority.signer(more=(extension,)))
-        assert desk.refusal(der) is DocumentRefusal.WRONG_NAME
+    for authority in (verifier.azure, stranger):
+        der = authority.document(verifier.content(), authority.signer(more=(extension,)))
+        assert verifier.refusal(der) is DocumentRefusal.WRONG_NAME
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff", b"\x30\x80", b"\x30\x02\xa3\x00", b"\x04\x03abc"])
@@ -208,19 +211,19 @@ def test_a_certificate_with_a_name_that_cannot_be_read_is_refused(desk, stranger
     "extension",
     ["AUTHORITY_INFORMATION_ACCESS", "NAME_CONSTRAINTS", "CERTIFICATE_POLICIES", "POLICY_CONSTRAINTS", "TLS_FEATURE"],
 )
-def test_a_certificate_with_an_extension_that_cannot_be_read_ends_in_no_error(desk, stranger, extension, value):
+def test_a_certificate_with_an_extension_that_cannot_be_read_ends_in_no_error(verifier, stranger, extension, value):
     more = (x509.UnrecognizedExtension(getattr(ExtensionOID, extension), value),)
-    der = stranger.document(desk.content(), stranger.signer(NAME, more=more))
-    assert desk.refusal(der) in {DocumentRefusal.UNTRUSTED, DocumentRefusal.WRONG_NAME, DocumentRefusal.MALFORMED}
+    der = stranger.document(verifier.content(), stranger.signer(NAME, more=more))
+    assert verifier.refusal(der) in {DocumentRefusal.UNTRUSTED, DocumentRefusal.WRONG_NAME, DocumentRefusal.MALFORMED}
 
 
-def test_a_certificate_with_a_subject_that_cannot_be_read_is_refused(desk, stranger):
+def test_a_certificate_with_a_subject_that_cannot_be_read_is_refused(verifier, stranger):
     """Nor an algorithm that is one: then the library wants to name the subject in its own message."""
     signer = stranger.signer(NAME)
     found = signer.public_bytes(Encoding.DER)
     broken = found.replace(b"metadata.azure", b"metadata.az\x82re", 1).replace(b"\x86H\xce=\x04", b"\x86H1=\x04", 1)
-    der = stranger.document(desk.content(), signer).replace(found, broken)
-    assert desk.refusal(der) is DocumentRefusal.UNTRUSTED
+    der = stranger.document(verifier.content(), signer).replace(found, broken)
+    assert verifier.refusal(der) is DocumentRefusal.UNTRUSTED
 
 
 # What it says.
@@ -229,10 +232,10 @@ def test_a_certificate_with_a_subject_that_cannot_be_read_is_refused(desk, stran
 @pytest.mark.parametrize(
     "other", [str.upper, str.title, lambda text: text.replace("i", "\u0131").replace("s", "\u017f")]
 )
-def test_a_challenge_in_other_letters_is_another_nonce(desk, other):
-    nonce = next(text for text in iter(desk.challenges.new, "") if other(text) != text)
-    assert desk.refusal(desk.document(content=said(other(nonce), NOW))) is DocumentRefusal.OLD_NONCE
-    assert desk.accepts(desk.document(content=said(nonce, NOW)))
+def test_a_challenge_in_other_letters_is_another_nonce(verifier, other):
+    nonce = next(text for text in iter(verifier.challenges.new, "") if other(text) != text)
+    assert verifier.refusal(verifier.document(content=said(other(nonce), NOW))) is DocumentRefusal.OLD_NONCE
+    assert verifier.accepts(verifier.document(content=said(nonce, NOW)))
 
 
 @pytest.mark.parametrize(
@@ -245,58 +248,60 @@ def test_a_challenge_in_other_letters_is_another_nonce(desk, other):
         {"vmId": f"urn:uuid:{VM_ID}"},
     ],
 )
-def test_a_vm_id_in_another_spelling_is_none(desk, changes):
-    assert desk.refusal(desk.document(content=desk.content(**changes))) is DocumentRefusal.NO_VM_ID
+def test_a_vm_id_in_another_spelling_is_none(verifier, changes):
+    assert verifier.refusal(verifier.document(content=verifier.content(**changes))) is DocumentRefusal.NO_VM_ID
 
 
 @pytest.mark.parametrize("text", [f" {SUBSCRIPTION_ID}", f"{SUBSCRIPTION_ID}\n", "", "*", SUBSCRIPTION_ID[:-1]])
-def test_a_subscription_in_another_spelling_is_not_listed(desk, text):
-    der = desk.document(content=desk.content(subscriptionId=text))
-    assert desk.refusal(der) is DocumentRefusal.SUBSCRIPTION_NOT_LISTED
+def test_a_subscription_in_another_spelling_is_not_listed(verifier, text):
+    der = verifier.document(content=verifier.content(subscriptionId=text))
+    assert verifier.refusal(der) is DocumentRefusal.SUBSCRIPTION_NOT_LISTED
 
 
 @pytest.mark.parametrize(
     "text",
     ["05/06/30 07:08:09", "05/06/30 07:08:09 ", "2030-05-06T07:08:09Z", "05/06/2030 07:08:09 -0000", "1/1/1 -0000"],
 )
-def test_a_time_without_a_zone_or_of_another_form_is_malformed(desk, text):
+def test_a_time_without_a_zone_or_of_another_form_is_malformed(verifier, text):
     for name in ("createdOn", "expiresOn"):
         times = {"createdOn": "05/06/30 07:08:09 -0000", "expiresOn": "05/06/30 13:08:09 -0000", name: text}
-        der = desk.document(content=desk.content(timeStamp=times))
-        assert desk.refusal(der) is DocumentRefusal.MALFORMED
+        der = verifier.document(content=verifier.content(timeStamp=times))
+        assert verifier.refusal(der) is DocumentRefusal.MALFORMED
 
 
-def test_a_zone_counts_and_cannot_make_a_document_younger(desk):
+def test_a_zone_counts_and_cannot_make_a_document_younger(verifier):
     times = {"createdOn": "05/06/30 07:08:09 +0100", "expiresOn": "05/06/30 13:08:09 -0000"}
-    assert desk.refusal(desk.document(content=desk.content(timeStamp=times))) is DocumentRefusal.TOO_OLD
+    assert verifier.refusal(verifier.document(content=verifier.content(timeStamp=times))) is DocumentRefusal.TOO_OLD
     times["createdOn"] = "05/06/30 07:08:09 -0100"
-    assert desk.refusal(desk.document(content=desk.content(timeStamp=times))) is DocumentRefusal.NOT_YET_VALID
+    assert (
+        verifier.refusal(verifier.document(content=verifier.content(timeStamp=times))) is DocumentRefusal.NOT_YET_VALID
+    )
 
 
 @pytest.mark.parametrize("name", ["vmId", "nonce", "subscriptionId"])
-def test_a_member_that_comes_twice_is_malformed_whichever_is_right(desk, name):
-    right = desk.content()
+def test_a_member_that_comes_twice_is_malformed_whichever_is_right(verifier, name):
+    right = verifier.content()
     for twice in (b'{"%s": "x", ' % name.encode() + right[1:], right[:-1] + b', "%s": "x"}' % name.encode()):
-        assert desk.refusal(desk.document(content=twice)) is DocumentRefusal.MALFORMED
+        assert verifier.refusal(verifier.document(content=twice)) is DocumentRefusal.MALFORMED
 
 
 # Size.
 
 
-def test_the_largest_document_is_looked_at_and_one_more_character_is_not(desk):
-    nonce = desk.challenges.new()
-    padded = len(desk.document(content=said(nonce, NOW, padding="")))
+def test_the_largest_document_is_looked_at_and_one_more_character_is_not(verifier):
+    nonce = verifier.challenges.new()
+    padded = len(verifier.document(content=said(nonce, NOW, padding="")))
     room = MAX_DOCUMENT_CHARACTERS // 4 * 3 - padded - 64
-    assert desk.accepts(desk.document(content=said(nonce, NOW, padding="x" * room)))
-    too_large = desk.document(content=said(nonce, NOW, padding="x" * (room + 200)))
-    assert desk.refusal(too_large) is DocumentRefusal.TOO_LARGE
+    assert verifier.accepts(verifier.document(content=said(nonce, NOW, padding="x" * room)))
+    too_large = verifier.document(content=said(nonce, NOW, padding="x" * (room + 200)))
+    assert verifier.refusal(too_large) is DocumentRefusal.TOO_LARGE
 
 
-def test_a_bag_of_many_certificates_is_not_read(desk, azure):
+def test_a_bag_of_many_certificates_is_not_read(verifier, azure):
     signer = azure.signer(NAME)
-    der = azure.document(desk.content(), signer)
-    assert desk.refusal(with_bag(der, signer, *(azure.signer(NAME) for _ in range(5)))) is DocumentRefusal.MALFORMED
-    assert desk.accepts(with_bag(der, signer, *(azure.signer(NAME) for _ in range(4))))
+    der = azure.document(verifier.content(), signer)
+    assert verifier.refusal(with_bag(der, signer, *(azure.signer(NAME) for _ in range(5)))) is DocumentRefusal.MALFORMED
+    assert verifier.accepts(with_bag(der, signer, *(azure.signer(NAME) for _ in range(4))))
 
 
 class LongKey:
@@ -307,5 +312,5 @@ class LongKey:
 
 
 def test_a_key_that_would_take_long_is_not_tried(stranger):
-    desk = Desk(Authority(NOW, key=LongKey()))
-    assert desk.refusal(desk.document(key=stranger.key)) is DocumentRefusal.MALFORMED
+    verifier = VerifierKit(Authority(NOW, key=LongKey()))
+    assert verifier.refusal(verifier.document(key=stranger.key)) is DocumentRefusal.MALFORMED

@@ -16,7 +16,6 @@ from starlette.requests import Request
 
 from bridge.clock import REAL_CLOCK, format_time
 from bridge.portal.agents import AgentRoutes
-from bridge.portal.requests import BodyRoom
 from bridge.portal.schema import properties
 from bridge.portal.settings import AttestedSettings
 from bridge.portal.store.documents import take_document
@@ -62,7 +61,6 @@ def answer(route, **value):
         return {"type": "http.request", "body": json.dumps(value).encode()}
 
     app = Starlette()
-    app.state.bodies = BodyRoom()
     scope = {"type": "http", "method": "POST", "path": "/", "headers": [], "query_string": b"", "app": app}
     found = asyncio.run(route(Request(scope, receive)))
     return found.status_code, json.loads(found.body)

@@ -1,23 +1,28 @@
-"""The fold of records into events: the same in every order, however often, and however they are split."""
+"""The fold of records into events: the same in every order, with duplicates, and with lists of active events."""
 
 from __future__ import annotations
 
 import random
+from datetime import timedelta
 
 import pytest
-from fleet_records import fleet_record, histories, vm_id_of
+from fleet_records import NOW, fleet_record, histories, vm_id_of
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bridge.approval.digest import digest
+from bridge.clock import format_time
 from bridge.events.record import Evidence, Transition
 from bridge.portal.fleet import Fleet, State, event_key, key_of_event_id
 
+LATER = format_time(NOW + timedelta(days=1))
 
-def folded(records):
+
+def folded(records, *, received_at=LATER):
     fleet = Fleet()
     for record in records:
-        fleet.add(record)
+        fleet.add(record, received_at=received_at)
     return fleet
 
 
@@ -27,7 +32,7 @@ def event_of(*records):
 
 
 def everything(fleet):
-    return fleet.events(), fleet.vms(), fleet.ends, fleet.views
+    return fleet.events(), fleet.vms, fleet.views
 
 
 @given(histories(), st.randoms(use_true_random=False))
@@ -35,20 +40,6 @@ def test_the_same_records_twice_and_in_any_order_are_the_same_events(records, ch
     shuffled = [*records, *records]
     chance.shuffle(shuffled)
     assert everything(folded(shuffled)) == everything(folded(records))
-
-
-@given(histories(), st.randoms(use_true_random=False))
-def test_two_processes_that_each_took_some_and_some_twice_come_to_the_same(records, chance):
-    one, other = ([record for record in records if chance.random() < 0.7] for _ in range(2))
-    seen = {record.id for record in (*one, *other)}
-    other += [record for record in records if record.id not in seen]
-    chance.shuffle(one)
-    chance.shuffle(other)
-    left, right = folded(one), folded(other)
-    left.merge(right)
-    assert everything(left) == everything(folded(records))
-    right.merge(folded(one))
-    assert everything(right) == everything(left)
 
 
 def test_a_hundred_vms_in_random_order_are_one_event():
@@ -109,13 +100,52 @@ def test_an_ending_of_every_vm_is_the_best_proven():
     assert (event.state, event.evidence) == (State.COMPLETED, Evidence.BOOT_ID)
 
 
-def test_an_event_that_a_vm_told_of_only_in_an_older_stream_is_over_for_it():
-    told = fleet_record(0, stream=0, seconds=1)
-    anew = fleet_record(0, stream=1, event_id="B", seconds=5)
-    events = folded([told, anew]).events()
+def states(*records, **options):
+    return {event.event.event_id: event.state for event in folded(records, **options).events().values()}
+
+
+def test_event_that_is_not_in_the_newest_list_has_ended_for_the_vm():
+    announced = fleet_record(0, active=("A",))
+    other = fleet_record(0, sequence=2, event_id="B", active=("B",), seconds=5)
+    events = folded([announced, other]).events()
     old = events[key_of_event_id("A")]
     assert (old.state, old.evidence, old.is_open) == (State.ENDED, Evidence.UNKNOWN, False)
     assert events[key_of_event_id("B")].is_open
+
+
+def test_new_stream_and_unknown_list_end_no_event():
+    announced = fleet_record(0, active=("A",))
+    restarted = fleet_record(0, stream=1, event_id="B")
+    assert states(announced, restarted) == {"A": State.SCHEDULED, "B": State.SCHEDULED}
+
+
+def test_both_events_are_open_after_the_agent_lost_its_state_and_another_event_came():
+    announced = fleet_record(0, sequence=7, active=("A",))
+    again = replace(announced, stream_id=fleet_record(0, stream=1).stream_id, sequence=1)
+    second = fleet_record(0, stream=1, sequence=2, event_id="B", active=("A", "B"), seconds=60)
+    for arrived in ((announced, again, second), (announced, second), (second, again, announced)):
+        assert states(*arrived) == {"A": State.SCHEDULED, "B": State.SCHEDULED}
+
+
+def test_heartbeat_with_a_list_ends_an_event_whose_ending_was_lost():
+    life = fleet_record(0, sequence=9, transition=Transition.HEARTBEAT, active=())
+    unknown = fleet_record(0, sequence=10, transition=Transition.HEARTBEAT)
+    assert states(fleet_record(0), life, unknown) == {"A": State.ENDED}
+
+
+def test_older_list_ends_no_newer_event():
+    early = fleet_record(0, sequence=1, transition=Transition.HEARTBEAT, active=())
+    assert states(fleet_record(0, sequence=2), early) == {"A": State.SCHEDULED}
+
+
+def test_event_without_an_event_id_has_ended_once_a_list_is_known():
+    life = fleet_record(0, sequence=2, transition=Transition.HEARTBEAT, active=())
+    assert states(fleet_record(0, event_id=None), life) == {None: State.ENDED}
+
+
+def test_list_of_one_vm_says_nothing_about_another():
+    life = fleet_record(1, sequence=2, transition=Transition.HEARTBEAT, active=())
+    assert states(fleet_record(0), life) == {"A": State.SCHEDULED}
 
 
 def test_a_late_record_of_an_older_stream_opens_nothing_again():
@@ -124,6 +154,22 @@ def test_a_late_record_of_an_older_stream_opens_nothing_again():
     late = fleet_record(0, stream=0, sequence=2, transition=Transition.STARTED, seconds=2)
     event = event_of(ended, told, late)
     assert (event.state, event.first_observed_at) == (State.COMPLETED, told.observed_at)
+
+
+def test_stream_of_a_clock_that_was_ahead_does_not_outrank_later_streams():
+    arrival = format_time(NOW + timedelta(seconds=1))
+    fleet = folded([fleet_record(0, stream=600)], received_at=arrival)
+    fleet.add(fleet_record(0, stream=5, transition=Transition.STARTED), received_at=LATER)
+    [event] = fleet.events().values()
+    assert event.state is State.STARTED
+
+
+@pytest.mark.parametrize("stream_id", ["7ef1d8a4-0c2b-4c7e-9a35-1f5f6d1f2b90", "no UUID"])
+def test_stream_that_has_no_time_counts_from_its_first_arrival(stream_id):
+    fleet = folded([replace(fleet_record(0), stream_id=stream_id)], received_at=format_time(NOW - timedelta(hours=1)))
+    fleet.add(fleet_record(0, transition=Transition.STARTED), received_at=LATER)
+    [event] = fleet.events().values()
+    assert event.state is State.STARTED
 
 
 @pytest.mark.parametrize("transition", [Transition.APPROVED, Transition.APPROVAL_FAILED, Transition.APPROVAL_REFUSED])

@@ -19,8 +19,8 @@ from portal_kit import AGENT_TOKEN, BATCH, READER_TOKEN, batch, portal_table
 from signers import Signer
 
 from bridge.portal.audit import first_fault
-from bridge.portal.book import MAX_DECISIONS
 from bridge.portal.fleet import key_of_event_id
+from bridge.portal.pending_decisions import MAX_DECISIONS
 from bridge.portal.store.audit import all_entries, count
 from bridge.portal.store.database import Store
 from bridge.portal.store.decisions import NewDecision, add_decisions

@@ -22,8 +22,8 @@ from signers import Signer
 
 from bridge.approval.signing import DecisionSigner
 from bridge.clock import REAL_CLOCK
-from bridge.portal.book import DecisionBook
-from bridge.portal.bounded_http import BoundedHttp
+from bridge.portal.http_limits import LimitedHttp
+from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.store.decisions import Decisions, LiveDecision
 
 COUNT = 200
@@ -89,7 +89,7 @@ def uncollected():
 
 
 def _connections():
-    return sum(isinstance(each, BoundedHttp) for each in gc.get_objects())
+    return sum(isinstance(each, LimitedHttp) for each in gc.get_objects())
 
 
 @pytest.mark.usefixtures("uncollected")
@@ -121,7 +121,7 @@ def test_all_that_wait_are_woken_by_one_question_to_the_database():
     async def woken():
         found = tuple(LiveDecision(number + 2, f"vm {number}", "x") for number in range(COUNT))
         store = _Counts(Decisions(COUNT + 1, found))
-        book = DecisionBook(store, clock=REAL_CLOCK)
+        book = PendingDecisions(store, clock=REAL_CLOCK)
         waiting = [asyncio.get_running_loop().create_future() for _ in found]
         for each, future in zip(found, waiting, strict=True):
             book.wait(each.vm_key, future)

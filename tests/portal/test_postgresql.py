@@ -27,7 +27,7 @@ from bridge.portal.settings import read
 from bridge.portal.store.audit import add_entries, entries
 from bridge.portal.store.database import StoreUnavailable, epoch
 from bridge.portal.store.events import event_of
-from bridge.portal.store.people import user_of
+from bridge.portal.store.users import user_of
 
 AT = "2026-11-20T11:00:30.000Z"
 PASSWORD = "swordfish-of-a-test"

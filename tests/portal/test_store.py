@@ -10,9 +10,10 @@ import threading
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from fleet_records import fleet_record, histories
+from fleet_records import fleet_record, histories, stream_id_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from bridge.errors import BridgeError
 from bridge.events.event import encode
@@ -25,7 +26,7 @@ from bridge.portal.store.database import Store, StoreUnavailable, epoch
 from bridge.portal.store.events import EventFilter, every_event, list_events, place_of, records_of
 from bridge.portal.store.ingest import ReceivedRecord, add_records
 
-AT = "2026-11-20T11:00:30.000Z"
+AT = "2026-11-20T11:30:00.000Z"
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def events_in(store):
 def events_of(records):
     fleet = Fleet()
     for record in records:
-        fleet.add(record)
+        fleet.add(record, received_at=AT)
     return fleet.events()
 
 
@@ -148,14 +149,24 @@ def test_the_text_of_a_record_stays_as_it_came(store):
     assert store.read(records_of, key) == [text]
 
 
-def test_signs_of_life_are_not_kept_but_counted_as_the_last_word_of_their_stream(store):
-    told = fleet_record(0, stream=0)
-    life = fleet_record(0, stream=1, transition=Transition.HEARTBEAT, seconds=5)
-    store.write(add_records, received([told]), AT)
-    store.write(add_records, received([life, life]), AT)
+def test_heartbeats_are_not_stored_and_their_list_of_active_events_counts(store):
+    life = fleet_record(0, sequence=2, transition=Transition.HEARTBEAT, seconds=5, active=("A",))
+    store.write(add_records, received([fleet_record(0)]), AT)
+    assert store.write(add_records, received([life, life]), AT) == ()
+    unlisted = fleet_record(0, sequence=3, transition=Transition.HEARTBEAT, seconds=6, active=())
+    assert len(store.write(add_records, received([unlisted]), AT)) == 1
     [event] = events_in(store).values()
-    assert not event.is_open  # a newer stream does not tell of it
+    assert not event.is_open
     assert store.read(lambda connection: connection.exec_driver_sql("SELECT count(*) FROM records").scalar()) == 1
+
+
+def test_record_that_comes_again_in_a_newer_stream_brings_its_list(store):
+    first = fleet_record(0, sequence=7, active=("A", "B"))
+    other = fleet_record(0, sequence=8, event_id="B", active=("A", "B"))
+    store.write(add_records, received([first, other]), AT)
+    again = replace(first, stream_id=stream_id_of(0, 1), sequence=1, active_event_ids=("A",))
+    store.write(add_records, received([again]), AT)
+    assert {event.event.event_id: event.is_open for event in events_in(store).values()} == {"A": True, "B": False}
 
 
 def test_events_are_listed_page_by_page_and_by_state_and_group(store):

@@ -14,9 +14,9 @@ from portal_pair import Pair, bring, poll, say, send
 
 from bridge.portal.audit import first_fault
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.people import COOKIE
 from bridge.portal.store.audit import all_entries, count
 from bridge.portal.store.decisions import NewDecision, add_decisions
+from bridge.portal.users import COOKIE
 
 AT = "2026-11-20T11:00:30.000Z"
 KEY = key_of_event_id("A")

@@ -16,7 +16,7 @@ from bridge.cli.commands import commands
 from bridge.errors import BridgeError
 from bridge.portal.settings import load
 from bridge.portal.store.database import Store
-from bridge.portal.store.people import add_session, session_of, user_of
+from bridge.portal.store.users import add_session, session_of, user_of
 
 PASSWORD = "correct horse battery"  # of a test
 

@@ -22,9 +22,9 @@ from bridge.portal.store.audit import entries
 from bridge.portal.store.decisions import live_decisions
 from bridge.portal.store.events import event_of
 from bridge.portal.store.ingest import ReceivedRecord, add_records
-from bridge.portal.store.people import User, add_user, change_user
+from bridge.portal.store.users import User, add_user, change_user
 from bridge.portal.store.verdicts import VerdictRefused, add_verdict, verdicts_of, withdraw
-from bridge.portal.verdicts import Outcome, Verdict, Word
+from bridge.portal.verdicts import Choice, Outcome, Verdict
 
 KEY = key_of_event_id("A")
 DECIDED = NOW + timedelta(minutes=1)
@@ -55,7 +55,7 @@ class Office:
         verdict = Verdict(
             verdict_id=str(uuid.uuid4()),
             event_key=KEY,
-            word=Word(word),
+            choice=Choice(word),
             digest=digest or self.event.digest,
             user_name=user_name,
             reason="because",
@@ -89,17 +89,17 @@ def office(tmp_path, store):
 def test_approval_is_signed_for_one_vm_of_the_event_and_a_spare(office):
     taken = office.say("approve", "ann")
     assert taken.ruling.outcome is Outcome.APPROVED
-    assert set(taken.told) == {vm_id_of(0), vm_id_of(1)}
-    assert office.told() == [(vm, "approve", "ann: because") for vm in taken.told]
+    assert set(taken.sent_to) == {vm_id_of(0), vm_id_of(1)}
+    assert office.told() == [(vm, "approve", "ann: because") for vm in taken.sent_to]
     assert office.audited() == [("ann", "approved"), ("portal", "decided_approve"), ("portal", "decided_approve")]
 
 
 def test_first_of_two_people_decides_nothing_and_the_same_one_twice_neither(office):
-    assert office.say("approve", "ann", required=2).told == ()
+    assert office.say("approve", "ann", required=2).sent_to == ()
     assert office.say("approve", "Ann", required=2, after_seconds=1).ruling.outcome is Outcome.WAITING
     assert office.told() == []
     taken = office.say("approve", "bob", required=2, after_seconds=2)
-    assert (taken.ruling.outcome, len(taken.told)) == (Outcome.APPROVED, 2)
+    assert (taken.ruling.outcome, len(taken.sent_to)) == (Outcome.APPROVED, 2)
     assert {reason for _, _, reason in office.told()} == {"Ann: because; bob: because"}
 
 
@@ -111,7 +111,7 @@ def test_one_person_under_two_spellings_of_a_name_is_one(office):
 
 def test_hold_reaches_every_vm_of_the_event_and_of_its_resource_group(office):
     taken = office.say("hold", "ann")
-    assert set(taken.told) == {vm_id_of(vm) for vm in (0, 1, 2)}
+    assert set(taken.sent_to) == {vm_id_of(vm) for vm in (0, 1, 2)}
     assert {word for _, word, _ in office.told()} == {"hold"}
 
 
@@ -120,11 +120,11 @@ def test_nothing_is_approved_while_somebody_holds_nor_by_taking_the_hold_back(of
     with pytest.raises(VerdictRefused, match=r"ann holds it\. Take the hold back to approve it\.") as refused:
         office.say("approve", "bob", after_seconds=1)
     assert refused.value.status == 409
-    assert [each.word for each in office.store.read(verdicts_of, KEY)] == [Word.HOLD]
+    assert [each.choice for each in office.store.read(verdicts_of, KEY)] == [Choice.HOLD]
     office.store.write(withdraw, hold.verdict_id, by="ann", now=DECIDED + timedelta(seconds=2), sign=office.sign)
     assert {word for _, word, _ in office.told()} == {"hold"}
     taken = office.say("approve", "bob", after_seconds=3)
-    assert (taken.ruling.outcome, len(taken.told)) == (Outcome.APPROVED, 2)
+    assert (taken.ruling.outcome, len(taken.sent_to)) == (Outcome.APPROVED, 2)
 
 
 def test_of_two_people_the_second_is_refused_during_a_hold_and_counts_after_it(office):
@@ -135,7 +135,7 @@ def test_of_two_people_the_second_is_refused_during_a_hold_and_counts_after_it(o
     office.store.write(withdraw, hold.verdict_id, by="cem", now=DECIDED + timedelta(seconds=3), sign=office.sign)
     assert {word for _, word, _ in office.told()} == {"hold"}
     taken = office.say("approve", "bob", required=2, after_seconds=4)
-    assert (taken.ruling.outcome, len(taken.told)) == (Outcome.APPROVED, 2)
+    assert (taken.ruling.outcome, len(taken.sent_to)) == (Outcome.APPROVED, 2)
 
 
 def test_event_that_changed_between_page_and_click_is_refused_with_what_it_is_now(office):
@@ -146,7 +146,7 @@ def test_event_that_changed_between_page_and_click_is_refused_with_what_it_is_no
         office.say("approve", "ann", digest=shown)
     assert refused.value.event.event.not_before_raw == later
     assert (office.told(), office.store.read(verdicts_of, KEY)) == ([], [])
-    assert office.say("hold", "ann", digest=shown).told
+    assert office.say("hold", "ann", digest=shown).sent_to
 
 
 @pytest.mark.parametrize("transition", [Transition.STARTED, Transition.COMPLETED])
@@ -170,17 +170,17 @@ def test_nobody_decides_on_what_has_started_or_is_over(office, transition):
 def test_agent_that_would_not_follow_is_not_asked(office, seen, why):
     office.agents[vm_id_of(0)] = seen
     assert seen.why_not("portal-1") == why
-    assert office.say("approve", "ann").told == (vm_id_of(1),)
+    assert office.say("approve", "ann").sent_to == (vm_id_of(1),)
 
 
 def test_withdrawn_approval_is_stopped_by_a_hold_and_a_withdrawn_hold_lets_others_approve(office):
     approval = office.say("approve", "ann").verdict
-    told = office.store.write(withdraw, approval.verdict_id, by="bob", now=DECIDED, sign=office.sign).told
+    told = office.store.write(withdraw, approval.verdict_id, by="bob", now=DECIDED, sign=office.sign).sent_to
     assert set(told) == {vm_id_of(vm) for vm in (0, 1, 2)}
     with pytest.raises(VerdictRefused, match="withdrawn already"):
         office.store.write(withdraw, approval.verdict_id, by="bob", now=DECIDED, sign=office.sign)
     hold = office.say("hold", "cem", after_seconds=1).verdict
-    assert office.store.write(withdraw, hold.verdict_id, by="cem", now=DECIDED, sign=office.sign).told == ()
+    assert office.store.write(withdraw, hold.verdict_id, by="cem", now=DECIDED, sign=office.sign).sent_to == ()
     assert office.say("approve", "bob", after_seconds=2).ruling.outcome is Outcome.APPROVED
     assert ("bob", "withdrew") in office.audited()
 
@@ -207,7 +207,7 @@ def test_first_of_two_people_takes_an_approval_back_that_agents_were_told_of(off
     later = DECIDED + timedelta(seconds=2)
     taken = office.store.write(withdraw, first.verdict.verdict_id, by="ann", now=later, sign=office.sign)
     assert taken.ruling.outcome is Outcome.HELD
-    assert set(taken.told) == {vm_id_of(vm) for vm in (0, 1, 2)}
+    assert set(taken.sent_to) == {vm_id_of(vm) for vm in (0, 1, 2)}
 
 
 @pytest.mark.parametrize("change", ["disabled", "viewer"])
@@ -220,7 +220,7 @@ def test_approval_of_somebody_who_may_approve_no_more_does_not_count_and_a_hold_
     else:
         office.store.write(add_user, replace(user, role="viewer"))
     taken = office.say("approve", "bob", required=2, after_seconds=1)
-    assert (taken.ruling.outcome, taken.told) == (Outcome.WAITING, ())
+    assert (taken.ruling.outcome, taken.sent_to) == (Outcome.WAITING, ())
     office.say("hold", "Ann", after_seconds=2)
     with pytest.raises(VerdictRefused, match="Ann holds it"):
         office.say("approve", "cat", after_seconds=3)

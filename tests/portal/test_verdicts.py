@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.portal.verdicts import Outcome, Verdict, Word, reason_of, rule
+from bridge.portal.verdicts import Choice, Outcome, Verdict, reason_of, rule
 
 NOW = "2026-11-20T11:05:00.000Z"
 LATER = "2026-11-20T12:00:00.000Z"
@@ -15,7 +15,7 @@ DIGEST = "a" * 64
 
 def said(word, user_name, *, minute=0, **more):
     fields = {
-        "verdict_id": f"{user_name}-{word}-{minute}", "event_key": "e", "word": Word(word), "digest": DIGEST,
+        "verdict_id": f"{user_name}-{word}-{minute}", "event_key": "e", "choice": Choice(word), "digest": DIGEST,
         "user_name": user_name, "reason": "", "made_at": f"2026-11-20T11:{minute:02d}:00.000Z", "expires_at": LATER,
     }  # fmt: skip
     return Verdict(**{**fields, **more})
@@ -74,7 +74,7 @@ def test_neither_order_nor_repetition_changes_the_outcome(verdicts, chance, requ
 def test_nothing_is_approved_that_is_held_or_that_too_few_people_approved(verdicts, required):
     ruling = rule(verdicts, digest=DIGEST, at=NOW, required=required)
     if ruling.outcome is Outcome.APPROVED:
-        assert not [each for each in verdicts if each.word is Word.HOLD and each.withdrawn_at is None]
+        assert not [each for each in verdicts if each.choice is Choice.HOLD and each.withdrawn_at is None]
         assert len({each.user_name.casefold() for each in ruling.verdicts}) >= required
         assert all(each.digest == DIGEST and each.expires_at > NOW for each in ruling.verdicts)
 

@@ -1,4 +1,4 @@
-"""The rows of agents that ask for decisions: each process has its own, and reads those of the others."""
+"""The rows of connected agents: each process of the portal writes its own and reads those of the other processes."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from bridge.portal.store.database import upsert
 
 
 class SharedAgent(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process knows of an agent."""
+    """An agent that polls at one process."""
 
     vm_key: str
     asked_at: str
-    """When that was so: UTC, milliseconds."""
+    """The time of this state, in UTC with milliseconds."""
     received_index: int
     body: str
-    """What the agent said of itself, and whether a poll of it is held, as JSON."""
+    """The contents of the agent's header and whether a poll is held, as JSON."""
 
 
-def tell_agents(connection: Connection, told: Sequence[SharedAgent], *, process: str) -> None:
-    """Have the other processes know what *process* knows."""
-    upsert(connection, agents, [{"process": process, **msgspec.structs.asdict(each)} for each in told])
+def store_agents(connection: Connection, changed: Sequence[SharedAgent], *, process: str) -> None:
+    """Store the changed agents of *process*."""
+    upsert(connection, agents, [{"process": process, **msgspec.structs.asdict(each)} for each in changed])
 
 
-def agents_elsewhere(connection: Connection, *, process: str, since: str) -> list[SharedAgent]:
-    """Return what the processes but *process* have told *since* then."""
+def agents_of_other_processes(connection: Connection, *, process: str, since: str) -> list[SharedAgent]:
+    """Return the agents that processes other than *process* have stored since *since*."""
     query = select(agents.c.vm_key, agents.c.asked_at, agents.c.received_index, agents.c.body)
     found = connection.execute(query.where(agents.c.process != process, agents.c.asked_at >= since))
     return [SharedAgent(**row._asdict()) for row in found]
 
 
-def forget_agents(connection: Connection, *, before: str) -> None:
-    """Forget what was told *before* then, by a process that may be gone."""
+def delete_agents(connection: Connection, *, before: str) -> None:
+    """Delete the agents whose state is older than *before*; their process may be gone."""
     connection.execute(delete(agents).where(agents.c.asked_at < before))

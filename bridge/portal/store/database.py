@@ -119,7 +119,7 @@ class StoreThreads:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._readers = ThreadPoolExecutor(_THREADS, thread_name_prefix="store-reader")
+        self._subscribers = ThreadPoolExecutor(_THREADS, thread_name_prefix="store-reader")
         self._writers = ThreadPoolExecutor(store.kind.writers, thread_name_prefix="store-writer")
         self._lock = threading.Lock()
         self._waiting = 0
@@ -131,7 +131,7 @@ class StoreThreads:
 
     async def read(self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Return what `Store.read` returns; raise StoreUnavailable when too much waits already."""
-        return await self._run(self._readers, lambda: self.store.read(work, *args, **kwargs))
+        return await self._run(self._subscribers, lambda: self.store.read(work, *args, **kwargs))
 
     async def write(
         self, work: Callable[Concatenate[Connection, _P], _T], /, *args: _P.args, **kwargs: _P.kwargs
@@ -141,7 +141,7 @@ class StoreThreads:
 
     def close(self) -> None:
         """Begin nothing more, and wait for what has begun."""
-        for pool in (self._writers, self._readers):
+        for pool in (self._writers, self._subscribers):
             pool.shutdown(wait=True, cancel_futures=True)
 
     async def _run(self, pool: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:

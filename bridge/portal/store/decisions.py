@@ -1,6 +1,6 @@
 """The rows of decisions: numbered under a lock, so that whoever has seen a number has seen every lower one.
 
-`bridge.portal.book` keeps those that still count in memory; a poll never comes here.
+`bridge.portal.pending_decisions` keeps those that still count in memory; a poll never comes here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The attested documents that were taken lately, for all processes of a portal: a row of `properties` for some minutes.
+"""The attested documents that were accepted in the last minutes, as rows of `properties`.
 
-Whoever has stolen one on its way could show it to another process of the portal otherwise, which knows nothing of it.
+A stolen document must not get a token a second time, also from another process of the portal or after a restart.
 """
 
 from __future__ import annotations

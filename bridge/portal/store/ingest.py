@@ -1,13 +1,13 @@
-"""Takes records in: each once, and what follows from them for events and VMs, in one transaction.
+"""Stores records, each once, and the state of VMs and events that follows from them, in one transaction.
 
-Several processes may do so at once. A VM's row is locked first, then those of the events that may change, both in the
-order of their keys: so what is read here has everything that was committed before, and nobody waits for each other in a
-circle. What is kept is `bridge.portal.fleet`'s lattice; the rows of `events` and `vms` are made from it anew.
+Several processes can do this at once. A transaction locks the rows of the VMs first, then the rows of the events that
+can change, both in the order of their keys. It therefore reads everything that was committed before, and no two
+transactions wait for each other in a circle. The rows of `events` and `vms` follow from `bridge.portal.fleet`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -15,14 +15,14 @@ from sqlalchemy import ColumnElement, Connection, select
 
 from bridge.events.record import Transition, TransitionRecord
 from bridge.portal.audit import NewEntry
-from bridge.portal.fleet import EventState, Fleet, StreamEnd, View, event_key, state_of, vm_key
+from bridge.portal.fleet import EventState, Fleet, View, VmState, event_key, state_of, vm_key
 from bridge.portal.schema import event_vms, events, records, streams, vms
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import in_parts, insert, upsert
 from bridge.text import one_line
 
 _OUTCOMES = frozenset({Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
-_end_of = msgspec.json.Decoder(StreamEnd).decode
+_vm_of = msgspec.json.Decoder(VmState).decode
 _view_of = msgspec.json.Decoder(View).decode
 
 
@@ -34,25 +34,27 @@ class ReceivedRecord(msgspec.Struct, frozen=True):
 
 
 def add_records(connection: Connection, received: Sequence[ReceivedRecord], received_at: str) -> tuple[str, ...]:
-    """Store *received* and return the keys of the events that changed; what came before changes nothing."""
-    keys = sorted({vm_key(each.record) for each in received})
+    """Store *received* and return the keys of the events that changed.
+
+    A record that is stored already is folded again: an agent that lost its state sends a record with the same id in a
+    newer stream.
+    """
+    all_records = [each.record for each in received]
+    keys = sorted({vm_key(record) for record in all_records})
     _lock_vms(connection, keys)
     new = _stored(connection, received, received_at)
-    if not new:
-        return ()
-    fleet = Fleet(*_lattice_of_vms(connection, keys, new))
-    ends, views = dict(fleet.ends), dict(fleet.views)
-    newest = fleet.newest_streams()
-    for record in new:
-        fleet.add(record)
-    _save(connection, fleet, ends, views)
-    moved = [key for key, stream in fleet.newest_streams().items() if newest.get(key) != stream]
-    changed = {key[0] for key, view in fleet.views.items() if views.get(key) != view}
-    changed |= _events_of_vms(connection, [key for key in moved if key in newest])
-    _derive_events(connection, sorted(changed))
+    fleet = _fleet_of(connection, keys, all_records, received_at)
+    vms_before, views_before, ended_before = dict(fleet.vms), dict(fleet.views), fleet.ended_by_list()
+    for record in all_records:
+        fleet.add(record, received_at=received_at)
+    upsert(connection, vms, [_vm_row(vm) for key, vm in fleet.vms.items() if vms_before.get(key) != vm])
+    changed_views = {key: view for key, view in fleet.views.items() if views_before.get(key) != view}
+    upsert(connection, event_vms, [_view_row(view) for view in changed_views.values()])
+    changed = sorted({event for event, _ in changed_views.keys() | (fleet.ended_by_list() ^ ended_before)})
+    _derive_events(connection, changed)
     outcomes = [_outcome(record) for record in new if record.transition in _OUTCOMES]
     add_entries(connection, outcomes, at=received_at)
-    return tuple(sorted(changed))
+    return tuple(changed)
 
 
 def _lock_vms(connection: Connection, keys: Sequence[str]) -> None:
@@ -89,47 +91,20 @@ def _row(each: ReceivedRecord, received_at: str) -> dict[str, Any]:
     }
 
 
-def _lattice_of_vms(
-    connection: Connection, keys: Sequence[str], new: Iterable[TransitionRecord]
-) -> tuple[list[StreamEnd], list[View]]:
-    """Return the ends of all streams of the VMs *keys*, and their views of the events of *new*."""
-    of_events = sorted({event_key(record.event, record.vm) for record in new if record.event is not None})
-    ends = [end for part in in_parts(keys) for end in _ends(connection, streams.c.vm_key.in_(part))]
-    views = [
-        view
-        for part in in_parts(keys)
-        for some in in_parts(of_events)
-        for view in _views(connection, event_vms.c.vm_key.in_(part) & event_vms.c.event_key.in_(some))
-    ]
-    return ends, views
-
-
-def _save(connection: Connection, fleet: Fleet, ends: dict[Any, StreamEnd], views: dict[Any, View]) -> None:
-    """Write what of *fleet* differs from *ends* and *views*."""
-    changed_ends = [end for key, end in fleet.ends.items() if ends.get(key) != end]
-    upsert(connection, streams, [_with_body(end, "vm_key", "stream_id") for end in changed_ends])
-    changed_views = [view for key, view in fleet.views.items() if views.get(key) != view]
-    upsert(connection, event_vms, [_with_body(view, "event_key", "vm_key", "stream_id") for view in changed_views])
-    touched = {end.vm_key for end in changed_ends}
-    rows = [
-        {
-            "vm_key": key,
-            "name": _plain(end.vm.name),
-            "stream_id": end.stream_id,
-            "observed_at": end.observed_at,
-            "body": _text(end),
-        }
-        for key, end in fleet.vms().items()
-        if key in touched
-    ]
-    upsert(connection, vms, rows)
-
-
-def _events_of_vms(connection: Connection, keys: Sequence[str]) -> set[str]:
-    found: set[str] = set()
+def _fleet_of(
+    connection: Connection, keys: Sequence[str], all_records: Sequence[TransitionRecord], received_at: str
+) -> Fleet:
+    """Return the VMs *keys*, their views of all events, and the first arrival of the streams of *all_records*."""
+    stream_ids = sorted({(vm_key(record), record.stream_id) for record in all_records})
+    rows = [{"vm_key": key, "stream_id": stream, "first_received_at": received_at} for key, stream in stream_ids]
+    connection.execute(insert(connection, streams).on_conflict_do_nothing(), rows)
+    found = Fleet()
     for part in in_parts(keys):
-        query = select(event_vms.c.event_key).where(event_vms.c.vm_key.in_(part)).distinct()
-        found |= set(connection.execute(query).scalars())
+        known = connection.execute(select(streams).where(streams.c.vm_key.in_(part)))
+        found.streams |= {(row.vm_key, row.stream_id): row.first_received_at for row in known}
+        found.vms |= _vms(connection, part)
+        views = _views(connection, event_vms.c.vm_key.in_(part))
+        found.views |= {(view.event_key, view.vm_key): view for view in views}
     return found
 
 
@@ -143,11 +118,10 @@ def _derive_events(connection: Connection, keys: Sequence[str]) -> None:
         by_event: dict[str, list[View]] = {}
         for view in _views(connection, event_vms.c.event_key.in_(part)):
             by_event.setdefault(view.event_key, []).append(view)
-        their_vms = sorted({view.vm_key for of_event in by_event.values() for view in of_event})
-        newest = Fleet(
-            end for some in in_parts(their_vms) for end in _ends(connection, streams.c.vm_key.in_(some))
-        ).newest_streams()
-        upsert(connection, events, [_event_row(state_of(each, newest)) for each in by_event.values()])
+        known: dict[str, VmState] = {}
+        for some in in_parts(sorted({view.vm_key for of_event in by_event.values() for view in of_event})):
+            known |= _vms(connection, some)
+        upsert(connection, events, [_event_row(state_of(each, known)) for each in by_event.values()])
 
 
 def _event_row(state: EventState) -> dict[str, Any]:
@@ -179,16 +153,21 @@ def _outcome(record: TransitionRecord) -> NewEntry:
     )
 
 
-def _ends(connection: Connection, where: ColumnElement[bool]) -> list[StreamEnd]:
-    return [_end_of(body) for body in connection.execute(select(streams.c.body).where(where)).scalars()]
+def _vms(connection: Connection, keys: Sequence[str]) -> dict[str, VmState]:
+    query = select(vms.c.vm_key, vms.c.body).where(vms.c.vm_key.in_(keys), vms.c.body.is_not(None))
+    return {row.vm_key: _vm_of(row.body) for row in connection.execute(query)}
 
 
 def _views(connection: Connection, where: ColumnElement[bool]) -> list[View]:
     return [_view_of(body) for body in connection.execute(select(event_vms.c.body).where(where)).scalars()]
 
 
-def _with_body(value: StreamEnd | View, *key: str) -> dict[str, Any]:
-    return {**{name: getattr(value, name) for name in key}, "body": _text(value)}
+def _vm_row(vm: VmState) -> dict[str, Any]:
+    return {"vm_key": vm.vm_key, "name": _plain(vm.vm.name), "observed_at": vm.observed_at, "body": _text(vm)}
+
+
+def _view_row(view: View) -> dict[str, Any]:
+    return {"event_key": view.event_key, "vm_key": view.vm_key, "body": _text(view)}
 
 
 def _text(value: msgspec.Struct) -> str:

@@ -16,15 +16,15 @@ from bridge.clock import format_time
 from bridge.errors import BridgeError
 from bridge.events.event import VmIdentity
 from bridge.portal.audit import NewEntry
+from bridge.portal.decision_progress import accepted_approval
 from bridge.portal.fleet import EventState, State
 from bridge.portal.schema import decisions, events, verdicts, vms
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.decisions import NewDecision, add_decisions, lock_decisions
+from bridge.portal.store.event_details import details_of
 from bridge.portal.store.events import event_of
-from bridge.portal.store.people import names_barred
-from bridge.portal.store.stories import story_of
-from bridge.portal.told_azure import told_azure
-from bridge.portal.verdicts import TAKE_BACK, Outcome, Ruling, Verdict, Word, counting, people_of, rule
+from bridge.portal.store.users import names_barred
+from bridge.portal.verdicts import TAKE_BACK, Choice, Outcome, Ruling, Verdict, counting, people_of, rule
 
 
 class VerdictRefused(BridgeError):
@@ -36,12 +36,12 @@ class VerdictRefused(BridgeError):
         self.status = status
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
+class AcceptedVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """A verdict that was taken, and what follows from it."""
 
     verdict: Verdict
     ruling: Ruling
-    told: tuple[str, ...]
+    sent_to: tuple[str, ...]
     """The VMs for which decisions were signed."""
 
 
@@ -57,32 +57,32 @@ def _allow_all(_connection: Connection, _event: EventState) -> None:
 
 def add_verdict(
     connection: Connection, new: Verdict, *, now: datetime, required: int, sign: Sign, allow: Allow = _allow_all
-) -> Taken:
+) -> AcceptedVerdict:
     """Store *new* and what it decides; raise VerdictRefused when the event is another than the one it speaks of."""
     at = format_time(now)
     event = _locked_event(connection, new.event_key)
     allow(connection, event)
     _check(event, new, _counting(connection, new.event_key), at=at)
-    if new.word is Word.HOLD:
+    if new.choice is Choice.HOLD:
         _refuse_too_late(connection, event)
     row = msgspec.structs.asdict(new)
-    word = row.pop("word").value
-    connection.execute(verdicts.insert(), {**row, "verdict": word})
+    choice = row.pop("choice").value
+    connection.execute(verdicts.insert(), {**row, "verdict": choice})
     ruling = rule(_counting(connection, new.event_key), digest=event.digest, at=at, required=required)
     signed: Sequence[NewDecision] = ()
     # Another hold is told again, for a VM that was not known before.
-    if ruling.outcome is Outcome.APPROVED or new.word is Word.HOLD:
+    if ruling.outcome is Outcome.APPROVED or new.choice is Choice.HOLD:
         signed = sign(event, ruling, _vms_of_groups(connection, event))
         lock_decisions(connection)
     add_entries(connection, [_entry(new, event, ruling)], at=at)
     if signed:
         add_decisions(connection, signed, at=at)
-    return Taken(verdict=new, ruling=ruling, told=tuple(each.vm_key for each in signed))
+    return AcceptedVerdict(verdict=new, ruling=ruling, sent_to=tuple(each.vm_key for each in signed))
 
 
 def withdraw(
     connection: Connection, verdict_id: str, *, by: str, now: datetime, sign: Sign, allow: Allow = _allow_all
-) -> Taken:
+) -> AcceptedVerdict:
     """Withdraw a verdict; an approval that agents were told of is stopped there by a hold.
 
     Raises VerdictRefused when there is none, it is withdrawn already, or its event is past stopping.
@@ -100,22 +100,24 @@ def withdraw(
         raise VerdictRefused(f"It is too late: {event.undecidable_because}.", event=event)
     _refuse_too_late(connection, event)
     verdict = next(each for each in verdicts_of(connection, key) if each.verdict_id == verdict_id)
-    was_told = verdict.word is Word.APPROVE and _was_told(connection, verdict)
+    was_told = verdict.choice is Choice.APPROVE and _was_told(connection, verdict)
     ruling = Ruling(outcome=Outcome.HELD if was_told else Outcome.UNDECIDED, verdicts=(verdict,), needed=0)
     signed = sign(event, ruling, _vms_of_groups(connection, event)) if was_told else ()
     lock_decisions(connection)
-    details = {"verdict_id": verdict_id, "verdict": verdict.word.value, "of": verdict.user_name}
+    details = {"verdict_id": verdict_id, "verdict": verdict.choice.value, "of": verdict.user_name}
     add_entries(connection, [NewEntry(actor=by, action="withdrew", subject=key, details=details)], at=at)
     if signed:
         add_decisions(connection, signed, at=at)
-    return Taken(verdict=verdict, ruling=ruling, told=tuple(each.vm_key for each in signed))
+    return AcceptedVerdict(verdict=verdict, ruling=ruling, sent_to=tuple(each.vm_key for each in signed))
 
 
 def verdicts_of(connection: Connection, event_key: str) -> list[Verdict]:
     """Return what was said about the event with that key, oldest first."""
     query = select(verdicts).where(verdicts.c.event_key == event_key)
     return [
-        Verdict(**{name: value for name, value in row._asdict().items() if name != "verdict"}, word=Word(row.verdict))
+        Verdict(
+            **{name: value for name, value in row._asdict().items() if name != "verdict"}, choice=Choice(row.verdict)
+        )
         for row in connection.execute(query.order_by(verdicts.c.made_at, verdicts.c.verdict_id))
     ]
 
@@ -130,10 +132,10 @@ def _was_told(connection: Connection, verdict: Verdict) -> bool:
     A decision names the last of the people it needed.
     """
     same = (verdicts.c.event_key == verdict.event_key) & (verdicts.c.digest == verdict.digest)
-    approvals = same & (verdicts.c.verdict == Word.APPROVE.value)
-    told = exists().where(decisions.c.verdict_id == verdicts.c.verdict_id)
+    approvals = same & (verdicts.c.verdict == Choice.APPROVE.value)
+    sent_to = exists().where(decisions.c.verdict_id == verdicts.c.verdict_id)
     own = verdicts.c.verdict_id == verdict.verdict_id
-    return connection.execute(select(verdicts.c.verdict_id).where(own | approvals, told)).first() is not None
+    return connection.execute(select(verdicts.c.verdict_id).where(own | approvals, sent_to)).first() is not None
 
 
 def event_of_verdict(connection: Connection, verdict_id: str) -> str | None:
@@ -153,19 +155,19 @@ def _check(event: EventState, new: Verdict, said: Sequence[Verdict], *, at: str)
     """Raise VerdictRefused unless *new* can be said of *event* as it stands, after what was *said*."""
     if event.undecidable_because is not None:
         raise VerdictRefused(f"Nobody can decide on it: {event.undecidable_because}.", event=event)
-    if new.word is Word.APPROVE and new.digest != event.digest:
+    if new.choice is Choice.APPROVE and new.digest != event.digest:
         raise VerdictRefused("The event has changed since it was shown. Look at it as it is now.", event=event)
     ruling = rule(said, digest=event.digest, at=at, required=1)
-    if new.word is Word.APPROVE and ruling.outcome is Outcome.HELD:
+    if new.choice is Choice.APPROVE and ruling.outcome is Outcome.HELD:
         # Stored, it would count when the hold is taken back, and no agent would have been told.
         raise VerdictRefused(f"{people_of(ruling.verdicts)} holds it. {TAKE_BACK}", event=event)
 
 
 def _refuse_too_late(connection: Connection, event: EventState) -> None:
     """Raise VerdictRefused where Azure took an approval of *event*: nothing that is said now would stop it."""
-    told = told_azure(story_of(connection, event))
-    if told is not None:
-        raise VerdictRefused(told.sentence, event=event)
+    sent_to = accepted_approval(details_of(connection, event))
+    if sent_to is not None:
+        raise VerdictRefused(sent_to.sentence, event=event)
 
 
 def _vms_of_groups(connection: Connection, event: EventState) -> list[str]:
@@ -193,7 +195,7 @@ def _group(vm: VmIdentity) -> tuple[str, str] | None:
 def _entry(new: Verdict, event: EventState, ruling: Ruling) -> NewEntry:
     return NewEntry(
         actor=new.user_name,
-        action="approved" if new.word is Word.APPROVE else "held",
+        action="approved" if new.choice is Choice.APPROVE else "held",
         subject=new.event_key,
         details={
             "verdict_id": new.verdict_id,

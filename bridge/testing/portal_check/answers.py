@@ -10,8 +10,8 @@ import msgspec
 from bridge import strict_json
 from bridge.approval.decision_token import MAX_TOKEN_CHARACTERS
 from bridge.approval.portal_client import MAX_DECISIONS, MAX_EPOCH_CHARACTERS, MAX_INDEX
-from bridge.testing.portal_check.asking import Exchange
 from bridge.testing.portal_check.report import Report
+from bridge.testing.portal_check.request import Exchange
 from bridge.testing.portal_check.requirements import Requirement
 
 _OK, _NO_CONTENT = 200, 204

@@ -25,8 +25,8 @@ from bridge.system.attestation import (
     TokenAnswer,
 )
 from bridge.system.secrets import MASK
-from bridge.testing.portal_check.asking import Exchange, PortalAsker
 from bridge.testing.portal_check.report import Report
+from bridge.testing.portal_check.request import CheckClient, Exchange
 from bridge.testing.portal_check.requirements import Requirement
 
 _OK = 200
@@ -41,7 +41,7 @@ _AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
 class AttestedChecks:
     """Asks by *asker* and notes in *report*; *document* returns the metadata service's document with a nonce in it."""
 
-    def __init__(self, asker: PortalAsker, report: Report, document: Callable[[str], str]) -> None:
+    def __init__(self, asker: CheckClient, report: Report, document: Callable[[str], str]) -> None:
         self._asker = asker
         self._report = report
         self._document = document

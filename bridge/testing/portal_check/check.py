@@ -19,12 +19,12 @@ from bridge.errors import BridgeError, CredentialFailed
 from bridge.events.record import TransitionRecord, Verdict
 from bridge.system.threads import run_daemon
 from bridge.testing.portal_check.answers import PollAnswer
-from bridge.testing.portal_check.asking import Exchange, PortalAsker
 from bridge.testing.portal_check.attested import AttestedChecks
 from bridge.testing.portal_check.decisions import DecisionChecks, expires_at
 from bridge.testing.portal_check.polls import PollChecks
 from bridge.testing.portal_check.records import MadeUpEvent, cloudevent, send
 from bridge.testing.portal_check.report import Report
+from bridge.testing.portal_check.request import CheckClient, Exchange
 from bridge.testing.portal_check.requirements import Requirement
 
 #: A request is held before the operator is asked.
@@ -90,7 +90,7 @@ class CheckSettings(msgspec.Struct, frozen=True, kw_only=True):
 def check_portal(settings: CheckSettings) -> Report:
     """Return what was found of the portal that *settings* name; raise CredentialFailed when there is no token."""
     report = Report()
-    asker = PortalAsker(settings.remote, settings.vm_id, document=settings.document)
+    asker = CheckClient(settings.remote, settings.vm_id, document=settings.document)
     try:
         _attest(settings, asker, report)
         try:
@@ -105,7 +105,7 @@ def check_portal(settings: CheckSettings) -> Report:
     return report
 
 
-def _attest(settings: CheckSettings, asker: PortalAsker, report: Report) -> None:
+def _attest(settings: CheckSettings, asker: CheckClient, report: Report) -> None:
     if asker.is_attested and settings.document is not None:
         AttestedChecks(asker, report, settings.document).run()
         return
@@ -114,7 +114,7 @@ def _attest(settings: CheckSettings, asker: PortalAsker, report: Report) -> None
 
 
 class _Play:
-    def __init__(self, settings: CheckSettings, asker: PortalAsker, report: Report) -> None:
+    def __init__(self, settings: CheckSettings, asker: CheckClient, report: Report) -> None:
         self._settings = settings
         self._asker = asker
         self._report = report

@@ -14,8 +14,8 @@ from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import RefusalReason, RefusedDecision
 from bridge.events.event import ScheduledEvent
 from bridge.events.record import Verdict
-from bridge.testing.portal_check.asking import Exchange
 from bridge.testing.portal_check.report import Report
+from bridge.testing.portal_check.request import Exchange
 from bridge.testing.portal_check.requirements import Requirement
 
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=timezone.utc)

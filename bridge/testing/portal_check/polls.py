@@ -9,8 +9,8 @@ from collections.abc import Callable
 from bridge.approval.portal_client import MAX_INDEX
 from bridge.http.session import retry_after_seconds
 from bridge.testing.portal_check.answers import AnswerReader, PollAnswer
-from bridge.testing.portal_check.asking import Exchange, PortalAsker
 from bridge.testing.portal_check.report import Report
+from bridge.testing.portal_check.request import CheckClient, Exchange
 from bridge.testing.portal_check.requirements import Requirement
 
 _OK = 200
@@ -33,7 +33,7 @@ class PollChecks:
 
     def __init__(
         self,
-        asker: PortalAsker,
+        asker: CheckClient,
         report: Report,
         *,
         wait_seconds: int,

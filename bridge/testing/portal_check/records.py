@@ -15,8 +15,9 @@ from bridge.approval.decision_token import Claims
 from bridge.clock import format_time
 from bridge.events.event import ScheduledEvent, VmIdentity, encode
 from bridge.events.record import Approval, Evidence, Transition, TransitionRecord
-from bridge.testing.portal_check.asking import PortalAsker
+from bridge.events.stream import new_stream_id
 from bridge.testing.portal_check.report import Report
+from bridge.testing.portal_check.request import CheckClient
 from bridge.testing.portal_check.requirements import Requirement
 
 _NOTICE = timedelta(hours=2)
@@ -29,7 +30,7 @@ class MadeUpEvent:
 
     def __init__(self, vm_id: str, vm_name: str = "portal-check") -> None:
         self._now = datetime.now(timezone.utc)
-        self._stream_id = str(uuid.uuid4())
+        self._stream_id = new_stream_id(self._now, None)
         not_before = (self._now + _NOTICE).replace(microsecond=0)
         group = f"/subscriptions/{_SUBSCRIPTION}/resourceGroups/portal-check"
         self._vm = VmIdentity(
@@ -74,6 +75,7 @@ class MadeUpEvent:
             transition_key=f"{uuid.uuid4().int:064x}",
             stream_id=self._stream_id,
             sequence=sequence,
+            active_event_ids=None,  # a list would end the events that an agent of the VM reports
             transition=transition,
             evidence=Evidence.OBSERVED,
             observed_at=format_time(self._now),
@@ -106,7 +108,7 @@ def cloudevent(record: TransitionRecord) -> bytes:
     return json.dumps(event).encode()
 
 
-def send(asker: PortalAsker, report: Report, url: str, requirement: Requirement, record: TransitionRecord) -> bool:
+def send(asker: CheckClient, report: Report, url: str, requirement: Requirement, record: TransitionRecord) -> bool:
     """Send *record* to *url*; return whether the portal took it, and note that as *requirement*."""
     exchange = asker.post(url, cloudevent(record))
     if exchange.status in _SUCCESS:

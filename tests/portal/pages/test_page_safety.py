@@ -138,7 +138,7 @@ def test_who_signs_out_is_out(office):
     assert ann.get("/").status_code == 303
 
 
-def test_stranger_is_led_to_the_door_and_back(office):
+def test_stranger_is_led_to_the_login_page_and_back(office):
     stranger = office.browser()
     answer = stranger.get(f"/events/{A}")
     assert answer.status_code == 303
@@ -150,7 +150,7 @@ def test_stranger_is_led_to_the_door_and_back(office):
 @pytest.mark.parametrize(
     "wanted", ["//evil.example", "https://evil.example", "/\\evil.example", "/events/../x", "/live"]
 )
-def test_door_leads_to_own_pages_only(office, wanted):
+def test_login_leads_to_own_pages_only(office, wanted):
     assert office.browser().sign_in("ann", next=wanted).headers["Location"] == "/"
     assert "evil" not in office.browser().get("/login", params={"next": wanted}).text
 

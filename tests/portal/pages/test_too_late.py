@@ -86,8 +86,8 @@ def test_hold_that_was_taken_back_is_told_as_past(office):
     assert f"{hold} Taken back since. The rules of that VM stay stopped until somebody approves." in page.text
     assert [found["class"] for tag, found in page.tags if tag == "ul" and "aria-label" in found] == [
         "vms",
-        "said past",
-        "ways past",
+        "verdicts past",
+        "progress past",
     ]
 
 

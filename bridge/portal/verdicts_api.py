@@ -17,13 +17,13 @@ from starlette.routing import Route
 
 from bridge.clock import Clock
 from bridge.logs import ThrottledLog
-from bridge.portal.desk import DEFAULT_VALID_SECONDS, MOST_VALID_SECONDS, Desk, Said
+from bridge.portal.deciding import DEFAULT_VALID_SECONDS, MOST_VALID_SECONDS, VerdictRequest, VerdictService
 from bridge.portal.fleet import EventState
-from bridge.portal.people import People, Person, PersonRefused
 from bridge.portal.requests import BodyRefused, body_of, error_answer, headers_of, json_answer
 from bridge.portal.store.database import StoreUnavailable
-from bridge.portal.store.verdicts import Taken, VerdictRefused
-from bridge.portal.verdicts import Word
+from bridge.portal.store.verdicts import AcceptedVerdict, VerdictRefused
+from bridge.portal.users import AccessDenied, Person, Users
+from bridge.portal.verdicts import Choice
 
 logger = logging.getLogger(__name__)
 
@@ -34,14 +34,14 @@ _Seconds = Annotated[float, Meta(gt=0, le=MOST_VALID_SECONDS)]
 
 
 class _Saying(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    verdict: Word
+    verdict: Choice
     reason: str = ""
     valid_seconds: _Seconds = DEFAULT_VALID_SECONDS
 
-    def of(self, key: str, digest: str) -> Said:
+    def of(self, key: str, digest: str) -> VerdictRequest:
         """Return what is said of the event with that *key*, as it was shown with that *digest*."""
-        return Said(
-            event_key=key, word=self.verdict, digest=digest, reason=self.reason, valid_seconds=self.valid_seconds
+        return VerdictRequest(
+            event_key=key, choice=self.verdict, digest=digest, reason=self.reason, valid_seconds=self.valid_seconds
         )
 
 
@@ -58,13 +58,12 @@ class _Many(_Saying, frozen=True, forbid_unknown_fields=True, kw_only=True):
     events: Annotated[list[_Named], Meta(min_length=1, max_length=_MOST_AT_ONCE)]
 
 
-class VerdictRoutes:
+class VerdictsApi:
     """Takes verdicts in."""
 
-    def __init__(self, *, people: People, desk: Desk, clock: Clock, body_seconds: float) -> None:
-        self._people = people
-        self._desk = desk
-        self._body_seconds = body_seconds
+    def __init__(self, *, users: Users, verdict_service: VerdictService, clock: Clock) -> None:
+        self._users = users
+        self._verdict_service = verdict_service
         self._log = ThrottledLog(logger, clock=clock)
 
     def routes(self, root: str) -> list[Route]:
@@ -79,9 +78,9 @@ class VerdictRoutes:
         """``POST /events/{key}/verdicts``: 201 with what follows; 409 with the event as it is now."""
 
         async def work(person: Person) -> Response:
-            one = msgspec.json.decode(await body_of(request, seconds=self._body_seconds), type=_One)
-            said = one.of(request.path_params["key"], one.digest)
-            return json_answer(_shown(await self._desk.say(person, said)), status=201)
+            one = msgspec.json.decode(await body_of(request), type=_One)
+            verdict_request = one.of(request.path_params["key"], one.digest)
+            return json_answer(_shown(await self._verdict_service.submit(person, verdict_request)), status=201)
 
         return await self._answer(request, work)
 
@@ -89,13 +88,13 @@ class VerdictRoutes:
         """``POST /verdicts``: one word and reason for several events; 200 with a result for each."""
 
         async def work(person: Person) -> Response:
-            many = msgspec.json.decode(await body_of(request, seconds=self._body_seconds), type=_Many)
+            many = msgspec.json.decode(await body_of(request), type=_Many)
             results: list[dict[str, Any]] = []
             for place, each in enumerate(many.events):
                 try:
-                    taken = await self._desk.say(person, many.of(each.key, each.digest))
+                    taken = await self._verdict_service.submit(person, many.of(each.key, each.digest))
                     results.append({"key": each.key, **_shown(taken)})
-                except (VerdictRefused, PersonRefused) as error:
+                except (VerdictRefused, AccessDenied) as error:
                     results.append({"key": each.key, "refused": str(error)})
                 except StoreUnavailable as error:  # those before it are decided, and must be told
                     if not results:
@@ -111,18 +110,17 @@ class VerdictRoutes:
         """``DELETE /verdicts/{id}``: 200 when it was taken back; 409 when it is too late."""
 
         async def work(person: Person) -> Response:
-            return json_answer(_shown(await self._desk.withdraw(person, request.path_params["verdict_id"])))
+            return json_answer(_shown(await self._verdict_service.withdraw(person, request.path_params["verdict_id"])))
 
         return await self._answer(request, work)
 
     async def _answer(self, request: Request, work: Callable[[Person], Awaitable[Response]]) -> Response:
         headers = headers_of(request)
-        address = request.client.host if request.client else ""
         try:
-            person = await self._people.person(headers, request.cookies, address)
-            self._people.check_change(headers, person, headers.get(CSRF_HEADER, ""))
+            person = await self._users.person_of(request)
+            self._users.check_change(headers, person, headers.get(CSRF_HEADER, ""))
             return await work(person)
-        except PersonRefused as error:
+        except AccessDenied as error:
             return error_answer(error.status, str(error), ends=True)
         except VerdictRefused as error:
             return json_answer({"error": str(error), "event": _event(error.event)}, status=error.status)
@@ -138,12 +136,12 @@ class VerdictRoutes:
         return "It cannot be stored now."
 
 
-def _shown(taken: Taken) -> dict[str, Any]:
+def _shown(taken: AcceptedVerdict) -> dict[str, Any]:
     return {
         "verdict_id": taken.verdict.verdict_id,
         "outcome": taken.ruling.outcome.value,
         "needed": taken.ruling.needed,
-        "told": taken.told,
+        "sent_to": taken.sent_to,
     }
 
 

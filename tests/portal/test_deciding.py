@@ -11,18 +11,18 @@ from fleet_records import NOW, fleet_record, vm_id_of
 from bridge.approval.signing import DecisionSigner, generate_key
 from bridge.clock import format_time
 from bridge.events.event import encode
-from bridge.portal.book import DecisionBook
-from bridge.portal.connections import Connections
-from bridge.portal.desk import Desk, Said
+from bridge.portal.connected_agents import ConnectedAgents
+from bridge.portal.deciding import VerdictRequest, VerdictService
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.people import Person, PersonRefused, Role
+from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.signing import PortalKey
 from bridge.portal.store.database import Store, StoreThreads
 from bridge.portal.store.events import event_of
 from bridge.portal.store.ingest import ReceivedRecord, add_records
-from bridge.portal.store.people import User, add_session, add_user, change_user
+from bridge.portal.store.users import User, add_session, add_user, change_user
 from bridge.portal.store.verdicts import verdicts_of
-from bridge.portal.verdicts import Word
+from bridge.portal.users import AccessDenied, Person, Role
+from bridge.portal.verdicts import Choice
 from bridge.testing import ManualClock
 
 KEY = key_of_event_id("A")
@@ -30,7 +30,7 @@ AT = format_time(NOW)
 
 
 class Office:
-    """A desk, and Pam with a session, who may decide for the team payments."""
+    """A verdict service, and Pam with a session, who may decide for the team payments."""
 
     def __init__(self, directory):
         self.store = Store.of_file(directory / "portal.db")
@@ -51,26 +51,26 @@ class Office:
     def tell(self, *records):
         self.store.write(add_records, [ReceivedRecord(each, encode(each).decode()) for each in records], AT)
 
-    def say(self, word, person=None, *, meanwhile=None, broken_book=None):
-        """Say *word*; *meanwhile* is done by another process after the desk has first looked."""
+    def say(self, word, person=None, *, meanwhile=None, broken_store=None):
+        """Say *word*; *meanwhile* is done by another process after the service has first looked."""
 
         async def main():
             threads = StoreThreads(self.store)
-            books = threads if broken_book is None else StoreThreads(broken_book)
-            connections = Connections(self.clock.clock)
+            books = threads if broken_store is None else StoreThreads(broken_store)
+            connected_agents = ConnectedAgents(self.clock.clock)
             for vm in (0, 1):
-                connections.begins(vm_id_of(vm), "")
-            desk = Desk(
+                connected_agents.begins(vm_id_of(vm), "")
+            service = VerdictService(
                 store=threads if meanwhile is None else _Slow(threads, meanwhile),
-                book=DecisionBook(books, clock=self.clock.clock),
-                connections=connections,
+                pending_decisions=PendingDecisions(books, clock=self.clock.clock),
+                connected_agents=connected_agents,
                 key=self._key,
                 required=1,
                 clock=self.clock.clock,
             )
-            said = Said(event_key=KEY, word=Word(word), digest=self.store.read(event_of, KEY).digest)
+            said = VerdictRequest(event_key=KEY, choice=Choice(word), digest=self.store.read(event_of, KEY).digest)
             try:
-                return await desk.say(person or self.pam, said)
+                return await service.submit(person or self.pam, said)
             finally:
                 threads.close()
                 books.close()
@@ -79,7 +79,7 @@ class Office:
 
     @property
     def said(self):
-        return [each.word.value for each in self.store.read(verdicts_of, KEY)]
+        return [each.choice.value for each in self.store.read(verdicts_of, KEY)]
 
 
 class _Slow:
@@ -103,27 +103,27 @@ def office(tmp_path):
 
 
 def test_person_who_is_disabled_while_the_request_waits_decides_nothing(office):
-    with pytest.raises(PersonRefused) as refused:
+    with pytest.raises(AccessDenied) as refused:
         office.say("approve", meanwhile=lambda: office.store.write(change_user, "Pam", disabled_at=AT))
     assert (refused.value.status, office.said) == (401, [])
 
 
 def test_person_of_a_proxy_who_is_disabled_while_the_request_waits_decides_nothing(office):
     proxied = Person(name="Pam", role=Role.APPROVER, csrf_token="t")
-    with pytest.raises(PersonRefused) as refused:
+    with pytest.raises(AccessDenied) as refused:
         office.say("approve", proxied, meanwhile=lambda: office.store.write(change_user, "Pam", disabled_at=AT))
     assert (refused.value.status, office.said) == (403, [])
 
 
 def test_vm_outside_the_scope_that_tells_of_the_event_meanwhile_is_not_spoken_for(office):
     other = fleet_record(1, sequence=2, labels={"team": "search"})
-    with pytest.raises(PersonRefused, match="outside your scope"):
+    with pytest.raises(AccessDenied, match="outside your scope"):
         office.say("approve", meanwhile=lambda: office.tell(other))
     assert office.said == []
 
 
 def test_hold_that_is_stored_is_answered_for_although_the_book_cannot_be_read_now(office, tmp_path):
     empty = Store.of_file(tmp_path / "empty.db")
-    assert set(office.say("hold", broken_book=empty).told) == {vm_id_of(0), vm_id_of(1)}
+    assert set(office.say("hold", broken_store=empty).sent_to) == {vm_id_of(0), vm_id_of(1)}
     assert office.said == ["hold"]
     empty.close()

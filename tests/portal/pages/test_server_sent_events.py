@@ -7,6 +7,7 @@ import http.client
 import socket
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from fleet_records import fleet_record
@@ -15,13 +16,13 @@ from uvicorn import Config, Server
 
 from bridge.clock import REAL_CLOCK
 from bridge.events.record import Transition
-from bridge.portal.bounded_http import BoundedHttp, HttpBounds, Refusals
-from bridge.portal.connections import Connections
+from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.live import ALL, Live, Reader
+from bridge.portal.http_limits import CONNECTION, AbortedConnections, HttpLimits, LimitedHttp
 from bridge.portal.metrics import PortalMetrics
-from bridge.portal.people import COOKIE, Person, PersonRefused, Role
-from bridge.portal.store.stories import Marks
+from bridge.portal.server_sent_events import ALL, LiveUpdates, Subscriber
+from bridge.portal.store.event_details import Marks
+from bridge.portal.users import COOKIE, AccessDenied, Person, Role
 
 A, B = key_of_event_id("A"), key_of_event_id("B")
 SECONDS = 20.0
@@ -124,10 +125,10 @@ def test_stop_of_the_portal_ends_the_stream_in_time(office, stream):
 
 def test_slow_reader_costs_a_bounded_set():
     async def told():
-        reader = Reader(None)
+        subscriber = Subscriber(None)
         for number in range(100_000):
-            reader.tell({f"{number:032x}"})
-        return await reader.news(60)
+            subscriber.publish({f"{number:032x}"})
+        return await subscriber.changes(60)
 
     assert asyncio.run(told()) == {ALL}
 
@@ -138,10 +139,10 @@ class _EndsElsewhere:
     def __init__(self):
         self.asked = 0
 
-    async def person(self, _headers, _cookies, _address):
+    async def person_of(self, _request):
         self.asked += 1
         if self.asked > 2:
-            raise PersonRefused(401, "Sign in first.")
+            raise AccessDenied(401, "Sign in first.")
         return Person(name="ann", role=Role.VIEWER, csrf_token="", session_sha256="x")
 
 
@@ -152,48 +153,29 @@ def test_stream_ends_when_its_session_was_ended_by_another_process():
         async def send(message):
             sent.append(message)
 
-        people = _EndsElsewhere()
-        live = Live(store=None, people=people, connections=Connections(REAL_CLOCK), clock=REAL_CLOCK, alive_seconds=0.1)
+        users = _EndsElsewhere()
+        live = LiveUpdates(
+            store=None,
+            users=users,
+            connected_agents=ConnectedAgents(REAL_CLOCK),
+            clock=REAL_CLOCK,
+            keep_alive_seconds=0.1,
+        )
+        connection = SimpleNamespace(call_when_gone=lambda _: None)
         scope = {"type": "http", "method": "GET", "path": "/live", "headers": [], "query_string": b""}
+        scope[CONNECTION] = connection
         await asyncio.wait_for(live(scope, asyncio.Event().wait, send), SECONDS)
-        return people.asked, sent, live.readers
+        return users.asked, sent, live.subscribers
 
     asked, sent, readers = asyncio.run(served())
     assert (asked, readers) == (3, 0)
     assert sent[-1] == {"type": "http.response.body", "body": b"event: ended\ndata: ended\n\n", "more_body": False}
 
 
-def test_reader_that_takes_nothing_waits_alone():
-    async def served():
-        begun, taken = asyncio.Event(), asyncio.Event()
-
-        async def send(_message):
-            begun.set()
-            await taken.wait()
-
-        people = _EndsElsewhere()
-        live = Live(store=None, people=people, connections=Connections(REAL_CLOCK), clock=REAL_CLOCK)
-        gone = asyncio.Event()
-
-        async def receive():
-            await gone.wait()
-            return {"type": "http.disconnect"}
-
-        scope = {"type": "http", "method": "GET", "path": "/live", "headers": [], "query_string": b""}
-        serving = asyncio.ensure_future(live(scope, receive, send))
-        await begun.wait()
-        live.stop()  # it can be told nothing, and its client's going ends it
-        gone.set()
-        await asyncio.wait_for(serving, SECONDS)
-        return live.readers
-
-    assert asyncio.run(served()) == 0
-
-
 class _Stays:
     """People of whom everybody is let in."""
 
-    async def person(self, _headers, _cookies, _address):
+    async def person_of(self, _request):
         return Person(name="ann", role=Role.VIEWER, csrf_token="", session_sha256="x")
 
 
@@ -215,10 +197,9 @@ async def _ask(listening):
 
 
 async def _slow_and_quick(listening):
-    """Have one reader that takes nothing and one that takes all, until the first is cut; return what was seen."""
-    bounds = HttpBounds(stalled_seconds=60)
-    protocol = partial(BoundedHttp, bounds=bounds, refusals=Refusals(PortalMetrics(), clock=REAL_CLOCK))
-    live = Live(store=_Changes(), people=_Stays(), connections=Connections(REAL_CLOCK), clock=REAL_CLOCK)
+    """Send 200 changes to a subscriber that reads nothing and one that reads all; return the largest write buffer."""
+    live = LiveUpdates(store=_Changes(), users=_Stays(), connected_agents=ConnectedAgents(REAL_CLOCK), clock=REAL_CLOCK)
+    protocol = partial(LimitedHttp, limits=HttpLimits(), aborted=AbortedConnections(PortalMetrics(), clock=REAL_CLOCK))
     server = Server(Config(live, http=protocol, lifespan="off", log_config=None))
     running = [asyncio.ensure_future(server.serve(sockets=[listening])), asyncio.ensure_future(live.follow())]
     slow = socket.socket()
@@ -226,41 +207,31 @@ async def _slow_and_quick(listening):
     slow.connect(listening.getsockname())
     slow.sendall(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
     reader, writer = await _ask(listening)
-    heard, most, ahead, until = 0, 0, 0.0, time.monotonic() + SECONDS
-    await reader.readuntil(b"\n\n")
-    while live.readers < 2 and time.monotonic() < until:
+    largest, until = 0, time.monotonic() + SECONDS
+    while live.subscribers < 2 and time.monotonic() < until:
         await reader.readuntil(b"\n\n")
-    assert live.readers == 2
-    while live.readers == 2 and time.monotonic() < until:
-        live.look()
+    assert live.subscribers == 2
+    for _ in range(200):
+        live.check_now()
         await asyncio.wait_for(reader.readuntil(b"\n\n"), SECONDS)
-        heard += 1
-        waiting = [each.transport.get_write_buffer_size() for each in server.server_state.connections]
-        most = max([most, *waiting])
-        ahead = 61.0 if heard > 200 else 0.0  # from then on a minute has gone by
-        for connection in list(server.server_state.connections):
-            connection.cut_if_due(asyncio.get_running_loop().time() + ahead)
-    left = live.readers
+        largest = max([largest, *(each.transport.get_write_buffer_size() for each in server.server_state.connections)])
     live.stop()
     server.should_exit = True
     running[1].cancel()
     writer.close()
     slow.close()
     await asyncio.gather(*running, return_exceptions=True)
-    return heard, most, left
+    return largest
 
 
-def test_reader_that_takes_nothing_is_cut_after_its_time_and_holds_up_no_other():
+def test_slow_subscriber_uses_little_memory_and_delays_no_other():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)  # or megabytes fit on the way
-        heard, most, left = asyncio.run(_slow_and_quick(listening))
-    assert heard > 200
-    assert most < 256 * 1024
-    assert left == 1
+        assert asyncio.run(_slow_and_quick(listening)) < 256 * 1024
 
 
 def test_nothing_new_is_said_after_its_time():
     async def told():
-        return await Reader(None).news(0.01)
+        return await Subscriber(None).changes(0.01)
 
     assert asyncio.run(told()) == set()

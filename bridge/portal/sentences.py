@@ -14,14 +14,13 @@ import msgspec
 
 from bridge.clock import format_time, parse_time
 from bridge.events.event import ScheduledEvent
+from bridge.portal.decision_progress import AcceptedApproval, DecisionProgress, Stage, is_accepted
 from bridge.portal.fleet import EventState, State
-from bridge.portal.names import folded
-from bridge.portal.people import Person
 from bridge.portal.signing import AgentSeen, addressees
-from bridge.portal.store.stories import EventStory
-from bridge.portal.told_azure import ToldAzure, is_accepted
-from bridge.portal.verdicts import TAKE_BACK, Outcome, Ruling, Word, people_of
-from bridge.portal.ways import Stage, Way
+from bridge.portal.store.event_details import EventDetails
+from bridge.portal.user_names import folded_name
+from bridge.portal.users import Person
+from bridge.portal.verdicts import TAKE_BACK, Choice, Outcome, Ruling, people_of
 
 #: How a person names the fields of an event, in the order in which a change of them is told.
 _FIELDS = {
@@ -50,7 +49,7 @@ class Moment(msgspec.Struct, frozen=True):
     text: str
 
 
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+class PageContext(msgspec.Struct, frozen=True, kw_only=True):
     """What the view of an event depends on beside the event."""
 
     now: datetime
@@ -114,7 +113,7 @@ def clock_text(event: EventState) -> str:
     return f"at {at:%H:%M:%S} UTC" if near else f"on {at:%Y-%m-%d} at {at:%H:%M:%S} UTC"
 
 
-def fate(event: EventState, now: datetime, told: ToldAzure | None = None) -> str:
+def next_event(event: EventState, now: datetime, accepted: AcceptedApproval | None = None) -> str:
     """Return what happens if nobody acts, without the time that is counted down; *told*: Azure took an approval."""
     if not event.is_open:
         return _ENDS.get(event.state, "It is over.")
@@ -122,10 +121,10 @@ def fate(event: EventState, now: datetime, told: ToldAzure | None = None) -> str
         return "Azure has started it. It is under way until Azure takes it from the VMs' documents."
     if event.state is State.OTHER:
         return f"Its status is {event.event.event_status}, which this version does not know."
-    return told.sentence if told is not None else _fate_of_announced(event, now)
+    return accepted.sentence if accepted is not None else _next_of_announced(event, now)
 
 
-def _fate_of_announced(event: EventState, now: datetime) -> str:
+def _next_of_announced(event: EventState, now: datetime) -> str:
     at = event.event.not_before
     if at is None:
         return "If nobody acts, Azure starts it; it does not say when."
@@ -135,19 +134,24 @@ def _fate_of_announced(event: EventState, now: datetime) -> str:
 
 
 def buttons(
-    event: EventState, ruling: Ruling, ways: Sequence[Way], around: Surroundings, *, told: ToldAzure | None
+    event: EventState,
+    ruling: Ruling,
+    progress: Sequence[DecisionProgress],
+    context: PageContext,
+    *,
+    accepted: AcceptedApproval | None,
 ) -> Buttons:
     """Return what the person can do, and what that does; an approval that no agent followed can be given again.
 
     Once Azure took an approval, as *told* says, nothing can be done, and what stands at the top says why.
     """
-    if told is not None and event.state is State.SCHEDULED:
+    if accepted is not None and event.state is State.SCHEDULED:
         return Buttons()
     if event.undecidable_because is not None:
         is_odd = event.state is State.SCHEDULED
         return Buttons(why_not=f"Nobody can decide on it: {event.undecidable_because}." if is_odd else "")
-    why_not = around.person.why_not_decide(event)
-    if why_not is None and around.kid is None:
+    why_not = context.person.why_not_decide(event)
+    if why_not is None and context.kid is None:
         why_not = "This portal has no key of its own. Sign with `decide --to`, and it carries that."
     if why_not is None and ruling.outcome is Outcome.HELD:
         why_not = f"It is held. {TAKE_BACK}"
@@ -155,13 +159,13 @@ def buttons(
         return Buttons(why_not=why_not)
     names = these(vm_names(event))
     hold = f"we do not start it early; Azure does {clock_text(event)}. For {names}"
-    why_not = _why_not_approve(event, ruling, ways, around)
+    why_not = _why_not_approve(event, ruling, progress, context)
     if why_not is not None:
         return Buttons(hold=hold, why_not=why_not)
     more = ruling.needed - 1
     if more > 0:
         others = "one more person has" if more == 1 else f"{more} more people have"
-        why_not = too_few(around.required, around.approvers)
+        why_not = too_few(context.required, context.approvers)
         return Buttons(approve=f"starts once {others} approved too, for {names}", hold=hold, why_not=why_not)
     return Buttons(approve=f"starts now, for {names}", hold=hold)
 
@@ -174,94 +178,101 @@ def too_few(required: int, approvers: int | None) -> str:
     return f"{required} {people} must approve, and only {approvers} may here: `portal users` lets others in."
 
 
-def _why_not_approve(event: EventState, ruling: Ruling, ways: Sequence[Way], around: Surroundings) -> str | None:
+def _why_not_approve(
+    event: EventState, ruling: Ruling, progress: Sequence[DecisionProgress], context: PageContext
+) -> str | None:
     """Return why there is nothing to approve for this person, who may hold it; None when there is."""
-    if ruling.outcome is Outcome.APPROVED and (_was_followed(ways) or _is_on_its_way(ways)):
+    if ruling.outcome is Outcome.APPROVED and (_was_followed(progress) or _is_on_its_way(progress)):
         return ""
-    nobody = unreachable(event, around)
+    nobody = unreachable(event, context)
     if nobody:
         return f"An approval would reach no agent now: {nobody}."
-    if ruling.outcome is Outcome.WAITING and folded(around.person.name) in {
-        folded(each.user_name) for each in ruling.verdicts
+    if ruling.outcome is Outcome.WAITING and folded_name(context.person.name) in {
+        folded_name(each.user_name) for each in ruling.verdicts
     }:
-        return f"You have approved it; another person must too. {too_few(around.required, around.approvers)}".rstrip()
+        return f"You have approved it; another person must too. {too_few(context.required, context.approvers)}".rstrip()
     return None
 
 
-def unreachable(event: EventState, around: Surroundings) -> str:
+def unreachable(event: EventState, context: PageContext) -> str:
     """Return why no agent would follow an approval now, VM by VM; nothing when one would."""
-    if around.kid is None or addressees(event, around.agents, around.kid):
+    if context.kid is None or addressees(event, context.agents, context.kid):
         return ""
     found = []
     for vm in event.vms:
-        seen = around.agents.get(vm.vm_key)
-        why = "has not asked for decisions" if seen is None else seen.why_not(around.kid)
+        seen = context.agents.get(vm.vm_key)
+        why = "has not asked for decisions" if seen is None else seen.why_not(context.kid)
         found.append(f"{vm.vm.name or vm.vm_key} {why or 'sees another event than this'}")
     return "; ".join(found)
 
 
-def why_not_yet(story: EventStory, ruling: Ruling, ways: Sequence[Way], told: ToldAzure | None = None) -> str:
+def why_not_yet(
+    details: EventDetails,
+    ruling: Ruling,
+    progress: Sequence[DecisionProgress],
+    accepted: AcceptedApproval | None = None,
+) -> str:
     """Return why an announced event has not started; nothing for every other."""
-    event = story.event
-    if event.state is not State.SCHEDULED or told is not None:
+    event = details.event
+    if event.state is not State.SCHEDULED or accepted is not None:
         return "Azure has not shown it as started yet." if event.state is State.SCHEDULED else ""
     people = people_of(ruling.verdicts)
     if ruling.outcome is Outcome.HELD:
-        if _was_followed(ways):
+        if _was_followed(progress):
             return f"Held by {people}, but Azure was told to start it before it changed, and may at any moment."
         return f"Held by {people}: we do not start it early; Azure does {clock_text(event)}."
     if ruling.outcome is Outcome.WAITING:
         more = "one more person" if ruling.needed == 1 else f"{ruling.needed} more people"
-        return f"Approved by {people}; {more} must approve it.{_all_the_same(story, ways)}"
+        return f"Approved by {people}; {more} must approve it.{_all_the_same(details, progress)}"
     if ruling.outcome is Outcome.APPROVED:
-        return _why_approved_is_not_started(people, ways)
-    return _why_undecided_is_not_started(story) + _all_the_same(story, ways)
+        return _why_approved_is_not_started(people, progress)
+    return _why_undecided_is_not_started(details) + _all_the_same(details, progress)
 
 
-def _why_undecided_is_not_started(story: EventStory) -> str:
-    if any(is_accepted(each) for each in story.outcomes):
+def _why_undecided_is_not_started(details: EventDetails) -> str:
+    if any(is_accepted(each) for each in details.outcomes):
         return "Azure was told to start it before it changed, and may at any moment."
-    gone = [each for each in story.verdicts if each.word is Word.APPROVE and each.withdrawn_at is None]
+    gone = [each for each in details.verdicts if each.choice is Choice.APPROVE and each.withdrawn_at is None]
     if not gone:
         return "Nobody has decided."
     what = "has run out"
-    if gone[-1].digest != story.event.digest:
+    if gone[-1].digest != details.event.digest:
         what = "was of the event before it changed"
-    elif gone[-1] not in story.counting:
+    elif gone[-1] not in details.counting:
         what = "does not count, for they may approve no more"
     return f"Nobody has decided: the approval of {gone[-1].user_name} {what}."
 
 
-def _why_approved_is_not_started(people: str, ways: Sequence[Way]) -> str:
+def _why_approved_is_not_started(people: str, progress: Sequence[DecisionProgress]) -> str:
     """Return how far the approval of *people* came; approved is said only where agents were told, and no hold since."""
-    if _was_followed(ways):
+    if _was_followed(progress):
         return "Approved, and Azure was told. Azure has not shown it as started yet."
-    if _is_on_its_way(ways):
+    if _is_on_its_way(progress):
         return "Approved. It waits for an agent to take it to Azure."
-    told = [way for way in ways if way.word is Word.APPROVE]
-    if not told:
+    accepted = [each for each in progress if each.choice is Choice.APPROVE]
+    if not accepted:
         return f"No agent was told of the approval of {people}: approve it again."
-    if all(way.is_stopped for way in told):
+    if all(each.is_stopped for each in accepted):
         return f"Agents were told to hold it after the approval of {people}: approve it again."
     return "Approved, and no agent followed: approve it again."
 
 
-def _all_the_same(story: EventStory, ways: Sequence[Way]) -> str:
+def _all_the_same(details: EventDetails, progress: Sequence[DecisionProgress]) -> str:
     """Return what is said where an agent has an approval that counts here no more, or was signed elsewhere."""
-    is_changed = any(each.word is Word.APPROVE and each.digest != story.event.digest for each in story.verdicts)
-    if is_changed or not _is_on_its_way(ways):  # of an event that changed, agents refuse it
+    is_changed = any(each.choice is Choice.APPROVE and each.digest != details.event.digest for each in details.verdicts)
+    if is_changed or not _is_on_its_way(progress):  # of an event that changed, agents refuse it
         return ""
     return " An approval is on its way to an agent all the same; a hold stops it."
 
 
-def _was_followed(ways: Iterable[Way]) -> bool:
+def _was_followed(progress: Iterable[DecisionProgress]) -> bool:
     """Return whether Azure was told by an agent that followed an approval."""
-    return any(way.word is Word.APPROVE and way.stage is Stage.FOLLOWED for way in ways)
+    return any(each.choice is Choice.APPROVE and each.stage is Stage.FOLLOWED for each in progress)
 
 
-def _is_on_its_way(ways: Iterable[Way]) -> bool:
+def _is_on_its_way(progress: Iterable[DecisionProgress]) -> bool:
     """Return whether an agent has an approval, or gets one, that no hold came after."""
-    return any(way.word is Word.APPROVE and way.stage in _ON_ITS_WAY and not way.is_stopped for way in ways)
+    return any(each.choice is Choice.APPROVE and each.stage in _ON_ITS_WAY and not each.is_stopped for each in progress)
 
 
 def _text(value: object) -> str:

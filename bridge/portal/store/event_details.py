@@ -16,13 +16,13 @@ from bridge.events.event import VmIdentity
 from bridge.events.record import Transition, TransitionRecord
 from bridge.portal.audit import Entry
 from bridge.portal.fleet import EventState
-from bridge.portal.names import folded
 from bridge.portal.schema import audit, decisions, events, records, users, verdicts, vms
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import in_parts
 from bridge.portal.store.events import EventFilter, event_of, list_events, records_of
-from bridge.portal.store.people import names_barred
-from bridge.portal.verdicts import Verdict, Word, counting
+from bridge.portal.store.users import names_barred
+from bridge.portal.user_names import folded_name
+from bridge.portal.verdicts import Choice, Verdict, counting
 
 _OUTCOMES = tuple(each.value for each in (Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED))
 _MOST_OPEN = 1_000
@@ -38,7 +38,7 @@ class SignedDecision(msgspec.Struct, frozen=True, kw_only=True):
     event_key: str
     vm_key: str
     vm_name: str | None
-    word: Word
+    choice: Choice
     made_at: str
     expires_at_seconds: int
     approver: str
@@ -47,7 +47,7 @@ class SignedDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What was said here that it was signed for; None: it was signed elsewhere."""
 
 
-class EventStory(msgspec.Struct, frozen=True, kw_only=True):
+class EventDetails(msgspec.Struct, frozen=True, kw_only=True):
     """An event with all that was said and done about it."""
 
     event: EventState
@@ -87,20 +87,20 @@ class _OfVm(msgspec.Struct, frozen=True):
 _of_vm = msgspec.json.Decoder(_OfVm).decode
 
 
-def stories(connection: Connection, wanted: EventFilter, *, limit: int) -> list[EventStory]:
+def list_event_details(connection: Connection, wanted: EventFilter, *, limit: int) -> list[EventDetails]:
     """Return at most *limit* events with their stories, those first that were told of last."""
-    return _with_stories(connection, list_events(connection, wanted, limit=limit))
+    return _with_details(connection, list_events(connection, wanted, limit=limit))
 
 
-def stories_of(connection: Connection, keys: Sequence[str]) -> list[EventStory]:
+def event_details_of(connection: Connection, keys: Sequence[str]) -> list[EventDetails]:
     """Return the events with *keys*, in their order, with their stories; one that nobody told of is left out."""
     found = [event_of(connection, key) for key in keys]
-    return _with_stories(connection, [event for event in found if event is not None])
+    return _with_details(connection, [event for event in found if event is not None])
 
 
-def story_of(connection: Connection, event: EventState) -> EventStory:
+def details_of(connection: Connection, event: EventState) -> EventDetails:
     """Return *event* with its story."""
-    return _with_stories(connection, [event])[0]
+    return _with_details(connection, [event])[0]
 
 
 def event_with_digest(connection: Connection, key: str, digest: str) -> TransitionRecord | None:
@@ -115,7 +115,7 @@ def event_with_digest(connection: Connection, key: str, digest: str) -> Transiti
 def approvers_here(connection: Connection) -> int:
     """Return how many people that have a name here may approve anything."""
     may_approve = (users.c.role == "approver") & users.c.disabled_at.is_(None)
-    return len(set(map(folded, connection.execute(select(users.c.user_name).where(may_approve)).scalars())))
+    return len(set(map(folded_name, connection.execute(select(users.c.user_name).where(may_approve)).scalars())))
 
 
 def known_vms(connection: Connection, *, limit: int) -> list[KnownVm]:
@@ -173,14 +173,14 @@ def _last_entry(connection: Connection) -> int:
     return int(connection.execute(select(func.max(audit.c.entry))).scalar_one() or 0)
 
 
-def _with_stories(connection: Connection, found: Sequence[EventState]) -> list[EventStory]:
+def _with_details(connection: Connection, found: Sequence[EventState]) -> list[EventDetails]:
     keys = [event.key for event in found]
     said = _by_event(connection, keys, _verdicts)
     signed = _by_event(connection, keys, _decisions)
     told = _by_event(connection, keys, _outcomes)
     barred, approvers = names_barred(connection), approvers_here(connection)
     return [
-        EventStory(
+        EventDetails(
             event=event,
             verdicts=tuple(said.get(event.key, ())),
             counting=counting(said.get(event.key, ()), barred),
@@ -207,7 +207,7 @@ def _verdicts(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str
     query = select(verdicts).where(verdicts.c.event_key.in_(keys))
     for row in connection.execute(query.order_by(verdicts.c.made_at, verdicts.c.verdict_id)):
         values = row._asdict()
-        yield row.event_key, Verdict(word=Word(values.pop("verdict")), **values)
+        yield row.event_key, Verdict(choice=Choice(values.pop("verdict")), **values)
 
 
 def _decisions(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str, SignedDecision]]:
@@ -221,7 +221,7 @@ def _decisions(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[st
                 event_key=row.event_key,
                 vm_key=row.vm_key,
                 vm_name=row.name,
-                word=Word(row.decision),
+                choice=Choice(row.decision),
                 made_at=row.made_at,
                 expires_at_seconds=row.expires_at_seconds,
                 approver=row.iss,

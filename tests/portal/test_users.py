@@ -10,10 +10,10 @@ from argon2 import extract_parameters
 from fleet_records import fleet_record
 
 from bridge.portal.fleet import Fleet, key_of_event_id
-from bridge.portal.people import COOKIE, NOBODYS_HASH, People, Person, PersonRefused, Role, hashed
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import Store, StoreThreads
-from bridge.portal.store.people import User, add_user, change_user
+from bridge.portal.store.users import User, add_user, change_user
+from bridge.portal.users import COOKIE, NOBODYS_HASH, AccessDenied, Person, Role, Users, hashed
 from bridge.testing import ManualClock
 
 PASSWORD = "correct horse battery staple"  # of a test
@@ -22,7 +22,7 @@ AT = "2026-11-20T11:00:00.000Z"
 HOST = {"host": "portal.example.net", "origin": "https://portal.example.net"}
 
 
-class Door:
+class SessionKit:
     """A portal's people, with Ann who approves, Vic who looks, and Pam who may decide for one team."""
 
     def __init__(self, directory, **settings):
@@ -44,7 +44,7 @@ class Door:
     def run(self, work):
         async def main():
             threads = StoreThreads(self.store)
-            people = People(store=threads, clock=self.clock.clock, **self._settings)
+            people = Users(store=threads, clock=self.clock.clock, **self._settings)
             await people.load()
             try:
                 return await work(people)
@@ -55,10 +55,10 @@ class Door:
 
 
 @pytest.fixture
-def door(tmp_path):
-    door = Door(tmp_path)
-    yield door
-    door.store.close()
+def kit(tmp_path):
+    kit = SessionKit(tmp_path)
+    yield kit
+    kit.store.close()
 
 
 def sign_in(people, name="Ann", password=PASSWORD, *, address="10.0.0.1", old=""):
@@ -66,12 +66,12 @@ def sign_in(people, name="Ann", password=PASSWORD, *, address="10.0.0.1", old=""
 
 
 async def refusal(awaitable):
-    with pytest.raises(PersonRefused) as refused:
+    with pytest.raises(AccessDenied) as refused:
         await awaitable
     return refused.value.status
 
 
-def test_right_password_begins_a_session_that_the_cookie_names(door):
+def test_right_password_begins_a_session_that_the_cookie_names(kit):
     async def work(people):
         login = await sign_in(people, "ann")
         person = await people.person({}, {COOKIE: login.session_id}, "10.0.0.9")
@@ -81,20 +81,20 @@ def test_right_password_begins_a_session_that_the_cookie_names(door):
         await people.sign_out(person)
         assert await refusal(people.person({}, {COOKIE: login.session_id}, "10.0.0.9")) == 401
 
-    door.run(work)
-    assert [entry.action for entry in door.store.read(entries, after=0)] == ["signed_in", "signed_out"]
+    kit.run(work)
+    assert [entry.action for entry in kit.store.read(entries, after=0)] == ["signed_in", "signed_out"]
 
 
-def test_database_has_neither_a_password_nor_the_id_of_a_session(door, tmp_path):
-    session_id = door.run(sign_in).session_id
-    door.store.close()
+def test_database_has_neither_a_password_nor_the_id_of_a_session(kit, tmp_path):
+    session_id = kit.run(sign_in).session_id
+    kit.store.close()
     stored = b"".join(path.read_bytes() for path in tmp_path.glob("portal.db*"))
     assert session_id.encode() not in stored
     assert PASSWORD.encode() not in stored
     assert b"$argon2id$" in stored
 
 
-def test_session_that_was_there_before_the_sign_in_is_no_session_after_it(door):
+def test_session_that_was_there_before_the_sign_in_is_no_session_after_it(kit):
     async def work(people):
         first = await sign_in(people)
         second = await sign_in(people, old=first.session_id)
@@ -105,22 +105,22 @@ def test_session_that_was_there_before_the_sign_in_is_no_session_after_it(door):
         assert planted not in third.session_id
         assert await refusal(people.person({}, {COOKIE: planted}, "10.0.0.1")) == 401
 
-    door.run(work)
+    kit.run(work)
 
 
-def test_session_ends_by_its_time_and_with_its_person(door):
+def test_session_ends_by_its_time_and_with_its_person(kit):
     async def work(people):
         ann, vic = await sign_in(people), await sign_in(people, "Vic")
-        door.store.write(change_user, "Vic", disabled_at=AT)
+        kit.store.write(change_user, "Vic", disabled_at=AT)
         assert await refusal(people.person({}, {COOKIE: vic.session_id}, "10.0.0.1")) == 401
         assert await refusal(sign_in(people, "Vic")) == 401
-        door.clock.advance(timedelta(hours=12).total_seconds() + 1)
+        kit.clock.advance(timedelta(hours=12).total_seconds() + 1)
         assert await refusal(people.person({}, {COOKIE: ann.session_id}, "10.0.0.1")) == 401
 
-    door.run(work)
+    kit.run(work)
 
 
-def test_guessing_has_to_wait_by_name_and_by_address_and_ends_after_five_minutes(door):
+def test_guessing_has_to_wait_by_name_and_by_address_and_ends_after_five_minutes(kit):
     async def work(people):
         statuses = [await refusal(sign_in(people, "Ann", "wrong", address=f"10.0.1.{turn}")) for turn in range(7)]
         assert statuses == [401] * 5 + [429] * 2
@@ -128,13 +128,13 @@ def test_guessing_has_to_wait_by_name_and_by_address_and_ends_after_five_minutes
         statuses = [await refusal(sign_in(people, f"user-{turn}", "x", address="10.0.2.1")) for turn in range(7)]
         assert statuses == [401] * 5 + [429] * 2
         assert (await sign_in(people, "Vic", address="10.0.3.1")).person.name == "Vic"
-        door.clock.advance(301)
+        kit.clock.advance(301)
         assert (await sign_in(people)).person.name == "Ann"
 
-    door.run(work)
+    kit.run(work)
 
 
-def test_change_needs_a_page_of_this_portal(door):
+def test_change_needs_a_page_of_this_portal(kit):
     async def work(people):
         person = (await sign_in(people)).person
         people.check_change(HOST, person, person.csrf_token)
@@ -146,15 +146,15 @@ def test_change_needs_a_page_of_this_portal(door):
             ({**HOST, "origin": "null"}, person.csrf_token),
             ({"host": "portal.example.net"}, person.csrf_token),
         ):
-            with pytest.raises(PersonRefused) as refused:
+            with pytest.raises(AccessDenied) as refused:
                 people.check_change(headers, person, token)
             assert refused.value.status == 403
 
-    door.run(work)
+    kit.run(work)
 
 
 def test_header_of_the_proxy_is_believed_from_its_addresses_only(tmp_path):
-    door = Door(tmp_path, proxy_header="X-Forwarded-User", proxy_addresses=("10.0.0.5",))
+    kit = SessionKit(tmp_path, proxy_header="X-Forwarded-User", proxy_addresses=("10.0.0.5",))
 
     async def work(people):
         assert (await people.person({"x-forwarded-user": "Ann"}, {}, "10.0.0.5")).role is Role.APPROVER
@@ -162,21 +162,21 @@ def test_header_of_the_proxy_is_believed_from_its_addresses_only(tmp_path):
         assert (newcomer.role, len(newcomer.csrf_token)) == (Role.VIEWER, 64)
         assert await refusal(people.person({"x-forwarded-user": "Ann"}, {}, "10.0.0.6")) == 401
         assert await refusal(people.person({"x-forwarded-user": ""}, {}, "10.0.0.5")) == 403
-        door.store.write(change_user, "Ann", disabled_at=AT)
+        kit.store.write(change_user, "Ann", disabled_at=AT)
         assert await refusal(people.person({"x-forwarded-user": "Ann"}, {}, "10.0.0.5")) == 403
 
-    door.run(work)
-    door.store.close()
+    kit.run(work)
+    kit.store.close()
 
 
-def test_header_counts_for_nothing_where_no_proxy_is_configured(door):
-    assert door.run(lambda people: refusal(people.person({"x-forwarded-user": "Ann"}, {}, "127.0.0.1"))) == 401
+def test_header_counts_for_nothing_where_no_proxy_is_configured(kit):
+    assert kit.run(lambda people: refusal(people.person({"x-forwarded-user": "Ann"}, {}, "127.0.0.1"))) == 401
 
 
 def event_of(*records):
     fleet = Fleet()
     for record in records:
-        fleet.add(record)
+        fleet.add(record, received_at=AT)
     return fleet.events()[key_of_event_id("A")]
 
 
@@ -199,9 +199,9 @@ def test_scope_must_cover_every_vm_of_the_event():
 
 
 def test_name_is_one_persons_however_it_is_spelt(tmp_path):
-    door = Door(tmp_path, proxy_header="X-Forwarded-User", proxy_addresses=("10.0.0.5",), proxy_role=Role.APPROVER)
+    kit = SessionKit(tmp_path, proxy_header="X-Forwarded-User", proxy_addresses=("10.0.0.5",), proxy_role=Role.APPROVER)
     user = User(user_name="Jos\u00e9 \u00c5sa", password_hash=hashed(PASSWORD), role="viewer", scope="", made_at=AT)
-    door.store.write(add_user, user)
+    kit.store.write(add_user, user)
 
     def by_proxy(people, name):
         return people.person({"x-forwarded-user": name}, {}, "10.0.0.5")
@@ -214,36 +214,36 @@ def test_name_is_one_persons_however_it_is_spelt(tmp_path):
             found = await by_proxy(people, name)
             assert (found.name, found.role) == ("Jos\u00e9 \u00c5sa", Role.VIEWER), name
         assert (await sign_in(people, "jos\u00c9 \u00e5sa")).person.name == "Jos\u00e9 \u00c5sa"
-        assert door.store.write(change_user, "JOS\u00c9 \u00c5SA", disabled_at=AT)
+        assert kit.store.write(change_user, "JOS\u00c9 \u00c5SA", disabled_at=AT)
         for name in spellings:
             assert await refusal(by_proxy(people, name)) == 403
 
-    door.run(work)
-    door.store.close()
+    kit.run(work)
+    kit.store.close()
 
 
 def test_header_of_the_proxy_that_came_twice_or_is_no_name_lets_nobody_in(tmp_path):
-    door = Door(tmp_path, proxy_header="X-Forwarded-User", proxy_addresses=("10.0.0.5",), proxy_role=Role.APPROVER)
+    kit = SessionKit(tmp_path, proxy_header="X-Forwarded-User", proxy_addresses=("10.0.0.5",), proxy_role=Role.APPROVER)
 
     async def work(people):
         for name in ("eve,Ann", "Ann, eve", " ", "a\x00nn", "a\u200bnn", "ann\ufe0f", "a" * 257, "x" * 1_000_000):
             assert await refusal(people.person({"x-forwarded-user": name}, {}, "10.0.0.5")) == 403, name[:20]
 
-    door.run(work)
-    door.store.close()
+    kit.run(work)
+    kit.store.close()
 
 
-def test_guesses_that_come_all_at_once_are_counted_too_and_do_not_pile_up(door):
+def test_guesses_that_come_all_at_once_are_counted_too_and_do_not_pile_up(kit):
     async def work(people):
         guesses = [refusal(sign_in(people, "Ann", "wrong", address=f"10.0.1.{turn}")) for turn in range(60)]
         statuses = await asyncio.gather(*guesses)
         assert statuses.count(401) <= 6  # five, and one that was looked at beside the fifth
         assert set(statuses) == {401, 429}
 
-    door.run(work)
+    kit.run(work)
 
 
-def test_names_and_passwords_that_nobody_can_have_are_wrong_and_leave_nothing_behind(door):
+def test_names_and_passwords_that_nobody_can_have_are_wrong_and_leave_nothing_behind(kit):
     async def work(people):
         for turn, name in enumerate(("x" * 1_000_000, "a\x00nn", "\ud800", "%", "_nn")):
             assert await refusal(sign_in(people, name, "x", address=f"10.0.2.{turn}")) == 401, name[:9]
@@ -251,17 +251,17 @@ def test_names_and_passwords_that_nobody_can_have_are_wrong_and_leave_nothing_be
         assert await refusal(sign_in(people, "Ann", "x" * 1_000_000, address="10.0.3.2")) == 401
         assert (await sign_in(people, "Ann", address="10.0.3.3")).person.name == "Ann"
 
-    door.run(work)
+    kit.run(work)
 
 
 @pytest.mark.parametrize("origin", ["https://[", "https://[::1", "//", "https://\u2100.example"])
-def test_origin_that_is_no_address_is_another_site(door, origin):
+def test_origin_that_is_no_address_is_another_site(kit, origin):
     async def work(people):
-        with pytest.raises(PersonRefused) as refused:
+        with pytest.raises(AccessDenied) as refused:
             people.check_origin({**HOST, "origin": origin})
         assert refused.value.status == 403
 
-    door.run(work)
+    kit.run(work)
 
 
 def test_unknown_name_takes_as_long_to_refuse_as_a_wrong_password():

@@ -53,7 +53,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.status}, {kind}, {size}, after {self.seconds:.2f} s{f': {text}' if text else ''}"
 
 
-class PortalAsker:
+class CheckClient:
     """Asks the portal of *remote* for the VM *vm_id*; for one thread at a time.
 
     *document* returns the attested document with a nonce in it, for `credential = "attested"`.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from azure_documents import Authority
 from cryptography.hazmat.primitives.serialization import Encoding
-from document_desk import NAME, NOW
+from verifier_kit import NAME, NOW
 
 from bridge.errors import ConfigurationError
-from bridge.portal.intermediates import (
+from bridge.portal.certificate_chain import (
     MAX_CERTIFICATE_BYTES,
-    Intermediates,
+    IntermediateCertificates,
     azure_roots,
     certificates_in,
 )
@@ -33,7 +33,7 @@ def shelf(azure):
 
 
 def intermediates(clock, shelf, **options):
-    return Intermediates(clock=clock.clock, base_urls=(shelf.base,), **options)
+    return IntermediateCertificates(clock=clock.clock, base_urls=(shelf.base,), **options)
 
 
 def asked(shelf):
@@ -46,7 +46,7 @@ def test_what_is_missing_is_fetched_once(clock, shelf, azure, encoding):
     found = intermediates(clock, shelf)
     for _ in range(3):
         found.fetch_for(azure.signer(NAME, at=f"{shelf.base}/ca%2001.crt"))
-    assert found.at_hand() == (azure.intermediate,)
+    assert found.available() == (azure.intermediate,)
     assert asked(shelf) == ["/certs/ca%2001.crt"]
 
 
@@ -57,7 +57,7 @@ def test_a_day_later_it_is_fetched_again_and_yesterdays_is_better_than_none(cloc
     shelf.reply(lambda _: Answer(status=500))
     stranger = Authority(NOW).signer(NAME, at=f"{shelf.base}/ca.crt")
     found.fetch_for(stranger)
-    assert found.at_hand() == (azure.intermediate,)
+    assert found.available() == (azure.intermediate,)
     assert len(shelf.requests) == 2
 
 
@@ -90,7 +90,7 @@ def test_nothing_is_asked_for_elsewhere(clock, shelf, azure, place):
     authority = shelf.address.authority
     found = intermediates(clock, shelf)
     found.fetch_for(azure.signer(NAME, at=place.format(origin=f"http://{authority}", authority=authority)))
-    assert found.at_hand() == ()
+    assert found.available() == ()
     assert not shelf.requests
 
 
@@ -118,7 +118,7 @@ def test_a_failure_is_kept_for_five_minutes(clock, shelf, azure, answer, caplog)
     clock.advance(86_401)
     shelf.reply(lambda _: Answer(body=azure.intermediate.public_bytes(Encoding.DER)))
     found.fetch_for(signer)
-    assert azure.intermediate in found.at_hand()
+    assert azure.intermediate in found.available()
 
 
 def test_a_flood_of_forged_certificates_costs_ten_requests_a_minute_and_no_memory(clock, shelf, azure):
@@ -131,7 +131,7 @@ def test_a_flood_of_forged_certificates_costs_ten_requests_a_minute_and_no_memor
     for number in range(70):
         found.fetch_for(azure.signer(NAME, at=f"{shelf.base}/again-{number}.crt"))
         clock.advance(6.1)
-    assert len(found._failed) <= 64
+    assert len(found._fetched) <= 64
 
 
 def test_a_shelf_that_is_silent_costs_its_deadline_once(clock, shelf, azure):
@@ -154,7 +154,7 @@ def test_a_file_of_certificates_is_read_whole_or_named(tmp_path, azure):
     path.write_bytes(b"".join(each.public_bytes(Encoding.PEM) for each in (azure.root, azure.intermediate)))
     assert certificates_in(path) == (azure.root, azure.intermediate)
     path.write_bytes(b"none")
-    with pytest.raises(ConfigurationError, match=r"roots\.pem holds no certificates"):
+    with pytest.raises(ConfigurationError, match=r"roots\.pem contains no readable certificates"):
         certificates_in(path)
     with pytest.raises(ConfigurationError, match=r"nowhere\.pem cannot be read"):
         certificates_in(tmp_path / "nowhere.pem")

@@ -15,16 +15,16 @@ import msgspec
 from sqlalchemy import Connection
 
 from bridge.clock import Clock, format_time
-from bridge.portal.book import DecisionBook
-from bridge.portal.connections import Connections
+from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.fleet import EventState, VmOfEvent
-from bridge.portal.people import Person, PersonRefused, still
+from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.signing import AgentSeen, PortalKey, addressees
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.decisions import NewDecision
 from bridge.portal.store.events import event_of
-from bridge.portal.store.verdicts import Allow, Taken, VerdictRefused, add_verdict, event_of_verdict, withdraw
-from bridge.portal.verdicts import Outcome, Ruling, Verdict, Word
+from bridge.portal.store.verdicts import AcceptedVerdict, Allow, VerdictRefused, add_verdict, event_of_verdict, withdraw
+from bridge.portal.users import AccessDenied, Person, still
+from bridge.portal.verdicts import Choice, Outcome, Ruling, Verdict
 from bridge.text import one_line
 
 DEFAULT_VALID_SECONDS = 3_600.0
@@ -32,33 +32,33 @@ MOST_VALID_SECONDS = 86_400.0
 MOST_REASON_CHARACTERS = 200
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class VerdictRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a person says of one event."""
 
     event_key: str
-    word: Word
+    choice: Choice
     digest: str
     """Of the event as it was shown."""
     reason: str = ""
     valid_seconds: float = DEFAULT_VALID_SECONDS
 
 
-class Desk:
+class VerdictService:
     """Takes what people say."""
 
     def __init__(
         self,
         *,
         store: StoreThreads,
-        book: DecisionBook,
-        connections: Connections,
+        pending_decisions: PendingDecisions,
+        connected_agents: ConnectedAgents,
         key: PortalKey | None,
         required: int,
         clock: Clock,
     ) -> None:
         self._store = store
-        self._book = book
-        self._connections = connections
+        self._pending_decisions = pending_decisions
+        self._connected_agents = connected_agents
         self._key = key
         self._clock = clock
         self.required = required
@@ -69,29 +69,29 @@ class Desk:
         """Return whether the portal has a key of its own; without one it carries what was signed elsewhere."""
         return self._key is not None
 
-    async def say(self, person: Person, said: Said) -> Taken:
+    async def submit(self, person: Person, request: VerdictRequest) -> AcceptedVerdict:
         """Take what *person* says; raise VerdictRefused or PersonRefused."""
         if self._key is None:
             raise VerdictRefused("This portal has no key of its own. Sign with `decide --to`, and it carries that.")
-        await self._store.read(self._check, person, said.event_key)
+        await self._store.read(self._check, person, request.event_key)
         now = self._clock.now()
-        valid = timedelta(seconds=min(max(1.0, said.valid_seconds), MOST_VALID_SECONDS))
+        valid = timedelta(seconds=min(max(1.0, request.valid_seconds), MOST_VALID_SECONDS))
         new = Verdict(
             verdict_id=str(uuid.uuid4()),
-            event_key=said.event_key,
-            word=said.word,
-            digest=said.digest,
+            event_key=request.event_key,
+            choice=request.choice,
+            digest=request.digest,
             user_name=person.name,
-            reason=one_line(said.reason.strip(), MOST_REASON_CHARACTERS),
+            reason=one_line(request.reason.strip(), MOST_REASON_CHARACTERS),
             made_at=format_time(now),
             expires_at=format_time(now + valid),
         )
         allow = self._allow(person)
         taken = await self._store.write(add_verdict, new, now=now, required=self.required, sign=self._sign, allow=allow)
-        await self._tell()
+        await self._notify()
         return taken
 
-    async def withdraw(self, person: Person, verdict_id: str) -> Taken:
+    async def withdraw(self, person: Person, verdict_id: str) -> AcceptedVerdict:
         """Take back what was said; raise VerdictRefused or PersonRefused."""
         key = await self._store.read(event_of_verdict, verdict_id)
         if key is None:
@@ -99,13 +99,13 @@ class Desk:
         await self._store.read(self._check, person, key)
         now, allow = self._clock.now(), self._allow(person)
         taken = await self._store.write(withdraw, verdict_id, by=person.name, now=now, sign=self._sign, allow=allow)
-        await self._tell()
+        await self._notify()
         return taken
 
-    async def _tell(self) -> None:
+    async def _notify(self) -> None:
         """Wake the polls; what cannot be read now is decided all the same, and told when the book follows."""
         with contextlib.suppress(StoreUnavailable):
-            await self._book.catch_up()
+            await self._pending_decisions.catch_up()
 
     def _check(self, connection: Connection, person: Person, event_key: str) -> None:
         event = event_of(connection, event_key)
@@ -122,7 +122,7 @@ class Desk:
                 raise VerdictRefused("No record told of such an event.", status=404)
             why_not = now.why_not_decide(event)
             if why_not is not None:
-                raise PersonRefused(403, why_not)
+                raise AccessDenied(403, why_not)
 
         return check
 
@@ -135,7 +135,7 @@ class Desk:
             return self._key.holds(event, ruling, vm_keys, now=now)
         if min(each.expires_at for each in ruling.verdicts) <= format_time(now):
             raise VerdictRefused("An approval expired before the database could take it.", event=event)
-        agents = self._connections.of(vm.vm_key for vm in event.vms)
+        agents = self._connected_agents.of(vm.vm_key for vm in event.vms)
         asked = addressees(event, agents, self._key.kid)
         if not asked:
             nobody = "; ".join(f"{vm.vm.name or vm.vm_key} {self._why_not(vm, agents)}" for vm in event.vms)

@@ -21,9 +21,9 @@ from bridge.clock import Clock, format_time
 from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import RefusedDecision
 from bridge.logs import ThrottledLog
-from bridge.portal.book import MAX_DECISIONS, DecisionBook
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.metrics import PortalMetrics
+from bridge.portal.pending_decisions import MAX_DECISIONS, PendingDecisions
 from bridge.portal.requests import BodyRefused, body_of, error_answer, json_answer
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.decisions import NewDecision, add_decisions
@@ -43,25 +43,23 @@ class _Brought(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(_Brought).decode
 
 
-class Carrier:
+class DecisionsApi:
     """Takes signed decisions in, and has agents told of them."""
 
     def __init__(
         self,
         *,
         store: StoreThreads,
-        book: DecisionBook,
+        pending_decisions: PendingDecisions,
         keys: Sequence[TrustedKey],
         metrics: PortalMetrics,
         clock: Clock,
-        body_seconds: float,
     ) -> None:
         self._store = store
-        self._book = book
+        self._pending_decisions = pending_decisions
         self._keys = keys
         self._metrics = metrics
         self._clock = clock
-        self._body_seconds = body_seconds
         self._turn = asyncio.Lock()
         self._waiting = 0
         self._log = ThrottledLog(logger, clock=clock)
@@ -71,7 +69,7 @@ class Carrier:
         if not self._keys:
             return error_answer(403, "This portal has no [[keys]] to verify a decision by.")
         try:
-            tokens = _decode(await body_of(request, seconds=self._body_seconds)).decisions
+            tokens = _decode(await body_of(request)).decisions
         except BodyRefused as error:
             return error_answer(error.status, str(error), ends=True)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -82,7 +80,7 @@ class Carrier:
             looked_at = await self._looked_at_in_turn(tokens)
             good = [each for each in looked_at if isinstance(each, NewDecision)]
             numbers = await self._store.write(add_decisions, good, at=format_time(self._clock.now())) if good else {}
-            await self._book.catch_up()
+            await self._pending_decisions.catch_up()
         except StoreUnavailable as error:
             self._log.problem("store", logging.ERROR, f"Decisions cannot be stored: {error}")
             return error_answer(503, "The decisions cannot be stored now.")

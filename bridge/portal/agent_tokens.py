@@ -12,10 +12,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-import math
 import re
 import secrets as chance
-import threading
 import uuid
 from collections.abc import Callable, Sequence
 from enum import Enum
@@ -41,7 +39,6 @@ _MOST_TOKEN_CHARACTERS = 2_048
 _SKEW_SECONDS = 60
 #: How long a document that was taken is remembered: longer than its challenge counts.
 KEPT_SECONDS = CHALLENGE_SECONDS + _SKEW_SECONDS
-_MOST_REMEMBERED = 200_000
 _MOST_READ = 20_000
 
 
@@ -58,20 +55,15 @@ class Nonce(Enum):
 
 
 class Challenges:
-    """Makes challenges and knows its own again; *secrets* returns the portal's secrets, the newest first.
-
-    One from before this process began does not count: which documents were taken then, it does not remember.
-    """
+    """Makes and verifies challenges; *secrets* returns the portal's secrets, the newest first."""
 
     def __init__(self, secrets: Callable[[], Sequence[str]], *, clock: Clock) -> None:
         self._secrets = secrets
         self._clock = clock
-        # Up: one of the process before, of the same second, is from before.
-        self._began_at = math.ceil(clock.timestamp())
 
     def new(self) -> str:
         """Return a new challenge: 32 letters and digits."""
-        made_at = max(int(self._clock.timestamp()), self._began_at)
+        made_at = int(self._clock.timestamp())
         said = made_at.to_bytes(_TIME_BYTES, "big") + chance.token_bytes(_CHANCE_BYTES)
         made = said + _mac(self._secrets()[0], said)
         return base64.b32encode(made).decode().lower()
@@ -87,50 +79,7 @@ class Challenges:
             return Nonce.FOREIGN
         made_at = int.from_bytes(said[:_TIME_BYTES], "big")
         age_seconds = self._clock.timestamp() - made_at
-        is_fresh = made_at >= self._began_at and -_SKEW_SECONDS <= age_seconds <= CHALLENGE_SECONDS
-        return Nonce.FRESH if is_fresh else Nonce.OLD
-
-
-class UsedNonces:
-    """The nonces of the documents that were taken in the last minutes; safe to use from many threads.
-
-    Only what Azure has signed gets here, so nobody fills it; the oldest go when there are too many all the same.
-    *take_for_all* says and remembers the same for all processes of the portal; None: there is one.
-    """
-
-    def __init__(
-        self,
-        *,
-        clock: Clock,
-        most: int = _MOST_REMEMBERED,
-        take_for_all: Callable[[str, str], bool] | None = None,
-    ) -> None:
-        self._take_for_all = take_for_all
-        self._clock = clock
-        self._most = most
-        self._lock = threading.Lock()
-        self._until: dict[tuple[str, str], tuple[float, float]] = {}
-
-    def __len__(self) -> int:
-        return len(self._until)
-
-    def take(self, vm_id: str, nonce: str) -> bool:
-        """Return True, and remember it, when no document of *vm_id* with *nonce* was taken before."""
-        if self._take_for_all is not None and not self._take_for_all(vm_id, nonce):
-            return False
-        # By both clocks: one that is set back makes a challenge fresh again, and one that is set ahead has nothing end.
-        now = self._clock.monotonic(), self._clock.timestamp()
-        with self._lock:
-            while self._until:  # in the order in which they came
-                oldest = next(iter(self._until))
-                is_over = all(until <= at for until, at in zip(self._until[oldest], now, strict=True))
-                if not is_over and len(self._until) < self._most:
-                    break
-                del self._until[oldest]
-            if (vm_id, nonce) in self._until:
-                return False
-            self._until[vm_id, nonce] = (now[0] + KEPT_SECONDS, now[1] + KEPT_SECONDS)
-            return True
+        return Nonce.FRESH if -_SKEW_SECONDS <= age_seconds <= CHALLENGE_SECONDS else Nonce.OLD
 
 
 class _Read(NamedTuple):

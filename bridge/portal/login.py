@@ -13,13 +13,13 @@ from starlette.responses import RedirectResponse, Response
 from bridge.clock import Clock
 from bridge.errors import BridgeError
 from bridge.logs import ThrottledLog
-from bridge.portal.asked import Form, FormWrong, form_of, one, own_page, part_of
-from bridge.portal.live import Live
-from bridge.portal.people import COOKIE, People, Person, PersonRefused
+from bridge.portal.form_fields import Form, FormWrong, form_of, one, own_page, part_of
 from bridge.portal.rendering import SECURITY_HEADERS, Renderer
 from bridge.portal.requests import BodyRefused, headers_of
+from bridge.portal.sentences import moment
+from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreUnavailable
-from bridge.portal.words import moment
+from bridge.portal.users import COOKIE, AccessDenied, Person, Users
 
 logger = logging.getLogger(__name__)
 
@@ -29,31 +29,29 @@ _SEE_OTHER = 303
 Answer = Callable[[Request, Person], Awaitable[Response]]
 
 
-class NotHere(BridgeError):
+class PageNotFound(BridgeError):
     """There is no such page, or not for this person."""
 
 
-class Door:
+class LoginPages:
     """Lets browsers in, and out."""
 
     def __init__(
         self,
         *,
-        people: People,
-        live: Live,
+        users: Users,
+        live: LiveUpdates,
         clock: Clock,
         session_hours: float,
-        body_seconds: float,
     ) -> None:
-        self._people = people
+        self._users = users
         self._live = live
         self._clock = clock
         self._session_seconds = int(session_hours * 3600)
-        self._body_seconds = body_seconds
         self._log = ThrottledLog(logger, clock=clock)
         self.renderer = Renderer()
 
-    def shown(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
+    def requires_login(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
         """Return *answer* for whoever is signed in; others are led to the door, and come back."""
 
         async def page(request: Request) -> Response:
@@ -61,13 +59,13 @@ class Door:
 
         return page
 
-    def changing(self, answer: Callable[[Request, Person, Form], Awaitable[Response]]) -> Any:
+    def accepts_form(self, answer: Callable[[Request, Person, Form], Awaitable[Response]]) -> Any:
         """Return *answer* for a form of a page of this portal, from whoever is signed in."""
 
         async def page(request: Request) -> Response:
             async def work(person: Person) -> Response:
-                form = await form_of(request, seconds=self._body_seconds)
-                self._people.check_change(headers_of(request), person, one(form, "csrf"))
+                form = await form_of(request)
+                self._users.check_change(headers_of(request), person, one(form, "csrf"))
                 return await answer(request, person, form)
 
             return await self._guarded(request, work)
@@ -76,53 +74,51 @@ class Door:
 
     async def login_form(self, request: Request) -> Response:
         """``GET /login``: the door."""
-        return self._door(request, own_page(request.query_params.get("next", "")))
+        return self._login_page(request, own_page(request.query_params.get("next", "")))
 
     async def login(self, request: Request) -> Response:
         """``POST /login``: begin a session, under a new name in any case."""
         headers = headers_of(request)
         try:
-            form = await form_of(request, seconds=self._body_seconds)
-            self._people.check_origin(headers)
-            login = await self._people.sign_in(
+            form = await form_of(request)
+            self._users.check_origin(headers)
+            login = await self._users.sign_in(
                 one(form, "name"),
                 one(form, "password"),
-                address=self._people.client_of(headers, request.client.host if request.client else ""),
+                address=self._users.address_of(request),
                 old_session_id=request.cookies.get(COOKIE, ""),
             )
-        except PersonRefused as error:
-            return self._door(request, own_page(one(form, "next")), why=str(error), status=error.status)
+        except AccessDenied as error:
+            return self._login_page(request, own_page(one(form, "next")), why=str(error), status=error.status)
         except (BodyRefused, FormWrong) as error:
-            return self._door(request, "/", why=str(error), status=getattr(error, "status", 400))
+            return self._login_page(request, "/", why=str(error), status=getattr(error, "status", 400))
         except StoreUnavailable as error:
             return self._unavailable(request, error)
-        answer = see(own_page(one(form, "next")))
+        answer = redirect(own_page(one(form, "next")))
         _set_cookie(answer, login.session_id, self._session_seconds)
         return answer
 
     async def logout(self, _request: Request, person: Person, _form: Form) -> Response:
         """``POST /logout``: end the session, and its open streams."""
-        await self._people.sign_out(person)
+        await self._users.sign_out(person)
         self._live.end_session(person.session_sha256)
-        answer = see("/login")
+        answer = redirect("/login")
         _set_cookie(answer, "", 0)
         return answer
 
     async def _guarded(self, request: Request, work: Callable[[Person], Awaitable[Response]]) -> Response:
         person = None
         try:
-            person = await self._people.person(
-                headers_of(request), request.cookies, request.client.host if request.client else ""
-            )
+            person = await self._users.person_of(request)
             return await work(person)
-        except PersonRefused as error:
+        except AccessDenied as error:
             is_unknown = error.status == 401  # noqa: PLR2004
             if is_unknown and request.method in {"GET", "HEAD"} and part_of(request) is None:
-                return see(f"/login?next={quote(own_page(request.url.path), safe='')}")
+                return redirect(f"/login?next={quote(own_page(request.url.path), safe='')}")
             return self._problem(request, person, error.status, str(error))
         except (FormWrong, BodyRefused) as error:
             return self._problem(request, person, getattr(error, "status", 400), str(error))
-        except NotHere as error:
+        except PageNotFound as error:
             return self._problem(request, person, 404, str(error))
         except StoreUnavailable as error:
             return self._unavailable(request, error, person)
@@ -142,7 +138,7 @@ class Door:
         }
         return self.renderer.page(template, values, status=status)
 
-    def _door(self, request: Request, wanted: str, *, why: str = "", status: int = 200) -> Response:
+    def _login_page(self, request: Request, wanted: str, *, why: str = "", status: int = 200) -> Response:
         return self.page(request, None, "login.html", status=status, next=wanted, why=why)
 
     def _problem(self, request: Request, person: Person | None, status: int, why: str) -> Response:
@@ -158,7 +154,7 @@ class Door:
         return answer
 
 
-def see(address: str) -> Response:
+def redirect(address: str) -> Response:
     """Return an answer that leads to another page."""
     return RedirectResponse(address, _SEE_OTHER, headers={**SECURITY_HEADERS, "Cache-Control": "no-store"})
 

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, delete, select, update
 
-from bridge.portal.names import folded
 from bridge.portal.schema import properties, sessions, users
 from bridge.portal.store.database import insert, upsert
+from bridge.portal.user_names import folded_name
 
 __all__ = ["Connection", "Session", "User", "add_session", "add_user", "csrf_key", "end_session", "session_of"]
 
@@ -70,13 +70,13 @@ def user_of(connection: Connection, name: str) -> User | None:
 def names_barred(connection: Connection) -> frozenset[str]:
     """Return the names, folded, of those who are let in no more, or may only look."""
     is_barred = users.c.disabled_at.is_not(None) | (users.c.role != _APPROVER)
-    return frozenset(map(folded, connection.execute(select(users.c.user_name).where(is_barred)).scalars()))
+    return frozenset(map(folded_name, connection.execute(select(users.c.user_name).where(is_barred)).scalars()))
 
 
 def _spellings(connection: Connection, name: str) -> list[str]:
     """Return how the person is called here; not asked of SQL, which knows no case but that of ASCII."""
-    wanted = folded(name)
-    return [each for each in connection.execute(select(users.c.user_name)).scalars() if folded(each) == wanted]
+    wanted = folded_name(name)
+    return [each for each in connection.execute(select(users.c.user_name)).scalars() if folded_name(each) == wanted]
 
 
 def all_users(connection: Connection) -> list[User]:

@@ -19,8 +19,8 @@ import msgspec
 from bridge.clock import Clock
 from bridge.errors import BridgeError, SecretUnavailable
 from bridge.logs import ThrottledLog
+from bridge.portal.agent_tokens import AgentTokens, TokenRefused
 from bridge.portal.metrics import PortalMetrics
-from bridge.portal.tokens import AgentTokens, TokenRefused
 from bridge.system.secrets import Secret
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ _KEY_BYTES = range(24, 65)
 _LONGEST_TOKEN = 4_096
 
 
-class CallerRefusal(str, Enum):
+class AuthenticationFailure(str, Enum):
     """Why a caller was not let in."""
 
     NO_CREDENTIALS = "no_credentials"
@@ -44,10 +44,10 @@ class CallerRefusal(str, Enum):
     NOT_YOURS = "not_yours"
 
 
-class CallerRefused(BridgeError):
+class AuthenticationFailed(BridgeError):
     """The caller is not let in, for *reason*; *status* is 401, 403 or 503."""
 
-    def __init__(self, reason: CallerRefusal, message: str, *, status: int = 401) -> None:
+    def __init__(self, reason: AuthenticationFailure, message: str, *, status: int = 401) -> None:
         super().__init__(message)
         self.reason = reason
         self.status = status
@@ -64,7 +64,7 @@ class Agent(msgspec.Struct, frozen=True):
         return self.vm_key is None or self.vm_key == vm_key
 
 
-class Callers:
+class Authenticator:
     """Lets agents and readers in by what the settings name."""
 
     def __init__(
@@ -95,11 +95,11 @@ class Callers:
             vm_id = self._attested_vm(token)
             if vm_id is not None:
                 return Agent(vm_id)
-            raise self.refused(CallerRefusal.WRONG_TOKEN, "This token is not known here.")
+            raise self.refused(AuthenticationFailure.WRONG_TOKEN, "This token is not known here.")
         if body is not None and "webhook-signature" in headers and self._webhook_secret.is_set:
             self._check_signature(headers, body)
             return Agent(None)
-        raise self.refused(CallerRefusal.NO_CREDENTIALS, "Show a bearer token, or sign what is sent.")
+        raise self.refused(AuthenticationFailure.NO_CREDENTIALS, "Show a bearer token, or sign what is sent.")
 
     def _attested_vm(self, token: str) -> str | None:
         """Return the VM that *token* was given to for an attested document, None when it was not."""
@@ -116,26 +116,29 @@ class Callers:
         """Raise CallerRefused unless *headers* show a token of those who may read."""
         if not self._reader_token.is_set:
             raise self.refused(
-                CallerRefusal.NO_CREDENTIALS, "Nobody may read here: the portal has no [readers] token.", status=403
+                AuthenticationFailure.NO_CREDENTIALS,
+                "Nobody may read here: the portal has no [readers] token.",
+                status=403,
             )
         token = _bearer(headers)
         if token is None:
-            raise self.refused(CallerRefusal.NO_CREDENTIALS, "Show the bearer token of a reader.")
+            raise self.refused(AuthenticationFailure.NO_CREDENTIALS, "Show the bearer token of a reader.")
         if not _is_one_of(token, self._values(self._reader_token)):
-            raise self.refused(CallerRefusal.WRONG_TOKEN, "This token is not known here.")
+            raise self.refused(AuthenticationFailure.WRONG_TOKEN, "This token is not known here.")
 
-    def refused(self, reason: CallerRefusal, message: str, *, status: int = 401) -> CallerRefused:
+    def refused(self, reason: AuthenticationFailure, message: str, *, status: int = 401) -> AuthenticationFailed:
         """Count and log that somebody is refused, and return it to be raised."""
         self._metrics.refused(reason.value)
         self._log.problem(reason, logging.WARNING, f"A caller was refused: {message}", reason=reason.value)
-        return CallerRefused(reason, message, status=status)
+        return AuthenticationFailed(reason, message, status=status)
 
     def _check_signature(self, headers: Mapping[str, str], body: bytes) -> None:
         sent_at = headers.get("webhook-timestamp", "")
         is_number = sent_at.isascii() and sent_at.isdecimal() and len(sent_at) <= len(str(2**63))
         if not is_number or abs(self._clock.timestamp() - int(sent_at)) > _SIGNED_SECONDS:
             raise self.refused(
-                CallerRefusal.OLD_SIGNATURE, f"webhook-timestamp is more than {_SIGNED_SECONDS} s away from now."
+                AuthenticationFailure.OLD_SIGNATURE,
+                f"webhook-timestamp is more than {_SIGNED_SECONDS} s away from now.",
             )
         signed = f"{headers.get('webhook-id', '')}.{sent_at}.".encode() + body
         right = [hmac.new(key, signed, hashlib.sha256).digest() for key in self._webhook_keys()]
@@ -143,7 +146,7 @@ class Callers:
             version, _, text = part.partition(",")
             if version == _VERSION and _is_any(_decoded(text), right):
                 return
-        raise self.refused(CallerRefusal.WRONG_SIGNATURE, "No webhook-signature is right.")
+        raise self.refused(AuthenticationFailure.WRONG_SIGNATURE, "No webhook-signature is right.")
 
     def _webhook_keys(self) -> list[bytes]:
         keys = [_decoded(text.removeprefix(_SECRET_PREFIX)) for text in self._values(self._webhook_secret)]
@@ -161,10 +164,12 @@ class Callers:
         except SecretUnavailable as error:
             raise self._unavailable(str(error)) from error
 
-    def _unavailable(self, why: str) -> CallerRefused:
-        self._metrics.refused(CallerRefusal.SECRET_UNAVAILABLE.value)
+    def _unavailable(self, why: str) -> AuthenticationFailed:
+        self._metrics.refused(AuthenticationFailure.SECRET_UNAVAILABLE.value)
         self._log.problem("secret", logging.ERROR, why)
-        return CallerRefused(CallerRefusal.SECRET_UNAVAILABLE, "The portal cannot read its own secrets.", status=503)
+        return AuthenticationFailed(
+            AuthenticationFailure.SECRET_UNAVAILABLE, "The portal cannot read its own secrets.", status=503
+        )
 
 
 def _bearer(headers: Mapping[str, str]) -> str | None:

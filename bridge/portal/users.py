@@ -22,17 +22,19 @@ from urllib.parse import urlsplit
 import msgspec
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError
+from starlette.requests import Request
 
 from bridge.clock import Clock, format_time
 from bridge.errors import BridgeError
 from bridge.logs import ThrottledLog
 from bridge.portal.audit import NewEntry
 from bridge.portal.fleet import EventState, VmOfEvent
-from bridge.portal.names import folded, name_in
 from bridge.portal.proxies import Proxies
-from bridge.portal.store import people as store_people
+from bridge.portal.requests import headers_of
+from bridge.portal.store import users as store_users
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import StoreThreads
+from bridge.portal.user_names import folded_name, user_name_in
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +61,7 @@ class Role(str, Enum):
     APPROVER = "approver"
 
 
-class PersonRefused(BridgeError):
+class AccessDenied(BridgeError):
     """The person is not let in, or may not do it; *status* is 401, 403 or 429."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -101,19 +103,19 @@ def _is_in_scope(vm: VmOfEvent, scope: tuple[str, ...]) -> bool:
     return bool({group, *(f"labels.{name}:{value}" for name, value in vm.labels.items())} & set(scope))
 
 
-def still(person: Person, connection: store_people.Connection, *, at: str) -> Person:
+def still(person: Person, connection: store_users.Connection, *, at: str) -> Person:
     """Return *person* as they are now, for a transaction; raise PersonRefused when they are let in no more."""
     if person.session_sha256 is not None:
-        found = store_people.session_of(connection, person.session_sha256, at=at)
+        found = store_users.session_of(connection, person.session_sha256, at=at)
         if found is None:
-            raise PersonRefused(401, "Sign in first.")
-        user: store_people.User | None = found.user
+            raise AccessDenied(401, "Sign in first.")
+        user: store_users.User | None = found.user
     else:
-        user = store_people.user_of(connection, person.name)
+        user = store_users.user_of(connection, person.name)
     if user is None:
         return person
     if user.disabled_at is not None:
-        raise PersonRefused(403, "This person may not use the portal.")
+        raise AccessDenied(403, "This person may not use the portal.")
     return msgspec.structs.replace(person, role=Role(user.role), scope=user.scopes)
 
 
@@ -124,7 +126,7 @@ class Login(msgspec.Struct, frozen=True):
     person: Person
 
 
-class People:
+class Users:
     """Lets people in."""
 
     def __init__(
@@ -159,7 +161,11 @@ class People:
 
     async def load(self) -> None:
         """Read what all processes of the portal share."""
-        self._csrf_key = bytes.fromhex(await self._store.write(store_people.csrf_key))
+        self._csrf_key = bytes.fromhex(await self._store.write(store_users.csrf_key))
+
+    async def person_of(self, request: Request) -> Person:
+        """Return who sent *request*; raise AccessDenied (401) if that is unknown."""
+        return await self.person(headers_of(request), request.cookies, _peer_of(request))
 
     async def person(self, headers: Mapping[str, str], cookies: Mapping[str, str], address: str) -> Person:
         """Return who is asking; raise PersonRefused (401) when nobody knows."""
@@ -168,7 +174,7 @@ class People:
         session_id = cookies.get(COOKIE, "")
         if session_id:
             session_sha256 = _sha256(session_id)
-            found = await self._store.read(store_people.session_of, session_sha256, at=self._now())
+            found = await self._store.read(store_users.session_of, session_sha256, at=self._now())
             if found is not None:
                 return Person(
                     name=found.user.user_name,
@@ -177,17 +183,17 @@ class People:
                     csrf_token=found.csrf_token,
                     session_sha256=session_sha256,
                 )
-        raise PersonRefused(401, "Sign in first.")
+        raise AccessDenied(401, "Sign in first.")
 
-    def client_of(self, headers: Mapping[str, str], peer: str) -> str:
-        """Return the address that a request came from: that of *peer*, or what a proxy of the settings says."""
-        return self._proxies.client_of(headers, peer)
+    def address_of(self, request: Request) -> str:
+        """Return the address of the client: that of the peer, or the address that a configured proxy reports."""
+        return self._proxies.client_of(headers_of(request), _peer_of(request))
 
     def check_change(self, headers: Mapping[str, str], person: Person, token: str) -> None:
         """Raise PersonRefused (403) unless a request that changes something comes from a page of this portal."""
         self.check_origin(headers)
         if not hmac.compare_digest(token.encode(), person.csrf_token.encode()):
-            raise PersonRefused(403, "The form is not of this session. Load the page again.")
+            raise AccessDenied(403, "The form is not of this session. Load the page again.")
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
         """Raise PersonRefused (403) unless the request's Origin is the portal's own."""
@@ -197,16 +203,16 @@ class People:
             parts = urlsplit("")
         own = self._origin or f"{parts.scheme}://{headers.get('host', '')}"
         if parts.scheme not in {"http", "https"} or f"{parts.scheme}://{parts.netloc}".lower() != own.lower():
-            raise PersonRefused(403, "The request comes from another site.")
+            raise AccessDenied(403, "The request comes from another site.")
 
     async def sign_in(self, name: str, password: str, *, address: str, old_session_id: str) -> Login:
         """Begin a session; raise PersonRefused (401) for a wrong name or password, 429 after too many of them."""
         if self._signing_in >= _MOST_SIGNING_IN:
-            raise PersonRefused(429, "Too many sign in now. Try again in a minute.")
+            raise AccessDenied(429, "Too many sign in now. Try again in a minute.")
         self._signing_in += 1
         try:
             async with self._hashing:
-                user = await self._known(name_in(name), password, address)
+                user = await self._known(user_name_in(name), password, address)
         finally:
             self._signing_in -= 1
         session_id, csrf_token = secrets.token_urlsafe(_SESSION_BYTES), secrets.token_urlsafe(_SESSION_BYTES)
@@ -230,20 +236,20 @@ class People:
 
     async def _proxied(self, said: str) -> Person:
         # A comma: the header came twice, and one of them from whoever asks.
-        known = None if "," in said else name_in(_as_utf8(said))
-        user = None if known is None else await self._store.read(store_people.user_of, known)
+        known = None if "," in said else user_name_in(_as_utf8(said))
+        user = None if known is None else await self._store.read(store_users.user_of, known)
         if known is None or (user is not None and user.disabled_at is not None):
-            raise PersonRefused(403, "This person may not use the portal.")
+            raise AccessDenied(403, "This person may not use the portal.")
         role, name = (self._proxy_role, known) if user is None else (Role(user.role), user.user_name)
-        token = hmac.new(self._csrf_key, folded(name).encode(), hashlib.sha256).hexdigest()
+        token = hmac.new(self._csrf_key, folded_name(name).encode(), hashlib.sha256).hexdigest()
         return Person(name=name, role=role, scope=() if user is None else user.scopes, csrf_token=token)
 
-    async def _known(self, name: str | None, password: str, address: str) -> store_people.User:
+    async def _known(self, name: str | None, password: str, address: str) -> store_users.User:
         """Return who has that password; called for few at once, so that none of many guesses comes uncounted."""
-        both = (f"name {folded(name or '')}", f"address {address}")
+        both = (f"name {folded_name(name or '')}", f"address {address}")
         if any(map(self._wrong.is_too_many, both)):
-            raise PersonRefused(429, "Too many wrong passwords. Wait five minutes.")
-        user = None if name is None else await self._store.read(store_people.user_of, name)
+            raise AccessDenied(429, "Too many wrong passwords. Wait five minutes.")
+        user = None if name is None else await self._store.read(store_users.user_of, name)
         known = user.password_hash if user is not None and user.disabled_at is None else None
         is_right = len(password) <= _LONGEST_PASSWORD and await self._is_right(known or NOBODYS_HASH, password)
         if user is not None and known is not None and is_right:
@@ -251,7 +257,7 @@ class People:
         for whom in both:
             self._wrong.note(whom)
         self._log.problem("sign-in", logging.WARNING, "Somebody gave a wrong name or password.")
-        raise PersonRefused(401, "The name or the password is wrong.")
+        raise AccessDenied(401, "The name or the password is wrong.")
 
     async def _is_right(self, password_hash: str, password: str) -> bool:
         def verify() -> bool:
@@ -293,20 +299,20 @@ class _Wrong:
 
 
 def _begin_session(
-    connection: store_people.Connection, /, *, user: store_people.User, old_sha256: str, **session: str
+    connection: store_users.Connection, /, *, user: store_users.User, old_sha256: str, **session: str
 ) -> None:
     """Begin a session of *user*, unless they were disabled, or got another password, while this one was looked at."""
-    if store_people.user_of(connection, user.user_name) != user:
-        raise PersonRefused(401, "The name or the password is wrong.")
-    store_people.end_session(connection, old_sha256)
-    store_people.add_session(connection, user_name=user.user_name, **session)
+    if store_users.user_of(connection, user.user_name) != user:
+        raise AccessDenied(401, "The name or the password is wrong.")
+    store_users.end_session(connection, old_sha256)
+    store_users.add_session(connection, user_name=user.user_name, **session)
     add_entries(
         connection, [NewEntry(actor=user.user_name, action="signed_in", subject="", details={})], at=session["at"]
     )
 
 
-def _end_session(connection: store_people.Connection, name: str, session_sha256: str, *, at: str) -> None:
-    store_people.end_session(connection, session_sha256)
+def _end_session(connection: store_users.Connection, name: str, session_sha256: str, *, at: str) -> None:
+    store_users.end_session(connection, session_sha256)
     add_entries(connection, [NewEntry(actor=name, action="signed_out", subject="", details={})], at=at)
 
 
@@ -316,6 +322,10 @@ def _as_utf8(text: str) -> str:
         return text.encode("latin-1").decode()
     except UnicodeError:
         return text
+
+
+def _peer_of(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 def _sha256(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A portal's desk for attested documents: its verifier, its challenges, and an authority that it trusts."""
+"""A document verifier with its challenges and a trusted certificate authority, for tests."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from azure_documents import SUBSCRIPTION_ID, VM_ID, Authority, base64_of, said
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from bridge.portal.agent_tokens import Challenges
 from bridge.portal.attested import DocumentRefused, DocumentVerifier
-from bridge.portal.intermediates import Intermediates
-from bridge.portal.tokens import Challenges, UsedNonces
+from bridge.portal.certificate_chain import IntermediateCertificates
 from bridge.system.attestation import DocumentRefusal
 from bridge.testing import ManualClock
 
@@ -22,26 +22,31 @@ NAME = "metadata.azure.com"
 SECRET = "one secret of forty characters, or so, or more"
 
 
-class Desk:
+class VerifierKit:
     """A portal's verifier with *options*, what it trusts, and an authority that it trusts."""
 
     def __init__(self, azure: Authority, **options: Any) -> None:
         self.azure = azure
         self.clock = ManualClock(NOW)
         self.challenges = Challenges(lambda: (SECRET,), clock=self.clock.clock)
-        self.used = UsedNonces(clock=self.clock.clock)
+        self.used: set[tuple[str, str]] = set()
         known = options.pop("known", (azure.intermediate,))
         self.verifier = DocumentVerifier(
             **{
                 "roots": [azure.root],
                 "subscriptions": [SUBSCRIPTION_ID.upper()],
                 "challenges": self.challenges,
-                "used": self.used,
-                "intermediates": Intermediates(clock=self.clock.clock, base_urls=(), known=known),
+                "take_document": self._take,
+                "intermediates": IntermediateCertificates(clock=self.clock.clock, base_urls=(), known=known),
                 "clock": self.clock.clock,
                 **options,
             }
         )
+
+    def _take(self, vm_id: str, nonce: str) -> bool:
+        is_new = (vm_id, nonce) not in self.used
+        self.used.add((vm_id, nonce))
+        return is_new
 
     def content(self, **changes: Any) -> bytes:
         """Return what the right document says, but for *changes*."""

@@ -19,10 +19,10 @@ from bridge.clock import utc_now
 from bridge.config.trusted_keys import TrustedKey
 from bridge.events.record import Transition
 from bridge.portal.fleet import key_of_event_id
-from bridge.portal.people import COOKIE
 from bridge.portal.settings import database_file, read
 from bridge.portal.store.database import Store
-from bridge.portal.store.people import User, add_user
+from bridge.portal.store.users import User, add_user
+from bridge.portal.users import COOKIE
 
 KEY = key_of_event_id("A")
 NOT_BEFORE = "Fri, 20 Nov 2026 11:15:00 GMT"
@@ -80,7 +80,7 @@ class Office:
 
 
 def _add_session(connection, name, sha256, token):
-    from bridge.portal.store.people import add_session  # noqa: PLC0415
+    from bridge.portal.store.users import add_session  # noqa: PLC0415
 
     add_session(
         connection, user_name=name, new_sha256=sha256, csrf_token=token, at="2026", until="9999-01-01T00:00:00.000Z"
@@ -109,7 +109,7 @@ def test_held_poll_is_told_of_an_approval_as_soon_as_it_is_made(connected):
     waiting.start()
     answer = connected.say("ann", "approve", reason="now, while it is quiet")
     assert (answer.status_code, answer.json()["outcome"]) == (201, "approved")
-    assert set(answer.json()["told"]) == {vm_id_of(0), vm_id_of(1)}
+    assert set(answer.json()["sent_to"]) == {vm_id_of(0), vm_id_of(1)}
     waiting.join(20)
     assert len(answers[0]["decisions"]) == 1
     assert connected.told(0) == ["approve"]
@@ -128,7 +128,7 @@ def test_hold_reaches_every_vm_of_an_event_of_500(office):
     for first in range(0, 500, 100):
         office.portal.send(*(fleet_record(vm, event_id="L", resources=names) for vm in range(first, first + 100)))
     answer = office.say("ann", "hold", key=key)  # within the 20 s of a request
-    assert set(answer.json()["told"]) == {vm_id_of(vm) for vm in range(500)}
+    assert set(answer.json()["sent_to"]) == {vm_id_of(vm) for vm in range(500)}
     assert [vm for vm in range(500) if office.told(vm) != ["hold"]] == []
 
 
@@ -160,7 +160,7 @@ def test_approval_that_no_agent_would_follow_is_refused_with_the_reason_of_each(
     assert answer.status_code == 409
     assert "vm_0 does not trust the key p1; vm_1 has not asked for decisions" in answer.json()["error"]
     office.poll(1, header={"kids": ["p1"], "dry_run": False})
-    assert office.say("ann", "approve").json()["told"] == [vm_id_of(1)]
+    assert office.say("ann", "approve").json()["sent_to"] == [vm_id_of(1)]
 
 
 @pytest.mark.parametrize(

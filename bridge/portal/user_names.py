@@ -17,7 +17,7 @@ MOST_CHARACTERS = 256
 _VARIANTS = re.compile("[\ufe00-\ufe0f]")
 
 
-def name_in(text: str) -> str | None:
+def user_name_in(text: str) -> str | None:
     """Return the name that *text* is, in one form; None for what is empty, too long, or not seen as it is."""
     if len(text) > MOST_CHARACTERS:
         return None
@@ -26,7 +26,7 @@ def name_in(text: str) -> str | None:
     return name if name and is_seen and len(name) <= MOST_CHARACTERS else None
 
 
-def folded(name: str) -> str:
+def folded_name(name: str) -> str:
     """Return what is the same for all spellings of *name*."""
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
     return " ".join(text.split())

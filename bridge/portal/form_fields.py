@@ -28,9 +28,9 @@ class FormWrong(BridgeError):
     """The form or the address cannot be meant."""
 
 
-async def form_of(request: Request, *, seconds: float) -> Form:
+async def form_of(request: Request) -> Form:
     """Return the fields of the form that *request* brings; raise FormWrong or BodyRefused."""
-    body = await body_of(request, seconds=seconds)
+    body = await body_of(request)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise FormWrong(f"A form comes as {FORM}.")
     try:

@@ -40,7 +40,7 @@ class Answer(msgspec.Struct, frozen=True):
     epoch: str
 
 
-class DecisionBook:
+class PendingDecisions:
     """The decisions that count, by VM."""
 
     def __init__(self, store: StoreThreads, *, clock: Clock) -> None:
@@ -50,7 +50,7 @@ class DecisionBook:
         self._by_vm: dict[str, list[tuple[int, str]]] = {}
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
         self._catching_up = asyncio.Lock()
-        self._news = asyncio.Event()
+        self._new = asyncio.Event()
         self._is_stopping = False
         self.index = 1
         """Every decision up to this number is here."""
@@ -86,10 +86,10 @@ class DecisionBook:
         loop = asyncio.get_running_loop()
         loaded_at = loop.time()
         while True:
-            sweep = loop.call_later(_CATCH_UP_SECONDS, self._news.set)
-            await self._news.wait()
+            sweep = loop.call_later(_CATCH_UP_SECONDS, self._new.set)
+            await self._new.wait()
             sweep.cancel()
-            self._news.clear()
+            self._new.clear()
             try:
                 if loop.time() - loaded_at >= _RELOAD_SECONDS:
                     await self.load()
@@ -101,11 +101,11 @@ class DecisionBook:
             else:
                 self._log.recovered("store", "New decisions are read again.")
 
-    def news(self) -> None:
+    def notify_new(self) -> None:
         """Have what was decided read at once: another process says that there is something."""
-        self._news.set()
+        self._new.set()
 
-    def has_news(self, vm_key: str, after: int) -> bool:
+    def has_new(self, vm_key: str, after: int) -> bool:
         """Return whether there is a decision for *vm_key* with a greater number than *after*."""
         known = self._by_vm.get(vm_key)
         return known is not None and known[-1][0] > after

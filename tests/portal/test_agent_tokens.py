@@ -5,20 +5,18 @@ from __future__ import annotations
 import base64
 import json
 import re
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 
 import jwt
 import pytest
 
-from bridge.clock import Clock
-from bridge.portal.tokens import (
+from bridge.portal.agent_tokens import (
     CHALLENGE_SECONDS,
     TOKEN_SECONDS,
     AgentTokens,
     Challenges,
     Nonce,
     TokenRefused,
-    UsedNonces,
     check_secret,
 )
 from bridge.testing import ManualClock
@@ -61,16 +59,6 @@ def test_a_challenge_is_known_again_for_six_minutes_by_each_process_with_the_sec
     assert other.look_at(nonce) is Nonce.OLD
 
 
-@pytest.mark.parametrize("seconds", [0.1, 1])
-def test_a_challenge_from_before_a_restart_is_old(clock, seconds):
-    """What was taken then is forgotten: a document could be shown once more."""
-    nonce = challenges(clock).new()
-    clock.advance(seconds)
-    again = challenges(clock)
-    assert again.look_at(nonce) is Nonce.OLD
-    assert again.look_at(again.new()) is Nonce.FRESH
-
-
 def test_a_challenge_of_a_secret_that_is_being_replaced_counts_on(clock):
     nonce = challenges(clock, "old" * 20).new()
     assert challenges(clock, SECRET, "old" * 20).look_at(nonce) is Nonce.FRESH
@@ -95,42 +83,6 @@ def test_a_challenge_of_a_clock_that_is_ahead_counts_within_a_minute(clock):
     assert challenges(clock).look_at(challenges(ahead).new()) is Nonce.FRESH
     ahead.advance(1)
     assert challenges(clock).look_at(challenges(ahead).new()) is Nonce.OLD
-
-
-def test_a_nonce_is_taken_once_for_each_vm_and_forgotten_when_it_is_old(clock):
-    used = UsedNonces(clock=clock.clock)
-    assert used.take(VM, "a")
-    assert not used.take(VM, "a")
-    assert used.take("another", "a")
-    clock.advance(CHALLENGE_SECONDS + 61)
-    assert used.take(VM, "b")
-    assert len(used) == 1
-
-
-def test_a_nonce_is_taken_once_also_when_the_clock_is_set_back_or_ahead(clock):
-    """Set back by five minutes, a challenge of before counts again when these are over."""
-    steps = [0.0]
-    stepped = Clock(
-        now=lambda: clock.now() + timedelta(seconds=steps[0]), monotonic=clock.monotonic, random=lambda: 0.0
-    )
-    made, used = Challenges(lambda: (SECRET,), clock=stepped), UsedNonces(clock=stepped)
-    nonce = made.new()
-    assert used.take(VM, nonce)
-    steps[0] = 3_600.0
-    assert used.take("another", nonce)
-    steps[0] = -600.0
-    assert not used.take(VM, nonce)
-    clock.advance(600)
-    assert made.look_at(nonce) is Nonce.FRESH
-    assert not used.take(VM, nonce)
-
-
-def test_the_memory_for_nonces_has_a_bound(clock):
-    used = UsedNonces(clock=clock.clock, most=10)
-    for number in range(100):
-        assert used.take(VM, str(number))
-    assert len(used) == 10
-    assert not used.take(VM, "99")
 
 
 def test_a_token_stands_for_its_vm_for_an_hour(clock):

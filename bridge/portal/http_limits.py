@@ -1,0 +1,152 @@
+"""HTTP/1.1 on one connection, with a limit on the size of a request's head and on the time to send a request.
+
+uvicorn has neither limit: a header without an end would use all memory, and a client that sends one byte at a time
+would keep its connection forever. `bridge.portal.requests` limits the size of a body. A reverse proxy provides all
+other limits, such as slow readers and connections per client (deploy/portal/nginx.conf).
+
+An application finds its connection in the scope, under CONNECTION, and can register a call for the end of the
+connection. A task per connection that waits for the end would use more memory than the held polls themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from bridge.clock import Clock
+from bridge.logs import ThrottledLog
+from bridge.portal.metrics import PortalMetrics
+
+logger = logging.getLogger(__name__)
+
+CONNECTION = "bridge.connection"
+
+
+class HttpLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """The limits of a connection."""
+
+    head_bytes: int = 32 * 1024
+    request_seconds: float = 20.0
+    """From the start of the connection, or from the first byte of a request, to the last byte of the request."""
+
+
+class AbortedConnections:
+    """Counts the connections that exceeded a limit, and logs each reason once."""
+
+    def __init__(self, metrics: PortalMetrics, *, clock: Clock) -> None:
+        self._metrics = metrics
+        self._log = ThrottledLog(logger, clock=clock)
+
+    def add(self, reason: str) -> None:
+        """Count one connection; *reason* is one of a few fixed sentences."""
+        self._metrics.cut()
+        self._log.problem(reason, logging.WARNING, f"A connection was aborted: {reason}")
+
+
+class LimitedHttp(HttpToolsProtocol):
+    """One connection."""
+
+    # CPython gives an object with 30 or more attributes a dictionary of its own, of 2 KB. Slots avoid that.
+    __slots__ = ("_aborted", "_call_at_end", "_head_bytes", "_is_in_head", "_limits", "_timer", "is_gone")
+
+    def __init__(self, *, limits: HttpLimits, aborted: AbortedConnections, **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self._limits = limits
+        self._aborted = aborted
+        self._head_bytes = 0
+        self._is_in_head = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._call_at_end: Callable[[], object] | None = None
+        self.is_gone = False
+        """Whether the connection has ended."""
+
+    def call_when_gone(self, call: Callable[[], object] | None) -> None:
+        """Register *call* for the end of the connection, or call it now if the connection has ended; None: nothing."""
+        self._call_at_end = call
+        if self.is_gone and call is not None:
+            call()
+
+    def answer_at_once(self, status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> bool:
+        """Write the whole response in one packet instead of uvicorn's two; return False if the client is too slow."""
+        cycle: Any = self.cycle
+        if cycle is None or cycle.response_started or self.flow.write_paused:
+            return False
+        lines = [STATUS_LINE[status]]
+        for name, value in (*self.server_state.default_headers, *headers):
+            lines += (name, b": ", value, b"\r\n")
+            if name == b"connection":
+                cycle.keep_alive = False  # the only value that the portal sends is "close"
+        lines.append(b"\r\n" if cycle.keep_alive or b"connection" in lines else b"connection: close\r\n\r\n")
+        lines.append(body)
+        cycle.response_started = cycle.response_complete = True
+        self.transport.write(b"".join(lines))
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+        return True
+
+    def connection_made(self, transport: Any) -> None:
+        """Start the timer of the first request."""
+        super().connection_made(transport)
+        self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Notify the application, and drop the references back to this object, which the collector would find late."""
+        super().connection_lost(exc)
+        self._stop_timer()
+        self.is_gone = True
+        if self._call_at_end is not None:
+            self._call_at_end()
+        uvicorns: Any = self
+        self._call_at_end = uvicorns.scope = uvicorns.cycle = None
+
+    def data_received(self, data: bytes) -> None:
+        """Parse *data*; abort a connection whose request head is too large."""
+        super().data_received(data)
+        if self._is_in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > self._limits.head_bytes:
+                self._abort("The head of a request is too large.")
+
+    def on_message_begin(self) -> None:
+        """Start the timer of a request."""
+        super().on_message_begin()
+        self._head_bytes, self._is_in_head = 0, True
+        self._start_timer()
+
+    def on_headers_complete(self) -> None:
+        """Start the application; abort a connection that sends a request before the response to the previous one."""
+        self._is_in_head = False
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            self._abort("A request came before the response to the previous one.")
+            return
+        scope: Any = self.scope
+        scope[CONNECTION] = self
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Stop the timer."""
+        self._stop_timer()
+        super().on_message_complete()
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        seconds = self._limits.request_seconds
+        self._timer = self.loop.call_later(seconds, self._abort, "A request did not arrive in time.")
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _abort(self, reason: str) -> None:
+        self._stop_timer()
+        if not self.transport.is_closing():
+            self._aborted.add(reason)
+        self.transport.abort()

@@ -1,0 +1,218 @@
+"""``/live``: notifies open pages about changes by server-sent events. A page then fetches the changed part of itself.
+
+A message contains keys of events or the word ``agents``, and therefore nothing that its user must not see. While a page
+is open, the portal looks for changes in the database once a second, so changes by any process are found. At most a
+hundred keys wait for a slow subscriber; more become ``all``. A stream ends with its session and when the portal stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from bridge.clock import Clock
+from bridge.logs import ThrottledLog
+from bridge.portal.connected_agents import ConnectedAgents
+from bridge.portal.form_fields import KEY
+from bridge.portal.http_limits import CONNECTION
+from bridge.portal.rendering import SECURITY_HEADERS
+from bridge.portal.requests import error_answer
+from bridge.portal.signing import AgentSeen
+from bridge.portal.store.database import StoreThreads, StoreUnavailable
+from bridge.portal.store.event_details import Marks, marks, subjects_after, vm_keys_of
+from bridge.portal.users import AccessDenied, Users
+
+logger = logging.getLogger(__name__)
+
+AGENTS, ALL = "agents", "all"
+_CHECK_SECONDS = 1.0
+#: The interval of keep-alive messages and of session checks.
+_KEEP_ALIVE_SECONDS = 10.0
+_MOST_PENDING = 100
+_MOST_SUBSCRIBERS = 256
+_HEADERS = {
+    **SECURITY_HEADERS,
+    "Content-Type": "text/event-stream",
+    "Cache-Control": "no-store",
+    "X-Accel-Buffering": "no",  # nginx must not buffer the stream
+}
+
+
+class Subscriber:
+    """One open stream."""
+
+    def __init__(self, session: str | None) -> None:
+        self.session = session
+        self.ended: str | None = None
+        self._pending: set[str] = set()
+        self._woken = asyncio.Event()
+
+    def publish(self, keys: Iterable[str]) -> None:
+        """Add *keys* to the next message."""
+        self._pending |= set(keys)
+        if ALL in self._pending or len(self._pending) > _MOST_PENDING:
+            self._pending = {ALL}
+        self._woken.set()
+
+    def end(self, reason: str) -> None:
+        """End the stream with the event *reason*."""
+        self.ended = reason
+        self._woken.set()
+
+    async def changes(self, seconds: float) -> set[str]:
+        """Return the keys of the next message; empty if there are none within *seconds*."""
+        await _wait(self._woken, seconds)
+        self._woken.clear()
+        found, self._pending = self._pending, set()
+        return found
+
+
+class LiveUpdates:
+    """The open streams, and the task that finds changes for them."""
+
+    def __init__(
+        self,
+        *,
+        store: StoreThreads,
+        users: Users,
+        connected_agents: ConnectedAgents,
+        clock: Clock,
+        keep_alive_seconds: float = _KEEP_ALIVE_SECONDS,
+    ) -> None:
+        self._store = store
+        self._users = users
+        self._connected_agents = connected_agents
+        self._clock = clock
+        self._keep_alive_seconds = keep_alive_seconds
+        self._subscribers: set[Subscriber] = set()
+        self._has_subscribers = asyncio.Event()
+        self._check_requested = asyncio.Event()
+        self._is_stopping = False
+        self._log = ThrottledLog(logger, clock=clock)
+
+    @property
+    def subscribers(self) -> int:
+        """Return the number of open streams."""
+        return len(self._subscribers)
+
+    async def follow(self) -> None:
+        """Find changes and publish them until the task is canceled."""
+        while True:
+            await self._has_subscribers.wait()
+            agents = self._connected_agents.all()
+            try:
+                before = await self._store.read(marks)
+                self._publish({ALL})  # earlier changes were not compared
+                while self._subscribers:
+                    await _wait(self._check_requested, _CHECK_SECONDS)
+                    self._check_requested.clear()
+                    before, agents = await self._find_changes(before, agents)
+                    self._log.recovered("store", "Open pages are notified about changes again.")
+            except StoreUnavailable as error:
+                self._log.problem("store", logging.ERROR, f"Open pages are not notified about changes. {error}")
+                await asyncio.sleep(_CHECK_SECONDS)
+                self._publish({ALL})
+            if not self._subscribers:
+                self._has_subscribers.clear()
+
+    def check_now(self) -> None:
+        """Look for changes at once, after a change by this process."""
+        self._check_requested.set()
+
+    def end_session(self, session: str | None) -> None:
+        """End the streams of *session* after its logout."""
+        for subscriber in self._subscribers:
+            if session is not None and subscriber.session == session:
+                subscriber.end("ended")
+
+    def stop(self) -> None:
+        """End every stream, now and in the future."""
+        self._is_stopping = True
+        for subscriber in self._subscribers:
+            subscriber.end("stopped")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one stream."""
+        request = Request(scope, receive)
+        refused = None
+        try:
+            person = await self._users.person_of(request)
+        except AccessDenied as error:
+            refused = error_answer(error.status, str(error))
+        except StoreUnavailable:
+            refused = error_answer(503, "The database cannot be read now.")
+        if refused is None and (self._is_stopping or len(self._subscribers) >= _MOST_SUBSCRIBERS):
+            refused = error_answer(503, "Too many pages are open, or the portal stops.")
+        if refused is not None:
+            await refused(scope, receive, send)
+            return
+        subscriber = Subscriber(person.session_sha256)
+        scope[CONNECTION].call_when_gone(lambda: subscriber.end("gone"))
+        self._subscribers.add(subscriber)
+        self._has_subscribers.set()
+        try:
+            await self._stream(subscriber, request, send)
+        finally:
+            self._subscribers.discard(subscriber)
+
+    async def _stream(self, subscriber: Subscriber, request: Request, send: Send) -> None:
+        headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        subscriber.publish({ALL})  # changes between the page and its stream are unknown
+        checked_at = self._clock.monotonic()
+        while subscriber.ended is None:
+            keys = await subscriber.changes(self._keep_alive_seconds)
+            if self._clock.monotonic() - checked_at >= self._keep_alive_seconds:
+                checked_at = self._clock.monotonic()
+                await self._check_session(subscriber, request)
+            if subscriber.ended is None:
+                text = f"event: changed\ndata: {' '.join(sorted(keys))}\n\n" if keys else ": here\n\n"
+                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+        last = f"event: {subscriber.ended}\ndata: {subscriber.ended}\n\n".encode()
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _check_session(self, subscriber: Subscriber, request: Request) -> None:
+        """End *subscriber* if its session was ended, by this or another process."""
+        with contextlib.suppress(StoreUnavailable):  # the next check follows
+            try:
+                await self._users.person_of(request)
+            except AccessDenied:
+                subscriber.end("ended")
+
+    async def _find_changes(self, before: Marks, agents: dict[str, AgentSeen]) -> tuple[Marks, dict[str, AgentSeen]]:
+        now, agents_now = await self._store.read(marks), self._connected_agents.all()
+        changed = _different(before.open_events, now.open_events)
+        if now.entry != before.entry:
+            subjects = await self._store.read(subjects_after, before.entry)
+            is_about_users = not all(map(KEY.fullmatch, subjects))  # other approvals can count then
+            changed |= subjects
+            changed.add(ALL if is_about_users or now.entry - before.entry > _MOST_PENDING else "audit")
+        if agents_now != agents:
+            moved = _different(agents, agents_now)
+            of_events = await asyncio.to_thread(vm_keys_of, now.open_events.values())
+            changed |= {key for key, vms in zip(now.open_events, of_events, strict=True) if vms & moved} | {AGENTS}
+        self._publish(changed)
+        return now, agents_now
+
+    def _publish(self, keys: set[str]) -> None:
+        if keys:
+            for subscriber in self._subscribers:
+                subscriber.publish(keys)
+
+
+def _different(before: Mapping[str, object], now: Mapping[str, object]) -> set[str]:
+    return {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
+
+
+async def _wait(event: asyncio.Event, seconds: float) -> None:
+    """Wait for *event* for at most *seconds*, then set it."""
+    timer = asyncio.get_running_loop().call_later(seconds, event.set)
+    try:
+        await event.wait()
+    finally:
+        timer.cancel()
