@@ -23,7 +23,8 @@ def how_to_install(extra: str, *, prefix: Path | None = None, python: str | None
     installed = prefix / _INSTALLED_EXTRAS
     if installed.is_file():
         extras = [each for each in installed.read_text().strip().split(",") if each]
-        return f"{begin}run install.sh again, of the same version, with --extras {','.join(dict.fromkeys([*extras, extra]))}"
+        wanted = ",".join(dict.fromkeys([*extras, extra]))
+        return f"{begin}run install.sh again, of the same version, with --extras {wanted}"
     if _OPT in map(str, prefix.parents):
         return (
             f"{begin}build the image with --build-arg EXTRAS={extra}, or on a VM run install.sh with --extras {extra}"
