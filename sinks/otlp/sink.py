@@ -18,12 +18,13 @@ import msgspec
 
 from bridge.sink import DeliveryFailed, DeliveryRejected, Sink, SinkConfig, TransitionRecord, excerpt
 from sinks.http.config import HttpConfig, check_token_stays_private
-from sinks.http.endpoint import entra_token
-from sinks.otlp.endpoint import OtlpEndpoint
+from sinks.http.endpoint import Endpoint, entra_token
 from sinks.otlp.environment import HEADER_VARIABLES, OtlpEnvironment
 
 _PATH = "/v1/logs"
 _DEFAULT_ENDPOINT = "http://127.0.0.1:4318"
+_GRPC_PORT = 4317
+_GRPC_PORT_ADVICE = "Port 4317 usually speaks gRPC. This sink uses OTLP over HTTP, whose usual port is 4318."
 #: Known again by what it is, not by its value: a table that says 10 has said something.
 _DEFAULT_TIMEOUT_SECONDS = float("10")
 #: The keys that name TLS files, and OpenTelemetry's words for them.
@@ -105,8 +106,13 @@ class OtlpSink(Sink):
     def __init__(self, config: OtlpConfig) -> None:
         super().__init__(config)
         self._token = entra_token(config)
-        self._endpoint = OtlpEndpoint(
-            config.logs_url(), config, default_headers=config.environment_headers(), token=self._token
+        url = config.logs_url()
+        self._endpoint = Endpoint(
+            url,
+            config,
+            default_headers=config.environment_headers(),
+            token=self._token,
+            advice=_GRPC_PORT_ADVICE if urlsplit(url).port == _GRPC_PORT else "",
         )
         self._resource = OtlpEnvironment().resource_attributes()
         self._headers = {"Content-Type": "application/x-protobuf", "User-Agent": "scheduled-events-bridge"}

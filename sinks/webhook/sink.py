@@ -27,7 +27,6 @@ from bridge.sink import (
 from sinks.http.endpoint import SUCCESS, Endpoint, entra_token
 from sinks.http.signature import Signer
 from sinks.http.urls import http_url, origin
-from sinks.webhook.alerts import alert_warnings
 from sinks.webhook.config import (
     WebhookConfig,
     check_labels,
@@ -62,11 +61,6 @@ class WebhookSink(Sink):
     def superseded_by_end(cls, config: Any, record: TransitionRecord) -> bool:
         """Return whether *record* would only page somebody for what is over."""
         return is_superseded_by_end(config, record)
-
-    @classmethod
-    def warnings(cls, config: Any) -> Sequence[str]:
-        """Return what an alert format makes of settings that other formats may have."""
-        return alert_warnings(config)
 
     @classmethod
     def check_labels(cls, config: Any, labels: Mapping[str, str]) -> None:
@@ -119,10 +113,9 @@ class WebhookSink(Sink):
             return
         headers = self._signer.headers(record.id, message.body, timestamp=int(now.timestamp()))
         try:
-            response = self._post(message, headers)
+            self._post(message, headers)
         except DeliveryRejected as error:
             raise self._format.refused(error) from None
-        self._format.accepted(record, response.headers, self._now())
 
     def check(self) -> None:
         """Read every secret, then ask the endpoint with OPTIONS; Alertmanager for its status.
