@@ -392,11 +392,6 @@ def test_status_about_the_record_parks_it(peer, sink, status):
     assert caught.value.records == (), "the host finds the culprit of a batch one by one"
 
 
-def status(code=3, message="the log is too old", details=b""):
-    """Return a google.rpc.Status as protobuf writes it."""
-    return b"\x08" + bytes([code]) + b"\x12" + bytes([len(message)]) + message.encode() + details
-
-
 def test_path_that_the_protocol_prescribes_is_no_secret_and_a_tenant_is(peer):
     peer.say(404, body=b"there is nothing at /v1/logs; /tenant-4711/v1/logs neither")
     sink = OtlpSink(config(peer))
