@@ -172,7 +172,6 @@ def test_collector_reads_tags_and_the_agent(collector, make_sink):
 
 def test_collector_is_found_by_its_environment(collector, make_sink, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=prod")
     record = sample_record()
     make_sink(endpoint=None).send([record])
