@@ -195,13 +195,9 @@ def _shift(path: Path, *, keep: int) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Sync *directory*, unless it may be written and not read, as a drop box: then it cannot be."""
     if sys.platform == "win32":
         return
-    try:
-        descriptor = os.open(directory, os.O_RDONLY)
-    except PermissionError:
-        return
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

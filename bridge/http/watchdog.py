@@ -111,10 +111,9 @@ class _Watchdog:
                 for call in self._calls:
                     if call.expires_at <= now and call.cut_by is None:
                         call.cut("deadline")
-                # Without calls, stay awake for one more deadline: the next call then needs no wake-up.
-                idle_until = self._last_expiry if self._last_expiry > now else math.inf
-                pending = (call.expires_at for call in self._calls if call.cut_by is None)
-                self._wakes_at = min(pending, default=idle_until)
+                # Also wake at the expiry of the newest call: until then, a call with the same deadline needs no wake-up.
+                newest = self._last_expiry if self._last_expiry > now else math.inf
+                self._wakes_at = min([newest, *(call.expires_at for call in self._calls if call.cut_by is None)])
                 is_idle = math.isinf(self._wakes_at)
                 self._changed.wait(None if is_idle else min(self._wakes_at - now, threading.TIMEOUT_MAX))
 

@@ -274,13 +274,6 @@ def as_stranger():
         yield run
 
 
-def test_directory_that_may_be_written_and_not_read_takes_rotated_files(as_stranger):
-    said, found = as_stranger(0o300, 65534)
-    assert said.stdout == "left open: 0\ncheck: fine\n"
-    newest = [[sample_record(number).id] for number in (4, 3, 2)]
-    assert found == dict(zip(("a.jsonl", "a.jsonl.1", "a.jsonl.2"), newest, strict=True))
-
-
 def test_directory_that_refuses_the_rotation_is_said_once_and_by_check(as_stranger):
     said, found = as_stranger(0o555, 0)
     assert found == {"a.jsonl": [sample_record(number).id for number in (1, 2, 3, 4)]}
