@@ -111,7 +111,7 @@ class _Watchdog:
                 for call in self._calls:
                     if call.expires_at <= now and call.cut_by is None:
                         call.cut("deadline")
-                # Also wake at the expiry of the newest call: until then, a call with the same deadline needs no wake-up.
+                # Also wake at the expiry of the newest call: a later call with the same deadline needs no wake-up.
                 newest = self._last_expiry if self._last_expiry > now else math.inf
                 self._wakes_at = min([newest, *(call.expires_at for call in self._calls if call.cut_by is None)])
                 is_idle = math.isinf(self._wakes_at)
