@@ -38,7 +38,7 @@ from bridge.portal.requests import BodyRefused, body_of, error_answer, json_answ
 from bridge.portal.settings import AttestedSettings
 from bridge.portal.store.database import Store, StoreUnavailable
 from bridge.portal.store.documents import take_document
-from bridge.system.attestation import CHALLENGE_PATH, TOKEN_PATH, DocumentRefusal
+from bridge.system.access_tokens import CHALLENGE_PATH, TOKEN_PATH, DocumentRefusal
 from bridge.system.secrets import Secret
 
 logger = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ from bridge.clock import Clock
 from bridge.errors import BridgeError
 from bridge.portal.agent_tokens import Challenges, Nonce
 from bridge.portal.certificate_chain import IntermediateCertificates
-from bridge.system.attestation import DocumentRefusal
+from bridge.system.access_tokens import DocumentRefusal
 
 #: Real ones have 4,000 to 9,000.
 MAX_DOCUMENT_CHARACTERS = 32 * 1024

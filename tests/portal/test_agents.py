@@ -29,7 +29,7 @@ from bridge.portal.agents import MAX_BODY_BYTES, AgentRoutes, secrets_of
 from bridge.portal.authentication import AuthenticationFailed, Authenticator
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.settings import AttestedSettings
-from bridge.system.attestation import AttestedToken
+from bridge.system.access_tokens import AttestedToken
 from bridge.system.secrets import Secret
 from bridge.testing import Fault, ManualClock, Simulator
 from bridge.testing.simulator.faults import DOCUMENT_KINDS
