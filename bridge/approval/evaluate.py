@@ -20,8 +20,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from bridge.approval.evaluation import Context, Evaluation, Trust, approval_record, newest_holds
-from bridge.approval.refusals import EXPLAINED, Refusal
+from bridge.approval.evaluation import EXPLAINED, Context, Evaluation, Refusal, Trust, approval_record, newest_holds
 from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.errors import RefusalReason
 from bridge.events.event import ScheduledEvent

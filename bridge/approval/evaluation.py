@@ -9,7 +9,6 @@ from enum import Enum
 import msgspec
 
 from bridge.approval.digest import digest
-from bridge.approval.refusals import Refusal
 from bridge.clock import CLOCK_SKEW_SECONDS
 from bridge.errors import RefusalReason
 from bridge.events.event import Document, ScheduledEvent
@@ -23,6 +22,16 @@ from bridge.outbox.rows import (
     PendingApproval,
     StoredDecision,
 )
+
+EXPLAINED = {
+    RefusalReason.UNKNOWN_KEY: "The key that signed the decision is no longer trusted.",
+    RefusalReason.EXPIRED: "The decision expired before it could be checked. Decide again.",
+    RefusalReason.EVENT_UNKNOWN: "The document of this VM does not contain the event. The event may have ended.",
+    RefusalReason.EVENT_CHANGED: "The event changed after the decision. Decide again on its newest record.",
+    RefusalReason.EVENT_NOT_SCHEDULED: "The event is no longer Scheduled, so it cannot be approved.",
+    RefusalReason.SUPERSEDED: "A newer decision on this event wins.",
+    RefusalReason.TOO_FEW_APPROVERS: "Too few approvers decided before this decision expired.",
+}
 
 
 class Trust(Enum):
@@ -118,6 +127,20 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     def is_surely_expired(self, decision: StoredDecision) -> bool:
         """Return whether *decision* has expired, apart from a recent jump of the clock."""
         return self.settled_now >= decision.expires_at + CLOCK_SKEW_SECONDS
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """A decision or a rule that the agent does not follow."""
+
+    reason: RefusalReason
+    message: str
+    source: str
+    decision_id: str | None = None
+    approvers: tuple[str, ...] = ()
+    event_id: str | None = None
+    event: ScheduledEvent | None = None
+    arrivals: tuple[int, ...] = ()
+    """The stored decisions behind it."""
 
 
 class Evaluation(msgspec.Struct, kw_only=True):

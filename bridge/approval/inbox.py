@@ -24,8 +24,7 @@ from datetime import datetime
 import msgspec
 
 from bridge.approval.decision_token import MAX_LIFETIME_SECONDS, Claims, read_header, verify
-from bridge.approval.evaluation import Trust
-from bridge.approval.refusals import Refusal
+from bridge.approval.evaluation import Refusal, Trust
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import KeyMissing, KeyUnusable, OutboxError, RefusalReason, RefusedDecision

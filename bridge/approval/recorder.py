@@ -1,22 +1,30 @@
-"""Writes the outcomes of approvals, and counts and logs each of their records."""
+"""Writes the outcomes of approvals, counts and logs each of their records, and limits the records of refusals.
+
+A stranger can send ten thousand forgeries. These forgeries must not evict real records or page people ten thousand
+times, so refusals produce at most one record per minute and reason, with a count.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+import threading
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from bridge.approval.evaluation import Evaluation
-from bridge.approval.refusals import Refusal, RefusalLimiter
-from bridge.clock import Clock
+from bridge.approval.evaluation import Evaluation, Refusal
+from bridge.clock import REAL_CLOCK, Clock
+from bridge.errors import RefusalReason
 from bridge.events.event import Document, Incarnation
-from bridge.events.record import Transition, TransitionRecord
+from bridge.events.record import Approval, Transition, TransitionRecord
 from bridge.metrics.metrics import Metrics
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.rows import ApprovalStage, PendingApproval
+from bridge.outbox.rows import ApprovalRecord, ApprovalStage, PendingApproval
 
 logger = logging.getLogger(__name__)
+
+QUIET_SECONDS = 60.0
 
 
 class ApprovalRecorder:
@@ -95,3 +103,65 @@ class ApprovalRecorder:
         scheduled = {each.event_id for each in document.events if each.event_status == "Scheduled"}
         since = [posted_at for event_id, posted_at in self._posted_at if event_id in scheduled]
         return max(self._clock.timestamp() - min(since), 0.0) if since else 0.0
+
+
+class _Refusals(msgspec.Struct, kw_only=True):
+    """The refusals of one reason that are not recorded yet."""
+
+    first: Refusal | None = None
+    count: int = 0
+    quiet_until: float = -math.inf
+
+
+class RefusalLimiter:
+    """Counts refusals by reason and returns their records. Safe to use from several threads.
+
+    The first refusal of a reason produces a record at once. The refusals of the following minute produce one record.
+    """
+
+    def __init__(self, clock: Clock = REAL_CLOCK) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._by_reason: dict[RefusalReason, _Refusals] = {}
+
+    def add(self, refusal: Refusal) -> None:
+        """Count one refusal."""
+        with self._lock:
+            refusals = self._by_reason.setdefault(refusal.reason, _Refusals())
+            refusals.first = refusals.first or refusal
+            refusals.count += 1
+
+    def take(self) -> list[ApprovalRecord]:
+        """Return the records that are due."""
+        now = self._clock.monotonic()
+        records = []
+        with self._lock:
+            for refusals in self._by_reason.values():
+                if refusals.first is not None and refusals.quiet_until <= now:
+                    records.append(_record(refusals.first, refusals.count))
+                    refusals.first, refusals.count, refusals.quiet_until = None, 0, now + QUIET_SECONDS
+        return records
+
+    def wait_seconds(self) -> float:
+        """Return the seconds until a record is due; infinity without refusals."""
+        with self._lock:
+            waiting = [each.quiet_until for each in self._by_reason.values() if each.count]
+        return max(min(waiting, default=math.inf) - self._clock.monotonic(), 0.0)
+
+
+def _record(refusal: Refusal, count: int) -> ApprovalRecord:
+    message = refusal.message
+    if count > 1:
+        message = f"{message} ({count} decisions were refused for this reason; this is the first of them.)"
+    return ApprovalRecord(
+        transition=Transition.APPROVAL_REFUSED,
+        event=refusal.event,
+        approval=Approval(
+            source=refusal.source,
+            decision_id=refusal.decision_id,
+            approvers=refusal.approvers,
+            reason=message,
+            result=refusal.reason.value,
+        ),
+        arrivals=refusal.arrivals,
+    )

@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from bridge.approval.evaluation import DocumentIndex, Evaluation, newest_holds
+from bridge.approval.evaluation import DocumentIndex, Evaluation, Refusal, newest_holds
 from bridge.approval.inbox import DecisionInbox
-from bridge.approval.refusals import Refusal
 from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import RefusalReason

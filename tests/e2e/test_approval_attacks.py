@@ -32,6 +32,15 @@ def stage(agent, tmp_path):
 # Approvals that nobody validly gave.
 
 
+def delete_outbox(stage, *, damaged=False):
+    """Delete every file of the outbox; if *damaged*, overwrite the databases instead."""
+    for file in stage.agent.state.glob("outbox-*"):
+        if damaged and file.suffix == ".db":
+            file.write_bytes(b"damaged" * 4096)
+        else:
+            file.unlink()
+
+
 def test_no_forged_or_malformed_decision_is_approved(stage):
     stage.start()
     target = stage.event()
@@ -65,7 +74,7 @@ def test_no_replayed_or_redirected_decision_is_approved(stage):
     controls.append(stage.control())
     assert stage.posted == only(*controls)
     assert stage.agent.stop() == 0
-    (stage.agent.state / "outbox.db").unlink()
+    delete_outbox(stage)
     stage.restart()
     stage.put(followed)
     controls.append(stage.control())
@@ -195,14 +204,9 @@ def test_a_hold_outlives_the_database(stage, what):
     stage.put(stage.anne.decide(held, "hold"))
     stage.show(held)
     stage.wait_for_polls(2)
-    files = [stage.agent.state / f"outbox.db{suffix}" for suffix in ("", "-wal", "-shm")]
     if what != "lost while it runs":
         stage.agent.kill()
-    for file in files:
-        if what == "damaged" and file.exists():
-            file.write_bytes(b"damaged" * 4096)
-        else:
-            file.unlink(missing_ok=True)
+    delete_outbox(stage, damaged=what == "damaged")
     if what != "lost while it runs":
         stage.restart()
     stage.wait_for_polls(3)
@@ -296,7 +300,8 @@ def test_a_clock_that_was_a_day_ahead_at_the_first_start_costs_no_approval(stage
     stage.start()
     stage.control()
     assert stage.agent.stop() == 0
-    with closing(sqlite3.connect(stage.agent.state / "outbox.db")) as database, database:
+    (file,) = stage.agent.state.glob("outbox-*.db")
+    with closing(sqlite3.connect(file)) as database, database:
         [(made_at,)] = database.execute("SELECT value FROM meta WHERE key = 'created_at'")
         tomorrow = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + 86_400))
         database.execute("UPDATE meta SET value = ? WHERE key = 'created_at'", (tomorrow + made_at[19:],))
@@ -356,8 +361,7 @@ def test_a_portal_that_lost_its_state_is_followed_again(stage):
 def test_no_approval_is_lost_with_a_database_that_is_lost_while_the_agent_runs(stage):
     stage.start()
     first = stage.control()
-    for suffix in ("", "-wal", "-shm"):
-        (stage.agent.state / f"outbox.db{suffix}").unlink(missing_ok=True)
+    delete_outbox(stage)
     stage.azure.world.update(first["event"]["event_id"], duration_seconds=9)
     control = stage.control()
     assert stage.posted == only(first, control)

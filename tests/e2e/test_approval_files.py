@@ -139,8 +139,9 @@ def world_writable_outbox(agent):
     agent.start().wait_for(lambda: "The agent is running" in agent.log)
     assert agent.stop() == 0
     agent.state.chmod(0o755)
-    (agent.state / "outbox.db").chmod(0o666)
-    return agent.state / "outbox.db", lambda: [path.chmod(0o600) for path in agent.state.iterdir()]
+    (file,) = agent.state.glob("outbox-*.db")
+    file.chmod(0o666)
+    return file, lambda: [path.chmod(0o600) for path in agent.state.iterdir()]
 
 
 def foreign_configuration(agent):

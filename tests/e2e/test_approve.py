@@ -12,7 +12,7 @@ from portal_stub import PortalStub
 from bridge.events.record import decode_record
 from bridge.testing import EventSpec, Simulator
 
-SECOND_SINK = '[[sinks]]\ntype = "stdout"\n[[sinks]]\ntype = "command"\nname = "second"\n'
+SECOND_SINK = '[[sinks]]\ntype = "stdout"\n[[sinks]]\ntype = "file"\nname = "second"\n'
 FREEZE_RULE = '[[approval.rules]]\nname = "freeze"\nevent_types = ["Freeze"]\naction = "approve"\n'
 
 
@@ -22,14 +22,8 @@ def azure():
         yield simulator
 
 
-def append_to(path):
-    """Return a command that appends what it reads to *path*."""
-    program = f"import sys; open({str(path)!r}, 'a').write(sys.stdin.read())"
-    return json.dumps([sys.executable, "-c", program])
-
-
 def configure(agent, azure, text, *, vm="vm_0"):
-    second = f"{SECOND_SINK}command = {append_to(agent.directory / 'second.jsonl')}\n"
+    second = f'{SECOND_SINK}path = "{agent.directory / "second.jsonl"}"\n'
     agent.configure(azure.endpoints[vm], f"{second}{text}")
 
 

@@ -18,8 +18,15 @@ def shortest() -> float:
     return 0.0
 
 
-def gap(tries, *, ahead=None, urgent=False, retry_after=None, random=longest):
-    return delivery_gap(tries, seconds_to_not_before=ahead, urgent=urgent, retry_after=retry_after, random=random)
+def gap(tries, *, ahead=None, urgent=False, retry_after=None, random=longest, outage_seconds=60.0):
+    return delivery_gap(
+        tries,
+        seconds_to_not_before=ahead,
+        urgent=urgent,
+        retry_after=retry_after,
+        random=random,
+        outage_seconds=outage_seconds,
+    )
 
 
 def test_windows_double_from_the_base_to_the_cap():
@@ -47,6 +54,11 @@ def test_jitter_stays_between_floor_and_cap(attempt, chance):
 )
 def test_while_not_before_is_ahead_fifteen_seconds_or_a_quarter_of_the_time_left_is_the_most(ahead, expected):
     assert gap(50, ahead=ahead) == expected
+
+
+@pytest.mark.parametrize(("ahead", "expected"), [(None, 300), (0, 300), (2, 1), (12, 3), (20, 5), (900, 5)])
+def test_in_the_first_minute_of_an_outage_five_seconds_is_the_most(ahead, expected):
+    assert gap(50, ahead=ahead, outage_seconds=59.9) == expected
 
 
 def test_a_fleet_does_not_come_back_in_step_while_not_before_is_ahead():

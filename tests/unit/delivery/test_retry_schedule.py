@@ -73,10 +73,10 @@ def test_probes_of_a_paused_sink_come_ever_further_apart():
 def test_an_answer_makes_an_event_due_that_failed_before_it_but_only_once():
     schedule = make()
     fail(schedule, "a")
-    assert schedule.succeeded(["b"])
+    schedule.succeeded(["b"])
     assert not schedule.blocked(0.0)
     fail(schedule, "a")
-    assert not schedule.succeeded(["b"])
+    schedule.succeeded(["b"])
     assert list(schedule.blocked(0.0)) == ["a"]
 
 
@@ -112,10 +112,35 @@ def pause_for_long(schedule):
 
 @AHEAD
 def test_while_not_before_is_ahead_an_event_waits_fifteen_seconds_or_a_quarter_of_the_time_at_most(ahead, longest):
+    schedule, now = make(), 0.0
+    while now < 60:
+        now = schedule.next_at() if schedule.is_troubled else now
+        fail(schedule, "a", now=now, ahead=ahead)
+    assert schedule.next_at() - now == pytest.approx(longest, abs=0.01)
+
+
+@pytest.mark.parametrize("keys", ["a", "ab"], ids=["one event", "a paused sink"])
+def test_in_the_first_minute_of_an_outage_the_gap_is_at_most_five_seconds(keys):
+    schedule, now, gaps = make(), 0.0, []
+    for key in keys:
+        fail(schedule, key, now=now, ahead=900, notice=900)
+    while now < 90:
+        gaps.append((now, round(schedule.next_at() - now)))
+        now = schedule.next_at()
+        fail(schedule, "a", now=now, during=schedule.mode(now), ahead=900, notice=900)
+    assert max(gap for at, gap in gaps if at < 60) == 5
+    assert max(gap for at, gap in gaps if at >= 60) == 15
+
+
+def test_a_response_ends_the_outage_and_its_first_minute_begins_again():
     schedule = make()
-    for _ in range(20):
-        fail(schedule, "a", ahead=ahead)
-    assert schedule.next_at() == pytest.approx(longest, abs=0.01)
+    fail(schedule, "a", now=0.0, ahead=900, notice=900)
+    schedule.succeeded(["a"])
+    pause(schedule, now=500.0)
+    for _ in range(5):
+        now = schedule.next_at()
+        fail(schedule, "a", now=now, during=SendMode.PROBE, notice=900)
+    assert schedule.next_at() - now == pytest.approx(5, abs=0.01)
 
 
 @AHEAD

@@ -1,0 +1,123 @@
+"""Which rows go into the next request: urgent rows first, each event in sequence, failing events alone."""
+
+import pytest
+
+from bridge.delivery.batcher import Batching, new_rows, next_batch
+from bridge.delivery.retry_schedule import FailedEvent, RetrySchedule, SendMode
+from bridge.outbox.rows import Delivery, DeliveryState
+
+
+class Rows:
+    """Rows given as texts: the event key, with ! for an urgent row."""
+
+    def __init__(self, *keys, attempts=()):
+        self._rows = [
+            Delivery(
+                sink="s",
+                sequence=sequence,
+                state=DeliveryState.PENDING,
+                event_key=key.rstrip("!"),
+                urgent=key.endswith("!"),
+                not_before=None,
+                aged_from=0.0,
+                changed_at=0.0,
+                attempts=dict(attempts).get(key, 0),
+            )
+            for sequence, key in enumerate(keys, start=1)
+        ]
+
+    def __iter__(self):
+        return iter(sorted(self._rows, key=lambda row: not row.urgent))
+
+    def of_event(self, event_key):
+        return (row for row in self._rows if row.event_key == event_key)
+
+
+@pytest.fixture
+def schedule():
+    return RetrySchedule(lambda: 0.999)
+
+
+def fail(schedule, key, *, urgent=False, now=0.0, during=SendMode.ALL, **how):
+    event = FailedEvent(event_key=key, urgent=urgent, seconds_to_not_before=None)
+    schedule.failed([event], now, during=during, has_urgent=urgent, seconds_to_notice=None, **how)
+
+
+def chosen(rows, schedule, *, now=0.0, max_batch=10, by_event=False, alone=(), **options):
+    batching = Batching(max_batch=max_batch, by_event=by_event, alone=set(alone))
+    return [row.sequence for row in next_batch(rows, schedule, now, batching=batching, **options)]
+
+
+def test_urgent_rows_go_first(schedule):
+    assert chosen(Rows("a", "b!", "c"), schedule) == [2, 1, 3]
+
+
+def test_batch_has_at_most_max_batch_rows(schedule):
+    assert chosen(Rows("a", "b", "c"), schedule, max_batch=2) == [1, 2]
+
+
+def test_batch_by_event_never_mixes_events(schedule):
+    assert chosen(Rows("a", "b", "a"), schedule, by_event=True) == [1, 3]
+
+
+def test_event_with_a_delay_is_left_out_and_the_others_continue(schedule):
+    fail(schedule, "a")
+    assert chosen(Rows("a", "b", "a", "c"), schedule) == [2, 4]
+
+
+def test_failing_event_that_is_due_goes_alone_and_one_record_at_a_time(schedule):
+    fail(schedule, "a")
+    assert chosen(Rows("a", "a"), schedule, now=10.0) == [1]
+
+
+def test_after_a_failure_an_event_that_has_not_failed_goes_first(schedule):
+    fail(schedule, "a")
+    assert chosen(Rows("a", "b"), schedule, now=10.0, max_batch=1) == [2]
+
+
+@pytest.mark.parametrize(("alone", "expected"), [([1], [1]), ([2], [1]), ([3], [1, 2])])
+def test_row_of_a_rejected_batch_goes_alone(schedule, alone, expected):
+    assert chosen(Rows("a", "b", "c"), schedule, alone=alone) == expected
+
+
+def test_following_batch_leaves_out_the_rows_of_the_batch_before(schedule):
+    rows = Rows("a", "b", "a", "b")
+    batching = Batching(max_batch=10, by_event=True)
+    batch = next_batch(rows, schedule, 0.0, batching=batching)
+    assert chosen(rows, schedule, by_event=True, after=batch) == [2, 4]
+
+
+def test_probe_is_the_record_with_the_fewest_attempts(schedule):
+    fail(schedule, "a")
+    fail(schedule, "b")
+    assert chosen(Rows("a", "b", "c", attempts={"a": 5, "b": 2, "c": 3}), schedule, now=10.0) == [2]
+
+
+def test_urgent_event_that_failed_has_its_own_timer_and_is_no_probe(schedule):
+    fail(schedule, "p", urgent=True)
+    fail(schedule, "a")
+    assert schedule.mode(1.0) is SendMode.PROBE
+    assert chosen(Rows("p!", "a"), schedule, now=1.0) == [2]
+
+
+def test_only_an_urgent_row_goes_under_a_retry_after(schedule):
+    fail(schedule, "a", retry_after=3_600)
+    schedule.record_arrived("p", 1.0, urgent=True)
+    assert chosen(Rows("a", "p!"), schedule, now=1.0) == [2]
+    assert chosen(Rows("a"), schedule, now=1.0) == []
+
+
+def test_new_record_of_an_event_is_tried_out_of_turn(schedule):
+    assert chosen(Rows("a", "b", "b"), schedule, fresh_event="b") == [2]
+    assert chosen(Rows("a"), schedule, fresh_event="gone") == []
+
+
+def test_nothing_is_sent_to_a_sink_that_is_gone(schedule):
+    fail(schedule, "a", is_gone=True)
+    assert chosen(Rows("a", "b!"), schedule, now=1e9) == []
+
+
+def test_new_rows_are_the_untried_rows_above_a_sequence():
+    found, newest = new_rows(Rows("a", "b", "c!", attempts={"b": 1}), 1)
+    assert [row.sequence for row in found] == [3]
+    assert newest == 3
