@@ -32,7 +32,7 @@ import click
 
 from bridge.agent.agent import Agent
 from bridge.approval.digest import digest
-from bridge.cli.beside import refuse_beside_another
+from bridge.cli.second_agent import refuse_second_agent
 from bridge.cli.stderr import say
 from bridge.cli.terminal import this_command
 from bridge.config.loader import Settings
@@ -150,8 +150,8 @@ def _agent(settings: Settings, directory: Path) -> Iterator[Callable[[], None] |
     except StateDirectoryError:
         yield None
         return
-    refuse_beside_another(
-        settings, directory, instead="Approve there, with sudo where it is the service's, or name its --config."
+    refuse_second_agent(
+        settings, directory, advice="Approve there, with sudo if it is the service's agent, or name its --config."
     )
     _refuse_for_root(directory)
     waiting = _program_sinks(settings)
