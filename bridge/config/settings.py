@@ -145,9 +145,9 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The most bytes that the outbox may take: at least 1 MiB, by default 256 MiB; a smaller volume bounds it further.
     """
     max_pending_bytes: _PendingBytes = 33_554_432
-    """Limits the pending and parked bodies held in memory: at least 64 KiB, by default 32 MiB. A body counts once, also
-    if several sinks need it. Beyond the limit, the agent removes parked records and then the oldest pending records.
-    """
+    """Limits the pending and parked bodies held in memory, in bytes: at least 64 KiB, by default 32 MiB. A body counts
+    once, also if several sinks need it. At the limit, the agent removes parked records, and then the oldest pending
+    records, with urgent records last."""
     keep_delivered_seconds: _DurationOrZero = 604_800.0
     """How many seconds delivered records stay readable by `events`, by default 7 days."""
 
