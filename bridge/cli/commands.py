@@ -93,22 +93,22 @@ def run(settings: Settings, log_format: str, log_level: str, *, allow_second_age
 
 
 @commands.command(short_help="Show a live migration, on a simulated VM.")
-@option("--portal", "with_portal", is_flag=True, help="Decide in the ops portal, with three VMs, in a browser.")
+@option("--portal", "with_portal", is_flag=True, help="Decide on the events of three VMs in the portal, in a browser.")
 def demo(*, with_portal: bool) -> None:
-    """Show a live migration from announcement to completion, on a simulated VM; nothing to set up.
+    """Show a live migration from announcement to completion, on a simulated VM. It needs no configuration.
 
-    With --portal three agents wait for what you decide in a browser, until Ctrl-C.
+    With --portal, three agents wait for your decisions in a browser, until Ctrl-C.
     """
     from bridge.cli.demo import run_demo  # noqa: PLC0415
 
     if sys.stdout is None:
-        raise BridgeError("Standard output is closed: the demo has nowhere to show anything.")
+        raise BridgeError("Standard output is closed. Run the demo with an open standard output.")
     if not with_portal:
         run_demo()
         return
     from bridge.cli.portal import library  # noqa: PLC0415
 
-    library()  # says which of the portal's libraries is missing
+    library()  # reports a missing library
     from bridge.cli.demo_portal import run_portal_demo  # noqa: PLC0415  # the libraries of the portal
 
     run_portal_demo()
@@ -129,12 +129,12 @@ def check_config(path: Path | None, *, connect: bool) -> int:
     return ExitCode.OK if check_configuration(path, connect=connect) else ExitCode.FAILED
 
 
-@commands.command(short_help="Show the agent's state.")
+@commands.command(short_help="Show events, sinks, and undelivered records.")
 @config
 @state_directory
-@option("--json", "as_json", is_flag=True, help="One object on one line.")
-@option("--watch", "-w", is_flag=True, help="Show it again and again until interrupted.")
-@option("--interval", type=click.FloatRange(min=0.2), default=2.0, help="With --watch: so many seconds apart.")
+@option("--json", "as_json", is_flag=True, help="Print one JSON object on one line.")
+@option("--watch", "-w", is_flag=True, help="Refresh until interrupted.")
+@option("--interval", type=click.FloatRange(min=0.2), default=2.0, help="Seconds between two refreshes of --watch.")
 def status(path: Path | None, state_directory: Path | None, *, as_json: bool, watch: bool, interval: float) -> None:
     """Show the agent's state: events, sinks, and undelivered records. It also works while the agent is stopped.
 
@@ -143,7 +143,7 @@ def status(path: Path | None, state_directory: Path | None, *, as_json: bool, wa
     from bridge.cli.status import show_status, watch_status  # noqa: PLC0415
 
     if watch and as_json:
-        raise click.UsageError("--watch is for a person and --json for a program. Give one of them.")
+        raise click.UsageError("Use either --watch or --json, not both.")
     if watch:
         watch_status(path, state_directory, seconds=interval)
     show_status(path, state_directory, as_json=as_json)
@@ -191,11 +191,11 @@ def approve(settings: Settings, event_id: str, *, yes: bool, overrule: bool) -> 
     return approve_event(settings, directory_of(settings, os.environ), event_id, yes=yes, overrule=overrule)
 
 
-@commands.command("send-test", short_help="Send a test record straight to the sinks.")
+@commands.command("send-test", short_help="Send a test record directly to the sinks.")
 @with_config
 @click.argument("names", metavar="[SINK]...", nargs=-1)
 def send_test(settings: Settings, names: tuple[str, ...]) -> int:
-    """Send a record of transition `test` straight to each sink, or to those named."""
+    """Send a record with transition `test` directly to each sink, or to the named sinks."""
     from bridge.cli.send_test import send_test as send  # noqa: PLC0415
 
     return 0 if send(settings, names) else ExitCode.FAILED
@@ -254,19 +254,29 @@ def discard(directory: Path, sink: str, record_id: str | None, state: str | None
 
 @commands.command(short_help="Play a scenario as a simulated IMDS.")
 @click.argument("scenario", default="live-migration")
-@option("--list", "list_scenarios", is_flag=True, help="List the scenarios that come with it, and end.")
-@option("--listen", default="127.0.0.1:8169", help="Address of the first VM; the others follow port by port.")
-@option("--vm", "vms", multiple=True, default=("simulated-vm",), help="A VM's name; repeat it for a fleet.")
-@option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="60: a minute in a second.")
-@option("--rate-limit/--no-rate-limit", default=True, help="Answer 429 above five requests a second, as Azure does.")
-@option("--first-call", "first_call_seconds", type=click.FloatRange(min=0), default=0.0, help="Seconds of the first.")
-@option("--new-id-each-status", is_flag=True, help="A new EventId at each status, as Microsoft's mock server has.")
-@option("--until-finished", is_flag=True, help="End when the scenario has.")
+@option("--list", "list_scenarios", is_flag=True, help="List the included scenarios, and exit.")
+@option("--listen", default="127.0.0.1:8169", help="Address of the first VM. Each other VM gets the next port.")
+@option("--vm", "vms", multiple=True, default=("simulated-vm",), help="Name of a VM. Repeat the option for a fleet.")
+@option("--speed", type=click.FloatRange(min=0, min_open=True), default=1.0, help="60: one minute takes one second.")
+@option("--rate-limit/--no-rate-limit", default=True, help="Answer 429 above five requests per second, as Azure does.")
+@option(
+    "--first-call",
+    "first_call_seconds",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    help="Seconds of the first request.",
+)
+@option(
+    "--new-id-each-status",
+    is_flag=True,
+    help="Change the EventId at each status, as Microsoft's mock server does.",
+)
+@option("--until-finished", is_flag=True, help="Exit at the end of the scenario.")
 @option("--allow-remote", is_flag=True, help="Listen on an address that is not loopback.")
 def simulate(*, list_scenarios: bool, **options: Any) -> None:
-    """Play SCENARIO, a name or a TOML file, as an IMDS that an agent can be pointed at.
+    """Play SCENARIO, a name or a TOML file, as a simulated IMDS for an agent.
 
-    /control on its port adds, starts and cancels events; docs/reference/simulator.md has its routes.
+    /control on the same port adds, starts, and cancels events. docs/reference/simulator.md lists its routes.
     """
     from bridge.cli.signals import STOP_SIGNALS, SignalEvents  # noqa: PLC0415
     from bridge.cli.terminal import wrapped  # noqa: PLC0415
@@ -284,10 +294,10 @@ def simulate(*, list_scenarios: bool, **options: Any) -> None:
     serve(ServeOptions(**options), stop=stop, say=partial(click.echo, err=True))
 
 
-@commands.command(short_help="Print the schema of a record, or of the configuration.")
-@option("--config", "of_config", is_flag=True, help="Of the configuration instead.")
+@commands.command(short_help="Print the JSON schema of a record or the configuration.")
+@option("--config", "of_config", is_flag=True, help="Print the schema of the configuration instead.")
 def schema(*, of_config: bool) -> None:
-    """Print the JSON schema of a transition record, or of the configuration."""
+    """Print the JSON schema of a transition record or of the configuration."""
     import json  # noqa: PLC0415
 
     from bridge.config.json_schema import configuration_schema  # noqa: PLC0415
@@ -296,12 +306,18 @@ def schema(*, of_config: bool) -> None:
     click.echo(json.dumps(configuration_schema() if of_config else json_schema(), indent=2))
 
 
-@commands.command(short_help="Write a first configuration, commented.")
-@option("--sink", "sinks", multiple=True, metavar="RECIPE", help="Repeat it for several. [default: stdout]")
-@option("--output", "-o", type=FILE, help="Make this file.  [default: print it]")
-@option("--list", "list_recipes", is_flag=True, help="List the recipes, and end.")
+@commands.command(short_help="Write a first configuration with comments.")
+@option(
+    "--sink",
+    "sinks",
+    multiple=True,
+    metavar="RECIPE",
+    help="Repeat it for several sinks. [default: stdout]",
+)
+@option("--output", "-o", type=FILE, help="Create this file.  [default: print the configuration]")
+@option("--list", "list_recipes", is_flag=True, help="List the recipes, and exit.")
 def init(sinks: tuple[str, ...], output: Path | None, *, list_recipes: bool) -> None:
-    """Write a first configuration, commented, with the sinks asked for: eventhubs, webhook:slack and so on."""
+    """Write a first configuration with comments and the given sinks, such as eventhubs and webhook:slack."""
     from bridge.cli.init import recipe_names, write_configuration  # noqa: PLC0415
 
     if list_recipes:
@@ -310,10 +326,10 @@ def init(sinks: tuple[str, ...], output: Path | None, *, list_recipes: bool) -> 
     write_configuration(sinks or ("stdout",), output)
 
 
-@commands.command(short_help="Say what a key of the configuration means.")
+@commands.command(short_help="Explain a key of the configuration.")
 @click.argument("key", required=False)
 def explain(key: str | None) -> None:
-    """Say what KEY or table of the configuration means, such as sinks.webhook.url; alone, list the tables."""
+    """Explain KEY, a key or table of the configuration, such as sinks.webhook.url. Without KEY, list the tables."""
     from bridge.cli.explain import explain as explain_key  # noqa: PLC0415
 
     explain_key(key)

@@ -74,7 +74,10 @@ def test_second_agent_starts_with_the_option(agent):
     with another_agent(state_directory="/somewhere/else") as listen:
         configure(agent, ELSEWHERE, listen)
         code, _, err = agent.call("run", "--config", agent.config)
-        assert (code, "Another agent already watches this VM, with the state directory /somewhere/else." in err) == (73, True)
+        assert (code, "Another agent already watches this VM, with the state directory /somewhere/else." in err) == (
+            73,
+            True,
+        )
         agent.start("--allow-second-agent")
         agent.wait_for(lambda: "The agent is running." in agent.log)
         assert agent.stop() == 0
