@@ -52,7 +52,7 @@ KEYS = {
 #: Runs a command as nobody, who may not even read the standard library: so all that is needed is imported before.
 AS_NOBODY = """
 import os, sys
-import bridge.cli.commands, bridge.cli.status, encodings.idna, encodings.utf_8_sig
+import bridge.cli.commands, bridge.cli.status, bridge.config.sinks, encodings.idna, encodings.utf_8_sig
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
