@@ -43,15 +43,11 @@ class BridgeError(Exception):
 
 
 class ConfigurationError(BridgeError):
-    """The configuration is wrong; *mistakes* holds one sentence each, all of them at once, *file* where they are.
+    """The configuration in *file* is invalid. *mistakes* has one sentence for each mistake."""
 
-    *remarks* are said behind them: what is no mistake, but worth knowing beside them.
-    """
-
-    def __init__(self, *mistakes: str, file: Path | None = None, remarks: tuple[str, ...] = ()) -> None:
+    def __init__(self, *mistakes: str, file: Path | None = None) -> None:
         self.mistakes = mistakes
         self.file = file
-        self.remarks = remarks
         super().__init__("\n".join(mistakes))
 
 

@@ -75,7 +75,7 @@ class Agent:
         self.outbox = Outbox(
             directory,
             max_bytes=settings.state.max_bytes,
-            max_pending_bytes=getattr(settings.state, "max_pending_bytes", 32 * 1024 * 1024),
+            max_pending_bytes=settings.state.max_pending_bytes,
             keep_delivered_seconds=settings.state.keep_delivered_seconds,
             boot_id=boot_id(),
             configured_vm_id=settings.vm.vm_id,

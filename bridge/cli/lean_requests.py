@@ -1,9 +1,9 @@
-"""The import of requests without the library that guesses character sets: 3 MB that an agent of 40 does not need.
+"""Imports requests without its character set detection, which needs 3 MB of the agent's 40 MB.
 
-Every body here is bytes, JSON or UTF-8. requests looks for such a library when it is imported, and does without one
-where there is none (it warns of that, and ``Response.text`` then takes UTF-8). So the library is hidden for that
-moment. Only the command line does this, before anything else imports requests; a program that imports `bridge` as a
-library keeps requests as it is installed.
+All bodies are bytes, JSON, or UTF-8. requests looks for a detection library during its own import, and works without
+one: it warns, and ``Response.text`` then assumes UTF-8. This module hides the libraries during that import. Only
+commands that use HTTP call it, before anything else imports requests. Programs that import `bridge` as a library get
+requests as installed.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from __future__ import annotations
 import sys
 import warnings
 
-_GUESSERS = ("chardet", "charset_normalizer")
+_DETECTION = ("chardet", "charset_normalizer")
 
 
 def import_requests() -> None:
-    """Import requests without its guesser, unless it was imported already."""
+    """Import requests without a detection library, unless requests is already imported."""
     if "requests" in sys.modules:
         return
-    hidden = [name for name in _GUESSERS if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None there means: cannot be imported
+    hidden = [name for name in _DETECTION if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: the import fails
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -27,6 +27,3 @@ def import_requests() -> None:
     finally:
         for name in hidden:
             del sys.modules[name]
-
-
-import_requests()

@@ -1,4 +1,7 @@
-"""The options that several commands share, and what they give a command: the settings, or the state directory."""
+"""The options that several commands share. They give a command the settings or the state directory.
+
+The configuration is imported on first use, so that `--help` does not import it.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,6 @@ from typing import Any, TypeVar
 
 import click
 
-from bridge.config.loader import find_config, load
-from bridge.config.loader import state_directory as directory_of
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 FILE = click.Path(dir_okay=False, path_type=Path)
 # readable=False: the message of our own, when it is read, says more.
@@ -21,9 +21,9 @@ option = partial(click.option, show_default=True)
 
 
 def _no_directory(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse a directory, which is wrong usage; any other fault of a file is found when it is read."""
+    """Reject a directory as wrong usage. Reading the file finds any other mistake."""
     if path is not None and os.path.isdir(path):  # noqa: PTH112  # False, too, where it may not be seen
-        raise click.BadParameter(f"{path} is a directory; name the file itself, such as {path / 'config.toml'}.")
+        raise click.BadParameter(f"{path} is a directory. Name the file, such as {path / 'config.toml'}.")
     return path
 
 
@@ -42,18 +42,23 @@ state_directory = option(
 
 
 def with_config(command: Command) -> Any:
-    """Give *command* the settings of `--config`, as `settings`."""
+    """Pass the settings of `--config` to *command*, as `settings`. All of these commands use HTTP."""
 
     @config
     @wraps(command)
     def with_settings(path: Path | None, **rest: Any) -> Any:
+        from bridge.cli.lean_requests import import_requests  # noqa: PLC0415
+
+        import_requests()
+        from bridge.config.loader import find_config, load  # noqa: PLC0415
+
         return command(settings=load(find_config(path, os.environ), os.environ), **rest)
 
     return with_settings
 
 
 def with_state(command: Command) -> Any:
-    """Give *command* the state directory, from its own option or from the configuration."""
+    """Pass the state directory to *command*, from its own option or from the configuration."""
 
     @config
     @state_directory
@@ -65,4 +70,7 @@ def with_state(command: Command) -> Any:
 
 
 def _directory_of(path: Path | None) -> Path:
-    return directory_of(load(find_config(path, os.environ), os.environ), os.environ)
+    from bridge.config.loader import find_config, load_top  # noqa: PLC0415
+    from bridge.config.loader import state_directory as directory_of  # noqa: PLC0415
+
+    return directory_of(load_top(find_config(path, os.environ), os.environ), os.environ)

@@ -1,11 +1,12 @@
-"""`run`: the agent from start to stop, with what signals ask of it.
+"""`run`: the agent from start to stop, and the reload of its configuration.
 
-SIGTERM, SIGINT and Ctrl-Break stop it in order; SIGHUP reads the configuration again.
+SIGTERM, SIGINT, and Ctrl-Break stop the agent. SIGHUP reloads the configuration. The signals are in
+`bridge.cli.signals`.
 
-The main thread touches no file while the agent runs: on a file server that is gone a look at one does not return, and
-Python handles signals on that thread alone, so that a stop would never be noticed. It waits for the stop and feeds the
-service manager's watchdog. What looks at files, the tasks that are done now and then and a reload, has a thread of its
-own, and the configuration is read on yet another, because a FIFO may never come to its end.
+The main thread touches no file while the agent runs. Python handles signals on this thread, and an access to a file
+server that does not respond never returns, so a stop would have no effect. The main thread waits for the stop and feeds
+the service manager's watchdog. Periodic tasks and reloads have their own thread. The configuration is read on another
+thread, because the end of a FIFO may never come.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import gc
 import logging
 import math
 import os
-import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,8 +22,8 @@ from concurrent.futures import wait as wait_for
 from pathlib import Path
 
 from bridge.agent.agent import Agent
-from bridge.cli.beside import refuse_beside_another
-from bridge.cli.signals import STOP_SIGNALS, SignalEvents
+from bridge.cli.second_agent import refuse_second_agent
+from bridge.cli.signals import RunSignals
 from bridge.config.loader import Settings, find_config, load, state_directory
 from bridge.config.secret_keys import readable_secrets
 from bridge.errors import BridgeError, ConfigurationError
@@ -40,34 +39,29 @@ _TRY_AGAIN_SECONDS = 10.0
 _LONGEST_WAIT_SECONDS = 1.0 if os.name == "nt" else 60.0
 #: What a stop waits for a reload that is under way, which gives up by itself, unless it hangs.
 _LAST_TURN_SECONDS = 1.0
-_BESIDE = (
-    "Look at that one: `status`, with sudo where it is the service's. Or run this one as well, with --beside-another."
+_SECOND_AGENT_ADVICE = (
+    "Use `status` for that agent, with sudo if it is the service's agent. Or start this agent as well, with "
+    "--allow-second-agent."
 )
 
 
-def run_agent(settings: Settings, config: Path | None, *, beside_another: bool = False) -> None:
+def run_agent(settings: Settings, config: Path | None, *, allow_second_agent: bool = False) -> None:
     """Run the agent of *settings*, read from the file *config*, until a signal stops it.
 
-    Raises StateDirectoryError where another agent watches this VM, unless it is to run *beside_another*.
+    Raises StateDirectoryError if another agent watches this VM, unless *allow_second_agent*.
     """
-    stop, reload_wanted, signals = threading.Event(), threading.Event(), SignalEvents()
-    if hasattr(signal, "SIGHUP"):
-        signals.set_on(signal.SIGHUP, reload_wanted)
-    for number in STOP_SIGNALS:
-        # Opening the outbox may wait for a lock, and nothing is there yet that would have to be stopped.
-        signal.signal(number, lambda *_: sys.exit(0))
-    agent = _agent(settings, beside_another=beside_another)
-    if hasattr(signal, "SIGHUP"):
-        signals.set_on(signal.SIGHUP, reload_wanted, agent.turn)
-        if reload_wanted.is_set():  # it came during the start
-            agent.turn.set()
-    for number in STOP_SIGNALS:
-        signals.set_on(number, stop, agent.turn)
+    signals = RunSignals()
+    directory = state_directory(settings, os.environ)
+    if not allow_second_agent:
+        refuse_second_agent(settings, directory, advice=_SECOND_AGENT_ADVICE)
+    agent = Agent(settings, directory)
+    signals.wake(agent.turn)
+    stop = signals.stop
     began_to_stop_at = math.inf
     try:
         agent.start(stop.is_set)
         _spare_what_stays()
-        turning = run_daemon("turns", _turn, agent, config, stop, reload_wanted)
+        turning = run_daemon("turns", _turn, agent, config, stop, signals.reload_wanted)
         agent.feed_watchdog()
         while not stop.wait(min(agent.feed_within_seconds or _LONGEST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS)):
             agent.feed_watchdog()
@@ -76,17 +70,7 @@ def run_agent(settings: Settings, config: Path | None, *, beside_another: bool =
             turning.result()  # raises what ended it
     finally:
         agent.stop(spent_seconds=max(time.monotonic() - began_to_stop_at, 0.0))
-        # The interpreter's own end takes a moment, in which a second signal would read as a crash.
-        for name in ("SIGHUP", *(number.name for number in STOP_SIGNALS)):
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), signal.SIG_IGN)
-
-
-def _agent(settings: Settings, *, beside_another: bool) -> Agent:
-    directory = state_directory(settings, os.environ)
-    if not beside_another:
-        refuse_beside_another(settings, directory, instead=_BESIDE)
-    return Agent(settings, directory)
+        signals.ignore()
 
 
 def _turn(agent: Agent, config: Path | None, stop: threading.Event, reload_wanted: threading.Event) -> None:

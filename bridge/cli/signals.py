@@ -1,42 +1,88 @@
-"""Signals as events: which signals stop a command, and how one sets an event without ever blocking.
+"""The signals of the commands: which signals stop a command, and how `run` receives SIGHUP.
 
-Python runs a handler in the main thread, between any two steps of what that thread does. When it is just inside
-`threading.Event.wait`, it holds the event's lock, and a handler that calls `Event.set` waits for that lock for ever.
-And when the system gives a signal to another thread, as it does with the second of two that come together, nothing
-ends the main thread's wait, so that the handler runs when that is over. So no handler does anything here: the number of
-the signal goes into a pipe the moment it comes (see `signal.set_wakeup_fd`), and a thread that reads it sets the event.
+A Python signal handler runs on the main thread between two steps of this thread. If the main thread is inside
+`threading.Event.wait`, it holds the lock of the event, and a handler that calls `Event.set` waits for the lock forever.
+If the system delivers a signal to another thread, the wait of the main thread does not end, and the handler runs only
+after the wait. Therefore handlers do nothing: `signal.set_wakeup_fd` writes the signal number into a pipe, and a thread
+that reads the pipe sets the events.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 
-#: SIGBREAK is what Ctrl-Break sends on a Windows console.
-STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "SIGBREAK") if hasattr(signal, name))
+_SIGNALS = {number.name: number for number in signal.Signals}
+#: A Windows console sends SIGBREAK for Ctrl-Break.
+STOP_SIGNALS = tuple(_SIGNALS[name] for name in ("SIGTERM", "SIGINT", "SIGBREAK") if name in _SIGNALS)
+_RELOAD = _SIGNALS.get("SIGHUP")
 
-_MOST_AT_ONCE = 256
+_READ_BYTES = 256
 
 
 class SignalEvents:
-    """Sets an event when its signal comes; made in the main thread, where alone handlers can be set."""
+    """Sets events when signals arrive. Create it on the main thread, because only this thread can set handlers."""
 
     def __init__(self) -> None:
         self._events: dict[int, tuple[threading.Event, ...]] = {}
         self._reader, writer = os.pipe()
         if os.name != "nt":
             os.set_blocking(writer, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)  # 64 KiB of numbers that nobody has read
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         threading.Thread(target=self._set_each, name="signals", daemon=True).start()
 
     def set_on(self, number: int, *events: threading.Event) -> None:
-        """Set *events*, in this order, each time the signal *number* comes."""
+        """Set *events*, in this order, each time the signal *number* arrives."""
         self._events[number] = events
         signal.signal(number, lambda *_: None)
 
     def _set_each(self) -> None:
-        while numbers := os.read(self._reader, _MOST_AT_ONCE):
+        while numbers := os.read(self._reader, _READ_BYTES):
             for number in dict.fromkeys(numbers):
                 for event in self._events.get(number, ()):
                     event.set()
+
+
+class RunSignals:
+    """The signals of `run`: a stop signal sets *stop*, and SIGHUP sets *reload_wanted*.
+
+    Until `wake`, a stop signal exits with 0 at once: opening the outbox can wait for a lock, and nothing runs yet.
+    """
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self.reload_wanted = threading.Event()
+        self._events = SignalEvents()
+        if _RELOAD is not None:
+            self._events.set_on(_RELOAD, self.reload_wanted)
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda *_: sys.exit(0))
+
+    def wake(self, turn: threading.Event) -> None:
+        """Set *turn* as well when a signal arrives, and also if a reload is already wanted."""
+        if _RELOAD is not None:
+            self._events.set_on(_RELOAD, self.reload_wanted, turn)
+        if self.reload_wanted.is_set():
+            turn.set()
+        for number in STOP_SIGNALS:
+            self._events.set_on(number, self.stop, turn)
+
+    @staticmethod
+    def ignore() -> None:
+        """Ignore all signals of `run`: during the interpreter's exit, a second signal would look like a crash."""
+        for number in (_RELOAD, *STOP_SIGNALS):
+            if number is not None:
+                signal.signal(number, signal.SIG_IGN)
+
+
+def exit_on_stop_while_importing() -> None:
+    """Exit with 0 on a stop signal while modules are imported, and ignore SIGHUP.
+
+    A service manager reports any other exit of a service that it stops as a failure.
+    """
+    for number in STOP_SIGNALS:
+        signal.signal(number, lambda *_: os._exit(0))
+    if _RELOAD is not None:
+        signal.signal(_RELOAD, lambda *_: None)

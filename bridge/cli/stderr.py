@@ -1,4 +1,4 @@
-"""What a command says on standard error: a sentence a line, on a terminal in lines of its width."""
+"""Messages of commands on standard error: one sentence per line, wrapped to the width of a terminal."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def complain_of_mistakes(error: ConfigurationError, *, code: int) -> int:
     if is_terminal(sys.stderr) and error.file is not None and str(error.file) not in error.mistakes[0]:
         title = f"{counted(len(error.mistakes), 'mistake')} in {escaped(str(error.file))}:"
         click.echo(styled(title, bold=True, colour="bright_red", to=sys.stderr), err=True)
-    return complain(*error.mistakes, *error.remarks, code=code)
+    return complain(*error.mistakes, code=code)
 
 
 def complain_of_usage(error: click.ClickException) -> int:

@@ -1,5 +1,5 @@
-"""The configuration file: TOML in, frozen settings out, every mistake at once.
+"""The configuration file: TOML in, frozen settings out, all mistakes at once.
 
-Public: `loader` (load, find_config, state_directory), `settings`, `approval`, `sinks` (installed, sink_class),
-`trusted_keys`.
+Public: `loader` (load, load_top, find_config, state_directory), `settings`, `approval`, `trusted_keys`, `reference`,
+`json_schema`, `secret_keys`, `masking`, and `mistakes` and `toml` for other TOML files and requests.
 """

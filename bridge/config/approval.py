@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -23,7 +22,6 @@ from bridge.config.trusted_keys import TrustedKey, key_mistakes
 from bridge.events.event import check_event_source, check_event_type
 from bridge.http.failures import is_loopback
 from bridge.http.tls_files import tls_file_problems
-from bridge.system.access_tokens import check_scope
 
 _LONGEST_SECONDS = 315_360_000
 _LONGEST_COMMAND_SECONDS = 86_400
@@ -42,6 +40,12 @@ def _portal_url(value: str) -> None:
         raise ValueError(wanted)
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise ValueError(wanted, " Plain http goes to a loopback address only: anybody on the way could withhold.")
+
+
+def _scope(value: str) -> None:
+    from bridge.system.access_tokens import check_scope  # noqa: PLC0415  # imports requests
+
+    check_scope(value)
 
 
 def _command_mistakes(command: tuple[str, ...] | None) -> Iterator[str]:
@@ -128,7 +132,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """An environment variable with that token."""
     credential: Literal["attested"] | None = None
     """Instead: attested, a token that the portal gives for the document in which Azure says which VM this is."""
-    entra_scope: Annotated[str, Check(check_scope)] | None = None
+    entra_scope: Annotated[str, Check(_scope)] | None = None
     """Instead: ask Entra ID for a token of this scope, as this VM's managed identity."""
     client_cert_file: _Text | None = None
     """Instead: a PEM file with the client certificate, and its key unless client_key_file is set."""
@@ -207,37 +211,32 @@ class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
         return () if self.remote is None else self.remote.trusted_keys()
 
 
-def read_approval(
-    table: object, mistakes: Problems, elsewhere: Mapping[str, str] = MappingProxyType({})
-) -> ApprovalSettings | None:
-    """Return the settings of the ``[approval]`` *table*; what is wrong with it is then in *mistakes*.
+def read_approval(table: object, mistakes: Problems) -> ApprovalSettings | None:
+    """Return the settings of the ``[approval]`` *table*, or None after adding its mistakes to *mistakes*.
 
-    The files of certificates are read here, so that one that cannot be used is found before it is needed.
+    This also reads the certificate files, so that an unusable certificate is found before it is needed.
     """
     before = len(mistakes)
-    settings = convert(table, ApprovalSettings, "approval", mistakes, elsewhere=elsewhere)
+    settings = convert(table, ApprovalSettings, "approval", mistakes)
     if isinstance(table, Mapping):
         _names(table.get("rules"), mistakes)
     if settings is not None and settings.remote is not None:
         for sentence in key_mistakes(settings.remote.trusted_keys()):
             mistakes.quote("approval.remote.keys", sentence)
-        _files(settings.remote, mistakes)
+        remote = settings.remote
+        found = tls_file_problems(
+            ca_file=remote.ca_file, client_cert_file=remote.client_cert_file, client_key_file=remote.client_key_file
+        )
+        for key, sentence in found:
+            mistakes.quote(f"approval.remote.{key}", sentence)
     return settings if len(mistakes) == before else None
 
 
-def _files(remote: RemoteSettings, mistakes: Problems) -> None:
-    found = tls_file_problems(
-        ca_file=remote.ca_file, client_cert_file=remote.client_cert_file, client_key_file=remote.client_key_file
-    )
-    for key, sentence in found:
-        mistakes.quote(f"approval.remote.{key}", sentence)
-
-
 def _names(rules: Any, mistakes: Problems) -> None:
-    """Find two rules of one name, also among rules that have other mistakes."""
+    """Add a mistake for each duplicate name, also of rules that have other mistakes."""
     seen: dict[str, str] = {}
     for number, rule in enumerate(rules if isinstance(rules, list | tuple) else ()):
         name = rule.get("name") if isinstance(rule, Mapping) else None
         path = f"approval.rules[{number}]"
         if isinstance(name, str) and seen.setdefault(name, path) != path:
-            mistakes.quote(path, f"{seen[name]} is called {name!r} too. Give every rule a name of its own.")
+            mistakes.quote(path, f"{seen[name]} has the same name, {name!r}. Give each rule a unique name.")

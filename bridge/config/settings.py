@@ -1,7 +1,8 @@
 """The settings of the agent: frozen values with their defaults, and the rule for each.
 
-The text under a field is the reference of that setting, with its unit; `documented` hands it to tests and to help.
+The text under a field is the reference of that setting, with its unit; `documented` returns it for help and tests.
 `bridge.sink.SinkConfig` holds the keys that every ``[[sinks]]`` table has. `bridge.config.loader` reads the file.
+Importing this module does not import requests: commands such as `status` need only the settings of the agent.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,7 +21,9 @@ from msgspec import Meta
 from bridge.config.approval import ApprovalSettings
 from bridge.config.toml import Check
 from bridge.events.event import VmIdentity
-from bridge.sink import Sink, SinkConfig
+
+if TYPE_CHECKING:
+    from bridge.sink import Sink, SinkConfig
 
 #: The versions of the Scheduled Events service that Microsoft lists (the page "Azure Metadata Service: Scheduled
 #: Events for Linux VMs"); a later one is passed on as it is.
@@ -86,6 +89,7 @@ _DurationOrZero = Annotated[float, Meta(ge=0, le=LONGEST_SECONDS)]
 # 0.2: the metadata service answers five requests a second a VM, for all processes on it together
 _PollInterval = Annotated[float, Meta(ge=0.2, le=LONGEST_SECONDS)]
 _Bytes = Annotated[int, Meta(ge=1_048_576, le=2**60)]
+_PendingBytes = Annotated[int, Meta(ge=65_536, le=2**60)]
 _Text = Annotated[str, Meta(min_length=1)]
 
 
@@ -140,6 +144,10 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: _Bytes = 268_435_456
     """The most bytes that the outbox may take: at least 1 MiB, by default 256 MiB; a smaller volume bounds it further.
     """
+    max_pending_bytes: _PendingBytes = 33_554_432
+    """Limits the pending and parked bodies held in memory, in bytes: at least 64 KiB, by default 32 MiB. A body counts
+    once, also if several sinks need it. At the limit, the agent removes parked records, and then the oldest pending
+    records, with urgent records last."""
     keep_delivered_seconds: _DurationOrZero = 604_800.0
     """How many seconds delivered records stay readable by `events`, by default 7 days."""
 

@@ -1,12 +1,11 @@
-"""The ``[[sinks]]`` tables of the file: which class each asks for, and its Config checked.
+"""The ``[[sinks]]`` tables of the file: the class of each type, and its checked Config.
 
-A sink author declares fields and, where fields depend on one another, a ``__post_init__``; the rules for the keys
-that every table has stand here, once. A filter that could never match is refused: the sink would stay silent.
+A sink author declares fields and, if fields depend on each other, a ``__post_init__``. The rules for the keys of every
+sink are in this module. A filter that can never match is a mistake, because the sink would never send anything.
 
-The project's own sinks and anybody else's come by the same road, an entry point of the group
-``scheduled_events_bridge.sinks``; ``module:Class`` does without packaging. Listing what is installed imports nothing,
-and only the type that was asked for is imported: a sink that is not configured costs no memory, and its missing SDK
-harms nothing.
+The project's own sinks and third-party sinks load through the same mechanism: an entry point of the group
+``scheduled_events_bridge.sinks``, or ``module:Class`` without packaging. Listing the installed types imports nothing,
+and only configured types are imported, so an unused sink needs no memory and no SDK.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Annotated, Any, cast
 
 import msgspec
 from msgspec import Meta
 
+from bridge.config.masking import shown
 from bridge.config.mistakes import Problems, join
-from bridge.config.quoting import quotable
 from bridge.config.settings import LONGEST_SECONDS, SinkSettings
 from bridge.config.toml import Check, check_name, convert
 from bridge.errors import ConfigurationError, UnknownSinkType
@@ -32,7 +31,7 @@ from bridge.text import nearest
 
 GROUP = "scheduled_events_bridge.sinks"
 
-#: Packages that an extra of this distribution brings, so that a missing one is named with its cure.
+#: Package -> the extra of this distribution that installs it.
 EXTRAS = {"apprise": "apprise", "jinja2": "template", "aiohttp": "websocket"}
 
 DEFAULT_SINKS: tuple[Mapping[str, Any], ...] = ({"type": "stdout"},)
@@ -55,16 +54,13 @@ _RULES: dict[str, Any] = {
     "max_age_seconds": Annotated[float, Meta(gt=0, le=LONGEST_SECONDS)] | None,
 }
 
-#: A mistake in one of these hides none of the sink's own: no other key depends on it.
-_APART = frozenset(_RULES) - {"name"}
-
 
 def read_sinks(
-    tables: object, mistakes: Problems, elsewhere: Mapping[str, str], *, labels: Mapping[str, str] | None = None
+    tables: object, mistakes: Problems, *, labels: Mapping[str, str] | None = None
 ) -> tuple[SinkSettings, ...]:
-    """Return the sinks of *tables*; what is wrong with them is then in *mistakes*.
+    """Return the sinks of *tables* and add their mistakes to *mistakes*.
 
-    *labels* are what every record gets, None while that is unknown.
+    *labels* are the labels of every record, or None if the labels have mistakes.
     """
     if not isinstance(tables, list | tuple):
         mistakes.wrong("sinks", tables, "a list of tables. Write each with two pairs of brackets: [[sinks]]")
@@ -74,17 +70,20 @@ def read_sinks(
     for number, table in enumerate(tables or DEFAULT_SINKS):
         path = f"sinks[{number}]"
         if not isinstance(table, Mapping):
-            mistakes.wrong(path, table, "a table. Write it as [[sinks]] and its keys below")
+            mistakes.wrong(path, table, "a table. Write it as [[sinks]], followed by its keys")
             continue
-        name = _called(table)
-        mistakes.whose = f"sink {_label(table, name)}" if name else ""
-        if name and names.setdefault(name, path) != path:
-            mistakes.quote(path, f'{names[name]} has the same name. Give one of them another, with name = "...".')
-        sink = _sink(table, name, path, mistakes, elsewhere)
-        if sink is not None and labels is not None:
-            _check_labels(sink, labels, path, mistakes)
+        given = table.get("name", table.get("type"))
+        if isinstance(given, str) and given:
+            mistakes.whose = f"sink {shown('name', given)}"
+            first = names.setdefault(_default_name(given), path)
+            if first != path:
+                mistakes.quote(path, f'{first} has the same name. Give each sink a unique name, with name = "...".')
+        sink = _sink(table, path, mistakes)
+        if sink is not None:
+            found.append(sink)
+            if labels is not None:
+                _check_labels(sink, labels, path, mistakes)
         mistakes.whose = ""
-        found += [sink] if sink else []
     return tuple(found)
 
 
@@ -95,114 +94,81 @@ def _check_labels(sink: SinkSettings, labels: Mapping[str, str], path: str, mist
         mistakes.quote(path, str(error))
 
 
-def _called(table: Mapping[str, Any]) -> str:
-    """Return the sink's name; for one without, its type with the colon of ``module:Class`` made a dot."""
-    name = table.get("name", table.get("type"))
-    return name if "name" in table and isinstance(name, str) else _plain(name)
-
-
-def _label(table: Mapping[str, Any], name: str) -> str:
-    """Return *name* as a message may show it; a URL that stands for the type is no URL any more in its name."""
-    given = str(table.get("name", table.get("type")))
-    return quotable("name", given if "://" in given else name)
-
-
-def _plain(type_name: object) -> str:
+def _default_name(type_name: object) -> str:
+    """Return the default name of a sink: its type, with a dot instead of the colon of ``module:Class``."""
     return type_name.replace(":", ".") if isinstance(type_name, str) else ""
 
 
-def _sink(
-    table: Mapping[str, Any], name: str, path: str, mistakes: Problems, elsewhere: Mapping[str, str]
-) -> SinkSettings | None:
-    cls = _class(table.get("type"), path, mistakes)
-    if cls is None:
-        return None
-    keys = {key: value for key, value in table.items() if key != "type"}
-    keys.setdefault("name", name)
-    config = convert(
-        keys, cls.Config, path, mistakes, stricter=base_rules(cls.Config), elsewhere=elsewhere, apart=_APART
-    )
-    return SinkSettings(type_name=table["type"], sink_class=cls, config=config) if config is not None else None
-
-
-def _class(type_name: object, path: str, mistakes: Problems) -> type[Sink] | None:
-    where = join(path, "type")
+def _sink(table: Mapping[str, Any], path: str, mistakes: Problems) -> SinkSettings | None:
+    type_name = table.get("type")
     if not isinstance(type_name, str):
-        known = ", ".join(installed())
-        if type_name is None:
-            mistakes.add(where, f"is missing. Installed: {known}.")
-        else:
-            mistakes.wrong(where, type_name, f"text, one of {known}")
+        wanted = f"It must be one of {', '.join(installed())}, or module:Class."
+        mistakes.quote(join(path, "type"), f"The type is missing or not text. {wanted}")
         return None
     try:
-        return sink_class(type_name)
+        cls = sink_class(type_name)
     except ConfigurationError as exc:
-        mistakes.quote(where, str(exc))
+        mistakes.quote(join(path, "type"), str(exc))
         return None
+    keys = {"name": _default_name(type_name)} | {key: value for key, value in table.items() if key != "type"}
+    config = convert(keys, cls.Config, path, mistakes, stricter=base_rules(cls.Config))
+    return None if config is None else SinkSettings(type_name=type_name, sink_class=cls, config=config)
 
 
 def base_rules(config: type[SinkConfig]) -> dict[str, Any]:
-    """Return the rules for the base keys, but for those whose type the sink has narrowed itself."""
+    """Return the rules for the base keys, except for keys whose type *config* redefines."""
     base = {field.name: field.type for field in msgspec.structs.fields(SinkConfig)}
     own = {field.name: field.type for field in msgspec.structs.fields(config)}
     return {name: rule for name, rule in _RULES.items() if own[name] == base[name]}
 
 
 def installed() -> tuple[str, ...]:
-    """Return the names of the installed sink types, sorted, without importing any of them."""
+    """Return the names of the installed sink types, sorted, without importing them."""
     return tuple(sorted({entry.name for entry in entry_points(group=GROUP)}))
 
 
 def sink_class(type_name: str) -> type[Sink]:
-    """Return the class behind *type_name*, an installed type or ``module:Class``.
+    """Return the class of *type_name*, an installed type or ``module:Class``.
 
-    Raises UnknownSinkType when there is no such type, module or class, and ConfigurationError when there is, but it
-    cannot be imported or is no sink.
+    Raises UnknownSinkType if the type, module, or class does not exist, and ConfigurationError if it cannot be imported
+    or is not a sink.
     """
-    target = type_name if ":" in type_name else _target(type_name)
-    return _checked(type_name, _attribute(type_name, target))
+    found = _attribute(type_name, type_name if ":" in type_name else _target(type_name))
+    if not (isinstance(found, type) and issubclass(found, Sink)):
+        raise ConfigurationError(
+            f"Sink type {type_name!r} is {found!r}, which is not a subclass of bridge.sink.Sink. "
+            "Name a class that derives from it."
+        )
+    config = cast("object", found.Config)
+    if not (isinstance(config, type) and issubclass(config, SinkConfig)):
+        raise ConfigurationError(
+            f"Sink type {type_name!r}: its Config is {config!r}. Make it a frozen subclass of bridge.sink.SinkConfig."
+        )
+    return found
 
 
 def _target(type_name: str) -> str:
-    """Return the ``module:Class`` that the entry point called *type_name* stands for."""
-    entries = {_without_extras(entry): entry for entry in entry_points(group=GROUP) if entry.name == type_name}
-    if not entries:
-        raise UnknownSinkType(_unknown(type_name))
-    if len(entries) > 1:
-        raise ConfigurationError(
-            f"More than one installed package provides the sink type {type_name!r}: {', '.join(sorted(entries))}. "
-            "Write the one you mean in place of the name, or uninstall the other."
+    """Return the ``module:Class`` of the entry point called *type_name*."""
+    targets = {f"{each.module}:{each.attr}" for each in entry_points(group=GROUP) if each.name == type_name}
+    if not targets:
+        names = installed()
+        listed = ", ".join(names) or "none (install scheduled-events-bridge as a package)"
+        raise UnknownSinkType(
+            f"No sink type is called {shown('type', type_name)}.{nearest(type_name, names)} Installed: {listed}."
         )
-    return next(iter(entries))
-
-
-def _without_extras(entry: EntryPoint) -> str:
-    return f"{entry.module}:{entry.attr}"
-
-
-def _unknown(type_name: str) -> str:
-    names = installed()
-    listed = ", ".join(names) or "none (is scheduled-events-bridge installed, or only copied?)"
-    hint = _recipe_hint(type_name) or nearest(type_name, names)
-    return f"No sink type is called {quotable('type', type_name)}.{hint} Installed: {listed}."
-
-
-def _recipe_hint(name: str) -> str:
-    """Return which type serves the destination *name*, such as slack, when there is a recipe for it."""
-    from importlib import resources  # noqa: PLC0415  # only a file that is wrong pays for it
-
-    for file in resources.files("bridge.config.recipes").iterdir():
-        type_name, _, destination = file.name.removesuffix(".toml").partition("-")
-        if destination == name.lower():
-            return f' For it take type = "{type_name}"; `init --sink {type_name}:{destination}` writes such a table.'
-    return ""
+    if len(targets) > 1:
+        raise ConfigurationError(
+            f"More than one installed package provides the sink type {type_name!r}: {', '.join(sorted(targets))}. "
+            "Write one of these instead of the name, or uninstall the other package."
+        )
+    return targets.pop()
 
 
 def _attribute(type_name: str, target: str) -> object:
     module_name, _, path = target.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
         raise UnknownSinkType(
-            f"{quotable('type', type_name)} is no sink type. Write the name of an installed one "
+            f"{shown('type', type_name)} is not a sink type. Write the name of an installed type "
             f"({', '.join(installed())}), or 'module:Class', for example 'acme.sinks:PagerSink'."
         )
     found: object = _module(type_name, module_name)
@@ -219,37 +185,23 @@ def _module(type_name: str, module_name: str) -> object:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as exc:
         raise _missing(type_name, module_name, exc.name or module_name) from exc
-    except Exception as exc:  # a stranger's module may raise anything while it is imported
+    except Exception as exc:  # a third-party module can raise anything during its import
         raise ConfigurationError(
             f"Sink type {type_name!r} cannot be used: importing {module_name!r} failed with "
-            f"{type(exc).__name__}: {exc}. Mend that module, or take the sink out of the configuration."
+            f"{type(exc).__name__}: {exc}. Correct that module, or remove the sink from the configuration."
         ) from exc
 
 
 def _missing(type_name: str, module_name: str, missing: str) -> ConfigurationError:
-    """Return the sentence for a module that is not there: the sink's own, or one that it needs."""
+    """Return the error for a *missing* module: the module of the sink, or one of its dependencies."""
     if module_name == missing or module_name.startswith(f"{missing}."):
         return UnknownSinkType(
-            f"Sink type {type_name!r}: there is no module {missing!r}. "
-            f"Install the package that brings it into {sys.prefix}, or put its folder on PYTHONPATH."
+            f"Sink type {type_name!r}: the module {missing!r} does not exist. "
+            f"Install its package into {sys.prefix}, or add its directory to PYTHONPATH."
         )
     package = missing.partition(".")[0]
     extra = EXTRAS.get(package)
-    how = how_to_install(extra) if extra else f"Install the package that brings {package!r} into {sys.prefix}"
+    how = how_to_install(extra) if extra else f"Install the package that provides {package!r} into {sys.prefix}"
     return ConfigurationError(
         f"Sink type {type_name!r} needs the Python package {package!r}, which is not installed. {how}."
     )
-
-
-def _checked(type_name: str, found: object) -> type[Sink]:
-    if not (isinstance(found, type) and issubclass(found, Sink)):
-        raise ConfigurationError(
-            f"Sink type {type_name!r} is {found!r}, which is no subclass of bridge.sink.Sink. "
-            "Name a class that derives from it."
-        )
-    config = cast("object", found.Config)
-    if not (isinstance(config, type) and issubclass(config, SinkConfig)):
-        raise ConfigurationError(
-            f"Sink type {type_name!r}: its Config is {config!r}. Make it a frozen subclass of bridge.sink.SinkConfig."
-        )
-    return found

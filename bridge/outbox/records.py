@@ -40,10 +40,10 @@ _BY_STATUS = {"Scheduled": Transition.SCHEDULED, "Started": Transition.STARTED}
 class Router(Protocol):
     """Selects the sinks of a record."""
 
-    def __call__(self, record: TransitionRecord, vm_name: str | None) -> Iterable[str]:
+    def __call__(self, record: TransitionRecord, vm_name: str | None, /) -> Iterable[str]:
         """Return the sinks that receive *record*."""
 
-    def if_told(self, record: TransitionRecord, vm_name: str | None) -> Iterable[str]:
+    def if_told(self, record: TransitionRecord, vm_name: str | None, /) -> Iterable[str]:
         """Return the sinks that receive *record* only because they received an earlier record of its event."""
 
 

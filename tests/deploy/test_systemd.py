@@ -215,7 +215,7 @@ def test_example_of_a_credential_names_the_path_that_systemd_gives_it(deploy):
 def test_installed_command_accepts_the_installed_configuration(tree):
     done = tree.run("check-config", "--config", tree.config)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("The configuration is right.")
+    assert done.stdout.startswith("The configuration is valid.")
 
 
 def test_every_example_in_the_configuration_is_right_once_it_is_taken_in(tree, tmp_path):
@@ -225,7 +225,7 @@ def test_every_example_in_the_configuration_is_right_once_it_is_taken_in(tree, t
     done = tree.run("check-config", "--config", tmp_path / "config.toml")
     # 1: the secret is not on this machine; 78 would be a wrong configuration
     assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stdout.count("\nWrong: ") == 1
+    assert done.stdout.count("\nProblem: ") == 1
     assert "webhook-secret" in done.stdout
 
 

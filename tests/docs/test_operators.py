@@ -13,8 +13,8 @@ import pytest
 from answering import answering
 from outbox_kit import OutboxKit
 
-from bridge.cli import commands
 from bridge.config.loader import read
+from bridge.exit_codes import ExitCode
 from bridge.metrics.metrics import PREFIX, Metrics, OutboxReading
 from bridge.outbox.deliveries import OutboxTotals
 from bridge.outbox.rows import SinkRow
@@ -114,7 +114,7 @@ def test_every_exit_code_is_dealt_with_and_no_other():
     of_run = {row[0] for row in doc_pages.table(readme, "exit code")} - {"130"}
     here = {row[0] for row in doc_pages.table(PAGE, "exit code")}
     assert here == of_run
-    assert {str(code.value) for code in commands.ExitCode} - {"130"} == here
+    assert {str(code.value) for code in ExitCode} - {"130"} == here
 
 
 def test_everything_in_the_directory_is_presented():

@@ -22,6 +22,7 @@ from bridge.config.loader import documented, read
 from bridge.config.reference import tables
 from bridge.config.settings import TopSettings
 from bridge.events.record import Evidence, Transition
+from bridge.exit_codes import ExitCode
 from bridge.sink import SinkConfig
 from bridge.testing.records import sample_event
 
@@ -183,7 +184,7 @@ def test_every_option_of_a_command_is_documented(name):
 def test_every_exit_code_is_documented_and_no_other():
     rows = _rows(_section("Commands").partition("| exit code |")[2])
     documented_codes = {int(row[0]) for row in rows if row[0].isdecimal()}
-    assert documented_codes == set(commands.ExitCode)
+    assert documented_codes == set(ExitCode)
 
 
 def test_every_transition_and_every_evidence_is_explained():

@@ -181,8 +181,8 @@ def test_an_event_that_is_scheduled_for_nobody_cannot_be_approved(decide):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--vm-id", vm(0).vm_id), "--all and --vm-id both say whom it is for."),
-        (("--token-file", "token"), "say how to reach the portal of --to, and there is none."),
+        (("--vm-id", vm(0).vm_id), "Use either --all or --vm-id, not both."),
+        (("--token-file", "token"), "--token-file and --ca-file need --to."),
         (("--to", "http://portal.invalid"), "Plain http goes to a loopback address only"),
     ],
 )

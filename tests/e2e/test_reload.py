@@ -245,14 +245,14 @@ def _directory(path):
 
 
 WRONG = {
-    "syntax": (lambda path: path.write_text("[imds\n"), ["no valid TOML at line 1"]),
-    "cut off": (lambda path: path.write_text(path.read_text()[:-30]), ["no valid TOML at line"]),
+    "syntax": (lambda path: path.write_text("[imds\n"), ["is not valid TOML"]),
+    "cut off": (lambda path: path.write_text(path.read_text()[:-30]), ["is not valid TOML"]),
     "unknown key": (lambda path: path.write_text(path.read_text() + "tyme = 1\n"), ["tyme"]),
     "three mistakes": (
         lambda path: path.write_text('[imds]\ntimeout_seconds = "5"\n[lables]\n[[sinks]]\ntype = "stdot"\n'),
         ["imds.timeout_seconds", "lables", "stdot"],
     ),
-    "no UTF-8": (lambda path: path.write_bytes(b"\xff\xfe"), ["no UTF-8"]),
+    "no UTF-8": (lambda path: path.write_bytes(b"\xff\xfe"), ["not UTF-8"]),
     "missing": (Path.unlink, ["does not exist"]),
     "unreadable": (_of_another_user, ["cannot be read"]),
     "empty": (lambda path: path.write_text(""), ["empty"]),

@@ -117,12 +117,12 @@ def test_mistakes_that_are_piped_are_a_line_each_and_nothing_else(agent):
 
 
 def test_warnings_and_faults_are_in_no_colour_that_is_pale_on_a_light_or_a_dark_ground(agent, terminal):
-    agent.configure("http://127.0.0.1:9", '[[sinks]]\ntype = "webhook"\nurl = "https://x.example/"\nscope = "all"\n')
+    agent.configure("http://127.0.0.1:9", '[[sinks]]\ntype = "webhook"\nurl = "https://x.example/?token=x4711x4711"\n')
     shown = terminal("check-config", "-c", agent.config).read_until(lambda _: False)
-    assert "\x1b[1mWarning:\x1b[0m Sink webhook: scope" in shown
+    assert "\x1b[1mWarning:\x1b[0m Sink webhook: url" in shown
     agent.config.write_text(agent.config.read_text() + 'secret_file = "/nowhere/secret"\n')
     shown += terminal("check-config", "-c", agent.config).read_until(lambda _: False)
-    assert "\x1b[91mWrong: Sink webhook" in shown
+    assert "\x1b[91mProblem: Sink webhook" in shown
     assert not _PALE.search(shown)
 
 

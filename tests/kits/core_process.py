@@ -107,9 +107,7 @@ class _Child:
     def append(self, events: list[list[str]]) -> None:
         for event_id, transition in events:
             status = "Started" if transition == "started" else "Scheduled"
-            self._kit.commit(
-                self._outbox, self._kit.event(event_id, status=status), transition=transition, save=False
-            )
+            self._kit.commit(self._outbox, self._kit.event(event_id, status=status), transition=transition, save=False)
 
     def settle(self, sink: str, sequences: list[int], state: str | None) -> None:
         self._kit.settle(self._outbox, sink, *sequences, state=state)

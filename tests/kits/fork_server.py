@@ -34,7 +34,7 @@ _READ_AT_START = ("PYTHON", "LC_", "LANG", "TZ")
 _IMPORTED = (
     "bridge.cli.commands",
     "bridge.cli.approve",
-    "bridge.cli.check",
+    "bridge.cli.check_config.report",
     "bridge.cli.decide",
     "bridge.cli.events",
     "bridge.cli.outbox",

@@ -68,7 +68,7 @@ def agents(request, tmp_path, portal, azure, pair):
         log = (tmp_path / f"{vm}.log").open("w", encoding="utf-8")
         processes.append(
             subprocess.Popen(
-                [sys.executable, "-m", "bridge", "run", "--config", str(config), "--beside-another"],
+                [sys.executable, "-m", "bridge", "run", "--config", str(config), "--allow-second-agent"],
                 env=agent_env,
                 stderr=log,
             )

@@ -55,7 +55,7 @@ cp "$config" /run/good.toml
 fact reload "$(status_of systemctl reload "$name")"
 sed -i '1i pol_interval = 1' "$config"
 fact reload_of_a_wrong_file "$(status_of systemctl reload "$name")"
-fact wrong_file_is_named "$(within 5 said 'pol_interval is no known key')"
+fact wrong_file_is_named "$(within 5 said 'Unknown key `pol_interval`')"
 fact active_after_a_wrong_file "$(systemctl is-active "$name")"
 
 mkdir -p "$drop_ins"
@@ -118,7 +118,7 @@ fact tried_otlp "$(within 20 owed otlp refused)"
 fact tried_eventhubs "$(within 20 owed eventhubs '"error": ?"')"
 $name outbox list --json >&2
 fact reload_with_credentials "$(status_of systemctl reload "$name")"
-fact check_at_a_reload_reads_credentials "$(said 'Wrong: ' && echo no || echo yes)"
+fact check_at_a_reload_reads_credentials "$(said 'Problem: ' && echo no || echo yes)"
 
 cp /run/driver/command-sink.conf "$drop_ins/"
 fact start_with_the_drop_in_for_commands "$(status_of apply)"

@@ -28,7 +28,9 @@ def main(path: Path, poll_interval_seconds: float) -> None:
     command: Any = commands.run
     with click.Context(command, info_name="run") as context:
         context.params["path"] = path
-        inspect.unwrap(command.callback)(settings=settings, log_format="json", log_level="info", beside_another=False)
+        inspect.unwrap(command.callback)(
+            settings=settings, log_format="json", log_level="info", allow_second_agent=False
+        )
 
 
 if __name__ == "__main__":

@@ -298,7 +298,7 @@ def test_package_that_went_missing_needs_a_person(
         ("", "set one of urls_file and urls_env"),
         ('urls_env = "A"\nurls_file = "b"', "set one of urls_file and urls_env"),
         ('urls_env = "A"\nmax_batch = 5', "Apprise sends one record at a time"),
-        ('urls = "slack://hunter2"', "urls (sink 'apprise') is no known key"),
+        ('urls = "slack://hunter2"', "Unknown key `sinks[0].urls` (sink 'apprise')"),
     ],
 )
 def test_wrong_configuration_is_said(tmp_path: Path, table: str, said: str) -> None:

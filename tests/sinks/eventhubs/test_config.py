@@ -20,7 +20,7 @@ IDENTITY: dict[str, Any] = {"fully_qualified_namespace": "ns.servicebus.windows.
 
 def mistakes(**keys: Any) -> str:
     found = Problems()
-    read_sinks([{"type": "eventhubs", **keys}], found, {})
+    read_sinks([{"type": "eventhubs", **keys}], found)
     return "\n".join(found.sentences)
 
 

@@ -82,7 +82,12 @@ def test_help_of_a_command_shows_its_examples_and_fits_eighty_columns(path):
 
 @pytest.mark.parametrize(
     ("words", "found"),
-    [(("",), "check-config"), (("sta",), "status"), (("outbox", "re"), "retry"), (("run", "--be"), "--beside-another")],
+    [
+        (("",), "check-config"),
+        (("sta",), "status"),
+        (("outbox", "re"), "retry"),
+        (("run", "--a"), "--allow-second-agent"),
+    ],
 )
 def test_shell_completes_commands_and_options(words, found):
     env = {"COMP_WORDS": " ".join(["scheduled-events-bridge", *words]), "COMP_CWORD": str(len(words))}

@@ -1,30 +1,37 @@
-"""The command line carries no guesser of character sets; whoever uses the package as a library keeps it."""
+"""Commands import requests only if they use HTTP, and then without its character set detection."""
 
 import subprocess
 import sys
 
-GUESSERS = "{'chardet', 'charset_normalizer'} & set(sys.modules)"
+DETECTION = "{'chardet', 'charset_normalizer'} & set(sys.modules)"
 
 
 def run(code):
     return subprocess.run([sys.executable, "-W", "error", "-c", code], check=False, capture_output=True, text=True)
 
 
-def test_command_line_is_imported_without_it_and_without_a_warning():
+def test_help_imports_neither_requests_nor_prometheus_client():
     done = run(
-        f"import sys, bridge.cli.commands; print({GUESSERS});"
-        "import requests; print(requests.Response().apparent_encoding)"
+        "import sys; from bridge.cli.commands import commands; commands.main(['--help'], standalone_mode=False);"
+        "print({'requests', 'prometheus_client', 'msgspec', 'ssl'} & set(sys.modules))"
     )
-    assert (done.stdout, done.stderr) == ("set()\nutf-8\n", "")
+    assert (done.stdout.splitlines()[-1], done.stderr) == ("set()", "")
 
 
-def test_whoever_wants_it_later_gets_it():
+def test_command_with_http_imports_requests_without_character_set_detection_and_without_a_warning(tmp_path):
+    config = tmp_path / "config.toml"
+    config.touch()
     done = run(
-        "import bridge.cli.commands, charset_normalizer; print(charset_normalizer.from_bytes(b'a').best().encoding)"
+        "import click, sys; from bridge.cli.commands import commands\n"
+        f"try: commands.main(['send-test', '--config', {str(config)!r}, 'no-such-sink'], standalone_mode=False)\n"
+        "except click.UsageError: pass\n"
+        f"print('requests' in sys.modules, {DETECTION})\n"
+        "import requests; print(requests.Response().apparent_encoding)\n"
+        "import charset_normalizer; print(charset_normalizer.from_bytes(b'a').best().encoding)"
     )
-    assert (done.stdout, done.stderr) == ("ascii\n", "")
+    assert (done.stdout, done.stderr) == ("True set()\nutf-8\nascii\n", "")
 
 
-def test_library_leaves_requests_as_it_is_installed():
-    done = run(f"import sys, bridge.sink, requests; print(bool({GUESSERS}))")
+def test_library_leaves_requests_as_installed():
+    done = run(f"import sys, bridge.sink, requests; print(bool({DETECTION}))")
     assert (done.stdout, done.stderr) == ("True\n", "")

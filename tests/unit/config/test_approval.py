@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from bridge.approval.signing import generate_key
-from bridge.cli.check import describe_approval
+from bridge.cli.check_config.report import describe_approval
 from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
 from bridge.config.loader import read
 from bridge.config.trusted_keys import TrustedKey, unusable_keys
@@ -120,10 +120,10 @@ def test_portal_is_read_with_its_keys(keys):
         ("[approval]\nleader_fallback_seconds = 0", "must be a number above 0"),
         ("[approval.rules]\nname = 'x'", "approval.rules is a table, but must be a list"),
         (_rule(name=""), "approval.rules[0].name is '', but must be 1 to 64 characters"),
-        (_rule(name="a b"), "approval.rules[0].name is 'a b'"),
+        (_rule(name="a b"), "approval.rules[0].name is 'a...'"),
         (_rule(action="aprove"), "Did you mean 'approve'?"),
         ("[[approval.rules]]\nname = 'x'", "approval.rules[0].action is missing."),
-        (_rule() + _rule(name="s") + _rule(), "approval.rules[2]: approval.rules[0] is called 'r' too."),
+        (_rule() + _rule(name="s") + _rule(), "approval.rules[2]: approval.rules[0] has the same name, 'r'."),
         (_rule("event_types = []"), "approval.rules[0].event_types is an empty list"),
         (_rule('event_types = ["freeze"]'), "must be spelt 'Freeze', as Azure spells it."),
         (_rule('event_sources = ["user"]'), "must be spelt 'User', as Azure spells it."),
@@ -157,7 +157,7 @@ def test_mistake_in_a_rule_is_said(text, sentence):
         ('client_key_file = "CERT"', "client_key_file needs client_cert_file beside it."),
         ('ca_file = "/nowhere/ca.pem"', "approval.remote.ca_file: The file /nowhere/ca.pem does not exist."),
         ('entra_scope = "two scopes"', "but must be one scope"),
-        ('token = "hunter2"', "write token_file or token_env instead."),
+        ('token = "hunter2"', "use token_file or token_env instead."),
         ("wait_seconds = 0", "approval.remote.wait_seconds is 0, but must be a whole number at least 1"),
         ("wait_seconds = 601", "at most 600"),
         ("required_approvals = 0", "must be a whole number at least 1"),
@@ -255,6 +255,6 @@ def test_check_config_warns_of_a_rule_that_approves_everything():
 
 def test_check_config_says_who_must_approve(keys):
     described = describe_approval(_approval("[approval]\ndry_run = true\n" + _remote(key_tables=_key(keys[0]))))
-    assert "dry_run: Azure is never told." in described[0]
+    assert "dry_run: the agent never posts an approval." in described[0]
     assert described[1] == "Portal https://portal.example.net/api/v1: 1 of portal must approve."
-    assert describe_approval(None) == ["Approvals: none; the agent never tells Azure anything."]
+    assert describe_approval(None) == ["Approvals: none. The agent never posts an approval."]

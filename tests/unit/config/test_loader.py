@@ -12,7 +12,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bridge.config.loader import CONFIG_VARIABLE, Settings, documented, find_config, load, read, state_directory
+from bridge.config.loader import (
+    CONFIG_VARIABLE,
+    Settings,
+    documented,
+    find_config,
+    load,
+    load_top,
+    read,
+    state_directory,
+)
 from bridge.config.settings import SinkSettings
 from bridge.errors import ConfigurationError
 from bridge.sink import SinkConfig
@@ -86,7 +95,8 @@ def test_no_file_means_one_stdout_sink_and_the_documented_defaults() -> None:
     assert settings.imds.api_version == "2020-07-01"
     assert settings.imds.poll_interval_seconds == 1
     assert (settings.imds.timeout_seconds, settings.imds.first_timeout_seconds) == (5, 150)
-    assert (settings.state.max_bytes, settings.state.keep_delivered_seconds) == (268435456, 604800)
+    assert (settings.state.max_bytes, settings.state.max_pending_bytes) == (268435456, 33554432)
+    assert settings.state.keep_delivered_seconds == 604800
     assert settings.status.address == ("127.0.0.1", 9464)
     assert settings.heartbeat.interval_seconds == 0
 
@@ -99,23 +109,17 @@ def test_every_table_is_read(settings_of: Load) -> None:
     settings = settings_of(
         'stop_grace_seconds = 3\n[imds]\nendpoint = "auto"\npoll_interval_seconds = 2\n'
         '[vm]\nname = "WestNO_0"\ntags = { env = "prod" }\n[labels]\n"my team" = "payments"\n'
-        '[state]\ndirectory = "/var/tmp/x"\nmax_bytes = 1048576\n[status]\nlisten = ""\n'
+        '[state]\ndirectory = "/var/tmp/x"\nmax_bytes = 1048576\nmax_pending_bytes = 65536\n[status]\nlisten = ""\n'
         "[heartbeat]\ninterval_seconds = 60\n" + HOOK + 'headers = { X-Team = "a" }\nevent_types = ["Freeze", "New"]\n'
     )
     assert (settings.stop_grace_seconds, settings.imds.poll_interval_seconds) == (3.0, 2.0)
     assert (settings.vm.name, settings.vm.tags) == ("WestNO_0", {"env": "prod"})
     assert settings.labels == {"my team": "payments"}
+    assert (settings.state.max_bytes, settings.state.max_pending_bytes) == (1048576, 65536)
     assert settings.status.address is None
     config = settings.sinks[0].config
     assert (config.name, config.max_batch, config.event_types) == ("hook", 100, ("Freeze", "New"))
     assert settings.sinks[0].build().config is config
-
-
-def test_same_file_gives_equal_settings_and_values_are_frozen(settings_of: Load) -> None:
-    settings = settings_of(HOOK)
-    assert settings == settings_of(HOOK)
-    with pytest.raises(AttributeError):
-        settings.stop_grace_seconds = 1  # type: ignore[misc]
 
 
 def test_all_mistakes_of_a_file_come_at_once(mistakes_of: Refuse) -> None:
@@ -123,7 +127,7 @@ def test_all_mistakes_of_a_file_come_at_once(mistakes_of: Refuse) -> None:
         'stop_grace_secnds = 5\n[imds]\ntimeout_seconds = "5"\n[state]\nmax_bytes = 1\n[approval]\ndry_run = 1\n'
         '[[sinks]]\ntype = "stdot"\n[[sinks]]\ntype = "acme_config_test:Hook"\nmax_batch = 0\n'
     )
-    assert sorted(sentence.split()[0] for sentence in said) == [
+    assert sorted(sentence.removeprefix("Unknown key ").split()[0].strip("`.") for sentence in said) == [
         "approval.dry_run",
         "imds.timeout_seconds",
         "sinks[0].type",
@@ -144,7 +148,7 @@ def test_all_mistakes_of_a_file_come_at_once(mistakes_of: Refuse) -> None:
         ("[imds]\ntimeout_seconds = 1e300", "at most 315360000"),
         ("[imds]\ntimeout_seconds = 1e999", "must be a finite number"),
         ("[imds]\npoll_interval_seconds = 0.1", "imds.poll_interval_seconds is 0.1, but must be a number at least 0.2"),
-        ("[imds]\napi_version = 2020-07-01", 'Write it in quotes: "2020-07-01".'),
+        ("[imds]\napi_version = 2020-07-01", "imds.api_version is 2020-07-01, but must be text in quotes."),
         ('[imds]\napi_version = "2020-7-1"', "imds.api_version is '2020-7-1', but must be one of 2017-03-01"),
         ('[imds]\napi_version = "2020-13-01"', "or a later date as YYYY-MM-DD"),
         ('[imds]\napi_version = "2016-01-01"', "or a later date as YYYY-MM-DD"),
@@ -152,6 +156,7 @@ def test_all_mistakes_of_a_file_come_at_once(mistakes_of: Refuse) -> None:
         ('[imds]\nendpoint = "http://h:99999"', "imds.endpoint is 'http://h:99999', but must be"),
         ('[imds]\nendpoint = "http://h/metadata/x"', "The agent adds the path itself."),
         ("[state]\nmax_bytes = 1048575", "state.max_bytes is 1048575, but must be a whole number at least 1048576"),
+        ("[state]\nmax_pending_bytes = 65535", "must be a whole number at least 65536"),
         ("[state]\nmax_bytes = 2097152.0", "must be a whole number"),
         (f"[state]\nmax_bytes = {10**200}", "a number of more than 80 digits"),
         ('[status]\nlisten = ":9464"', 'write "0.0.0.0:9464"'),
@@ -167,17 +172,15 @@ def test_all_mistakes_of_a_file_come_at_once(mistakes_of: Refuse) -> None:
         ('[vm]\nname = ""', "vm.name is '', but must be text that is not empty."),
         ("[[imds]]\n", "Write it with one pair of brackets: [imds]"),
         ("imds = 3", "imds is 3, but must be one table."),
-        ("dry_run = true", "dry_run belongs in [approval]."),
+        ("dry_run = true", "Unknown key `dry_run`. Valid keys: stop_grace_seconds, imds, vm, labels, state,"),
         ('[sinks]\ntype = "stdout"', "Write each with two pairs of brackets: [[sinks]]"),
         ('sinks = ["stdout"]', "sinks[0] is 'stdout', but must be a table."),
-        ('[[sink]]\ntype = "stdout"', "[[sinks]]"),
-        ("[[sinks]]\nname = 'x'", "sinks[0].type (sink 'x') is missing. Installed: "),
-        ("[[sinks]]\ntype = 5", "sinks[0].type is 5, but must be text"),
+        ('[[sink]]\ntype = "stdout"', "Unknown key `sink`. Did you mean 'sinks'?"),
+        ("[[sinks]]\nname = 'x'", "sinks[0].type (sink 'x'): The type is missing or not text. It must be one of "),
+        ("[[sinks]]\ntype = 5", "sinks[0].type: The type is missing or not text."),
         ('[[sinks]]\ntype = "stdot"', "sinks[0].type (sink 'stdot'): No sink type is called 'stdot'."),
         ("[imds]\npoll_interval = 1", "Did you mean 'poll_interval_seconds'?"),
-        ("poll_interval_seconds = 1", "poll_interval_seconds belongs in [imds]."),
-        (HOOK + "stop_grace_seconds = 3", "belongs at the top of the file, before the first [table]."),
-        ("[status]\nlabels = {}", "[labels] is a table of its own."),
+        (HOOK + "stop_grace_seconds = 3", "Unknown key `sinks[0].stop_grace_seconds` (sink 'hook'). Valid keys: "),
     ],
 )
 def test_mistake_names_key_value_and_what_to_write(mistakes_of: Refuse, text: str, sentence: str) -> None:
@@ -207,7 +210,7 @@ def test_mistake_names_key_value_and_what_to_write(mistakes_of: Refuse, text: st
         ('event_sources = ["user"]', "must be spelt 'User'"),
         ("headers = { X-Team = 5 }", "sinks[0].headers.X-Team (sink 'hook') is 5, but must be text in quotes."),
         ("tiemout_seconds = 5", "Did you mean 'timeout_seconds'?"),
-        ('secret = "x"', "A secret never stands in this file: write secret_file or secret_env instead."),
+        ('secret = "x"', "The configuration file never contains secrets: use secret_file or secret_env instead."),
         (
             'secret_file = "a"\nsecret_env = "B"',
             "sinks[0] (sink 'hook'): secret_file and secret_env exclude one another.",
@@ -302,11 +305,6 @@ def test_url_as_the_name_or_the_type_of_a_sink_is_shown_with_its_host(mistakes_o
     assert "http://h/..." in said
 
 
-def test_of_a_command_line_the_program_is_shown(mistakes_of: Refuse) -> None:
-    (said,) = mistakes_of('[[sinks]]\ntype = "command"\ncommand = "/opt/tell --token hunter2"\n')
-    assert "is '/opt/tell' and more, but must be a list" in said
-
-
 def test_value_of_an_unknown_key_is_never_shown_and_that_of_a_known_one_is(mistakes_of: Refuse) -> None:
     said = mistakes_of(HOOK + 'path_pattern = "harmless"\nformat = "plan"\n')
     assert "harmless" not in "\n".join(said)
@@ -321,24 +319,25 @@ def test_url_is_shown_with_its_host(mistakes_of: Refuse) -> None:
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        ('a = "x', "line 1, column 7"),
+        ('a = "x', "at end of document"),
         ("[imds]\ntimeout_seconds = = 5\n", "line 2, column 19"),
         ("[imds]\nx = \n", "line 2, column 5"),
         ("x = 1\nx = 2\n", "line "),
-        ("x = [", "line 1, column 6, the end of the file"),
+        ("x = [", "at end of document"),
     ],
 )
 def test_syntax_error_names_line_and_column(mistakes_of: Refuse, text: str, where: str) -> None:
     (said,) = mistakes_of(text)
-    assert f"no valid TOML at {where}" in said
+    assert "is not valid TOML: " in said
+    assert where in said
     assert "config.toml" in said
 
 
 def test_files_that_are_no_text_get_a_sentence(mistakes_of: Refuse, settings_of: Load) -> None:
     assert "Save it as UTF-8." in mistakes_of("[imds]\n".encode("utf-16"))[0]
-    assert "cannot be understood" in mistakes_of("x = " + "[" * 50_000)[0]
+    assert "is not valid TOML" in mistakes_of("x = " + "[" * 50_000)[0]
     if sys.version_info >= (3, 11):
-        assert "cannot be understood" in mistakes_of("x = " + "9" * 5_000)[0]
+        assert "is not valid TOML" in mistakes_of("x = " + "9" * 5_000)[0]
     assert settings_of(b"\xef\xbb\xbfstop_grace_seconds = 1").stop_grace_seconds == 1
 
 
@@ -360,6 +359,20 @@ def test_sink_that_is_not_configured_is_never_imported() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
     assert set(json.loads(done.stdout)) <= {"sinks.blocking", "sinks.sentence", "sinks.stdout"}
+
+
+def test_agent_settings_are_read_without_importing_requests_or_the_sinks(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('[state]\ndirectory = "/x"\n' + HOOK + "no_such_key = 1\n")
+    code = (
+        f"import sys; from pathlib import Path; from bridge.config.loader import load_top; "
+        f"print(load_top(Path({str(path)!r})).state.directory, {{'requests', 'prometheus_client'}} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True)
+    assert done.stdout == "/x set()\n"
+    with pytest.raises(ConfigurationError) as caught:
+        load_top(path, {"SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN": "everywhere"})
+    assert len(caught.value.mistakes) == 1
 
 
 def test_explicit_path_wins_over_the_environment(tmp_path: Path) -> None:
@@ -419,18 +432,10 @@ def test_every_setting_is_documented() -> None:
     assert "seconds" in documented(Settings)["stop_grace_seconds"].lower()
 
 
-@pytest.mark.parametrize("value", ["${HOOK_URL}", "$HOOK_URL", "https://${HOST}/hook"])
-def test_variable_in_a_file_that_is_refused_is_said_too(mistakes_of: Refuse, value: str) -> None:
-    said = mistakes_of(f'[[sinks]]\ntype = "webhook"\nurl = "{value}"\n[imds]\ntimeout_seconds = 0\n')
-    assert [
-        each for each in said if "sinks[0].url holds what reads like a variable, and none is filled in here" in each
-    ]
-
-
 def test_file_that_the_user_may_not_read_is_to_be_read_as_root(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.touch(mode=0)
     if os.access(path, os.R_OK):
         pytest.skip("root may read every file")
-    with pytest.raises(ConfigurationError, match=r"Permission denied\. Ask as root \(sudo\), or name another file"):
+    with pytest.raises(ConfigurationError, match=r"Permission denied\. Run the command as root \(sudo\)"):
         load(path)

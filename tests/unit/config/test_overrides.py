@@ -7,7 +7,7 @@ from click.testing import CliRunner
 
 from bridge.cli.commands import commands
 from bridge.config.loader import load, state_directory
-from bridge.config.overrides import OVERRIDES, misspelt
+from bridge.config.overrides import OVERRIDES
 from bridge.config.reference import find
 from bridge.errors import ConfigurationError
 
@@ -58,26 +58,3 @@ def test_help_and_the_reference_name_every_variable():
     for variable, key in OVERRIDES.items():
         assert f"${variable}" in said
         assert f"${variable} goes before the file." in find(key).text
-
-
-@pytest.mark.parametrize(
-    ("name", "meant"),
-    [("STATUS_LISTN", LISTEN), ("STATUS_LISTENS", LISTEN), ("STATE_DIR", DIRECTORY), ("STATUSLISTEN", LISTEN)],
-)
-def test_variable_that_is_misspelt_is_told(name, meant):
-    variable = f"SCHEDULED_EVENTS_BRIDGE_{name}"
-    assert misspelt({variable: "x"}) == [f"${variable} sets nothing. Did you mean ${meant}?"]
-
-
-def test_variables_of_others_are_passed_over():
-    names = (
-        "CONFIG",
-        "SERVICE_HOST",
-        "SERVICE_PORT",
-        "PORT",
-        "PORT_9464_TCP",
-        "PORT_9464_TCP_ADDR",
-        "PORT_9464_TCP_PROTO",
-    )
-    ours = {f"SCHEDULED_EVENTS_BRIDGE_{name}": "x" for name in names}
-    assert misspelt({**ours, LISTEN: "x", DIRECTORY: "x", "STATE_DIRECTORY": "x", "PATH": "x"}) == []

@@ -192,7 +192,7 @@ def test_every_mistake_of_a_file_is_told_at_once_with_its_step_and_the_nearest_n
     for wanted in (
         "steps[0].at (scenario 'mine') is 'soon', but must be a number",
         "steps[0].event_type (scenario 'mine') is missing",
-        "steps[0].event_tpye (scenario 'mine') is no known key",
+        "Unknown key `steps[0].event_tpye` (scenario 'mine')",
         "Did you mean 'event_type'?",
         "steps[1] (scenario 'mine'): a step has exactly one verb, this one has none. Did you mean 'cancel'?",
         "steps[2] (scenario 'mine'): a step has exactly one verb, this one has start, cancel",
@@ -203,7 +203,7 @@ def test_every_mistake_of_a_file_is_told_at_once_with_its_step_and_the_nearest_n
         "steps[5].on_approval (scenario 'mine') is 'strat', but must be 'never' or 'start' or 'wait'",
         "Did you mean 'start'?",
         "steps[7] (scenario 'mine'): an update changes at least one field",
-        "descripton (scenario 'mine') is no known key",
+        "Unknown key `descripton` (scenario 'mine')",
         "Did you mean 'description'?",
     ):
         assert [line for line in lines if wanted in line], wanted

@@ -1,8 +1,8 @@
-"""`check-config --connect`: IMDS, the ops portal and every sink's destination, tried at once, without writing to any.
+"""`check-config --connect`: tries IMDS, the portal, and the destination of every sink at once, without writing.
 
-The Scheduled Events document is asked for only where an agent runs already: the first request for it turns the feature
-on for the VM, and from then on a user's own reboot may wait for minutes. The portal is asked once as the agent asks it
-at its start, which changes nothing there (PROTOCOL.md, section 3: nothing is acknowledged).
+The Scheduled Events document is requested only if an agent is running: the first request turns the feature on for the
+VM, and a reboot that a user requests may then wait for minutes. The portal gets the first request of an agent, which
+changes nothing there and acknowledges nothing (PROTOCOL.md, section 3).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bridge.imds.client import attested_document, attested_tokens, client_of
 from bridge.sink import Sink
 from bridge.system.threads import run_daemon
 
-#: Beyond a trial's own deadline: for the lookup of a name, which no socket's deadline covers.
+#: Added to the deadline of a trial for the name lookup, which no socket deadline covers.
 _GRACE_SECONDS = 3.0
 _MOST_SECONDS = 30.0
 _PORTAL_SECONDS = 9
@@ -37,22 +37,22 @@ _ASKED_AGAIN = " It is asked again."
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of trying one destination."""
+    """The result of one destination."""
 
     name: str
     message: str
-    is_wrong: bool
+    is_failed: bool
 
 
 class _Trial(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     limit_seconds: float
     attempt: Callable[[], str]
-    """Return the message of a success; raise what is wrong."""
+    """Return the message of a success, or raise the failure."""
 
 
 def try_destinations(settings: Settings, *, is_running: bool, broken: Collection[str]) -> Iterator[Tried]:
-    """Yield what came of each, in the order of the configuration; sinks in *broken* are not tried."""
+    """Yield the results in the order of the configuration. Sinks whose `Sink NAME` is in *broken* are not tried."""
     identity: Future[VmIdentity | None] = Future()
     imds_seconds = settings.imds.timeout_seconds * (2 if is_running else 1)
     trials = [_Trial(name="IMDS", limit_seconds=imds_seconds, attempt=lambda: _imds(settings, identity, is_running))]
@@ -60,7 +60,7 @@ def try_destinations(settings: Settings, *, is_running: bool, broken: Collection
     if remote is not None:
         limit = imds_seconds + _PORTAL_SECONDS + 1.0 + (TOKEN_DEADLINE_SECONDS if remote.credential else 0.0)
         trials.append(_Trial(name="Portal", limit_seconds=limit, attempt=lambda: _portal(settings, remote, identity)))
-    trials += [_trial_of(sink, settings.imds, is_broken=sink.name in broken) for sink in settings.sinks]
+    trials += [_trial_of(sink, settings.imds, is_broken=f"Sink {sink.name}" in broken) for sink in settings.sinks]
     begun = [(trial, run_daemon(f"check:{trial.name}", trial.attempt)) for trial in trials]
     for trial, outcome in begun:
         yield _end(trial, outcome)
@@ -70,11 +70,12 @@ def _end(trial: _Trial, outcome: Future[str]) -> Tried:
     try:
         error = outcome.exception(trial.limit_seconds + _GRACE_SECONDS)
     except FutureTimeout:
-        message = f"No answer within {trial.limit_seconds + _GRACE_SECONDS:g} s. Can its name be looked up here?"
-        return Tried(name=trial.name, message=message, is_wrong=True)
+        seconds = trial.limit_seconds + _GRACE_SECONDS
+        message = f"No answer within {seconds:g} s. Check whether this machine can resolve its name."
+        return Tried(name=trial.name, message=message, is_failed=True)
     if error is not None:
-        return Tried(name=trial.name, message=str(error) or type(error).__name__, is_wrong=True)
-    return Tried(name=trial.name, message=outcome.result(), is_wrong=False)
+        return Tried(name=trial.name, message=str(error) or type(error).__name__, is_failed=True)
+    return Tried(name=trial.name, message=outcome.result(), is_failed=False)
 
 
 def _imds(settings: Settings, identity: Future[VmIdentity | None], is_running: bool) -> str:  # noqa: FBT001
@@ -84,12 +85,12 @@ def _imds(settings: Settings, identity: Future[VmIdentity | None], is_running: b
             identity.set_result(vm)
             reached = f"reached; this VM is {vm.name or vm.vm_id}"
             if not is_running:
-                return f"{reached}. Scheduled Events were not asked for: the first request turns them on for this VM."
+                return f"{reached}. Scheduled Events were not requested, because the first request turns them on."
             return f"{reached}, with {counted(len(imds.scheduled_events().events), 'scheduled event')}."
     except BridgeError as error:
         advice = (
-            " On Azure, it must be reachable from here without a proxy (a container may need the host's network); "
-            "elsewhere, imds.endpoint can name a simulator."
+            " On Azure, it must be reachable without a proxy, and a container may need the host's network. "
+            "Outside Azure, imds.endpoint can name a simulator."
         )
         said = str(error).removesuffix(_ASKED_AGAIN)
         raise BridgeError(said + ("" if said.endswith((".", "?", "!")) else ".") + advice) from error
@@ -102,7 +103,7 @@ def _portal(settings: Settings, remote: RemoteSettings, identity: Future[VmIdent
     found = None if settings.vm.vm_id is not None else identity.result()
     vm_id = settings.vm.vm_id or (None if found is None else found.vm_id)
     if vm_id is None:
-        raise BridgeError("It was not tried: IMDS does not say this VM's vmId, and vm.vm_id is not set.")
+        raise BridgeError("It was not tried: IMDS returned no vmId for this VM, and vm.vm_id is not set.")
     quick = msgspec.structs.replace(remote, wait_seconds=1)
     document = partial(attested_document, settings.imds)
     with closing(PortalClient(quick, document=document, grace_seconds=_PORTAL_SECONDS)) as client:
@@ -121,13 +122,13 @@ def _trial_of(sink: SinkSettings, imds: ImdsSettings, *, is_broken: bool) -> _Tr
 
 
 def _untried(sink: SinkSettings, *, is_broken: bool) -> str | None:
-    """Return why *sink* is not tried, None when it is."""
+    """Return why *sink* is not tried, or None."""
     if is_broken:
-        return "not tried: see above what it lacks."
+        return "not tried because of the problem above."
     if sink.sink_class.check is Sink.check:
-        return f"cannot be tried without writing to it; `send-test {sink.name}` sends it a record."
+        return f"cannot be tried without writing to it; `send-test {sink.name}` sends a record."
     if sink.type_name == _STDOUT:
-        return "nothing to try: it writes to the agent's own standard output."
+        return "not tried: it writes to the agent's standard output."
     return None
 
 

@@ -1,7 +1,7 @@
-"""`check-config`: what a configuration comes to, and everything that is wrong with it on this machine, at once.
+"""Prints the effect of a configuration, and everything on this machine that does not match it.
 
-A configuration that `run` refuses is refused before this (exit 78). `run` starts with what is wrong here and tries
-again, so it fails the check (exit 1) and is no error of the configuration.
+A configuration that `run` refuses exits with 78 before the report. `run` starts despite the problems of the report and
+tries again, so these problems exit with 1.
 """
 
 from __future__ import annotations
@@ -13,37 +13,40 @@ from pathlib import Path
 
 import click
 
-from bridge.cli.check_local import advice_for_root, local_problems, warnings, who
+from bridge.cli.check_config.local import advice_for_root, local_problems, warnings, who
 from bridge.cli.terminal import Colour, counted, styled, with_label, wrapped
 from bridge.config.approval import ApprovalSettings, RuleSettings
-from bridge.config.loader import Settings, SinkSettings, configuration_in_words
-from bridge.config.overrides import misspelt
+from bridge.config.loader import Settings, SinkSettings, configuration_in_words, find_config, load, state_directory
 from bridge.outbox.lock import is_locked
 from bridge.text import one_line
 
 _NAME = "scheduled-events-bridge"
 _WARNING = "Warning:"
-_EVERYTHING = "every transition, type and source"
 
 
-def check_settings(settings: Settings, directory: Path, *, connect: bool) -> bool:
-    """Print what *settings* come to and what is wrong, with destinations on *connect*; return whether all is right."""
+def check_configuration(path: Path | None, *, connect: bool) -> bool:
+    """Print the report of the configuration at *path*, with destinations if *connect*; return whether all is well.
+
+    Raises ConfigurationError if `run` would refuse the configuration.
+    """
+    settings = load(find_config(path, os.environ), os.environ)
+    directory = state_directory(settings, os.environ)
     problems = local_problems(settings, directory)
     is_running = is_locked(directory) is True
     _show(_headline(len(problems), connect=connect), colour="bright_red" if problems else "green", bold=True)
-    runs = "; an agent runs on it" if is_running else ""
-    _show(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. Looked at as {who()}.")
+    runs = "; an agent is running on it" if is_running else ""
+    _show(f"State: {directory.absolute()}{runs}. IMDS: {settings.imds.endpoint}. Checked as {who()}.")
     file = configuration_in_words(settings.file, os.environ)
     _show(f"Configuration: {file}. This is version {version(_NAME)}.")
     for line in (*_overrides(settings), *map(_sink, settings.sinks), *describe_approval(settings.approval)):
         _show(line)
-    for warning in (*misspelt(os.environ), *warnings(settings)):
+    for warning in warnings(settings):
         click.echo("\n".join(with_label(wrapped(f"{_WARNING} {warning}", first="", indent="  "), _WARNING)))
-    for advice in advice_for_root(directory):  # with a command, which is whole only on a line of its own
+    for advice in advice_for_root(directory):  # contains a command, which must stay on one line
         click.echo(f"{styled(_WARNING, bold=True)} {one_line(advice)}")
     for problem in problems:
-        _show(f"Wrong: {problem.where}: {problem.message}", colour="bright_red")
-    broken = {problem.sink for problem in problems if problem.sink is not None}
+        _show(f"Problem: {problem.where}: {problem.message}", colour="bright_red")
+    broken = {problem.where for problem in problems}
     is_reached = not connect or _try(settings, is_running=is_running, broken=broken)
     return not problems and is_reached
 
@@ -55,17 +58,16 @@ def _show(text: str, *, colour: Colour | None = None, bold: bool = False) -> Non
 
 
 def _headline(count: int, *, connect: bool) -> str:
-    if not count:
-        return "The configuration is right." + (" What answers from here is said at the end." if connect else "")
-    what = "one thing is" if count == 1 else f"{count} things are"
-    return f"The configuration can be used, but {what} wrong here."
+    if count:
+        return f"The configuration is valid, but this machine has {counted(count, 'problem')}."
+    return "The configuration is valid." + (" The results of the destinations follow." if connect else "")
 
 
 def _overrides(settings: Settings) -> Iterator[str]:
     for key, variable in settings.overrides:
         table, _, name = key.partition(".")
         value = getattr(getattr(settings, table), name)
-        yield f"From the environment, before the file: {key} is {value!r} (${variable})."
+        yield f"From the environment: {key} is {value!r} (${variable})."
 
 
 def _sink(sink: SinkSettings) -> str:
@@ -80,14 +82,15 @@ def _sink(sink: SinkSettings) -> str:
         if chosen is not None
     ]
     filters += ["only as the first VM in Resources"] if config.speak == "first" else []
-    return f"Sink {sink.name} ({sink.type_name}): scope {config.scope}; {'; '.join(filters) or _EVERYTHING}."
+    what = "; ".join(filters) or "every transition, type and source"
+    return f"Sink {sink.name} ({sink.type_name}): scope {config.scope}; {what}."
 
 
 def describe_approval(approval: ApprovalSettings | None) -> list[str]:
-    """Return what the configuration lets happen without a person at the VM, a line each."""
+    """Return one line for each way in which the configuration approves events."""
     if approval is None:
-        return ["Approvals: none; the agent never tells Azure anything."]
-    dry = " dry_run: Azure is never told." if approval.dry_run else ""
+        return ["Approvals: none. The agent never posts an approval."]
+    dry = " dry_run: the agent never posts an approval." if approval.dry_run else ""
     lines = [f"Approvals: {counted(len(approval.rules), 'rule')}, {'a' if approval.remote else 'no'} portal.{dry}"]
     lines.extend(_rule(rule) for rule in approval.rules)
     if approval.remote is not None:
@@ -99,7 +102,11 @@ def describe_approval(approval: ApprovalSettings | None) -> list[str]:
 
 
 def _rule(rule: RuleSettings) -> str:
-    return f"Rule {rule.name}: {rule.action}; {_filters(rule)}; {rule.resources}, {rule.act}.{_warning(rule)}"
+    is_open = not (rule.event_types or rule.event_sources) and rule.max_duration_seconds is None
+    warning = (
+        " WARNING: this rule also approves evictions and deletions." if rule.action == "approve" and is_open else ""
+    )
+    return f"Rule {rule.name}: {rule.action}; {_filters(rule)}; {rule.resources}, {rule.act}.{warning}"
 
 
 def _filters(rule: RuleSettings) -> str:
@@ -111,20 +118,14 @@ def _filters(rule: RuleSettings) -> str:
     return "; ".join(filters) or "every event"
 
 
-def _warning(rule: RuleSettings) -> str:
-    if rule.action == "approve" and not (rule.event_types or rule.event_sources) and rule.max_duration_seconds is None:
-        return " WARNING: this approves evictions and deletions too, as soon as they are announced."
-    return ""
-
-
 def _try(settings: Settings, *, is_running: bool, broken: set[str]) -> bool:
-    from bridge.cli.check_destinations import try_destinations  # noqa: PLC0415  # only who asks pays for it
+    from bridge.cli.check_config.destinations import try_destinations  # noqa: PLC0415  # only for --connect
 
-    wrong: list[str] = []
+    failed: list[str] = []
     for tried in try_destinations(settings, is_running=is_running, broken=broken):
-        failed = "FAILED: " if tried.is_wrong else ""
-        _show(f"{tried.name}: {failed}{tried.message}", colour="bright_red" if tried.is_wrong else None)
-        wrong += [tried.name] if tried.is_wrong else []
-    if wrong:
-        _show(f"Not as it must be from here: {', '.join(wrong)}.", colour="bright_red", bold=True)
-    return not wrong
+        label = "FAILED: " if tried.is_failed else ""
+        _show(f"{tried.name}: {label}{tried.message}", colour="bright_red" if tried.is_failed else None)
+        failed += [tried.name] if tried.is_failed else []
+    if failed:
+        _show(f"Failed from this machine: {', '.join(failed)}.", colour="bright_red", bold=True)
+    return not failed

@@ -60,22 +60,25 @@ def configure(agent, endpoint, listen):
     )
 
 
-def test_run_beside_an_agent_of_the_same_vm_is_refused_with_73(agent):
+def test_second_agent_for_the_same_vm_exits_73(agent):
     with another_agent() as listen:
         configure(agent, f"{ELSEWHERE}/", listen)
         code, out, err = agent.call("run", "--config", agent.config)
     assert (code, out) == (73, "")
-    assert f"The service's agent watches this VM already, with its state in {SERVICE}: two would tell of every" in err
-    assert "--beside-another" in err
+    assert f"The service's agent already watches this VM, with the state directory {SERVICE}. Two agents" in err
+    assert "--allow-second-agent" in err
     assert not agent.state.exists()
 
 
-def test_run_beside_another_is_possible_when_it_is_meant(agent):
+def test_second_agent_starts_with_the_option(agent):
     with another_agent(state_directory="/somewhere/else") as listen:
         configure(agent, ELSEWHERE, listen)
         code, _, err = agent.call("run", "--config", agent.config)
-        assert (code, "Another agent watches this VM already, with its state in /somewhere/else:" in err) == (73, True)
-        agent.start("--beside-another")
+        assert (code, "Another agent already watches this VM, with the state directory /somewhere/else." in err) == (
+            73,
+            True,
+        )
+        agent.start("--allow-second-agent")
         agent.wait_for(lambda: "The agent is running." in agent.log)
         assert agent.stop() == 0
 
@@ -145,14 +148,14 @@ def test_a_login_is_told_of_the_services_agent_and_how_to_ask_it(agent, readable
     for command in (("run",), ("approve", "A")):
         code, out, err = as_a_login(agent, *command, "--config", config)
         assert (code, out) == (73, ""), (command, err)
-        assert f"The service's agent watches this VM already, with its state in {SERVICE}" in err
+        assert f"The service's agent already watches this VM, with the state directory {SERVICE}" in err
         assert "sudo" in err
 
 
 def test_root_on_a_directory_of_its_own_is_told_of_the_services_agent_too(agent):
     configure(agent, ELSEWHERE, "")
     code, _, err = as_a_login(agent, "run", "--config", agent.config, user="root")
-    assert (code, "The service's agent watches this VM already" in err) == (73, True)
+    assert (code, "The service's agent already watches this VM" in err) == (73, True)
     code, _, err = as_a_login(agent, "status", "--config", agent.config, user="root")
     assert code == 1
     assert f"name it with --state-directory {SERVICE}." in err

@@ -1,0 +1,174 @@
+"""The commands for approvers and portals, with their options and help: `keygen`, `decide`, `portal`, `portal-check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import click
+
+from bridge.cli.help import LaterCommands
+from bridge.cli.options import DIRECTORY, FILE, option
+from bridge.exit_codes import ExitCode
+
+
+@click.command(short_help="Create a key pair for signing decisions.")
+@click.argument("private_file", required=False, type=FILE)
+@option("--directory", type=DIRECTORY, help="Write decisions.key and decisions.key.pub to this directory.")
+@option("--kid", help="The ID of the key in decisions.  [default: the name of the file]")
+@option("--approver", default="portal", help="The approver who signs with the key.")
+def keygen(private_file: Path | None, directory: Path | None, kid: str | None, approver: str) -> None:
+    """Create an Ed25519 key pair for signing decisions, and print the configuration for the VMs that trust the key.
+
+    The private key goes to PRIVATE_FILE, and the public key to PRIVATE_FILE with .pub appended. The command never
+    overwrites a file.
+    """
+    from bridge.cli.decide import DEFAULT_KEY_NAME, make_key  # noqa: PLC0415
+
+    if private_file is not None and directory is not None:
+        raise click.UsageError("Use either PRIVATE_FILE or --directory, not both.")
+    click.echo(make_key(private_file or (directory or Path()) / DEFAULT_KEY_NAME, kid=kid, approver=approver))
+
+
+@click.command("portal-check", short_help="Check a portal against the protocol.")
+@click.argument("url")
+@option("--vm-id", required=True, help="The vmId of a VM that the portal knows, preferably a test VM.")
+@option("--token-file", type=FILE, help="The VM's bearer token for the portal.")
+@option("--token-env", help="An environment variable with this token.")
+@option("--attested", is_flag=True, help="Instead: authenticate as this machine, with an attested document from Azure.")
+@option("--imds", default="http://169.254.169.254", help="With --attested: the metadata service.")
+@option("--entra-scope", help="Instead: request an Entra ID token with this scope for this machine's managed identity.")
+@option("--client-cert-file", type=FILE, help="Instead: a client certificate.")
+@option("--client-key-file", type=FILE, help="The key of the certificate, unless the same file contains it.")
+@option("--ca-file", type=FILE, help="The certificate authorities to trust instead of those of requests.")
+@option(
+    "--wait",
+    "wait_seconds",
+    type=click.IntRange(2, 600),
+    default=5,
+    help="Seconds for which the portal holds requests.",
+)
+@option("--public-key", type=FILE, help="The public key that verifies decisions.")
+@option("--kid", help="The ID of the key in decisions.  [default: the name of the file]")
+@option("--approver", default="portal", help="The approver who signs with the key.")
+@option("--records-url", help="The URL that accepts records. It receives records of an event that does not exist.")
+@option("--decision-by", metavar="COMMAND|person", help="How to decide in the portal.  [default: not tried]")
+@option("--decision-seconds", type=click.FloatRange(min=1), default=300.0, help="Time limit for each decision.")
+@option("--json", "as_json", is_flag=True, help="Print one requirement per line.")
+def portal_check(  # noqa: PLR0917  # click's
+    url: str,
+    vm_id: str,
+    public_key: Path | None,
+    kid: str | None,
+    approver: str,
+    records_url: str | None,
+    decision_by: str | None,
+    decision_seconds: float,
+    imds: str,
+    *,
+    attested: bool,
+    as_json: bool,
+    **remote: Any,
+) -> int:
+    """Act as an agent for the portal at URL, and report each requirement of PROTOCOL.md that the portal does not meet.
+
+    URL has the form of approval.remote.url. The command of --decision-by gets PORTAL_CHECK_DECISION (approve, then
+    hold), PORTAL_CHECK_VM_ID, PORTAL_CHECK_EVENT_ID, and the record of the event on standard input. Exit 1 if a
+    requirement is not met.
+    """
+    from bridge.cli.portal_check import portal_check as check  # noqa: PLC0415
+
+    is_met = check(
+        remote={
+            "url": url,
+            **({"credential": "attested"} if attested else {}),
+            **{name: value for name, value in remote.items() if value is not None},
+        },
+        vm_id=vm_id,
+        imds=imds,
+        key=None if public_key is None else (public_key, kid or public_key.name.split(".")[0], approver),
+        records_url=records_url,
+        decision_by=decision_by,
+        decision_seconds=decision_seconds,
+        as_json=as_json,
+    )
+    return ExitCode.OK if is_met else ExitCode.FAILED
+
+
+@click.command(short_help="Sign and print a decision.")
+@option("--key", required=True, type=FILE, help="The private key from `keygen`.")
+@option("--kid", required=True, help="The ID of the key in the VM's configuration.")
+@option("--approver", required=True, help="The approver of the key in the VM's configuration.")
+@option("--vm-id", help="The vmId of the VM.  [default: the VM of the record]")
+@option(
+    "--event-file",
+    required=True,
+    type=click.File("rb"),
+    help="Records or a Scheduled Events document, or - for stdin.",
+)
+@option("--event-id", help="The EventId.  [default: the only event of the file]")
+@option("--decision", required=True, type=click.Choice(["approve", "hold"]))
+@option("--reason", help="A reason of one line for records and logs.")
+@option("--valid-seconds", type=float, default=3600.0, help="Seconds for which agents accept it, at most one day.")
+@option("--all", "for_all", is_flag=True, help="Sign one decision per line for every VM with records in the file.")
+@option("--to", "url", metavar="URL", help="Also send the decisions to the portal at URL.")
+@option("--token-file", type=FILE, help="With --to: the bearer token of the approver.")
+@option("--ca-file", type=FILE, help="With --to: the certificate authorities to trust instead of those of requests.")
+def decide(
+    event_file: BinaryIO,
+    vm_id: str | None,
+    url: str | None,
+    token_file: Path | None,
+    ca_file: Path | None,
+    *,
+    for_all: bool,
+    **options: Any,
+) -> None:
+    """Sign a decision on an event for one VM, and print the token that a portal passes to the VM's agent.
+
+    With --all, sign for every VM: an approval for the VMs with the event Scheduled, a hold for all VMs of the resource
+    group.
+    """
+    from bridge.cli.decide import decide as sign  # noqa: PLC0415
+    from bridge.cli.decide_all import decide_for_all, send_decisions  # noqa: PLC0415
+
+    if for_all and vm_id is not None:
+        raise click.UsageError("Use either --all or --vm-id, not both.")
+    if url is None and (token_file is not None or ca_file is not None):
+        raise click.UsageError("--token-file and --ca-file need --to.")
+    content = event_file.read()
+    tokens = decide_for_all(content, **options) if for_all else [sign(content, vm_id=vm_id, **options)]
+    click.echo("\n".join(tokens))
+    if url is not None:
+        given = {"token_file": token_file, "ca_file": ca_file}
+        send_decisions(tokens, url=url, options={name: value for name, value in given.items() if value is not None})
+
+
+def _portal_commands() -> dict[str, click.Command]:
+    from bridge.cli.portal import commands as of_portal  # noqa: PLC0415
+
+    return of_portal()
+
+
+@click.group(
+    cls=LaterCommands, load=_portal_commands, invoke_without_command=True, short_help="Serve the reference ops portal."
+)
+@option("--config", "-c", "path", type=FILE, help="The portal's TOML file.", show_default=False)
+@option("--log-format", type=click.Choice(["auto", "json", "text", "journal"]), default="auto")
+@option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+@click.pass_context
+def portal(context: click.Context, path: Path | None, log_format: str, log_level: str) -> None:
+    """Serve the reference ops portal until SIGTERM or SIGINT. It receives the records of a fleet and shows the events.
+
+    The portal is a separate server with its own configuration: --config, else $SCHEDULED_EVENTS_PORTAL_CONFIG, else
+    /etc/scheduled-events-portal/portal.toml.
+    """
+    from bridge.cli.portal import serve  # noqa: PLC0415
+
+    if context.invoked_subcommand is None:
+        serve(path, log_format, log_level)
+    elif path is not None:
+        raise click.UsageError(f"Write --config after the command: portal {context.invoked_subcommand} --config FILE.")
+
+
+APPROVER_COMMANDS: tuple[click.Command, ...] = (keygen, portal_check, decide, portal)

@@ -1,0 +1,204 @@
+"""The checks of a configuration on this machine: files, variables, programs, and the state directory.
+
+The checks leave nothing behind. `run` starts with most of these problems and tries again, because a token can arrive
+later than the agent. The checks run as the current user. The agent can run as another user, so root gets the command
+that checks as the agent's user.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shlex
+import ssl
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bridge.approval.credentials import SecretCredential
+from bridge.approval.files import agent_user, unsafe_files
+from bridge.cli.terminal import this_command
+from bridge.config.approval import RemoteSettings
+from bridge.config.loader import Settings, SinkSettings
+from bridge.config.masking import has_secret
+from bridge.config.secret_keys import readable_secrets
+from bridge.config.trusted_keys import unusable_keys
+from bridge.delivery.sender import Sender
+from bridge.errors import CredentialFailed, SecretUnavailable, StateDirectoryError
+from bridge.outbox.lock import prepare_directory
+from bridge.system.run_and_kill import find_program
+from bridge.system.secrets import Secret
+
+if sys.platform != "win32":
+    import pwd
+
+_LOCAL_SECONDS = 30.0
+_AUTHORITIES, _CERTIFICATE, _KEY = "ca_file", "client_cert_file", "client_key_file"
+_PEM_KEYS = frozenset({_AUTHORITIES, _CERTIFICATE, _KEY})
+_ENVIRONMENT_HINT = " (This command's environment can differ from the agent's environment.)"
+
+
+class Problem(NamedTuple):
+    """One problem on this machine. *where* is `State`, `Approvals`, `Portal`, or a sink or rule with its name."""
+
+    where: str
+    message: str
+
+
+def who() -> str:
+    """Return the name of the current user."""
+    if sys.platform == "win32":
+        return getpass.getuser()
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return f"uid {os.geteuid()}"
+
+
+def local_problems(settings: Settings, directory: Path) -> list[Problem]:
+    """Return all problems on this machine, without any network request."""
+    problems = [Problem("State", message) for message in _state(directory.absolute())]
+    for sink in settings.sinks:
+        problems += [Problem(f"Sink {sink.name}", message) for message in _sink(sink)]
+    if settings.approval is not None:
+        for rule in settings.approval.rules:
+            problems += [Problem(f"Rule {rule.name}", message) for message in _program(rule.command)]
+        problems += [Problem("Approvals", message) for message in _approval_files(settings, directory)]
+        if settings.approval.remote is not None:
+            problems += [Problem("Portal", message) for message in _portal(settings.approval.remote)]
+    return problems
+
+
+def warnings(settings: Settings) -> list[str]:
+    """Return a sentence for each secret that other users may read, and for the advice of each sink type."""
+    found = list(readable_secrets(settings.secret_files))
+    for sink in settings.sinks:
+        config = sink.config
+        values = {name: getattr(config, name) for name in config.__struct_fields__}
+        messages = [*sink.sink_class.warnings(config), *_secret_urls(values)]
+        found += [f"Sink {sink.name}: {message}" for message in messages]
+    return found
+
+
+def _secret_urls(values: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in values.items():
+        if f"{name}_file" in values and isinstance(value, str) and has_secret(value):
+            yield (
+                f"{name} seems to contain a secret. Every user who can read the configuration can use it. "
+                f"Write the URL to a file of its own, and name that file with {name}_file instead."
+            )
+
+
+def advice_for_root(directory: Path) -> Iterator[str]:
+    """Tell root, who can read every file, how to check as the owner of the state *directory*."""
+    if sys.platform == "win32" or os.geteuid() != 0:
+        return
+    try:
+        name = pwd.getpwuid(directory.stat().st_uid).pw_name
+    except (OSError, KeyError):  # no directory yet, or a user without a name, as in a container
+        return
+    if name != who():
+        yield (
+            f"Root can read every file, but the state directory belongs to {name}. If the agent runs as {name}, check "
+            f"as that user: runuser -u {name} -- {this_command()} {shlex.join(sys.argv[1:])}"
+        )
+
+
+def _state(path: Path) -> Iterator[str]:
+    """Yield why `run` cannot use the state directory *path*, or cannot write to it."""
+    try:
+        prepare_directory(path, keep=False)
+    except StateDirectoryError as error:
+        yield f"{error} `run` would exit with 73."
+        return
+    if path.exists() and not os.access(path, os.W_OK | os.X_OK):
+        yield f"{who()} may not write to the state directory {path}."
+
+
+def _sink(sink: SinkSettings) -> Iterator[str]:
+    config = sink.config
+    named = {name: getattr(config, name) for name in config.__struct_fields__}
+    named = {name: value for name, value in named.items() if isinstance(value, str)}
+    yield from _secrets(named)
+    yield from _certificates(named)
+    if sink.sink_class.send_test_by_name_only:  # starts a program, so its own check makes no request
+        yield from _own_check(sink)
+
+
+def _secrets(named: Mapping[str, str]) -> Iterator[str]:
+    for name, value in named.items():
+        key, _, kind = name.rpartition("_")
+        if name in _PEM_KEYS or not key or kind not in {"file", "env"}:
+            continue
+        secret = Secret(key=key, file=value) if kind == "file" else Secret(key=key, env=value)
+        try:
+            secret.values()
+        except SecretUnavailable as error:
+            yield f"{error}{'' if kind == 'file' else _ENVIRONMENT_HINT}"
+
+
+def _certificates(named: Mapping[str, str]) -> Iterator[str]:
+    authorities, certificate, key = (named.get(name) for name in (_AUTHORITIES, _CERTIFICATE, _KEY))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if authorities is not None:
+        try:
+            context.load_verify_locations(cafile=authorities)
+        except OSError as error:
+            yield f"{_AUTHORITIES}: {authorities} has no usable certificate: {_reason(error)}."
+    if certificate is not None:
+        try:
+            # Without a passphrase, OpenSSL would ask for it on the terminal.
+            context.load_cert_chain(certificate, key, password=lambda: "")
+        except (OSError, ValueError) as error:
+            pair = certificate if key is None else f"{certificate} and {key}"
+            yield f"{_CERTIFICATE}: {pair} has no usable certificate with its key: {_reason(error)}."
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError):
+        return error.reason or "it is not PEM"
+    return (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
+
+
+def _own_check(sink: SinkSettings) -> Iterator[str]:
+    sender = Sender(sink.build, name=sink.name, timeout_seconds=min(sink.config.timeout_seconds, _LOCAL_SECONDS))
+    try:
+        sender.check()
+    except Exception as error:  # noqa: BLE001  # a sink can raise anything
+        yield str(error) or type(error).__name__
+    finally:
+        sender.close()
+
+
+def _program(command: Sequence[str] | None) -> Iterator[str]:
+    """Yield why the program of *command* cannot be started."""
+    if command is None or find_program(command[0]) is not None:
+        return
+    program = command[0]
+    if not os.path.isabs(program):  # noqa: PTH117  # Path drops a leading ./
+        yield f"No program called {program!r} is in the PATH. Install it, or write its full path."
+    elif os.path.lexists(program):
+        yield f"The program {program} is not executable for {who()}. Change its mode, or change `command`."
+    else:
+        yield f"The program {program} does not exist. Install it, or change `command`."
+
+
+def _approval_files(settings: Settings, directory: Path) -> Iterator[str]:
+    """Yield why nothing may be approved, and why decisions of a key do not count. The agent starts with both."""
+    keys = () if settings.approval is None else settings.approval.trusted_keys()
+    users = {agent_user(directory)}
+    for why in unsafe_files(keys, configuration=settings.file, directory=directory, users=users):
+        yield f"Nothing is approved. {why}"
+    for why in unusable_keys(keys):
+        yield f"{why} Its decisions do not count."
+
+
+def _portal(remote: RemoteSettings) -> Iterator[str]:
+    try:
+        SecretCredential(file=remote.token_file, env=remote.token_env).bearer()
+    except CredentialFailed as error:
+        yield f"{error}{'' if remote.token_env is None else _ENVIRONMENT_HINT}"
+    yield from _program(remote.command)
+    named = {name: getattr(remote, name) for name in sorted(_PEM_KEYS)}
+    yield from _certificates({name: value for name, value in named.items() if value is not None})

@@ -1,0 +1,90 @@
+"""Masks secrets in quoted values, and detects URLs that contain a secret.
+
+Messages about the configuration appear in terminals, CI logs, and tickets. A message never quotes the value of an
+unknown key, because that value can be anything. A message quotes the value of a known key only in part if the value
+can contain a secret: a URL up to the host, other text up to the first blank or equals sign.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from urllib.parse import parse_qsl, urlsplit
+
+SECRET = "<secret>"  # noqa: S105
+MAX_SHOWN = 80
+
+_SECRET_NAME = re.compile(
+    r"secret|token|passw|passphrase|pwd|key|auth|bearer|signature|cookie|credential|connection_string|(^|_)(sas|sig)($|_)"
+)
+_SECRET_VALUE = re.compile(r"whsec_|eyJ")
+_URL = re.compile(r"([A-Za-z][\w+.-]*)://(.*)", re.DOTALL)
+_WEB_SCHEMES = frozenset({"http", "https", "amqp", "amqps", "sb"})
+
+#: Azure Functions puts the secret of a URL in `code`.
+_SECRET_QUERY_NAMES = frozenset({"code"})
+_MIN_SECRET_CHARACTERS = 8
+#: The path of a webhook URL of these services is the secret.
+_SECRET_PATH_HOSTS = (
+    "hooks.slack.com", "hooks.slack-gov.com", "discord.com", "discordapp.com", "webhook.office.com",
+    "hooks.zapier.com", "api.telegram.org",
+)  # fmt: skip
+
+
+def shown(path: str, value: object) -> str:
+    """Return *value* of the known key *path* for a message, with secrets masked."""
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, list):
+        return f"a list of {len(value)}" if value else "an empty list"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if is_secret_name(path):
+        return SECRET
+    return _text(value) if isinstance(value, str) else _number_or_date(value)
+
+
+def is_secret_name(path: str) -> bool:
+    """Return whether a key of the dotted *path* has a name that suggests a secret."""
+    return any(_SECRET_NAME.search(part) for part in path.lower().replace("-", "_").split("."))
+
+
+def has_secret(url: str) -> bool:
+    """Return whether *url* contains a secret: a password, a token in the query, or a path that is a secret."""
+    try:
+        parts = urlsplit(url)
+        host = f".{parts.hostname or ''}"
+        is_secret_path = parts.path.strip("/") and any(host.endswith(f".{each}") for each in _SECRET_PATH_HOSTS)
+        return bool(parts.password or is_secret_path) or any(
+            len(value) >= _MIN_SECRET_CHARACTERS and (is_secret_name(name) or name.lower() in _SECRET_QUERY_NAMES)
+            for name, value in parse_qsl(parts.query)
+        )
+    except ValueError:
+        return False
+
+
+def _number_or_date(value: object) -> str:
+    # str() of an int with thousands of digits raises ValueError since Python 3.11
+    if isinstance(value, int) and abs(value) >= 10**MAX_SHOWN:
+        return f"a number of more than {MAX_SHOWN} digits"
+    return f"{value:.12g}" if isinstance(value, float) else str(value)[:MAX_SHOWN]
+
+
+def _text(value: str) -> str:
+    if _SECRET_VALUE.match(value):
+        return SECRET
+    url = _URL.fullmatch(value)
+    if url is not None:
+        return repr(_url(url[1], url[2]))
+    part = re.split(r"[\s=]", value, maxsplit=1)[0][:MAX_SHOWN]
+    return repr(value if part == value else f"{part}...")
+
+
+def _url(scheme: str, rest: str) -> str:
+    """Return the scheme and host of a URL. Any other part can be a secret, also the host of an unknown scheme."""
+    authority = re.split(r"[/?#\\]", rest, maxsplit=1)[0]
+    host = authority.rpartition("@")[2]
+    after = rest[len(authority) :]
+    if scheme.lower() not in _WEB_SCHEMES or "@" in after:
+        return f"{scheme}://..."
+    return f"{scheme}://{host}" + ("/..." if after.strip("/") else "")

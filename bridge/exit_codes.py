@@ -1,0 +1,19 @@
+"""The exit codes of every command."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """The exit code of a command. 73 and 78 are those of `sysexits.h`."""
+
+    OK = 0
+    FAILED = 1
+    WRONG_USAGE = 2
+    """The command line is invalid. click uses this code."""
+    STATE_DIRECTORY = 73
+    """The state directory cannot be created, or another `run` holds it."""
+    CONFIGURATION = 78
+    """The configuration is invalid."""
+    INTERRUPTED = 130
