@@ -50,9 +50,10 @@ from bridge.http.session import (
     retry_after_seconds,
 )
 from bridge.http.tls_files import tls_file_problems
-from bridge.system.access_tokens import AccessToken, RenewedToken, check_scope, fetch_token, token_of
+from bridge.system.access_tokens import AccessToken, RenewedToken, fetch_token, token_of
 from bridge.system.extras import how_to_install
 from bridge.system.run_and_kill import PASSING_ERRORS, Ending, Finished, Runner, find_program
+from bridge.system.scopes import check_scope
 from bridge.system.secrets import Secret, masked
 from bridge.system.threads import run_daemon
 from bridge.text import duration, escaped, excerpt, one_line

@@ -16,11 +16,14 @@ import sys
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bridge.config.trusted_keys import TrustedKey, unusable_keys
 from bridge.logs import ThrottledLog
-from bridge.metrics.metrics import Metrics
 from bridge.system.permissions import why_writable
+
+if TYPE_CHECKING:  # `status` uses this module and does not need the metrics
+    from bridge.metrics.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from bridge.config.trusted_keys import TrustedKey, key_mistakes
 from bridge.events.event import check_event_source, check_event_type
 from bridge.http.failures import is_loopback
 from bridge.http.tls_files import tls_file_problems
+from bridge.system.scopes import check_scope
 
 _LONGEST_SECONDS = 315_360_000
 _LONGEST_COMMAND_SECONDS = 86_400
@@ -40,12 +41,6 @@ def _portal_url(value: str) -> None:
         raise ValueError(wanted)
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
         raise ValueError(wanted, " Plain http goes to a loopback address only: anybody on the way could withhold.")
-
-
-def _scope(value: str) -> None:
-    from bridge.system.access_tokens import check_scope  # noqa: PLC0415  # imports requests
-
-    check_scope(value)
 
 
 def _command_mistakes(command: tuple[str, ...] | None) -> Iterator[str]:
@@ -132,7 +127,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
     """An environment variable with that token."""
     credential: Literal["attested"] | None = None
     """Instead: attested, a token that the portal gives for the document in which Azure says which VM this is."""
-    entra_scope: Annotated[str, Check(_scope)] | None = None
+    entra_scope: Annotated[str, Check(check_scope)] | None = None
     """Instead: ask Entra ID for a token of this scope, as this VM's managed identity."""
     client_cert_file: _Text | None = None
     """Instead: a PEM file with the client certificate, and its key unless client_key_file is set."""

@@ -1,6 +1,6 @@
 """The operating system: programs, secrets, access tokens, threads, systemd, boot identity, and temporary disks.
 
 Public: `run_and_kill` (Runner), `secrets` (Secret, ChangingFile), `access_tokens` (RenewedToken, AttestedToken),
-`threads` (run_daemon, LoopWatch), `systemd` (SystemdNotifier), `boot` (boot_id), `ephemeral_disk`
-(EphemeralDiskWatch), `permissions` (why_writable), `extras` (how_to_install).
+`scopes` (check_scope), `threads` (run_daemon, LoopWatch), `systemd` (SystemdNotifier), `boot` (boot_id),
+`ephemeral_disk` (EphemeralDiskWatch), `permissions` (why_writable), `extras` (how_to_install).
 """

@@ -185,12 +185,6 @@ def fetch_own_token(scope: str) -> AccessToken:
     return fetch_token(scope, client_id=os.environ.get("AZURE_CLIENT_ID") or None)
 
 
-def check_scope(scope: str) -> None:
-    """Raise ValueError with the expected value if *scope* is not a scope."""
-    if not scope or any(map(str.isspace, scope)):
-        raise ValueError('one scope, such as "api://scheduled-events-portal/.default"')
-
-
 def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = False) -> AccessToken:
     """Return a new token for *scope* from this machine's managed identity, or its workload identity in Kubernetes.
 

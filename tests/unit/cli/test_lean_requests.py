@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+from bridge.outbox.outbox import Outbox
+
 DETECTION = "{'chardet', 'charset_normalizer'} & set(sys.modules)"
 
 
@@ -15,6 +17,36 @@ def test_help_imports_neither_requests_nor_prometheus_client():
         "import sys; from bridge.cli.commands import commands; commands.main(['--help'], standalone_mode=False);"
         "print({'requests', 'prometheus_client', 'msgspec', 'ssl'} & set(sys.modules))"
     )
+    assert (done.stdout.splitlines()[-1], done.stderr) == ("set()", "")
+
+
+APPROVALS = """
+[approval.remote]
+url = "https://portal.invalid"
+entra_scope = "api://portal/.default"
+[[approval.remote.keys]]
+kid = "ops"
+approver = "ops"
+public_key_file = "/nowhere/ops.pub"
+[[sinks]]
+type = "webhook"
+url = "https://hooks.invalid/x"
+"""
+
+
+def test_status_imports_neither_requests_nor_prometheus_client(tmp_path):
+    config, state = tmp_path / "config.toml", tmp_path / "state"
+    config.write_text(f'[state]\ndirectory = "{state}"\n{APPROVALS}')
+    outbox = Outbox(state, claim=lambda: False)
+    assert outbox.wait_loaded(30)
+    outbox.configure(lambda *_: ("webhook",), ["webhook"], labels={})
+    outbox.close(30)
+    done = run(
+        "import sys; from bridge.cli.commands import commands\n"
+        f"commands.main(['status', '--config', {str(config)!r}], standalone_mode=False)\n"
+        "print({'requests', 'prometheus_client', 'urllib3', 'ssl'} & set(sys.modules))"
+    )
+    assert "webhook" in done.stdout
     assert (done.stdout.splitlines()[-1], done.stderr) == ("set()", "")
 
 
