@@ -345,23 +345,13 @@ def _as_delivery_error(error: BaseException) -> DeliveryError:
 
 def _is_whole(error: DeliveryRejected | DeliveryFailed) -> bool:
     """Return whether *error* has every value that the worker reads; a subclass may leave some out."""
-    try:
-        str(error)
+    with suppress(Exception):  # the exception of a sink may raise anything when it is read
         if isinstance(error, DeliveryRejected):
-            return (
-                isinstance(error.records, tuple) and isinstance(error.may_be_endpoint, bool) and _is_word(error.reason)
-            )
-        return (
-            isinstance(error.retry_after, int | float | None)
-            and isinstance(error.held, bool)
-            and _is_word(error.reason)
-        )
-    except Exception:  # noqa: BLE001  # the exception of a sink may raise anything when it is read
-        return False
-
-
-def _is_word(reason: object) -> bool:
-    return isinstance(reason, str) and reason.isascii() and reason.isprintable()
+            is_typed = isinstance(error.records, tuple) and isinstance(error.may_be_endpoint, bool)
+        else:
+            is_typed = isinstance(error.retry_after, int | float | None) and isinstance(error.held, bool)
+        return is_typed and isinstance(error.reason, str) and isinstance(str(error), str)
+    return False
 
 
 def _describe(error: BaseException) -> str:
