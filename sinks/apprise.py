@@ -119,7 +119,6 @@ class AppriseSink(Sink):
         raise DeliveryFailed(
             f"Apprise: {shown}",
             needs_attention=_NEEDS_A_PERSON.search(shown) is not None,
-            uncertain=True,  # a service has it, or may have it all the same: Apprise cannot tell
         )
 
     def _was_taken_late(self, record: TransitionRecord) -> bool:

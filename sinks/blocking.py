@@ -50,6 +50,6 @@ class BlockingCalls:
 
     def _hanging(self, seconds: float) -> DeliveryFailed:
         if self._closed.done():
-            return DeliveryFailed("The sink was closed during the send.", uncertain=True)
+            return DeliveryFailed("The sink was closed during the send.")
         message = f"{self._target} took nothing within {seconds:g} s: the disk or the service behind it hangs."
-        return DeliveryFailed(message, uncertain=True, reason=RetryReason.TIMEOUT)
+        return DeliveryFailed(message, reason=RetryReason.TIMEOUT)

@@ -86,7 +86,7 @@ class Sender:
             current.end()
             current.begin_closing()
             message = f"No response within {self._timeout_seconds:g} s. The send was cut."
-            raise DeliveryFailed(message, uncertain=True, reason=RetryReason.TIMEOUT) from None
+            raise DeliveryFailed(message, reason=RetryReason.TIMEOUT) from None
 
     def send(self, batch: Sequence[TransitionRecord]) -> bool:
         """Send *batch* from any thread; see `SinkThread.send`."""
@@ -338,7 +338,7 @@ def _as_delivery_error(error: BaseException) -> DeliveryError:
     """Return *error* as one of the two errors that the worker handles."""
     if isinstance(error, DeliveryRejected | DeliveryFailed) and _is_whole(error):
         return error
-    failed = DeliveryFailed(_describe(error), uncertain=True, reason=RetryReason.EXCEPTION)
+    failed = DeliveryFailed(_describe(error), reason=RetryReason.EXCEPTION)
     failed.__cause__ = error
     return failed
 

@@ -92,8 +92,7 @@ class AlertmanagerFormat(Format):
             side = "behind" if self._ahead < timedelta(0) else "ahead of"
             raise DeliveryFailed(
                 f"Alertmanager's clock is about {abs(self._ahead).total_seconds():.0f} s {side} this VM's, so it took "
-                f"{took_for}. It is sent again by its clock. Set the clocks right.",
-                uncertain=True,
+                f"{took_for}. It is sent again by its clock. Set the clocks right."
             )
 
     def _taken_for(self, record: TransitionRecord, believed: timedelta) -> str | None:
