@@ -121,13 +121,12 @@ class RetryReason(str, Enum):
 
 
 class DeliveryFailed(DeliveryError):
-    """Nothing of the batch was accepted for now; the host sends it again later.
+    """The destination accepted nothing of the batch for now; the host sends the batch again later.
 
-    *retry_after* is the peer's own wish in seconds; it binds the whole sink, up to an hour. *needs_attention* says
-    that a person must act (a token expired, a URL is gone): it is logged once as an ERROR and exported. *held* pauses
-    the sink until a restart or `outbox retry` (an HTTP 410 is the only case known). *uncertain*: the peer may have
-    accepted it all the same (no answer came), so what the record began may have to be ended. *reason* is a word for
-    the metric of retries, one of a few: a `RetryReason`, ``status_503``, or a word of the sink's own.
+    *retry_after* is the wait in seconds that the peer asks for; it applies to the whole sink, up to an hour.
+    *needs_attention*: a person must act (a token expired, a URL does not exist). The host logs this once as an ERROR
+    and exports it. *held* pauses the sink until a restart or `outbox retry`; an HTTP 410 is the only known case.
+    *reason* is the label for the metric of retries: a `RetryReason`, ``status_503``, or a word of the sink's own.
     """
 
     def __init__(
@@ -137,13 +136,11 @@ class DeliveryFailed(DeliveryError):
         *,
         needs_attention: bool = False,
         held: bool = False,
-        uncertain: bool = False,
         reason: RetryReason | str = RetryReason.FAILED,
     ) -> None:
         super().__init__(message)
         self.reason = reason.value if isinstance(reason, RetryReason) else reason
         self.retry_after = retry_after
-        self.uncertain = uncertain
         self.needs_attention = needs_attention or held
         self.held = held
 

@@ -113,7 +113,6 @@ class AppriseSink(Sink):
             raise DeliveryFailed(
                 f"Apprise: {shown}",
                 needs_attention=_NEEDS_A_PERSON.search(shown) is not None,
-                uncertain=True,  # a service may have accepted it: Apprise does not report which one failed
             )
         self._accepted_id = record.id
 

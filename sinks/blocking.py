@@ -50,6 +50,6 @@ class BlockingCalls:
 
     def _blocked(self, seconds: float) -> DeliveryFailed:
         if self._closed.done():
-            return DeliveryFailed("The sink was closed during the send.", uncertain=True)
+            return DeliveryFailed("The sink was closed during the send.")
         message = f"{self._target} did not respond within {seconds:g} s."
-        return DeliveryFailed(message, uncertain=True, reason=RetryReason.TIMEOUT)
+        return DeliveryFailed(message, reason=RetryReason.TIMEOUT)

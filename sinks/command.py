@@ -153,17 +153,17 @@ class CommandSink(Sink):
     def _raise_unless_delivered(self, finished: Finished) -> None:
         code = finished.exit_code
         if finished.ending is Ending.CLOSED:
-            raise DeliveryFailed(f"{self._name} was killed, because the agent let go of it.", uncertain=True)
+            raise DeliveryFailed(f"{self._name} was killed, because the agent let go of it.")
         if finished.ending is Ending.DEADLINE:
             how = "was killed with its process group" if code is not None else "cannot be killed"
             text = f"{self._name} did not end within {self.config.timeout_seconds:g} s and {how}"
             raise DeliveryRejected(_message(text, finished))
         if code == _TRY_AGAIN:
             # It may have begun: if the event ends meanwhile, its end must be told too.
-            raise DeliveryFailed(_message(f"{self._name} asks to be run again (exit 75)", finished), uncertain=True)
+            raise DeliveryFailed(_message(f"{self._name} asks to be run again (exit 75)", finished))
         if code is not None and code in _STOPPED_FROM_OUTSIDE:
             text = f"{self._name} was stopped from outside by {_signal_name(-code)}"
-            raise DeliveryFailed(_message(text, finished), uncertain=True)
+            raise DeliveryFailed(_message(text, finished))
         if code is not None and code < 0:
             raise DeliveryRejected(_message(f"{self._name} was killed by {_signal_name(-code)}", finished))
         if code != 0:

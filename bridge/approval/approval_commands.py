@@ -1,16 +1,15 @@
-"""Commands of approvals: programs that must succeed on this VM before what a rule or the portal wants is posted.
+"""Commands of approvals: programs that must succeed on this VM before an approval of a rule or the portal is posted.
 
-Each command has a thread of its own, so that a drain of ten minutes delays no other approval. It runs once for an
-approval of an event as it is: what became of it is kept. The one exception is an agent that died or was stopped
-meanwhile. How far the command came is then unknown, and it runs again: skipping it would approve an event for a VM that
-may not be drained, or leave a drained one unapproved. So a command must bear being run twice.
+Each command has its own thread, so a drain of ten minutes delays no other approval. A command runs once for each
+approval of a version of an event, and its result is stored. If the agent was killed or stopped while the command ran,
+the command runs again, because its progress is unknown. A command must therefore tolerate a second run.
 
-A command whose approval is withdrawn or over meanwhile runs to its end, which then counts for nothing: a drain that is
-cut in the middle leaves a VM worse than either end.
+If an approval is withdrawn or ends while its command runs, the command runs to its end, and the result is not used. A
+drain that is interrupted leaves a VM in a worse state than a complete drain or none.
 
-The command gets the last record of the event as JSON on standard input, and the variables of
-`bridge.events.environment`, SCHEDULED_EVENT_RULE with the name of the rule among them. Of the agent's own variables it
-does not get those that hold secrets.
+The command receives the last record of the event as JSON on standard input, and the variables of
+`bridge.events.environment`, including SCHEDULED_EVENT_RULE with the name of the rule. It does not receive variables of
+the agent that contain secrets.
 """
 
 from __future__ import annotations
@@ -42,21 +41,21 @@ logger = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 8
 _JOIN_SECONDS = 1.0
-#: Without a descriptor or a process to be had, it is tried so often, and for so long.
+#: Without a free descriptor or process, the agent tries again.
 _TRY_AGAIN_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 60.0
 
 _Run = tuple[EventVersion, str]
-"""The event as it is, and the source of the approval that the command runs for."""
+"""The version of the event, and the source of the approval."""
 
 
 class ApprovalCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """A program, and whose it is."""
+    """A program and its owner."""
 
     owner: str
-    """As sentences name it: ``rule NAME``, or the table of the portal."""
+    """``rule NAME`` or ``approval.remote``, for messages."""
     rule: str
-    """The name of the rule; empty for the portal's."""
+    """The name of the rule; empty for the command of the portal."""
     arguments: tuple[str, ...]
     timeout_seconds: float
 
@@ -72,7 +71,7 @@ class ApprovalCommand(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_portal(cls, remote: RemoteSettings | None) -> ApprovalCommand | None:
-        """Return the command of *remote*; None when it has none."""
+        """Return the command of *remote*; None if it has none."""
         if remote is None or remote.command is None:
             return None
         return cls(
@@ -80,7 +79,7 @@ class ApprovalCommand(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def problem(self, finished: Finished) -> str | None:
-        """Return why a command that *finished* so allows nothing; None when it exited 0 in time."""
+        """Return why a *finished* command allows no approval; None if it exited with 0 in time."""
         detail = f": {finished.error_output}" if finished.error_output else "."
         if finished.ending is Ending.DEADLINE:
             return f"The command of {self.owner} did not end within {self.timeout_seconds:g} s{detail}"
@@ -90,18 +89,18 @@ class ApprovalCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CommandResult(msgspec.Struct, frozen=True, kw_only=True):
-    """How a command ended."""
+    """The result of a command."""
 
     approval: PendingApproval
-    """What it ran for, as it was then."""
+    """The approval at the start of the command."""
     problem: str | None
-    """None: it exited 0 in time."""
+    """None: the command exited with 0 in time."""
     message: str
-    """A sentence of that, with the time it took."""
+    """A sentence with the result."""
 
 
 class ApprovalCommands:
-    """Runs commands of approvals, without the variables *unset*; *wake* is called when one has ended."""
+    """Runs commands of approvals without the variables *unset*; calls *wake* when a command has ended."""
 
     def __init__(self, wake: Callable[[], None], *, unset: Collection[str] = ()) -> None:
         self._wake = wake
@@ -114,18 +113,18 @@ class ApprovalCommands:
 
     @property
     def is_full(self) -> bool:
-        """Return whether no other command may start now."""
+        """Return whether the maximum number of commands is running."""
         with self._lock:
             return len(self._running) >= _MOST_AT_ONCE
 
     def is_running(self, approval: PendingApproval) -> bool:
-        """Return whether a command for *approval* runs, or its end was not taken yet."""
+        """Return whether a command for *approval* runs, or its result was not taken yet."""
         run = _run_of(approval)
         with self._lock:
             return run in self._running or any(_run_of(each.approval) == run for each in self._ended)
 
     def start(self, approval: PendingApproval, command: ApprovalCommand, record: TransitionRecord) -> bool:
-        """Run *command* for *approval* of the event of *record*; return whether it runs: no thread may be to be had."""
+        """Run *command* for *approval* of the event of *record*; return False if no thread can be started."""
         runner, run = Runner(), _run_of(approval)
         name = f"approval:command:{command.rule or 'remote'}"
         thread = threading.Thread(target=self._run, args=(approval, command, record, runner), name=name, daemon=True)
@@ -144,9 +143,9 @@ class ApprovalCommands:
         return True
 
     def take(self, state: ApprovalState, *, now: float) -> Evaluation:
-        """Return what follows from *state* by the commands that have ended since the last call.
+        """Return the changes by the commands that have ended since the last call.
 
-        That is nothing for an approval that was decided otherwise meanwhile.
+        A command of an approval that was withdrawn or ended meanwhile changes nothing.
         """
         result = Evaluation()
         with self._lock:
@@ -169,7 +168,7 @@ class ApprovalCommands:
         return result
 
     def close(self) -> None:
-        """Kill what runs; it runs again with the next start of the agent."""
+        """Kill the running commands. They run again after the next start of the agent."""
         with self._lock:
             self._closed.set()
             running = list(self._running.values())
@@ -190,7 +189,7 @@ class ApprovalCommands:
             was_closed = False
             problem = f"The command of {command.owner} cannot be started: {error.strerror or error}."
         except Exception as error:
-            logger.exception("A command of an approval failed in an unforeseen way.")
+            logger.exception("A command of an approval failed unexpectedly.")
             was_closed = False
             problem = f"The command of {command.owner} failed: {error!r}."
         message = problem or f"The command of {command.owner} exited 0 after {time.monotonic() - began_at:.1f} s."
@@ -201,7 +200,7 @@ class ApprovalCommands:
         self._wake()
 
     def _finished(self, command: ApprovalCommand, record: TransitionRecord, runner: Runner) -> Finished:
-        """Run *command*, a while later when it cannot be started for now; raise OSError when it cannot at all."""
+        """Run *command*; try again for a while if it cannot be started, and then raise OSError."""
         give_up_at = time.monotonic() + min(command.timeout_seconds, _LONGEST_WAIT_SECONDS)
         while True:
             try:
@@ -217,7 +216,7 @@ class ApprovalCommands:
                     raise
                 message = f"The command of {command.owner} cannot be started for now: {error.strerror}."
                 self._log.problem(command.owner, logging.ERROR, message)
-            self._closed.wait(_TRY_AGAIN_SECONDS)  # a runner that is closed says so
+            self._closed.wait(_TRY_AGAIN_SECONDS)  # a closed runner returns at once
 
 
 def _run_of(approval: PendingApproval) -> _Run:
@@ -225,10 +224,10 @@ def _run_of(approval: PendingApproval) -> _Run:
 
 
 def _fail(state: ApprovalState, approval: PendingApproval, problem: str, result: Evaluation) -> None:
-    """Add to *result* that the command for *approval* failed, so that nothing follows from what wanted it."""
+    """Add the failure of the command for *approval* to *result*, and refuse the decisions behind it."""
     why = ApprovalResult.COMMAND_FAILED
     result.approvals.append(msgspec.structs.replace(approval, state=ApprovalStage.COMMAND_FAILED))
-    told = msgspec.structs.replace(approval, command_result=None)  # the sentence is the record's own
+    told = msgspec.structs.replace(approval, command_result=None)  # the message already contains it
     result.records.append(approval_record(told, Transition.APPROVAL_FAILED, why, message=problem))
     if not approval.arrivals:
         return
@@ -237,7 +236,7 @@ def _fail(state: ApprovalState, approval: PendingApproval, problem: str, result:
             continue
         result.update_decisions([decision.arrival], DecisionStage.REFUSED, why.value, problem)
         if decision.arrival not in approval.arrivals:
-            # More people approved than had to. The command does not run for each of them.
+            # More people approved than required. The command does not run for each of them.
             surplus = msgspec.structs.replace(
                 told,
                 decision_id=decision.decision_id,

@@ -1,6 +1,6 @@
-"""Credentials for the portal: the bearer token, from a file, the environment, Entra ID or the portal itself.
+"""Credentials for the portal: the bearer token from a file, the environment, Entra ID, or the portal itself.
 
-A token never stands in a message.
+No message contains a token.
 """
 
 from __future__ import annotations
@@ -15,37 +15,36 @@ from bridge.errors import CredentialFailed, SecretUnavailable
 from bridge.system.access_tokens import AccessToken, RenewedToken, fetch_own_token, token_of
 from bridge.system.secrets import Secret
 
-#: How long a request waits for a token that is not there yet.
 TOKEN_DEADLINE_SECONDS = 10.0
 
 _KEY = "approval.remote.token"
 
 
 class PortalCredential(Protocol):
-    """Where the bearer token comes from."""
+    """The source of the bearer token."""
 
     def bearer(self) -> str | None:
-        """Return the token, None when none is wanted; raise CredentialFailed when it cannot be had."""
+        """Return the token, None if none is configured; raise CredentialFailed if it is not available."""
 
     def forget(self) -> bool:
-        """Get the token anew for the next request: the portal refused the one it was shown.
+        """Get a new token for the next request, because the portal refused the last one.
 
-        Return whether that is all there is to do for now: another token will be shown, and nobody need act.
+        Return whether the next request uses another token, so that no person has to act.
         """
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """Cancel the wait for a token."""
 
 
 def credential_of(remote: RemoteSettings) -> PortalCredential:
-    """Return what *remote* configures."""
+    """Return the credential that *remote* configures."""
     if remote.entra_scope is not None:
         return EntraCredential(remote.entra_scope)
     return SecretCredential(file=remote.token_file, env=remote.token_env)
 
 
 class SecretCredential:
-    """The token of a file, read again when it changes, or of an environment variable; or none at all."""
+    """The token of a file, which is read again when it changes, or of an environment variable, or no token."""
 
     def __init__(
         self, *, file: str | None = None, env: str | None = None, environ: Mapping[str, str] = os.environ
@@ -54,7 +53,7 @@ class SecretCredential:
         self._secret = self._unread()
 
     def bearer(self) -> str | None:
-        """Return the token as it is now."""
+        """Return the current token."""
         try:
             token = self._secret.value()
         except SecretUnavailable as error:
@@ -68,19 +67,19 @@ class SecretCredential:
         return token
 
     def forget(self) -> bool:
-        """Read the file again, also when its time and size are the same."""
+        """Read the file again even if its time and size did not change."""
         self._secret = self._unread()
         return False
 
     def close(self) -> None:
-        """Nothing waits here."""
+        """Do nothing."""
 
     def _unread(self) -> Secret:
         return Secret(key=_KEY, file=self._file, env=self._env, environ=self._environ)
 
 
 class EntraCredential:
-    """The managed identity's token for *scope*; *fetch* gets one, and may hang: *deadline_seconds* bounds the wait."""
+    """The managed identity's token for *scope*. *fetch* may hang, so a request waits at most *deadline_seconds*."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class EntraCredential:
         self._token: RenewedToken = token_of(scope, key="approval.remote.entra_scope", fetch=fetch)
 
     def bearer(self) -> str:
-        """Return a token that is good for now; one that still counts, when no newer can be had."""
+        """Return a valid token; the last one if no newer token is available."""
         return self._token.current(wait_seconds=self._deadline_seconds).token
 
     def forget(self) -> bool:
@@ -103,12 +102,12 @@ class EntraCredential:
         return False
 
     def close(self) -> None:
-        """Break off the wait."""
+        """Cancel the wait."""
         self._token.close()
 
 
 class AttestedCredential:
-    """The portal's own *token* for this VM; nobody waits for one longer than *deadline_seconds*."""
+    """The portal's own *token* for this VM. A request waits at most *deadline_seconds* for a token."""
 
     def __init__(self, token: RenewedToken, *, deadline_seconds: float = TOKEN_DEADLINE_SECONDS) -> None:
         self._token = token
@@ -116,21 +115,21 @@ class AttestedCredential:
         self._shown: AccessToken | None = None
 
     def bearer(self) -> str:
-        """Return a token that is good for now; one that still counts, when no newer can be had."""
+        """Return a valid token; the last one if no newer token is available."""
         self._shown = self._token.current(wait_seconds=self._deadline_seconds)
         return self._shown.token
 
     def forget(self) -> bool:
-        """Get another, but not for each refusal: one that came in place of a refused one stays for five minutes."""
+        """Get another token. A token that replaced a refused token is kept for five minutes."""
         return self._shown is not None and self._token.refuse(self._shown)
 
     def close(self) -> None:
-        """Break off the wait, and ask for nothing any more."""
+        """Cancel the wait, and request no more tokens."""
         self._token.close()
 
 
 def fetch_portal_token(scope: str) -> AccessToken:
-    """Return a new token of the identity that AZURE_CLIENT_ID names, or of the only one; the portal is asked again."""
+    """Return a new token of the identity in AZURE_CLIENT_ID, or of the only identity."""
     return fetch_own_token(scope)
 
 

@@ -1,19 +1,18 @@
-"""Verification of a signed decision: a token goes in, its claims come out, or RefusedDecision with the reason.
+"""Verification of a signed decision: returns the claims of a token, or raises RefusedDecision with the reason.
 
-A token is a compact JWS (RFC 7515) of one exact form. Anything else is refused before any arithmetic: ten thousand
-forgeries must cost little. The header chooses nothing. ``alg`` and ``typ`` must be the one word each; ``kid`` picks
-one of the keys that a person put on this VM, by comparison and never as a path; every other member (``crit``, ``jku``,
-``jwk``, ``x5u``, ``b64``) is refused. One decision has one text: base64url that is not canonical, padding and white
-space are refused, so that a token cannot be made to look like another.
+A token is a compact JWS (RFC 7515) of one exact form. Any other form is refused before any cryptography, so that ten
+thousand forgeries cost little. The header chooses nothing. ``alg`` and ``typ`` must have the one valid value each.
+``kid`` selects one of the keys that a person put on this VM, by comparison and never as a path. Every other member
+(``crit``, ``jku``, ``jwk``, ``x5u``, ``b64``) is refused. One decision has one text: non-canonical base64url, padding,
+and white space are refused.
 
-Only then is the signature checked (PyJWT's EdDSA, wired in, the key's type checked when it was read), and the payload
-is read only after it verified. Two parsers that read one text differently are how signed texts get forged: PyJWT does
-not read the token a second time, and a member that occurs twice, a number that is not finite and text that is not
-Unicode are refused, in header and payload alike.
-Claims that this version does not know are passed over. The checks run in the order of `RefusalReason`.
+The signature is verified next (PyJWT's EdDSA, with the type of the key checked when it was read). The payload is read
+only after the signature is verified. Different parsers of the same text can disagree, so PyJWT does not parse the
+token. Duplicate members, numbers that are not finite, and text that is not Unicode are refused in header and payload.
+Unknown claims are ignored. The checks run in the order of `RefusalReason`.
 
-Whether the event still is what was decided on, and whether the decision was seen before, is checked elsewhere
-(`bridge.approval.evaluate`, `bridge.outbox.approvals`).
+`bridge.approval.evaluate` checks whether the event has changed since the decision, and `bridge.outbox.approvals`
+whether the decision is already known.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ _MAX_DIGITS = 20
 _LAST_SECOND = 253402300799
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
-# The last character of a segment that is no multiple of four holds bits that no byte uses; canonical is where they are
-# zero (RFC 4648 section 3.5). 64 bytes of signature are 86 characters.
+# The last character of a segment may contain unused bits, which are zero in the canonical form (RFC 4648 section 3.5).
+# A signature of 64 bytes has 86 characters.
 _SEGMENT = r"(?:[A-Za-z0-9_-]{4})*(?:[A-Za-z0-9_-][AQgw]|[A-Za-z0-9_-]{2}[AEIMQUYcgkosw048])?"
 _THREE_PARTS = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]*)\.([A-Za-z0-9_-]*)")
 _CANONICAL = re.compile(_SEGMENT)
@@ -74,20 +73,20 @@ _KNOWN_CLAIMS = frozenset({*_CLAIM_NAMES.values(), "reason", "event_digest"})
 
 
 class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
-    """What a token claims whose signature verified, and which key that was."""
+    """The claims of a token with a valid signature, and its key."""
 
     kid: str
     approver: str
-    """Who the key speaks for."""
+    """The approver of the key."""
     key_sha256: str
-    """Of the public key's 32 bytes: two names for one key are still one key."""
+    """The digest of the public key's 32 bytes. Two names of one key have the same digest."""
     payload_sha256: str
-    """Of the signed bytes: a ``jti`` that comes again with another one is not the same decision."""
+    """The digest of the signed bytes. A ``jti`` with another digest is another decision."""
 
     issuer: _Name
-    """``iss``; a decision counts only when it is the approver."""
+    """``iss``; must be the approver."""
     audience: _Name
-    """``aud``, as it came."""
+    """``aud`` as received."""
     event_id: Annotated[str, Meta(min_length=1, max_length=MAX_EVENT_ID_CHARACTERS)]
     """``sub``"""
     decision_id: Annotated[str, Meta(pattern=r"^[\x21-\x7e]{1,128}\Z")]
@@ -95,16 +94,16 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
     issued_at: datetime
     """``iat``, UTC, to the microsecond; the newest wins."""
     expires_at: datetime
-    """``exp``; limits when a decision may be accepted, not when it is carried out."""
+    """``exp``; limits the acceptance of a decision, not the request to Azure."""
     not_valid_before: datetime | None = None
     """``nbf``"""
     verdict: Verdict
     reason: str | None = None
-    """Fit for one line of a log: at most 256 printable characters."""
+    """At most 256 printable characters on one line."""
     event_digest: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
     def __post_init__(self) -> None:
-        """Raise ValueError for what no single field can be checked for."""
+        """Raise ValueError for mistakes that the types of the fields do not exclude."""
         for name in ("issuer", "audience", "event_id"):
             if not getattr(self, name).isprintable():
                 raise ValueError(f"{_CLAIM_NAMES[name]} has characters that cannot be printed")
@@ -113,13 +112,13 @@ class Claims(msgspec.Struct, frozen=True, kw_only=True, rename=_CLAIM_NAMES):
 
 
 class ClaimsMalformed(ValueError):
-    """The text is no JSON object, or a member of it is not what it must be."""
+    """The payload is not a JSON object, or a member is invalid."""
 
 
 def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: datetime, created_at: datetime) -> Claims:
-    """Return the claims of the decision in *token*; raise RefusedDecision with the first reason that it does not count.
+    """Return the claims of the decision in *token*; raise RefusedDecision with the first reason against it.
 
-    *audience* is this VM's vmId, *created_at* when this outbox's database was made, *now* the wall clock; both aware.
+    *audience* is the vmId of this VM, and *created_at* the creation time of the outbox. Both times are aware.
     """
     claims = _read_signed(token, keys)
     _check_addressing(claims, audience)
@@ -128,9 +127,9 @@ def verify(token: str, *, keys: Sequence[TrustedKey], audience: str, now: dateti
 
 
 def verify_for_any_vm(token: str, *, keys: Sequence[TrustedKey], now: datetime) -> Claims:
-    """Return the claims of the decision in *token*, whichever VM it is for and however old an outbox may be.
+    """Return the claims of a decision for any VM, for a portal that forwards decisions.
 
-    For who carries decisions to their VMs; raises RefusedDecision as `verify` does.
+    Raises RefusedDecision as `verify` does. The creation time of an outbox is not compared.
     """
     claims = _read_signed(token, keys)
     _check_addressing(claims, claims.audience)
@@ -139,9 +138,9 @@ def verify_for_any_vm(token: str, *, keys: Sequence[TrustedKey], now: datetime) 
 
 
 def read_header(token: str) -> dict[str, Any]:
-    """Return the header of a token that has the one form a decision may have; nothing of it is verified.
+    """Return the header of a token of the valid form, without verification.
 
-    Raises RefusedDecision for any other form, before any arithmetic.
+    Raises RefusedDecision for any other form, before any cryptography.
     """
     if type(token) is not str or len(token) > MAX_TOKEN_CHARACTERS:
         raise _unread(RefusalReason.MALFORMED, f"is no text of at most {MAX_TOKEN_CHARACTERS} characters")
@@ -165,12 +164,12 @@ def read_header(token: str) -> dict[str, Any]:
 
 
 def read_claims(payload: bytes, *, kid: str, approver: str, key_sha256: str) -> Claims:
-    """Return the claims in *payload*, which the key *kid* signed; raise ClaimsMalformed, naming what is wrong."""
+    """Return the claims in *payload*, which the key *kid* signed; raise ClaimsMalformed with the mistake."""
     members = {name: value for name, value in _strict_object(payload).items() if name in _KNOWN_CLAIMS}
     members["reason"] = _printable(members.get("reason"))
     for name in ("iat", "exp", "nbf"):
         members[name] = _date(name, members.get(name))
-    # Last, so that no member of the payload can stand for one of them.
+    # Last, so that no member of the payload can replace one of them.
     members |= {"kid": kid, "approver": approver, "key_sha256": key_sha256}
     members["payload_sha256"] = hashlib.sha256(payload).hexdigest()
     try:
@@ -179,13 +178,13 @@ def read_claims(payload: bytes, *, kid: str, approver: str, key_sha256: str) -> 
         raise ClaimsMalformed(one_line(str(error), EXCERPT_CHARACTERS)) from None
 
 
-# The parts that every verification has.
+# Shared parts of every verification.
 
 
 def _read_signed(token: str, keys: Sequence[TrustedKey]) -> Claims:
-    """Return what *token* claims, if one of *keys* signed it; whom it is for and when it counts is not checked.
+    """Return the claims of *token* if one of *keys* signed it; raise RefusedDecision.
 
-    Raises RefusedDecision.
+    The audience and the times are not checked.
     """
     key = _pinned_key(read_header(token), keys)
     try:
@@ -207,7 +206,7 @@ def _read_signed(token: str, keys: Sequence[TrustedKey]) -> Claims:
 
 
 def _header_or_none(segment: str) -> dict[str, Any] | None:
-    # Raised from in here, a refusal would carry the parser's error as its context, and that carries the text.
+    # A refusal that is raised here would have the parser's error as its context, which contains the text.
     try:
         return _strict_object(_decoded(segment))
     except ValueError:
@@ -228,7 +227,7 @@ def _pinned_key(header: dict[str, Any], keys: Sequence[TrustedKey]) -> TrustedKe
 
 @functools.lru_cache(maxsize=1)
 def _algorithm() -> Algorithm:
-    from jwt import PyJWS  # noqa: PLC0415 - brings cryptography; imported where approvals are used, and only there
+    from jwt import PyJWS  # noqa: PLC0415 - imports cryptography, which only approvals need
 
     return PyJWS(algorithms=[ALGORITHM]).get_algorithm_by_name(ALGORITHM)
 
@@ -259,19 +258,19 @@ def _check_addressing(claims: Claims, audience: str) -> None:
         raise _refused(
             RefusalReason.WRONG_ISSUER, claims, f"says iss '{claims.issuer}'; its key is {claims.approver}'s"
         )
-    # ASCII first: lower() makes an ordinary k of the Kelvin sign.
+    # ASCII first: lower() turns the Kelvin sign into an ordinary k.
     if not (claims.audience.isascii() and audience and claims.audience.lower() == audience.lower()):
         raise _refused(RefusalReason.WRONG_AUDIENCE, claims, f"is for '{claims.audience}', not for this VM")
 
 
 def _check_when(claims: Claims, *, now: datetime, created_at: datetime) -> None:
     if claims.verdict is Verdict.HOLD:
-        return  # to hold too early or too late does no harm, and no hold is lost by a clock
+        return  # an early or late hold does no harm, and a wrong clock must not lose a hold
     skew = timedelta(seconds=CLOCK_SKEW_SECONDS)
     starts = max(claims.issued_at, claims.not_valid_before or claims.issued_at)
     if claims.expires_at - claims.issued_at > timedelta(seconds=MAX_LIFETIME_SECONDS):
         raise _refused(RefusalReason.LIFETIME_TOO_LONG, claims, f"is valid for over {MAX_LIFETIME_SECONDS} s")
-    if claims.issued_at < created_at:  # no skew: nothing remembers which decisions came before that
+    if claims.issued_at < created_at:  # no skew: the outbox does not know earlier decisions
         raise _refused(
             RefusalReason.ISSUED_BEFORE_THIS_OUTBOX,
             claims,
@@ -308,12 +307,12 @@ def _date(name: str, value: Any) -> datetime | None:
 
 
 def _printable(reason: Any) -> Any:
-    """Return the text *reason* fit to be shown: a hold must not fail for the line break in its reason."""
+    """Return the text *reason* on one printable line. A line break must not invalidate a hold."""
     return one_line(reason, MAX_REASON_CHARACTERS) if type(reason) is str else reason
 
 
 def _strict_object(text: bytes) -> dict[str, Any]:
-    """Return the JSON object (RFC 8259) that *text* holds; raise ClaimsMalformed on any doubt."""
+    """Return the JSON object (RFC 8259) in *text*; raise ClaimsMalformed for any ambiguity."""
     try:
         value = strict_json.loads(text.decode("utf-8"), most_digits=_MAX_DIGITS)
     except strict_json.JsonRefused as error:

@@ -1,13 +1,12 @@
-"""Local rules: which rule matches an event, whether and when this VM acts by it, and what the rules want now.
+"""Local rules: the rule that matches an event, and whether and when this VM acts on it.
 
-Rules decide without a person, so they read an event strictly: what is unknown matches nothing that asks for it. An
-approval is consent for every VM in Resources, so an ``approve`` rule matches only where it is known who that is and who
-this VM is; no rule consents for machines that are not named. A ``hold`` does no harm, and may
-match there.
+Rules decide without a person, so they match strictly. An unknown value matches no condition on that value. An approval
+is consent for every VM in Resources, so an ``approve`` rule matches only if Resources and the name of this VM are
+known. A ``hold`` rule does no harm and may match without them.
 
-`RuleEngine` applies the rules to each Scheduled event as it is now; once a rule has acted on an event as it is, none
-does so again. The delay of a VM that is not the leader counts from when this agent saw the event as it is now, so an
-agent that starts late waits too long rather than too short. A signed hold stops every rule for that event.
+`RuleEngine` applies the rules to each Scheduled event. After a rule has acted on a version of an event, no rule acts on
+this version again. The delay of a VM that is not the leader begins when this agent first sees the version, so an agent
+that starts late waits too long rather than too short. A signed hold stops every rule for its event.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _MINIMUM_WAIT_SECONDS = 0.05
 
 
 class RuleEngine:
-    """Applies the rules of *settings*; *vm* returns who this VM is."""
+    """Applies the rules of *settings*; *vm* returns the identity of this VM."""
 
     def __init__(self, settings: ApprovalSettings, *, vm: Callable[[], VmIdentity], clock: Clock = REAL_CLOCK) -> None:
         self._settings = settings
@@ -53,11 +52,11 @@ class RuleEngine:
         return self._next_at < math.inf
 
     def wait_seconds(self) -> float:
-        """Return the seconds until a rule may act; infinity when none will."""
+        """Return the seconds until a rule may act; infinity without such a rule."""
         return max(self._next_at - self._clock.monotonic(), _MINIMUM_WAIT_SECONDS)
 
     def rule_behind(self, approval: PendingApproval, index: DocumentIndex) -> RuleSettings | None:
-        """Return the rule that wanted *approval* while it still is the first that matches the event."""
+        """Return the rule behind *approval* if it is still the first rule that matches the event."""
         event = index.events.get(approval.event_id)
         if event is None:
             return None
@@ -67,9 +66,9 @@ class RuleEngine:
     def apply(
         self, state: ApprovalState, index: DocumentIndex, *, commands_are_full: bool, may_begin: bool = True
     ) -> Evaluation:
-        """Return what the rules want now; while *commands_are_full* a rule with a command waits.
+        """Return the changes by the rules.
 
-        Without *may_begin* nothing new is wanted for now.
+        While *commands_are_full*, rules with a command wait. Without *may_begin*, no approval begins.
         """
         result = Evaluation()
         self._next_at = math.inf
@@ -92,9 +91,9 @@ class RuleEngine:
         return result
 
     def _is_free(self, state: ApprovalState, key: EventVersion) -> bool:
-        """Return whether no approval stands in the way of a rule."""
+        """Return whether a rule may act on this version of the event."""
         approval = state.approvals.get(key)
-        # What was withdrawn under another configuration, or only tried, may be wanted again.
+        # An approval that was withdrawn or only a dry run may begin again under a new configuration.
         return (
             approval is None
             or approval.state is ApprovalStage.WITHDRAWN
@@ -127,7 +126,7 @@ class RuleEngine:
             )
 
     def _withdraw_stale(self, state: ApprovalState, index: DocumentIndex, result: Evaluation) -> None:
-        """Take back what was wanted by a rule that is gone, or that no longer is the first to match."""
+        """Withdraw approvals of a rule that was removed or is no longer the first match."""
         for approval in state.approvals.values():
             is_open = approval.state in (ApprovalStage.WANTED, ApprovalStage.DRAINING)
             if not is_open or not approval.source.startswith(_PREFIX) or approval.event_id in index.unsettled:
@@ -138,7 +137,7 @@ class RuleEngine:
             result.refusals.append(
                 Refusal(
                     reason=RefusalReason.SUPERSEDED,
-                    message="The rule that wanted this is not there any more, or does not match.",
+                    message="The rule behind this approval was removed, or no longer matches.",
                     source=approval.source,
                     event=approval.event,
                 )
@@ -187,17 +186,17 @@ class RulePreconditions:
 
 
 def first_match(rules: Iterable[RuleSettings], event: ScheduledEvent, *, vm_name: str | None) -> RuleSettings | None:
-    """Return the first of *rules* that matches *event* on the VM *vm_name*, None when none does.
+    """Return the first of *rules* that matches *event* on the VM *vm_name*; None without a match.
 
-    *vm_name* is None while it is unknown. Names are compared whole, without case, as everywhere.
+    *vm_name* is None while it is unknown. Names are compared as a whole and case-insensitively.
     """
     return next((rule for rule in rules if _matches(rule, event, vm_name)), None)
 
 
 def may_run_command(rule: RuleSettings, event: ScheduledEvent, vm_name: str | None) -> bool:
-    """Return whether the command of *rule* can speak for every VM of *event*.
+    """Return whether the command of *rule* prepares every VM of *event*.
 
-    A drain of this VM prepares no other, so Resources must be exactly this VM, unless ``command_covers_all``.
+    A drain of this VM prepares no other VM, so Resources must be exactly this VM, unless ``command_covers_all``.
     """
     if rule.command is None or not _is_clear_who(event, vm_name):
         return False
@@ -207,10 +206,10 @@ def may_run_command(rule: RuleSettings, event: ScheduledEvent, vm_name: str | No
 def act_delay_seconds(
     rule: RuleSettings, event: ScheduledEvent, *, vm_name: str | None, fallback_seconds: float
 ) -> float | None:
-    """Return how long this VM waits before it follows *rule*; None: it never does.
+    """Return the delay of this VM before it follows *rule*; None: it never does.
 
-    ``each``: no wait. ``leader``: the first VM in Resources does not wait, the k-th after it waits k times
-    *fallback_seconds*, and a VM that Resources do not name never acts.
+    ``each``: no delay. ``leader``: the first VM in Resources does not wait, and the k-th VM after it waits k times
+    *fallback_seconds*. A VM that is not in Resources never acts.
     """
     if not _is_clear_who(event, vm_name):
         return None
@@ -256,5 +255,5 @@ def _names_only(event: ScheduledEvent, vm_name: str | None) -> bool:
 
 
 def _is_clear_who(event: ScheduledEvent, vm_name: str | None) -> bool:
-    """Return whether it is known which VMs *event* names, and which one this is."""
+    """Return whether the VMs of *event* and the name of this VM are known."""
     return bool(vm_name) and bool(event.resources)

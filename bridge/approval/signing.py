@@ -1,8 +1,7 @@
-"""Making a key pair and signing a decision: the other end of `bridge.approval.decision_token`.
+"""Creates key pairs and signs decisions: the counterpart of `bridge.approval.decision_token`.
 
-For `keygen` and `decide`, and for the stub of a portal. A real portal does the same in its own language, with its own
-keys, from PROTOCOL.md. A private key is written once, readable by its owner alone, and never over another; one that
-others may read is not used, as with ssh.
+`keygen`, `decide`, and the reference portal use this module. Other portals follow PROTOCOL.md. A private key file is
+readable only by its owner and never overwritten. As with ssh, a key file that other users can read is not used.
 """
 
 from __future__ import annotations
@@ -38,18 +37,17 @@ _PRIVATE_MODE, _PUBLIC_MODE = 0o600, 0o644
 
 
 class KeyPair(NamedTuple):
-    """Where `generate_key` put the two halves."""
+    """The files of `generate_key`."""
 
     private_key_file: Path
     public_key_file: Path
 
 
 def generate_key(private_key_file: str | Path, public_key_file: str | Path | None = None) -> KeyPair:
-    """Make an Ed25519 pair and return where it is: the private key as PKCS 8 PEM, mode 0600, the public key as PEM.
+    """Create an Ed25519 key pair and return its files: the private key as PKCS 8 PEM, mode 0600, the public key as PEM.
 
-    The public key goes beside the private one, with ``.pub`` added, unless *public_key_file* is given. Raises
-    SigningFailed when either file exists already: a key is never overwritten. (On Windows the directory's access
-    list protects the private key; the mode does nothing there.)
+    The default of *public_key_file* is the private file with ``.pub`` added. Raises SigningFailed if either file
+    exists. On Windows, the access list of the directory protects the private key, not the mode.
     """
     from cryptography.hazmat.primitives import serialization  # noqa: PLC0415 - 8 MB, for two commands
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
@@ -87,16 +85,16 @@ def sign_decision(
     reason: str | None = None,
     jti: str | None = None,
 ) -> str:
-    """Return a decision on *event* for the VM *vm_id*, as a token; raise SigningFailed when it could not count.
+    """Return a token with a decision on *event* for the VM *vm_id*; raise SigningFailed if no agent would accept it.
 
-    Issued *now*, to the millisecond; *jti* is a new UUID unless it is given.
+    The issue time is *now* to the millisecond. The default of *jti* is a new UUID.
     """
     signer = DecisionSigner(private_key_file, kid=kid, approver=approver)
     return signer.sign(vm_id, event, decision, now=now, valid_seconds=valid_seconds, reason=reason, jti=jti)
 
 
 class DecisionSigner:
-    """Signs decisions by the key in *private_key_file*, which is read once; raises SigningFailed when it cannot be."""
+    """Signs decisions with the key in *private_key_file*, which is read once. Raises SigningFailed."""
 
     def __init__(self, private_key_file: str | Path, *, kid: str, approver: str) -> None:
         self.kid = kid
@@ -115,7 +113,7 @@ class DecisionSigner:
         reason: str | None = None,
         jti: str | None = None,
     ) -> str:
-        """Return what `sign_decision` does."""
+        """Return a token as `sign_decision` does."""
         if not 0 < valid_seconds <= MAX_LIFETIME_SECONDS:
             raise SigningFailed(
                 f"A decision cannot be valid for {valid_seconds} s; between 0 and {MAX_LIFETIME_SECONDS} s can."
@@ -141,7 +139,7 @@ class DecisionSigner:
         return _signed(payload, kid=self.kid, key=self._key)
 
     def _digest(self, event: ScheduledEvent) -> str:
-        # A hold is signed for each of thousands of VMs, and the digest of an event of a hundred is most of the work.
+        # A hold is signed for thousands of VMs, and the digest of an event with many Resources is most of the work.
         last = self._digested
         if last is None or last[0] is not event:
             self._digested = last = event, digest(event)
@@ -169,7 +167,7 @@ def _signed(payload: bytes, *, kid: str, key: Ed25519PrivateKey) -> str:
 
 
 def _seconds(moment: float) -> float:
-    """Return *moment* to the millisecond, as an integer where it is one."""
+    """Return *moment* to the millisecond, as an integer if possible."""
     rounded = round(moment, 3)
     return int(rounded) if rounded == int(rounded) else rounded
 
@@ -195,9 +193,9 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
 
 
 def _private_bytes(path: Path) -> bytes:
-    """Return what is in the file of a private key; raise SigningFailed when others may read or change it.
+    """Return the content of a private key file; raise SigningFailed if other users can read or change it.
 
-    One that belongs to somebody else, such as root, may be given to a group; our own is ours alone, as with ssh.
+    A file of another user, such as root, may be readable by a group. A file of this user must not be, as with ssh.
     """
     with path.open("rb") as file:
         found = os.fstat(file.fileno())
@@ -213,7 +211,7 @@ def _private_bytes(path: Path) -> bytes:
 
 
 def _write_new(path: Path, content: bytes, *, mode: int) -> None:
-    # O_EXCL: never over a key that is in use, and never through a symbolic link.
+    # O_EXCL: never overwrite a key, and never follow a symbolic link.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
         descriptor = os.open(path, flags, mode)

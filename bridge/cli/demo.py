@@ -37,13 +37,14 @@ if TYPE_CHECKING:
 
 _SCENARIO = "live-migration"
 _TICK_SECONDS = 0.1
-_POLLS_AFTER_THE_END = 2
+#: Five responses confirm the ending of an event.
+_PATIENCE_SECONDS = 10.0
 _STOP_GRACE_SECONDS = 1.0
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 def run_demo() -> None:
-    """Show a live migration from announcement to completion, in about 16 seconds.
+    """Show a live migration from announcement to completion, in about 20 seconds.
 
     Raises KeyboardInterrupt when a signal ended it early, BrokenPipeError when the reader of standard output has
     gone, and BridgeError when a change did not arrive.
@@ -111,8 +112,7 @@ def _play(scenario: Scenario, view: JsonLines | Screen, directory: Path, stop: t
             view.begin(simulator)
             simulator.start()
             agent.start()
-            patience_seconds = _POLLS_AFTER_THE_END * settings.imds.poll_interval_seconds
-            is_whole = _watch(simulator, agent, view, changes, stop=stop, patience_seconds=patience_seconds)
+            is_whole = _watch(simulator, agent, view, changes, stop=stop)
         finally:
             agent.stop()
             view.end(is_whole=is_whole)
@@ -139,9 +139,8 @@ def _watch(
     changes: list[Change],
     *,
     stop: threading.Event,
-    patience_seconds: float,
 ) -> bool:
-    """Return whether every change was delivered, *patience_seconds* after the last one at the latest."""
+    """Return whether every change was delivered, at the latest some seconds after the last change."""
     give_up_at: float | None = None
     while not stop.wait(_TICK_SECONDS):
         agent.run_due()
@@ -151,7 +150,7 @@ def _watch(
         if _delivered(agent) >= len(changes):
             view.refresh()
             return True
-        give_up_at = give_up_at or time.monotonic() + patience_seconds
+        give_up_at = give_up_at or time.monotonic() + _PATIENCE_SECONDS
         if time.monotonic() >= give_up_at:
             break
     return False

@@ -86,7 +86,7 @@ class Sender:
             current.end()
             current.begin_closing()
             message = f"No response within {self._timeout_seconds:g} s. The send was cut."
-            raise DeliveryFailed(message, uncertain=True, reason=RetryReason.TIMEOUT) from None
+            raise DeliveryFailed(message, reason=RetryReason.TIMEOUT) from None
 
     def send(self, batch: Sequence[TransitionRecord]) -> bool:
         """Send *batch* from any thread; see `SinkThread.send`."""
@@ -338,30 +338,20 @@ def _as_delivery_error(error: BaseException) -> DeliveryError:
     """Return *error* as one of the two errors that the worker handles."""
     if isinstance(error, DeliveryRejected | DeliveryFailed) and _is_whole(error):
         return error
-    failed = DeliveryFailed(_describe(error), uncertain=True, reason=RetryReason.EXCEPTION)
+    failed = DeliveryFailed(_describe(error), reason=RetryReason.EXCEPTION)
     failed.__cause__ = error
     return failed
 
 
 def _is_whole(error: DeliveryRejected | DeliveryFailed) -> bool:
     """Return whether *error* has every value that the worker reads; a subclass may leave some out."""
-    try:
-        str(error)
+    with suppress(Exception):  # the exception of a sink may raise anything when it is read
         if isinstance(error, DeliveryRejected):
-            return (
-                isinstance(error.records, tuple) and isinstance(error.may_be_endpoint, bool) and _is_word(error.reason)
-            )
-        return (
-            isinstance(error.retry_after, int | float | None)
-            and isinstance(error.held, bool)
-            and _is_word(error.reason)
-        )
-    except Exception:  # noqa: BLE001  # the exception of a sink may raise anything when it is read
-        return False
-
-
-def _is_word(reason: object) -> bool:
-    return isinstance(reason, str) and reason.isascii() and reason.isprintable()
+            is_typed = isinstance(error.records, tuple) and isinstance(error.may_be_endpoint, bool)
+        else:
+            is_typed = isinstance(error.retry_after, int | float | None) and isinstance(error.held, bool)
+        return is_typed and isinstance(error.reason, str) and isinstance(str(error), str)
+    return False
 
 
 def _describe(error: BaseException) -> str:

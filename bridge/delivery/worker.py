@@ -41,7 +41,6 @@ _REASON_CHARACTERS = 256
 #: An idle worker reads the outbox at this interval even without a notification.
 _IDLE_WAIT_SECONDS = 60.0
 _FAULT_SECONDS = 1.0
-_EXPIRE_SECONDS = 1.0
 #: While the new records of one document are tried out of turn, the probes wait.
 _MOST_NEW_EVENTS = 64
 _MOST_ROWS = 1_000
@@ -196,7 +195,7 @@ class DeliveryWorker:
             return 0.0
         self._clear_attention_if_idle()
         retry_seconds = self._schedule.next_at() - self._clock.monotonic()
-        return min(retry_seconds, self._idle_seconds(), refresh_seconds, self._outbox.seconds_to_due())
+        return min(retry_seconds, _IDLE_WAIT_SECONDS, refresh_seconds, self._outbox.seconds_to_due())
 
     def _note_new_rows(self, now: float) -> None:
         """Tell the schedule about the new records; at most 64 events are tried out of turn."""
@@ -238,23 +237,15 @@ class DeliveryWorker:
             return batch
         return batch + next_batch(rows, self._schedule, now, batching=self._batching, after=batch)
 
-    def _idle_seconds(self) -> float:
-        max_age = self.config.max_age_seconds
-        if max_age is None or not self._schedule.is_troubled:
-            return _IDLE_WAIT_SECONDS
-        return min(_IDLE_WAIT_SECONDS, max(_EXPIRE_SECONDS, max_age))
-
     def _expire(self, now: float) -> None:
         """Give up the records that are older than `max_age_seconds`, at most once a second."""
         max_age = self.config.max_age_seconds
-        if max_age is None or now < self._expired_at + _EXPIRE_SECONDS:
+        if max_age is None or now < self._expired_at + 1.0:
             return
         self._expired_at = now
-        expired = self._has_pending and self._outbox.expire(self.name, max_age_seconds=max_age)
-        if expired:
-            logger.warning(
-                "Records expired: they are older than max_age_seconds.", extra={"sink": self.name, "expired": expired}
-            )
+        if self._has_pending and (expired := self._outbox.expire(self.name, max_age_seconds=max_age)):
+            extra = {"sink": self.name, "expired": expired}
+            logger.warning("Records expired: they are older than max_age_seconds.", extra=extra)
 
     @property
     def _has_pending(self) -> bool:
@@ -270,48 +261,45 @@ class DeliveryWorker:
     # Sending.
 
     def _send(
+        self, thread: SinkThread, batch: list[PendingDelivery], following: list[PendingDelivery], mode: SendMode
+    ) -> None:
+        unreadable = [row for row in (*batch, *following) if not _is_record(row)]
+        if unreadable:
+            self._store(unreadable, DeliveryState.PARKED, "The row is not a record.")
+            extra = {"sink": self.name, "sequences": [row.sequence for row in unreadable]}
+            logger.error("Rows of the outbox are not records and were parked.", extra=extra)
+            return
+        records, next_records = [row.record for row in batch], [row.record for row in following]
+        outcome = self._attempt(thread, records, partial(self._failed, batch, mode), following=next_records)
+        if isinstance(outcome, DeliveryRejected):
+            self._rejected(batch, mode, outcome, under=thread.configuration)
+        elif outcome is not None:
+            self._delivered(batch, under=thread.configuration if outcome else None)
+
+    def _attempt(
         self,
         thread: SinkThread,
-        batch: list[PendingDelivery],
-        following: list[PendingDelivery],
-        mode: SendMode,
-    ) -> None:
+        records: Sequence[TransitionRecord],
+        on_failed: Callable[[DeliveryFailed], None],
+        *,
+        following: Sequence[TransitionRecord] = (),
+    ) -> bool | DeliveryRejected | None:
+        """Send *records*; return whether the sink made a request, or the rejection, or None after *on_failed*."""
+        self._send_began_at, self._on_overdue = self._clock.monotonic(), on_failed
+        outcome: bool | DeliveryRejected | DeliveryFailed
         try:
-            records = [row.record for row in batch]
-            next_records = [row.record for row in following]
-        except msgspec.MsgspecError:
-            self._park_unreadable([*batch, *following])
-            return
-        self._begin_send(partial(self._failed, batch, mode))
-        try:
-            made_request = thread.send(records, next_records)
-        except DeliveryRejected as error:
-            self._end_send()
-            self._rejected(batch, mode, error, under=thread.configuration)
-        except DeliveryFailed as error:
-            self._end_send()
-            self._failed(batch, mode, error)
-        else:
-            self._end_send()
-            self._delivered(batch, under=thread.configuration if made_request else None)
-
-    def _begin_send(self, on_overdue: Callable[[DeliveryFailed], None]) -> None:
-        self._send_began_at = self._clock.monotonic()
-        self._on_overdue = on_overdue
+            outcome = thread.send(records, following)
+        except (DeliveryRejected, DeliveryFailed) as error:
+            outcome = error
+        self._end_send()
+        if isinstance(outcome, DeliveryFailed):
+            on_failed(outcome)
+            return None
+        return outcome
 
     def _end_send(self) -> None:
         self._on_overdue = None
         self._metrics.sent(self._clock.monotonic() - self._send_began_at)
-
-    def _park_unreadable(self, rows: Sequence[PendingDelivery]) -> None:
-        """Park the rows that do not decode as a record, so that a person sees them."""
-        for row in rows:
-            try:
-                _ = row.record
-            except msgspec.MsgspecError as error:
-                self._store([row], DeliveryState.PARKED, "The row is not a record.")
-                extra = {"sink": self.name, "sequence": row.sequence, "error": str(error)}
-                logger.error("A row of the outbox is not a record and was parked.", extra=extra)  # noqa: TRY400
 
     def _refresh(self, thread: SinkThread, now: float) -> float:
         """Send a record again that is due for a refresh; return the seconds until the next refresh."""
@@ -320,19 +308,12 @@ class DeliveryWorker:
         record = self._refresher.next(now)
         if record is None:
             return self._refresher.next_at - self._clock.monotonic()
-        self._begin_send(partial(self._refresh_failed, record))
-        try:
-            made_request = thread.send([record])
-        except DeliveryFailed as error:
-            self._end_send()
-            self._refresh_failed(record, error)
-        except DeliveryRejected as error:
-            self._end_send()
-            self._refresh_rejected(record, error, under=thread.configuration)
-        else:
-            self._end_send()
+        outcome = self._attempt(thread, [record], partial(self._refresh_failed, record))
+        if isinstance(outcome, DeliveryRejected):
+            self._refresh_rejected(record, outcome, under=thread.configuration)
+        elif outcome is not None:
             self._refresher.succeeded(self._clock.monotonic())
-            if made_request:
+            if outcome:
                 self._accepted([record.event_key], [record.sequence], under=thread.configuration)
         return 0.0
 
@@ -460,3 +441,10 @@ class DeliveryWorker:
 
 def _endpoint_failed(error: DeliveryRejected) -> DeliveryFailed:
     return DeliveryFailed(str(error), needs_attention=True, reason=error.reason)
+
+
+def _is_record(row: PendingDelivery) -> bool:
+    try:
+        return row.record is not None
+    except msgspec.MsgspecError:
+        return False

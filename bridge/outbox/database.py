@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -39,6 +40,8 @@ _FILE_NAME = re.compile(r"outbox-([1-9][0-9]{0,17})\.db")
 _SCHEMA_VERSION = 1
 _PAGE_BYTES = 1024
 _CHECKPOINT_PAGES = 1000
+#: On a small volume, the WAL is moved into the file when it takes this share of the volume.
+_WAL_SHARE = 1 / 8
 _DAMAGE = frozenset({"SQLITE_CORRUPT", "SQLITE_NOTADB"})
 
 _SCHEMA = """
@@ -284,7 +287,8 @@ class Database:
         self._connection.execute("PRAGMA journal_mode = WAL")
         # FULL: NORMAL can lose an acknowledged commit on power loss.
         self._connection.execute("PRAGMA synchronous = FULL")
-        self._connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
+        pages = min(_CHECKPOINT_PAGES, int(shutil.disk_usage(path.parent).total * _WAL_SHARE / _PAGE_BYTES))
+        self._connection.execute(f"PRAGMA wal_autocheckpoint = {max(pages, 1)}")
 
     @classmethod
     def create(cls, directory: Path, changes: Changes) -> Database:

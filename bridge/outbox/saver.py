@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import shutil
 import sqlite3
 import threading
 import time
@@ -45,6 +46,8 @@ _UNREADABLE_SECONDS = 30.0
 _CLEAN_SECONDS = 600.0
 #: Of `max_bytes`: room is made above the first share, down to the second.
 _FULL, _TARGET = 0.95, 0.90
+#: Of the volume, if that is less than `max_bytes`: the WAL and a new generation need room, too.
+_VOLUME_SHARE = 1 / 3
 _CHANGED = "another program changed, moved, or deleted it"
 
 
@@ -359,19 +362,20 @@ class Saver:
             has_deleted = database.delete_history(before=self._now() - self._keep_history_seconds) > 0
         older = list(older_generations(self._directory, database.path))
         self.used_bytes = database.used_bytes + sum(map(file_bytes, older))
-        if self.used_bytes > self._max_bytes * _FULL:
-            self._shrink(database, older)
+        limit = min(self._max_bytes, shutil.disk_usage(self._directory).total * _VOLUME_SHARE)
+        if self.used_bytes > limit * _FULL:
+            self._shrink(database, older, limit)
             has_deleted = True
         if has_deleted:
             self._accept_own_changes(database)
 
-    def _shrink(self, database: Database, older: list[Path]) -> None:
-        target = int(self._max_bytes * _TARGET)
+    def _shrink(self, database: Database, older: list[Path], limit: float) -> None:
+        target = int(limit * _TARGET)
         while older and self.used_bytes > target:
             self.used_bytes -= delete_generation(older.pop())
         while self.used_bytes > target and database.delete_history():
             self.used_bytes = database.used_bytes + sum(map(file_bytes, older))
-        if self.used_bytes > self._max_bytes * _FULL:
+        if self.used_bytes > limit * _FULL:
             self._make_room(self.used_bytes - target)
 
 

@@ -78,9 +78,8 @@ class AmqpSender:
             try:
                 connection.loop.call(partial(work, connection), seconds=max(0.001, deadline - time.monotonic()))
             except (Ended, ClosedByPeer):
-                was_sending = connection.is_sending
-                if self._is_closed or was_sending:
-                    raise DeliveryFailed("The sink was closed during the send.", uncertain=was_sending) from None
+                if self._is_closed or connection.is_sending:
+                    raise DeliveryFailed("The sink was closed during the send.") from None
                 self._end()
             except TooLarge as error:
                 raise DeliveryRejected(f"{self._access.peer}: {error}") from None
@@ -108,11 +107,9 @@ class AmqpSender:
         if isinstance(error, Overdue):
             doing = "send" if was_sending else "connection attempt"
             message = f"{self._access.peer}: no answer within {self._config.timeout_seconds:g} s; the {doing} was cut."
-            return DeliveryFailed(message, uncertain=was_sending, reason=RetryReason.TIMEOUT)
+            return DeliveryFailed(message, reason=RetryReason.TIMEOUT)
         access = self._access
-        failure = delivery_error(
-            error, peer=access.peer, is_sending=was_sending, secrets=access.secrets, proxy=access.proxy
-        )
+        failure = delivery_error(error, peer=access.peer, secrets=access.secrets, proxy=access.proxy)
         if is_about_access(error):
             self._access.forget()
         return failure

@@ -23,7 +23,7 @@ _BUSY = "server-busy"
 #: "Please wait 4 seconds and try again." is what the service says of a quota; the SDK itself waits as long.
 _BUSY_SECONDS = 4.0
 _WAIT = re.compile(r"wait (\d{1,4}) seconds")
-#: Conditions that the SDK makes up when the service named none: the record may have been stored.
+#: Conditions that the SDK makes up if the service named none.
 _MADE_UP = frozenset({"", "unknown-error", "client-error", "socket-error", "connection:forced"})
 _CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 #: aiohttp's names, which may not be imported here: nobody answered at that address, a proxy did not, or it said no.
@@ -39,9 +39,9 @@ class TooLarge(Exception):
 
 
 def delivery_error(
-    error: BaseException, *, peer: str, is_sending: bool, secrets: tuple[str, ...], proxy: str | None = None
+    error: BaseException, *, peer: str, secrets: tuple[str, ...], proxy: str | None = None
 ) -> DeliveryError:
-    """Return what *error* of the SDK means; *is_sending*: a record may have been on its way. *proxy*: its URL."""
+    """Return *error* of the SDK as the host's error; *proxy* is the URL of the proxy."""
     from_proxy = _proxy_error(error, peer, "the proxy" if proxy is None else f"the proxy {origin(proxy)}")
     if from_proxy is not None:
         return from_proxy
@@ -55,7 +55,7 @@ def delivery_error(
         return DeliveryFailed(message, float(found[1]) if found else _BUSY_SECONDS, reason=RetryReason.BUSY)
     if condition in _NEEDS_A_PERSON or is_about_access(error) or _CERTIFICATE in text:
         return DeliveryFailed(message, needs_attention=True, reason=RetryReason.REFUSED)
-    return DeliveryFailed(message, uncertain=is_sending and condition in _MADE_UP, reason=RetryReason.CONNECTION)
+    return DeliveryFailed(message, reason=RetryReason.CONNECTION)
 
 
 def _proxy_error(error: BaseException, peer: str, proxy: str) -> DeliveryFailed | None:

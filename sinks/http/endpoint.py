@@ -44,7 +44,7 @@ from bridge.sink import (
     token_of,
 )
 from sinks.http.config import HttpConfig, check_header, check_token_stays_private
-from sinks.http.errors import is_about_settings, is_about_tls, never_sent
+from sinks.http.errors import is_about_settings, is_about_tls
 from sinks.http.urls import http_url, origin, public_path, url_secrets
 
 SUCCESS, REDIRECTION = range(200, 300), range(300, 400)
@@ -68,8 +68,6 @@ _TOKEN_ADVICE = {
 _GIVEN_BY_THE_PEER = "credential"
 #: Statuses that may be about the token alone: it has expired early, or lacks a role that a new one has.
 _TOKEN_REFUSED = frozenset({401, 403})
-#: 5xx that say the request was not carried out; any other may come from a gateway behind which it was.
-_NOT_CARRIED_OUT = frozenset({501, 503, 505, 507, 508, 511})
 #: What `check` takes for a wrong URL or credential.
 _BAD_NEWS = frozenset({401, 403, 404, 407, 410})
 _MOST_ANSWER_BYTES = 64 * 1024
@@ -233,7 +231,6 @@ class Endpoint:
             self._description(response),
             retry_after_seconds(response.headers),
             needs_attention=(status in REDIRECTION or status in _NEEDS_A_PERSON) and not self._is_mended,
-            uncertain=is_accepted or (status >= 500 and status not in _NOT_CARRIED_OUT),  # noqa: PLR2004
             reason=f"status_{status}",
         )
 
@@ -259,11 +256,10 @@ class Endpoint:
 
     def _unanswered(self, error: BaseException, limit: float) -> DeliveryFailed:
         """Return the DeliveryFailed for a request that got no answer."""
-        is_uncertain = not never_sent(error)
         if isinstance(error, DeadlineExceeded):
             through = f" through the proxy {self._shown_proxy}" if self._shown_proxy else ""
             message = f"{self.shown} gave no answer{through} within {limit:g} s."
-            return DeliveryFailed(message, uncertain=is_uncertain, reason=RetryReason.TIMEOUT)
+            return DeliveryFailed(message, reason=RetryReason.TIMEOUT)
         cause = root_cause(error)
         text = excerpt(self.mask(str(cause) or type(cause).__name__).encode())
         if "Tunnel connection failed: 407" in text:
@@ -275,13 +271,12 @@ class Endpoint:
             return DeliveryFailed(message, reason=RetryReason.CONNECTION)
         if is_about_tls(error):
             message = f"{self.shown}: TLS failed: {text} {self._advice_if_unreachable}".rstrip()
-            return DeliveryFailed(message, needs_attention=True, uncertain=is_uncertain, reason=RetryReason.TLS)
+            return DeliveryFailed(message, needs_attention=True, reason=RetryReason.TLS)
         is_ours = is_about_settings(error)
         advice = f". {self._advice_if_unreachable}" if self._advice_if_unreachable else ""
         return DeliveryFailed(
             f"{self.shown} cannot be reached: {text}{advice}",
             needs_attention=is_ours,
-            uncertain=is_uncertain and not is_ours,
             reason=RetryReason.SETTINGS if is_ours else RetryReason.CONNECTION,
         )
 
@@ -375,7 +370,7 @@ def _values(secret: Secret) -> tuple[str, ...]:
 
 def _answered(error: ResponseUnread) -> requests.Response:
     if error.response is None:
-        raise DeliveryFailed("The answer could not be read.", uncertain=True) from None
+        raise DeliveryFailed("The answer could not be read.") from None
     return error.response
 
 

@@ -1,7 +1,7 @@
-"""What a request without an answer means: whether it was sent, and whether a setting or TLS is to blame.
+"""Classifies requests that received no response: whether the configuration or TLS caused the failure.
 
-requests and urllib3 wrap the reason in texts that hold the whole URL, several layers deep; what counts is which
-exceptions are among the causes.
+requests and urllib3 wrap the cause in several layers of texts with the whole URL, so these functions compare the types
+of the causes.
 """
 
 from __future__ import annotations
@@ -12,16 +12,8 @@ import requests
 
 from bridge.sink import causes, root_cause
 
-#: The peer hung up under TLS: a broken connection, no quarrel about certificates.
+#: The peer closed the connection under TLS, which is not a problem of certificates.
 _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError)
-#: urllib3's names for what happens before a request can be sent.
-_UNCONNECTED = frozenset({"NewConnectionError", "ConnectTimeoutError", "NameResolutionError", "ProxyError"})
-
-
-def never_sent(error: BaseException) -> bool:
-    """Return whether no byte of the request can have reached the peer: no name, no connection, no trust."""
-    names = {type(each).__name__ for each in causes(error)}
-    return bool(names & _UNCONNECTED) or isinstance(root_cause(error), ssl.SSLCertVerificationError)
 
 
 def is_about_settings(error: BaseException) -> bool:

@@ -197,7 +197,7 @@ def test_three_machines_in_rings_of_which_the_second_fails(fleet, made, shown):
     assert SECRET not in done.said
     assert fleet.readyz("two") == (200, made.old)
     assert fleet.on("two", f"cat {ETC}/config.toml") == old_config
-    assert "IMDS has not answered yet" in done.said
+    assert "IMDS has not responded yet" in done.said
     assert f"Rolled back: {made.old} runs as before, and is ready." in done.said
     assert fleet.state("three") == states["three"]
 

@@ -102,7 +102,7 @@ def test_example_passes_the_contract_suite(run):
 
 def test_every_error_argument_is_explained():
     text = PAGE.read_text(encoding="utf-8")
-    for word in ("retry_after", "needs_attention", "held", "uncertain", "records"):
+    for word in ("retry_after", "needs_attention", "held", "records"):
         assert f"`{word}=" in text, word
 
 

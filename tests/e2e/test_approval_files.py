@@ -109,7 +109,7 @@ def test_a_reload_goes_on_when_a_key_was_revoked_by_taking_its_file_away(agent, 
         file.unlink()
         agent.config.write_text(agent.config.read_text() + '[labels]\nteam = "blue"\n')
         agent.process.send_signal(signal.SIGHUP)
-        agent.wait_for(lambda: "The configuration was read again" in agent.log)
+        agent.wait_for(lambda: "The configuration was reloaded" in agent.log)
         agent.wait_for(lambda: metric(free_port, "approval_keys_unusable") == 1)
         assert metric(free_port, "config_last_reload_successful") == 1
         assert any(str(file) in message for message in errors(agent))

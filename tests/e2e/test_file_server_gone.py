@@ -121,11 +121,11 @@ def test_agent_lives_and_stops_while_a_secret_of_the_new_configuration_does_not_
     agent.configure(imds.url, f'[[sinks]]\ntype = "webhook"\nurl_file = "{secret}"\n[labels]\nteam = "b"\n')
     hang.touch()
     agent.process.send_signal(signal.SIGHUP)
-    agent.wait_for(lambda: "nothing was changed" in agent.log or "was read again" in agent.log)
+    agent.wait_for(lambda: "nothing was changed" in agent.log or "was reloaded" in agent.log)
     assert feedings(manager, 2) >= 2
     hang.unlink()
     agent.process.send_signal(signal.SIGHUP)
-    agent.wait_for(lambda: "was read again" in agent.log)
+    agent.wait_for(lambda: "was reloaded" in agent.log)
     hang.touch()
     agent.process.send_signal(signal.SIGHUP)
     imds.wait_for_polls(3)

@@ -87,7 +87,7 @@ def test_healthy_agent_is_ready_once_imds_has_answered(agent, imds, listener):
     imds.answer = lambda handler: handler.send_error(500)
     agent.start()
     status, report = listener.get("/readyz")
-    assert (status, report["reasons"]) == (503, ["IMDS has not answered yet."])
+    assert (status, report["reasons"]) == (503, ["IMDS has not responded yet."])
     assert listener.get("/healthz") == (200, {"status": "ok", "late": {}})
     imds.answer = None
     imds.show(document(1))
@@ -152,7 +152,7 @@ def test_dead_sink_makes_it_not_ready_and_never_unhealthy(agent, imds, listener)
         wait_for(lambda: listener.samples()["sink_needs_attention|refused"] == 1, "nobody is called")
         status, report = listener.get("/readyz")
         assert status == 503
-        assert report["reasons"] == ["Sink refused needs a person; `status` shows its last error."]
+        assert report["reasons"] == ["Sink refused needs attention. `status` shows its last error."]
         assert listener.get("/healthz")[0] == 200
         assert_accounts_are_whole(listener.samples(), "webhook", "refused")
         assert agent.stop() == 0

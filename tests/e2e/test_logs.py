@@ -99,14 +99,14 @@ def test_each_change_of_state_is_one_line_in_its_order(agent, imds):
     imds.show(document(4), polls=5)
     agent.configure(imds.url, STDOUT + '[labels]\nteam = "b"\n')
     agent.process.send_signal(signal.SIGHUP)
-    agent.wait_for(lambda: "read again" in agent.log)
+    agent.wait_for(lambda: "was reloaded" in agent.log)
     assert agent.stop() == 0
     assert said(agent) == [
         ("INFO", "The agent is running."),
         ("INFO", "Freeze scheduled"),
         ("INFO", "Freeze started"),
         ("INFO", "Freeze completed"),
-        ("INFO", "The configuration was read again."),
+        ("INFO", "The configuration was reloaded."),
         ("INFO", "The agent stopped."),
     ]
     running, scheduled, *_, stopped = lines(agent)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.outbox.reader import OutboxFile
+from bridge.agent.handlers import StoredOutbox
+from bridge.agent.requests import Events, Status
 from bridge.testing import EventSpec, Simulator
 from bridge.testing.http_peer import HttpPeer
 from bridge.testing.peers import nobody
@@ -74,7 +75,7 @@ def count(agent, words):
     return sum(words in line["message"] for line in log(agent))
 
 
-def hang_up(agent, *, words="was read again"):
+def hang_up(agent, *, words="was reloaded"):
     """Send SIGHUP, and wait until it was done."""
     before = count(agent, words)
     agent.process.send_signal(signal.SIGHUP)
@@ -109,10 +110,10 @@ def test_a_new_sink_gets_active_events_and_all_that_follow_and_others_notice_not
     # completed is observed, not inferred: the reload was no gap in the poll
     assert told(one) == [("E-1", "scheduled"), ("E-1", "started"), ("E-2", "scheduled"), ("E-1", "completed")]
     assert sorted(told(two)) == [("E-1", "completed"), ("E-1", "started"), ("E-2", "scheduled")]
-    with OutboxFile(agent.state) as beside:
-        assert {record.evidence.value for record in beside.records()} == {"observed"}
-        assert [record.sequence for record in beside.records()] == [1, 2, 3, 4]
-    assert [line["sinks"] for line in log(agent) if "read again" in line["message"]] == [["one", "two"]]
+    records = StoredOutbox(agent.state).ask(Events()).records
+    assert {record.evidence.value for record in records} == {"observed"}
+    assert [record.sequence for record in records] == [4, 3, 2, 1]
+    assert [line["sinks"] for line in log(agent) if "was reloaded" in line["message"]] == [["one", "two"]]
 
 
 def test_the_poll_keeps_its_beat_while_a_sink_that_hangs_is_exchanged(agent, imds, one):
@@ -132,7 +133,7 @@ def test_rows_of_a_removed_sink_are_kept_and_listed_and_sent_when_it_comes_back(
         agent.wait_for(lambda: "Sending failed" in agent.log)
     agent.configure(imds.url, STDOUT)
     hang_up(agent)
-    owed = [line for line in log(agent) if "no longer configured" in line["message"]]
+    owed = [line for line in log(agent) if "not in the configuration" in line["message"]]
     assert [(line["level"], line["sink"], line["pending"]) for line in owed] == [("WARNING", "hook", 2)]
     imds.show(document(2, event("E-1"), event("E-2"), event("E-3")))
     code, out, _ = agent.call("outbox", "list", "--config", agent.config, "--json")
@@ -221,8 +222,10 @@ def test_a_change_that_needs_a_restart_is_said_and_the_rest_is_in_force(agent, i
     agent.configure(imds.url, STDOUT + '[labels]\nteam = "b"\n')
     agent.config.write_text(agent.config.read_text().replace(before, after))
     hang_up(agent)
-    said = [(line["level"], line["message"]) for line in log(agent) if "needs a restart" in line["message"]]
-    assert said == [("WARNING", f"A change of [{key}] needs a restart; the rest is in force.")]
+    said = [
+        (line["level"], line["message"]) for line in log(agent) if "takes effect after a restart" in line["message"]
+    ]
+    assert said == [("WARNING", f"A change of [{key}] takes effect after a restart. All other changes are in effect.")]
     imds.show(document(2, event("E-1")))
     agent.wait_for(lambda: agent.records)
     stop(agent)
@@ -266,7 +269,7 @@ def test_a_wrong_file_changes_nothing_and_each_mistake_is_said_once(agent, imds,
     start(agent, imds, webhook("hook", one.address, "timeout_seconds = 7.0"), event("E-1"))
     spoil(agent.config)
     agent.process.send_signal(signal.SIGHUP)
-    agent.wait_for(lambda: [line for line in log(agent) if line["level"] == "ERROR"] or count(agent, "read again"))
+    agent.wait_for(lambda: [line for line in log(agent) if line["level"] == "ERROR"] or count(agent, "was reloaded"))
     imds.show(document(2, event("E-1", "Started")), polls=8)  # and time for a tick in which it could be said again
     agent.wait_for(lambda: len(told(one)) == 2)
     stop(agent)
@@ -275,7 +278,7 @@ def test_a_wrong_file_changes_nothing_and_each_mistake_is_said_once(agent, imds,
     assert len(said) == len(words)
     assert all("nothing was changed" in message for message in said)
     assert all(any(word in message for message in said) for word in words), said
-    assert not count(agent, "read again")
+    assert not count(agent, "was reloaded")
 
 
 def test_a_file_that_is_mended_is_taken_at_the_next_hang_up_and_a_metric_follows(agent, imds):
@@ -344,10 +347,10 @@ def test_thirty_hang_ups_in_a_row_lose_nothing_and_leave_no_thread_and_no_descri
     # one at most for each reload that leaks; SQLite keeps a descriptor of the outbox for whoever opens it next
     agent.wait_for(lambda: open_now()[0] <= threads and open_now()[1] <= descriptors + 1)
     stop(agent)
-    assert count(agent, "read again") >= 3
+    assert count(agent, "was reloaded") >= 3
     assert {name for name, _ in told(one)} == {"E-0", *(each["EventId"] for each in events)}
-    with OutboxFile(agent.state) as beside:
-        assert {sink: account.pending for sink, account in beside.accounts().items()} == {"out": 0, "hook": 0}
+    sinks = StoredOutbox(agent.state).ask(Status()).totals.sinks
+    assert {name: row.pending for name, row in sinks.items()} == {"out": 0, "hook": 0}
     assert len(agent.records) == 182, "nothing is exchanged under a sink whose settings stayed, so nothing comes twice"
 
 

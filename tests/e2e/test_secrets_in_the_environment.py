@@ -79,7 +79,7 @@ command = {print_environment_to(tmp_path / "rule.json")}
     chat = '[[sinks]]\ntype = "webhook"\nurl_env = "CHAT_URL"\ntransitions = ["test"]\n'
     agent.configure(azure.endpoints["vm_0"], f"{chat}{rule}")
     agent.process.send_signal(signal.SIGHUP)
-    agent.wait_for(lambda: "The configuration was read again" in agent.log)
+    agent.wait_for(lambda: "The configuration was reloaded" in agent.log)
     azure.world.add_event(EventSpec(event_type="Reboot"))
     agent.wait_for(lambda: azure.world.approvals)
     assert "CHAT_URL" not in json.loads((tmp_path / "rule.json").read_text())

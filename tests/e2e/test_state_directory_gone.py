@@ -1,4 +1,4 @@
-"""The state directory is deleted, moved or replaced under a running agent: there is never a second one on it."""
+"""The state directory is deleted, moved, or replaced under a running agent. Two agents never run on one directory."""
 
 import shutil
 import signal
@@ -49,10 +49,10 @@ def told(agent):
 def test_agent_takes_the_lock_again_and_a_second_run_ends_with_73(agent, imds, how):
     start(agent, imds)
     GONE[how](agent.state)
-    agent.wait_for(lambda: "locked again" in agent.log)
+    agent.wait_for(lambda: "locked the new directory" in agent.log)
     code, _, errors = agent.call("run", "--config", agent.config)
     assert (code, "Another agent runs" in errors) == (73, True)
-    agent.wait_for((agent.state / "outbox.db").exists)
+    agent.wait_for((agent.state / "outbox-1.db").exists)
     imds.show(document(2, "E-1"))
     agent.wait_for(lambda: agent.records)
     assert agent.stop() == 0
@@ -75,12 +75,12 @@ def test_agent_that_finds_another_on_its_directory_ends_with_73_and_leaves_it_al
         )
     try:
         agent.wait_for((agent.directory / "second.jsonl").read_text)
-        database = (agent.state / "outbox.db").stat().st_ino
+        database = (agent.state / "outbox-1.db").stat().st_ino
         agent.process.send_signal(signal.SIGCONT)
         assert agent.process.wait(20) == 73
         assert "Another agent runs" in agent.log
-        assert (agent.state / "outbox.db").stat().st_ino == database
-        assert len(list(agent.state.glob("outbox.db*"))) == 3, "nothing was set aside under the second one"
+        assert (agent.state / "outbox-1.db").stat().st_ino == database
+        assert not (agent.state / "outbox-2.db").exists(), "the first agent wrote into the directory of the second"
         imds.show(document(3, "E-1", "E-2"))
         agent.process = second
         agent.wait_for(lambda: len((agent.directory / "second.jsonl").read_text().splitlines()) == 2)
@@ -95,7 +95,7 @@ def test_agent_that_finds_another_on_its_directory_ends_with_73_and_leaves_it_al
 def test_second_run_on_the_directory_that_was_moved_away_ends_with_73(agent, imds):
     start(agent, imds)
     _moved(agent.state)
-    agent.wait_for(lambda: "locked again" in agent.log)
+    agent.wait_for(lambda: "locked the new directory" in agent.log)
     agent.config.write_text(agent.config.read_text().replace(str(agent.state), str(agent.state.with_name("moved"))))
     code, _, errors = agent.call("run", "--config", agent.config)
     assert (code, "Another agent runs" in errors) == (73, True)

@@ -73,7 +73,7 @@ class Stage:
         self.wait(lambda: self._reloads() > before)
 
     def _reloads(self) -> int:
-        return int(self.agent.log.count("The configuration was read again."))
+        return int(self.agent.log.count("The configuration was reloaded."))
 
     def wait(self, condition: Callable[[], object], timeout_seconds: float = 30) -> None:
         """Wait until *condition* is true."""

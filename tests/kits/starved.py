@@ -45,3 +45,44 @@ def no_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         for descriptor in taken:
             os.close(descriptor)
+
+
+@contextmanager
+def no_descriptors_in(pid: int) -> Iterator[None]:
+    """Let the process *pid* open no file."""
+    if sys.platform != "linux":
+        pytest.skip("Only Linux can limit the descriptors of another process.")
+    import resource  # noqa: PLC0415
+
+    taken = {int(each.name) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    lowest_free = min(set(range(len(taken) + 1)) - taken)
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+@contextmanager
+def no_threads_in(pid: int) -> Iterator[None]:
+    """Let the process *pid* start no thread: a cgroup limits root too, RLIMIT_NPROC does not."""
+    group = next((path / f"test-{pid}" for path in _PID_GROUPS if path.is_dir()), None)
+    try:
+        assert group is not None
+        group.mkdir()
+        (group / "pids.max").write_text("1")
+        (group / "cgroup.procs").write_text(str(pid))
+    except (AssertionError, OSError):
+        with suppress(OSError, AttributeError):
+            group.rmdir()  # type: ignore[union-attr]
+        pytest.skip("Only root can limit the threads of another process, with the cgroup controller pids.")
+    try:
+        yield
+    finally:
+        (group / "pids.max").write_text("max")
+        (group.parent / "cgroup.procs").write_text(str(pid))
+        group.rmdir()
+
+
+_PID_GROUPS = (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup"))

@@ -104,7 +104,7 @@ def _peers_away_for_minutes(stage: Stage, agent: LiveAgent, portal: PortalStub) 
 def _configured_and_upgraded(agent: LiveAgent, tables: str) -> Iterator[Scene]:
     agent.configure(tables, top='labels = { team = "payments" }')
     agent.signal("SIGHUP")
-    agent.wait(lambda: "The configuration was read again." in agent.log)
+    agent.wait(lambda: "The configuration was reloaded." in agent.log)
     agent.wait_for(lambda scrape: scrape.of("approval_channel_up"))
     yield Scene(agent.phase(180))
     agent.stop()

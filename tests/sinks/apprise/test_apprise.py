@@ -156,7 +156,6 @@ def test_urls_of_one_table_succeed_or_fail_together(library: Library, tmp_path: 
     library.outcomes = {"slack://two": "Failed to send, error=503."}
     error = failure(sink)
     assert str(error) == "Apprise: Failed to send, error=503."
-    assert error.uncertain
     assert not error.needs_attention
     library.outcomes = {}
     sink.send([sample_record()])

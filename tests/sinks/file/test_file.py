@@ -386,9 +386,8 @@ def test_call_that_hangs_costs_one_thread_and_what_follows_waits_for_it():
     before = threading.enumerate()
 
     def run_in_vain():
-        with pytest.raises(DeliveryFailed, match=r"/a did not respond within 0\.1 s") as caught:
+        with pytest.raises(DeliveryFailed, match=r"/a did not respond within 0\.1 s"):
             calls.run(hang, timeout_seconds=0.1)
-        assert caught.value.uncertain
 
     for _ in range(3):
         in_time(run_in_vain, deadline_seconds=0.1)

@@ -49,12 +49,12 @@ MATRIX = {
     425: ("failed", set()),
     429: ("failed", set()),
     431: ("parked", set()),
-    500: ("failed", {"uncertain"}),
+    500: ("failed", set()),
     501: ("failed", set()),
-    502: ("failed", {"uncertain"}),
+    502: ("failed", set()),
     503: ("failed", set()),
-    504: ("failed", {"uncertain"}),
-    520: ("failed", {"uncertain"}),
+    504: ("failed", set()),
+    520: ("failed", set()),
 }
 
 
@@ -112,23 +112,23 @@ def test_a_silent_peer_is_left_at_the_deadline(raw_peer: Any, endpoint: Any) -> 
         silent = endpoint(raw_peer(lambda peer, _: peer.stop.wait(30)).url, timeout_seconds=DEADLINE)
         return outcome(silent)
 
-    assert in_time(post, deadline_seconds=DEADLINE) == ("failed", {"uncertain"})
+    assert in_time(post, deadline_seconds=DEADLINE) == ("failed", set())
 
 
-def test_a_reset_is_uncertain(raw_peer: Any, endpoint: Any) -> None:
+def test_a_reset_is_tried_again(raw_peer: Any, endpoint: Any) -> None:
     def reset(_: RawPeer, connection: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
 
-    assert outcome(endpoint(raw_peer(reset).url)) == ("failed", {"uncertain"})
+    assert outcome(endpoint(raw_peer(reset).url)) == ("failed", set())
 
 
-def test_a_peer_that_hangs_up_without_a_word_is_uncertain(raw_peer: Any, endpoint: Any) -> None:
-    assert outcome(endpoint(raw_peer(lambda *_: None).url)) == ("failed", {"uncertain"})
+def test_a_peer_that_hangs_up_without_a_response_is_tried_again(raw_peer: Any, endpoint: Any) -> None:
+    assert outcome(endpoint(raw_peer(lambda *_: None).url)) == ("failed", set())
 
 
-def test_garbage_instead_of_http_is_uncertain(raw_peer: Any, endpoint: Any) -> None:
+def test_garbage_instead_of_http_is_tried_again(raw_peer: Any, endpoint: Any) -> None:
     garbage = endpoint(raw_peer(lambda _, connection: connection.sendall(b"220 smtp.example ESMTP\r\n")).url)
-    assert outcome(garbage) == ("failed", {"uncertain"})
+    assert outcome(garbage) == ("failed", set())
 
 
 def test_a_refused_connection_is_certain(endpoint: Any) -> None:
@@ -282,4 +282,4 @@ def test_close_ends_a_request_in_flight(raw_peer: Any, endpoint: Any) -> None:
     assert entered.wait(5)
     each.close()
     thread.join(5)
-    assert outcomes == [("failed", {"uncertain"})]
+    assert outcomes == [("failed", set())]
