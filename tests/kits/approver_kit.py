@@ -167,8 +167,10 @@ class ApproverKit:
         assert self.outbox is not None
         self.disk_is_full = True
         self.delete_files()
-        assert not self.outbox.wait_saved(0.2)
-        assert self.outbox.is_behind
+        deadline = time.monotonic() + _UNTIL_SECONDS
+        while not self.outbox.is_behind:
+            assert time.monotonic() < deadline
+            assert not self.outbox.wait_saved(0.1)
 
     def free_disk(self) -> None:
         assert self.outbox is not None
