@@ -15,7 +15,9 @@ def milliseconds(stream_id):
     return uuid.UUID(stream_id).int >> 80
 
 
-@pytest.mark.parametrize("after", [None, "", "no uuid", str(uuid.UUID(int=2**128 - 1)), "0346898e-c86a-4973-aa45-b7ff95725ad5"])
+@pytest.mark.parametrize(
+    "after", [None, "", "no uuid", str(uuid.UUID(int=2**128 - 1)), "0346898e-c86a-4973-aa45-b7ff95725ad5"]
+)
 def test_without_an_earlier_stream_the_time_is_now(after):
     found = uuid.UUID(new_stream_id(NOW, after))
     assert (found.version, found.variant, milliseconds(str(found))) == (7, uuid.RFC_4122, NOW_MILLISECONDS)
