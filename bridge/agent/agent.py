@@ -294,8 +294,7 @@ class Agent:
         if self.outbox.close(time_left(end, at_most=math.inf)):
             self._control.close()
             self._lock.release()
-        else:  # the saver may still write, so the lock stays until the process ends
-            self._control.close()
+        else:  # the saver may still write, so the lock stays; a file access may hang, so the socket stays, too
             why = self.outbox.saver.behind_reason or "The disk is slow."
             logger.error("The outbox could not be saved. The next start does not have the last changes. %s", why)
         if self._health_server is not None:

@@ -1,14 +1,14 @@
-"""Portal client: one request to the ops portal, and what its answer means (PROTOCOL.md, sections 2 to 4).
+"""Portal client: one request to the ops portal, and the meaning of its response (PROTOCOL.md, sections 2 to 4).
 
-Only an answer of exactly that shape is one; all else is PortalFailed, with nothing of it used. No message quotes
-the portal: who answers there may repeat the token that it was shown, or a decision. A message stays the same from try
-to try, so that one fault is one line in the log.
+Only a response of exactly the documented form is used. Any other response is PortalFailed. No message quotes the
+portal, because a response may repeat the bearer token or a decision. The message for a fault is the same for every
+attempt, so the log contains it once.
 
-A gateway on the way may be less patient than the request: what it breaks off after a while is no fault of the portal.
-The client then asks for half the wait, and for its own again an hour later.
+A gateway may end a request earlier than the portal. The client then requests half the wait, and the configured wait
+again an hour later.
 
-No redirect is followed, and a proxy is one that the environment names. To a loopback address there is none: plain
-http, which is allowed there alone, would show it the token.
+The client follows no redirect. It uses the proxy of the environment, but not for a loopback address: plain http is
+allowed only there, and a proxy would see the token.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from bridge.http.session import (
 )
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
-#: A request may last so much longer than the portal may hold it.
+#: Added to the wait of a request: its deadline.
 GRACE_SECONDS = 10.0
 MAX_ANSWER_BYTES = 1024 * 1024
 MAX_DECISIONS = 1_000
 MAX_INDEX = 2**53 - 1
 MAX_EPOCH_CHARACTERS = 128
-#: What agents say of themselves with each request (`bridge.approval.service.agent_header`).
+#: Describes the agent in each request (`bridge.approval.service.agent_header`).
 AGENT_HEADER = "Scheduled-Events-Agent"
-#: A request that broke off later than this was held: a gateway on the way does not wait as long as the portal.
+#: A request that ends after this time was held by the portal and ended by a gateway.
 PATIENCE_SECONDS = 5.0
-#: The wait that is asked for is not halved below this.
+#: The requested wait is not halved below this.
 SHORTEST_WAIT_SECONDS = 5
 _OWN_WAIT_AGAIN_SECONDS = 3_600.0
 
@@ -74,19 +74,19 @@ _NO_DECISION = ""
 
 
 class PortalAnswer(msgspec.Struct, frozen=True):
-    """What a good answer brought; further members are ignored."""
+    """A good response. Unknown members are ignored."""
 
     index: Annotated[int, Meta(ge=1, le=MAX_INDEX)]
     decisions: Annotated[tuple[str, ...], Meta(max_length=MAX_DECISIONS)]
     epoch: Annotated[str, Meta(min_length=1, max_length=MAX_EPOCH_CHARACTERS)] | None = None
-    """Which history the index counts in; None: the portal does not say."""
+    """The history in which the index counts; None: the portal does not send it."""
 
 
 class PortalClient:
-    """Asks the portal of *remote*; for one thread, but for `close`.
+    """Sends requests to the portal of *remote*; for one thread, except `close`.
 
-    *document* returns the attested document with a nonce in it, for `credential = "attested"`; *agent* returns what the
-    agent says of itself, None for nothing. Raises ConfigurationError for plain http to another machine.
+    *document* returns the attested document for a nonce, for `credential = "attested"`. *agent* returns the header
+    that describes the agent. Raises ConfigurationError for plain http to another machine.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class PortalClient:
         self._clock = clock
         self._grace_seconds = grace_seconds
         self.wait_seconds = remote.wait_seconds
-        """How long the portal is asked to hold a request: half of what was configured, or less, behind a gateway."""
+        """How long the portal may hold a request. Behind a gateway, half of the configured wait or less."""
         self._wait_lowered_at: float | None = None
         self._sent_at = -math.inf
         self.longest_poll_seconds = remote.wait_seconds + grace_seconds + TOKEN_DEADLINE_SECONDS
-        """How long `poll` may take, the wait for a token included."""
+        """The longest duration of `poll`, including the wait for a token."""
         self._is_closed = False
         self._token_session: DeadlineSession | None = None
         self._session = _session()
@@ -124,9 +124,9 @@ class PortalClient:
         self._credential = credential or self._credential_of(remote, document)
 
     def poll(self, vm_id: str, *, index: int) -> PortalAnswer:
-        """Return what there is for *vm_id* after *index*; a 204 reads as that index and nothing.
+        """Return the decisions for *vm_id* after *index*; a 204 has the same index and no decisions.
 
-        Raise PortalFailed. One that is cut short has halved the wait, and may be asked again at once.
+        Raise PortalFailed. If `is_cut_short` is set, the wait was halved, and the request may be sent again at once.
         """
         self._restore_wait()
         try:
@@ -138,13 +138,13 @@ class PortalClient:
             raise
 
     def _restore_wait(self) -> None:
-        """Ask for the wait that was configured once more, when the gateway may be another one."""
+        """Request the configured wait again after an hour, because the gateway may have changed."""
         lowered_at = self._wait_lowered_at
         if lowered_at is not None and self._clock.monotonic() - lowered_at >= _OWN_WAIT_AGAIN_SECONDS:
             self.wait_seconds, self._wait_lowered_at = self._remote.wait_seconds, None
 
     def _halve_wait(self) -> bool:
-        """Ask for half the wait from now on; return False when it is as short as it gets."""
+        """Request half the wait from now on; return False if it is already the shortest."""
         if self.wait_seconds <= SHORTEST_WAIT_SECONDS:
             return False
         self.wait_seconds = max(self.wait_seconds // 2, SHORTEST_WAIT_SECONDS)
@@ -172,7 +172,7 @@ class PortalClient:
                     f"The answer of the portal at {self.origin} has a Content-Encoding, though none was asked for, and "
                     "is not used."
                 ) from error
-            response = error.response  # what counts of it is the status
+            response = error.response  # only its status counts
         except DeadlineExceeded as error:
             raise PortalFailed(
                 f"The portal at {self.origin} gave no complete answer within {self._deadline_seconds:g} s."
@@ -186,19 +186,19 @@ class PortalClient:
         return self._read(response.content)
 
     def bearer(self) -> str | None:
-        """Return the token that is shown to the portal, None for none; raise CredentialFailed."""
+        """Return the bearer token, None if none is configured; raise CredentialFailed."""
         return self._credential.bearer()
 
     def drop_connections(self) -> None:
-        """Close the idle connections: what failed may be the way that an old one takes, or a certificate it showed."""
+        """Close the idle connections. After a failure, a new connection may take another route or certificate."""
         self._session.close()
 
     def stop_waiting(self) -> None:
-        """Wait no longer for a token."""
+        """Cancel the wait for a token."""
         self._credential.close()
 
     def close(self) -> None:
-        """Break off a call in flight, and begin none any more."""
+        """Cancel the current request, and send no more requests."""
         self._is_closed = True
         self._credential.close()
         self._session.close()
@@ -208,16 +208,16 @@ class PortalClient:
     def _credential_of(self, remote: RemoteSettings, document: Callable[[str], str] | None) -> PortalCredential:
         if remote.credential is None:
             return credential_of(remote)
-        from bridge.system.access_tokens import AttestedToken  # noqa: PLC0415  # only who is configured so pays for it
+        from bridge.system.access_tokens import AttestedToken  # noqa: PLC0415  # only this credential needs it
 
         if document is None:
             raise ValueError("credential is attested, and no way to the metadata service was given.")
-        # Of another thread: what fails there shall not cut a poll.
+        # A separate session for another thread, so that its failure does not end a poll.
         session = self._token_session = _session()
         return AttestedCredential(AttestedToken(partial(self._post, session), document, portal=self.origin))
 
     def _post(self, session: DeadlineSession, path: str, body: bytes) -> requests.Response:
-        """Return the answer to *body*, posted to *path*, whatever its status; raise PortalFailed without one."""
+        """Post *body* to *path* and return the response with any status; raise PortalFailed without a response."""
         try:
             return session.request(
                 "POST",
@@ -233,7 +233,7 @@ class PortalClient:
         except ResponseUnread as error:
             if error.response is None:
                 raise self._unreachable(error) from error
-            return error.response  # what counts of it is the status; it reads as empty
+            return error.response  # only its status counts
         except DeadlineExceeded as error:
             raise PortalFailed(
                 f"The portal at {self.origin} gave no complete answer within {TOKEN_DEADLINE_SECONDS:g} s."
@@ -250,7 +250,7 @@ class PortalClient:
             headers["Authorization"] = f"Bearer {token}"
         if self._agent is not None:
             headers[AGENT_HEADER] = self._agent()
-        self._sent_at = self._clock.monotonic()  # after the wait for a token, which is no patience of a gateway
+        self._sent_at = self._clock.monotonic()  # after the wait for a token
         return self._session.request(
             "GET",
             f"{self._url}/vms/{quote(vm_id.lower(), safe='')}/decisions",
@@ -287,7 +287,7 @@ class PortalClient:
         try:
             return _answer(body)
         except ValueError as error:
-            # Of the errors only this one is sure to quote nothing, and not to differ from try to try.
+            # Only this error quotes nothing and is the same for every attempt.
             shape = f" ({error})" if isinstance(error, msgspec.ValidationError) else ""
             raise PortalFailed(
                 f"The portal at {self.origin} answered 200 with a body that is no answer{shape}, and not used."
@@ -296,7 +296,7 @@ class PortalClient:
     def _unreachable(self, error: Exception) -> PortalFailed:
         cause = root_cause(error)
         is_tls = isinstance(error, requests.exceptions.SSLError) and not isinstance(cause, _BROKEN_OFF)
-        # The file of a certificate is not there: requests says so itself, before there is a connection.
+        # A missing certificate file: requests raises an error before it connects.
         is_ours = not isinstance(error, requests.RequestException) or isinstance(error, ValueError)
         proxy = self._proxy_words(error)
         return PortalFailed(
@@ -306,7 +306,7 @@ class PortalClient:
         )
 
     def _proxy_words(self, error: Exception) -> str:
-        """Return which proxy of the environment is to blame for *error*, without a password; empty for none."""
+        """Return the proxy that caused *error*, without a password; empty if it was not a proxy."""
         if not isinstance(error, requests.exceptions.ProxyError):
             return ""
         url = requests.utils.select_proxy(self._url, self._proxies) or ""
@@ -320,10 +320,10 @@ def _session() -> DeadlineSession:
 
 
 def _answer(body: bytes) -> PortalAnswer:
-    """Return what *body* says; raise ValueError when it is no answer.
+    """Return the response in *body*; raise ValueError if it is invalid.
 
-    A decision that is no text of Unicode spoils none of the others, among which may be a hold: it is handed on as a
-    text that is no decision, and refused by itself.
+    A decision that is not text does not invalidate the others, because one of them may be a hold. It is replaced by a
+    text that is refused.
     """
     value = strict_json.loads(body.decode("utf-8", "replace"), allows_duplicates=True)
     if isinstance(value, dict) and isinstance(value.get("decisions"), list):
@@ -331,12 +331,12 @@ def _answer(body: bytes) -> PortalAnswer:
     return msgspec.convert(value, PortalAnswer)
 
 
-#: The peer hung up under TLS: a broken connection, no quarrel about certificates.
+#: The peer closed the connection under TLS. This is not a problem of certificates.
 _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError, TimeoutError)
 
 
 def _words(error: Exception, cause: BaseException) -> str:
-    """Return what went wrong without anything that a peer has sent or that stands in a header."""
+    """Return a description of the error without text of the peer or of a header."""
     if isinstance(error, requests.exceptions.InvalidProxyURL):
         return one_line(str(error), EXCERPT_CHARACTERS)
     if isinstance(cause, http.client.RemoteDisconnected):

@@ -32,22 +32,21 @@ _IDENTITY_SECONDS = 1.0
 _STOP_SECONDS = 1.0
 _STOP_POLL_SECONDS = 0.05
 
-#: Between two requests that brought nothing new, from beginning to beginning.
+#: From the start of a request without new decisions to the next.
 _INTERVAL_SECONDS = 1.0
 _BACKOFF_BASE_SECONDS = 1.0
 _BACKOFF_CAP_SECONDS = 60.0
-#: A fleet that starts together, or whose gateway broke off all its requests together, does not ask together.
+#: Spreads the requests of a fleet that starts together, or whose gateway ended all requests together.
 JITTER_SECONDS = 1.0
 _MOST_AT_ONCE = 500.0
 _AT_ONCE_A_SECOND = 10.0
 
 
 class Pacing:
-    """The delays between requests to one portal; *clock* gives chance and monotonic seconds.
+    """The delays between requests to one portal.
 
-    An answer that brought something is followed by the next request at once, because there may be more. A portal whose
-    index grew without end would turn that into a busy loop, so there is a bucket of such requests: it holds enough for
-    any backlog, and is filled again ten times a second.
+    After a response with new decisions, the next request follows at once, because there may be more. A token bucket
+    limits these requests, so a portal whose index grows without end does not cause a busy loop.
     """
 
     def __init__(self, clock: Clock = REAL_CLOCK) -> None:
@@ -57,7 +56,7 @@ class Pacing:
         self._counted_at: float | None = None
 
     def after_news(self) -> float:
-        """Return the seconds until the next request after an answer with a greater index."""
+        """Return the seconds until the next request after a response with a greater index."""
         self._failures = 0
         now = self._clock.monotonic()
         since = 0.0 if self._counted_at is None else now - self._counted_at
@@ -67,18 +66,18 @@ class Pacing:
         return max(0.0, -self._left_at_once / _AT_ONCE_A_SECOND)
 
     def after_nothing(self, *, began_at: float) -> float:
-        """Return the same after any other good answer to a request that began at *began_at*."""
+        """Return the seconds after any other good response to a request that began at *began_at*."""
         self._failures = 0
         return max(0.0, began_at + _INTERVAL_SECONDS - self._clock.monotonic())
 
     def jitter(self, within_seconds: float = JITTER_SECONDS) -> float:
-        """Return a time drawn evenly from *within_seconds*: before what many agents would else do at once."""
+        """Return a random time within *within_seconds*, so that many agents do not act at once."""
         return self._clock.random() * within_seconds
 
     def after_failure(self, retry_after_seconds: float | None) -> float:
-        """Return the same after one more failure; the portal's own wish wins, for up to an hour.
+        """Return the seconds after a failure, or the portal's Retry-After, up to an hour.
 
-        A wish of 0 is none: five thousand VMs would come back together, at once.
+        A Retry-After of 0 is ignored, because all VMs would return at once.
         """
         self._failures += 1
         if retry_after_seconds:
@@ -92,7 +91,7 @@ class Pacing:
 
 
 def _is_full(answer: PortalAnswer) -> bool:
-    """Return whether *answer* may have left decisions out for the next one."""
+    """Return whether more decisions may follow in the next response."""
     size = sum(map(len, answer.decisions))
     return len(answer.decisions) >= MAX_DECISIONS or size > MAX_ANSWER_BYTES - 2 * MAX_TOKEN_CHARACTERS
 
@@ -142,18 +141,18 @@ class PortalPoller:
         self.loop_watch = LoopWatch(clock)
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End within a second, also while the portal holds a request; stopping twice, or before the start, is fine."""
+        """End within a second, even while the portal holds a request. A second stop does nothing."""
         self._stop.set()
         deadline = time.monotonic() + _STOP_SECONDS
         self._client.stop_waiting()
         while self._thread.is_alive() and time.monotonic() < deadline:
-            # A moment first: a connection cut before its handshake begins is left to the garbage collector by `ssl`.
+            # Wait first: `ssl` leaks a connection that is closed before its handshake begins.
             self._thread.join(_STOP_POLL_SECONDS)
-            self._client.close()  # again and again: the thread may just have been about to ask
+            self._client.close()  # repeatedly, because the thread may just begin a request
         self._client.close()
         if self._metrics is not None:
             self._metrics.failed()
@@ -174,7 +173,7 @@ class PortalPoller:
             self._wait(self._stop, delay_seconds)
 
     def _run_once(self) -> float:
-        """Ask once, and return the seconds until the next time."""
+        """Send one request, and return the seconds until the next."""
         try:
             vm_id = self._vm_id()
             if not vm_id:
@@ -186,9 +185,9 @@ class PortalPoller:
             return self._poll(vm_id)
         except PortalFailed as error:
             return self._failed(error)
-        except Exception as error:  # noqa: BLE001 - the top of the thread, which must outlive whatever it is
+        except Exception as error:  # noqa: BLE001 - the thread must continue
             message = "Decisions of the portal could not be handed on; they will come again."
-            # Not the exception's own words: they may quote a decision.
+            # Without the message of the exception, which may quote a decision.
             wordless = RuntimeError(type(error).__name__).with_traceback(error.__traceback__)
             self._log.problem("offer", logging.ERROR, message, exc_info=wordless)
             return self._pacing.after_failure(None)
@@ -221,13 +220,13 @@ class PortalPoller:
         return self._pacing.after_nothing(began_at=began_at)
 
     def _is_clock_set(self) -> bool:
-        """Return whether the wall clock was set since the last time: what a wrong clock refused may count now."""
+        """Return whether the wall clock was set: a decision that a wrong clock refused may count now."""
         now = self._clock.instant()
         before, self._wall_ahead_seconds = self._wall_ahead_seconds, now.wall.timestamp() - now.monotonic
         return before is not None and abs(self._wall_ahead_seconds - before) > CLOCK_SKEW_SECONDS
 
     def _is_other_epoch(self, answer: PortalAnswer, before: int) -> bool:
-        """Return whether the index *before* was counted in another epoch; an answer without one says nothing of it."""
+        """Return whether the index *before* belongs to another epoch; a response may omit the epoch."""
         known = self._epoch
         if answer.epoch is None or answer.epoch == known:
             return False

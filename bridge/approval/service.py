@@ -98,6 +98,7 @@ class ApprovalService:
         self._metrics.watch_approved(lambda: 0.0)
         if remote is None:
             self._metrics.forget_approval_channel()
+            self._outbox.awaits_portal = False
         elif remote.url != self._portal_url:  # another portal may have holds that the agent does not know
             self._outbox.awaits_portal = True
         self._portal_url = None if remote is None else remote.url

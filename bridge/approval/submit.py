@@ -79,17 +79,17 @@ def batches(approvals: Sequence[PendingApproval]) -> list[Sequence[PendingApprov
 
 
 class _Attempt(msgspec.Struct, kw_only=True):
-    """When an approval was last posted, and when it may be again, in monotonic seconds."""
+    """The last request for an approval and the earliest next one, in monotonic seconds."""
 
     made_at: float = -math.inf
     retry_at: float = -math.inf
 
 
 class Submitter:
-    """Posts approvals with *imds*; for one thread but for `wait_for` and `events_in_flight`.
+    """Posts approvals with *imds*; for one thread, except `wait_for` and `events_in_flight`.
 
-    *directory* is the state directory, in which the file ``approvals.disabled`` may stand; *why_unsafe* returns which
-    files others may write to, None when there are none.
+    *directory* is the state directory. *why_unsafe* returns a sentence about files that other users can write, None if
+    there are none.
     """
 
     def __init__(
@@ -115,9 +115,9 @@ class Submitter:
     # When.
 
     def due(self, approvals: Iterable[PendingApproval], answered_at: float) -> list[PendingApproval]:
-        """Return what may be posted now, given a document of *answered_at* (monotonic seconds).
+        """Return the approvals that are due by a document of *answered_at* (monotonic seconds).
 
-        An approval that was posted before waits for a document that is newer than its last attempt.
+        After an attempt, an approval waits for a newer document.
         """
         wanted = _wanted(approvals)
         self._attempts = {each.key: self._attempts.get(each.key) or _Attempt() for each in wanted}
@@ -140,21 +140,21 @@ class Submitter:
     # Instead of a request.
 
     def is_disabled(self) -> bool:
-        """Return whether nothing may be posted: because of ``approvals.disabled``, or of who may write to our files."""
+        """Return whether ``approvals.disabled`` or unsafe permissions prevent all requests."""
         return self._why_disabled() is not None
 
     def _why_disabled(self) -> tuple[ApprovalResult, str] | None:
         file = self._directory / DISABLED_FILE
         if is_disabled(self._directory):
-            self._log.problem("disabled", logging.WARNING, f"No approval is given while {file} exists.")
-            message = f"No approval is given while the file {DISABLED_FILE} is in the state directory."
+            self._log.problem("disabled", logging.WARNING, f"Nothing is approved while {file} exists.")
+            message = f"Nothing is approved while the file {DISABLED_FILE} is in the state directory."
             return ApprovalResult.DISABLED, message
-        self._log.recovered("disabled", f"The file {file} is gone; approvals go on.")
+        self._log.recovered("disabled", f"The file {file} was deleted. Approvals are possible again.")
         why = self._why_unsafe()
         return None if why is None else (ApprovalResult.UNSAFE_FILES, f"Nothing is approved. {why}")
 
     def instead_of_posting(self, due: Sequence[PendingApproval]) -> Evaluation | None:
-        """Return what is written instead of a request: when approvals are disabled or only tried; None to post."""
+        """Return the changes instead of a request if approvals are disabled or a dry run; None to post."""
         disabled = self._why_disabled()
         if disabled is not None:
             return self._put_off(due, *disabled)
@@ -174,7 +174,7 @@ class Submitter:
         return result
 
     def _pretend(self, due: Sequence[PendingApproval]) -> Evaluation:
-        message = "dry_run: Azure would have been told."
+        message = "dry_run: the approval would have been posted."
         result = Evaluation()
         for each in due:
             done = msgspec.structs.replace(each, state=ApprovalStage.DRY_RUN, changed_at=self._clock.timestamp())
@@ -187,7 +187,7 @@ class Submitter:
 
     @contextmanager
     def in_flight(self, approvals: Iterable[PendingApproval]) -> Iterator[None]:
-        """Mark *approvals* as on their way to Azure, until the outcome was handed to the outbox."""
+        """Mark *approvals* as on their way to Azure until the outcome is written."""
         with self._landed:
             self._in_flight = frozenset(each.event_id for each in approvals)
         try:
@@ -199,7 +199,7 @@ class Submitter:
 
     @property
     def events_in_flight(self) -> frozenset[str]:
-        """The keys of the events that Azure may be told about just now."""
+        """Return the keys of the events with a request on its way."""
         return self._in_flight
 
     def wait_for(self, event_keys: Collection[str], timeout_seconds: float) -> None:
@@ -240,9 +240,9 @@ class Submitter:
     def post(
         self, approvals: Sequence[PendingApproval], incarnation: Incarnation, result: Evaluation
     ) -> list[Sequence[PendingApproval]]:
-        """Post *approvals* in one request, and add to *result* what became of each.
+        """Post *approvals* in one request, and add the outcomes to *result*.
 
-        Returns what is to be posted next, each in a request of its own: one of them may be why Azure refused all.
+        Return the approvals to post again, each in a request of its own, if one of them may be why Azure refused all.
         """
         try:
             status = self._imds.start_requests([each.event_id for each in approvals], incarnation=incarnation)
@@ -261,7 +261,7 @@ class Submitter:
         return []
 
     def _accepted(self, approval: PendingApproval, status: int, result: Evaluation) -> None:
-        self._log.recovered(approval.key, "Azure takes the approval now.", event_id=approval.event_id)
+        self._log.recovered(approval.key, "Azure accepts the approval now.", event_id=approval.event_id)
         moment = self._clock.timestamp()
         was_posted = approval.posted_at is not None
         posted = msgspec.structs.replace(
@@ -272,11 +272,11 @@ class Submitter:
             changed_at=moment,
         )
         result.approvals.append(posted)
-        again = "Azure took an approval of this event before, and has now been told again." if was_posted else None
+        again = "Azure accepted an approval of this event before, and accepted it again." if was_posted else None
         result.records.append(
             approval_record(posted, Transition.APPROVED, ApprovalResult.ACCEPTED, message=again, http_status=status)
         )
-        message = again or "Azure took the approval; it may still wait for others."
+        message = again or "Azure accepted the approval. It may still wait for other VMs."
         result.update_decisions(posted.arrivals, DecisionStage.FOLLOWED, ApprovalResult.ACCEPTED.value, message)
 
     def _failed(
@@ -289,7 +289,7 @@ class Submitter:
         retry_after: float | None,
     ) -> None:
         self._log.problem(
-            approval.key, logging.WARNING, f"Azure could not be told: {error}", event_id=approval.event_id
+            approval.key, logging.WARNING, f"The approval could not be posted: {error}", event_id=approval.event_id
         )
         self._back_off(approval, retry_after)
         is_told = approval.is_told or status is not None
@@ -298,7 +298,7 @@ class Submitter:
         )
         result.approvals.append(failed)
         if is_told and not approval.is_told:
-            message = f"{error} It is tried again until the event starts, changes or is held."
+            message = f"{error} The agent tries again until the event starts, changes, or is held."
             result.records.append(
                 approval_record(
                     failed, Transition.APPROVAL_FAILED, ApprovalResult.REJECTED, message=message, http_status=status

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import click
 
-from bridge.agent.control import ControlClient
+from bridge.agent.control import ControlClient, NoAgent
 from bridge.agent.requests import Decide, Decision, Status
 from bridge.approval.digest import digest
-from bridge.cli.connect import user_name
+from bridge.cli.connect import advice, user_name
 from bridge.cli.stderr import say
 from bridge.config.loader import Settings
 from bridge.errors import BridgeError
@@ -63,7 +63,10 @@ def approve(settings: Settings, directory: Path, event_id: str, *, yes: bool, ov
             "Approvals are not configured. To allow them, add an empty [approval] table to the configuration."
         )
     agent = ControlClient(directory)
-    status = agent.ask(Status())
+    try:
+        status = agent.ask(Status())
+    except NoAgent as error:
+        raise NoAgent(f"{error} {advice(directory)}") from error
     event = _event(status.document, event_id)
     click.echo(describe(event), err=True)
     shown_at = time.time()

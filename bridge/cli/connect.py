@@ -128,7 +128,7 @@ def _owner(directory: Path) -> os.stat_result:
     try:
         files = generations(directory)
         if not files:
-            raise OutboxError(_no_outbox(directory))
+            raise OutboxError(f"The state directory {directory} contains no outbox. {advice(directory)}")
         found = directory.stat()
         # The directory can belong to root, for example on a volume of Kubernetes that the agent's group may write to.
         return found if found.st_uid else next(iter(files.values())).stat()
@@ -151,10 +151,12 @@ def user_name(uid: int) -> str:
         return f"uid {uid}"
 
 
-def _no_outbox(directory: Path) -> str:
-    message = f"The state directory {directory} contains no outbox."
+def advice(directory: Path) -> str:
+    """Return what to do if *directory* has no agent or no outbox."""
     service = service_directory()
     # lexists: systemd makes a link into a directory that only root can open.
     if service != directory and os.path.lexists(service):
-        return f"{message} The service's agent uses {service}. Run the command with sudo, or use --state-directory."
-    return f"{message} Start the agent with `run`, or use --state-directory or --config."
+        may_open = os.access(service, os.R_OK | os.X_OK)
+        how = f"Use --state-directory {service}." if may_open else "Run the command as root, with sudo."
+        return f"The service's agent uses {service}. {how}"
+    return "Start the agent with `run`, or use --state-directory or --config."

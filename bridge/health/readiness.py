@@ -49,7 +49,7 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
     """The configuration file; "" without a file."""
     last_good_poll_at: str | None
     last_good_poll_seconds_ago: float | None
-    oldest_pending_seconds: float
+    oldest_pending_seconds: float = 0.0
     sinks: dict[str, SinkReadiness]
 
     def is_about(self, directory: Path) -> bool:

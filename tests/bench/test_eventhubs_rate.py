@@ -26,13 +26,13 @@ from typing import Any
 
 import pytest
 from eventhubs_emulator.process import NEEDS, started
+from outbox_kit import RouteAll
 
 from bridge.delivery.worker import DeliveryWorker
 from bridge.events.diff import Change
 from bridge.events.event import Document
 from bridge.events.record import Evidence, Transition
 from bridge.metrics.metrics import Metrics
-from bridge.outbox import deliveries, meta
 from bridge.outbox.outbox import Outbox
 from bridge.outbox.records import Observation
 from bridge.sink import TransitionRecord
@@ -123,33 +123,35 @@ def _sentence(what: str, ours: list[float], by_sdk: list[float], ratio: float) -
 def _rate_of_worker(directory: Path) -> float:
     """Fill an outbox, then let a worker drain it; return its records a second."""
     config = EventHubsConfig(credential="connection_string", connection_string_env="EVENT_HUBS", name="bench")
-    outbox = Outbox(directory, max_bytes=2**28, keep_delivered_seconds=3600)
-    outbox.write(outbox.records.configure, lambda _record, _name: ["bench"], ["bench"], labels={}).result()
-    stream_id = outbox.read(meta.load).result().stream_id
+    directory.mkdir()
+    outbox = Outbox(directory, max_pending_bytes=2**28)
+    assert outbox.wait_loaded(10)
+    outbox.configure(RouteAll("bench"), ["bench"], labels={})
     moment = datetime.now(timezone.utc)
     for step in range(_RECORDS_EACH):
         events = [sample_event(event_id=f"WORK-{event:04}", duration_seconds=step) for event in range(_EVENTS)]
-        changes = [Change(transition=Transition.UPDATED, evidence=Evidence.OBSERVED, event=event) for event in events]
-        outbox.write(
-            outbox.records.append_observation,
-            Observation(
-                stream_id=stream_id,
-                document=Document(incarnation=step),
-                changes=changes,
+        changes = [
+            Change(
+                transition=Transition.UPDATED,
+                evidence=Evidence.OBSERVED,
+                event=event,
                 observed_at=moment,
                 incarnation=step,
-                previous_incarnation=None,
-                is_settled=True,
-                boot_id="bench",
-            ),
-        ).result()
+            )
+            for event in events
+        ]
+        outbox.append_observation(
+            Observation(document=Document(incarnation=step), changes=changes, active_event_ids=None)
+        )
+    assert outbox.wait_saved(60)
     worker = DeliveryWorker(config=config, sink_class=EventHubsSink, outbox=outbox, metrics=Metrics().sink("bench"))
+    outbox.on_due = worker.notify
     never = threading.Event()
     worker.start()
-    while outbox.read(deliveries.accounts).result()["bench"].delivered == 0:  # connects, before the clock starts
+    while outbox.totals()[0].sinks["bench"].delivered == 0:  # connects, before the clock starts
         never.wait(0.005)
-    before, started = outbox.read(deliveries.accounts).result()["bench"].delivered, time.perf_counter()
-    while outbox.read(deliveries.accounts).result()["bench"].pending:
+    before, started = outbox.totals()[0].sinks["bench"].delivered, time.perf_counter()
+    while outbox.totals()[0].sinks["bench"].pending:
         never.wait(0.05)
     seconds = time.perf_counter() - started
     worker.stop(grace_seconds=5)

@@ -248,16 +248,14 @@ def test_a_state_directory_that_cannot_be_made_is_exit_73(agent, imds):
     assert str(agent.state) in err
 
 
-def test_a_state_directory_of_another_machine_is_set_aside(agent, imds):
+def test_state_of_another_machine_is_not_sent(agent, imds):
     imds.identity = (200, b'{"name": "golden", "vmId": "AAAA"}')
     run(agent, imds, document(5, event("Started", Resources=["golden"])))
     imds.identity = (200, b'{"name": "copy-1", "vmId": "BBBB"}')
     agent.out.unlink()
     run(agent, imds, document(1), document(2, event(Resources=["copy-1"])))
     assert agent.transitions == [("scheduled", "observed")]
-    assert agent.records[0]["sequence"] == 1
     assert "another machine" in agent.log
-    assert list(agent.state.glob("*other-vm*"))
 
 
 def test_sighup_reads_the_configuration_again_and_a_wrong_one_changes_nothing(agent, imds):
@@ -268,7 +266,7 @@ def test_sighup_reads_the_configuration_again_and_a_wrong_one_changes_nothing(ag
     imds.wait_for_polls(1)
     agent.configure(imds.url, '[labels]\nteam = "two"')
     agent.process.send_signal(signal.SIGHUP)
-    agent.wait_for(lambda: "read again" in agent.log)
+    agent.wait_for(lambda: "was reloaded" in agent.log)
     agent.configure(imds.url, '[lables]\nteam = "three"')
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_for(lambda: "nothing was changed" in agent.log)
@@ -374,13 +372,13 @@ def test_what_is_owed_to_a_sink_that_is_gone_is_said_and_only_a_real_change_of_s
     before = agent.config.read_text()
     agent.configure(imds.url)
     agent.process.send_signal(signal.SIGHUP)
-    agent.wait_for(lambda: "read again" in agent.log)
+    agent.wait_for(lambda: "was reloaded" in agent.log)
     assert "outbox discard --sink hook" in agent.log
     agent.config.write_text(before.replace("[state]\n", "[state]\nmax_bytes = 5000000\n"))
     agent.process.send_signal(signal.SIGHUP)
-    agent.wait_for(lambda: agent.log.count("read again") == 2)
-    assert agent.log.count("needs a restart") == 1
+    agent.wait_for(lambda: agent.log.count("was reloaded") == 2)
+    assert agent.log.count("takes effect after a restart") == 1
     agent.config.write_text(before)
     agent.process.send_signal(signal.SIGHUP)
-    agent.wait_for(lambda: agent.log.count("read again") == 3)
-    assert agent.log.count("needs a restart") == 1
+    agent.wait_for(lambda: agent.log.count("was reloaded") == 3)
+    assert agent.log.count("takes effect after a restart") == 1

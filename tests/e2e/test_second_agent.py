@@ -45,8 +45,8 @@ def another_agent(**members):
     """Answer as the /readyz of an agent with *members*; yield where."""
     body = {
         "status": "ready", "reasons": [], "version": "0.1.0", "stream_id": "s", "state_directory": SERVICE,
-        "outbox_behind": None, "outbox_behind_seconds": 0.0, "configuration": "", "vm": "vm_0", "imds": ELSEWHERE, "last_good_poll_at": None,
-        "last_good_poll_seconds_ago": None, "sinks": {}, **members,
+        "outbox_behind": None, "outbox_behind_seconds": 0.0, "configuration": "", "vm": "vm_0", "imds": ELSEWHERE,
+        "last_good_poll_at": None, "last_good_poll_seconds_ago": None, "sinks": {}, **members,
     }  # fmt: skip
 
     with answering(lambda _: (200, json.dumps(body).encode())) as port:
@@ -139,17 +139,15 @@ def readable():
 
 def test_a_login_is_told_of_the_services_agent_and_how_to_ask_it(agent, readable):
     config = readable
-    for command in (("status",), ("events",)):
+    for command in (("status",), ("events",), ("approve", "A")):
         code, out, err = as_a_login(agent, *command, "--config", config)
         assert (code, out) == (1, ""), (command, err)
-        assert f"The service's agent of this machine keeps its own in {SERVICE}: you may not look into that" in err
-        assert "with sudo before the command" in err
+        assert f"The service's agent uses {SERVICE}. Run the command as root, with sudo." in err
         assert "Start the agent" not in err
-    for command in (("run",), ("approve", "A")):
-        code, out, err = as_a_login(agent, *command, "--config", config)
-        assert (code, out) == (73, ""), (command, err)
-        assert f"The service's agent already watches this VM, with the state directory {SERVICE}" in err
-        assert "sudo" in err
+    code, out, err = as_a_login(agent, "run", "--config", config)
+    assert (code, out) == (73, ""), err
+    assert f"The service's agent already watches this VM, with the state directory {SERVICE}" in err
+    assert "sudo" in err
 
 
 def test_root_on_a_directory_of_its_own_is_told_of_the_services_agent_too(agent):
@@ -158,4 +156,4 @@ def test_root_on_a_directory_of_its_own_is_told_of_the_services_agent_too(agent)
     assert (code, "The service's agent already watches this VM" in err) == (73, True)
     code, _, err = as_a_login(agent, "status", "--config", agent.config, user="root")
     assert code == 1
-    assert f"name it with --state-directory {SERVICE}." in err
+    assert f"The service's agent uses {SERVICE}. Use --state-directory {SERVICE}." in err

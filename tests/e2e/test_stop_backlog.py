@@ -13,7 +13,8 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from bridge.outbox.reader import OutboxFile
+from bridge.agent.handlers import StoredOutbox
+from bridge.agent.requests import Status
 from bridge.testing.http_peer import HttpPeer
 from bridge.testing.peers import nobody, silent_listener
 from bridge.testing.simulator.imds_api import Answer
@@ -100,19 +101,23 @@ def stop_in_time(agent, *signals, grace=GRACE_SECONDS):
     assert "Traceback" not in agent.log
 
 
+def query(agent, sql, *arguments):
+    """Return the rows from the newest file of the outbox."""
+    file = max(agent.state.glob("outbox-*.db"), key=lambda path: int(path.stem.partition("-")[2]))
+    with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as connection:
+        return connection.execute(sql, arguments).fetchall()
+
+
 def rows(agent, sink):
-    """Return the ids of *sink* by the state that the outbox keeps them in."""
-    with OutboxFile(agent.state) as beside:
-        deliveries = beside.deliveries(sink)
-    states = {row.state for row in deliveries}
-    return {state: {row.record.id for row in deliveries if row.state == state} for state in states}
+    """Return the record ids of *sink* by the state of the delivery."""
+    found = query(agent, "SELECT state, id FROM deliveries JOIN records USING (sequence) WHERE sink = ?", sink)
+    return {state: {each for its_state, each in found if its_state == state} for state, _ in found}
 
 
 def assert_all_there(agent, sinks, *, count):
     """Nothing is missing: each record is delivered or pending at each sink, and the accounts say the same."""
-    with OutboxFile(agent.state) as beside:
-        made = {record.id for record in beside.records()}
-        accounts = beside.accounts()
+    made = {record_id for (record_id,) in query(agent, "SELECT id FROM records")}
+    accounts = StoredOutbox(agent.state).ask(Status()).totals.sinks
     assert len(made) == count
     for sink in sinks:
         by_state = rows(agent, sink)
@@ -215,7 +220,7 @@ def test_a_stop_during_a_reload_keeps_what_is_owed(agent, imds, slow):
         agent.process.send_signal(signal.SIGHUP)
         with closing(listener.accept()[0]):  # the reload asks who this VM is, and waits
             stop_in_time(agent)
-    assert "read again" not in agent.log
+    assert "was reloaded" not in agent.log
     assert_all_there(agent, ["slow"], count=400)
     assert_delivered_is_at(slow, agent)
 
@@ -226,11 +231,11 @@ def test_what_a_stop_cannot_write_down_is_seen_again_by_the_next_start(agent, im
     imds.body = b'{"DocumentIncarnation": 1, "Events": []}'
     agent.start()
     imds.wait_for_polls(2)
-    with closing(sqlite3.connect(agent.state / "outbox.db", isolation_level=None)) as blocker:
+    with closing(sqlite3.connect(agent.state / "outbox-1.db", isolation_level=None)) as blocker:
         blocker.execute("BEGIN IMMEDIATE")
         imds.show(document(2, "Scheduled", 200), polls=1)
         agent.wait_for(lambda: len(slow.received) > 20, timeout_seconds=30)
-        assert "locked by another program" in agent.log
+        agent.wait_for(lambda: "The outbox cannot be saved" in agent.log)
         stop_in_time(agent)
     assert rows(agent, "slow") == {}
     slow.accept()

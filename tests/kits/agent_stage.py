@@ -107,11 +107,15 @@ class Azure:
                 self.on_approval(event_id)
             connection.write(Answer(body=b""))
             return
+        with suppress(ConnectionError):
+            connection.write(Answer(body=self.document()))
+        self.polled_at.append(time.monotonic())
+
+    def document(self) -> bytes:
+        """Return the document as it is now."""
         with self._lock:
             body = {"DocumentIncarnation": self.incarnation, "Events": list(self.events.values())}
-        with suppress(ConnectionError):
-            connection.write(Answer(body=json.dumps(body).encode()))
-        self.polled_at.append(time.monotonic())
+        return json.dumps(body).encode()
 
     def longest_gap(self, since: float) -> float:
         """Return the longest time between two polls, and up to now, since the monotonic time *since*."""

@@ -162,13 +162,21 @@ class ApproverKit:
         if self.disk_is_full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def fill_disk(self) -> None:
+    def break_disk(self) -> None:
         """Delete the file of the outbox, and leave no space for another one."""
         assert self.outbox is not None
+        assert self.outbox.wait_saved(_UNTIL_SECONDS)
         self.disk_is_full = True
         self.delete_files()
-        assert not self.outbox.wait_saved(0.2)
-        assert self.outbox.is_behind
+
+    def fill_disk(self) -> None:
+        """Break the disk, and wait until the outbox is behind."""
+        assert self.outbox is not None
+        self.break_disk()
+        deadline = time.monotonic() + _UNTIL_SECONDS
+        while not self.outbox.is_behind:
+            assert time.monotonic() < deadline
+            assert not self.outbox.wait_saved(0.1)
 
     def free_disk(self) -> None:
         assert self.outbox is not None

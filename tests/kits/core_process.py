@@ -175,5 +175,5 @@ def _answer(value: Any) -> None:
 
 if __name__ == "__main__":
     # One byte at a time would be slow, and a buffered read would take the child's lines away from the next child.
-    sys.stdin = open(0, buffering=1, closefd=False)  # noqa: SIM115, PTH123
+    sys.stdin = open(0, buffering=1, closefd=False)  # noqa: SIM115
     _serve()

@@ -5,10 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from bridge.approval.portal_client import PortalClient
+from bridge.approval.portal_poller import PortalPoller
 from bridge.config.approval import KeySettings, RemoteSettings
 from bridge.events.event import ScheduledEvent
 from bridge.testing import ManualClock
@@ -33,7 +38,7 @@ class Desk:
         self.fails = 0
         self.changed = threading.Condition()
 
-    def __call__(self, tokens) -> None:
+    def __call__(self, tokens: Sequence[str]) -> None:
         with self.changed:
             if self.fails:
                 self.fails -= 1
@@ -61,27 +66,27 @@ class Rest:
         return stop.is_set()
 
 
-def stop_in_time(channel):
+def stop_in_time(channel: PortalPoller) -> None:
     channel.stop()
     if channel._thread.ident is not None:
         channel._thread.join(HELD_SECONDS / 2)  # a busy machine lets it end a moment later
     assert not channel._thread.is_alive()
 
 
-def until(condition, *, seconds=PATIENCE_SECONDS):
+def until(condition: Callable[[], object], *, seconds: float = PATIENCE_SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         threading.Event().wait(0.01)
     assert condition()
 
 
-def client_of(portal, **remote):
+def client_of(portal: Any, **remote: Any) -> PortalClient:
     return PortalClient(RemoteSettings(**{"url": portal.url, "keys": KEYS, "wait_seconds": 1, **remote}))
 
 
-def log_lines(caplog):
+def log_lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [record for record in caplog.records if record.name == "bridge.approval.portal_poller"]
 
 
-def all_log_text(caplog):
+def all_log_text(caplog: pytest.LogCaptureFixture) -> str:
     return "\n".join(logging.Formatter().format(record) for record in caplog.records)

@@ -35,6 +35,7 @@ NEEDED = {
     "needs: root on the VM",
     "needs: systemd",
     "needs: a cluster",
+    "needs: a damaged outbox",
     "needs: a release",
     "needs: a portal",
     "needs: the extra portal",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from approver_kit import ANNE, BORIS, ApproverKit
@@ -48,29 +49,29 @@ def make(tmp_path: Path) -> Iterator[Callable[..., ApproverKit]]:
 
 
 @pytest.fixture
-def portal(tmp_path):
+def portal(tmp_path: Path) -> Iterator[PortalStub]:
     with PortalStub(tmp_path / "portal", tls=False) as portal:
         yield portal
 
 
 @pytest.fixture
-def secure(tmp_path):
+def secure(tmp_path: Path) -> Iterator[Callable[..., PortalStub]]:
     """Return what makes a portal that speaks TLS; before `start` among a test's fixtures, it outlives the channels."""
     with contextlib.ExitStack() as stack:
         yield lambda **options: stack.enter_context(PortalStub(tmp_path / "portal", **options))
 
 
 @pytest.fixture
-def desk():
+def desk() -> Desk:
     return Desk()
 
 
 @pytest.fixture
-def start(desk):
+def start(desk: Desk) -> Iterator[Callable[..., PortalPoller]]:
     """Return what starts a channel to a portal or a URL; each is stopped, long before the portal would answer."""
     with contextlib.ExitStack() as stack:
 
-        def started(portal, *, remote=None, **options):
+        def started(portal: Any, *, remote: dict[str, Any] | None = None, **options: Any) -> PortalPoller:
             url = portal if isinstance(portal, str) else portal.url
             ca_file = None if isinstance(portal, str) or portal.ca_file is None else str(portal.ca_file)
             given = {"url": url, "ca_file": ca_file, "keys": KEYS, "wait_seconds": HELD_SECONDS, **(remote or {})}

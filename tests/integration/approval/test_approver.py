@@ -188,7 +188,7 @@ def test_an_event_that_azure_forgot_is_approved_again_by_a_decision_made_after_t
     kit.go(90, kit.event())
     assert kit.imds.posts == [["E-1"]] * 2
     assert kit.outcomes == [("approved", "accepted")] * 2
-    assert "told again" in kit.records[-1].approval.reason
+    assert "accepted it again" in kit.records[-1].approval.reason
     gauge = "scheduled_events_bridge_approved_waiting_seconds"
     assert kit.metrics.registry.get_sample_value(gauge) == pytest.approx(180)  # since the first
 

@@ -100,8 +100,7 @@ def test_nothing_is_approved_while_the_disk_is_behind_and_all_of_it_after(kit):
 def test_an_attempt_that_is_not_saved_is_not_made(kit):
     kit.see(kit.event())
     kit.approver.receive([kit.token(kit.event())])
-    kit.disk_is_full = True
-    kit.delete_files()
+    kit.break_disk()
     kit.turn()  # the outbox is not behind yet, and the save before the request fails
     assert kit.imds.requests == []
     assert [each.attempts for each in kit.approvals] == [0]
@@ -149,8 +148,7 @@ def test_a_hold_that_is_not_saved_waits_and_is_in_force(kit):
 
 def test_a_token_is_kept_only_when_its_decision_is_saved(kit):
     inbox = DecisionInbox(kit.settings.trusted_keys(), kit.outbox, vm=lambda: kit.vm, clock=kit.clock)
-    kit.disk_is_full = True
-    kit.delete_files()
+    kit.break_disk()
     inbox.receive([kit.token(kit.event(), "hold")])
     assert inbox.has_unkept
     kit.free_disk()
@@ -170,6 +168,7 @@ def test_decisions_outlive_a_file_that_is_deleted_under_the_running_agent(tmp_pa
         kit.wait(10)
         kit.see(kit.event())
         kit.offer(kit.token(kit.event()), kit.token(kit.event("E-2"), "hold"))
+        assert kit.outbox.wait_saved(20)
         kit.delete_files()
         assert kit.outbox.wait_saved(20)
         kit.restart()
