@@ -4,9 +4,9 @@ A filter on event types or sources does not apply to a record without an event, 
 event must reach every sink.
 
 Filters apply to the current form of the event, and an event can change: a Reboot can become a Freeze, and a VM can
-leave Resources. With ``speak = "first"``, only the first VM in Resources sends records of an event. The agents of an event
-need no coordination for this, because all of them see the same list. If it is not known which VM is the first, each VM
-sends the records.
+leave Resources. With ``speak = "first"``, only the first VM in Resources sends records of an event. The agents of an
+event need no coordination for this, because all of them see the same list. If it is not known which VM is the first,
+each VM sends the records.
 
 A sink that received a record of an event receives all later records of this event until the event ends. Otherwise, its
 alert would never resolve, and its VM would stay drained. The outbox keeps the sinks of each event, and the router
