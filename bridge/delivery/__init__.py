@@ -1,4 +1,4 @@
-"""The engine that delivers: one worker a sink, retries, batches, and what became of each record.
+"""The engine that delivers records: one worker for each sink, with batches, retries, and results.
 
 Public: `pool` (WorkerPool), `router` (Router), `sender` (Sender).
 """

@@ -1,9 +1,8 @@
-"""The digest of what a sink is configured with, as far as that decides how its destination takes requests.
+"""The digest of a sink's configuration, as far as it decides how the destination responds to requests.
 
-That is its table, the content of each file and variable that the table names under a key that ends in ``_file`` or
-``_env`` (the rule for every sink's keys), and what else the sink takes from its surroundings (`Sink.surroundings`). A
-URL in a file is as much the endpoint as one in the table. Files are read as they are now, each time: whoever calls does
-it where a file system that hangs does no harm.
+The digest covers the table of the sink, the content of each file and variable that a key ending in ``_file`` or
+``_env`` names, and other values that the sink reads (`Sink.surroundings`). A URL in a file is as much the endpoint as a
+URL in the table. Files are read at each call, so call `digest` only where a file system that hangs does no harm.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _ABSENT = "-"
 
 
 class ResolvedConfiguration:
-    """What the sink *sink_class* with *config* resolves to; shows nothing of it but a digest."""
+    """The resolved configuration of the sink *sink_class* with *config*; only its digest leaves this object."""
 
     def __init__(self, sink_class: type[Sink], config: SinkConfig, *, environ: Mapping[str, str] = os.environ) -> None:
         keys = msgspec.structs.asdict(config)
@@ -34,7 +33,7 @@ class ResolvedConfiguration:
         self._files = {key: ChangingFile(Path(path), _digest) for key, path in _named(keys, "_file")}
 
     def digest(self) -> str:
-        """Return a text that changes with what is configured, and shows nothing of it."""
+        """Return a text that changes with the configuration and does not reveal it."""
         contents = {key: _content_digest(file) for key, file in self._files.items()}
         text = f"{self._fixed} {contents!r}" if contents else self._fixed
         return _digest(text.encode("utf-8", "backslashreplace"))
@@ -47,7 +46,7 @@ def _named(keys: Mapping[str, object], ending: str) -> Iterator[tuple[str, str]]
 def _content_digest(file: ChangingFile[str]) -> str:
     try:
         return file.value()
-    except (OSError, ValueError):  # the sink says so where it needs it; a ValueError is of a path that is none
+    except (OSError, ValueError):  # the sink reports it; a ValueError comes from an invalid path
         return _ABSENT
 
 

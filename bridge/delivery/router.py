@@ -1,14 +1,16 @@
-"""The router: which sinks want a record, by the settings that every ``[[sinks]]`` table has. Pure.
+"""The router: selects the sinks of a record by the settings that every ``[[sinks]]`` table has. Pure.
 
-A filter that names event types or sources does not apply to a record without an event: a refused approval of an unknown
+A filter on event types or sources does not apply to a record without an event, because a refused approval of an unknown
 event must reach every sink.
 
-Filters look at the event as it is now, but an event changes: a Reboot may turn out a Freeze, a VM may leave Resources.
-With ``speak = "first"`` only the first VM in Resources tells of an event; the agents of one event need no word with one
-another for that, since all see the same list. While it is not clear who is first, each tells of it.
+Filters apply to the current form of the event, and an event can change: a Reboot can become a Freeze, and a VM can
+leave Resources. With ``speak = "first"``, only the first VM in Resources sends records of an event. The agents of an
+event need no coordination for this, because all of them see the same list. If it is not known which VM is the first,
+each VM sends the records.
 
-A sink that was told of an event is told of it to its end, or its alert would never resolve and its VM would stay
-drained. The outbox knows who was told; the router says for which sinks that counts.
+A sink that received a record of an event receives all later records of this event until the event ends. Otherwise, its
+alert would never resolve, and its VM would stay drained. The outbox keeps the sinks of each event, and the router
+returns the sinks for which this rule matters.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from bridge.sink import SinkConfig
 
 
 def wants(config: SinkConfig, record: TransitionRecord, vm_name: str | None) -> bool:
-    """Return whether the sink with *config* gets *record*, on the VM called *vm_name* (None: unknown)."""
+    """Return whether the sink with *config* receives *record* on the VM *vm_name* (None: unknown)."""
     if record.transition is Transition.HEARTBEAT:
         return config.heartbeat
     return _takes_transition(config, record) and _takes_event(config, record, vm_name)
@@ -35,7 +37,7 @@ def _takes_event(config: SinkConfig, record: TransitionRecord, vm_name: str | No
     event = record.event
     if event is None:
         return True
-    # Of an approval only the VM that gave it knows.
+    # Only the VM that gave an approval has its record.
     if config.speak == "first" and record.approval is None and is_first_named(event, vm_name) is False:
         return False
     if config.event_types is not None and event.event_type not in config.event_types:
@@ -46,7 +48,7 @@ def _takes_event(config: SinkConfig, record: TransitionRecord, vm_name: str | No
 
 
 class Router:
-    """The names of the sinks that want a record, for all configured sinks."""
+    """Selects the sinks of a record from all configured sinks."""
 
     def __init__(self, configs: Sequence[SinkConfig]) -> None:
         self._configs = tuple(configs)
@@ -56,7 +58,7 @@ class Router:
         return [config.name for config in self._configs if wants(config, record, vm_name)]
 
     def if_told(self, record: TransitionRecord, vm_name: str | None) -> list[str]:
-        """Return the names of the sinks that want *record* only if they were told of its event before."""
+        """Return the names of the sinks that receive *record* only if they received one of its event before."""
         if record.event is None:
             return []
         return [

@@ -5,7 +5,7 @@ Each sink has one worker, so no sink can delay another sink. The `RetrySchedule`
 parts, stores the results, and reports to logs and metrics.
 
 The loop of the worker runs on the thread of the sink (`SinkThread`). The worker's own thread watches the deadlines. If
-a call hangs, this thread handles the failed send and starts the loop again on a new thread. Only one thread at a time
+a call hangs, this thread starts the loop again on a new thread, which handles the failure. Only one thread at a time
 uses the state of the worker.
 """
 
@@ -38,12 +38,10 @@ from bridge.system.threads import LoopWatch
 logger = logging.getLogger(__name__)
 
 _REASON_CHARACTERS = 256
-#: An idle worker reads the outbox at this interval even without a notification.
 _IDLE_WAIT_SECONDS = 60.0
 _FAULT_SECONDS = 1.0
 #: While the new records of one document are tried out of turn, the probes wait.
 _MOST_NEW_EVENTS = 64
-_MOST_ROWS = 1_000
 _NEVER = float("inf")
 _ENDPOINT_REFUSES = (
     "The endpoint has accepted nothing since the configuration changed, or it rejects different events in a row, so "
@@ -80,7 +78,7 @@ class DeliveryWorker:
             attested=attested,
         )
         self._schedule = RetrySchedule(clock.random)
-        self._batching = Batching(max_batch=min(config.max_batch, _MOST_ROWS), by_event=sink_class.batch_by_event)
+        self._batching = Batching(max_batch=config.max_batch, by_event=sink_class.batch_by_event)
         self._batch_size = 0
         self._prepares_next = sink_class.prepare_next is not Sink.prepare_next
         self._refresher = Refresher(
@@ -99,7 +97,8 @@ class DeliveryWorker:
         self._expired_at = float("-inf")
         self._send_began_at = 0.0
         self._on_overdue: Callable[[DeliveryFailed], None] | None = None
-        """Handles the failure if the call in progress passes its deadline."""
+        """Handles the failure of the call in progress."""
+        self._overdue: Callable[[], None] | None = None
         self._stop_at: float | None = None
         self._is_over = False
         self._thread = threading.Thread(target=self._run, name=f"delivery:{config.name}", daemon=True)
@@ -143,11 +142,10 @@ class DeliveryWorker:
         self._sender.close()
 
     def _end_overdue(self, error: DeliveryFailed) -> None:
-        """Handle a call that passed its deadline; without a call, no thread could be started for the sink."""
+        """Let the next loop handle a call that passed its deadline; without a call, no thread could be started."""
         if self._on_overdue is not None:
-            on_overdue = self._on_overdue
+            self._overdue = partial(self._on_overdue, error)
             self._end_send()
-            on_overdue(error)
         elif self._stop_at is None:
             self._note_failure(error, "Sending failed")
             self.loop_watch.expect_within(_FAULT_SECONDS)
@@ -180,6 +178,9 @@ class DeliveryWorker:
 
     def _run_once(self, thread: SinkThread) -> float:
         """Send one batch; return the seconds for which there is nothing to do."""
+        if self._overdue is not None:
+            handle, self._overdue = self._overdue, None
+            handle()
         now = self._clock.monotonic()
         is_woken = self._woken.is_set()
         self._woken.clear()
@@ -397,13 +398,12 @@ class DeliveryWorker:
     def _failed(
         self, batch: list[PendingDelivery], mode: SendMode, error: DeliveryFailed, *, next_step: str = ""
     ) -> None:
-        now = self._clock.monotonic()
         self._store(batch, None, str(error)[:_REASON_CHARACTERS])
         self._note_failure(error, "Sending failed", next_step=next_step)
         urgent: dict[str, bool] = {}
         for row in batch:
             urgent[row.event_key] = urgent.get(row.event_key, False) or row.urgent
-        self._reschedule(urgent, error, mode, now)
+        self._reschedule(urgent, error, mode, self._clock.monotonic())
 
     def _note_failure(self, error: DeliveryFailed, what: str, *, next_step: str = "") -> None:
         """Count the failure *error*, and log *what* failed."""

@@ -222,9 +222,8 @@ def test_a_change_that_needs_a_restart_is_said_and_the_rest_is_in_force(agent, i
     agent.configure(imds.url, STDOUT + '[labels]\nteam = "b"\n')
     agent.config.write_text(agent.config.read_text().replace(before, after))
     hang_up(agent)
-    said = [
-        (line["level"], line["message"]) for line in log(agent) if "takes effect after a restart" in line["message"]
-    ]
+    found = [line for line in log(agent) if "takes effect after a restart" in line["message"]]
+    said = [(line["level"], line["message"]) for line in found]
     assert said == [("WARNING", f"A change of [{key}] takes effect after a restart. All other changes are in effect.")]
     imds.show(document(2, event("E-1")))
     agent.wait_for(lambda: agent.records)

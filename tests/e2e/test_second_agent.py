@@ -45,8 +45,9 @@ def another_agent(**members):
     """Answer as the /readyz of an agent with *members*; yield where."""
     body = {
         "status": "ready", "reasons": [], "version": "0.1.0", "stream_id": "s", "state_directory": SERVICE,
-        "outbox_behind": None, "outbox_behind_seconds": 0.0, "configuration": "", "vm": "vm_0", "imds": ELSEWHERE,
-        "last_good_poll_at": None, "last_good_poll_seconds_ago": None, "sinks": {}, **members,
+        "outbox_behind": None, "outbox_behind_seconds": 0.0, "oldest_pending_seconds": 0.0, "configuration": "",
+        "vm": "vm_0", "imds": ELSEWHERE, "last_good_poll_at": None, "last_good_poll_seconds_ago": None, "sinks": {},
+        **members,
     }  # fmt: skip
 
     with answering(lambda _: (200, json.dumps(body).encode())) as port:

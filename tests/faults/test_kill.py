@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
-from agent_stage import Stage, judge, key_of
+from agent_stage import Stage, judge, key_of, open_in_fold
 
 KILLS = int(os.environ.get("KILLS", "20"))
 CHAINS = 4
@@ -113,6 +113,7 @@ def figures_of(stage, receiver):
                 one["stream_id"] == two["stream_id"] and two["sequence"] != one["sequence"] + 1
                 for one, two in pairwise(by_place)
             ),
+            "wrong fold": open_in_fold(records) not in (None, set(stage.azure.events)),
             "wrong open events": newest is not None and set(newest) != set(stage.azure.events),
         }
     )

@@ -28,7 +28,8 @@ from soak import agent as soak_agent
 from soak.peers import Azure, HttpPeer, expected, ids_of_cloud_event, ids_of_otlp, lines_of, lives_of_apprise, name_of
 from soak.watch import Watch, lows, slope
 
-from bridge.outbox.reader import OutboxFile
+from bridge.agent.requests import Status
+from bridge.cli.connect import Reader
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -177,9 +178,12 @@ class Soak:
 
     def wait_until_delivered(self):
         deadline = time.monotonic() + 240  # a process for each record takes its time on a busy machine
-        with OutboxFile(self.directory / "state") as beside:
-            while any(each.pending for each in beside.accounts().values()) and time.monotonic() < deadline:
-                time.sleep(0.2)
+        while any(each.pending for each in self.totals().values()) and time.monotonic() < deadline:
+            time.sleep(0.2)
+
+    def totals(self):
+        """Return the totals of each sink."""
+        return Reader(self.directory / "state").ask(Status()).totals.sinks
 
     def samples(self, *, after):
         """Return the samples taken once that share of the time was over."""
@@ -218,8 +222,7 @@ class Soak:
         """
         judged = self.judge()
         count = len(list(expected(self.last)))
-        with OutboxFile(self.directory / "state") as beside:
-            accounts = beside.accounts()
+        accounts = self.totals()
         skipped = {sink: account.expired for sink, account in accounts.items()}
         most = count if self.burn_in else count * 9 // 10
         assert all(sink in SKIPPING and number < most for sink, number in skipped.items() if number), skipped

@@ -7,6 +7,7 @@ gets after a kill is what the outbox had saved.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -28,7 +29,9 @@ import fork_server
 
 from bridge.agent.control import ControlClient
 from bridge.agent.requests import Saved
+from bridge.clock import format_time, utc_now
 from bridge.errors import BridgeError
+from bridge.events.record import decode_record
 from bridge.outbox.database import read_newest
 from bridge.testing.simulator.http_server import Connection, HttpServer
 from bridge.testing.simulator.imds_api import Answer, Request
@@ -64,10 +67,10 @@ class Azure:
     def close(self) -> None:
         self._server.close()
 
-    def announce(self, event_id: str, **fields: str) -> None:
+    def announce(self, event_id: str, **fields: Any) -> None:
         self._set(event_id, "scheduled", EventStatus="Scheduled", **fields)
 
-    def begin(self, event_id: str, **fields: str) -> None:
+    def begin(self, event_id: str, **fields: Any) -> None:
         self._set(event_id, "started", EventStatus="Started", NotBefore="", **fields)
 
     def end(self, *event_ids: str) -> None:
@@ -78,7 +81,7 @@ class Azure:
                 began = self.events.pop(event_id)["EventStatus"] == "Started"
                 self.changed_at[event_id, "completed" if began else "canceled"] = time.monotonic()
 
-    def _set(self, event_id: str, transition: str, **fields: str) -> None:
+    def _set(self, event_id: str, transition: str, **fields: Any) -> None:
         with self._lock:
             self.incarnation += 1
             known = self.events.get(event_id) or {
@@ -325,3 +328,15 @@ def judge(expected: Iterable[Key], records: Iterable[Mapping[str, Any]]) -> dict
         "two ids": sorted(key for key, found in ids.items() if len(found) > 1),
         "shared ids": sorted(key for key, found in ids.items() if any(owners[each] > 1 for each in found)),
     }
+
+
+def open_in_fold(records: Iterable[Mapping[str, Any]]) -> set[str] | None:
+    """Return the EventIds of the events that the portal shows as open; None without the portal's libraries."""
+    if importlib.util.find_spec("sqlalchemy") is None:
+        return None
+    from bridge.portal.fleet import Fleet  # noqa: PLC0415  # not without the portal's libraries
+
+    fleet = Fleet()
+    for record in records:
+        fleet.add(decode_record(json.dumps(record).encode()), received_at=format_time(utc_now()))
+    return {each.event.event_id or "" for each in fleet.events().values() if each.is_open}
