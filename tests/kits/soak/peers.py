@@ -80,7 +80,7 @@ def expected(last: int) -> Iterator[Life]:
         if age >= _CHANGE_AFTER:
             yield event, "updated" if _is_canceled(event) else "started"
         if age >= _GONE_AFTER:
-            yield event, "canceled" if _is_canceled(event) else "completed"
+            yield event, "ended" if _is_canceled(event) else "completed"  # others have its type and Resources
 
 
 class Azure:
