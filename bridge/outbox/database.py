@@ -32,7 +32,7 @@ from bridge.outbox.rows import (
     SinkRow,
     StoredDecision,
 )
-from bridge.outbox.state import Changes
+from bridge.outbox.state import OLDEST_SEQUENCE, Changes
 
 KEPT_GENERATIONS = 2
 """Older files that are kept."""
@@ -42,6 +42,8 @@ _PAGE_BYTES = 1024
 _CHECKPOINT_PAGES = 1000
 #: On a small volume, the WAL is moved into the file when it takes this share of the volume.
 _WAL_SHARE = 1 / 8
+#: These tables are read from the oldest record that is not history.
+_BY_SEQUENCE = ("records", "deliveries")
 _DAMAGE = frozenset({"SQLITE_CORRUPT", "SQLITE_NOTADB"})
 
 _SCHEMA = """
@@ -49,7 +51,6 @@ CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE events (key TEXT PRIMARY KEY, ended_at REAL, rest TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE records (sequence INTEGER PRIMARY KEY, id TEXT NOT NULL, event_key TEXT NOT NULL,
   observed_at REAL NOT NULL, is_history INTEGER NOT NULL DEFAULT 0, rest TEXT NOT NULL, body TEXT NOT NULL);
-CREATE INDEX records_needed ON records (sequence) WHERE is_history = 0;
 CREATE TABLE deliveries (sequence INTEGER NOT NULL, sink TEXT NOT NULL, state TEXT NOT NULL, attempts INTEGER NOT NULL,
   error TEXT, rest TEXT NOT NULL, PRIMARY KEY (sequence, sink)) WITHOUT ROWID;
 CREATE TABLE sinks (name TEXT PRIMARY KEY, rest TEXT NOT NULL) WITHOUT ROWID;
@@ -173,7 +174,12 @@ def read_file(path: Path) -> Loaded | None:
         if not _is_complete(connection):
             return None
         missing: dict[str, int | None] = {}
-        rows = {name: _read_table(connection, name, missing) for name in _SPECS}
+        rows = {name: _read_table(connection, name, missing) for name in _SPECS if name not in _BY_SEQUENCE}
+        oldest = next((int(row.value) for row in rows["meta"] if row.key == OLDEST_SEQUENCE), None)
+        for name in _BY_SEQUENCE:
+            rows[name] = _read_table(connection, name, missing, oldest=oldest)
+        in_memory = {row.sequence for row in rows["records"]}
+        rows["deliveries"] = [row for row in rows["deliveries"] if row.sequence in in_memory]
         return Loaded(rows=rows, file=path, fingerprint=found, missing=missing)
 
 
@@ -203,16 +209,16 @@ def _is_complete(connection: sqlite3.Connection) -> bool:
     return connection.execute("SELECT 1 FROM meta WHERE key = 'complete'").fetchone() is not None
 
 
-def _read_table(connection: sqlite3.Connection, name: str, missing: dict[str, int | None]) -> list[Any]:
+def _read_table(
+    connection: sqlite3.Connection, name: str, missing: dict[str, int | None], *, oldest: int | None = None
+) -> list[Any]:
     """Read a table from its first row up to the damage, and from its last row back to the damage."""
     spec = _SPECS[name]
     rows: dict[Any, Any] = {}
     bad = 0
     is_whole = True
     for order in ("ASC", "DESC"):
-        where = "WHERE is_history = 0" if name == "records" else ""
-        if name == "deliveries":
-            where = "WHERE sequence IN (SELECT sequence FROM records WHERE is_history = 0)"
+        where = _where(name, oldest)
         by = ", ".join(f"{column} {order}" for column in spec.key)
         query = f"SELECT {', '.join(spec.stored)} FROM {name} {where} ORDER BY {by}"  # noqa: S608
         try:
@@ -230,14 +236,21 @@ def _read_table(connection: sqlite3.Connection, name: str, missing: dict[str, in
         else:
             break
     if bad or not is_whole:
-        missing[name] = bad if is_whole else _count_missing(connection, name, len(rows))
+        missing[name] = bad if is_whole else _count_missing(connection, name, len(rows), oldest)
     return [rows[key] for key in sorted(rows)]
 
 
-def _count_missing(connection: sqlite3.Connection, name: str, found: int) -> int | None:
-    where = " WHERE is_history = 0" if name == "records" else ""
+def _where(name: str, oldest: int | None) -> str:
+    """Return the condition that leaves out history, without an index that every save would have to write."""
+    conditions = ["is_history = 0"] if name == "records" else []
+    if name in _BY_SEQUENCE and oldest is not None:
+        conditions.append(f"sequence >= {oldest}")
+    return f"WHERE {' AND '.join(conditions)}" if conditions else ""
+
+
+def _count_missing(connection: sqlite3.Connection, name: str, found: int, oldest: int | None) -> int | None:
     with suppress(sqlite3.Error):
-        (count,) = connection.execute(f"SELECT count(*) FROM {name}{where}").fetchone()  # noqa: S608
+        (count,) = connection.execute(f"SELECT count(*) FROM {name} {_where(name, oldest)}").fetchone()  # noqa: S608
         return int(count) - found if name != "deliveries" else None
     return None
 

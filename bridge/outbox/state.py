@@ -28,6 +28,9 @@ from bridge.outbox.rows import (
     StoredDecision,
 )
 
+OLDEST_SEQUENCE = "oldest_sequence"
+"""The key of the oldest sequence in memory: older records in the file are history."""
+
 K = TypeVar("K")
 R = TypeVar("R")
 
@@ -222,6 +225,7 @@ class State:
 
     def take_changes(self) -> Changes:
         """Return all changes since the last call."""
+        self.put(OLDEST_SEQUENCE, str(min(self.records.rows, default=self.next_sequence)))
         history, self._history = self._history, set()
         return Changes(
             version=self.version, tables={name: table.take() for name, table in self.tables.items()}, history=history

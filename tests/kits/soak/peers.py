@@ -49,7 +49,7 @@ class Documents:
 
     def _event(self, event: int, *, age: int) -> dict[str, object]:
         is_late = age >= _CHANGE_AFTER
-        is_started = is_late and not _is_withdrawn(event)
+        is_started = is_late and not _is_canceled(event)
         return {
             "EventId": event_id(event),
             "EventStatus": "Started" if is_started else "Scheduled",
@@ -68,7 +68,7 @@ def event_id(event: int) -> str:
     return f"50AC0000-1111-4222-8333-{event:012X}"
 
 
-def _is_withdrawn(event: int) -> bool:
+def _is_canceled(event: int) -> bool:
     return event % 5 == 0
 
 
@@ -78,10 +78,9 @@ def expected(last: int) -> Iterator[Life]:
         age = last - 1 - event * _BIRTHS_APART
         yield event, "scheduled"
         if age >= _CHANGE_AFTER:
-            yield event, "updated" if _is_withdrawn(event) else "started"
+            yield event, "updated" if _is_canceled(event) else "started"
         if age >= _GONE_AFTER:
-            # Other events of the same type and resources remain, so a cancellation cannot be recognized.
-            yield event, "ended" if _is_withdrawn(event) else "completed"
+            yield event, "ended" if _is_canceled(event) else "completed"  # others have its type and Resources
 
 
 class Azure:
