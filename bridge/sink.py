@@ -50,9 +50,8 @@ from bridge.http.session import (
     retry_after_seconds,
 )
 from bridge.http.tls_files import tls_file_problems
-from bridge.system.entra import EntraToken, check_scope, fetch_token, token_of
+from bridge.system.access_tokens import AccessToken, RenewedToken, check_scope, fetch_token, token_of
 from bridge.system.extras import how_to_install
-from bridge.system.renewed_token import AccessToken, RenewedToken
 from bridge.system.run_and_kill import PASSING_ERRORS, Ending, Finished, Runner, find_program
 from bridge.system.secrets import Secret, masked
 from bridge.system.threads import run_daemon
@@ -72,7 +71,6 @@ __all__ = [
     "DeliveryFailed",
     "DeliveryRejected",
     "Ending",
-    "EntraToken",
     "Evidence",
     "Finished",
     "RenewedToken",

@@ -25,9 +25,8 @@ import importlib
 import importlib.util
 import logging
 import re
-import time
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
@@ -43,8 +42,8 @@ from bridge.sink import (
     escaped,
     how_to_install,
     masked,
-    run_daemon,
 )
+from sinks.blocking import BlockingCalls
 from sinks.sentence import sentence
 
 _MISSING = "The sink type 'apprise' needs the Python package 'apprise', which is not installed."
@@ -95,39 +94,27 @@ class AppriseSink(Sink):
         self._secret = Secret(key="urls", file=config.urls_file, env=config.urls_env)
         self._urls: tuple[str, ...] = ()
         self._services: Any = None
-        self._sending: Future[str | None] = Future()
-        self._sending_id = ""  # of the record whose sending has not been reported as a success
-        self._closed: Future[str | None] = Future()
+        self._accepted_id = ""
+        self._calls = BlockingCalls(f"apprise:{config.name}", target="Apprise")
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Send the one record of *batch*; raise DeliveryFailed unless every URL took it."""
+        """Send the one record of *batch*; raise DeliveryFailed unless every URL accepted it."""
         if len(batch) != 1:
             raise DeliveryRejected(f"Apprise sends one record at a time, and got {len(batch)}.")
-        deadline = time.monotonic() + self.config.timeout_seconds
-        if not self._was_taken_late(batch[0]):
-            services = self._current()
-            if self._closed.done():  # cut while the URLs were read; another instance may have sent the record since
-                raise DeliveryFailed("The sink was closed.")
-            self._sending = run_daemon("apprise", _notify, services, batch[0])
-            self._sending_id = batch[0].id
-        wait({self._sending, self._closed}, max(deadline - time.monotonic(), 0.0), FIRST_COMPLETED)
-        problem = self._sending.result() if self._sending.done() else "no answer in time."
-        if problem is None:
-            self._sending_id = ""
-            return
-        shown = masked(problem, _words(self._urls))[:_MOST_REASON_CHARACTERS]
-        raise DeliveryFailed(
-            f"Apprise: {shown}",
-            needs_attention=_NEEDS_A_PERSON.search(shown) is not None,
-        )
+        work = partial(self._notify, self._current(), batch[0])
+        self._calls.run(work, timeout_seconds=self.config.timeout_seconds)
 
-    def _was_taken_late(self, record: TransitionRecord) -> bool:
-        """Return whether every URL took *record* after the deadline of the last try; raise when one still hangs."""
-        if not self._sending_id:
-            return False
-        if not self._sending.done():
-            raise DeliveryFailed("The message before it still hangs in Apprise. Does every service answer?")
-        return self._sending_id == record.id and self._sending.result() is None
+    def _notify(self, services: Any, record: TransitionRecord) -> None:
+        if record.id == self._accepted_id:  # every service accepted it after the deadline of the last attempt
+            return
+        problem = _problem(services, record)
+        if problem is not None:
+            shown = masked(problem, _words(self._urls))[:_MOST_REASON_CHARACTERS]
+            raise DeliveryFailed(
+                f"Apprise: {shown}",
+                needs_attention=_NEEDS_A_PERSON.search(shown) is not None,
+            )
+        self._accepted_id = record.id
 
     @classmethod
     def shown_by_check(cls, config: AppriseConfig) -> str:
@@ -139,9 +126,8 @@ class AppriseSink(Sink):
         self._current()
 
     def close(self) -> None:
-        """Wait for no answer any more; what is on its way ends by the timeouts of its URL."""
-        if not self._closed.done():
-            self._closed.set_result(None)
+        """End a send in another thread. A request in flight ends by the timeouts of its URL."""
+        self._calls.close()
 
     def _current(self) -> Any:
         """Return the Apprise object for the URLs as they stand now; raise DeliveryFailed for one that is none."""
@@ -168,8 +154,8 @@ def _services(urls: Sequence[str], *, timeout_seconds: float) -> Any:
     return services
 
 
-def _notify(services: Any, record: TransitionRecord) -> str | None:
-    """Send *record* to *services*; return why it failed in Apprise's words, None when every one took it."""
+def _problem(services: Any, record: TransitionRecord) -> str | None:
+    """Send *record* to *services*; return Apprise's reason for a failure, None if every service accepted it."""
     lines: list[str] = []
     _logged.set(lines)
     try:
@@ -178,7 +164,7 @@ def _notify(services: Any, record: TransitionRecord) -> str | None:
         )
     except Exception as error:  # noqa: BLE001  # a hundred plugins under it
         return f"{type(error).__name__}: {error}"
-    return None if is_taken else " ".join(" ".join(lines).split()) or "it failed, and does not say why."
+    return None if is_taken else " ".join(" ".join(lines).split()) or "it failed without a reason."
 
 
 def _words(urls: Sequence[str]) -> set[str]:

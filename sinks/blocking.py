@@ -1,7 +1,7 @@
-"""BlockingCalls: calls of the operating system that may hang without an end, such as a write to a disk that is frozen.
+"""BlockingCalls: calls that may block without end, such as a write to a frozen disk, with a deadline.
 
-They are made on a thread aside, one at a time, so that `send` keeps its deadline: what hangs costs one thread, however
-often the host tries again, and the sink works again as soon as the call comes back.
+The calls run on a thread, one at a time, so that `send` keeps its deadline. A blocked call costs one thread, no matter
+how often the host tries again, and the sink works again as soon as the call returns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bridge.sink import DeliveryFailed, RetryReason, run_daemon
 
 
 class BlockingCalls:
-    """The calls of one sink to *target*, which is what messages call it; for one thread, but for `close`."""
+    """The calls of one sink to *target*, its name in messages. For one thread, except `close`."""
 
     def __init__(self, name: str, *, target: str) -> None:
         self._name = name
@@ -24,23 +24,23 @@ class BlockingCalls:
         self._closed: Future[Any] = Future()
 
     def run(self, work: Callable[[], None], *, timeout_seconds: float) -> None:
-        """Call *work* and raise what it raises; raise DeliveryFailed when it is not over in time, or closed meanwhile.
+        """Call *work* and raise its exceptions; raise DeliveryFailed if it does not return in time.
 
-        What a call from before still hangs in comes first: its end is waited for within the same time.
+        A call that still blocks comes first, and the wait for its end counts.
         """
         deadline = time.monotonic() + timeout_seconds
         if self._last is not None and not self._is_over(self._last, deadline):
-            raise self._hanging(timeout_seconds)
+            raise self._blocked(timeout_seconds)
         if self._closed.done():
             raise DeliveryFailed("The sink is closed.")
         self._last = call = run_daemon(self._name, work)
         if not self._is_over(call, deadline):
-            raise self._hanging(timeout_seconds)
+            raise self._blocked(timeout_seconds)
         self._last = None
         call.result()
 
     def close(self) -> None:
-        """Break off the wait of another thread, and make no call any more; one that hangs is left to itself."""
+        """End the wait of another thread, and refuse further calls. A blocked call continues."""
         if not self._closed.done():
             self._closed.set_result(None)
 
@@ -48,8 +48,8 @@ class BlockingCalls:
         wait([call, self._closed], max(0.0, deadline - time.monotonic()), return_when=FIRST_COMPLETED)
         return call.done()
 
-    def _hanging(self, seconds: float) -> DeliveryFailed:
+    def _blocked(self, seconds: float) -> DeliveryFailed:
         if self._closed.done():
             return DeliveryFailed("The sink was closed during the send.")
-        message = f"{self._target} took nothing within {seconds:g} s: the disk or the service behind it hangs."
+        message = f"{self._target} did not respond within {seconds:g} s."
         return DeliveryFailed(message, reason=RetryReason.TIMEOUT)

@@ -1,57 +1,24 @@
-r"""The sink `command`: a program that is run for each record, to prepare a VM for an event and to bring it back.
+"""The sink `command`: runs a program for each record, to prepare a VM for an event and to restore it afterwards.
 
 The program is started without a shell, with the record as JSON on standard input and its main fields in the environment
-(`bridge.events.environment` lists them). What its exit code means:
+(see `bridge.events.environment`). docs/reference/sinks.md has an example. The exit codes mean:
 
     0               delivered
-    75              not now (EX_TEMPFAIL of sysexits.h): it is run again later, until `max_age_seconds`
-    anything else   parked: not run again unless a person says `outbox retry`
-    too slow        killed with its whole process group, and parked: it may have done half of its work
+    75              not now (EX_TEMPFAIL of sysexits.h): the program runs again later, until `max_age_seconds`
+    any other       parked: the program does not run again before `outbox retry`
+    too slow        killed with its process group, and parked, because half of its work may be done
 
-Parking is what makes it safe to drain: a command that failed half-way is not repeated before a person has looked. But
-delivery is at least once. A record whose outcome could not be written down, because the agent was killed or was stopped
-while the command ran, comes again, and so does one whose command was ended from outside by SIGTERM, SIGINT or SIGHUP.
-So write commands that may run twice (`SCHEDULED_EVENT_ID` is the same then). An agent that stops kills the command it
-runs; one that is killed outright leaves that to the service manager: systemd ends the whole cgroup.
+Parking makes drains safe: a command that failed halfway is not repeated before a person has looked. Delivery is still
+at least once. If the agent is killed while the command runs, or if SIGTERM, SIGINT, or SIGHUP ends the command, the
+record comes again with the same `SCHEDULED_EVENT_ID`.
 
-One program runs at a time, and the records behind it wait. So give an urgent event its own table:
+One program runs at a time, and the other records wait, so use a separate table for urgent events. An event that ends
+before its start was delivered is skipped, because there is nothing to drain.
 
-    [[sinks]]
-    type = "command"
-    name = "prepare"
-    command = ["/usr/local/bin/on-scheduled-event"]
-    transitions = ["scheduled", "started", "completed", "canceled", "ended"]
-
-    [[sinks]]
-    type = "command"
-    name = "leave"
-    command = ["/usr/local/bin/leave-the-cluster", "--now"]
-    transitions = ["scheduled"]
-    event_types = ["Preempt", "Terminate"]
-    timeout_seconds = 25
-
-and the program, for example:
-
-    #!/bin/sh
-    set -eu
-    case "$SCHEDULED_EVENT_TRANSITION" in
-      scheduled)                 /usr/local/bin/drain --until "$SCHEDULED_EVENT_NOT_BEFORE" ;;
-      started)                   /usr/local/bin/drain --now ;;
-      completed|canceled|ended)  /usr/local/bin/undrain ;;
-    esac
-
-(docs/reference/sinks.md has one that also asks whether another event is still there.)
-
-An event whose end is known before its start was delivered is skipped whole: nothing is drained for what is over.
-
-Standard output goes nowhere. The end of standard error becomes part of the reason that `outbox list` shows, so it
-should hold no secret. Five seconds before `timeout_seconds` is over (10 % of it, if that is less) the process group
-gets SIGTERM, half a second before (5 %) SIGKILL; on Windows its tree of processes is ended then. Only time in which
-the VM ran counts: a freeze uses nothing of it up. What the program leaves running in the background when it exits is
-left alone, but must not write to the standard error it inherited.
-
-The program inherits the agent's environment and user, but for the variables that hold secrets: those that a `*_env` key
-of any table names, and those that a sink reads by itself (`otlp`: for headers). `unset_environment` takes away others.
+Standard output is discarded. The end of standard error becomes part of the reason in `outbox list`, so it must not
+contain a secret. `bridge.system.run_and_kill` describes the signals at the deadline. The program inherits the agent's
+environment and user, except variables that contain secrets: those of `*_env` keys and those that a sink reads itself.
+`unset_environment` removes further variables.
 """
 
 from __future__ import annotations

@@ -1,23 +1,20 @@
 """The sink `file`: each record as one line at the end of a file, which is rotated by its size.
 
-For a collector that reads files, and for whoever wants the records on the VM itself. Returning means that the lines are
-on the disk: the file is synced after each batch. It is opened for each send, since events are rare: so it may be moved
-or rotated by others too (max_bytes = 0), and nothing has to tell the agent.
+For a collector that reads files, and for users who want the records on the VM itself. When `send` returns, the lines
+are synced to the disk. The file is opened for each send, because events are rare. Other tools may therefore move or
+rotate the file (max_bytes = 0) without a signal to the agent.
 
-Several tables, or `send-test` beside the agent, may write to one file: it is locked (flock) while it is written and
-rotated. Half a line, which a kill or a full disk leaves, is taken back or ended before the next one.
+Several tables, or `send-test` and the agent, may write to one file: the file is locked (flock) during a write and a
+rotation. Half a line, which a kill or a full disk leaves, is removed or ended before the next line.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import stat
 import sys
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,7 +22,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-from bridge.sink import DeliveryFailed, RetryReason, Sink, SinkConfig, TransitionRecord
+from bridge.sink import DeliveryFailed, Sink, SinkConfig, TransitionRecord
 from sinks.blocking import BlockingCalls
 from sinks.sentence import line_of
 
@@ -37,10 +34,6 @@ logger = logging.getLogger(__name__)
 _MODE = 0o640
 #: Not blocking: to open a pipe that nobody reads would hang. Binary: Windows would write two characters a line break.
 _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-_NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
-_RETRY_SECONDS = 0.02
-#: The share of the deadline after which a lock is not waited for any more.
-_LOCK_SHARE = 0.9
 
 
 class FileConfig(SinkConfig, frozen=True, kw_only=True):
@@ -71,15 +64,12 @@ class FileSink(Sink):
         super().__init__(config)
         self._line = line_of(config.format)
         self._calls = BlockingCalls(f"file:{config.name}", target=config.path)
-        self._stop = threading.Event()
         self._cannot_rotate = False
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """Append *batch*; raise DeliveryFailed when the file cannot be written, or is not written in time."""
         lines = b"".join(map(self._line, batch))
-        limit = self.config.timeout_seconds
-        give_up_at = time.monotonic() + limit * _LOCK_SHARE
-        self._calls.run(partial(self._append, lines, give_up_at), timeout_seconds=limit)
+        self._calls.run(partial(self._append, lines), timeout_seconds=self.config.timeout_seconds)
 
     def check(self) -> None:
         """Raise DeliveryFailed when the file could not be written; it is not made, and nothing is written."""
@@ -87,17 +77,16 @@ class FileSink(Sink):
 
     def close(self) -> None:
         """End a send in another thread."""
-        self._stop.set()
         self._calls.close()
 
-    def _append(self, lines: bytes, give_up_at: float) -> None:
+    def _append(self, lines: bytes) -> None:
         try:
             path = self._path()
-            with self._locked(path, give_up_at) as descriptor:
+            with _locked(path) as descriptor:
                 if not (self._is_full(descriptor, len(lines)) and self._rotate(path)):
                     _write(descriptor, lines)
                     return
-            with self._locked(path, give_up_at) as descriptor:
+            with _locked(path) as descriptor:
                 _write(descriptor, lines)
         except OSError as error:
             raise self._failure(error) from error
@@ -120,20 +109,6 @@ class FileSink(Sink):
     def _path(self) -> Path:
         """Return where the file is: a link to another disk stays one when the file is rotated, and so does the disk."""
         return Path(os.path.realpath(self.config.path))
-
-    @contextlib.contextmanager
-    def _locked(self, path: Path, give_up_at: float) -> Iterator[int]:
-        """Yield a descriptor of the file as it is now, locked; raise DeliveryFailed when others hold it too long."""
-        while True:
-            descriptor = _opened(path, create=True)
-            try:
-                if _lock(descriptor) and _is_current(path, descriptor):
-                    yield descriptor
-                    return
-            finally:
-                os.close(descriptor)
-            if time.monotonic() >= give_up_at or self._stop.wait(_RETRY_SECONDS):
-                raise DeliveryFailed(f"{self.config.path} is locked by another process.", reason=RetryReason.TIMEOUT)
 
     def _is_full(self, descriptor: int, more_bytes: int) -> bool:
         size = os.fstat(descriptor).st_size
@@ -160,6 +135,22 @@ class FileSink(Sink):
     def _failure(self, error: OSError) -> DeliveryFailed:
         reason = error.strerror or str(error)
         return DeliveryFailed(f"{self.config.path} cannot be written: {reason}.", needs_attention=True)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[int]:
+    """Yield a descriptor of the current file, locked where the system and the file system have locks."""
+    while True:
+        descriptor = _opened(path, create=True)
+        try:
+            if sys.platform != "win32":
+                with contextlib.suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if _is_current(path, descriptor):
+                yield descriptor
+                return
+        finally:
+            os.close(descriptor)
 
 
 def _opened(path: Path, *, create: bool) -> int:
@@ -204,13 +195,9 @@ def _shift(path: Path, *, keep: int) -> None:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Sync *directory*, unless it may be written and not read, as a drop box: then it cannot be."""
     if sys.platform == "win32":
         return
-    try:
-        descriptor = os.open(directory, os.O_RDONLY)
-    except PermissionError:
-        return
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -236,19 +223,3 @@ def _write(descriptor: int, lines: bytes) -> None:
 def _last_byte(descriptor: int, size: int) -> bytes:
     os.lseek(descriptor, size - 1, os.SEEK_SET)
     return os.read(descriptor, 1)
-
-
-def _lock(descriptor: int) -> bool:
-    """Return whether the file is locked now, or cannot be: on Windows, and on file systems without locks.
-
-    It is freed with its descriptor.
-    """
-    if sys.platform != "win32":
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                raise
-    return True

@@ -12,8 +12,7 @@ from typing import Protocol
 
 from bridge.config.approval import RemoteSettings
 from bridge.errors import CredentialFailed, SecretUnavailable
-from bridge.system.entra import EntraToken, fetch_own_token, token_of
-from bridge.system.renewed_token import AccessToken, RenewedToken
+from bridge.system.access_tokens import AccessToken, RenewedToken, fetch_own_token, token_of
 from bridge.system.secrets import Secret
 
 TOKEN_DEADLINE_SECONDS = 10.0
@@ -91,7 +90,7 @@ class EntraCredential:
     ) -> None:
         self._deadline_seconds = deadline_seconds
         fetch = fetch or partial(fetch_portal_token, scope)
-        self._token: EntraToken = token_of(scope, key="approval.remote.entra_scope", fetch=fetch)
+        self._token: RenewedToken = token_of(scope, key="approval.remote.entra_scope", fetch=fetch)
 
     def bearer(self) -> str:
         """Return a valid token; the last one if no newer token is available."""

@@ -208,7 +208,7 @@ class PortalClient:
     def _credential_of(self, remote: RemoteSettings, document: Callable[[str], str] | None) -> PortalCredential:
         if remote.credential is None:
             return credential_of(remote)
-        from bridge.system.attestation import AttestedToken  # noqa: PLC0415  # only this credential needs it
+        from bridge.system.access_tokens import AttestedToken  # noqa: PLC0415  # only this credential needs it
 
         if document is None:
             raise ValueError("credential is attested, and no way to the metadata service was given.")

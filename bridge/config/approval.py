@@ -23,7 +23,7 @@ from bridge.config.trusted_keys import TrustedKey, key_mistakes
 from bridge.events.event import check_event_source, check_event_type
 from bridge.http.failures import is_loopback
 from bridge.http.tls_files import tls_file_problems
-from bridge.system.entra import check_scope
+from bridge.system.access_tokens import check_scope
 
 _LONGEST_SECONDS = 315_360_000
 _LONGEST_COMMAND_SECONDS = 86_400

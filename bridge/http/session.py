@@ -1,6 +1,6 @@
 """DeadlineSession: a `requests.Session` with a wall-clock deadline on every call.
 
-How a call is cut at its deadline, whatever it hangs in, is in `bridge.http.watchdog`.
+`bridge.http.watchdog` cuts overdue calls.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib3.connectionpool import ConnectionPool
 
 from bridge.errors import DeadlineExceeded
 from bridge.http.failures import causes
-from bridge.http.watchdog import POOL_CLASSES, Call, Watched, cut_calls_of
+from bridge.http.watchdog import POOL_CLASSES, Call, cut_calls_of
 
 #: What a call may answer with unless it says otherwise.
 MAX_BODY_BYTES = 1024 * 1024
@@ -115,7 +115,7 @@ class DeadlineSession(requests.Session):
             raise ValueError(f"deadline_seconds is {deadline_seconds}; a call needs a positive, finite deadline.")
         call = Call(self, deadline_seconds)
         try:
-            with Watched(call):
+            with call:
                 response = self._exchange(request, call, self._settings(request, proxies, verify, cert))
                 read_body(response, max_body_bytes)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as exc:
@@ -269,11 +269,6 @@ class _DeadlineAdapter(requests.adapters.HTTPAdapter):
         return str(super().request_url(request, proxies)) if proxies else request.path_url
 
     def proxy_manager_for(self, proxy: str, **proxy_kwargs: Any) -> Any:
-        if proxy.lower().startswith("socks"):
-            raise requests.exceptions.InvalidProxyURL(
-                f"The proxy {urllib3.util.parse_url(proxy).host!r} is a SOCKS proxy, whose connections cannot be "
-                "cut at a deadline; use an http:// or https:// proxy."
-            )
         manager = super().proxy_manager_for(proxy, **proxy_kwargs)
         manager.pool_classes_by_scheme = POOL_CLASSES
         return manager

@@ -27,7 +27,7 @@ from bridge.http.session import DeadlineSession, ResponseTooLarge, ResponseUnrea
 from bridge.imds.discovery import find_endpoint
 from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_attested, parse_document, parse_identity, parse_os_disk
 from bridge.sink import AttestedTokens
-from bridge.system.renewed_token import RenewedToken
+from bridge.system.access_tokens import RenewedToken
 from bridge.text import EXCERPT_CHARACTERS, excerpt, one_line
 
 logger = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ def attested_tokens(document: Callable[[str], str]) -> AttestedTokens:
     """Return how sinks get a portal's token for this VM, whose attested document for a nonce *document* returns."""
 
     def make(post: Callable[[str, bytes], requests.Response], *, portal: str) -> RenewedToken:
-        from bridge.system.attestation import AttestedToken  # noqa: PLC0415  # only who is configured so pays for it
+        from bridge.system.access_tokens import AttestedToken  # noqa: PLC0415  # only who is configured so pays for it
 
         return AttestedToken(post, document, portal=portal)
 

@@ -40,7 +40,7 @@ from bridge.portal.tokens import (
     UsedNonces,
     check_secret,
 )
-from bridge.system.attestation import CHALLENGE_PATH, TOKEN_PATH, DocumentRefusal
+from bridge.system.access_tokens import CHALLENGE_PATH, TOKEN_PATH, DocumentRefusal
 from bridge.system.secrets import Secret
 
 logger = logging.getLogger(__name__)

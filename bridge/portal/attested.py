@@ -37,7 +37,7 @@ from bridge.clock import Clock
 from bridge.errors import BridgeError
 from bridge.portal.intermediates import Intermediates
 from bridge.portal.tokens import Challenges, Nonce, UsedNonces
-from bridge.system.attestation import DocumentRefusal
+from bridge.system.access_tokens import DocumentRefusal
 
 #: Real ones have 4,000 to 9,000.
 MAX_DOCUMENT_CHARACTERS = 32 * 1024

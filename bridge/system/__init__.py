@@ -1,5 +1,6 @@
-"""The operating system: programs, secrets, tokens, threads, systemd, boot identity, and disks that do not last.
+"""The operating system: programs, secrets, access tokens, threads, systemd, boot identity, and temporary disks.
 
-Public: `process` (Runner), `secrets` (Secret, ChangingFile), `entra` (EntraToken), `threads` (run_daemon, LoopWatch),
-`systemd` (SystemdNotifier), `boot` (boot_id, seconds_since_boot), `ephemeral_disk` (EphemeralDiskWatch).
+Public: `run_and_kill` (Runner), `secrets` (Secret, ChangingFile), `access_tokens` (RenewedToken, AttestedToken),
+`threads` (run_daemon, LoopWatch), `systemd` (SystemdNotifier), `boot` (boot_id), `ephemeral_disk`
+(EphemeralDiskWatch), `permissions` (why_writable), `extras` (how_to_install).
 """

@@ -1,9 +1,9 @@
-"""Why the state directory would not survive a redeploy of the VM, in one sentence, and the watch that warns of it.
+"""Detects a state directory that does not survive a redeploy of the VM, and warns once.
 
-Azure, "Ephemeral OS disks" and "Azure managed disks overview", temporary disk: both are local to the host and come
-back empty after a redeploy. A redeploy is one of the very events that the agent announces, and what it saw of one is
-told afterwards, from this directory. It is advice: what cannot be found out is no reason, and nothing raises. On the
-mount of a file server nothing is looked at, because one that is dead would hold the caller.
+An ephemeral OS disk and the temporary disk are local to the host and are empty after a redeploy (Azure, "Ephemeral OS
+disks" and "Azure managed disks overview"). The agent reports redeploys, so it needs its state after a redeploy. If
+the system does not provide the facts, the directory counts as durable, and nothing is raised. Mounts of file servers
+are not accessed, because a dead server would block the caller.
 """
 
 from __future__ import annotations
@@ -21,36 +21,34 @@ logger = logging.getLogger(__name__)
 _MEMORY = frozenset({"tmpfs", "ramfs", "rootfs", "devtmpfs"})
 _LAYERS = frozenset({"overlay", "aufs", "fuse.fuse-overlayfs", "squashfs"})
 _EMPTY_DIR = "/volumes/kubernetes.io~empty-dir/"
-#: The Azure agents for Linux and Windows, and Ubuntu's image, put it on the temporary disk.
+#: The Azure agents for Linux and Windows, and Ubuntu's image, create this file on the temporary disk.
 _MARK = "DATALOSS_WARNING_README.txt"
-#: What lies on the disk with the operating system: in a container a file that the node mounts there.
+#: Paths on the OS disk. In a container, the node mounts its own file at the second path.
 _ON_THE_OS_DISK = ("/", "/etc/hosts")
 _DRIVE_LENGTH = len("D:")
-_TEMPORARY = "on Azure's temporary disk, which comes back empty after a redeploy, a resize or a deallocation"
-_EPHEMERAL_OS = "on an ephemeral OS disk, which a redeploy or a reimage makes anew"
-_LINE = re.compile(rb"\d+ \d+ (\d+:\d+) (\S+) (\S+) .*? - (\S+) ")
-_ESCAPE = re.compile(rb"\\([0-3][0-7]{2})")
+_TEMPORARY = "on Azure's temporary disk, which is empty after a redeploy, a resize, or a deallocation"
+_EPHEMERAL_OS = "on an ephemeral OS disk, which a redeploy or a reimage replaces"
+#: ID, parent, device, top directory, mount point, options, "-", type (proc_pid_mountinfo(5)).
+_LINE = re.compile(r"\d+ \d+ (\d+:\d+) (\S+) (\S+) .*? - (\S+) ")
 
 
 class _Mount(NamedTuple):
-    """One line of /proc/self/mountinfo (proc_pid_mountinfo(5))."""
+    """One line of /proc/self/mountinfo. A device with the major number 0 is not a block device."""
 
-    number: str
-    """The device as major:minor; the major is 0 where no block device is behind it, or not one alone."""
+    device: str
     top: str
-    """Which directory of the file system is mounted: "/" but for a bind mount, or a subvolume."""
     point: str
     kind: str
 
     @property
-    def has_device(self) -> bool:
-        return not self.number.startswith("0:")
+    def is_on_block_device(self) -> bool:
+        return not self.device.startswith("0:")
 
 
 class EphemeralDiskWatch:
-    """Warns once when *directory* would not survive, and tells *show* each time it was looked at.
+    """Warns once if *directory* is ephemeral, and passes each result to *show*.
 
-    What the mounts say is known at start; *os_disk_is_ephemeral* returns None until IMDS has answered.
+    *os_disk_is_ephemeral* returns None until IMDS has responded.
     """
 
     def __init__(
@@ -61,26 +59,25 @@ class EphemeralDiskWatch:
         self._show = show
         self._is_first = True
         self._known: bool | None = None
-        self._warned_of: str | None = None
+        self._warning: str | None = None
 
     def check(self) -> None:
-        """Look again if IMDS says anything new; cheap otherwise."""
-        answer = self._os_disk_is_ephemeral()
-        if not self._is_first and (answer is None or answer == self._known):
+        """Check at the first call, and again if IMDS returns another value."""
+        is_ephemeral = self._os_disk_is_ephemeral()
+        if not self._is_first and is_ephemeral in (None, self._known):
             return
-        self._is_first, self._known = False, answer
-        why = why_ephemeral(self._directory, os_disk_is_ephemeral=answer)
+        self._is_first, self._known = False, is_ephemeral
+        why = why_ephemeral(self._directory, os_disk_is_ephemeral=is_ephemeral)
         self._show(why is not None)
-        if why is not None and why != self._warned_of:
+        if why is not None and why != self._warning:
             logger.warning("%s", why)
-        self._warned_of = why
+        self._warning = why
 
 
 def why_ephemeral(directory: Path, *, os_disk_is_ephemeral: bool | None, root: Path = Path("/")) -> str | None:
-    """Return a sentence that says why *directory* would not survive and what to do; None when nothing says so.
+    """Return why *directory* does not survive a redeploy and the required action, None without a known reason.
 
-    *os_disk_is_ephemeral* is what the instance document says, None while it is unknown. *root* takes the place of
-    "/", below which /proc and /sys are read.
+    *os_disk_is_ephemeral* comes from the instance document. Tests replace "/" with *root*.
     """
     try:
         path = os.path.realpath(directory)
@@ -90,17 +87,16 @@ def why_ephemeral(directory: Path, *, os_disk_is_ephemeral: bool | None, root: P
             reason = reason_on_windows(drive, is_on_ephemeral_os=is_system and os_disk_is_ephemeral)
         else:
             reason = _reason_on_linux(path, os_disk_is_ephemeral=os_disk_is_ephemeral, root=root)
-    except (OSError, ValueError):  # not to be read, or a path that is none
+    except (OSError, ValueError):  # no /proc, or an invalid path
         return None
     if reason is None:
         return None
-    sentence = f"{directory} lies {reason}. Set state.directory to a disk that survives a redeploy."
-    # A path is bytes to Linux, and a log wants Unicode.
-    return sentence.encode("utf-8", "replace").decode()
+    sentence = f"{directory} is {reason}. Set state.directory to a disk that survives a redeploy."
+    return sentence.encode("utf-8", "replace").decode()  # a path may contain bytes that are not UTF-8
 
 
 def reason_on_windows(drive: str, *, is_on_ephemeral_os: bool | None, root: Path = Path("/")) -> str | None:
-    """Return why what is on *drive*, such as "D:", would not survive; a share is never asked."""
+    """Return why *drive*, such as "D:", does not survive a redeploy. A network share is not accessed."""
     if len(drive) != _DRIVE_LENGTH:
         return None
     if (root / f"{drive}\\" / _MARK).is_file():
@@ -109,49 +105,40 @@ def reason_on_windows(drive: str, *, is_on_ephemeral_os: bool | None, root: Path
 
 
 def _reason_on_linux(path: str, *, os_disk_is_ephemeral: bool | None, root: Path) -> str | None:
-    mounts = list(_mounts((root / "proc/self/mountinfo").read_bytes()))
+    mounts = list(_mounts((root / "proc/self/mountinfo").read_text(errors="surrogateescape")))
     mount = _mount_of(path, mounts)
-    if mount is None:
-        return None
-    reason = _reason_of_kind(mount)
-    if reason is None and _is_marked(mount, mounts, root):
-        reason = f"{_TEMPORARY} ({mount.point})"
-    if reason is None and os_disk_is_ephemeral and _is_on_os_disk(mount, mounts, root):
-        reason = f"{_EPHEMERAL_OS} ({mount.point})"
-    return reason
-
-
-def _reason_of_kind(mount: _Mount) -> str | None:
-    if mount.kind in _MEMORY:
-        return f"in memory ({mount.kind} at {mount.point}), which a reboot empties"
-    if mount.kind in _LAYERS:
-        return (
-            f"in the layer of a container or of a live image ({mount.kind} at {mount.point}), "
-            "which is gone with it unless a volume is mounted there"
-        )
-    if _EMPTY_DIR in mount.top:
-        return f"in an emptyDir of its pod (at {mount.point}), which is gone with the pod"
+    reason = None if mount is None else _reason_of_kind(mount)
+    if mount is None or reason is not None:
+        return reason
+    if mount.is_on_block_device and (root / mount.point[1:] / _MARK).is_file():
+        return f"{_TEMPORARY} ({mount.point})"
+    if os_disk_is_ephemeral and _is_on_os_disk(mount, mounts, root):
+        return f"{_EPHEMERAL_OS} ({mount.point})"
     return None
 
 
-def _mounts(text: bytes) -> Iterator[_Mount]:
-    for line in text.split(b"\n"):
+def _reason_of_kind(mount: _Mount) -> str | None:
+    where = f"({mount.kind} at {mount.point})"
+    if mount.kind in _MEMORY:
+        return f"in memory {where}, which is empty after a reboot"
+    if mount.kind in _LAYERS:
+        return f"in the layer of a container or of a live image {where}, which is deleted unless a volume is mounted"
+    if _EMPTY_DIR in mount.top:
+        return f"in an emptyDir (at {mount.point}), which is deleted with its pod"
+    return None
+
+
+def _mounts(text: str) -> Iterator[_Mount]:
+    for line in text.splitlines():
         found = _LINE.match(line)
         if found is not None:
-            fields = (_ESCAPE.sub(lambda code: bytes([int(code[1], 8)]), field) for field in found.groups())
-            yield _Mount(*map(os.fsdecode, fields))
+            yield _Mount(*(field.replace("\\040", " ") for field in found.groups()))
 
 
 def _mount_of(path: str, mounts: list[_Mount]) -> _Mount | None:
-    """Return the deepest mount above *path*; the later of two on one point covers the earlier."""
+    """Return the deepest mount above *path*; the later of two mounts on one point covers the earlier."""
     above = [mount for mount in mounts if f"{path}/".startswith(f"{mount.point.rstrip('/')}/")]
     return max(reversed(above), key=lambda mount: len(mount.point), default=None)
-
-
-def _is_marked(mount: _Mount, mounts: list[_Mount], root: Path) -> bool:
-    """Return whether the warning lies at the mount's root, or at the file system's own where that is mounted too."""
-    tops = [mount, *(other for other in mounts if other.number == mount.number and other.top == "/")]
-    return mount.has_device and any((root / top.point[1:] / _MARK).is_file() for top in tops)
 
 
 def _is_on_os_disk(mount: _Mount, mounts: list[_Mount], root: Path) -> bool:
@@ -161,14 +148,13 @@ def _is_on_os_disk(mount: _Mount, mounts: list[_Mount], root: Path) -> bool:
 
 
 def _disks(mount: _Mount, root: Path) -> set[str]:
-    """Return the disks that *mount* is made of, as sysfs calls them, and its own number."""
-    if not mount.has_device:
-        return set() if mount.kind in _LAYERS | _MEMORY else {mount.number}
-    return {mount.number, *_disks_below(Path(os.path.realpath(root / "sys/dev/block" / mount.number)))}
+    """Return the disks below *mount*: the disk of a partition, or the parts of an array or a logical volume."""
+    if not mount.is_on_block_device:
+        return set()
+    return {mount.device, *_disks_below(Path(os.path.realpath(root / "sys/dev/block" / mount.device)))}
 
 
 def _disks_below(device: Path) -> Iterator[str]:
-    """Yield the disks under *device*: a partition's disk, or what an array or a logical volume is made of."""
     parts = sorted((device / "slaves").glob("*"))
     for part in parts:
         yield from _disks_below(Path(os.path.realpath(part)))

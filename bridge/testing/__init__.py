@@ -10,7 +10,7 @@ The names stand here because tests import them from here; so this package, other
 
 from __future__ import annotations
 
-from bridge.testing.simulator.clock import ManualClock, RealClock
+from bridge.testing.simulator.clock import ManualClock
 from bridge.testing.simulator.errors import SimulatorError, UnknownEvent, WrongRequest, WrongState
 from bridge.testing.simulator.events import API_VERSIONS, EventSpec
 from bridge.testing.simulator.faults import Fault
@@ -28,7 +28,6 @@ __all__ = [
     "Fault",
     "Machine",
     "ManualClock",
-    "RealClock",
     "Scenario",
     "ServeOptions",
     "Simulator",

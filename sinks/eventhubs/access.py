@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote_plus
 
-from bridge.sink import AccessToken, CredentialFailed, DeliveryFailed, EntraToken, Secret, fetch_token
+from bridge.sink import AccessToken, CredentialFailed, DeliveryFailed, RenewedToken, Secret, fetch_token
 from sinks.eventhubs.config import EventHubsConfig
 from sinks.eventhubs.connection_string import ConnectionString, parse, shared_access_signature
 from sinks.http.urls import http_url, url_secrets
@@ -17,10 +17,10 @@ _SIGNATURE_SECONDS = 3_600
 _RENEW_SECONDS = 600
 
 
-def identity_token(config: EventHubsConfig) -> EntraToken:
+def identity_token(config: EventHubsConfig) -> RenewedToken:
     """Return the token of the managed identity, or of the first credential that azure-identity finds."""
     is_default = config.credential == "default"
-    return EntraToken(
+    return RenewedToken(
         partial(fetch_token, _SCOPE, client_id=config.client_id, is_default=is_default),
         source="The credential",
         advice="Assign the identity, or set client_id to one that is assigned.",
@@ -36,7 +36,7 @@ class Access:
             key="connection_string", file=config.connection_string_file, env=config.connection_string_env
         )
         self._proxy = Secret(key="proxy", file=config.proxy_file, env=config.proxy_env)
-        self._token: EntraToken | None = None
+        self._token: RenewedToken | None = None
         if config.credential != "connection_string":
             self._token = identity_token(config)
         self._at_hand: AccessToken | None = None

@@ -22,7 +22,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import requests
 
@@ -78,13 +78,6 @@ _NOISY_LOGGERS = ("urllib3.connection", "urllib3.connectionpool", "urllib3.util.
 _SECRET_HEADER = re.compile(r"(?i)auth|token|key|secret|cookie|passw|signature")
 
 
-class Hint(NamedTuple):
-    """What a request without an answer may be due to; when that is certain, a person must act."""
-
-    text: str = ""
-    is_certain: bool = False
-
-
 def entra_token(config: HttpConfig) -> RenewedToken | None:
     """Return the token that every request of a sink shows, None without `entra_scope`; the sink closes it."""
     return None if config.entra_scope is None else token_of(config.entra_scope, key="entra_scope")
@@ -93,8 +86,8 @@ def entra_token(config: HttpConfig) -> RenewedToken | None:
 class Endpoint:
     """One URL that records are POSTed to; *secrets*, beside those of *config*, are masked in every message.
 
-    *token* is what `entra_token` returned for *config*, or a portal's; *default_headers* give way to all others. For
-    one thread, but for `close`.
+    *token* is the result of `entra_token` for *config*, or a portal's token. All other headers override
+    *default_headers*. *advice* ends each message about a connection that fails. For one thread, except `close`.
     """
 
     def __init__(
@@ -105,11 +98,12 @@ class Endpoint:
         secrets: Iterable[str | Secret] = (),
         default_headers: Mapping[str, str] | None = None,
         token: RenewedToken | None = None,
+        advice: str = "",
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = url
+        self._advice_if_unreachable = advice
         self.shown = origin(url) + public_path(url)
-        self.has_answered = False
         self._config = config
         self._default_headers = dict(default_headers or {})
         self._secrets = tuple(secrets)
@@ -188,7 +182,6 @@ class Endpoint:
 
     def _heard(self, answer: requests.Response) -> requests.Response:
         """Return *answer*; a token that it refuses is not shown again."""
-        self.has_answered = True
         self._is_mended = False
         if self._token is not None and self._shown_token is not None and answer.status_code in _TOKEN_REFUSED:
             is_another_next = self._token.refuse(self._shown_token)
@@ -212,15 +205,6 @@ class Endpoint:
         """Close the connections; a request in flight ends with an error, and none follows."""
         self._is_closed = True
         self._session.close()
-
-    def body_text(self, response: requests.Response) -> str:
-        """Return what the peer says in its answer; a receiver whose errors are no text overrides this."""
-        return response.content.decode("utf-8", "replace")
-
-    def hint(self, error: BaseException) -> Hint:
-        """Return what the *error* of a request without an answer may be due to; for a protocol that knows more."""
-        del error
-        return Hint()
 
     def mask(self, text: str) -> str:
         """Return *text* without this endpoint's secrets."""
@@ -255,7 +239,7 @@ class Endpoint:
         status = response.status_code
         reason = f"to {to}" if to else excerpt(self.mask(response.reason or "").encode())
         head = f"{self.shown} answered {status} {reason}".rstrip()
-        shown = excerpt(self.mask(self.body_text(response)).encode()).strip()
+        shown = excerpt(self.mask(response.content.decode("utf-8", "replace")).encode()).strip()
         return f"{head}{f': {shown}' if shown else '.'} {self._advice(response)}".rstrip()
 
     def _advice(self, response: requests.Response) -> str:
@@ -286,13 +270,13 @@ class Endpoint:
             message = f"{self.shown} was not tried: the proxy {self._shown_proxy} {what}: {text}"
             return DeliveryFailed(message, reason=RetryReason.CONNECTION)
         if is_about_tls(error):
-            message = f"{self.shown}: TLS failed: {text} {self.hint(error).text}".rstrip()
+            message = f"{self.shown}: TLS failed: {text} {self._advice_if_unreachable}".rstrip()
             return DeliveryFailed(message, needs_attention=True, reason=RetryReason.TLS)
         is_ours = is_about_settings(error)
-        hint = self.hint(error)
+        advice = f". {self._advice_if_unreachable}" if self._advice_if_unreachable else ""
         return DeliveryFailed(
-            f"{self.shown} cannot be reached: {text}{hint.text and f'. {hint.text}'}",
-            needs_attention=is_ours or hint.is_certain,
+            f"{self.shown} cannot be reached: {text}{advice}",
+            needs_attention=is_ours,
             reason=RetryReason.SETTINGS if is_ours else RetryReason.CONNECTION,
         )
 

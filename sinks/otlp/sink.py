@@ -4,7 +4,7 @@ The answer is read here and not by the SDK's exporter, because a 200 may say tha
 parked with the whole request: OTLP forbids to send it again, and does not say which of its records were meant. So
 `max_batch` is 1 unless the configuration raises it.
 
-A key that a table leaves out is taken from OpenTelemetry's own variables, as any exporter of the field takes it.
+Without an endpoint or headers in the table, the sink uses OpenTelemetry's environment variables, as exporters do.
 """
 
 from __future__ import annotations
@@ -14,20 +14,15 @@ from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit, urlunsplit
 
-import msgspec
-
 from bridge.sink import DeliveryFailed, DeliveryRejected, Sink, SinkConfig, TransitionRecord, excerpt
 from sinks.http.config import HttpConfig, check_token_stays_private
-from sinks.http.endpoint import entra_token
-from sinks.otlp.endpoint import OtlpEndpoint
+from sinks.http.endpoint import Endpoint, entra_token
 from sinks.otlp.environment import HEADER_VARIABLES, OtlpEnvironment
 
 _PATH = "/v1/logs"
 _DEFAULT_ENDPOINT = "http://127.0.0.1:4318"
-#: Known again by what it is, not by its value: a table that says 10 has said something.
-_DEFAULT_TIMEOUT_SECONDS = float("10")
-#: The keys that name TLS files, and OpenTelemetry's words for them.
-_FILES = {"ca_file": "CERTIFICATE", "client_cert_file": "CLIENT_CERTIFICATE", "client_key_file": "CLIENT_KEY"}
+_GRPC_PORT = 4317
+_GRPC_PORT_ADVICE = "Port 4317 usually speaks gRPC. This sink uses OTLP over HTTP, whose usual port is 4318."
 
 
 class OtlpConfig(HttpConfig, frozen=True, kw_only=True):
@@ -36,19 +31,13 @@ class OtlpConfig(HttpConfig, frozen=True, kw_only=True):
     endpoint: str | None = None
     """Where the receiver listens for OTLP over HTTP; /v1/logs is added unless it is there. Default: what the
     environment says, else `http://127.0.0.1:4318`."""
-    compression: Literal["none", "gzip"] | None = None
-    """How the body is compressed. Default: what the environment says, else none, as OpenTelemetry's exporters do."""
-    timeout_seconds: float = _DEFAULT_TIMEOUT_SECONDS
+    compression: Literal["none", "gzip"] = "none"
+    """How the body is compressed."""
 
     def __post_init__(self) -> None:
-        environment = OtlpEnvironment()
-        taken = self._take_from(environment)
-        try:
-            super().__post_init__()
-            check_token_stays_private(self, self.logs_url())
-        except ValueError as error:
-            names = ", ".join(f"{key} from {variable}" for key, variable in taken.items())
-            raise ValueError(f"{error}{names and f' (The environment was read: {names}.)'}") from None
+        """Raise ValueError for a mistake."""
+        super().__post_init__()
+        check_token_stays_private(self, self.logs_url())
 
     def logs_url(self, environment: OtlpEnvironment | None = None) -> str:
         """Return the URL that logs are POSTed to; raise ValueError when it is none."""
@@ -68,22 +57,6 @@ class OtlpConfig(HttpConfig, frozen=True, kw_only=True):
         """Return the headers of the environment; none when the table has some of its own."""
         has_own = bool(self.headers) or self.headers_file is not None
         return {} if has_own else OtlpEnvironment().headers()
-
-    def _take_from(self, environment: OtlpEnvironment) -> dict[str, str]:
-        """Set what the table leaves out and *environment* says; return key -> variable."""
-        values: dict[str, Any] = {}
-        if self.compression is None:
-            values["compression"] = environment.compression()
-        if self.timeout_seconds is _DEFAULT_TIMEOUT_SECONDS:
-            values["timeout_seconds"] = environment.timeout_seconds(_DEFAULT_TIMEOUT_SECONDS)
-        absent = [key for key in _FILES if getattr(self, key) is None]
-        if self.client_cert_file is not None:  # its key is its own business
-            absent = [key for key in absent if key != "client_key_file"]
-        taken = {key: environment.variable(_FILES[key]) for key in absent}
-        values |= {key: environment.value(_FILES[key]) for key in absent}
-        for key, value in values.items():
-            msgspec.structs.force_setattr(self, key, value)
-        return {key: variable for key, variable in taken.items() if variable is not None}
 
 
 class OtlpSink(Sink):
@@ -105,8 +78,13 @@ class OtlpSink(Sink):
     def __init__(self, config: OtlpConfig) -> None:
         super().__init__(config)
         self._token = entra_token(config)
-        self._endpoint = OtlpEndpoint(
-            config.logs_url(), config, default_headers=config.environment_headers(), token=self._token
+        url = config.logs_url()
+        self._endpoint = Endpoint(
+            url,
+            config,
+            default_headers=config.environment_headers(),
+            token=self._token,
+            advice=_GRPC_PORT_ADVICE if urlsplit(url).port == _GRPC_PORT else "",
         )
         self._resource = OtlpEnvironment().resource_attributes()
         self._headers = {"Content-Type": "application/x-protobuf", "User-Agent": "scheduled-events-bridge"}

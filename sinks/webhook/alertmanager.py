@@ -4,12 +4,11 @@ Alertmanager knows an alert by its labels, so they hold only what stays the same
 no NotBefore. Where Azure changes the type or the source after all (a Reboot may turn out a Freeze), the alert under
 the old labels is resolved in the same request.
 
-Alertmanager keeps alerts in memory alone and forgets them on a restart, so the host sends each active one again every
-`refresh_seconds`. `endsAt` is always set, to four times that from now, as Prometheus does it: an alert whose VM is
-deleted ends with it, and so does one whose labels changed. An end that is told is sent as two seconds ago, because
-Alertmanager takes one in its own future for a mere refresh and then keeps the later of the two (provider/mem,
-Alert.Merge), without an error. Where the `Date` of the answer shows that the clocks differ so much that an end was
-still the future, or an alert over on arrival, the send has failed, and the next one counts by Alertmanager's clock.
+Alertmanager keeps alerts in memory and loses them on a restart, so the host sends each active alert again every
+`refresh_seconds`. `endsAt` is always set to four times that value from now, as Prometheus does: the alert of a deleted
+VM ends then, and so does an alert whose labels changed. The `endsAt` of an ending is ten seconds ago. Alertmanager
+takes an end in its own future for a refresh and then keeps the later of the two (provider/mem, Alert.Merge), without an
+error. The two clocks may therefore differ by up to ten seconds.
 
 Members of a cluster do not exchange alerts: configure one sink for each. While this VM's name is unknown its alerts
 have no `vm_name`; those end at their `endsAt` alone.
@@ -18,9 +17,8 @@ have no `vm_name`; those end at their `endsAt` alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
-from email.utils import parsedate_to_datetime
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
@@ -46,7 +44,7 @@ _STATUS_PATH = "/api/v2/status"
 REFRESH_SECONDS = 180.0
 _REFRESHES_IN_A_LIFE = 4
 _TEST_LIFE = timedelta(minutes=5)
-_MARGIN = timedelta(seconds=2)
+_MARGIN = timedelta(seconds=10)
 
 #: The portals of the clouds, by how the names of their regions begin.
 _PORTAL = "portal.azure.com"
@@ -56,17 +54,14 @@ _NO_LABEL_CHARACTER = re.compile(r"[^a-zA-Z0-9_]")
 
 
 class AlertmanagerFormat(Format):
-    """Makes the alerts of one Alertmanager, and remembers how far its clock is ahead of ours, or behind.
+    """Makes the alerts of one Alertmanager.
 
     The host tells it again every *refresh_seconds*. The VM's tags called *tag_labels* become labels.
     """
 
     def __init__(self, *, refresh_seconds: float = REFRESH_SECONDS, tag_labels: Sequence[str] = ()) -> None:
-        self._refresh = timedelta(seconds=refresh_seconds)
-        self._life = self._refresh * _REFRESHES_IN_A_LIFE
+        self._life = timedelta(seconds=refresh_seconds) * _REFRESHES_IN_A_LIFE
         self._tag_labels = tuple(tag_labels)
-        self._ahead = timedelta(0)
-        self._doubted: str | None = None
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
         """Return a list with the alert; None for what is no part of an event's life."""
@@ -76,36 +71,8 @@ class AlertmanagerFormat(Format):
         alerts = [_alert(record, self._labels(record, event), self._ends_at(record, now))]
         earlier = _earlier(record, event)
         if earlier is not None:
-            alerts.insert(0, _alert(record, self._labels(record, earlier), self._past(now)))
+            alerts.insert(0, _alert(record, self._labels(record, earlier), now - _MARGIN))
         return Message(alerts_url(url), msgspec.json.encode(alerts), "application/json")
-
-    def accepted(self, record: TransitionRecord, headers: Mapping[str, str], now: datetime) -> None:
-        """Raise DeliveryFailed when Alertmanager's clock makes of *record* something else than it says."""
-        theirs = _date(headers.get("Date", ""))
-        if theirs is None:
-            return
-        believed, self._ahead = self._ahead, theirs - now
-        took_for = self._taken_for(record, believed)
-        # Once for each record: the Date of a proxy may be anything.
-        if took_for is not None and self._doubted != record.id:
-            self._doubted = record.id
-            side = "behind" if self._ahead < timedelta(0) else "ahead of"
-            raise DeliveryFailed(
-                f"Alertmanager's clock is about {abs(self._ahead).total_seconds():.0f} s {side} this VM's, so it took "
-                f"{took_for}. It is sent again by its clock. Set the clocks right."
-            )
-
-    def _taken_for(self, record: TransitionRecord, believed: timedelta) -> str | None:
-        """Return what *record* was taken for, sent when its clock was *believed* so far ahead; None: what it says."""
-        zero = timedelta(0)
-        if record.transition.is_ending:
-            return (
-                "the end of an event for a refresh" if min(self._ahead, zero) < min(believed, zero) - _MARGIN else None
-            )
-        is_test = record.transition is Transition.TEST
-        # Less than one refresh would be left of it.
-        is_over = max(self._ahead, zero) - max(believed, zero) >= self._life - self._refresh
-        return "an alert for one that is over" if is_over and not is_test else None
 
     def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> int:
         """Ask Alertmanager for its status."""
@@ -120,12 +87,9 @@ class AlertmanagerFormat(Format):
 
     def _ends_at(self, record: TransitionRecord, now: datetime) -> datetime:
         if record.transition.is_ending:
-            return self._past(now)
+            return now - _MARGIN
         life = _TEST_LIFE if record.transition is Transition.TEST else self._life
-        return now + life + max(self._ahead, timedelta(0))
-
-    def _past(self, now: datetime) -> datetime:
-        return now - _MARGIN + min(self._ahead, timedelta(0))
+        return now + life
 
     def _labels(self, record: TransitionRecord, event: ScheduledEvent) -> dict[str, str]:
         """Return what routes and silences go by; chosen tags and the configuration's labels replace none of ours."""
@@ -218,11 +182,3 @@ def _earlier(record: TransitionRecord, event: ScheduledEvent) -> ScheduledEvent 
     if not changed or event.event_id is None:  # without an EventId it would be another event
         return None
     return msgspec.structs.replace(event, **changed)
-
-
-def _date(text: str) -> datetime | None:
-    try:
-        moment = parsedate_to_datetime(text)
-    except (TypeError, ValueError, IndexError, OverflowError):
-        return None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=timezone.utc)

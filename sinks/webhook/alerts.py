@@ -6,9 +6,7 @@ An alert begins with `scheduled` or `started`, is refreshed by `updated` and end
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import Enum
-from typing import Any
 
 from bridge.sink import ScheduledEvent, Transition, TransitionRecord, escaped
 from sinks.sentence import first_names, sentence
@@ -26,11 +24,6 @@ class Severity(str, Enum):
 
 _SEVERITIES = {"Freeze": Severity.INFO, "Preempt": Severity.CRITICAL, "Terminate": Severity.CRITICAL}
 _MOST_NAMES = 3
-#: What each alert format opens.
-_ALERTS = {"alertmanager": "an alert", "pagerduty": "an incident"}
-_SILENT = frozenset(
-    {Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED, Transition.HEARTBEAT}
-)
 
 
 def alerting_event(record: TransitionRecord) -> ScheduledEvent | None:
@@ -61,46 +54,3 @@ def summary(record: TransitionRecord) -> str:
 def details(record: TransitionRecord) -> str:
     """Return the whole sentence that a person reads in text output, without its time."""
     return sentence(record).removeprefix(record.observed_at).strip()
-
-
-def alert_warnings(config: Any) -> list[str]:
-    """Return a sentence for each setting of *config* by which an alert never fires, never resolves, or is none."""
-    if config.format not in _ALERTS:
-        return []
-    chosen = set(Transition) if config.transitions is None else {Transition(each) for each in config.transitions}
-    return [*_about_transitions(config, chosen), *_about_settings(config)]
-
-
-def _about_transitions(config: Any, chosen: set[Transition]) -> Iterator[str]:
-    alert = _ALERTS[config.format]
-    missing = [each.value for each in Transition if each.is_ending and each not in chosen]
-    begins = chosen & {Transition.SCHEDULED, Transition.STARTED}
-    if begins and missing:
-        until = " until it ages out" if config.format == "alertmanager" else ""
-        yield (
-            f"transitions lacks {', '.join(missing)}: {alert} of an event that ends so is not resolved{until}. Add "
-            f"{'it' if len(missing) == 1 else 'them'}."
-        )
-    elif not begins and any(each.is_ending for each in chosen):
-        yield f"transitions names neither scheduled nor started: {alert} that it would resolve never opens."
-    silent = [each.value for each in Transition if each in chosen and each in _SILENT]
-    if config.transitions is not None and silent:
-        yield f"transitions names {', '.join(silent)}, for which format = {config.format!r} sends nothing."
-
-
-def _about_settings(config: Any) -> Iterator[str]:
-    if config.heartbeat:
-        yield (
-            f"heartbeat = true does nothing: format = {config.format!r} sends nothing for heartbeats. Give them a "
-            "table of their own, with another format."
-        )
-    if config.format == "pagerduty" and config.max_age_seconds is not None:
-        yield (
-            f"max_age_seconds = {config.max_age_seconds:g} gives up the end of an event too: an incident whose end "
-            "cannot be sent for so long stays open."
-        )
-    if config.format == "pagerduty" and config.urgent_as == "alert":
-        yield (
-            "urgent_as = 'alert' opens an incident for an eviction or a deletion, which takes along the VM that would "
-            "resolve it: it stays open until a person, or another VM of the event, resolves it."
-        )

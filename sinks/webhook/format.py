@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from typing import NamedTuple
 
@@ -34,11 +34,6 @@ class Format(ABC):
         Raises DeliveryRejected for a record that cannot be put into this format, DeliveryFailed for a setting that a
         person must mend.
         """
-
-    def accepted(  # noqa: B027  # most formats have nothing to add
-        self, record: TransitionRecord, headers: Mapping[str, str], now: datetime
-    ) -> None:
-        """Raise DeliveryFailed when a 2xx with *headers*, which came at *now*, was no acceptance after all."""
 
     def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> int:
         """Try the endpoint at *url* without writing to it, and return the status of its answer.

@@ -1,9 +1,8 @@
-"""The records that a template is tried out with: of every transition that its sink gets, with every null they may have.
+"""The records that a template is tried with: each transition of its sink, with all fields and with every null.
 
-A template that passes with a record that has everything may still fail with a real one: an event that has started has
-no NotBefore, one of an older api-version no description, and a VM whose identity is unknown no name. So each transition
-is tried with everything there, as Azure shows it, with each of these nulls alone, and with all of them at once. What
-every document has (EventId, EventType, Resources) is always there.
+A template that renders a complete record may still fail on a real one: an event that has started has no NotBefore, an
+event of an older api-version has no description, and a VM whose identity is unknown has no name. EventId, EventType,
+and Resources are never null.
 """
 
 from __future__ import annotations
@@ -45,20 +44,13 @@ _VM = VmIdentity(
     placement_group_id="b4d7b4a0-0000-4000-8000-000000000000",
     tags={"note": _AWKWARD},
 )
-#: What is null together, by the names that a message gives it.
-_NULLS: tuple[tuple[str, ...], ...] = (
-    ("event.not_before", "event.not_before_raw", "notice_seconds"),
-    ("event.description",),
-    ("event.event_source",),
-    ("event.duration_seconds",),
-    ("affects_this_vm",),
-    ("previous",),
-    ("previous.not_before",),
-    *((f"vm.{name}",) for name in VmIdentity.__struct_fields__ if name != "tags"),
-    ("approval.decision_id",),
-    ("approval.reason",),
-    ("approval.http_status",),
-)
+#: The fields that may be null. `previous` is null only in a `started` record without an announcement.
+_NULLS = {
+    "event": ("not_before", "not_before_raw", "description", "event_source", "duration_seconds"),
+    "previous": ("not_before",),
+    "vm": tuple(name for name in VmIdentity.__struct_fields__ if name != "tags"),
+    "approval": ("decision_id", "reason", "http_status"),
+}
 
 
 class AnyLabel(dict[str, str]):
@@ -69,23 +61,21 @@ class AnyLabel(dict[str, str]):
 
 
 class Sample(NamedTuple):
-    """A record to try, and what of it is null for the trial."""
+    """A record to try, and whether its fields are null where possible."""
 
     record: TransitionRecord
-    nulls: tuple[str, ...] = ()
+    has_nulls: bool = False
 
 
 def samples(config: SinkConfig) -> Iterator[Sample]:
-    """Yield what a sink with *config* may get, the usual before the rare."""
-    wanted = list(_transitions(config))
-    for transition in wanted:
+    """Yield the records that a sink with *config* may get."""
+    for transition in _transitions(config):
+        full = _full(transition)
         if transition is not Transition.HEARTBEAT:
-            yield Sample(_record(_full(transition)))
+            yield Sample(_record(full))
+            yield Sample(_record(_bare(full)), has_nulls=True)
         if transition in _WITHOUT_EVENT:
-            yield Sample(_record(_without_event(transition)), ("event",))
-    for transition in wanted:
-        if transition is not Transition.HEARTBEAT:
-            yield from _with_nulls(_full(transition))
+            yield Sample(_record({**full, **dict.fromkeys(("event", "notice_seconds", "affects_this_vm", "previous"))}))
 
 
 def sample_to_check() -> TransitionRecord:
@@ -100,33 +90,16 @@ def _transitions(config: SinkConfig) -> Iterator[Transition]:
             yield transition
 
 
-def _with_nulls(full: dict[str, Any]) -> Iterator[Sample]:
-    possible = [names for names in _NULLS if all(_may_be_null(full, name) for name in names)]
-    for names in possible:
-        yield Sample(_record(_without(full, *names)), names)
-    everything = [name for names in possible for name in names]
-    bare = _without(full, *everything) | {"vm": dict.fromkeys(full["vm"]) | {"tags": {}}}
-    yield Sample(_record(bare), ("everything that may be",))
-
-
-def _may_be_null(full: dict[str, Any], name: str) -> bool:
-    if name == "previous":  # an event may be seen first when it has started; nothing else that has a past
-        return bool(full["transition"] == Transition.STARTED)
-    outer, _, inner = name.partition(".")
-    return full[outer] is not None and (not inner or inner in full[outer])
-
-
-def _without(full: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return *full* with null for *names*."""
-    made = dict(full)
-    for name in names:
-        outer, _, inner = name.partition(".")
-        made[outer] = None if not inner or made[outer] is None else {**made[outer], inner: None}
+def _bare(full: dict[str, Any]) -> dict[str, Any]:
+    """Return *full* with null in every field that may be null."""
+    made = {**full, "notice_seconds": None, "affects_this_vm": None}
+    for outer, names in _NULLS.items():
+        if full[outer] is not None:
+            made[outer] = {**full[outer], **dict.fromkeys(names)}
+    made["vm"]["tags"] = {}
+    if full["transition"] == Transition.STARTED:
+        made["previous"] = None
     return made
-
-
-def _without_event(transition: Transition) -> dict[str, Any]:
-    return _without(_full(transition), "event", "notice_seconds", "affects_this_vm", "previous")
 
 
 def _full(transition: Transition) -> dict[str, Any]:

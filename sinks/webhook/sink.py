@@ -27,7 +27,6 @@ from bridge.sink import (
 from sinks.http.endpoint import SUCCESS, Endpoint, entra_token
 from sinks.http.signature import Signer
 from sinks.http.urls import http_url, origin
-from sinks.webhook.alerts import alert_warnings
 from sinks.webhook.config import (
     WebhookConfig,
     check_labels,
@@ -56,11 +55,6 @@ class WebhookSink(Sink):
     def current_state_only(cls, config: Any) -> bool:
         """Return True for the formats of alerts."""
         return config.format in {"alertmanager", "pagerduty"}
-
-    @classmethod
-    def warnings(cls, config: Any) -> Sequence[str]:
-        """Return what an alert format makes of settings that other formats may have."""
-        return alert_warnings(config)
 
     @classmethod
     def check_labels(cls, config: Any, labels: Mapping[str, str]) -> None:
@@ -113,10 +107,9 @@ class WebhookSink(Sink):
             return
         headers = self._signer.headers(record.id, message.body, timestamp=int(now.timestamp()))
         try:
-            response = self._post(message, headers)
+            self._post(message, headers)
         except DeliveryRejected as error:
             raise self._format.refused(error) from None
-        self._format.accepted(record, response.headers, self._now())
 
     def check(self) -> None:
         """Read every secret, then ask the endpoint with OPTIONS; Alertmanager for its status.

@@ -1,15 +1,11 @@
-"""A record as whatever JSON (or text) a user's endpoint wants, by Jinja2 templates: body, path of the URL, and method.
+"""A record as the JSON or text of a user's endpoint, by Jinja2 templates: body, URL path, and method.
 
-The template is the user's, but what it is filled with is not, so it runs in Jinja2's sandbox, an unknown name is an
-error instead of a blank, and it is tried out when the configuration is read: for every transition that the sink gets,
-with awkward text in it, and with every null that a real record may have (`sinks.webhook.samples`). A template that
-breaks on a quotation mark shall break at a desk, not at the first eviction.
+The template belongs to the user, but its values do not. The template therefore runs in Jinja2's sandbox, and an unknown
+name is an error instead of an empty string. When the configuration is read, the template is rendered once for each
+transition of the sink with all fields, and once with every null of real records (`sinks.webhook.samples`). A template
+that fails on a quotation mark then fails at the check and not at the first eviction.
 
-The URL's host stands before the first brace, so that no record decides who gets the headers, with their secrets.
-
-A template that would not end hangs neither the start nor a delivery: each rendering has a second of the processor's
-time and a MiB of text. Python cannot end a thread from outside, so the template looks at its time itself: a call is put
-into every loop, block and macro of it before it is compiled.
+The host of the URL comes before the first brace, so that no record determines who receives the headers.
 
 Jinja2 comes with the extra [template] and is imported only where a template is configured.
 """
@@ -18,8 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -42,15 +37,8 @@ from sinks.webhook.samples import Sample, sample_to_check
 
 if TYPE_CHECKING:  # it belongs to an extra
     import jinja2
-    import jinja2.nodes
-    import jinja2.runtime
     import jinja2.sandbox
 
-_MOST_SECONDS = 1.0
-_MOST_CHARACTERS = 1024 * 1024
-_LOOK = "_look_at_the_time"
-#: The time that the trial of all that is rare may take: each rendering has a second, and there are two hundred.
-_RARE_SECONDS = 2.0
 _METHODS = ("POST", "PUT", "PATCH", "DELETE", "GET")
 #: Requests that may come without a body.
 _BODILESS = frozenset({"GET", "DELETE"})
@@ -143,14 +131,11 @@ class TemplateFormat(Format):
         Each has *labels*; afterwards no record is rendered by this instance.
         """
         self._trial_labels = labels
-        began = time.thread_time()
-        for record, nulls in samples:
-            if nulls and time.thread_time() - began > _RARE_SECONDS:
-                return
+        for record, has_nulls in samples:
             try:
                 self.message(url or "", record, _ANY_TIME)
             except DeliveryError as error:
-                null = f" with {' and '.join(nulls)} = null" if nulls else ""
+                null = " with null in every field that may be null" if has_nulls else ""
                 hint = " Put {% if event %} around what is about the event." if record.event is None else ""
                 raise ValueError(f"For a record of transition {record.transition.value}{null}: {error}{hint}") from None
 
@@ -158,7 +143,7 @@ class TemplateFormat(Format):
         import jinja2  # noqa: PLC0415  # likewise
 
         try:
-            return self._environment.from_string(_bounded(self._environment.parse(text)))
+            return self._environment.from_string(text)
         except jinja2.TemplateError as error:
             line = getattr(error, "lineno", None)
             raise ValueError(f"{what} is wrong{f' in line {line}' if line else ''}: {error}") from None
@@ -168,10 +153,8 @@ class TemplateFormat(Format):
             names = variables(record)
             if self._trial_labels is not None:
                 names["labels"] = names["record"]["labels"] = self._trial_labels
-            text = _joined(template.generate({**names, _LOOK: _Time().look}))
+            text = template.render(names)
             text.encode()
-        except _TooMuch as error:
-            raise DeliveryRejected(f"{what} does not end: {error}.") from None
         except Exception as error:  # noqa: BLE001  # the template is a program of the user's: it may raise anything
             raise DeliveryRejected(f"{what} fails: {type(error).__name__}: {error}") from None
         return text
@@ -191,73 +174,13 @@ def check_url_template(text: str) -> None:
         )
 
 
-class _TooMuch(Exception):
-    """The template takes more time, or makes more text, than any webhook needs."""
-
-
-class _Time:
-    """The processor's time of one rendering: what another program takes meanwhile does not count."""
-
-    def __init__(self) -> None:
-        self._ends_at = time.thread_time() + _MOST_SECONDS
-
-    def look(self) -> str:
-        """Return an empty text while there is time left; raise _TooMuch then."""
-        if time.thread_time() > self._ends_at:
-            raise _TooMuch(f"it takes more than {_MOST_SECONDS:g} s")
-        return ""
-
-
 def _environment() -> jinja2.sandbox.SandboxedEnvironment:
     import jinja2.sandbox  # noqa: PLC0415  # likewise
 
-    class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-        """The sandbox, without the powers and products that a single step of takes minutes and gigabytes."""
-
-        intercepted_binops = frozenset({"*", "**"})
-
-        def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-            _check_size(operator, left, right)
-            return super().call_binop(context, operator, left, right)
-
-    # No autoescape: JSON is no HTML; `tojson` is what quotes.
-    made = Environment(undefined=jinja2.StrictUndefined, autoescape=False)
+    # No autoescape: JSON is not HTML; `tojson` quotes values.
+    made = jinja2.sandbox.ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False)
     made.policies["json.dumps_kwargs"] = {"default": _not_json}
-    del made.globals["lipsum"]  # text without end, and no use
     return made
-
-
-def _check_size(operator: str, left: Any, right: Any) -> None:
-    """Raise _TooMuch when a text or a list times *right*, or a number to that power, is more than a template needs."""
-    if operator == "**":
-        if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > _MOST_CHARACTERS:
-            raise _TooMuch("a power in it is too large")
-        return
-    for many, factor in ((left, right), (right, left)):
-        if isinstance(many, str | list | tuple) and isinstance(factor, int) and len(many) * factor > _MOST_CHARACTERS:
-            raise _TooMuch("a product in it is too long")
-
-
-def _bounded(template: jinja2.nodes.Template) -> jinja2.nodes.Template:
-    """Return *template*, which looks at its time at each step of a loop and in each block and macro."""
-    from jinja2 import nodes  # noqa: PLC0415  # likewise
-
-    found: Iterator[Any] = template.find_all((nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block))
-    for node in found:
-        look = nodes.Call(nodes.Name(_LOOK, "load"), [], [], None, None)
-        node.body.insert(0, nodes.ExprStmt(look).set_lineno(node.lineno))
-    return template
-
-
-def _joined(parts: Iterable[str]) -> str:
-    kept: list[str] = []
-    left = _MOST_CHARACTERS
-    for part in parts:
-        left -= len(part)
-        if left < 0:
-            raise _TooMuch(f"it makes more than {_MOST_CHARACTERS} characters")
-        kept.append(part)
-    return "".join(kept)
 
 
 def variables(record: TransitionRecord) -> dict[str, Any]:

@@ -10,11 +10,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+from bicep import AZURE
 from container_engine import why_not_here
 from kubernetes_manifests import Manifest, built
 
@@ -234,3 +236,16 @@ def drive(bare: str, simulator: Path, tmp_path_factory: pytest.TempPathFactory) 
         return dict(line.split("=", 1) for line in lines)
 
     return boot
+
+
+@pytest.fixture(scope="session")
+def parse(package: Callable[[str], ModuleType]) -> Callable[[str], Any]:
+    """Return a function that parses one file of deploy/azure."""
+    tree_sitter, grammar = package("tree_sitter"), package("tree_sitter_bicep")
+    parser = tree_sitter.Parser(tree_sitter.Language(grammar.language()))
+
+    @cache
+    def parsed(name: str) -> Any:
+        return parser.parse((AZURE / name).read_bytes()).root_node
+
+    return parsed

@@ -7,26 +7,19 @@ types of the compiler. What cloud-init gets is put together as Bicep would, and 
 judges it. What the rules of fleet/ do is in test_fleet.py.
 """
 
-import base64
-import hashlib
 import importlib
 import inspect
 import json
 import re
-import shutil
-import subprocess
 import typing
-from functools import cache
-from pathlib import Path
 
 import pytest
-from bicep import UNKNOWN, body, declared, decorators, literal, nodes, plain, properties, text
+from bicep import AZURE, UNKNOWN, body, declared, decorators, literal, nodes, plain, properties, text
 
 from bridge.config import loader
 
 pytestmark = pytest.mark.deploy
 
-AZURE = Path(__file__).parents[2] / "deploy" / "azure"
 FILES = sorted(path.relative_to(AZURE).as_posix() for path in AZURE.rglob("*.bicep"))
 
 #: Of all functions those that are used, with the number of arguments (Microsoft, "Bicep functions").
@@ -53,11 +46,14 @@ FUNCTIONS = {
     "uniqueString": 1,
     "utcNow": 1,
 }
+
 DECORATORS = {"allowed", "description", "minValue", "maxValue", "minLength", "maxLength", "secure"}
+
 #: What Bicep itself adds to a resource.
 OF_BICEP = {"name", "parent", "scope", "dependsOn"}
 
 COMPUTE, EVENT_HUB, POLICY = "azure.mgmt.compute", "azure.mgmt.eventhub", "azure.mgmt.resource.policy"
+
 TYPED = {
     "Microsoft.Authorization/policyAssignments": (POLICY, "PolicyAssignment"),
     "Microsoft.Authorization/policyDefinitions": (POLICY, "PolicyDefinition"),
@@ -70,6 +66,7 @@ TYPED = {
     "Microsoft.EventHub/namespaces/eventhubs": (EVENT_HUB, "Eventhub"),
     "Microsoft.EventHub/namespaces/eventhubs/consumergroups": (EVENT_HUB, "ConsumerGroup"),
 }
+
 MAPPED = {
     "Microsoft.Authorization/roleAssignments": (
         "azure.mgmt.authorization",
@@ -81,8 +78,10 @@ MAPPED = {
     "Microsoft.OperationalInsights/workspaces/savedSearches": ("azure.mgmt.loganalytics", "2025-07-01", "SavedSearch"),
     "Microsoft.OperationalInsights/workspaces/tables": ("azure.mgmt.loganalytics", "2025-07-01", "Table"),
 }
+
 #: Of it the released SDK knows an older version alone (Microsoft, "Remediations - Create Or Update", 2021-10-01).
 REMEDIATION = "Microsoft.PolicyInsights/remediations"
+
 REMEDIATION_KEYS = {
     "policyAssignmentId",
     "policyDefinitionReferenceId",
@@ -92,26 +91,12 @@ REMEDIATION_KEYS = {
     "failureThreshold",
     "filters",
 }
+
 #: Those of which the SDK has the newest version alone.
 UNVERSIONED = {"azure.mgmt.monitor", "azure.mgmt.loganalytics"}
 
 #: The first versions that know osImageNotificationProfile, and retentionDescription.
 OLDEST = {"Microsoft.Compute": "2022-08-01", "Microsoft.EventHub": "2024-01-01"}
-
-# ---- reading Bicep ----
-
-
-@pytest.fixture(scope="module")
-def parse(package):
-    """Return a function that parses one file of deploy/azure."""
-    tree_sitter, grammar = package("tree_sitter"), package("tree_sitter_bicep")
-    parser = tree_sitter.Parser(tree_sitter.Language(grammar.language()))
-
-    @cache
-    def parsed(name):
-        return parser.parse((AZURE / name).read_bytes()).root_node
-
-    return parsed
 
 
 def resources(parse):
@@ -127,9 +112,6 @@ def resources(parse):
 def the_resource(parse, wanted):
     (found,) = (plain(node) for type_name, _, node in resources(parse) if type_name == wanted)
     return found
-
-
-# ---- the language ----
 
 
 def test_there_is_something_to_check():
@@ -195,9 +177,6 @@ def test_defaults_are_within_their_bounds_and_every_parameter_of_a_template_is_e
         assert found["description"].endswith("."), name
         if len(node.named_children) > 2 and "minValue" in found:
             assert found["minValue"] <= literal(node.named_children[2]) <= found["maxValue"], name
-
-
-# ---- the resources ----
 
 
 @pytest.fixture(scope="module")
@@ -367,9 +346,6 @@ def test_versions_are_released_know_what_is_used_and_are_none_of_the_future(pars
         assert OLDEST.get(type_name.partition("/")[0], version) <= version <= released, type_name
 
 
-# ---- what it must say ----
-
-
 def test_deletions_and_os_upgrades_are_announced(parse):
     found = the_resource(parse, "Microsoft.Compute/virtualMachineScaleSets")
     profile = found["properties"]["virtualMachineProfile"]["scheduledEventsProfile"]
@@ -448,214 +424,3 @@ def test_only_the_one_identity_may_send_to_the_rule(parse):
 @pytest.mark.parametrize("name", ["main.bicep", "scaleset.bicep"])
 def test_the_address_of_the_wheel_stays_out_of_the_history_of_deployments(parse, name):
     assert decorators(parse(name), "wheelUrl")["secure"]
-
-
-# ---- what the VMs get ----
-
-SAMPLE = {
-    "eventHubsHost": "fleet.servicebus.windows.net",
-    "eventHubName": "scheduled-events",
-    "identityClientId": "6a9e4c1e-0d5c-4c41-9d8a-0d1f6d2a7b11",
-    "wheelUrl": "https://example.net/scheduled_events_bridge-0.1.0-py3-none-any.whl?sig=a%2Bb&se=2027",
-    "wheelSha256": "0" * 64,
-}
-
-
-def evaluate(node, names):
-    """Return the text of an expression of the few functions that put files together."""
-    if node.type == "identifier":
-        return names[text(node)] if isinstance(names[text(node)], str) else evaluate(names[text(node)], names)
-    if node.type == "string":
-        return literal(node)
-    function = text(node.child_by_field_name("function"))
-    arguments = [evaluate(child, names) for child in node.child_by_field_name("arguments").named_children]
-    if function == "replace":
-        assert arguments[1] in arguments[0], f"{arguments[1]} is nowhere to be replaced"
-        return arguments[0].replace(arguments[1], arguments[2])
-    if function == "base64":
-        return base64.b64encode(arguments[0].encode()).decode()
-    content = (AZURE / arguments[0]).read_bytes()
-    return content.decode() if function == "loadTextContent" else base64.b64encode(content).decode()
-
-
-@pytest.fixture
-def cloud_init(parse):
-    """Return the text that a VM gets."""
-    root = parse("scaleset.bicep")
-    variables = {name: node.named_children[1] for name, node in declared(root, "variable").items()}
-    disk = literal(declared(parse("main.bicep"), "parameter")["stateDisk"].named_children[2])
-    return evaluate(variables["cloudInit"], {**variables, **SAMPLE, "stateDisk": disk})
-
-
-@pytest.fixture
-def written(cloud_init, package):
-    """Return the files that cloud-init writes, by their names."""
-    files = package("yaml").safe_load(cloud_init)["write_files"]
-    assert {file["encoding"] for file in files} == {"b64"}
-    assert {file["permissions"] for file in files if file["path"].endswith(".sh")} == {"0755"}
-    assert {str(Path(file["path"]).parent) for file in files} == {"/opt/scheduled-events-bridge/setup"}
-    return {Path(file["path"]).name: base64.b64decode(file["content"], validate=True) for file in files}
-
-
-def test_cloud_init_accepts_what_a_vm_gets(cloud_init, tool, tmp_path):
-    assert "{{" not in cloud_init
-    # Azure takes 64 KiB (Microsoft, "Custom data and cloud-init on Azure Virtual Machines").
-    assert len(cloud_init.encode()) < 64 * 1024
-    path = tmp_path / "user-data"
-    path.write_text(cloud_init, encoding="utf-8")
-    judged = subprocess.run(
-        [tool("cloud-init"), "schema", "--config-file", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert judged.returncode == 0, judged.stdout + judged.stderr
-    assert "deprecat" not in (judged.stdout + judged.stderr).lower()
-
-
-def test_the_installer_finds_all_that_it_needs_beside_it(written):
-    wanted = set(re.findall(r'"\$here/([^"$]*|\$name[^"$]*)"', (AZURE.parent / "systemd" / "install.sh").read_text()))
-    wanted -= {"built-for", "requirements.txt", "wheels"}  # of a release's archive, and not of a wheel
-    assert {name.replace("$name", "scheduled-events-bridge") for name in wanted} <= set(written)
-    ours = ("install.sh", "try_tree.py", "scheduled-events-bridge.service", "scheduled-events-bridge.sysusers.conf")
-    for name in ours:
-        assert written[name] == (AZURE.parent / "systemd" / name).read_bytes()
-
-
-def test_the_setup_gets_the_wheel_its_sum_and_the_disk(cloud_init, written, package):
-    ((program, *arguments),) = package("yaml").safe_load(cloud_init)["runcmd"]
-    assert Path(program).name in written
-    assert arguments == [SAMPLE["wheelUrl"], SAMPLE["wheelSha256"], "/dev/disk/azure/scsi1/lun0"]
-
-
-def test_the_configuration_of_the_vms_sends_to_the_hub(written, tmp_path):
-    path = tmp_path / "config.toml"
-    path.write_bytes(written["config.toml"])
-    settings = loader.load(path)
-    (sink,) = settings.sinks
-    assert sink.type_name == "eventhubs"
-    assert sink.config.fully_qualified_namespace == SAMPLE["eventHubsHost"]
-    assert sink.config.eventhub == SAMPLE["eventHubName"]
-    assert sink.config.client_id == SAMPLE["identityClientId"]
-    assert sink.config.heartbeat
-    assert settings.heartbeat.interval_seconds > 0
-    # The health extension asks the default address; the disk is mounted where the unit has the state by default.
-    assert settings.status == loader.StatusSettings()
-    assert settings.state.directory is None
-
-
-def test_state_is_mounted_where_the_unit_keeps_it():
-    unit = (AZURE.parent / "systemd" / "scheduled-events-bridge.service").read_text()
-    (directory,) = re.findall(r"^StateDirectory=(.+)$", unit, re.MULTILINE)
-    assert f"state=/var/lib/{directory}\n" in (AZURE / "setup.sh").read_text()
-
-
-def test_shellcheck_finds_nothing_in_the_setup(tool):
-    judged = subprocess.run(
-        [tool("shellcheck"), str(AZURE / "setup.sh")], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert judged.returncode == 0, judged.stdout
-
-
-# ---- the disk that must not be emptied ----
-
-
-@pytest.fixture
-def set_up_disk(tool, tmp_path):
-    """Return a function that runs the setup on a file in place of a disk, and only so far as it deals with the disk."""
-    path = f"{tmp_path / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    for needed in ("blkid", "mkfs.ext4"):
-        shutil.which(needed, path=path) or tool(needed)
-    (tmp_path / "bin").mkdir()
-    stop = tmp_path / "bin" / "mkdir"  # what follows the formatting would change this machine
-    stop.write_text("#!/bin/sh\nexit 99\n")
-    stop.chmod(0o755)
-    sleep = tmp_path / "bin" / "sleep"  # the disk "late" comes after some waiting, and nobody waits here
-    sleep.write_text(
-        f"#!/bin/sh\nprintf x >>{tmp_path}/slept\n"
-        f'[ "$(wc -c <{tmp_path}/slept)" -ne 9 ] || truncate --size 8M {tmp_path}/late\n'
-    )
-    sleep.chmod(0o755)
-    shutil.copy(sleep, tmp_path / "bin" / "udevadm").write_text("#!/bin/sh\nexit 1\n")
-
-    def run(disk, url="https://example.net/a.whl", digest="0" * 64, setup=AZURE / "setup.sh"):
-        command = [str(setup), url, digest, str(disk)]
-        return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False, timeout=60)
-
-    def told(disk, tag):
-        command = ["blkid", "-p", "-o", "value", "-s", tag, str(disk)]
-        return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False).stdout.strip()
-
-    return run, told
-
-
-@pytest.mark.parametrize("name", ["scheduled-events-bridge-0.1.0-linux-x86_64.tar.gz", "a-0.1.0-py3-none-any.whl"])
-def test_the_setup_installs_from_the_archive_by_its_own_installer_and_from_a_wheel_by_the_one_beside_it(
-    set_up_disk, tmp_path, name
-):
-    run, _ = set_up_disk
-    installer = f'#!/bin/sh\nprintf "%s %s\\n" "$0" "$*" >>{tmp_path}/installed\n'
-    tree, here = tmp_path / "tree/scheduled-events-bridge-0.1.0-linux-x86_64", tmp_path / "setup"
-    for directory in (tree, here):
-        directory.mkdir(parents=True)
-        (directory / "install.sh").write_text(installer)
-        (directory / "install.sh").chmod(0o755)
-        (directory / "config.toml").write_text(f"# {directory.name}\n")
-    shutil.copy(AZURE / "setup.sh", here)
-    (tmp_path / "goods").mkdir()
-    goods = tmp_path / "goods" / name
-    if name.endswith(".gz"):
-        subprocess.run(["tar", "-C", tree.parent, "-czf", goods, tree.name], check=True, timeout=60)
-    else:
-        goods.write_bytes(b"a wheel")
-    (tmp_path / "disk").write_bytes(bytes(8 * 1024 * 1024))
-    # This machine is not to be changed: its fstab has the line, the disk is mounted, directories elsewhere are there.
-    for program, lines in {
-        "grep": "exit 0",
-        "mountpoint": "exit 0",
-        "systemctl": "exit 0",
-        "curl": f'while [ "$1" != --output ]; do shift; done; cp {goods} "$2"',
-        "mkdir": f'case "$*" in *{tmp_path}*) exec /bin/mkdir "$@" ;; esac',
-    }.items():
-        (tmp_path / "bin" / program).write_text(f"#!/bin/sh\n{lines}\n")
-        (tmp_path / "bin" / program).chmod(0o755)
-    url, digest = f"https://example.net/{name}?sig=a", hashlib.sha256(goods.read_bytes()).hexdigest()
-    assert run(tmp_path / "disk", url, "0" * 64, setup=here / "setup.sh").returncode != 0
-    assert not (tmp_path / "installed").exists()
-    for _ in range(2):  # it may run again
-        done = run(tmp_path / "disk", url, digest, setup=here / "setup.sh")
-        assert done.returncode == 0, done.stderr
-    how = f"{here}/archive/install.sh " if name.endswith(".gz") else f"{here}/install.sh {here}/{name}"
-    assert (tmp_path / "installed").read_text().splitlines() == [how, how]
-    if name.endswith(".gz"):
-        assert (here / "archive/config.toml").read_text() == "# setup\n"
-
-
-def test_an_empty_disk_is_formatted_and_one_that_came_through_a_reimage_is_not(set_up_disk, tmp_path):
-    run, told = set_up_disk
-    disk = tmp_path / "disk"
-    disk.write_bytes(bytes(8 * 1024 * 1024))
-    assert run(disk).returncode == 99
-    assert (told(disk, "TYPE"), told(disk, "LABEL")) == ("ext4", "bridge-state")
-    first = told(disk, "UUID")
-    assert run(disk).returncode == 99
-    assert told(disk, "UUID") == first
-
-
-def test_a_disk_that_is_not_there_is_waited_for_and_then_ends_the_setup_with_the_parameter_to_look_at(
-    set_up_disk, tmp_path
-):
-    run, _ = set_up_disk
-    done = run(tmp_path / "absent")
-    assert done.returncode == 1
-    assert "stateDisk" in done.stderr
-    assert len((tmp_path / "slept").read_text()) == 60
-    assert not (tmp_path / "absent").exists()
-
-
-def test_a_disk_that_comes_late_is_formatted(set_up_disk, tmp_path):
-    run, told = set_up_disk
-    assert run(tmp_path / "late").returncode == 99
-    assert len((tmp_path / "slept").read_text()) == 9
-    assert told(tmp_path / "late", "TYPE") == "ext4"

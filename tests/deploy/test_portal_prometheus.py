@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.portal.callers import CallerRefusal
 from bridge.portal.metrics import PortalMetrics
-from bridge.system.attestation import DocumentRefusal
+from bridge.system.access_tokens import DocumentRefusal
 
 pytestmark = pytest.mark.deploy
 

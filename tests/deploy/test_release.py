@@ -109,9 +109,6 @@ def refused(done, sentence):
     assert "Traceback" not in done.stderr
 
 
-# ---- check ----------------------------------------------------------------------------------------------------------
-
-
 def test_tag_that_agrees_with_everything_is_taken(tree, tmp_path):
     outputs = tmp_path / "outputs"
     done = tree.release(
@@ -204,9 +201,6 @@ def test_all_that_is_wrong_is_said_at_once(tree):
     refused(done, "still says ## Unreleased")
     assert "deploy/docker/Dockerfile says" in done.stderr
     assert "The tree is not the commit's" in done.stderr
-
-
-# ---- the files ------------------------------------------------------------------------------------------------------
 
 
 def packed(**contents):
@@ -358,9 +352,6 @@ def test_nothing_is_built_beside_older_files(tree, files):
     refused(tree.release("build", "--out", files.directory), "is not empty, and nothing old may be published")
 
 
-# ---- the notes and the page -----------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def module(tree):
     spec = importlib.util.spec_from_file_location("release_of_tree", tree.root / ".ci/release.py")
@@ -443,9 +434,6 @@ def test_sbom_gets_a_serial_number_that_is_the_same_each_time(module, tmp_path):
         numbers.add(json.loads(sbom.read_text())["serialNumber"])
     assert len(numbers) == 2
     assert all(re.fullmatch(r"urn:uuid:[0-9a-f-]{36}", number) for number in numbers)
-
-
-# ---- the tools ------------------------------------------------------------------------------------------------------
 
 
 def test_tools_of_a_release_are_locked_by_hash(checkout):

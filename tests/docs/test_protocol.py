@@ -34,8 +34,8 @@ from bridge.config.trusted_keys import MAX_NAME_CHARACTERS, TrustedKey
 from bridge.errors import RefusalReason
 from bridge.events.event import ScheduledEvent, encode
 from bridge.events.record import decode_record
-from bridge.system import attestation
-from bridge.system.attestation import DocumentRefusal
+from bridge.system import access_tokens
+from bridge.system.access_tokens import DocumentRefusal
 
 PAGE = (resources.files("bridge.approval") / "PROTOCOL.md").read_text(encoding="utf-8")
 EXAMPLES = {
@@ -201,16 +201,16 @@ def test_every_reason_for_which_a_document_counts_for_no_vm_is_explained_in_its_
 
 def test_the_limits_of_attested_tokens_are_those_of_the_code():
     text = _section(2)
-    limits = {kind: msgspec.inspect.type_info(kind) for kind in (attestation.Challenge, attestation.TokenAnswer)}
-    nonce, _ = limits[attestation.Challenge].fields
-    token, expires_in = limits[attestation.TokenAnswer].fields
+    limits = {kind: msgspec.inspect.type_info(kind) for kind in (access_tokens.Challenge, access_tokens.TokenAnswer)}
+    nonce, _ = limits[access_tokens.Challenge].fields
+    token, expires_in = limits[access_tokens.TokenAnswer].fields
 
     assert f"{nonce.type.min_length} to {nonce.type.max_length} of the characters" in text
     assert f"{token.type.min_length} to {token.type.max_length:,} visible ASCII characters" in text
     assert f"a whole number from {expires_in.type.ge} to {expires_in.type.le:,}" in text
-    assert f"answers have {attestation.MAX_ANSWER_BYTES // 1024} KiB at most" in text
+    assert f"answers have {access_tokens.MAX_ANSWER_BYTES // 1024} KiB at most" in text
     assert f"requests last {TOKEN_DEADLINE_SECONDS:g} seconds at most" in text
-    for path in (attestation.CHALLENGE_PATH, attestation.TOKEN_PATH):
+    for path in (access_tokens.CHALLENGE_PATH, access_tokens.TOKEN_PATH):
         assert f"POST {{url}}{path} HTTP/1.1" in text
 
 

@@ -14,6 +14,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 _TOP_LEVEL = {
+    ".editorconfig",
+    ".pre-commit-config.yaml",
+    "Makefile",
     ".ci",
     ".github",
     ".gitignore",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import runpy
 import shlex
 import subprocess
 import sys
@@ -18,6 +17,7 @@ import doc_pages
 import msgspec
 import pytest
 from shown_commands import NEEDED, OTHERS, PROGRAM, called, check, check_ours
+from vectors.make import unb64
 
 from bridge.cli import commands
 from bridge.sink import encode
@@ -126,5 +126,5 @@ def test_a_decision_is_signed_as_the_page_shows(tmp_path, agent_env):
     assert done.returncode == 0, done.stderr
     header, payload, signature = done.stdout.splitlines()[-1].split(".")
     assert all((header, signature))
-    claims = json.loads(runpy.run_path(str(doc_pages.ROOT / "tests/unit/vectors/make.py"))["unb64"](payload))
+    claims = json.loads(unb64(payload))
     assert (claims["sub"], claims["aud"], claims["decision"]) == (event_id, VM.vm_id, "approve")

@@ -314,25 +314,6 @@ def test_a_state_directory_that_cannot_be_made_or_is_none_is_said(agent, check):
             "runs its program on the first VM in Resources alone",
         ),
         (
-            webhook("a", 'format = "alertmanager"', 'transitions = ["scheduled", "started", "completed"]'),
-            "transitions lacks canceled, ended: an alert of an event that ends so is not resolved until it ages out.",
-        ),
-        (
-            webhook("a", 'format = "alertmanager"', 'transitions = ["completed", "canceled", "ended"]'),
-            "names neither scheduled nor started: an alert that it would resolve never opens",
-        ),
-        (
-            webhook("a", 'format = "alertmanager"', "heartbeat = true") + "[heartbeat]\ninterval_seconds = 300\n",
-            "heartbeat = true does nothing: format = 'alertmanager' sends nothing for heartbeats.",
-        ),
-        (pagerduty('transitions = ["started"]'), "transitions lacks completed, canceled, ended: an incident"),
-        (pagerduty("max_age_seconds = 900"), "gives up the end of an event too"),
-        (pagerduty('urgent_as = "alert"'), "which takes along the VM that would resolve it"),
-        (
-            "[approval]\n" + webhook("a", 'format = "alertmanager"', f"transitions = {[*LIFE, 'approved']}"),
-            "transitions names approved, for which format = 'alertmanager' sends nothing.",
-        ),
-        (
             webhook("a", 'event_types = ["Freze2"]'),
             "'Freze2', an event type that Azure has never sent. Did you mean 'Freeze'?",
         ),

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+AZURE = Path(__file__).parents[2] / "deploy" / "azure"
 
 Node = Any
 """A node of the tree; its library is there only where deploy/ is judged."""

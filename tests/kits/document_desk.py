@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from bridge.portal.attested import DocumentRefused, DocumentVerifier
 from bridge.portal.intermediates import Intermediates
 from bridge.portal.tokens import Challenges, UsedNonces
-from bridge.system.attestation import DocumentRefusal
+from bridge.system.access_tokens import DocumentRefusal
 from bridge.testing import ManualClock
 
 NOW = datetime(2030, 5, 6, 7, 8, 9, tzinfo=timezone.utc)

@@ -16,19 +16,14 @@ _DESCRIPTORS = Path("/proc/self/fd")
 
 
 @contextmanager
-def nothing_left_behind(*, gc_runs: bool = True) -> Iterator[None]:
-    """Fail when after the block there are more threads or descriptors than before, and do not go away.
-
-    Without *gc_runs* nothing is collected, so that what only the garbage collector would close is found too.
-    """
-    if gc_runs:
-        gc.collect()  # an exception of before may hold a socket that is closed already
+def nothing_left_behind() -> Iterator[None]:
+    """Fail if the block leaves additional threads or descriptors that do not go away."""
+    gc.collect()  # an exception of before may hold a socket that is closed already
     before = _threads(), _descriptors()
     yield
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
-        if gc_runs:
-            gc.collect()
+        gc.collect()
         grown = [
             f"{len(now)} instead of {len(was)}, among them {now - was}"
             for was, now in zip(before, (_threads(), _descriptors()), strict=True)

@@ -30,7 +30,7 @@ from bridge.portal.metrics import PortalMetrics
 from bridge.portal.requests import BodyRoom
 from bridge.portal.settings import AttestedSettings
 from bridge.portal.tokens import AgentTokens
-from bridge.system.attestation import AttestedToken
+from bridge.system.access_tokens import AttestedToken
 from bridge.system.secrets import Secret
 from bridge.testing import Fault, ManualClock, Simulator
 from bridge.testing.simulator.faults import DOCUMENT_KINDS

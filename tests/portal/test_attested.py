@@ -16,7 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from document_desk import NAME, NOW, Desk, with_bag
 
 from bridge.portal.attested import MAX_DOCUMENT_CHARACTERS, DocumentRefused
-from bridge.system.attestation import DocumentRefusal
+from bridge.system.access_tokens import DocumentRefusal
 from bridge.testing import Machine, ManualClock, Simulator
 from bridge.testing.simulator.faults import DOCUMENT_KINDS
 

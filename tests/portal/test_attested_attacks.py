@@ -13,7 +13,7 @@ from cryptography.x509.oid import ExtensionOID
 from document_desk import NAME, NOW, Desk, with_bag
 
 from bridge.portal.attested import MAX_DOCUMENT_CHARACTERS
-from bridge.system.attestation import DocumentRefusal
+from bridge.system.access_tokens import DocumentRefusal
 
 SHA256 = bytes.fromhex("0609608648016503040201")
 SHA1 = bytes.fromhex("06052b0e03021a")

@@ -16,7 +16,7 @@ import msgspec
 
 from bridge import strict_json
 from bridge.errors import BridgeError
-from bridge.system.attestation import (
+from bridge.system.access_tokens import (
     CHALLENGE_PATH,
     MAX_ANSWER_BYTES,
     TOKEN_PATH,

@@ -36,7 +36,7 @@ from bridge.testing.simulator.events import Event, EventChanges, EventSpec, chan
 from bridge.testing.simulator.faults import TARGETS, Fault
 from bridge.testing.simulator.imds_api import Answer, Request
 from bridge.testing.simulator.scenario import load_scenario, scenario_names
-from bridge.testing.simulator.steps import placed
+from bridge.testing.simulator.scenario_file import placed
 from bridge.testing.simulator.world import World
 from bridge.text import nearest
 

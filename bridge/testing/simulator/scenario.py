@@ -14,8 +14,7 @@ from pathlib import Path
 
 from bridge.errors import ScenarioError
 from bridge.testing.simulator.clock import ManualClock
-from bridge.testing.simulator.scenario_file import parse_steps
-from bridge.testing.simulator.steps import Step
+from bridge.testing.simulator.scenario_file import Step, parse_steps
 from bridge.testing.simulator.world import World
 from bridge.text import nearest
 

@@ -19,7 +19,8 @@ In resources and descriptions `{vm}` is the simulator's first VM; in resources `
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
@@ -27,20 +28,10 @@ import msgspec
 from bridge.config.mistakes import Problems
 from bridge.config.toml import convert
 from bridge.errors import ScenarioError
+from bridge.testing.simulator.errors import SimulatorError
 from bridge.testing.simulator.events import EventChanges, EventSpec, Seconds, changes_in, read_event
 from bridge.testing.simulator.faults import Fault, FaultDetails, Kind, Target
-from bridge.testing.simulator.steps import (
-    EVERY_VM,
-    ONE_VM,
-    Add,
-    ClearFaults,
-    ReplaceDocument,
-    ResetIncarnation,
-    SetFault,
-    Step,
-    Tell,
-    Update,
-)
+from bridge.testing.simulator.world import World
 from bridge.text import nearest
 
 if sys.version_info >= (3, 11):
@@ -49,83 +40,37 @@ else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
 
+#: In resources and descriptions: the simulator's first VM.
+ONE_VM = "{vm}"
+#: In resources, alone: every VM of the simulator.
+EVERY_VM = "{vms}"
+
+
 class _Header(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     demo_speed: Annotated[float, msgspec.Meta(ge=0.001, le=1e9)] = 1.0
 
 
-class _Step(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One change at one second of scenario time."""
+
+    at_seconds: float
+    apply: Callable[[World, dict[str, str]], object]
+    """Applies the step to a world; the dictionary maps the scenario's event names to EventIds."""
+    adds: str = ""
+    """The name of the event that the step announces."""
+    uses: str = ""
+    """The name of the event that the step changes."""
+
+
+class _At(msgspec.Struct, frozen=True, kw_only=True):
     at: Seconds
-
-    def step(self) -> Step:
-        raise NotImplementedError
-
-
-class _Start(_Step, frozen=True, kw_only=True):
-    start: str
-
-    def step(self) -> Step:
-        return Tell(at_seconds=self.at, verb="start", name=self.start)
-
-
-class _Complete(_Step, frozen=True, kw_only=True):
-    complete: str
-
-    def step(self) -> Step:
-        return Tell(at_seconds=self.at, verb="complete", name=self.complete)
-
-
-class _Cancel(_Step, frozen=True, kw_only=True):
-    cancel: str
-
-    def step(self) -> Step:
-        return Tell(at_seconds=self.at, verb="cancel", name=self.cancel)
-
-
-class _Approve(_Step, frozen=True, kw_only=True):
-    approve: str
-
-    def step(self) -> Step:
-        return Tell(at_seconds=self.at, verb="approve", name=self.approve)
-
-
-class _Fault(FaultDetails, frozen=True, kw_only=True):
-    at: Seconds
-    fault: Kind
-
-    def step(self) -> Step:
-        details = {name: getattr(self, name) for name in FaultDetails.__struct_fields__}
-        return SetFault(at_seconds=self.at, fault=Fault(kind=self.fault, **details))
-
-
-class _ClearFaults(_Step, frozen=True, kw_only=True):
-    clear_faults: Target
-
-    def step(self) -> Step:
-        return ClearFaults(at_seconds=self.at, target=self.clear_faults)
-
-
-class _ResetIncarnation(_Step, frozen=True, kw_only=True):
-    reset_incarnation: Annotated[int, msgspec.Meta(ge=0)]
-
-    def step(self) -> Step:
-        return ResetIncarnation(at_seconds=self.at, to=self.reset_incarnation)
-
-
-class _Document(_Step, frozen=True, kw_only=True):
-    document: str
-
-    def step(self) -> Step:
-        return ReplaceDocument(at_seconds=self.at, text=self.document)
 
 
 class _Add(EventSpec, frozen=True, kw_only=True):
     at: Seconds
     add: str
-
-    def step(self) -> Step:
-        spec = EventSpec(**{name: getattr(self, name) for name in EventSpec.__struct_fields__})
-        return Add(at_seconds=self.at, name=self.add, spec=spec)
 
 
 class _Update(EventChanges, frozen=True, kw_only=True):
@@ -133,17 +78,39 @@ class _Update(EventChanges, frozen=True, kw_only=True):
     update: str
 
 
-_PLAIN: dict[str, type[_Step | _Fault]] = {
-    "start": _Start,
-    "complete": _Complete,
-    "cancel": _Cancel,
-    "approve": _Approve,
-    "fault": _Fault,
-    "clear_faults": _ClearFaults,
-    "reset_incarnation": _ResetIncarnation,
-    "document": _Document,
+class _Fault(FaultDetails, frozen=True, kw_only=True):
+    at: Seconds
+    fault: Kind
+
+
+_EVENT_VERBS: dict[str, Callable[[World, str], object]] = {
+    "start": World.start,
+    "complete": World.complete,
+    "cancel": World.cancel,
+    "approve": lambda world, event_id: world.approve([event_id], vm="scenario"),
 }
-_VERBS = ("add", "update", *_PLAIN)
+_WORLD_VERBS: dict[str, tuple[Any, Callable[[World, Any], object]]] = {
+    "clear_faults": (Target, World.clear_faults),
+    "reset_incarnation": (Annotated[int, msgspec.Meta(ge=0)], World.reset_incarnation),
+    "document": (str, lambda world, text: world.replace_document(text.encode() or None)),
+}
+_VALUES = {**dict.fromkeys(_EVENT_VERBS, str), **{verb: kind for verb, (kind, _) in _WORLD_VERBS.items()}}
+_PLAIN = {
+    verb: msgspec.defstruct(f"_{verb}", [(verb, kind)], bases=(_At,), frozen=True, kw_only=True)
+    for verb, kind in _VALUES.items()
+}
+_VERBS = ("add", "update", "fault", *_PLAIN)
+
+
+def placed(spec: EventSpec, vm_names: Sequence[str]) -> EventSpec:
+    """Return *spec* with the placeholders replaced."""
+    description = spec.description.replace(ONE_VM, vm_names[0])
+    if spec.resources is None:
+        return msgspec.structs.replace(spec, description=description)
+    names: list[str] = []
+    for resource in spec.resources:
+        names.extend(vm_names if resource == EVERY_VM else [resource.replace(ONE_VM, vm_names[0])])
+    return msgspec.structs.replace(spec, resources=tuple(names), description=description)
 
 
 def parse_steps(text: str, *, name: str) -> tuple[str, float, tuple[Step, ...]]:
@@ -179,26 +146,58 @@ def _read_step(table: Mapping[str, Any], path: str, problems: Problems) -> Step 
     if len(verbs) != 1:
         problems.quote(path, _wrong_verbs(verbs, table))
         return None
-    if verbs[0] == "add":
-        added = read_event(table, _Add, path, problems)
-        if added is None:
-            return None
-        _check_resources(added.resources or (), path, problems)
-        return added.step()
-    if verbs[0] == "update":
-        return _read_update(table, path, problems)
-    made = convert(table, _PLAIN[verbs[0]], path, problems)
-    return None if made is None else made.step()
+    readers = {"add": _read_add, "update": _read_update, "fault": _read_fault}
+    read = readers.get(verbs[0])
+    return _read_plain(table, verbs[0], path, problems) if read is None else read(table, path, problems)
+
+
+def _read_plain(table: Mapping[str, Any], verb: str, path: str, problems: Problems) -> Step | None:
+    made: Any = convert(table, _PLAIN[verb], path, problems)
+    if made is None:
+        return None
+    value = getattr(made, verb)
+    if verb in _WORLD_VERBS:
+        change = _WORLD_VERBS[verb][1]
+        return Step(at_seconds=made.at, apply=lambda world, _ids: change(world, value))
+    tell = _EVENT_VERBS[verb]
+    return Step(at_seconds=made.at, uses=value, apply=lambda world, ids: tell(world, _event_id(ids, value)))
+
+
+def _read_add(table: Mapping[str, Any], path: str, problems: Problems) -> Step | None:
+    added = read_event(table, _Add, path, problems)
+    if added is None:
+        return None
+    _check_resources(added.resources or (), path, problems)
+    spec = EventSpec(**{name: getattr(added, name) for name in EventSpec.__struct_fields__})
+
+    def add(world: World, ids: dict[str, str]) -> None:
+        ids[added.add] = world.add_event(placed(spec, world.vm_names))
+
+    return Step(at_seconds=added.at, adds=added.add, apply=add)
 
 
 def _read_update(table: Mapping[str, Any], path: str, problems: Problems) -> Step | None:
     made = read_event(table, _Update, path, problems)
     if made is None:
         return None
-    changes = changes_in(made, table)
+    name, changes = made.update, changes_in(made, table)
     if not changes:
         problems.quote(path, "an update changes at least one field, for example notice_seconds or duration_seconds.")
-    return Update(at_seconds=made.at, name=made.update, changes=changes)
+    return Step(at_seconds=made.at, uses=name, apply=lambda world, ids: world.update(_event_id(ids, name), **changes))
+
+
+def _read_fault(table: Mapping[str, Any], path: str, problems: Problems) -> Step | None:
+    made = convert(table, _Fault, path, problems)
+    if made is None:
+        return None
+    fault = Fault(kind=made.fault, **{name: getattr(made, name) for name in FaultDetails.__struct_fields__})
+    return Step(at_seconds=made.at, apply=lambda world, _ids: world.set_fault(fault))
+
+
+def _event_id(ids: Mapping[str, str], name: str) -> str:
+    if name not in ids:
+        raise SimulatorError(f"the event {name!r} was never announced")
+    return ids[name]
 
 
 def _check_resources(resources: Iterable[str], path: str, problems: Problems) -> None:
@@ -218,9 +217,9 @@ def _wrong_verbs(verbs: list[str], table: Mapping[str, Any]) -> str:
 def _check_names(steps: Iterable[tuple[str, Step]], problems: Problems) -> None:
     added: set[str] = set()
     for path, step in steps:
-        if isinstance(step, Add) and step.name in added:
-            problems.quote(f"{path}.add", f"two events are called {step.name!r}. Each needs a name of its own.")
-        elif isinstance(step, Add):
-            added.add(step.name)
-        elif isinstance(step, (Tell, Update)) and step.name not in added:
-            problems.quote(path, f"no earlier step adds the event {step.name!r}.{nearest(step.name, added)}")
+        if step.adds in added:
+            problems.quote(f"{path}.add", f"two events are called {step.adds!r}. Each needs a name of its own.")
+        elif step.adds:
+            added.add(step.adds)
+        elif step.uses and step.uses not in added:
+            problems.quote(path, f"no earlier step adds the event {step.uses!r}.{nearest(step.uses, added)}")

@@ -20,8 +20,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from bridge.clock import REAL_CLOCK, Clock
 from bridge.http.failures import are_loopback_hosts, is_loopback
-from bridge.testing.simulator.clock import Clock
+from bridge.testing.simulator.clock import ManualClock
 from bridge.testing.simulator.control import CONTROL_PATH, Control, RequestSeen
 from bridge.testing.simulator.errors import SimulatorError, WrongRequest
 from bridge.testing.simulator.faults import DOCUMENT_KINDS, Fault
@@ -55,7 +56,7 @@ class Simulator:
         token_lifetime_seconds: int = 86_400,
         allow_remote: bool = False,
         new_id_each_status: bool = False,
-        clock: Clock | None = None,
+        clock: Clock | ManualClock = REAL_CLOCK,
     ) -> None:
         """Bind the ports; the VMs after the first take the ports that follow, or free ones when the port is 0.
 

@@ -25,7 +25,8 @@ from typing import Any
 
 import msgspec
 
-from bridge.testing.simulator.clock import Clock, RealClock
+from bridge.clock import REAL_CLOCK, Clock
+from bridge.testing.simulator.clock import ManualClock
 from bridge.testing.simulator.errors import SimulatorError, UnknownEvent, WrongRequest, WrongState
 from bridge.testing.simulator.events import API_VERSIONS, Event, EventSpec, new_event_id, shown_event
 from bridge.testing.simulator.faults import Fault, FaultQueue
@@ -62,14 +63,14 @@ class World:
         self,
         vm_names: Sequence[str] = ("vm",),
         *,
-        clock: Clock | None = None,
+        clock: Clock | ManualClock = REAL_CLOCK,
         speed: float = 1.0,
         new_id_each_status: bool = False,
     ) -> None:
         if not (speed > 0 and math.isfinite(speed)):
             raise WrongRequest(f"speed = {speed!r} must be a number above 0; 60 lets a minute pass in a second.")
         self.vm_names = tuple(vm_names)
-        self.clock: Clock = clock or RealClock()
+        self.clock = clock
         self.speed = speed
         self.new_id_each_status = new_id_each_status
         self.faults = FaultQueue()

@@ -17,7 +17,7 @@ from bridge.errors import DocumentInvalid, ImdsStatus, PortalFailed
 from bridge.http.session import DeadlineSession, ResponseEncoded
 from bridge.imds.client import ImdsClient
 from bridge.sink import DeliveryFailed
-from bridge.system.entra import fetch_token
+from bridge.system.access_tokens import fetch_token
 from bridge.testing.http_peer import HttpPeer
 from bridge.testing.records import sample_record
 from sinks.otlp.sink import OtlpConfig, OtlpSink
@@ -173,17 +173,17 @@ def identity(peer, monkeypatch):
 
 def test_a_token_is_asked_for_uncompressed(peer, identity):
     peer.say(200, headers={"Content-Type": "application/json"}, body=identity)
-    assert fetch_token("api://portal", retry_total=0).token == "t0ken"
+    assert fetch_token("api://portal").token == "t0ken"
     assert {request.headers["accept-encoding"] for request in peer.requests} == {"identity"}
 
 
 def test_a_compressed_token_is_not_unpacked(peer, identity):
     compressed(peer, gzip.compress(identity), **{"Content-Type": "application/json"})
     with pytest.raises(AzureError):
-        fetch_token("api://portal", retry_total=0)
+        fetch_token("api://portal")
 
 
 def test_an_endless_token_is_not_read_to_its_end(peer, identity):
     peer.say(200, headers={"Content-Type": "application/json"}, body=identity + b" " * (2 << 20))
     with pytest.raises(AzureError):
-        fetch_token("api://portal", retry_total=0)
+        fetch_token("api://portal")

@@ -1,14 +1,8 @@
 """A call ends by its deadline whatever the peer does, and leaves nothing behind."""
 
-import contextlib
-import gc
 import queue
-import select
 import socket
 import ssl
-import struct
-import subprocess
-import sys
 import threading
 import time
 from datetime import datetime, timedelta, timezone
@@ -24,6 +18,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from leaks import nothing_left_behind
+from slow_peer import (
+    OK,
+    SlowPeer,
+    answer,
+    drip_body,
+    drip_body_until_close,
+    drip_chunks,
+    drip_header,
+    hear_and_say_nothing,
+    never_read,
+    silent,
+)
 
 from bridge.errors import DeadlineExceeded
 from bridge.http.session import DeadlineSession, ResponseTooLarge, retry_after_seconds
@@ -31,111 +37,6 @@ from bridge.testing.peers import nobody
 from bridge.testing.watching import in_time
 
 DEADLINE = 0.4
-OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-
-
-class Peer:
-    """A TCP server that runs *behaviour* on each connection, in a thread of its own, until the test is over."""
-
-    def __init__(self, behaviour):
-        self.stop = threading.Event()
-        self.requests = queue.Queue()
-        self._behaviour = behaviour
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
-        self._connections = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    @property
-    def port(self):
-        return self._listener.getsockname()[1]
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.port}/path"
-
-    @property
-    def accepted(self):
-        return len(self._connections)
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while not self.stop.is_set():
-                connection, _ = self._listener.accept()
-                self._connections.append(connection)
-                self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
-                self._threads[-1].start()
-
-    def _serve(self, connection):
-        with contextlib.suppress(OSError), connection:
-            self._behaviour(self, connection, len(self._connections))
-
-    def read_request(self, connection):
-        """Return the next request with its body, b"" when the client hung up."""
-        received = b""
-        while b"\r\n\r\n" not in received:
-            part = connection.recv(65536)
-            if not part:
-                return b""
-            received += part
-        self.requests.put(received)
-        return received
-
-    def close(self):
-        self.stop.set()
-        for end in (self._listener, *self._connections):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
-        for thread in self._threads:
-            thread.join(10)
-
-
-def silent(_peer, connection, _):
-    while connection.recv(65536):
-        pass
-
-
-def drip_header(peer, connection, _):
-    peer.read_request(connection)
-    connection.sendall(b"HTTP/1.1 200 OK\r\nX-Long: ")
-    while not peer.stop.wait(0.05):
-        connection.sendall(b"x")
-
-
-def drip_body(peer, connection, _):
-    peer.read_request(connection)
-    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-    while not peer.stop.wait(0.05):
-        connection.sendall(b"x")
-
-
-def drip_body_until_close(peer, connection, _):
-    peer.read_request(connection)
-    connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
-    while not peer.stop.wait(0.05):
-        connection.sendall(b"x")
-
-
-def drip_chunks(peer, connection, _):
-    peer.read_request(connection)
-    connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    while not peer.stop.wait(0.05):
-        connection.sendall(b"1\r\nx\r\n")
-
-
-def hear_and_say_nothing(peer, connection, number):
-    peer.read_request(connection)
-    silent(peer, connection, number)
-
-
-def never_read(peer, _connection, _):
-    peer.stop.wait(60)
-
-
-def answer(peer, connection, _):
-    while peer.read_request(connection):
-        connection.sendall(OK)
 
 
 @pytest.fixture
@@ -143,7 +44,7 @@ def start():
     peers = []
 
     def begin(behaviour):
-        peers.append(Peer(behaviour))
+        peers.append(SlowPeer(behaviour))
         return peers[-1]
 
     yield begin
@@ -234,18 +135,6 @@ def test_a_peer_that_takes_nothing_off_the_wire_is_cut_under_tls_too(start, sess
     cut_in_time(lambda: session.request("POST", url, data=body, verify=str(file), deadline_seconds=DEADLINE))
 
 
-def test_a_call_without_tls_needs_no_other_thread(start):
-    code = (
-        "import sys, threading\n"
-        "from bridge.http.session import DeadlineSession\n"
-        "DeadlineSession().request('GET', sys.argv[1], deadline_seconds=20)\n"
-        "print([thread.name for thread in threading.enumerate()])"
-    )
-    command = [sys.executable, "-c", code, start(answer).url]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert told.stdout == "['MainThread']\n"
-
-
 def test_a_connection_under_tls_is_kept_between_calls(start, session, certificate):
     file, context = certificate
 
@@ -282,35 +171,6 @@ def test_twenty_cuts_in_a_row_leave_no_thread_and_no_socket(start, session, beha
         session.close()
         peer.close()
     assert median(taken) < 0.1 * 1.1 + 0.15  # a busy machine is late now and then, a fault each time
-
-
-def reset(_peer, connection, _):
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    connection.close()
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts descriptors in /proc")
-def test_a_reset_before_the_tls_handshake_leaves_no_socket_to_the_garbage_collector(start, session, monkeypatch):
-    def wrap_once_reset(context, connection, *args, **kwargs):
-        waiting = select.poll()
-        waiting.register(connection, 0)
-        assert waiting.poll(5000), "the peer did not reset the connection"
-        return wrap(context, connection, *args, **kwargs)
-
-    wrap = ssl.SSLContext.wrap_socket
-    monkeypatch.setattr(ssl.SSLContext, "wrap_socket", wrap_once_reset)
-    url = f"https://127.0.0.1:{start(reset).port}/"
-    with pytest.raises(requests.ConnectionError):
-        session.request("GET", url, deadline_seconds=10)  # the watchdog is there now
-    gc.collect()
-    gc.disable()
-    try:
-        with nothing_left_behind(gc_runs=False):
-            for _ in range(10):
-                with pytest.raises(requests.ConnectionError):
-                    session.request("GET", url, deadline_seconds=10)
-    finally:
-        gc.enable()
 
 
 def test_the_call_after_a_cut_works_on_a_new_connection(start, session):
@@ -440,18 +300,6 @@ def test_a_connection_closed_while_idle_is_replaced_even_for_a_post(start, sessi
     assert closed.wait(10)
     assert session.request("POST", peer.url, data=b"2", deadline_seconds=20).content == b"ok"
     assert peer.accepted == 2
-
-
-@pytest.mark.parametrize("word", ["close", "Close"])
-def test_a_connection_whose_last_request_was_announced_takes_no_other(start, session, word):
-    """The peer may end it without a word of it in its answer, and the next request would run into that end."""
-    peer = start(answer)
-    for number in (1, 2, 3):
-        headers = {"Connection": word} if number < 3 else {}
-        response = session.request("POST", peer.url, data=b"1", headers=headers, deadline_seconds=20)
-        assert (response.content, peer.accepted) == (b"ok", number)
-    assert session.request("POST", peer.url, data=b"1", deadline_seconds=20).content == b"ok"
-    assert peer.accepted == 3, "the third request announced nothing"
 
 
 def test_redirects_are_not_followed(start, session):

@@ -11,13 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import sinks.command
 from bridge.config.loader import load
 from bridge.config.sinks import sink_class
 from bridge.delivery.sender import Sender
@@ -26,7 +24,6 @@ from bridge.sink import (
     ENVIRONMENT_PREFIX,
     DeliveryFailed,
     DeliveryRejected,
-    Transition,
     TransitionRecord,
     encode,
     environment_of,
@@ -303,19 +300,3 @@ def test_defaults_fit_a_drain(tmp_path: Path) -> None:
     assert sink.sink_class.send_test_by_name_only
     assert sink.sink_class.current_state_only(sink.config)
     assert sink_class("command") is CommandSink
-
-
-def test_script_of_the_docstring_runs(tmp_path: Path) -> None:
-    text = (sinks.command.__doc__ or "").split("#!/bin/sh\n", 1)[1]
-    lines = [line.removeprefix("    ") for line in text.split("\n\n", 1)[0].splitlines()]
-    program = tmp_path / "on-scheduled-event"
-    program.write_text("\n".join(["#!/bin/sh", *lines, ""]).replace("/usr/local/bin/", "note "))
-    program.chmod(0o755)
-    note = tmp_path / "note"
-    note.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/notes\n')
-    note.chmod(0o755)
-    path = f"{tmp_path}:{os.environ['PATH']}"
-    for transition in (Transition.SCHEDULED, Transition.STARTED, Transition.CANCELED):
-        event = sample_event(not_before=sample_event().not_before + timedelta(hours=1))
-        send(str(program), sample_record(transition=transition, event=event), environment={"PATH": path})
-    assert (tmp_path / "notes").read_text() == "drain --until 2026-11-20T12:15:00Z\ndrain --now\nundrain\n"

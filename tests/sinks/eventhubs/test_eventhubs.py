@@ -181,6 +181,6 @@ def test_identity_that_gets_no_token_needs_a_person(monkeypatch: pytest.MonkeyPa
         simulator.world.set_fault(Fault(kind="status", status=400, target="token"))
         monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", simulator.endpoint)
         access = Access(EventHubsConfig(credential="managed_identity", **IDENTITY))
-        with pytest.raises(DeliveryFailed, match=r"The credential gave no token: .* Assign the identity") as caught:
+        with pytest.raises(DeliveryFailed, match=r"The credential returned no token: .* Assign the identity") as caught:
             access.prepare(wait_seconds=30)
     assert caught.value.needs_attention

@@ -2,153 +2,24 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import logging
-import queue
 import socket
-import ssl
-import struct
 import sys
 import threading
-import traceback
-import warnings
-from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from email.utils import format_datetime
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
-from leaks import nothing_left_behind
+from endpoint_peers import DEADLINE, Peer, RawPeer, outcome
 
-from bridge.sink import DeliveryFailed, DeliveryRejected, Secret
+from bridge.sink import DeliveryFailed
 from bridge.testing.peers import nobody
-from bridge.testing.simulator.http_server import HttpServer
-from bridge.testing.simulator.imds_api import Answer, Request
+from bridge.testing.simulator.imds_api import Answer
 from bridge.testing.watching import in_time
 from sinks.http.config import HttpConfig
 from sinks.http.endpoint import Endpoint
-
-DEADLINE = 1.0
-#: For a peer that answers.
-PATIENCE_SECONDS = 30.0
-SECRET_PATH = "/services/T0000/B0000/XXXXXXXXSECRETXXXXXXXX"
-
-
-class Peer:
-    """A server that answers as it is told and keeps what it was asked."""
-
-    def __init__(self, *, tls: ssl.SSLContext | None = None) -> None:
-        self.requests: queue.Queue[Request] = queue.Queue()
-        self.answer = Answer(status=200, body=b"{}")
-        self.connections = 0
-        self._server = HttpServer(("127.0.0.1", 0), self._respond, threading.Event())
-        if tls is not None:
-            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True, do_handshake_on_connect=False)
-        self._seen: list[Any] = []  # kept alive: the id of one that is gone is soon another's
-        self._server.start()
-        self.scheme = "http" if tls is None else "https"
-        self.port = self._server.server_port
-
-    @property
-    def url(self) -> str:
-        return f"{self.scheme}://127.0.0.1:{self.port}"
-
-    def _respond(self, connection: Any, request: Request) -> None:
-        if not any(each is connection for each in self._seen):
-            self._seen.append(connection)
-            self.connections += 1
-        self.requests.put(request)
-        connection.write(self.answer)
-
-    def close(self) -> None:
-        self._server.close()
-
-
-class RawPeer:
-    """A socket that runs *behaviour* on each connection after its request was read."""
-
-    def __init__(self, behaviour: Any) -> None:
-        self._behaviour = behaviour
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.stop = threading.Event()
-        self._connections: list[socket.socket] = []
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-
-    def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = self._listener.accept()
-                self._connections.append(connection)
-                with contextlib.suppress(OSError), connection:
-                    connection.recv(65536)
-                    self._behaviour(self, connection)
-
-    def close(self) -> None:
-        self.stop.set()
-        for each in (self._listener, *self._connections):
-            with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-            each.close()
-        self._thread.join(5)
-
-
-@pytest.fixture
-def peer() -> Iterator[Peer]:
-    each = Peer()
-    yield each
-    each.close()
-
-
-@pytest.fixture
-def raw_peer() -> Iterator[Any]:
-    peers: list[RawPeer] = []
-
-    def start(behaviour: Any) -> RawPeer:
-        peers.append(RawPeer(behaviour))
-        return peers[-1]
-
-    yield start
-    for each in peers:
-        each.close()
-
-
-@pytest.fixture
-def endpoint() -> Iterator[Any]:
-    made: list[Endpoint] = []
-
-    def make(url: str, **keys: Any) -> Endpoint:
-        secrets = keys.pop("secrets", ())
-        made.append(Endpoint(url, HttpConfig(**{"timeout_seconds": PATIENCE_SECONDS, **keys}), secrets=secrets))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.close()
-
-
-def outcome(endpoint: Endpoint) -> tuple[str, frozenset[str]]:
-    """Return what a POST came to, in a word, and what was said of it."""
-    try:
-        endpoint.post(b"{}", {"Content-Type": "application/json"})
-    except DeliveryRejected:
-        return "parked", frozenset()
-    except DeliveryFailed as error:
-        said = {name for name in ("needs_attention", "held") if getattr(error, name)}
-        return "failed", frozenset(said | ({"retry_after"} if error.retry_after is not None else set()))
-    return "delivered", frozenset()
-
 
 MATRIX = {
     200: ("delivered", set()),
@@ -236,9 +107,6 @@ def test_a_redirect_carries_neither_body_nor_token_to_another_host(peer: Peer, e
         other.close()
 
 
-# No answer.
-
-
 def test_a_silent_peer_is_left_at_the_deadline(raw_peer: Any, endpoint: Any) -> None:
     def post() -> tuple[str, frozenset[str]]:
         silent = endpoint(raw_peer(lambda peer, _: peer.stop.wait(30)).url, timeout_seconds=DEADLINE)
@@ -318,87 +186,6 @@ def test_a_body_that_claims_to_be_packed_does_not_hide_the_status(peer: Peer, en
     peer.answer = Answer(status=204, headers={"Content-Encoding": "gzip"})
     assert outcome(endpoint(peer.url))[0] == "delivered"
     assert peer.requests.get_nowait().headers["accept-encoding"] == "identity"
-
-
-# TLS.
-
-
-def certificate(directory: Path, *, host: str = "127.0.0.1", days: tuple[int, int] = (-1, 1)) -> Path:
-    """Return a file with a certificate that signs itself, and its key."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, host)])
-    now = datetime.now(timezone.utc)
-    first, last = (now + timedelta(days=each) for each in days)
-    signed = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), first, last)
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address(host))]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem, unencrypted = serialization.Encoding.PEM, serialization.NoEncryption()
-    file = directory / f"{host}{days[1]}.pem"
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, unencrypted)
-    file.write_bytes(signed.public_bytes(pem) + private)
-    return file
-
-
-def tls_peer(file: Path, *, client_ca: Path | None = None) -> Peer:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(file)
-    if client_ca is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(client_ca)
-    return Peer(tls=context)
-
-
-def test_a_private_authority_is_trusted_by_its_file_alone(endpoint: Any, tmp_path: Path) -> None:
-    file = certificate(tmp_path)
-    peer = tls_peer(file)
-    try:
-        assert outcome(endpoint(peer.url, ca_file=str(file), timeout_seconds=5.0)) == ("delivered", frozenset())
-        assert outcome(endpoint(peer.url, timeout_seconds=5.0)) == ("failed", {"needs_attention"})
-    finally:
-        peer.close()
-
-
-@pytest.mark.parametrize("fault", [{"days": (-3, -1)}, {"host": "127.0.0.2"}], ids=["expired", "another host"])
-def test_a_wrong_certificate_needs_a_person(endpoint: Any, tmp_path: Path, fault: dict[str, Any]) -> None:
-    file = certificate(tmp_path, **fault)
-    peer = tls_peer(file)
-    try:
-        wrong = endpoint(peer.url, ca_file=str(file), timeout_seconds=5.0)
-        assert outcome(wrong) == ("failed", {"needs_attention"})
-    finally:
-        peer.close()
-
-
-def test_a_client_certificate_is_shown_and_its_absence_needs_a_person(endpoint: Any, tmp_path: Path) -> None:
-    file = certificate(tmp_path)
-    peer = tls_peer(file, client_ca=file)
-    keys = {"ca_file": str(file), "timeout_seconds": 5.0}
-    try:
-        assert outcome(endpoint(peer.url, client_cert_file=str(file), **keys))[0] == "delivered"
-        word, said = outcome(endpoint(peer.url, **keys))
-        assert word == "failed"
-        assert "held" not in said
-    finally:
-        peer.close()
-
-
-def test_plain_http_behind_an_https_url_needs_a_person(peer: Peer, endpoint: Any) -> None:
-    wrong = endpoint(f"https://127.0.0.1:{peer.port}", timeout_seconds=5.0)
-    word, said = outcome(wrong)
-    assert (word, "needs_attention" in said) == ("failed", True)
-
-
-def test_a_certificate_file_that_is_gone_needs_a_person(peer: Peer, endpoint: Any, tmp_path: Path) -> None:
-    file = certificate(tmp_path)
-    late = endpoint(peer.url.replace("http:", "https:"), client_cert_file=str(file))
-    file.unlink()
-    assert outcome(late) == ("failed", {"needs_attention"})
-
-
-# Headers, proxies, connections.
 
 
 def test_headers_come_from_the_configuration_a_file_and_a_token(peer: Peer, endpoint: Any, tmp_path: Path) -> None:
@@ -496,125 +283,3 @@ def test_close_ends_a_request_in_flight(raw_peer: Any, endpoint: Any) -> None:
     each.close()
     thread.join(5)
     assert outcomes == [("failed", set())]
-
-
-# Secrets.
-
-
-def everything_said(error: BaseException) -> str:
-    return "".join([*traceback.format_exception(error), repr(error), str(error)])
-
-
-@pytest.mark.parametrize("status", [200, 302, 400, 403, 404, 410, 500, "refused", "reset", "silent", "headers"])
-def test_no_secret_is_in_an_error_or_a_log_line(  # noqa: PLR0917  # fixtures
-    peer: Peer, raw_peer: Any, endpoint: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, status: Any
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    (tmp_path / "token").write_text("tok-SECRET-token")
-    (tmp_path / "headers").write_text("X-Api-Key: key-SECRET-key\nAuthorization-Two: Basic bWU6U0VDUkVU\n")
-    (tmp_path / "more").write_text("more-SECRET-1\nmore-SECRET-2\n")
-    secrets = ["XXXXXXXXSECRETXXXXXXXX", "sig-SECRET-sig", "tok-SECRET-token", "key-SECRET-key", "bWU6U0VDUkVU"]
-    secrets += ["more-SECRET-1", "more-SECRET-2"]
-    # In the middle of the cut, too: half a secret is one.
-    echo = ("x" * 230 + f" Cannot POST {SECRET_PATH} " + " ".join(secrets)).encode()
-    if isinstance(status, int):
-        peer.answer = Answer(status=status, body=echo, headers={"Location": f"https://x.invalid{SECRET_PATH}"})
-    behaviours = {
-        "reset": lambda *_: None,
-        "silent": lambda each, _: each.stop.wait(30),
-        "headers": lambda _, connection: connection.sendall(b"HTTP/1.1 500 no\r\nbroken header\r\n\r\n"),
-        "refused": None,
-    }
-    url = peer.url if isinstance(status, int) else "http://127.0.0.1:1"
-    if behaviours.get(status) is not None:
-        url = raw_peer(behaviours[status]).url
-    each = endpoint(
-        f"{url}{SECRET_PATH}?sig=sig-SECRET-sig",
-        bearer_token_file=str(tmp_path / "token"),
-        headers_file=str(tmp_path / "headers"),
-        secrets=(Secret(key="more", file=str(tmp_path / "more")),),
-        timeout_seconds=DEADLINE if status == "silent" else PATIENCE_SECONDS,
-    )
-    said = ""
-    try:
-        each.post(b"{}", {})
-    except (DeliveryFailed, DeliveryRejected) as error:
-        said = everything_said(error)
-        assert url in said
-    said += caplog.text + repr(each)
-    assert not [secret for secret in (*secrets, "SECRET") if secret in said], said
-
-
-def basic(user_and_password: str) -> str:
-    return base64.b64encode(user_and_password.encode("latin-1")).decode()
-
-
-@pytest.mark.parametrize("pair", ["me:hunter2", "m%C3%A9:hunter%2F2", "x:y", "only-me"])
-def test_a_user_and_password_of_the_url_are_masked_as_they_are_sent(peer: Peer, endpoint: Any, pair: str) -> None:
-    each = endpoint(peer.url.replace("://", f"://{pair if ':' in pair else pair + ':'}@"))
-    assert each.post(b"{}", {}).status_code == 200
-    sent = peer.requests.get().headers["authorization"]
-    assert sent.startswith("Basic ")
-    peer.answer = Answer(status=400, body=f"Authorization: {sent} ({sent.partition(' ')[2]})".encode())
-    with pytest.raises(DeliveryRejected) as refused:
-        each.post(b"{}", {})
-    assert sent.partition(" ")[2] not in everything_said(refused.value)
-    assert "Authorization: Basic <secret> (<secret>)" in str(refused.value)
-
-
-def test_a_user_and_password_of_the_proxy_are_masked_as_they_are_sent(
-    peer: Peer, endpoint: Any, tmp_path: Path
-) -> None:
-    (tmp_path / "proxy").write_text(peer.url.replace("://", "://me:hunter2@"))
-    each = endpoint("http://hook.invalid/", proxy_file=str(tmp_path / "proxy"))
-    peer.answer = Answer(status=400, body=f"Proxy-Authorization: Basic {basic('me:hunter2')}".encode())
-    with pytest.raises(DeliveryRejected, match="Basic <secret>"):
-        each.post(b"{}", {})
-    assert peer.requests.get().headers["proxy-authorization"] == f"Basic {basic('me:hunter2')}"
-
-
-@pytest.mark.parametrize("source", ["token", "file", "setting"])
-def test_an_explicit_authorization_wins_over_the_urls(peer: Peer, endpoint: Any, tmp_path: Path, source: str) -> None:
-    (tmp_path / "token").write_text("one")
-    (tmp_path / "file").write_text("authorization: Bearer one\n")
-    keys: dict[str, dict[str, Any]] = {
-        "token": {"bearer_token_file": str(tmp_path / "token")},
-        "file": {"headers_file": str(tmp_path / "file")},
-        "setting": {"headers": {"AUTHORIZATION": "Bearer one"}},
-    }
-    endpoint(peer.url.replace("://", "://me:hunter2@"), **keys[source]).post(b"{}", {})
-    assert peer.requests.get().headers["authorization"] == "Bearer one"
-
-
-@pytest.mark.parametrize("end", ["", "/"])
-def test_the_origin_is_shown_whatever_the_url_is(peer: Peer, endpoint: Any, end: str) -> None:
-    peer.answer = Answer(status=503, body=b"no", headers={})
-    with pytest.raises(DeliveryFailed) as failed:
-        endpoint(peer.url + end).post(b"{}", {})
-    assert str(failed.value).startswith(f"{peer.url} answered 503")
-    peer.answer = Answer(status=302, body=f"see {peer.url}{end}".encode(), headers={"Location": f"{peer.url}/login"})
-    with pytest.raises(DeliveryFailed) as failed:
-        endpoint(peer.url.replace("://", "://127.0:http@") + end).post(b"{}", {})
-    assert str(failed.value).startswith(f"{peer.url} answered 302")
-    assert f"It points to {peer.url}." in str(failed.value)
-
-
-def test_a_connection_reset_before_tls_leaves_no_socket_behind(endpoint: Any) -> None:
-    def reset(listener: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                connection, _ = listener.accept()
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                connection.close()
-
-    with warnings.catch_warnings(), socket.create_server(("127.0.0.1", 0)) as listener:
-        # ssl leaves it to reference counting to close the socket of a handshake that was reset.
-        warnings.filterwarnings("ignore", message="unclosed <ssl.SSLSocket", category=ResourceWarning)
-        thread = threading.Thread(target=reset, args=(listener,))
-        thread.start()
-        each = endpoint(f"https://127.0.0.1:{listener.getsockname()[1]}/", timeout_seconds=5.0)
-        assert outcome(each)[0] == "failed"
-        with nothing_left_behind():
-            assert [outcome(each)[0] for _ in range(20)] == ["failed"] * 20
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(5)

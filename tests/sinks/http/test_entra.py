@@ -162,7 +162,7 @@ def test_token_endpoint_that_hangs_counts_under_the_deadline(make_sink, receiver
     sink = make_sink(timeout_seconds=0.4)
 
     def send_in_vain():
-        with pytest.raises(DeliveryFailed, match=r"gave no token within 0\.4 s"):
+        with pytest.raises(DeliveryFailed, match=r"returned no token within 0\.4 s"):
             sink.send([sample_record(2)])
 
     for _ in range(2):

@@ -7,7 +7,6 @@ import os
 
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from private_ca import PrivateCa
 
 from bridge.config.loader import read
 from bridge.errors import ConfigurationError
@@ -77,29 +76,11 @@ def test_endpoint_is_that_of_the_environment(setenv, variables, url):
     assert config().logs_url() == url
 
 
-def test_key_of_the_table_goes_before_the_environment(setenv, peer):
-    setenv(ENDPOINT="https://other.example.net", COMPRESSION="gzip", TIMEOUT="2000", HEADERS="x-key=1", PROTOCOL="grpc")
+def test_key_of_the_table_takes_precedence_over_the_environment(setenv, peer):
+    setenv(ENDPOINT="https://other.example.net", HEADERS="x-key=1", PROTOCOL="grpc")
     url = f"http://{peer.address.authority}"
-    found = config(endpoint=url, compression="none", timeout_seconds=10, headers={"x-own": "2"})
-    assert (found.logs_url(), found.compression, found.timeout_seconds) == (f"{url}/v1/logs", "none", 10.0)
-    request = sent(peer, endpoint=url, compression="none", headers={"x-own": "2"})
-    assert "x-key" not in request.headers
-
-
-def test_compression_and_timeout_are_those_of_the_environment(setenv):
-    setenv(COMPRESSION="gzip", TIMEOUT="60000", LOGS_TIMEOUT="2500")
-    assert (config().compression, config().timeout_seconds) == ("gzip", 2.5)
-
-
-@pytest.mark.parametrize(
-    "variables", [{"TIMEOUT": "10"}, {"TIMEOUT": "soon"}, {"TIMEOUT": "-1"}, {"COMPRESSION": "zstd"}]
-)
-def test_what_cannot_be_used_is_left_out_with_a_warning(setenv, variables, caplog):
-    setenv(**variables)
-    with caplog.at_level(logging.WARNING):
-        found = config()
-    assert (found.compression, found.timeout_seconds) == ("none", 10.0)
-    assert PREFIX + next(iter(variables)) in caplog.text
+    assert config(endpoint=url).logs_url() == f"{url}/v1/logs"
+    assert "x-key" not in sent(peer, endpoint=url, headers={"x-own": "2"}).headers
 
 
 def test_headers_of_the_environment_are_sent_decoded_and_after_the_tables_token(setenv, peer, tmp_path):
@@ -139,21 +120,6 @@ def test_headers_that_cannot_be_sent_are_left_out_unseen(setenv, peer, headers, 
     assert "x-key" not in request.headers
     assert PREFIX + "HEADERS" in caplog.text
     assert "hunter2" not in caplog.text
-
-
-def test_authorities_are_those_of_the_environment(setenv, tmp_path):
-    ca = PrivateCa(tmp_path)
-    issued = ca.issue("localhost")
-    setenv(CERTIFICATE=str(ca.ca_file), CLIENT_CERTIFICATE=str(issued.cert_file), CLIENT_KEY=str(issued.key_file))
-    found = config()
-    assert found.ca_file == str(ca.ca_file)
-    assert (found.client_cert_file, found.client_key_file) == (str(issued.cert_file), str(issued.key_file))
-
-
-def test_file_of_the_environment_that_is_not_there_is_a_mistake_that_names_the_variable(setenv):
-    setenv(CLIENT_KEY="/nowhere/key.pem")
-    with pytest.raises(ConfigurationError, match=PREFIX + "CLIENT_KEY"):
-        config()
 
 
 def test_endpoint_of_grpc_is_a_mistake_that_names_the_variables(setenv):

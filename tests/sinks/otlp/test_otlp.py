@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
-import struct
 import subprocess
 import sys
-import threading
 from datetime import datetime, timedelta, timezone
 from importlib.metadata import version
 
 import pytest
-from held_port import held_port
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 
 from bridge.config.loader import read
@@ -403,41 +399,6 @@ def test_status_about_the_record_parks_it(peer, sink, status):
     assert caught.value.records == (), "the host finds the culprit of a batch one by one"
 
 
-def status(code=3, message="the log is too old", details=b""):
-    """Return a google.rpc.Status as protobuf writes it."""
-    return b"\x08" + bytes([code]) + b"\x12" + bytes([len(message)]) + message.encode() + details
-
-
-@pytest.mark.parametrize("code", [400, 503])
-def test_status_of_a_receiver_is_read_to_people(peer, sink, code):
-    details = b"\x1a\x04\x0a\x02ab"
-    peer.reply(lambda _: Answer(status=code, body=status(details=details), content_type="application/x-protobuf"))
-    with pytest.raises((DeliveryRejected, DeliveryFailed)) as caught:
-        sink.send([sample_record()])
-    assert str(caught.value).endswith(": the log is too old (INVALID_ARGUMENT)")
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b"plain words", b"\x08", b"\x12\x7fshort", b"\x12\x02\xff\xfe", b"\x0b", b"\xff" * 11, b"", b"\x99\x01"],
-)
-def test_error_that_is_no_status_is_shown_as_it_is(peer, sink, body):
-    peer.reply(lambda _: Answer(status=400, body=body, content_type="application/x-protobuf"))
-    with pytest.raises(DeliveryRejected, match="answered 400"):
-        sink.send([sample_record()])
-
-
-def test_status_keeps_secrets(peer, tmp_path):
-    (tmp_path / "token").write_text("secret-token-4711")
-    sink = OtlpSink(config(peer, bearer_token_file=str(tmp_path / "token")))
-    body = status(message="no, secret-token-4711")
-    peer.reply(lambda _: Answer(status=401, body=body, content_type="application/x-protobuf"))
-    with pytest.raises(DeliveryFailed) as caught:
-        sink.send([sample_record()])
-    sink.close()
-    assert "no, <secret> (INVALID_ARGUMENT)" in str(caught.value)
-
-
 def test_path_that_the_protocol_prescribes_is_no_secret_and_a_tenant_is(peer):
     peer.say(404, body=b"there is nothing at /v1/logs; /tenant-4711/v1/logs neither")
     sink = OtlpSink(config(peer))
@@ -450,63 +411,6 @@ def test_path_that_the_protocol_prescribes_is_no_secret_and_a_tenant_is(peer):
     sink.close()
     assert "tenant-4711" not in str(caught.value)
     assert "nothing at /v1/logs;" in str(caught.value)
-
-
-# The wrong port.
-
-
-class GrpcPort:
-    """A port that speaks HTTP/2 alone: its settings, and it hangs up on whatever is not HTTP/2."""
-
-    def __init__(self, *, resets: bool) -> None:
-        self._resets = resets
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._thread = threading.Thread(target=self._serve, daemon=True)
-        self._thread.start()
-
-    def _serve(self):
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            with connection:
-                connection.sendall(b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05\x00\x00@\x00\n")
-                if not self._resets:
-                    connection.recv(65_536)
-                else:
-                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-
-    def close(self):
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(5)
-
-
-@pytest.mark.parametrize("resets", [False, True])
-@pytest.mark.parametrize("call", ["send", "check"])
-def test_port_that_speaks_grpc_is_called_so(resets, call):
-    port = GrpcPort(resets=resets)
-    sink = OtlpSink(OtlpConfig(name="otlp", endpoint=f"http://127.0.0.1:{port.port}", timeout_seconds=30.0))
-    with pytest.raises(DeliveryFailed, match=r"gRPC port.*4318.*4317"):
-        sink.send([sample_record()]) if call == "send" else sink.check()
-    sink.close()
-    port.close()
-
-
-def test_break_after_an_answer_is_no_matter_of_the_port():
-    with held_port() as port:
-        with HttpPeer(port=port) as peer:
-            sink = OtlpSink(config(peer))
-            sink.send([sample_record(1)])
-        with pytest.raises(DeliveryFailed) as caught:
-            sink.send([sample_record(2)])
-        sink.close()
-    assert "gRPC" not in str(caught.value)
-
-
-# Check, and what it costs to have it installed.
 
 
 def test_check_sends_an_empty_request(peer, sink):

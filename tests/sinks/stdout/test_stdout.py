@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -42,10 +41,7 @@ def failure(sink, batch):
 
 
 def records_in(out: bytes) -> list[dict[str, Any]]:
-    """Return the records in *out*, of which the first begins with a line break."""
-    first, *lines = out.splitlines()
-    assert first == b""
-    return [json.loads(line) for line in lines]
+    return [json.loads(line) for line in out.splitlines()]
 
 
 def child(code: str, env: dict[str, str], **options: Any) -> subprocess.Popen[bytes]:
@@ -88,7 +84,6 @@ def test_piped_output_survives_a_kill_right_after_the_send(agent_env: dict[str, 
     assert process.returncode == -9
 
 
-@pytest.mark.skipif(not hasattr(select, "poll"), reason="Windows has no poll: there the host cuts the send")
 @pytest.mark.parametrize("filling", [100, 10_000])
 def test_stalled_reader_fails_in_time_and_breaks_no_line(agent_env: dict[str, str], filling: int) -> None:
     code = f"""
@@ -108,7 +103,7 @@ sink.send([record(number + 1, {filling})])
         assert process.stderr
         number, seconds, said = process.stderr.readline().decode().split(" ", 2)
         assert float(seconds) < 5  # how exactly it keeps its deadline is measured by the contract
-        assert "its reader has stalled" in said
+        assert "did not respond within 0.5 s" in said
         process.stdin.write(b"go on\n")
         process.stdin.flush()
         out, _ = process.communicate(timeout=60)
@@ -134,33 +129,8 @@ except DeliveryFailed as exc:
         _, err = process.communicate(timeout=60)
     assert (
         err.decode().splitlines()
-        == ["Standard output is a pipe whose reader has gone. Start the agent again with a reader."] * 2
+        == ["Standard output is a pipe without a reader. Start the agent again with a reader."] * 2
     )
-
-
-def test_line_after_a_kill_in_the_middle_of_one_is_whole_for_the_reader_of_the_pipe(agent_env: dict[str, str]) -> None:
-    reader, writer = os.pipe()
-    code = "sink = StdoutSink(StdoutConfig(timeout_seconds=30))\n"
-    with child(f"{code}sink.send([record(1, 200_000)])", agent_env, stdout=writer) as killed:
-        seen = os.read(reader, 4096)
-        killed.kill()
-    with child(f"{code}sink.send([record(2, 9000), record(3)])", agent_env, stdout=writer) as second:
-        os.close(writer)
-        with os.fdopen(reader, "rb") as rest:
-            lines = (seen + rest.read()).splitlines()
-        assert second.wait(60) == 0
-    assert [json.loads(line)["id"] for line in lines[-2:]] == ["id-2", "id-3"]
-    with pytest.raises(ValueError, match=r"Unterminated|Expecting"):
-        json.loads(lines[0])
-
-
-def test_file_begins_with_a_record(agent_env: dict[str, str], tmp_path: Path) -> None:
-    with (
-        (tmp_path / "out").open("wb") as out,
-        child("StdoutSink(StdoutConfig()).send([record(1)])", agent_env, stdout=out),
-    ):
-        pass
-    assert [json.loads(line)["id"] for line in (tmp_path / "out").read_bytes().splitlines()] == ["id-1"]
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a full disk to write to")
@@ -194,7 +164,6 @@ def test_reader_that_stalls_delays_only_until_it_reads_on(agent_env: dict[str, s
     with child(code, agent_env) as process:
         assert process.stdout
         before = time.monotonic()
-        assert process.stdout.readline() == b"\n"
         assert json.loads(process.stdout.readline())["sequence"] == 0
         rest = process.stdout.read().splitlines()
         assert [json.loads(line)["sequence"] for line in rest] == list(range(1, 40))

@@ -116,7 +116,7 @@ def test_a_send_waits_for_the_token_within_its_deadline(make_sink):
     sink = make_sink(lambda _: let_go.wait(PATIENCE_SECONDS) and "late", timeout_seconds=0.5)
 
     def call():
-        with pytest.raises(DeliveryFailed, match="gave no token within"):
+        with pytest.raises(DeliveryFailed, match="returned no token within"):
             sink.send([sample_record()])
 
     in_time(call, deadline_seconds=0.5)

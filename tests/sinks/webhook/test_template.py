@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def test_a_template_may_stand_in_a_file_and_make_text(tmp_path: Path) -> None:
         ({"template": '{"a": {{ nothing | tojson }}}'}, "'nothing' is undefined"),
         ({"template": '{"a": "{{ event.event_type if event }}"'}, "makes no valid JSON"),
         ({"template": '{"a": "{{ event.description if event }}"}'}, "Quote values with | tojson"),
-        ({"template": '{"a": {{ event.event_type | tojson }}}'}, "with event = null"),
+        ({"template": '{"a": {{ event.event_type | tojson }}}'}, "Put {% if event %}"),
         ({"template": '{"a": {{ "".__class__.__mro__ | tojson }}}'}, "unsafe"),
         ({"template": "{}", "content_type": "text/\nplain"}, "content_type"),
     ],
@@ -104,8 +103,7 @@ def test_a_template_that_only_fails_with_a_null_that_real_records_have_is_found_
 ) -> None:
     transitions = ["scheduled", "started", "completed"]
     said = mistake(template=f"{{{{ {value} }}}}", content_type="text/plain", transitions=transitions)
-    assert null in said
-    assert "= null: The template fails" in said
+    assert "with null in every field that may be null: The template fails" in said
     careful = f"{{% if {null} %}}{{{{ {value} }}}}{{% endif %}}"
     assert not mistake(template=careful, content_type="text/plain", transitions=transitions)
 
@@ -128,7 +126,7 @@ def test_a_template_may_name_a_label_that_is_configured_and_no_other(keys: dict[
 
 def test_a_branch_for_one_transition_is_tried_with_what_that_transition_lacks() -> None:
     template = '{"a": {{ (event.not_before[:10] if transition == "completed" else "") | tojson }}}'
-    assert "transition completed with event.not_before" in mistake(template=template, transitions=["completed"])
+    assert "transition completed with null in" in mistake(template=template, transitions=["completed"])
     assert not mistake(template=template, transitions=["scheduled"])
 
 
@@ -138,7 +136,7 @@ def test_a_template_is_not_refused_for_what_no_record_lacks() -> None:
     life = ["scheduled", "started", "updated", "completed", "canceled", "ended"]
     assert not mistake(template=template, content_type="text/plain", transitions=life)
     missed = "{% if transition == 'started' %}{{ previous.event_status }}{% endif %}"
-    assert "started with previous = null" in mistake(template=missed, content_type="text/plain", transitions=life)
+    assert "started with null in" in mistake(template=missed, content_type="text/plain", transitions=life)
 
 
 def test_a_template_may_name_what_the_other_formats_say() -> None:
@@ -265,53 +263,3 @@ def test_without_jinja2_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     said = mistake(template="{}")
     assert "the extra [template]: " in said
     assert sys.executable in said
-
-
-LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}"
-ENDS = "{% endfor %}{% endfor %}{% endfor %}"
-MACRO = "{% macro again(n) %}{% if n %}{{ again(n - 1) }}{{ again(n - 1) }}{% endif %}{% endmacro %}{{ again(60) }}"
-ENDLESS = {
-    "loops": LOOPS + ENDS,
-    "loops that only count": LOOPS + "{% set x = a + b + c %}" + ENDS,
-    "a loop within a macro within a loop": "{% macro m() %}"
-    + LOOPS
-    + ENDS
-    + "{% endmacro %}{% for x in [1] %}{{ m() }}{% endfor %}",
-    "a macro that calls itself twice": MACRO,
-    "a recursive loop": "{% for a in [[1, 2]] recursive %}{{ loop([1, 2]) }}{% endfor %}",
-    "a block that shows itself": "{% block b %}{% for x in [1, 2] %}{{ self.b() }}{% endfor %}{% endblock %}",
-    "a call of a block": "{% macro m() %}{{ caller() }}{{ caller() }}{% endmacro %}{% call m() %}"
-    + LOOPS
-    + ENDS
-    + "{% endcall %}",
-    "text without end": "{% for a in range(99999) %}{{ record }}{% endfor %}",
-    "a filter of loops": "{% filter upper %}" + LOOPS + "x" + ENDS + "{% endfilter %}",
-    "a power": "{{ 10 ** (10 ** 10) }}",
-    "a product": "{{ 'x' * 10000000000 }}",
-    "lorem ipsum": "{{ lipsum(n=1000000000) }}",
-}
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize("template", ENDLESS.values(), ids=ENDLESS)
-def test_a_template_without_an_end_is_a_mistake_of_the_configuration_and_hangs_nothing(template: str) -> None:
-    began = time.thread_time()
-    said = mistake(template=template, content_type="text/plain")
-    assert "For a record of transition scheduled: " in said
-    assert time.thread_time() - began < 10
-
-
-def test_a_template_that_never_ends_for_one_record_parks_it() -> None:
-    endless = LOOPS + ENDS
-    template = "{% if event and event.description == 'odd' %}" + endless + "{% endif %}{{ transition }}"
-    sink = WebhookSink(WebhookConfig(url="http://x", format="template", template=template, content_type="text/plain"))
-    with pytest.raises(DeliveryRejected, match="does not end: it takes more than 1 s"):
-        sink.send([sample_record(event=sample_event(description="odd"))])
-    sink.close()
-
-
-def test_a_long_template_that_ends_is_fine() -> None:
-    template = "{% for n in range(20000) %}{{ n * 2 }},{{ 'ab' * 2 }},{{ 2 ** 10 }};{% endfor %}"
-    rendered = TemplateFormat(template, content_type="text/plain").render(sample_record())
-    assert rendered.startswith(b"0,abab,1024;2,abab,1024;")
-    assert rendered.count(b";") == 20_000

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from bridge.errors import CredentialFailed, ImdsUnreachable, PortalFailed
-from bridge.system.attestation import CHALLENGE_PATH, TOKEN_PATH, AttestedToken, DocumentRefusal
+from bridge.system.access_tokens import CHALLENGE_PATH, TOKEN_PATH, AttestedToken, DocumentRefusal
 from bridge.testing import ManualClock
 
 PATIENCE_SECONDS = 20.0
@@ -137,7 +137,7 @@ def test_a_challenge_that_does_not_count_any_more_is_exchanged_at_the_next_try(t
     portal = Portal(refused(409, reason), answer(200, TOKEN))
     made = token(portal, lambda nonce: base64.b64encode(b"signed: " + nonce.encode()).decode())
 
-    with pytest.raises(CredentialFailed, match="asked for another challenge") as caught:
+    with pytest.raises(CredentialFailed, match="uses another challenge") as caught:
         current(made)
     assert not caught.value.needs_attention
     assert not made.waits
@@ -172,8 +172,8 @@ def test_nobody_waits_for_a_service_that_repeats_itself_longer_than_for_a_token(
     assert not caught.value.needs_attention
     assert waiting.wait(PATIENCE_SECONDS)
     made.close()
-    with pytest.raises(CredentialFailed, match="not asked any more"):
-        made._fetching[-1].result(PATIENCE_SECONDS)
+    with pytest.raises(CredentialFailed, match="request was canceled"):
+        made._fetching.result(PATIENCE_SECONDS)
 
 
 @pytest.mark.parametrize("reason", [each for each in DocumentRefusal if not each.is_stale])
@@ -192,14 +192,14 @@ def test_no_word_that_is_not_known_is_repeated(token, body):
     with pytest.raises(CredentialFailed) as caught:
         current(token(Portal(answer(403, body))))
     assert str(caught.value) == (
-        "The portal at https://p answered 403 Forbidden to /agents/token. "
-        "Check that the portal takes attested documents."
+        "The portal at https://p responded with 403 Forbidden to /agents/token. "
+        "Check that the portal accepts attested documents."
     )
 
 
 @pytest.mark.parametrize(("status", "needs_attention"), [(404, True), (401, True), (500, False), (302, False)])
 def test_a_portal_that_gives_no_challenge_is_named_with_its_status(token, status, needs_attention):
-    with pytest.raises(CredentialFailed, match=f"answered {status} .* to /agents/challenge") as caught:
+    with pytest.raises(CredentialFailed, match=f"responded with {status} .* to /agents/challenge") as caught:
         current(token(Portal(challenge=answer(status, b""))))
     assert caught.value.needs_attention is needs_attention
 
@@ -227,7 +227,7 @@ def test_a_portal_that_says_when_is_asked_then(token):
 )
 def test_a_challenge_that_is_none_is_not_used(token, wrong):
     asked = []
-    with pytest.raises(CredentialFailed, match="is no Challenge"):
+    with pytest.raises(CredentialFailed, match="not a valid Challenge"):
         current(token(Portal(challenge=answer(200, wrong)), asked.append))
     assert not asked
 
@@ -248,7 +248,7 @@ def test_a_challenge_that_is_none_is_not_used(token, wrong):
     ],
 )
 def test_a_token_that_no_header_could_carry_or_that_never_ends_is_not_used(token, wrong):
-    with pytest.raises(CredentialFailed, match="is no TokenAnswer"):
+    with pytest.raises(CredentialFailed, match="not a valid TokenAnswer"):
         current(token(Portal(answer(200, wrong))))
 
 
@@ -276,7 +276,7 @@ def test_a_silent_metadata_service_costs_one_thread_however_often_a_token_is_wan
     made = token(Portal(), lambda _: let_go.wait(PATIENCE_SECONDS) and "document")
     before = threading.active_count()
     for _ in range(10):
-        with pytest.raises(CredentialFailed, match="gave no token within"):
+        with pytest.raises(CredentialFailed, match="returned no token within"):
             made.current(wait_seconds=0.02)
     assert threading.active_count() <= before + 1
     let_go.set()

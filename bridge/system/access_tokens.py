@@ -1,0 +1,380 @@
+"""Access tokens of this VM: from Entra ID, and from a portal that verifies Azure's attested document.
+
+A token is fetched on a thread of its own and renewed when two thirds of its life are over, so callers wait only while
+no valid token exists. The identity endpoint may hang, and a wait ends at the caller's deadline. A fetch that outlives
+the wait continues, and its token is used when it arrives. At most one fetch runs at a time.
+
+A portal issues a token in three steps (PROTOCOL.md, section 2): the portal returns a challenge, the metadata service
+signs a document that contains the challenge, and the portal returns a token for the document.
+
+No message contains a token or text of a peer, except the refusal words of this module. A message is the same for each
+attempt, so that one fault is one line in the log.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from enum import Enum
+from functools import partial
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import msgspec
+import requests
+from msgspec import Meta
+
+from bridge.clock import REAL_CLOCK, Clock
+from bridge.errors import BridgeError, CredentialFailed
+from bridge.http.session import BoundedSession, retry_after_seconds
+from bridge.system.threads import run_daemon
+from bridge.text import EXCERPT_CHARACTERS, one_line
+
+logger = logging.getLogger(__name__)
+
+#: A token with less time left is used only if no newer token is available: the clock of the service may be ahead.
+_LEAST_SECONDS = 60.0
+_RENEWED_AFTER = 2 / 3
+_RETRY_SECONDS = 5.0
+#: How long the replacement of a refused token is kept, even if the service refuses it too.
+_REPLACEMENT_SECONDS = 300.0
+
+_ENTRA_READ_SECONDS = 10.0
+_ENTRA_CONNECT_SECONDS = 5.0
+
+#: Azure's limit for a nonce.
+MAX_NONCE_CHARACTERS = 32
+MAX_TOKEN_CHARACTERS = 4_096
+#: The size limit for responses of the two routes.
+MAX_ANSWER_BYTES = 16 * 1024
+CHALLENGE_PATH = "/agents/challenge"
+TOKEN_PATH = "/agents/token"  # noqa: S105 - a path
+
+_OK, _CONFLICT = 200, 409
+_HAS_RETRY_AFTER = frozenset({429, 503})
+_NEEDS_A_PERSON = frozenset({400, 401, 403, 404, 405, 410, 413})
+_MAX_CHALLENGE_SECONDS = 300.0
+_FIRST_WAIT_SECONDS, _LONGEST_WAIT_SECONDS = 5.0, 40.0
+_ADVICE = "Check that the portal accepts attested documents."
+_STALE = (
+    "The metadata service still returns documents of earlier requests. The agent continues to ask. If this does not "
+    'end, set nonce = "preferred" on the portal.'
+)
+
+
+class AccessToken(NamedTuple):
+    """A token and its expiry in Unix seconds. The names match azure-core's AccessToken."""
+
+    token: str
+    expires_on: int
+
+
+class RenewedToken:
+    """The token that *fetch* returns. *fetch* may hang or raise any exception.
+
+    Messages use *source* as the name of the issuer, and *advice* as the action if *fetch* fails.
+    """
+
+    def __init__(
+        self, fetch: Callable[[], AccessToken], *, source: str, advice: str = "", clock: Clock = REAL_CLOCK
+    ) -> None:
+        self._fetch = fetch
+        self._source = source
+        self._advice = advice
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._token: AccessToken | None = None
+        self._renew_at = 0.0
+        self._refused_at = -_REPLACEMENT_SECONDS
+        self._fetching: Future[AccessToken] | None = None
+        self._closed: Future[Any] = Future()
+
+    def current(self, *, wait_seconds: float) -> AccessToken:
+        """Return a valid token; raise CredentialFailed if none arrives within *wait_seconds*."""
+        token = self.good()
+        if token is not None:
+            if self._clock.timestamp() >= self._renew_at:
+                self._begin()
+            return token
+        try:
+            return self._awaited(wait_seconds)
+        except CredentialFailed:
+            last = self._token
+            if last is None or self._clock.timestamp() >= last.expires_on:
+                raise
+            return last
+
+    def good(self) -> AccessToken | None:
+        """Return the stored token unless it is about to expire."""
+        token = self._token
+        return token if token is not None and token.expires_on - self._clock.timestamp() > _LEAST_SECONDS else None
+
+    def forget(self) -> None:
+        """Drop the token, because the service has refused it."""
+        self._token = None
+
+    def refuse(self, token: AccessToken) -> bool:
+        """Drop the refused *token*, but not more than once in five minutes.
+
+        Return whether the next request shows another token.
+        """
+        now = self._clock.monotonic()
+        if token == self._token and now - self._refused_at >= _REPLACEMENT_SECONDS:
+            self._refused_at = now
+            self.forget()
+        return token != self._token
+
+    def close(self) -> None:
+        """End the wait of another thread. A running fetch ends by its own timeout."""
+        with self._lock:
+            if not self._closed.done():
+                self._closed.set_result(None)
+
+    def _begin(self) -> Future[AccessToken]:
+        """Return the running fetch; start one if none is running."""
+        with self._lock:
+            if self._fetching is None or self._fetching.done():
+                self._renew_at = self._clock.timestamp() + _RETRY_SECONDS  # in case this fetch fails
+                self._fetching = run_daemon("access-token", self._fetched)
+            return self._fetching
+
+    def _fetched(self) -> AccessToken:
+        token = self._fetch()
+        now = self._clock.timestamp()
+        self._renew_at = now + max(_RETRY_SECONDS, (token.expires_on - now) * _RENEWED_AFTER)
+        self._token = token
+        return token
+
+    def _awaited(self, seconds: float) -> AccessToken:
+        fetching = self._begin()
+        wait([fetching, self._closed], max(0.0, seconds), return_when=FIRST_COMPLETED)
+        if not fetching.done():
+            raise CredentialFailed(f"{self._source} returned no token within {seconds:.2g} s.", needs_attention=False)
+        error = fetching.exception()
+        if error is None:
+            return fetching.result()
+        if isinstance(error, CredentialFailed):
+            raise error
+        # The following lines contain IDs and times, which would make each log line different.
+        reason = str(error).strip().partition("\n")[0].partition(" Trace ID:")[0]
+        raise CredentialFailed(
+            f"{self._source} returned no token: {one_line(reason, EXCERPT_CHARACTERS)} {self._advice}",
+            needs_attention=True,
+        ) from error
+
+
+def token_of(scope: str, *, key: str, fetch: Callable[[], AccessToken] | None = None) -> RenewedToken:
+    """Return the token for *scope* of the identity in AZURE_CLIENT_ID, or of the only identity.
+
+    Messages name the setting *key*. *fetch* replaces the request to Entra ID.
+    """
+    return RenewedToken(
+        fetch or partial(fetch_own_token, scope),
+        source=f"Entra ID ({key})",
+        advice="Check the scope, and that this VM has a managed identity.",
+    )
+
+
+def fetch_own_token(scope: str) -> AccessToken:
+    """Return a new token of the identity in AZURE_CLIENT_ID, or of the only identity. The caller retries."""
+    return fetch_token(scope, client_id=os.environ.get("AZURE_CLIENT_ID") or None)
+
+
+def check_scope(scope: str) -> None:
+    """Raise ValueError with the expected value if *scope* is not a scope."""
+    if not scope or any(map(str.isspace, scope)):
+        raise ValueError('one scope, such as "api://scheduled-events-portal/.default"')
+
+
+def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = False) -> AccessToken:
+    """Return a new token for *scope* from this machine's managed identity, or its workload identity in Kubernetes.
+
+    *client_id* selects one of several user-assigned identities. With *is_default*, azure-identity selects the first
+    credential that it finds. The exceptions of azure-identity are raised unchanged. Nothing is cached, because a
+    refused token must not return, and nothing is retried, because the caller retries.
+    """
+    from azure.core.pipeline.transport import RequestsTransport  # noqa: PLC0415  # 11 to 20 MB and a second, where used
+    from azure.identity import DefaultAzureCredential, ManagedIdentityCredential  # noqa: PLC0415  # likewise
+
+    # A proxy would use its own VM's identity; only workload identity uses a public address.
+    uses_proxies = is_default or bool(os.environ.get("AZURE_FEDERATED_TOKEN_FILE"))
+    with BoundedSession(trust_env=uses_proxies) as session:
+        # azure-core waits 300 s for a response by default.
+        options: dict[str, Any] = {
+            "connection_timeout": _ENTRA_CONNECT_SECONDS,
+            "read_timeout": _ENTRA_READ_SECONDS,
+            "retry_total": 0,
+        }
+        # The transport does not own the session: the credentials of a chain share the session, and each closes its own.
+        options["transport"] = RequestsTransport(session=session, session_owner=False, **options)
+        if is_default:
+            made: Any = DefaultAzureCredential(managed_identity_client_id=client_id, **options)
+        else:
+            made = ManagedIdentityCredential(client_id=client_id, **options)
+        with made as credential:
+            found = credential.get_token(scope if scope.endswith("/.default") else f"{scope}/.default")
+    return AccessToken(found.token, int(found.expires_on))
+
+
+class DocumentRefusal(str, Enum):
+    """Why a portal refuses a document, in the order of the checks. The values are part of the protocol."""
+
+    TOO_LARGE = "too_large"
+    MALFORMED = "malformed"
+    NOT_ONE_SIGNER = "not_one_signer"
+    UNKNOWN_SIGNER = "unknown_signer"
+    TAMPERED = "tampered"
+    FORGED = "forged"
+    WRONG_NAME = "wrong_name"
+    UNTRUSTED = "untrusted"
+    OLD_NONCE = "old_nonce"
+    REPLAYED = "replayed"
+    TOO_OLD = "too_old"
+    NOT_YET_VALID = "not_yet_valid"
+    SUBSCRIPTION_NOT_LISTED = "subscription_not_listed"
+    NO_VM_ID = "no_vm_id"
+
+    @property
+    def is_stale(self) -> bool:
+        """Return whether the portal would accept a newer document of the same VM."""
+        return self in {DocumentRefusal.OLD_NONCE, DocumentRefusal.REPLAYED, DocumentRefusal.TOO_OLD}
+
+
+_ADVICE_FOR = {
+    DocumentRefusal.SUBSCRIPTION_NOT_LISTED: "Add the VM's subscription to the portal's list.",
+    DocumentRefusal.UNTRUSTED: "The portal does not trust the signing authority; see its log.",
+    DocumentRefusal.NOT_YET_VALID: "The portal's clock is behind; run time synchronization there.",
+}
+
+
+class Challenge(msgspec.Struct, frozen=True):
+    """The response to `POST {url}/agents/challenge`."""
+
+    nonce: Annotated[str, Meta(min_length=1, max_length=MAX_NONCE_CHARACTERS, pattern=r"\A[A-Za-z0-9_-]*\Z")]
+    expires_in: Annotated[int, Meta(ge=1, le=86_400)] = int(_MAX_CHALLENGE_SECONDS)
+
+
+class TokenAnswer(msgspec.Struct, frozen=True):
+    """The response to `POST {url}/agents/token` with a valid document."""
+
+    token: Annotated[str, Meta(min_length=1, max_length=MAX_TOKEN_CHARACTERS, pattern=r"\A[!-~]*\Z")]
+    expires_in: Annotated[int, Meta(ge=60, le=86_400)]
+
+
+#: Posts a JSON body to a path below the portal's URL; raises BridgeError without a response.
+Post = Callable[[str, bytes], requests.Response]
+#: Returns the attested document with a nonce, in base64; raises BridgeError without a document.
+DocumentSource = Callable[[str], str]
+
+_AnswerT = TypeVar("_AnswerT", bound=msgspec.Struct)
+
+
+class AttestedToken(RenewedToken):
+    """The token of the portal *portal* for the attested document that *document* returns.
+
+    The metadata service may return a document of an earlier request. The portal then responds with 409, and the agent
+    asks the service again with the same challenge until the challenge expires, at most for five minutes.
+    """
+
+    def __init__(
+        self,
+        post: Post,
+        document: DocumentSource,
+        *,
+        portal: str,
+        clock: Clock = REAL_CLOCK,
+        wait: Callable[[threading.Event, float], bool] = threading.Event.wait,
+    ) -> None:
+        super().__init__(self._attest, source=f"The portal at {portal}", clock=clock)
+        self._post = post
+        self._document = document
+        self._wait = wait
+        self._stop = threading.Event()
+
+    def close(self) -> None:
+        """End the wait of another thread, and send no further request."""
+        self._stop.set()
+        super().close()
+
+    def _attest(self) -> AccessToken:
+        try:
+            return self._token_for(self._read(self._response(CHALLENGE_PATH, b"{}"), Challenge))
+        except CredentialFailed:
+            raise
+        except BridgeError as error:
+            needs_attention = bool(getattr(error, "needs_attention", False))
+            raise CredentialFailed(str(error), needs_attention=needs_attention) from error
+
+    def _token_for(self, challenge: Challenge) -> AccessToken:
+        ends_at = self._clock.monotonic() + min(challenge.expires_in, _MAX_CHALLENGE_SECONDS)
+        wait_seconds = _FIRST_WAIT_SECONDS
+        while True:
+            document = self._document(challenge.nonce)
+            asked_at = self._clock.timestamp()
+            response = self._response(TOKEN_PATH, json.dumps({"document": document}).encode())
+            if response.status_code == _OK:
+                found = self._read(response, TokenAnswer)
+                return AccessToken(found.token, int(asked_at + found.expires_in))
+            if _has_nonce(document, challenge.nonce):
+                raise self._refused(response, TOKEN_PATH, "The next attempt uses another challenge.")
+            if wait_seconds == _FIRST_WAIT_SECONDS:
+                logger.info(
+                    "The metadata service returned an attested document of an earlier request. The agent asks again.",
+                    extra={"portal": self._source},
+                )
+            if self._clock.monotonic() + wait_seconds > ends_at:
+                raise self._refused(response, TOKEN_PATH, _STALE)
+            self._wait(self._stop, wait_seconds)
+            wait_seconds = min(2 * wait_seconds, _LONGEST_WAIT_SECONDS)
+
+    def _response(self, path: str, body: bytes) -> requests.Response:
+        """Return a response with 200, or with 409 to a document; raise CredentialFailed otherwise."""
+        if self._stop.is_set():
+            raise CredentialFailed(f"{self._source}: the request was canceled.", needs_attention=False)
+        response = self._post(path, body)
+        if response.status_code == _OK or (response.status_code == _CONFLICT and path == TOKEN_PATH):
+            return response
+        refusal = _refusal_in(response)
+        raise self._refused(response, path, _ADVICE if refusal is None else _ADVICE_FOR.get(refusal, ""))
+
+    def _refused(self, response: requests.Response, path: str, advice: str) -> CredentialFailed:
+        status, refusal = response.status_code, _refusal_in(response)
+        shown = f"{status} {http.client.responses.get(status, '')}".rstrip()
+        why = "" if refusal is None else f" ({refusal.value})"
+        return CredentialFailed(
+            f"{self._source} responded with {shown} to {path}{why}. {advice}".rstrip(),
+            needs_attention=status in _NEEDS_A_PERSON or advice is _STALE,
+            retry_after_seconds=retry_after_seconds(response.headers) if status in _HAS_RETRY_AFTER else None,
+        )
+
+    def _read(self, response: requests.Response, kind: type[_AnswerT]) -> _AnswerT:
+        try:
+            return msgspec.json.decode(response.content, type=kind)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise CredentialFailed(
+                f"{self._source} responded with 200 and a body that is not a valid {kind.__name__} (PROTOCOL.md, "
+                "section 2).",
+                needs_attention=True,
+            ) from error
+
+
+def _has_nonce(document: str, nonce: str) -> bool:
+    """Return whether *document* contains *nonce*. The signed content is plain text."""
+    try:
+        return nonce.encode() in base64.b64decode(document)
+    except ValueError:
+        return False
+
+
+def _refusal_in(response: requests.Response) -> DocumentRefusal | None:
+    """Return the refusal word of *response*, None without a known word."""
+    try:
+        value = json.loads(response.content)
+        return DocumentRefusal(value["reason"]) if isinstance(value, dict) else None
+    except (ValueError, KeyError, RecursionError):
+        return None

@@ -1,0 +1,220 @@
+"""The first boot of a VM of the Bicep template: cloud-init, the setup script, and the state disk."""
+
+import base64
+import hashlib
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from bicep import AZURE, declared, literal, text
+
+from bridge.config import loader
+
+pytestmark = pytest.mark.deploy
+
+SAMPLE = {
+    "eventHubsHost": "fleet.servicebus.windows.net",
+    "eventHubName": "scheduled-events",
+    "identityClientId": "6a9e4c1e-0d5c-4c41-9d8a-0d1f6d2a7b11",
+    "wheelUrl": "https://example.net/scheduled_events_bridge-0.1.0-py3-none-any.whl?sig=a%2Bb&se=2027",
+    "wheelSha256": "0" * 64,
+}
+
+
+def evaluate(node, names):
+    """Return the text of an expression of the few functions that put files together."""
+    if node.type == "identifier":
+        return names[text(node)] if isinstance(names[text(node)], str) else evaluate(names[text(node)], names)
+    if node.type == "string":
+        return literal(node)
+    function = text(node.child_by_field_name("function"))
+    arguments = [evaluate(child, names) for child in node.child_by_field_name("arguments").named_children]
+    if function == "replace":
+        assert arguments[1] in arguments[0], f"{arguments[1]} is nowhere to be replaced"
+        return arguments[0].replace(arguments[1], arguments[2])
+    if function == "base64":
+        return base64.b64encode(arguments[0].encode()).decode()
+    content = (AZURE / arguments[0]).read_bytes()
+    return content.decode() if function == "loadTextContent" else base64.b64encode(content).decode()
+
+
+@pytest.fixture
+def cloud_init(parse):
+    """Return the text that a VM gets."""
+    root = parse("scaleset.bicep")
+    variables = {name: node.named_children[1] for name, node in declared(root, "variable").items()}
+    disk = literal(declared(parse("main.bicep"), "parameter")["stateDisk"].named_children[2])
+    return evaluate(variables["cloudInit"], {**variables, **SAMPLE, "stateDisk": disk})
+
+
+@pytest.fixture
+def written(cloud_init, package):
+    """Return the files that cloud-init writes, by their names."""
+    files = package("yaml").safe_load(cloud_init)["write_files"]
+    assert {file["encoding"] for file in files} == {"b64"}
+    assert {file["permissions"] for file in files if file["path"].endswith(".sh")} == {"0755"}
+    assert {str(Path(file["path"]).parent) for file in files} == {"/opt/scheduled-events-bridge/setup"}
+    return {Path(file["path"]).name: base64.b64decode(file["content"], validate=True) for file in files}
+
+
+def test_cloud_init_accepts_what_a_vm_gets(cloud_init, tool, tmp_path):
+    assert "{{" not in cloud_init
+    # Azure takes 64 KiB (Microsoft, "Custom data and cloud-init on Azure Virtual Machines").
+    assert len(cloud_init.encode()) < 64 * 1024
+    path = tmp_path / "user-data"
+    path.write_text(cloud_init, encoding="utf-8")
+    judged = subprocess.run(
+        [tool("cloud-init"), "schema", "--config-file", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert judged.returncode == 0, judged.stdout + judged.stderr
+    assert "deprecat" not in (judged.stdout + judged.stderr).lower()
+
+
+def test_the_installer_finds_all_that_it_needs_beside_it(written):
+    wanted = set(re.findall(r'"\$here/([^"$]*|\$name[^"$]*)"', (AZURE.parent / "systemd" / "install.sh").read_text()))
+    wanted -= {"built-for", "requirements.txt", "wheels"}  # of a release's archive, and not of a wheel
+    assert {name.replace("$name", "scheduled-events-bridge") for name in wanted} <= set(written)
+    ours = ("install.sh", "try_tree.py", "scheduled-events-bridge.service", "scheduled-events-bridge.sysusers.conf")
+    for name in ours:
+        assert written[name] == (AZURE.parent / "systemd" / name).read_bytes()
+
+
+def test_the_setup_gets_the_wheel_its_sum_and_the_disk(cloud_init, written, package):
+    ((program, *arguments),) = package("yaml").safe_load(cloud_init)["runcmd"]
+    assert Path(program).name in written
+    assert arguments == [SAMPLE["wheelUrl"], SAMPLE["wheelSha256"], "/dev/disk/azure/scsi1/lun0"]
+
+
+def test_the_configuration_of_the_vms_sends_to_the_hub(written, tmp_path):
+    path = tmp_path / "config.toml"
+    path.write_bytes(written["config.toml"])
+    settings = loader.load(path)
+    (sink,) = settings.sinks
+    assert sink.type_name == "eventhubs"
+    assert sink.config.fully_qualified_namespace == SAMPLE["eventHubsHost"]
+    assert sink.config.eventhub == SAMPLE["eventHubName"]
+    assert sink.config.client_id == SAMPLE["identityClientId"]
+    assert sink.config.heartbeat
+    assert settings.heartbeat.interval_seconds > 0
+    # The health extension asks the default address; the disk is mounted where the unit has the state by default.
+    assert settings.status == loader.StatusSettings()
+    assert settings.state.directory is None
+
+
+def test_state_is_mounted_where_the_unit_keeps_it():
+    unit = (AZURE.parent / "systemd" / "scheduled-events-bridge.service").read_text()
+    (directory,) = re.findall(r"^StateDirectory=(.+)$", unit, re.MULTILINE)
+    assert f"state=/var/lib/{directory}\n" in (AZURE / "setup.sh").read_text()
+
+
+def test_shellcheck_finds_nothing_in_the_setup(tool):
+    judged = subprocess.run(
+        [tool("shellcheck"), str(AZURE / "setup.sh")], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert judged.returncode == 0, judged.stdout
+
+
+@pytest.fixture
+def set_up_disk(tool, tmp_path):
+    """Return a function that runs the setup on a file in place of a disk, and only so far as it deals with the disk."""
+    path = f"{tmp_path / 'bin'}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    for needed in ("blkid", "mkfs.ext4"):
+        shutil.which(needed, path=path) or tool(needed)
+    (tmp_path / "bin").mkdir()
+    stop = tmp_path / "bin" / "mkdir"  # what follows the formatting would change this machine
+    stop.write_text("#!/bin/sh\nexit 99\n")
+    stop.chmod(0o755)
+    sleep = tmp_path / "bin" / "sleep"  # the disk "late" comes after some waiting, and nobody waits here
+    sleep.write_text(
+        f"#!/bin/sh\nprintf x >>{tmp_path}/slept\n"
+        f'[ "$(wc -c <{tmp_path}/slept)" -ne 9 ] || truncate --size 8M {tmp_path}/late\n'
+    )
+    sleep.chmod(0o755)
+    shutil.copy(sleep, tmp_path / "bin" / "udevadm").write_text("#!/bin/sh\nexit 1\n")
+
+    def run(disk, url="https://example.net/a.whl", digest="0" * 64, setup=AZURE / "setup.sh"):
+        command = [str(setup), url, digest, str(disk)]
+        return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False, timeout=60)
+
+    def told(disk, tag):
+        command = ["blkid", "-p", "-o", "value", "-s", tag, str(disk)]
+        return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, check=False).stdout.strip()
+
+    return run, told
+
+
+@pytest.mark.parametrize("name", ["scheduled-events-bridge-0.1.0-linux-x86_64.tar.gz", "a-0.1.0-py3-none-any.whl"])
+def test_the_setup_installs_from_the_archive_by_its_own_installer_and_from_a_wheel_by_the_one_beside_it(
+    set_up_disk, tmp_path, name
+):
+    run, _ = set_up_disk
+    installer = f'#!/bin/sh\nprintf "%s %s\\n" "$0" "$*" >>{tmp_path}/installed\n'
+    tree, here = tmp_path / "tree/scheduled-events-bridge-0.1.0-linux-x86_64", tmp_path / "setup"
+    for directory in (tree, here):
+        directory.mkdir(parents=True)
+        (directory / "install.sh").write_text(installer)
+        (directory / "install.sh").chmod(0o755)
+        (directory / "config.toml").write_text(f"# {directory.name}\n")
+    shutil.copy(AZURE / "setup.sh", here)
+    (tmp_path / "goods").mkdir()
+    goods = tmp_path / "goods" / name
+    if name.endswith(".gz"):
+        subprocess.run(["tar", "-C", tree.parent, "-czf", goods, tree.name], check=True, timeout=60)
+    else:
+        goods.write_bytes(b"a wheel")
+    (tmp_path / "disk").write_bytes(bytes(8 * 1024 * 1024))
+    # This machine is not to be changed: its fstab has the line, the disk is mounted, directories elsewhere are there.
+    for program, lines in {
+        "grep": "exit 0",
+        "mountpoint": "exit 0",
+        "systemctl": "exit 0",
+        "curl": f'while [ "$1" != --output ]; do shift; done; cp {goods} "$2"',
+        "mkdir": f'case "$*" in *{tmp_path}*) exec /bin/mkdir "$@" ;; esac',
+    }.items():
+        (tmp_path / "bin" / program).write_text(f"#!/bin/sh\n{lines}\n")
+        (tmp_path / "bin" / program).chmod(0o755)
+    url, digest = f"https://example.net/{name}?sig=a", hashlib.sha256(goods.read_bytes()).hexdigest()
+    assert run(tmp_path / "disk", url, "0" * 64, setup=here / "setup.sh").returncode != 0
+    assert not (tmp_path / "installed").exists()
+    for _ in range(2):  # it may run again
+        done = run(tmp_path / "disk", url, digest, setup=here / "setup.sh")
+        assert done.returncode == 0, done.stderr
+    how = f"{here}/archive/install.sh " if name.endswith(".gz") else f"{here}/install.sh {here}/{name}"
+    assert (tmp_path / "installed").read_text().splitlines() == [how, how]
+    if name.endswith(".gz"):
+        assert (here / "archive/config.toml").read_text() == "# setup\n"
+
+
+def test_an_empty_disk_is_formatted_and_one_that_came_through_a_reimage_is_not(set_up_disk, tmp_path):
+    run, told = set_up_disk
+    disk = tmp_path / "disk"
+    disk.write_bytes(bytes(8 * 1024 * 1024))
+    assert run(disk).returncode == 99
+    assert (told(disk, "TYPE"), told(disk, "LABEL")) == ("ext4", "bridge-state")
+    first = told(disk, "UUID")
+    assert run(disk).returncode == 99
+    assert told(disk, "UUID") == first
+
+
+def test_a_disk_that_is_not_there_is_waited_for_and_then_ends_the_setup_with_the_parameter_to_look_at(
+    set_up_disk, tmp_path
+):
+    run, _ = set_up_disk
+    done = run(tmp_path / "absent")
+    assert done.returncode == 1
+    assert "stateDisk" in done.stderr
+    assert len((tmp_path / "slept").read_text()) == 60
+    assert not (tmp_path / "absent").exists()
+
+
+def test_a_disk_that_comes_late_is_formatted(set_up_disk, tmp_path):
+    run, told = set_up_disk
+    assert run(tmp_path / "late").returncode == 99
+    assert len((tmp_path / "slept").read_text()) == 9
+    assert told(tmp_path / "late", "TYPE") == "ext4"

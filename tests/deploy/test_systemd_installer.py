@@ -1,0 +1,159 @@
+"""The installer of the systemd service."""
+
+import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+NAME = "scheduled-events-bridge"
+UNIT = f"{NAME}.service"
+
+pytestmark = [pytest.mark.deploy, pytest.mark.timeout(600)]
+
+#: Stands in for a Python of another version, and makes venvs that hold nothing but itself. An agent of such a venv
+#: refuses a configuration with the word "refused".
+PYTHON = """#!/bin/sh
+for last; do :; done
+case "$*" in
+  *"-m venv "*) mkdir -p "$last/bin" && cp "$0" "$last/bin/python" ;;
+  *check-config*) ! grep -q refused "$last" || exit 78 ;;
+  -c*) exec {python} -c "import sys; sys.version_info = {version}; exec(sys.argv[1])" "$2" ;;
+esac
+"""
+
+
+@pytest.fixture
+def stand_in(service_python):
+    """Return a function that writes what looks like a Python of another version to a path."""
+
+    def write(path, version):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(PYTHON.format(python=service_python, version=version))
+        path.chmod(0o755)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def on_this_machine(tool, unable, tmp_path):
+    """Return a function that runs a command where / forgets what is written and systemctl only notes it."""
+    inside = (
+        "mount --make-rprivate / && mount -t tmpfs none /run && mkdir -p /run/systemd/system && "
+        "mount -t tmpfs none /opt && mount -t tmpfs none /usr/local && mkdir /usr/local/bin && "
+        'cp "$0" /usr/local/bin && mount -t tmpfs none "$2" && mkdir "$2/up" "$2/work" && '
+        'mount -t overlay none -o "lowerdir=/etc,upperdir=$2/up,workdir=$2/work" /etc && '
+        'PATH=/usr/local/bin:$PATH && shift 2 && exec "$@"'
+    )
+    systemctl, notes, scratch = tmp_path / "systemctl", tmp_path / "notes", tmp_path / "scratch"
+    systemctl.write_text(f'#!/bin/sh\n[ "$1" = --version ] || printf "%s\\n" "$*" >>{notes}\n')
+    systemctl.chmod(0o755)
+    scratch.mkdir()
+    within = [tool("unshare"), "--mount", "sh", "-c", inside, systemctl, "-", scratch]
+    probe = subprocess.run([*within, "true"], capture_output=True, text=True, timeout=30, check=False)
+    if probe.returncode:
+        unable("no namespaces and overlays make a machine here that forgets what is installed", probe.stderr)
+
+    def run(*command, **environment):
+        done = subprocess.run(
+            [*within, *command], env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        return done, notes.read_text().splitlines() if notes.exists() else []
+
+    return run
+
+
+@pytest.fixture
+def onto_this_machine(on_this_machine, stand_in, deploy, tmp_path):
+    """Return a function that installs a wheel there, without --root."""
+    wheel = tmp_path / "agent.whl"
+    wheel.touch()
+
+    def install(*arguments, version=(3, 12, 0)):
+        python = stand_in(tmp_path / "python", version)
+        return on_this_machine(deploy / "systemd/install.sh", "--python", python, *arguments, wheel)
+
+    return install
+
+
+@pytest.fixture
+def archive(deploy, tmp_path):
+    """Return the directory of an unpacked archive with libraries for Python 3.10 alone."""
+    directory = shutil.copytree(deploy / "systemd", tmp_path / "archive")
+    (directory / "built-for").write_text(f"version=1.0\nmachine={platform.machine()}\npythons='3.10'\n")
+    return directory
+
+
+def test_installer_starts_the_agent_at_once(onto_this_machine):
+    done, asked = onto_this_machine()
+    assert done.returncode == 0, done.stderr
+    assert asked == ["daemon-reload", f"--quiet enable {UNIT}", f"restart {UNIT}"]
+    assert "is not ready" not in done.stdout + done.stderr
+
+
+def test_told_not_to_start_it_leaves_what_runs_alone_and_says_so(onto_this_machine):
+    done, asked = onto_this_machine("--no-start")
+    assert done.returncode == 0, done.stderr
+    assert asked == ["daemon-reload", f"--quiet enable {UNIT}"]
+    assert f"systemctl restart {NAME}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "said"),
+    [((3, 9, 20), 1, "3.10 or newer"), ((3, 13, 9), 0, ""), ((3, 14, 0), 0, "not been tested on a Python beyond 3.13")],
+)
+def test_newer_python_is_taken_with_a_word_and_an_older_one_is_not(onto_this_machine, version, code, said):
+    done, _ = onto_this_machine(version=version)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert ("tested" in done.stderr) == (version >= (3, 14))
+
+
+def test_python_that_the_archive_has_libraries_for_is_taken_though_a_newer_one_comes_first(
+    on_this_machine, stand_in, archive, tmp_path
+):
+    newer = stand_in(tmp_path / "bin/python3", (3, 14, 0))
+    stand_in(tmp_path / "bin/python3.10", (3, 10, 4))
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    done, _ = on_this_machine(archive / "install.sh", PATH=path)
+    assert done.returncode == 0, done.stderr
+    done, _ = on_this_machine(archive / "install.sh", "--python", newer, PATH=path)
+    assert done.returncode == 1
+    assert f"{newer} is Python 3.14, and this archive has libraries for 3.10." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Name the wheel or the checkout"),
+        (["--prefix", "/x"], "There is no option --prefix"),
+        (["--root"], "--root needs a value"),
+        (["--config"], "--config needs a value"),
+        (["--config", "nowhere.toml", str(Path(__file__).parents[2])], "nowhere.toml is no file"),
+        (["--wait", "soon"], "--wait needs whole seconds, not soon"),
+        (["--purge"], "--purge goes with --uninstall"),
+        (["--uninstall", "nowhere"], "--uninstall takes --purge and --root alone"),
+        (["nowhere.whl"], "nowhere.whl is no file"),
+        (["nowhere"], "neither a wheel nor a checkout"),
+    ],
+)
+def test_wrong_usage_of_the_installer_is_said(deploy, arguments, said):
+    done = subprocess.run(
+        [deploy / "systemd/install.sh", *arguments], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_shell_scripts_are_clean(tool, deploy):
+    here = Path(__file__).parent
+    scripts = [deploy / "systemd/install.sh", deploy / "artifact/lock.sh", *sorted(here.glob("systemd/*.sh"))]
+    scripts += [each for name in ("artifact", "packages", "ansible") for each in sorted(here.glob(f"{name}/*.sh"))]
+    assert len(scripts) == 10
+    done = subprocess.run(
+        [tool("shellcheck"), "--external-sources", *scripts], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout

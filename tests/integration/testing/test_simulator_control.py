@@ -1,0 +1,150 @@
+"""The control endpoint of the simulator, and its attested documents."""
+
+import base64
+import json
+import re
+
+import pytest
+import requests
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+from simulator_requests import approve, get
+
+from bridge.testing import (
+    EventSpec,
+    Fault,
+)
+from bridge.testing.simulator.faults import KINDS
+
+
+def test_the_control_endpoint_leads_an_event_through_its_life(simulator, session, clock):
+    base = simulator.endpoint + "/control"
+    created = session.post(base + "/events", json={"event_type": "Reboot", "impact_seconds": None}, timeout=5)
+    assert created.status_code == 201
+    event_id = created.json()["event_id"]
+    (event,) = session.get(base + "/events", timeout=5).json()
+    assert (event["event_id"], event["status"], event["not_before"]) == (
+        event_id,
+        "Scheduled",
+        "2030-05-06T07:23:09.000+00:00",
+    )
+    url = f"{base}/events/{event_id}"
+    assert session.post(url + "/update", json={"event_type": "Freeze"}, timeout=5).status_code == 200
+    assert session.post(url + "/start", timeout=5).json()["incarnation"] == 4
+    clock.advance(1_000_000)
+    assert session.post(url + "/cancel", timeout=5).status_code == 409
+    assert session.post(url + "/complete", timeout=5).status_code == 200
+    assert session.post(url + "/complete", timeout=5).status_code == 404
+    assert get(session, simulator).json() == {"DocumentIncarnation": 5, "Events": []}
+
+
+def test_the_control_endpoint_lists_approvals_and_requests(simulator, session):
+    event_id = simulator.world.add_event(EventSpec(event_type="Freeze"))
+    approve(session, simulator, event_id)
+    (approval,) = get(session, simulator, "/control/approvals").json()
+    assert approval == {
+        "at": "2030-05-06T07:08:09.000+00:00",
+        "vm": "web_3",
+        "event_id": event_id,
+        "result": "approved",
+    }
+    (request,) = get(session, simulator, "/control/requests").json()
+    assert (request["method"], request["path"], request["status"]) == ("POST", "/metadata/scheduledevents", 200)
+
+
+def test_the_control_endpoint_sets_lists_and_clears_faults(simulator, session):
+    base = simulator.endpoint + "/control/faults"
+    for kind in KINDS:
+        assert session.post(base, json={"kind": kind, "target": "token"}, timeout=5).status_code == 201
+    assert [fault["kind"] for fault in session.get(base, timeout=5).json()] == list(KINDS)
+    assert session.delete(base + "?target=tokne", timeout=5).status_code == 400
+    assert session.delete(base + "?target=token", timeout=5).status_code == 200
+    assert session.get(base, timeout=5).json() == []
+
+
+ATTESTED = "/metadata/attested/document?api-version=2020-09-01"
+
+
+def attested(session, simulator, nonce):
+    answer = get(session, simulator, f"{ATTESTED}&nonce={nonce}").json()
+    assert answer["encoding"] == "pkcs7"
+    der = base64.b64decode(answer["signature"], validate=True)
+    return json.loads(re.search(rb'\{"licenseType".*?"vmId":"[^"]*"\}', der)[0])
+
+
+def test_the_attested_document_says_which_vm_it_is_and_has_the_nonce(simulator, session):
+    found = attested(session, simulator, "abc-1")
+    (machine,) = simulator.machines
+    assert found["vmId"] == machine.vm_id
+    assert found["subscriptionId"] == machine.subscription_id
+    assert found["nonce"] == "abc-1"
+    assert found["timeStamp"] == {"createdOn": "05/06/30 07:08:09 -0000", "expiresOn": "05/06/30 13:08:09 -0000"}
+    assert get(session, simulator, f"{ATTESTED}&nonce={'a' * 33}").status_code == 400
+    assert get(session, simulator, "/metadata/attested/document?api-version=2017-04-02").status_code == 400
+    assert requests.get(simulator.endpoint + ATTESTED, timeout=5).status_code == 400
+    assert session.post(simulator.endpoint + ATTESTED, timeout=5).status_code == 405
+    assert [each.status for each in simulator.requests] == [200, 400, 400, 400, 405]
+
+
+def test_a_cached_nonce_is_that_of_the_document_before_and_strikes_nothing_else(simulator, session):
+    attested(session, simulator, "first")
+    simulator.world.set_fault(Fault(kind="cached_nonce", count=1))
+    assert get(session, simulator).json()["Events"] == []
+    assert attested(session, simulator, "second")["nonce"] == "first"
+    assert attested(session, simulator, "third")["nonce"] == "third"
+
+
+def test_the_certificates_of_who_signs_are_at_the_control_endpoint(simulator, session):
+    root, intermediate = (
+        x509.load_pem_x509_certificate(session.get(simulator.endpoint + path, timeout=5).content)
+        for path in ("/control/attestation/root", "/control/attestation/intermediate")
+    )
+    intermediate.verify_directly_issued_by(root)
+    assert root.public_bytes(Encoding.PEM) == simulator.attestation.root_pem
+
+
+def test_the_control_endpoint_replaces_the_document_and_resets_the_incarnation(simulator, session):
+    body = b'{"DocumentIncarnation":208, "Events":[]}'
+    assert session.put(simulator.endpoint + "/control/document", data=body, timeout=5).status_code == 200
+    assert get(session, simulator).content == body
+    assert get(session, simulator, "/control").json()["is_document_replaced"] is True
+    session.delete(simulator.endpoint + "/control/document", timeout=5)
+    session.post(simulator.endpoint + "/control/incarnation", json={"to": 7}, timeout=5)
+    assert get(session, simulator).json() == {"DocumentIncarnation": 7, "Events": []}
+
+
+def test_the_control_endpoint_plays_a_scenario_and_stops_the_simulator(simulator, session, clock):
+    played = session.post(simulator.endpoint + "/control/scenario", json={"name": "preempt"}, timeout=5)
+    assert played.json() == {"playing": "preempt", "length_seconds": 60.0}
+    clock.advance(10)
+    assert get(session, simulator).json()["Events"][0]["EventType"] == "Preempt"
+    assert session.post(simulator.endpoint + "/control/stop", timeout=5).status_code == 202
+    assert simulator.stop_requested.is_set()
+
+
+@pytest.mark.parametrize(
+    ("request_line", "body", "status", "words"),
+    [
+        ("POST /control/events", b"{", 400, "no JSON"),
+        ("POST /control/events", b"[]", 400, "JSON object"),
+        ("POST /control/events", b"{}", 400, "event_type is missing"),
+        (
+            "POST /control/events",
+            b'{"event_type": "Freeze", "notce_seconds": 1}',
+            400,
+            "Did you mean 'notice_seconds'",
+        ),
+        ("POST /control/events", b'{"event_type": "Freeze", "notice_seconds": 1e300}', 400, "notice_seconds"),
+        ("POST /control/events/NONE/start", b"", 404, "EventId NONE"),
+        ("POST /control/events/NONE/strat", b"", 404, "Did you mean 'start'"),
+        ("POST /control/faults", b'{"kind": "slwo"}', 400, "Did you mean 'slow'"),
+        ("POST /control/scenario", b'{"name": "../../etc/passwd"}', 400, "no built-in scenario"),
+        ("GET /control/fautls", b"", 404, "Did you mean 'faults'"),
+        ("PUT /control/approvals", b"", 405, "GET is"),
+    ],
+)
+def test_a_control_request_that_is_wrong_is_told_what_is_wrong(simulator, session, request_line, body, status, words):  # noqa: PLR0917
+    method, path = request_line.split()
+    answer = session.request(method, simulator.endpoint + path, data=body, timeout=5)
+    assert answer.status_code == status
+    assert words in answer.json()["error"]
