@@ -218,8 +218,6 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     arrivals: tuple[int, ...] = ()
     """The decisions behind it; empty for a rule."""
-    payloads_sha256: tuple[str, ...] = ()
-    """The digest of each of them."""
     oldest_issued_at: int | None = None
     """The oldest of their issue times. A hold that is not older withdraws the approval. None for a rule."""
     attempts: int = 0
@@ -241,15 +239,6 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> EventVersion:
         """Return the event and its version."""
         return self.event_id, self.event_digest
-
-    def rests_on(self, decision: StoredDecision, at: int) -> bool:
-        """Return whether *decision* is the one that `arrivals` names at the place *at*."""
-        return (
-            decision.key == self.key
-            and decision.verdict is Verdict.APPROVE
-            and self.approvers[at : at + 1] == (decision.approver,)
-            and self.payloads_sha256[at : at + 1] == (decision.payload_sha256,)
-        )
 
 
 class ApprovalRecord(msgspec.Struct, frozen=True, kw_only=True):
