@@ -417,9 +417,9 @@ def delete_generation(path: Path) -> int:
     return size
 
 
-def file_bytes(found: Fingerprint | None) -> int:
-    """Return the size of a file with its WAL."""
-    return sum(part[2] for part in found or () if part is not None)
+def file_bytes(path: Path) -> int:
+    """Return the size of a file with its WAL; raise OSError."""
+    return sum(found[2] for found in fingerprint(path) if found is not None)
 
 
 def _encode(spec: _Spec, row: Any) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import cached_property
 
 import msgspec
 
@@ -99,6 +100,36 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     changed_at: float
     """Unix seconds."""
+
+
+class PendingDelivery(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A record that one sink has yet to receive."""
+
+    sequence: int
+    event_key: str
+    urgent: bool
+    attempts: int
+    not_before: float | None
+    """Unix seconds."""
+    body: bytes
+    """The record as JSON."""
+
+    @cached_property
+    def record(self) -> TransitionRecord:
+        """Return the decoded record."""
+        return decode_record(self.body)
+
+
+def pending_delivery(row: Delivery, body: bytes) -> PendingDelivery:
+    """Return *row* with the *body* of its record."""
+    return PendingDelivery(
+        sequence=row.sequence,
+        event_key=row.event_key,
+        urgent=row.urgent,
+        attempts=row.attempts,
+        not_before=row.not_before,
+        body=body,
+    )
 
 
 class SinkRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,9 +14,11 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+import msgspec
 
 from bridge.errors import BridgeError
 from bridge.outbox.database import (
@@ -212,14 +214,21 @@ class Saver:
                 self._turn.wait_for(lambda: self._is_stopping, _FIRST_RETRY_SECONDS)
         else:
             return False
-        if loaded.is_damaged:
-            self._new_file_because = "it is damaged"
+        try:
+            self._take(loaded)
+        except (ValueError, LookupError, msgspec.MsgspecError):  # every row decodes, but together they make no sense
+            logger.exception("The outbox cannot be used. The agent starts without it.")
+            self._state.reset()
+            self._take(Loaded(unreadable=(loaded.file or self._directory,)))
+        self.loaded.set()
+        return True
+
+    def _take(self, loaded: Loaded) -> None:
         self.file, self._print = loaded.file, loaded.fingerprint
+        self._new_file_because = "it is damaged" if loaded.is_damaged else None
         with self._lock:
             self._state.load(loaded.rows)
             self._on_loaded(loaded)
-        self.loaded.set()
-        return True
 
     def _save(self, request: int) -> bool:
         """Save all changes once; return whether the file is up to date."""
@@ -366,16 +375,16 @@ class Saver:
             if database.delete_history(before=self._now() - self._keep_history_seconds):
                 self._accept_own_changes(database)
             self._measure(database)
-        size = file_bytes(self._print) + self._older_bytes
+        size = file_bytes(database.path) + self._older_bytes
         if size > self._limit * _FULL:
             older = older_generations(self._directory, database.path)
-            size = database.used_bytes + _bytes_of(older)
+            size = database.used_bytes + sum(map(file_bytes, older))
         self.used_bytes = size
         if size > self._limit * _FULL:
             self._shrink(database, older)
 
     def _measure(self, database: Database) -> None:
-        self._older_bytes = _bytes_of(older_generations(self._directory, database.path))
+        self._older_bytes = sum(map(file_bytes, older_generations(self._directory, database.path)))
         self._limit = min(self._max_bytes, shutil.disk_usage(self._directory).total * _VOLUME_SHARE)
 
     def _shrink(self, database: Database, older: list[Path]) -> None:
@@ -383,15 +392,11 @@ class Saver:
         while older and self.used_bytes > target:
             self.used_bytes -= delete_generation(older.pop())
         while self.used_bytes > target and database.delete_history():
-            self.used_bytes = database.used_bytes + _bytes_of(older)
+            self.used_bytes = database.used_bytes + sum(map(file_bytes, older))
         self._accept_own_changes(database)
         self._measure(database)
         if self.used_bytes > self._limit * _FULL:
             self._make_room(self.used_bytes - target)
-
-
-def _bytes_of(paths: Iterable[Path]) -> int:
-    return sum(file_bytes(fingerprint(path)) for path in paths)
 
 
 def _is_full(error: Exception) -> bool:
