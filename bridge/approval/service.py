@@ -169,9 +169,13 @@ class ApprovalService:
         return {name: loop.loop_watch for name, loop in loops.items() if loop is not None}
 
     def check_files(self) -> None:
-        """Check and log whether every key is usable and the permissions of all files are safe."""
+        """Check and log whether every key is usable and the permissions of all files are safe.
+
+        The approver runs as well, because it reports a change of the off switch.
+        """
         if self._files is not None:
             self._files.check()
+        self.wake()
 
     def start(self) -> None:
         """Start the approver and the portal poller."""

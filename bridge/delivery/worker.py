@@ -30,8 +30,9 @@ from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import SinkMetrics
 from bridge.outbox import deliveries
 from bridge.outbox.deliveries import DeliveryResult
-from bridge.outbox.outbox import DueRows, Outbox, PendingDelivery
-from bridge.outbox.rows import Delivery, DeliveryState
+from bridge.outbox.outbox import Outbox
+from bridge.outbox.rows import Delivery, DeliveryState, PendingDelivery
+from bridge.outbox.state import DueRows
 from bridge.sink import AttestedTokens, Sink, SinkConfig, TransitionRecord
 from bridge.system.threads import LoopWatch
 

@@ -119,8 +119,8 @@ def _keep(state: State, decision: StoredDecision) -> KeepResult:
     known = find_decision(state, decision.source, decision.approver, decision.decision_id)
     if known is not None:
         return KeepResult.KNOWN if known.payload_sha256 == decision.payload_sha256 else KeepResult.REPLAYED
-    arrival = int(state.get("next_arrival") or 1)
-    state.put("next_arrival", str(arrival + 1))
+    arrival = max(int(state.get("last_arrival") or 0), *state.decisions.rows, 0) + 1
+    state.put("last_arrival", str(arrival))
     state.put_decision(msgspec.structs.replace(decision, arrival=arrival))
     return KeepResult.NEW
 

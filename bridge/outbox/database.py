@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from enum import Enum
 from pathlib import Path
@@ -329,9 +329,11 @@ class Database:
         try:
             for tables in (first or {}, changes.tables):
                 for name, rows in tables.items():
-                    self._write(name, rows)
-            history = [(sequence,) for sequence in sorted(changes.history)]
-            self._connection.executemany("UPDATE records SET is_history = 1 WHERE sequence = ?", history)
+                    if rows:
+                        self._write(name, rows)
+            if changes.history:
+                history = [(sequence,) for sequence in sorted(changes.history)]
+                self._connection.executemany("UPDATE records SET is_history = 1 WHERE sequence = ?", history)
             execute("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):
@@ -347,7 +349,8 @@ class Database:
         self._connection.executemany(put, (_encode(spec, row) for row in rows.values() if row is not None))
         gone = [key if isinstance(key, tuple) else (key,) for key, row in rows.items() if row is None]
         where = " AND ".join(f"{column} = ?" for column in spec.key)
-        self._connection.executemany(f"DELETE FROM {name} WHERE {where}", gone)  # noqa: S608
+        if gone:
+            self._connection.executemany(f"DELETE FROM {name} WHERE {where}", gone)  # noqa: S608
 
     def delete_history(self, *, before: float | None = None, limit: int = 500) -> int:
         """Delete the oldest history, or only what was observed before *before* (Unix seconds); return how many."""
@@ -415,8 +418,8 @@ def delete_generation(path: Path) -> int:
 
 
 def file_bytes(path: Path) -> int:
-    """Return the size of a file with its WAL; 0 if it does not exist."""
-    return sum(found[2] for suffix in ("", "-wal") if (found := _stat(path.with_name(path.name + suffix))) is not None)
+    """Return the size of a file with its WAL; raise OSError."""
+    return sum(found[2] for found in fingerprint(path) if found is not None)
 
 
 def _encode(spec: _Spec, row: Any) -> tuple[Any, ...]:
@@ -447,6 +450,6 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def older_generations(directory: Path, current: Path) -> Iterable[Path]:
+def older_generations(directory: Path, current: Path) -> list[Path]:
     """Return the other files, the newest first; raise OSError."""
     return [path for path in generations(directory).values() if path != current]

@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -27,8 +26,8 @@ import msgspec
 
 from bridge.clock import REAL_CLOCK, AgeClock, Clock, format_time, parse_time
 from bridge.errors import OutboxReadOnly
-from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity, decode_document, encode
-from bridge.events.record import Transition, TransitionRecord, decode_record
+from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity, encode
+from bridge.events.record import Transition, TransitionRecord
 from bridge.events.stream import new_stream_id
 from bridge.logs import ThrottledLog
 from bridge.outbox import approvals, deliveries, records, retention
@@ -40,11 +39,12 @@ from bridge.outbox.rows import (
     ApprovalRecord,
     DecisionUpdate,
     Delivery,
-    EventRow,
     PendingApproval,
+    PendingDelivery,
+    pending_delivery,
 )
 from bridge.outbox.saver import Saver
-from bridge.outbox.state import SinkQueue, State
+from bridge.outbox.state import DueRows, State, StoredState, stored_state
 from bridge.system.boot import has_booted
 
 logger = logging.getLogger(__name__)
@@ -57,55 +57,6 @@ DUE_SECONDS = 0.5
 #: Imported rows have negative sequences, because they are older than all others.
 _FIRST = -(2**62)
 _BEHIND_MESSAGE = "The outbox is not saved ({reason}), so nothing is approved. Free the disk or make it writable."
-
-
-class PendingDelivery(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """A record that one sink has yet to receive."""
-
-    sequence: int
-    event_key: str
-    urgent: bool
-    attempts: int
-    not_before: float | None
-    """Unix seconds."""
-    body: bytes
-    """The record as JSON."""
-
-    @cached_property
-    def record(self) -> TransitionRecord:
-        """Return the decoded record."""
-        return decode_record(self.body)
-
-
-class StoredState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the agent knew of the VM and of the document when it last ran."""
-
-    stream_id: str
-    document: Document | None
-    last_good_at: datetime | None
-    boot_id: str | None
-    """The boot identity at `last_good_at`."""
-    vm: VmIdentity | None
-
-
-class DueRows:
-    """The rows of one sink that may be sent now. Valid only inside `Outbox.select`."""
-
-    def __init__(self, queue: SinkQueue, *, after: int, through: int) -> None:
-        self._queue, self._after, self._through = queue, after, through
-
-    def __iter__(self) -> Iterator[Delivery]:
-        """Yield the rows, urgent rows first, otherwise in sequence."""
-        return self._queue.due(after=self._after, through=self._through)
-
-    def of_event(self, event_key: str) -> Iterator[Delivery]:
-        """Yield the rows of one event in sequence."""
-        return (row for row in self._queue.of_event(event_key) if self._after < row.sequence <= self._through)
-
-    @property
-    def has_urgent(self) -> bool:
-        """Return whether an urgent row is pending, due or not."""
-        return bool(self._queue.urgent)
 
 
 class Outbox:
@@ -187,10 +138,10 @@ class Outbox:
             state.put("created_at", format_time(now))
         self._due_through = self._notified_through = state.loaded_through
         self._newest_document_sequence = state.next_sequence
-        stored = self._stored()
-        if stored.vm is not None:
-            self._vm = stored.vm
+        stored = stored_state(self._state)
         self.is_trusted = self._is_own(stored)
+        if stored.vm is not None and self.is_trusted:
+            self._vm = stored.vm
         if loaded.is_damaged:
             self._report_damage(loaded)
         self._touch()
@@ -241,28 +192,18 @@ class Outbox:
         self._state.version += 1
 
     def _limit_memory(self) -> None:
-        evicted = retention.enforce(
-            self._state,
-            max_bytes=self.max_pending_bytes,
-            newest=self._newest_document_sequence,
-            sending=frozenset[int]().union(*self._sending.values()),
-            now=self._clock.timestamp(),
-        )
-        self._report_evicted(evicted, "state.max_pending_bytes")
+        excess = self._state.needed_bytes - self.max_pending_bytes
+        if excess > 0:
+            self._evict(excess, "state.max_pending_bytes")
 
     def _make_room_on_disk(self, excess_bytes: int) -> None:
-        with self._change(soon=False) as state:
-            evicted = retention.make_room(
-                state,
-                excess_bytes,
-                newest=self._newest_document_sequence,
-                sending=frozenset[int]().union(*self._sending.values()),
-                now=self._clock.timestamp(),
-            )
-        self._report_evicted(evicted, "state.max_bytes")
+        with self._change(soon=False):
+            self._evict(excess_bytes, "state.max_bytes")
 
-    def _report_evicted(self, evicted: int, limit: str) -> None:
-        if evicted:
+    def _evict(self, excess_bytes: int, limit: str) -> None:
+        sending = frozenset[int]().union(*self._sending.values())
+        newest, now = self._newest_document_sequence, self._clock.timestamp()
+        if retention.make_room(self._state, excess_bytes, newest=newest, sending=sending, now=now):
             message = f"The outbox is full: undelivered records are evicted. Fix the sink, or raise {limit}."
             self._log.problem(limit, logging.ERROR, message)
 
@@ -291,18 +232,7 @@ class Outbox:
     def stored(self) -> StoredState:
         """Return what the agent knew when it last stored it."""
         with self._lock:
-            return self._stored()
-
-    def _stored(self) -> StoredState:
-        state = self._state
-        document, good_at, vm = state.get("document"), state.get("last_good_at"), state.get("vm")
-        return StoredState(
-            stream_id=state.get("stream_id") or "",
-            document=None if document is None else decode_document(document),
-            last_good_at=None if good_at is None else parse_time(good_at),
-            boot_id=state.get("boot_id"),
-            vm=None if vm is None else msgspec.json.decode(vm, type=VmIdentity),
-        )
+            return stored_state(self._state)
 
     def await_identity(self) -> None:
         """Let records wait for `identify`, because this VM's name was never known."""
@@ -315,6 +245,7 @@ class Outbox:
             self._vm = vm or self._vm
             self._is_waiting = False
             records.route_waiting(state, self._context())
+        self.on_due()
 
     def use_vm(self, vm: VmIdentity) -> None:
         """Use *vm* for new records without confirming the stored state."""
@@ -324,12 +255,14 @@ class Outbox:
     def identify(self, vm: VmIdentity) -> bool:
         """Take *vm* as this machine; return whether the stored state was another machine's and was replaced."""
         with self._change() as state:
-            stored = self._stored().vm
+            stored = stored_state(self._state).vm
             before = None if stored is None else stored.vm_id
             is_foreign = bool(vm.vm_id and before) and not _same(vm.vm_id, before)
             self._vm = vm
             if is_foreign:
-                self._start_empty(state)
+                records.start_empty(state, self._clock.now())
+                self.epoch += 1
+                self.awaits_portal = self._has_portal
             state.put("vm", encode(vm).decode())
             state.put("vm_boot_id", self._boot_id or None)
             self.is_trusted, self._is_waiting = True, False
@@ -341,19 +274,6 @@ class Outbox:
             self.saver.start_new_file("it belongs to another machine", drop_unsaved=True)
         self.on_due()
         return is_foreign
-
-    def _start_empty(self, state: State) -> None:
-        """Keep only the records of this run: an agent before this one wrote all others, for another machine."""
-        stream_id, sequence = state.get("stream_id") or "", state.get("next_sequence")
-        kept = records.survivors(state, stream_id)
-        sent = {row.sequence: state.deliveries_of(row.sequence) for row in kept}
-        state.reset()
-        state.put("stream_id", new_stream_id(self._clock.now(), stream_id))
-        state.put("next_sequence", sequence)
-        state.put("created_at", format_time(self._clock.now()))
-        records.restore(state, kept, sent)
-        self.epoch += 1
-        self.awaits_portal = self._has_portal
 
     def _context(self) -> RecordContext:
         return RecordContext(
@@ -447,22 +367,6 @@ class Outbox:
         ]
         return records.append(state, new, self._context())
 
-    def was_started(self, event_key: str) -> bool:
-        """Return whether a record has shown the event as Started."""
-        return self._event(event_key).was_started
-
-    def has_ended(self, event_key: str) -> bool:
-        """Return whether a record has ended the event, also if the event came back."""
-        return self._event(event_key).has_ended
-
-    def count(self, event_key: str, repeat_key: str) -> int:
-        """Return n: the number of records of the event with this `repeat_key`."""
-        return self._event(event_key).counts.get(repeat_key, 0)
-
-    def _event(self, event_key: str) -> EventRow:
-        with self._lock:
-            return self._state.events.rows.get(event_key) or EventRow(key=event_key)
-
     @property
     def last_sequence(self) -> int:
         """Return the sequence of the newest record."""
@@ -487,7 +391,7 @@ class Outbox:
             after = _FIRST if self.is_trusted else state.loaded_through
             chosen = choose(DueRows(state.queue(sink), after=after, through=self._advance_due()))
             self._sending[sink] = frozenset(row.sequence for row in chosen)
-            return [_pending(row, state.records.rows[row.sequence].body) for row in chosen]
+            return [pending_delivery(row, state.records.rows[row.sequence].body) for row in chosen]
 
     def seconds_to_due(self) -> float:
         """Return the seconds until a record that is not saved becomes due; infinity if all records are due."""
@@ -551,18 +455,9 @@ class Outbox:
     def change(self, work: Callable[Concatenate[State, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Change the state by *work* and save the change; return what *work* returns."""
         with self._change() as state:
-            return work(state, *args, **kwargs)
-
-
-def _pending(row: Delivery, body: bytes) -> PendingDelivery:
-    return PendingDelivery(
-        sequence=row.sequence,
-        event_key=row.event_key,
-        urgent=row.urgent,
-        attempts=row.attempts,
-        not_before=row.not_before,
-        body=body,
-    )
+            result = work(state, *args, **kwargs)
+        self.on_due()  # *work* may have made older records pending
+        return result
 
 
 def _same(one: str | None, other: str | None) -> bool:

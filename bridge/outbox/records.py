@@ -9,7 +9,7 @@ While the name of this VM is unknown, a record has no sinks and no final id, bec
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -28,8 +28,9 @@ from bridge.events.record import (
     transition_key,
     vm_key,
 )
+from bridge.events.stream import new_stream_id
 from bridge.outbox import approvals, deliveries
-from bridge.outbox.rows import ApprovalRecord, Delivery, EventRow, RecordRow
+from bridge.outbox.rows import ApprovalRecord, EventRow, RecordRow
 from bridge.outbox.state import State
 
 #: Events are forgotten so long after their ending.
@@ -324,19 +325,25 @@ def _add_delivery(state: State, sink: str, record: TransitionRecord, row: Record
         state.put_event(msgspec.structs.replace(event, sinks={**event.sinks, sink: row.sequence}))
 
 
-def survivors(state: State, stream_id: str) -> list[RecordRow]:
-    """Return the records of the stream *stream_id*: of this run, and so of this machine."""
-    rows = (row for row in state.records.rows.values() if row.record.stream_id == stream_id)
-    return sorted(rows, key=lambda row: row.sequence)
-
-
-def restore(state: State, kept: Iterable[RecordRow], sent: Mapping[int, Iterable[Delivery]]) -> None:
-    """Add the records *kept* of this run to an empty state, with their deliveries by sequence."""
-    for row in kept:
+def start_empty(state: State, now: datetime) -> None:
+    """Delete everything except the records of this run: all others were written for another machine."""
+    stream_id, sequence = state.get("stream_id"), state.get("next_sequence")
+    kept = [row for row in state.records.rows.values() if row.record.stream_id == stream_id]
+    kept_deliveries = [state.deliveries_of(row.sequence) for row in kept]
+    state.reset()
+    state.put("stream_id", new_stream_id(now, stream_id))
+    state.put("next_sequence", sequence)
+    state.put("created_at", format_time(now))
+    for row, of_row in zip(kept, kept_deliveries, strict=True):
         state.put_record(row)
         _note_event(state, row.record, row)
-        for delivery in sent.get(row.sequence, ()):
+        for delivery in of_row:
             state.put_delivery(delivery)
+
+
+def event(state: State, event_key: str) -> EventRow:
+    """Return the agent's memory of an event."""
+    return state.events.rows.get(event_key) or EventRow(key=event_key)
 
 
 def last_record(state: State, event_key: str) -> TransitionRecord | None:

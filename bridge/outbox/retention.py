@@ -12,23 +12,16 @@ from bridge.outbox import deliveries
 from bridge.outbox.rows import RecordRow
 from bridge.outbox.state import State
 
-#: Room is made down to this share of the limit, so that it is not made with every record.
-_TARGET = 0.98
-
-
-def enforce(state: State, *, max_bytes: int, newest: int, sending: Collection[int], now: float) -> int:
-    """Evict records until the bodies that sinks need have at most *max_bytes*; return the evicted deliveries.
-
-    Records from the sequence *newest* on and those in *sending* stay.
-    """
-    if state.needed_bytes <= max_bytes:
-        return 0
-    return make_room(state, state.needed_bytes - int(max_bytes * _TARGET), newest=newest, sending=sending, now=now)
+#: More room is made than is necessary, so that it is not made with every record.
+_EXTRA_SHARE = 0.02
 
 
 def make_room(state: State, excess_bytes: int, *, newest: int, sending: Collection[int], now: float) -> int:
-    """Evict records with *excess_bytes* of bodies; return the evicted deliveries."""
-    target = state.needed_bytes - excess_bytes
+    """Evict records with at least *excess_bytes* of bodies; return the number of evicted deliveries.
+
+    Records from the sequence *newest* on and those in *sending* stay.
+    """
+    target = state.needed_bytes * (1 - _EXTRA_SHARE) - excess_bytes
     evicted = 0
     for row in _in_order(state):
         if state.needed_bytes <= target:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from functools import cached_property
 
 import msgspec
 
@@ -99,6 +100,36 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     changed_at: float
     """Unix seconds."""
+
+
+class PendingDelivery(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """A record that one sink has yet to receive."""
+
+    sequence: int
+    event_key: str
+    urgent: bool
+    attempts: int
+    not_before: float | None
+    """Unix seconds."""
+    body: bytes
+    """The record as JSON."""
+
+    @cached_property
+    def record(self) -> TransitionRecord:
+        """Return the decoded record."""
+        return decode_record(self.body)
+
+
+def pending_delivery(row: Delivery, body: bytes) -> PendingDelivery:
+    """Return *row* with the *body* of its record."""
+    return PendingDelivery(
+        sequence=row.sequence,
+        event_key=row.event_key,
+        urgent=row.urgent,
+        attempts=row.attempts,
+        not_before=row.not_before,
+        body=body,
+    )
 
 
 class SinkRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,8 +249,6 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None = None
     arrivals: tuple[int, ...] = ()
     """The decisions behind it; empty for a rule."""
-    payloads_sha256: tuple[str, ...] = ()
-    """The digest of each of them."""
     oldest_issued_at: int | None = None
     """The oldest of their issue times. A hold that is not older withdraws the approval. None for a rule."""
     attempts: int = 0
@@ -241,15 +270,6 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> EventVersion:
         """Return the event and its version."""
         return self.event_id, self.event_digest
-
-    def rests_on(self, decision: StoredDecision, at: int) -> bool:
-        """Return whether *decision* is the one that `arrivals` names at the place *at*."""
-        return (
-            decision.key == self.key
-            and decision.verdict is Verdict.APPROVE
-            and self.approvers[at : at + 1] == (decision.approver,)
-            and self.payloads_sha256[at : at + 1] == (decision.payload_sha256,)
-        )
 
 
 class ApprovalRecord(msgspec.Struct, frozen=True, kw_only=True):

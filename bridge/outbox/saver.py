@@ -18,6 +18,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import msgspec
+
 from bridge.errors import BridgeError
 from bridge.outbox.database import (
     KEPT_GENERATIONS,
@@ -94,12 +96,14 @@ class Saver:
         self._failed_since: float | None = None
         self._retry_seconds = _FIRST_RETRY_SECONDS
         self._cleaned_at = time.monotonic()
+        self._older_bytes = 0
+        self._limit: float = max_bytes
         self.loaded = threading.Event()
         self.saved_version = 0
         self.file: Path | None = None
         """The file of the current generation."""
         self.used_bytes = 0
-        """The used pages of the file and the size of all older files, as of the last save."""
+        """The size of all files; near the limit, the used pages of the current file instead of its size."""
         self.file_changes = 0
         """How many times a file had to be replaced by a new generation."""
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
@@ -210,14 +214,21 @@ class Saver:
                 self._turn.wait_for(lambda: self._is_stopping, _FIRST_RETRY_SECONDS)
         else:
             return False
-        if loaded.is_damaged:
-            self._new_file_because = "it is damaged"
+        try:
+            self._take(loaded)
+        except (ValueError, LookupError, msgspec.MsgspecError):  # every row decodes, but together they make no sense
+            logger.exception("The outbox cannot be used. The agent starts without it.")
+            self._state.reset()
+            self._take(Loaded(unreadable=(loaded.file or self._directory,)))
+        self.loaded.set()
+        return True
+
+    def _take(self, loaded: Loaded) -> None:
         self.file, self._print = loaded.file, loaded.fingerprint
+        self._new_file_because = "it is damaged" if loaded.is_damaged else None
         with self._lock:
             self._state.load(loaded.rows)
             self._on_loaded(loaded)
-        self.loaded.set()
-        return True
 
     def _save(self, request: int) -> bool:
         """Save all changes once; return whether the file is up to date."""
@@ -252,6 +263,7 @@ class Saver:
             self._new_file_because = "it is damaged"
         else:
             self._accept_own_changes(self._database)
+            self._measure(self._database)
 
     def _write(self) -> bool:
         """Write what is not saved; return whether there was anything."""
@@ -288,13 +300,14 @@ class Saver:
         if reason is not None:
             self.file_changes += 1
             logger.error(
-                "The outbox continues in a new file, because of the file before: %s. No record is lost.",
+                "The outbox continues in a new file with everything in memory, because of the file before: %s.",
                 reason,
                 extra={"file": database.path.name, "before": None if left is None else left.name},
             )
         with suppress(OSError):
-            for path in list(older_generations(self._directory, database.path))[KEPT_GENERATIONS:]:
+            for path in older_generations(self._directory, database.path)[KEPT_GENERATIONS:]:
                 delete_generation(path)
+            self._measure(database)
 
     def _confirm(self, request: int, *, has_written: bool) -> None:
         was_behind = self._failure is not None
@@ -351,31 +364,38 @@ class Saver:
                 logger.warning("The disk is full: %d delivered records were deleted early.", deleted)
 
     def _keep_limits(self, *, has_written: bool) -> None:
+        """Delete old history, and make room at the limit. The sizes of the files show whether that can be necessary."""
         database = self._database
         now = time.monotonic()
         is_cleaning = now - self._cleaned_at >= min(_CLEAN_SECONDS, max(self._keep_history_seconds / 10, 1.0))
         if database is None or not (has_written or is_cleaning):
             return
-        has_deleted = False
         if is_cleaning:
             self._cleaned_at = now
-            has_deleted = database.delete_history(before=self._now() - self._keep_history_seconds) > 0
-        older = list(older_generations(self._directory, database.path))
-        self.used_bytes = database.used_bytes + sum(map(file_bytes, older))
-        limit = min(self._max_bytes, shutil.disk_usage(self._directory).total * _VOLUME_SHARE)
-        if self.used_bytes > limit * _FULL:
-            self._shrink(database, older, limit)
-            has_deleted = True
-        if has_deleted:
-            self._accept_own_changes(database)
+            if database.delete_history(before=self._now() - self._keep_history_seconds):
+                self._accept_own_changes(database)
+            self._measure(database)
+        size = file_bytes(database.path) + self._older_bytes
+        if size > self._limit * _FULL:
+            older = older_generations(self._directory, database.path)
+            size = database.used_bytes + sum(map(file_bytes, older))
+        self.used_bytes = size
+        if size > self._limit * _FULL:
+            self._shrink(database, older)
 
-    def _shrink(self, database: Database, older: list[Path], limit: float) -> None:
-        target = int(limit * _TARGET)
+    def _measure(self, database: Database) -> None:
+        self._older_bytes = sum(map(file_bytes, older_generations(self._directory, database.path)))
+        self._limit = min(self._max_bytes, shutil.disk_usage(self._directory).total * _VOLUME_SHARE)
+
+    def _shrink(self, database: Database, older: list[Path]) -> None:
+        target = int(self._limit * _TARGET)
         while older and self.used_bytes > target:
             self.used_bytes -= delete_generation(older.pop())
         while self.used_bytes > target and database.delete_history():
             self.used_bytes = database.used_bytes + sum(map(file_bytes, older))
-        if self.used_bytes > limit * _FULL:
+        self._accept_own_changes(database)
+        self._measure(database)
+        if self.used_bytes > self._limit * _FULL:
             self._make_room(self.used_bytes - target)
 
 

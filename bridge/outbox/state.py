@@ -10,10 +10,13 @@ the newest record of an active event. All other records are *history*: they are 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from bridge.clock import parse_time
+from bridge.events.event import Document, VmIdentity, decode_document
 from bridge.outbox.rows import (
     NEEDED,
     OPEN_DECISIONS,
@@ -136,6 +139,21 @@ class SinkQueue:
         """Yield the pending rows of one event in sequence."""
         for sequence in self.by_event.get(event_key, ()):
             yield self.pending[sequence]
+
+
+class DueRows:
+    """The rows of one sink that may be sent now. Valid only inside `Outbox.select`."""
+
+    def __init__(self, queue: SinkQueue, *, after: int, through: int) -> None:
+        self._queue, self._after, self._through = queue, after, through
+
+    def __iter__(self) -> Iterator[Delivery]:
+        """Yield the rows, urgent rows first, otherwise in sequence."""
+        return self._queue.due(after=self._after, through=self._through)
+
+    def of_event(self, event_key: str) -> Iterator[Delivery]:
+        """Yield the rows of one event in sequence."""
+        return (row for row in self._queue.of_event(event_key) if self._after < row.sequence <= self._through)
 
 
 def _in_order(rows: dict[int, R], sequence: int, row: R) -> dict[int, R]:
@@ -379,3 +397,26 @@ class State:
             self.open_decisions[row.arrival] = None
         else:
             self.open_decisions.pop(row.arrival, None)
+
+
+class StoredState(msgspec.Struct, frozen=True, kw_only=True):
+    """What the agent knew of the VM and of the document when it last ran."""
+
+    stream_id: str
+    document: Document | None
+    last_good_at: datetime | None
+    boot_id: str | None
+    """The boot identity at `last_good_at`."""
+    vm: VmIdentity | None
+
+
+def stored_state(state: State) -> StoredState:
+    """Return what the agent knew when it last ran."""
+    document, good_at, vm = state.get("document"), state.get("last_good_at"), state.get("vm")
+    return StoredState(
+        stream_id=state.get("stream_id") or "",
+        document=None if document is None else decode_document(document),
+        last_good_at=None if good_at is None else parse_time(good_at),
+        boot_id=state.get("boot_id"),
+        vm=None if vm is None else msgspec.json.decode(vm, type=VmIdentity),
+    )

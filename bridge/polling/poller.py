@@ -275,7 +275,7 @@ class Poller:
             stored = outbox.stored()
             self._tracker = DocumentTracker(
                 stored.document,
-                history=outbox,
+                history=_EventHistory(outbox),
                 last_good_at=stored.last_good_at,
                 booted=has_booted(stored.boot_id, self._boot_id),
                 booted_at=self._booted_at,
@@ -302,6 +302,22 @@ class Poller:
             return
         self._saved_at = self._clock.monotonic()
         self._outbox.change(records.save_liveness, last_good_at=self.good_at, boot_id=self._boot_id)
+
+
+class _EventHistory:
+    """The recorded history of events, see `bridge.events.tracker.EventHistory`."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+
+    def was_started(self, event_key: str) -> bool:
+        return self._outbox.read(records.event, event_key).was_started
+
+    def has_ended(self, event_key: str) -> bool:
+        return self._outbox.read(records.event, event_key).has_ended
+
+    def count(self, event_key: str, repeat_key: str) -> int:
+        return self._outbox.read(records.event, event_key).counts.get(repeat_key, 0)
 
 
 def _reason(error: ImdsError) -> str:

@@ -1,17 +1,20 @@
-"""How many bytes reach the disk for a transition that is stored and delivered: one sink, four sinks.
+"""Bytes that reach the disk and fsyncs for each transition that is stored and delivered, with one and four sinks.
 
-What counts is `write_bytes` of /proc/PID/io: the pages of files that the agent made dirty, each time anew once the disk
-had them, checkpoints and the index of the -wal included. The file system's own journal is not in it.
+The bytes are `write_bytes` of /proc/PID/io: the pages that the agent made dirty, including checkpoints and the index of
+the WAL, but without the journal of the file system. A library for LD_PRELOAD counts the fsyncs.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
+import preload
 import pytest
 
 pytestmark = [
@@ -22,7 +25,8 @@ pytestmark = [
 
 _POLL_SECONDS = 0.2
 _BEFORE = 10
-_MOST_KILOBYTES = {1: 60, 4: 120}
+_MOST_KILOBYTES = {1: 24, 4: 28}
+_MOST_SYNCS = 2.2
 
 
 class _Accepting(BaseHTTPRequestHandler):
@@ -69,8 +73,18 @@ def peer():
     peer.server_close()
 
 
+@pytest.fixture
+def syncs(env, tmp_path_factory):
+    """Return a file in memory that grows by a byte for each fsync of the agent."""
+    env["LD_PRELOAD"] = str(preload.built(tmp_path_factory, preload.COUNT_SYNCS))
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        env["SYNCS"] = file.name
+        yield lambda: Path(file.name).stat().st_size
+    del env["LD_PRELOAD"], env["SYNCS"]
+
+
 @pytest.mark.parametrize("sinks", [1, 4])
-def test_bytes_that_reach_the_disk_for_a_transition(*, sinks, peer, serve, start_agent, figure, is_short):
+def test_bytes_and_fsyncs_per_transition(*, sinks, peer, serve, start_agent, figure, is_short, syncs):
     changes = 100 if is_short else 600
     documents = serve(changes=changes, polls_a_change=2, events=1)
     tables = [
@@ -85,10 +99,12 @@ def test_bytes_that_reach_the_disk_for_a_transition(*, sinks, peer, serve, start
         stdout=subprocess.DEVNULL,
     )
     peer.wait(_BEFORE * sinks)
-    before, first = agent.disk_bytes(), peer.taken
+    before, first, syncs_before = agent.disk_bytes(), peer.taken, syncs()
     peer.wait(changes * sinks)
-    time.sleep(1)  # what became of the last ones is committed
+    time.sleep(1)  # until the results of the last deliveries are saved
     transitions = (changes * sinks - first) / sinks
     kilobytes = (agent.disk_bytes() - before) / transitions / 1000
-    figure(f"bytes to disk a transition, {sinks} sinks: {kilobytes:.0f} KB ({transitions:.0f} transitions)")
+    count = (syncs() - syncs_before) / transitions
+    figure(f"per transition, {sinks} sinks: {kilobytes:.1f} KB, {count:.2f} fsyncs ({transitions:.0f} transitions)")
     assert kilobytes <= _MOST_KILOBYTES[sinks]
+    assert count <= _MOST_SYNCS

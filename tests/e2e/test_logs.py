@@ -142,16 +142,16 @@ def test_a_sink_that_fails_many_times_is_said_once_and_counted_when_it_is_over(a
     failed = only(agent, "Sending failed")
     assert (failed["level"], failed["logger"], failed["sink"]) == ("WARNING", "bridge.delivery.worker", "hook")
     peer.accept()
-    agent.wait_for(lambda: "answers again" in agent.log)
+    agent.wait_for(lambda: "responds again" in agent.log)
     assert agent.stop() == 0
-    over = only(agent, "The sink answers again.")
+    over = only(agent, "The sink responds again.")
     refused = len(peer.received) - len(events)
     assert (over["level"], over["sink"], over["failures"]) == ("INFO", "hook", refused)
     assert over["lasted_seconds"] > 0
     assert said(agent, but=["Freeze scheduled"]) == [
         ("INFO", "The agent is running."),
         ("WARNING", failed["message"]),
-        ("INFO", "The sink answers again."),
+        ("INFO", "The sink responds again."),
         ("INFO", "The agent stopped."),
     ]
 
@@ -166,10 +166,10 @@ def test_an_error_that_carries_another_request_id_each_time_is_one_error(agent, 
     start(agent, imds, webhook(peer))
     events = fail_often(agent, imds, peer)
     peer.accept()
-    agent.wait_for(lambda: "answers again" in agent.log)
+    agent.wait_for(lambda: "responds again" in agent.log)
     assert agent.stop() == 0
     assert only(agent, "Sending failed")["level"] == "WARNING"
-    assert only(agent, "The sink answers again.")["failures"] == len(peer.received) - len(events)
+    assert only(agent, "The sink responds again.")["failures"] == len(peer.received) - len(events)
 
 
 def test_another_reason_is_said_and_a_second_outage_is_said_again(agent, imds, peer):
@@ -182,14 +182,14 @@ def test_another_reason_is_said_and_a_second_outage_is_said_again(agent, imds, p
         agent.wait_for(lambda status=status: f"{status}" in agent.log)
         assert [line["level"] for line in lines(agent) if f" {status}" in line["message"]] == [level]
     peer.accept()
-    agent.wait_for(lambda: "answers again" in agent.log)
+    agent.wait_for(lambda: "responds again" in agent.log)
     refuse(peer, 503)
     imds.show(document(9, *(event(f"E-{each}") for each in range(4))))
     agent.wait_for(lambda: agent.log.count("Sending failed") == 3)
     assert agent.stop() == 0
     levels = [line["level"] for line in lines(agent) if "Sending failed" in line["message"]]
     assert levels == ["WARNING", "ERROR", "WARNING"]
-    only(agent, "answers again")
+    only(agent, "responds again")
 
 
 def test_records_refused_for_good_are_said_once_and_counted(agent, imds, peer):
@@ -216,7 +216,7 @@ def test_an_endpoint_that_refuses_all_it_gets_is_said_once_and_parks_nothing(age
     agent.wait_for(lambda: len(peer.received) >= 3)
     peer.accept()
     imds.show(document(3, *events, event("E-10")))
-    agent.wait_for(lambda: "answers again" in agent.log)
+    agent.wait_for(lambda: "responds again" in agent.log)
     assert agent.stop() == 0
     refused = only(agent, "Sending failed")
     assert (refused["level"], refused["sink"]) == ("ERROR", "hook")
@@ -246,16 +246,16 @@ def test_a_metadata_service_that_fails_many_times_is_said_once_and_counted(agent
     imds.answer = strike
     imds.wait_for_polls(6)
     imds.body, imds.answer = good, None
-    agent.wait_for(lambda: "answers again" in agent.log)
+    agent.wait_for(lambda: "responds again" in agent.log)
     release.set()
     assert agent.stop() == 0
     failed = [line for line in lines(agent) if (line["level"], line["logger"]) == ("WARNING", "bridge.polling.poller")]
     assert len(failed) == 1
-    assert only(agent, "The metadata service answers again.")["failures"] == len(struck)
+    assert only(agent, "The metadata service responds again.")["failures"] == len(struck)
     assert len(struck) >= 6
     assert [words for words in said(agent) if words != ("WARNING", failed[0]["message"])] == [
         ("INFO", "The agent is running."),
-        ("INFO", "The metadata service answers again."),
+        ("INFO", "The metadata service responds again."),
         ("INFO", "The agent stopped."),
     ]
 

@@ -86,7 +86,7 @@ class OutboxKit:
     ) -> Outbox:
         """Return a loaded outbox that sends every record to *sinks*; without sinks it is not configured."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        outbox = Outbox(self.directory, clock=self.clock, **{"max_bytes": 64 * _MIB, **options})
+        outbox = Outbox(self.directory, clock=self.clock, **{"max_bytes": 64 * _MIB, "boot_id": "boot-1", **options})
         self._opened.append(outbox)
         assert outbox.wait_loaded(60)
         if sinks:
