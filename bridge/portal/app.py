@@ -1,4 +1,4 @@
-"""The portal's application: all that agents, people and programs reach, made of the settings; `serve` listens."""
+"""The portal's ASGI application, built from the settings. `bridge.portal.serve` listens."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _ROOT = "/api/v1"
 
 
 def agent_routes(settings: PortalSettings, *, store: Store, metrics: PortalMetrics, clock: Clock) -> AgentRoutes | None:
-    """Return what gives tokens for attested documents; None: no such document counts here."""
+    """Return the routes for agent tokens; None: attested documents are not configured."""
     attested = settings.agents.attested
     if attested is None:
         return None
@@ -48,7 +48,7 @@ def agent_routes(settings: PortalSettings, *, store: Store, metrics: PortalMetri
 
 
 class Application:
-    """What answers on the public listener; call `load` before it does, and have the `followers` follow meanwhile."""
+    """The application of the public listener. Call `load` first, and run the `followers` meanwhile."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Application:
         await self._dispatcher(scope, receive, send)
 
     async def load(self) -> None:
-        """Read what it must know before it answers."""
+        """Read the state that requests need."""
         await self.pending_decisions.load()
         await self._users.load()
         approvers = await self._threads.read(approvers_here)
@@ -98,11 +98,11 @@ class Application:
 
     @property
     def followers(self) -> tuple[PendingDecisions, LiveUpdates, AgentExchange]:
-        """Return what follows the database."""
+        """Return the tasks that follow the database."""
         return self.pending_decisions, self.live, self.agent_exchange
 
     def stop(self) -> None:
-        """Answer every poll that is held, and end every stream."""
+        """Answer every held poll, and end every stream."""
         self.pending_decisions.stop()
         self.live.stop()
 
@@ -118,7 +118,7 @@ class Application:
         return _Counted(app, self._metrics)
 
     def _machine_routes(self) -> list[Route]:
-        """Return what agents that send records, and programs, reach."""
+        """Return the routes for agents that send records, and for programs."""
         ingest = Ingest(
             store=self._threads,
             authenticator=self._authenticator,
@@ -145,7 +145,7 @@ class Application:
         ]
 
     def _person_routes(self) -> list[Route]:
-        """Return what people reach: their verdicts as JSON, and the pages."""
+        """Return the routes for people: verdicts as JSON, and the pages."""
         signing, verdict_service = self._settings.signing, self._new_verdict_service()
         verdicts = VerdictsApi(users=self._users, verdict_service=verdict_service, clock=self._clock)
         return [
@@ -200,7 +200,7 @@ class Application:
 
 
 class _Dispatcher:
-    """Gives long polls to *poll*, and everything else to *rest*."""
+    """Sends long polls to *poll* and all other requests to *rest*."""
 
     def __init__(self, poll: ASGIApp, rest: ASGIApp) -> None:
         self._poll = poll
@@ -212,9 +212,9 @@ class _Dispatcher:
 
 
 class _Counted:
-    """Counts the answers of *app* by route and status; a path that is no route counts as `none`.
+    """Counts the responses of *app* by route and status; a path without a route counts as `none`.
 
-    A slash that was encoded leads nowhere: what stands before the portal may have taken it for no slash, and let it by.
+    A path with an encoded slash gets a 404, because a proxy may have checked another path.
     """
 
     def __init__(self, app: Starlette, metrics: PortalMetrics) -> None:

@@ -1,4 +1,4 @@
-"""What a browser asks: the fields of a form and the parameters of an address, each within what can be meant."""
+"""Reads and checks the fields of forms and the query parameters of pages."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Form = Mapping[str, Sequence[str]]
 
 
 class FormWrong(BridgeError):
-    """The form or the address cannot be meant."""
+    """A field or a parameter has an invalid value."""
 
 
 async def form_of(request: Request) -> Form:
-    """Return the fields of the form that *request* brings; raise FormWrong or BodyRefused."""
+    """Return the fields of the form in *request*; raise FormWrong or BodyRefused."""
     body = await body_of(request)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
         raise FormWrong(f"A form comes as {FORM}.")
@@ -40,13 +40,13 @@ async def form_of(request: Request) -> Form:
 
 
 def one(form: Form, name: str) -> str:
-    """Return the value of a field; nothing, when it is missing or there more than once."""
+    """Return the value of a field; empty if the field is missing or repeated."""
     values = form.get(name, ())
     return values[0] if len(values) == 1 else ""
 
 
 def group_of(request: Request) -> str | None:
-    """Return the group of VMs that is asked for; None: all. Raise FormWrong for what names no group."""
+    """Return the requested group of VMs; None: all VMs. Raise FormWrong for an invalid group."""
     group = request.query_params.get("group") or None
     if group is not None and not _GROUP.fullmatch(group):
         raise FormWrong("A group is resource_group:NAME or labels.NAME:VALUE.")
@@ -56,13 +56,13 @@ def group_of(request: Request) -> str | None:
 
 
 def part_of(request: Request) -> frozenset[str] | None:
-    """Return the events whose part of a page is asked for; none named: all of it. None: the page, not a part."""
+    """Return the events whose part of the page is requested; empty: all of them. None: the whole page."""
     text = request.query_params.get("part")
     return None if text is None else frozenset(key for key in text.split(",") if KEY.fullmatch(key))
 
 
 def place_of(request: Request) -> tuple[str, str] | None:
-    """Return where in the list of events to go on; None: at its beginning."""
+    """Return the position in the list of events; None: the start."""
     text = request.query_params.get("before")
     if text is None:
         return None
@@ -73,7 +73,7 @@ def place_of(request: Request) -> tuple[str, str] | None:
 
 
 def entry_of(request: Request) -> int | None:
-    """Return before which entry of the audit to go on; None: at its end."""
+    """Return the audit entry before which the page starts; None: the newest."""
     text = request.query_params.get("before")
     if text is not None and not (text.isascii() and text.isdecimal() and len(text) <= _LARGEST_DIGITS):
         raise FormWrong("An entry has a whole number.")
@@ -81,5 +81,5 @@ def entry_of(request: Request) -> int | None:
 
 
 def own_page(text: str) -> str:
-    """Return *text* when it is the address of a page of this portal, else that of the first one."""
+    """Return *text* if it is the address of a page of this portal, else that of the first page."""
     return text if _NEXT.fullmatch(text) else "/"

@@ -1,4 +1,4 @@
-"""The door: who comes in by it, forms of this portal's own pages and no others, and what is said of an error."""
+"""Login and logout, the checks of every page and form, and error pages."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ Answer = Callable[[Request, Person], Awaitable[Response]]
 
 
 class PageNotFound(BridgeError):
-    """There is no such page, or not for this person."""
+    """The page does not exist, or the person may not see it."""
 
 
 class LoginPages:
-    """Lets browsers in, and out."""
+    """Serves the login pages, and guards all other pages."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class LoginPages:
         self.renderer = Renderer()
 
     def requires_login(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-        """Return *answer* for whoever is signed in; others are led to the door, and come back."""
+        """Return a page that calls *answer* after login, and redirects other requests to the login page."""
 
         async def page(request: Request) -> Response:
             return await self._guarded(request, lambda person: answer(request, person))
@@ -60,7 +60,7 @@ class LoginPages:
         return page
 
     def accepts_form(self, answer: Callable[[Request, Person, Form], Awaitable[Response]]) -> Any:
-        """Return *answer* for a form of a page of this portal, from whoever is signed in."""
+        """Return a page that calls *answer* with the checked form of a logged-in person."""
 
         async def page(request: Request) -> Response:
             async def work(person: Person) -> Response:
@@ -73,11 +73,11 @@ class LoginPages:
         return page
 
     async def login_form(self, request: Request) -> Response:
-        """``GET /login``: the door."""
+        """``GET /login``: the form."""
         return self._login_page(request, own_page(request.query_params.get("next", "")))
 
     async def login(self, request: Request) -> Response:
-        """``POST /login``: begin a session, under a new name in any case."""
+        """``POST /login``: start a session with a new ID."""
         headers = headers_of(request)
         try:
             form = await form_of(request)
@@ -99,7 +99,7 @@ class LoginPages:
         return answer
 
     async def logout(self, _request: Request, person: Person, _form: Form) -> Response:
-        """``POST /logout``: end the session, and its open streams."""
+        """``POST /logout``: end the session and its streams."""
         await self._users.sign_out(person)
         self._live.end_session(person.session_sha256)
         answer = redirect("/login")
@@ -126,7 +126,7 @@ class LoginPages:
     def page(
         self, request: Request, person: Person | None, template: str, *, status: int = 200, **more: Any
     ) -> Response:
-        """Return the page that *template* makes of *more* and what all pages have."""
+        """Render *template* with *more* and the values that all pages have."""
         now = self._clock.now()
         values = {
             "person": person,
@@ -155,7 +155,7 @@ class LoginPages:
 
 
 def redirect(address: str) -> Response:
-    """Return an answer that leads to another page."""
+    """Return a redirect to *address*."""
     return RedirectResponse(address, _SEE_OTHER, headers={**SECURITY_HEADERS, "Cache-Control": "no-store"})
 
 

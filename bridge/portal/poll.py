@@ -148,7 +148,7 @@ class LongPoll:
             await woken
         finally:
             self._metrics.held_polls.dec()
-            self._pending_decisions.forget(poll.vm_key, woken)
+            self._pending_decisions.stop_waiting(poll.vm_key, woken)
             timer.cancel()
             connection.call_when_gone(None)
         return not connection.is_gone

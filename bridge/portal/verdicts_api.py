@@ -1,6 +1,6 @@
-"""What people say, as JSON: one verdict, many at once, and one taken back. For pages, and programs with a session.
+"""Verdicts as JSON: one verdict, several at once, and a withdrawal. For pages, and for programs with a session.
 
-A request shows the session's cookie, the portal's own Origin, and the session's token in ``X-CSRF-Token``.
+A request needs the session's cookie, the portal's own Origin, and the session's CSRF token in ``X-CSRF-Token``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Saying(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     valid_seconds: _Seconds = DEFAULT_VALID_SECONDS
 
     def of(self, key: str, digest: str) -> VerdictRequest:
-        """Return what is said of the event with that *key*, as it was shown with that *digest*."""
+        """Return the verdict on the event *key* with *digest*."""
         return VerdictRequest(
             event_key=key, choice=self.verdict, digest=digest, reason=self.reason, valid_seconds=self.valid_seconds
         )
@@ -59,7 +59,7 @@ class _Many(_Saying, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class VerdictsApi:
-    """Takes verdicts in."""
+    """Accepts verdicts over HTTP."""
 
     def __init__(self, *, users: Users, verdict_service: VerdictService, clock: Clock) -> None:
         self._users = users
@@ -75,7 +75,7 @@ class VerdictsApi:
         ]
 
     async def post(self, request: Request) -> Response:
-        """``POST /events/{key}/verdicts``: 201 with what follows; 409 with the event as it is now."""
+        """``POST /events/{key}/verdicts``: 201 with the outcome, or 409 with the current event."""
 
         async def work(person: Person) -> Response:
             one = msgspec.json.decode(await body_of(request), type=_One)
@@ -85,7 +85,7 @@ class VerdictsApi:
         return await self._answer(request, work)
 
     async def post_many(self, request: Request) -> Response:
-        """``POST /verdicts``: one word and reason for several events; 200 with a result for each."""
+        """``POST /verdicts``: one choice and reason for several events; 200 with a result for each event."""
 
         async def work(person: Person) -> Response:
             many = msgspec.json.decode(await body_of(request), type=_Many)
@@ -107,7 +107,7 @@ class VerdictsApi:
         return await self._answer(request, work)
 
     async def delete(self, request: Request) -> Response:
-        """``DELETE /verdicts/{id}``: 200 when it was taken back; 409 when it is too late."""
+        """``DELETE /verdicts/{id}``: 200 after a withdrawal, or 409 if it is too late."""
 
         async def work(person: Person) -> Response:
             return json_answer(_shown(await self._verdict_service.withdraw(person, request.path_params["verdict_id"])))
