@@ -32,9 +32,9 @@ from bridge.portal.agent_tokens import (
 )
 from bridge.portal.attested import DocumentRefused, DocumentVerifier
 from bridge.portal.certificate_chain import IntermediateCertificates, azure_roots, certificates_in
-from bridge.portal.requests import BodyRefused, body_of, error_answer, json_answer
+from bridge.portal.requests import body_of, error_answer, json_answer
 from bridge.portal.settings import AttestedSettings
-from bridge.portal.store.database import Store, StoreUnavailable
+from bridge.portal.store.database import Store
 from bridge.portal.store.documents import take_document
 from bridge.system.attestation import CHALLENGE_PATH, TOKEN_PATH, DocumentRefusal
 from bridge.system.secrets import Secret
@@ -119,15 +119,10 @@ class AgentRoutes:
         try:
             body = await body_of(request, most_bytes=MAX_BODY_BYTES)
             token = await self._looked_at(_document_in(body))
-        except BodyRefused as error:
-            return error_answer(error.status, str(error), ends=True)
         except DocumentRefused as refused:
             return self._refused(refused)
         except SecretUnavailable as error:
             return self._without_secret(error)
-        except StoreUnavailable as error:
-            self._log.problem("store", logging.ERROR, f"No document can be taken; agents ask again. {error}")
-            return error_answer(503, "The database cannot be asked now.")
         if token is None:
             self._count(_BUSY)
             return error_answer(503, "Too many documents wait.")

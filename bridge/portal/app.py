@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bridge.approval.signing import DecisionSigner
 from bridge.clock import Clock
+from bridge.logs import ThrottledLog
 from bridge.portal import pages
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.api import Api
@@ -24,12 +25,12 @@ from bridge.portal.ingest import Ingest
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.poll import PREFIX, LongPoll
-from bridge.portal.requests import error_answer
+from bridge.portal.requests import RequestRefused, error_answer
 from bridge.portal.sentences import too_few
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.settings import PortalSettings
 from bridge.portal.signing import PortalKey
-from bridge.portal.store.database import Store, StoreThreads
+from bridge.portal.store.database import Store, StoreThreads, StoreUnavailable
 from bridge.portal.store.event_details import approvers_here
 from bridge.portal.users import Role, Users
 from bridge.portal.verdicts_api import VerdictsApi
@@ -66,6 +67,7 @@ class Application:
         self._agents = agents
         self._clock = clock
         self._body_seconds = body_seconds
+        self._log = ThrottledLog(logger, clock=clock)
         self._connected_agents = ConnectedAgents(clock)
         self._users = self._new_users()
         self.pending_decisions = PendingDecisions(threads, clock=clock)
@@ -112,10 +114,20 @@ class Application:
             *self._person_routes(),
             *([] if self._agents is None else self._agents.routes(_ROOT)),
         ]
-        handlers: dict[Any, Any] = {404: _not_found, 405: _not_allowed, Exception: _failed}
+        handlers: dict[Any, Any] = {
+            404: _not_found,
+            405: _not_allowed,
+            RequestRefused: _refused,
+            StoreUnavailable: self._unavailable,
+            Exception: _failed,
+        }
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.state.body_seconds = self._body_seconds
         return _Counted(app, self._metrics)
+
+    async def _unavailable(self, _request: Request, error: Exception) -> Response:
+        self._log.problem("store", logging.ERROR, f"A request failed, because the database is not available: {error}")
+        return error_answer(503, "The database is not available.")
 
     def _machine_routes(self) -> list[Route]:
         """Return the routes for agents that send records, and for programs."""
@@ -136,12 +148,7 @@ class Application:
         return [
             Route(f"{_ROOT}/decisions", decisions_api.post, methods=["POST"], name="bring"),
             Route(f"{_ROOT}/records", ingest.post, methods=["POST"], name="records"),
-            Route(f"{_ROOT}/events", api.events, name="events"),
-            Route(f"{_ROOT}/events/{{key}}", api.event, name="event"),
-            Route(f"{_ROOT}/events/{{key}}/records", api.records, name="records_of_event"),
-            Route(f"{_ROOT}/agents", api.agents, name="agents"),
-            Route(f"{_ROOT}/audit", api.audit, name="audit"),
-            Route(f"{_ROOT}/export.jsonl", api.export, name="export"),
+            *api.routes(_ROOT),
         ]
 
     def _person_routes(self) -> list[Route]:
@@ -230,6 +237,10 @@ class _Counted:
 
         is_plain = b"%2f" not in scope["raw_path"].lower()
         await (self._app if is_plain else error_answer(404, "There is nothing here."))(scope, receive, counted)
+
+
+async def _refused(_request: Request, error: Any) -> Response:
+    return error_answer(error.status, str(error), ends=error.closes_connection)
 
 
 async def _not_found(_request: Request, _error: Exception) -> Response:

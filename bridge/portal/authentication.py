@@ -16,10 +16,11 @@ from enum import Enum
 import msgspec
 
 from bridge.clock import Clock
-from bridge.errors import BridgeError, SecretUnavailable
+from bridge.errors import SecretUnavailable
 from bridge.logs import ThrottledLog
 from bridge.portal.agent_tokens import AgentTokens, TokenRefused
 from bridge.portal.metrics import PortalMetrics
+from bridge.portal.requests import RequestRefused
 from bridge.system.secrets import Secret
 
 logger = logging.getLogger(__name__)
@@ -43,13 +44,12 @@ class AuthenticationFailure(str, Enum):
     NOT_YOURS = "not_yours"
 
 
-class AuthenticationFailed(BridgeError):
+class AuthenticationFailed(RequestRefused):
     """The request is refused because of *reason*; *status* is 401, 403, or 503."""
 
     def __init__(self, reason: AuthenticationFailure, message: str, *, status: int = 401) -> None:
-        super().__init__(message)
+        super().__init__(status, message)
         self.reason = reason
-        self.status = status
 
 
 class Agent(msgspec.Struct, frozen=True):

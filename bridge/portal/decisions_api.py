@@ -24,7 +24,7 @@ from bridge.logs import ThrottledLog
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pending_decisions import MAX_DECISIONS, PendingDecisions
-from bridge.portal.requests import BodyRefused, body_of, error_answer, json_answer
+from bridge.portal.requests import body_of, error_answer, json_answer
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.decisions import NewDecision, add_decisions
 
@@ -70,20 +70,14 @@ class DecisionsApi:
             return error_answer(403, "This portal has no [[keys]] to verify a decision by.")
         try:
             tokens = _decode(await body_of(request)).decisions
-        except BodyRefused as error:
-            return error_answer(error.status, str(error), ends=True)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return error_answer(400, 'The body must be {"decisions": ["...", ...]}.')
         if not 1 <= len(tokens) <= MAX_DECISIONS:
             return error_answer(400, f"There must be 1 to {MAX_DECISIONS} decisions.")
-        try:
-            looked_at = await self._looked_at_in_turn(tokens)
-            good = [each for each in looked_at if isinstance(each, NewDecision)]
-            numbers = await self._store.write(add_decisions, good, at=format_time(self._clock.now())) if good else {}
-            await self._pending_decisions.catch_up()
-        except StoreUnavailable as error:
-            self._log.problem("store", logging.ERROR, f"Decisions cannot be stored: {error}")
-            return error_answer(503, "The decisions cannot be stored now.")
+        looked_at = await self._looked_at_in_turn(tokens)
+        good = [each for each in looked_at if isinstance(each, NewDecision)]
+        numbers = await self._store.write(add_decisions, good, at=format_time(self._clock.now())) if good else {}
+        await self._pending_decisions.catch_up()
         results = [_result(each, numbers) for each in looked_at]
         return json_answer({"decisions": results}, status=200 if good else 400)
 

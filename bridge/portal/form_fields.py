@@ -8,8 +8,7 @@ from urllib.parse import parse_qs
 
 from starlette.requests import Request
 
-from bridge.errors import BridgeError
-from bridge.portal.requests import body_of
+from bridge.portal.requests import RequestRefused, body_of
 
 FORM = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 1_000
@@ -24,8 +23,11 @@ _LARGEST_DIGITS = len(str(2**53))
 Form = Mapping[str, Sequence[str]]
 
 
-class FormWrong(BridgeError):
+class FormWrong(RequestRefused):
     """A field or a parameter has an invalid value."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(400, message)
 
 
 async def form_of(request: Request) -> Form:

@@ -11,11 +11,10 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from bridge.clock import Clock
-from bridge.errors import BridgeError
 from bridge.logs import ThrottledLog
-from bridge.portal.form_fields import Form, FormWrong, form_of, one, own_page, part_of
+from bridge.portal.form_fields import Form, form_of, one, own_page, part_of
 from bridge.portal.rendering import SECURITY_HEADERS, Renderer
-from bridge.portal.requests import BodyRefused, headers_of
+from bridge.portal.requests import RequestRefused, headers_of
 from bridge.portal.sentences import moment
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreUnavailable
@@ -29,8 +28,11 @@ _SEE_OTHER = 303
 Answer = Callable[[Request, Person], Awaitable[Response]]
 
 
-class PageNotFound(BridgeError):
+class PageNotFound(RequestRefused):
     """The page does not exist, or the person may not see it."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(404, message)
 
 
 class LoginPages:
@@ -90,8 +92,8 @@ class LoginPages:
             )
         except AccessDenied as error:
             return self._login_page(request, own_page(one(form, "next")), why=str(error), status=error.status)
-        except (BodyRefused, FormWrong) as error:
-            return self._login_page(request, "/", why=str(error), status=getattr(error, "status", 400))
+        except RequestRefused as error:
+            return self._login_page(request, "/", why=str(error), status=error.status)
         except StoreUnavailable as error:
             return self._unavailable(request, error)
         answer = redirect(own_page(one(form, "next")))
@@ -116,10 +118,8 @@ class LoginPages:
             if is_unknown and request.method in {"GET", "HEAD"} and part_of(request) is None:
                 return redirect(f"/login?next={quote(own_page(request.url.path), safe='')}")
             return self._problem(request, person, error.status, str(error))
-        except (FormWrong, BodyRefused) as error:
-            return self._problem(request, person, getattr(error, "status", 400), str(error))
-        except PageNotFound as error:
-            return self._problem(request, person, 404, str(error))
+        except RequestRefused as error:
+            return self._problem(request, person, error.status, str(error))
         except StoreUnavailable as error:
             return self._unavailable(request, error, person)
 

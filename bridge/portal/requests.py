@@ -12,18 +12,28 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from bridge.errors import BridgeError
+
 MAX_BODY_BYTES = 1024 * 1024
 BODY_SECONDS = 10.0
 RETRY_AFTER_SECONDS = 2
 JSON = "application/json"
 
 
-class BodyRefused(Exception):
-    """The body is not read to its end; *status* is 400, 408 or 413."""
+class RequestRefused(BridgeError):
+    """The response has *status* and the message as JSON; the application handles this error for all routes."""
+
+    closes_connection = False
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+class BodyRefused(RequestRefused):
+    """The body is not read to its end; *status* is 400, 408, or 413."""
+
+    closes_connection = True
 
 
 def headers_of(request: Request) -> dict[str, str]:

@@ -24,12 +24,11 @@ from argon2.exceptions import InvalidHashError, VerificationError
 from starlette.requests import Request
 
 from bridge.clock import Clock, format_time
-from bridge.errors import BridgeError
 from bridge.logs import ThrottledLog
 from bridge.portal.audit import NewEntry
 from bridge.portal.fleet import EventState, VmOfEvent
 from bridge.portal.proxies import Proxies
-from bridge.portal.requests import headers_of
+from bridge.portal.requests import RequestRefused, headers_of
 from bridge.portal.store import users as store_users
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import StoreThreads
@@ -60,12 +59,10 @@ class Role(str, Enum):
     APPROVER = "approver"
 
 
-class AccessDenied(BridgeError):
+class AccessDenied(RequestRefused):
     """The person is unknown or lacks the permission; *status* is 401, 403, or 429."""
 
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+    closes_connection = True
 
 
 class Person(msgspec.Struct, frozen=True, kw_only=True):
