@@ -73,7 +73,7 @@ class Challenges:
             return Nonce.FOREIGN
         found = base64.b32decode(nonce.upper())
         said, mac = found[: _TIME_BYTES + _CHANCE_BYTES], found[_TIME_BYTES + _CHANCE_BYTES :]
-        # Each is compared, so that the time says nothing of which one it is.
+        # The time must not depend on the secret that matches.
         if True not in [hmac.compare_digest(mac, _mac(secret, said)) for secret in self._secrets()]:
             return Nonce.FOREIGN
         made_at = int.from_bytes(said[:_TIME_BYTES], "big")

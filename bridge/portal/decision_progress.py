@@ -269,7 +269,7 @@ def _how_far(
         because = _RESULTS.get(result, f"{result}: {outcome.approval.reason or 'no reason was given'}")
         return (Stage.FOLLOWED if followed else Stage.REFUSED), because
     if agent is not None and agent.received_index >= decision.index:
-        # A hold is followed by doing nothing, and no record tells of it.
+        # A hold produces no outcome record.
         return Stage.RECEIVED, "The agent starts nothing early." if decision.choice is Choice.HOLD else ""
     if decision.choice is Choice.APPROVE and decision.expires_at_seconds <= now.timestamp():
         return Stage.EXPIRED, "It ran out before the agent asked."

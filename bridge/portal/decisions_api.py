@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 #: Some three milliseconds of work.
 _LOOKED_AT_ONCE = 16
-#: Requests that wait for their turn. A mebibyte each, of whoever sends one.
+#: Requests that wait for verification, with up to 1 MiB each. The sender needs no credentials.
 _MOST_WAITING = 16
 
 

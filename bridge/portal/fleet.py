@@ -59,7 +59,7 @@ class State(str, Enum):
         return self in _OPEN_RANK
 
 
-#: Started beats Scheduled: a VM that has not looked since knows less.
+#: Started takes precedence over Scheduled, because another VM may not have polled since the start.
 _OPEN_RANK = {State.OTHER: 0, State.SCHEDULED: 1, State.STARTED: 2}
 _OF_STATUS = {"Scheduled": State.SCHEDULED, "Started": State.STARTED}
 _OF_ENDING = {

@@ -70,7 +70,7 @@ class RecordWriter:
         failed: Exception | None = None
         try:
             await self._store.write(add_records, records, format_time(self._clock.now()))
-        except Exception as error:  # noqa: BLE001  # whoever waits gets it
+        except Exception as error:  # noqa: BLE001  # the waiting requests raise it
             failed = error
         for _, stored in gathered:
             if failed is None and not stored.done():

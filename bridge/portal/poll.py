@@ -80,7 +80,7 @@ class LongPoll:
             self._connected_agents.begins(asked.vm_key, headers.get(HEADER, ""), index=received_index)
             poll = asked
             if poll.index > self._pending_decisions.index:
-                await self._pending_decisions.catch_up()  # another process may have told it of more than is known here
+                await self._pending_decisions.catch_up()  # the agent may have polled at another process
             if not self._is_due(poll) and not await self._held(poll, scope[CONNECTION]):
                 return
         except RequestRefused as error:

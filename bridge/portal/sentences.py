@@ -22,7 +22,7 @@ from bridge.portal.user_names import folded_name
 from bridge.portal.users import Person
 from bridge.portal.verdicts import TAKE_BACK, Choice, Outcome, Ruling, people_of
 
-#: How a person names the fields of an event, in the order in which a change of them is told.
+#: The names of fields in sentences, in their order.
 _FIELDS = {
     "event_type": "EventType",
     "not_before_raw": "NotBefore",

@@ -44,7 +44,7 @@ _LONGEST_PASSWORD = 1_024
 _MOST_WRONG = 5
 _WRONG_SECONDS = 300.0
 _MOST_REMEMBERED = 10_000
-#: Of a password that nobody has, made as all others are: a name that is not known takes as long as one that is.
+#: The hash of an unused password. The check of an unknown name must take as long as that of a known name.
 NOBODYS_HASH = "$argon2id$v=19$m=65536,t=3,p=4$NODTa3+FH8YWtHER2am/vg$4iqmJnJsGYRtmaLk+wzwN/Pwv000lt7CzysQeENAI+I"
 #: Each takes 64 MiB and about 50 ms.
 _HASHES_AT_ONCE = 2
@@ -231,7 +231,7 @@ class Users:
             await self._store.write(_end_session, person.name, person.session_sha256, at=self._now())
 
     async def _proxied(self, said: str) -> Person:
-        # A comma: the header came twice, and one of them from whoever asks.
+        # A comma means two headers, and the client has sent one of them.
         known = None if "," in said else user_name_in(_as_utf8(said))
         user = None if known is None else await self._store.read(store_users.user_of, known)
         if known is None or (user is not None and user.disabled_at is not None):

@@ -15,7 +15,6 @@ import msgspec
 
 from bridge.portal.user_names import folded_name
 
-#: What is said to whoever would approve an event that is held.
 TAKE_BACK = "Take the hold back to approve it."
 
 

@@ -101,7 +101,7 @@ def _counts(now_seconds: float) -> ColumnElement[bool]:
 
 
 def _read(connection: Connection, where: ColumnElement[bool]) -> Decisions:
-    # The counter first: what it says is committed, so every row up to it is seen by the statement after it.
+    # Read the counter first. Its value is committed, so the next statement sees every row up to it.
     index = int(connection.execute(select(counters.c.value).where(counters.c.name == _COUNTER)).scalar_one())
     query = select(decisions.c.decision_index, decisions.c.vm_key, decisions.c.jws).where(where)
     found = tuple(

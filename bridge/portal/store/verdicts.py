@@ -71,7 +71,7 @@ def add_verdict(
     connection.execute(verdicts.insert(), {**row, "verdict": choice})
     ruling = rule(_counting(connection, new.event_key), digest=event.digest, at=at, required=required)
     signed: Sequence[NewDecision] = ()
-    # Another hold is told again, for a VM that was not known before.
+    # A second hold is signed too, because new VMs may be known by then.
     if ruling.outcome is Outcome.APPROVED or new.choice is Choice.HOLD:
         signed = sign(event, ruling, _vms_of_groups(connection, event))
         lock_decisions(connection)
@@ -160,7 +160,7 @@ def _check(event: EventState, new: Verdict, said: Sequence[Verdict], *, at: str)
         raise VerdictRefused("The event has changed since it was shown. Look at it as it is now.", event=event)
     ruling = rule(said, digest=event.digest, at=at, required=1)
     if new.choice is Choice.APPROVE and ruling.outcome is Outcome.HELD:
-        # Stored, it would count when the hold is taken back, and no agent would have been told.
+        # A stored approval would count after the withdrawal of the hold, but no decision would be signed.
         raise VerdictRefused(f"{people_of(ruling.verdicts)} holds it. {TAKE_BACK}", event=event)
 
 
