@@ -14,7 +14,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bridge.approval.signing import DecisionSigner
 from bridge.clock import Clock
 from bridge.logs import ThrottledLog
-from bridge.portal import pages
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.api import Api
 from bridge.portal.authentication import Authenticator
@@ -23,6 +22,7 @@ from bridge.portal.deciding import VerdictService
 from bridge.portal.decisions_api import DecisionsApi
 from bridge.portal.ingest import Ingest
 from bridge.portal.metrics import PortalMetrics
+from bridge.portal.pages import Pages
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.poll import PREFIX, LongPoll
 from bridge.portal.requests import RequestRefused, error_answer
@@ -32,7 +32,7 @@ from bridge.portal.settings import PortalSettings
 from bridge.portal.signing import PortalKey
 from bridge.portal.store.database import Store, StoreThreads, StoreUnavailable
 from bridge.portal.store.event_details import approvers_here
-from bridge.portal.users import Role, Users
+from bridge.portal.users import Users
 from bridge.portal.verdicts_api import VerdictsApi
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Application:
         self._body_seconds = body_seconds
         self._log = ThrottledLog(logger, clock=clock)
         self._connected_agents = ConnectedAgents(clock)
-        self._users = self._new_users()
+        self._users = Users(settings.people, store=threads, clock=clock)
         self.pending_decisions = PendingDecisions(threads, clock=clock)
         self.agent_exchange = AgentExchange(threads, self._connected_agents, clock=clock)
         self.live = LiveUpdates(store=threads, users=self._users, connected_agents=self._connected_agents, clock=clock)
@@ -155,18 +155,18 @@ class Application:
         """Return the routes for people: verdicts as JSON, and the pages."""
         signing, verdict_service = self._settings.signing, self._new_verdict_service()
         verdicts = VerdictsApi(users=self._users, verdict_service=verdict_service, clock=self._clock)
+        pages = Pages(
+            users=self._users,
+            verdict_service=verdict_service,
+            store=self._threads,
+            connected_agents=self._connected_agents,
+            live=self.live,
+            clock=self._clock,
+            kid=None if signing is None else signing.kid,
+        )
         return [
             *verdicts.routes(_ROOT),
-            *pages.routes(
-                users=self._users,
-                verdict_service=verdict_service,
-                store=self._threads,
-                connected_agents=self._connected_agents,
-                live=self.live,
-                clock=self._clock,
-                kid=None if signing is None else signing.kid,
-                session_hours=self._settings.people.session_hours,
-            ),
+            *pages.routes(),
         ]
 
     def _new_authenticator(self) -> Authenticator:
@@ -177,18 +177,6 @@ class Application:
             reader_token=self._settings.readers.token(),
             metrics=self._metrics,
             clock=self._clock,
-        )
-
-    def _new_users(self) -> Users:
-        people = self._settings.people
-        return Users(
-            store=self._threads,
-            clock=self._clock,
-            session_hours=people.session_hours,
-            origin=people.origin,
-            proxy_header=people.proxy_header,
-            proxy_addresses=people.proxy_addresses,
-            proxy_role=Role(people.proxy_role),
         )
 
     def _new_verdict_service(self) -> VerdictService:

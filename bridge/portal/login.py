@@ -38,18 +38,10 @@ class PageNotFound(RequestRefused):
 class LoginPages:
     """Serves the login pages, and guards all other pages."""
 
-    def __init__(
-        self,
-        *,
-        users: Users,
-        live: LiveUpdates,
-        clock: Clock,
-        session_hours: float,
-    ) -> None:
+    def __init__(self, *, users: Users, live: LiveUpdates, clock: Clock) -> None:
         self._users = users
         self._live = live
         self._clock = clock
-        self._session_seconds = int(session_hours * 3600)
         self._log = ThrottledLog(logger, clock=clock)
         self.renderer = Renderer()
 
@@ -97,7 +89,7 @@ class LoginPages:
         except StoreUnavailable as error:
             return self._unavailable(request, error)
         answer = redirect(own_page(one(form, "next")))
-        _set_cookie(answer, login.session_id, self._session_seconds)
+        _set_cookie(answer, login.session_id, int(self._users.session.total_seconds()))
         return answer
 
     async def logout(self, _request: Request, person: Person, _form: Form) -> Response:

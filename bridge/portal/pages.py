@@ -73,74 +73,59 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """The changes of the event since the page was loaded."""
 
 
-def routes(
-    *,
-    users: Users,
-    verdict_service: VerdictService,
-    store: StoreThreads,
-    connected_agents: ConnectedAgents,
-    live: LiveUpdates,
-    clock: Clock,
-    kid: str | None,
-    session_hours: float,
-) -> list[Route]:
-    """Return the routes of all pages and of `/live`; *kid* names the portal's key."""
-    login_pages = LoginPages(users=users, live=live, clock=clock, session_hours=session_hours)
-    pages = Pages(
-        verdict_service=verdict_service,
-        store=store,
-        connected_agents=connected_agents,
-        live=live,
-        clock=clock,
-        kid=kid,
-        login_pages=login_pages,
-        others_may_approve=users.others_may_approve,
-    )
-    return [
-        Route("/", login_pages.requires_login(pages.home), name="page_home"),
-        Route("/timeline", login_pages.requires_login(pages.timeline), name="page_timeline"),
-        Route("/events/{key}", login_pages.requires_login(pages.event), name="page_event"),
-        Route("/decide", login_pages.requires_login(pages.chosen), methods=["GET"], name="page_chosen"),
-        Route("/decide", login_pages.accepts_form(pages.decide), methods=["POST"], name="page_decide"),
-        Route(
-            "/verdicts/{verdict_id}/withdraw",
-            login_pages.accepts_form(pages.withdraw),
-            methods=["POST"],
-            name="page_withdraw",
-        ),
-        Route("/agents", login_pages.requires_login(pages.agents), name="page_agents"),
-        Route("/audit", login_pages.requires_login(pages.audit), name="page_audit"),
-        Route("/login", login_pages.login_form, methods=["GET"], name="page_login"),
-        Route("/login", login_pages.login, methods=["POST"], name="page_sign_in"),
-        Route("/logout", login_pages.accepts_form(login_pages.logout), methods=["POST"], name="page_sign_out"),
-        Route("/live", live, name="live"),
-        Route("/static/{name}", login_pages.renderer.static, name="static"),
-    ]
-
-
 class Pages:
-    """Serves the pages."""
+    """Serves the pages; *kid* names the portal's key."""
 
     def __init__(
         self,
         *,
+        users: Users,
         verdict_service: VerdictService,
         store: StoreThreads,
         connected_agents: ConnectedAgents,
         live: LiveUpdates,
         clock: Clock,
         kid: str | None,
-        login_pages: LoginPages,
-        others_may_approve: bool,
     ) -> None:
+        self._users = users
         self._verdict_service = verdict_service
         self._store = store
         self._connected_agents = connected_agents
         self._live = live
         self._clock = clock
         self._kid = kid
-        self._login_pages = login_pages
-        self._others_may_approve = others_may_approve
+        self._login_pages = LoginPages(users=users, live=live, clock=clock)
+
+    def routes(self) -> list[Route]:
+        """Return the routes of all pages and of `/live`."""
+        login = self._login_pages
+        shown = (
+            ("home", "/", self.home),
+            ("timeline", "/timeline", self.timeline),
+            ("event", "/events/{key}", self.event),
+            ("chosen", "/decide", self.chosen),
+            ("agents", "/agents", self.agents),
+            ("audit", "/audit", self.audit),
+        )
+        forms = (
+            ("decide", "/decide", self.decide),
+            ("withdraw", "/verdicts/{verdict_id}/withdraw", self.withdraw),
+            ("sign_out", "/logout", login.logout),
+        )
+        return [
+            *(
+                Route(path, login.requires_login(page), methods=["GET"], name=f"page_{name}")
+                for name, path, page in shown
+            ),
+            *(
+                Route(path, login.accepts_form(form), methods=["POST"], name=f"page_{name}")
+                for name, path, form in forms
+            ),
+            Route("/login", login.login_form, methods=["GET"], name="page_login"),
+            Route("/login", login.login, methods=["POST"], name="page_sign_in"),
+            Route("/live", self._live, name="live"),
+            Route("/static/{name}", login.renderer.static, name="static"),
+        ]
 
     async def home(self, request: Request, person: Person) -> Response:
         """``GET /``: events that are announced, started, or ended within the last hour."""
@@ -323,7 +308,7 @@ class Pages:
             agents=agents,
             kid=self._kid,
             required=self._verdict_service.required,
-            approvers=None if self._others_may_approve else details.approvers,
+            approvers=None if self._users.others_may_approve else details.approvers,
         )
         return view_of(details, context)
 

@@ -13,7 +13,7 @@ import hmac
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from enum import Enum
 from urllib.parse import urlsplit
@@ -29,6 +29,7 @@ from bridge.portal.audit import NewEntry
 from bridge.portal.fleet import EventState, VmOfEvent
 from bridge.portal.proxies import Proxies
 from bridge.portal.requests import RequestRefused, headers_of
+from bridge.portal.settings import PeopleSettings
 from bridge.portal.store import users as store_users
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import StoreThreads
@@ -125,24 +126,14 @@ class Login(msgspec.Struct, frozen=True):
 class Users:
     """Authenticates people."""
 
-    def __init__(
-        self,
-        *,
-        store: StoreThreads,
-        clock: Clock,
-        session_hours: float,
-        origin: str | None,
-        proxy_header: str | None,
-        proxy_addresses: Iterable[str],
-        proxy_role: Role,
-    ) -> None:
+    def __init__(self, settings: PeopleSettings, *, store: StoreThreads, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._session = timedelta(hours=session_hours)
-        self._origin = origin
-        self._proxy_header = proxy_header.lower() if proxy_header else None
-        self._proxies = Proxies(proxy_addresses)
-        self._proxy_role = proxy_role
+        self.session = timedelta(hours=settings.session_hours)
+        self._origin = settings.origin
+        self._proxy_header = settings.proxy_header.lower() if settings.proxy_header else None
+        self._proxies = Proxies(settings.proxy_addresses)
+        self._proxy_role = Role(settings.proxy_role)
         self._hasher = PasswordHasher()
         self._hashing = asyncio.Semaphore(_HASHES_AT_ONCE)
         self._signing_in = 0
@@ -220,7 +211,7 @@ class Users:
             old_sha256=_sha256(old_session_id),
             csrf_token=csrf_token,
             at=format_time(now),
-            until=format_time(now + self._session),
+            until=format_time(now + self.session),
         )
         person = Person(name=user.user_name, role=Role(user.role), scope=user.scopes, csrf_token=csrf_token)
         return Login(session_id, person)
