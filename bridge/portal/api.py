@@ -16,7 +16,7 @@ from bridge.portal.authentication import Authenticator
 from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.fleet import State, key_of_event_id
 from bridge.portal.form_fields import KEY, group_of
-from bridge.portal.requests import RequestRefused, error_answer, headers_of, json_answer
+from bridge.portal.requests import RequestRefused, error_answer, headers_of, json_answer, whole_number
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import StoreThreads
 from bridge.portal.store.event_details import known_vms
@@ -28,13 +28,6 @@ _MOST = 500
 _STATES = ("open", "over", "all", *(state.value for state in State))
 _LARGEST = 2**53 - 1
 _MOST_AGENTS = 10_000
-
-
-class ParameterWrong(RequestRefused):
-    """A parameter of the query has an invalid value."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(400, message)
 
 
 class Api:
@@ -65,7 +58,7 @@ class Api:
         return checked
 
     async def _events(self, request: Request) -> Response:
-        limit = _whole(request, "limit", PAGE, lowest=1, highest=_MOST)
+        limit = whole_number(request.query_params, "limit", PAGE, lowest=1, highest=_MOST)
         found = await self._store.read(list_events, _filter_of(request), limit=limit + 1)
         page = found[:limit]
         cursor = _cursor(place_of(page[-1])) if len(found) > limit else None
@@ -101,8 +94,8 @@ class Api:
         )
 
     async def _audit(self, request: Request) -> Response:
-        after = _whole(request, "after", 0, lowest=0, highest=_LARGEST)
-        limit = _whole(request, "limit", PAGE, lowest=1, highest=_MOST)
+        after = whole_number(request.query_params, "after", 0, lowest=0, highest=_LARGEST)
+        limit = whole_number(request.query_params, "limit", PAGE, lowest=1, highest=_MOST)
         found = await self._store.read(entries, after=after, limit=limit)
         return json_answer({"entries": found, "last": found[-1].entry if found else after})
 
@@ -129,7 +122,9 @@ def _filter_of(request: Request) -> EventFilter:
     states = asked.split(",")
     unknown = [each for each in states if each not in _STATES]
     if unknown or (len(states) > 1 and {"open", "over", "all"} & set(states)):
-        raise ParameterWrong(f"state must be open, over, all, or some of {', '.join(_STATES[3:])} with commas between.")
+        raise RequestRefused(
+            400, f"state must be open, over, all, or some of {', '.join(_STATES[3:])} with commas between."
+        )
     cursor = request.query_params.get("cursor")
     return EventFilter(
         states=() if asked in {"open", "over", "all"} else tuple(states),
@@ -147,16 +142,7 @@ def _place(cursor: str) -> tuple[str, str]:
     try:
         first, key = msgspec.json.decode(base64.urlsafe_b64decode(cursor), type=tuple[str, str])
     except (binascii.Error, ValueError, msgspec.DecodeError) as error:
-        raise ParameterWrong("cursor must be the one of an answer before.") from error
+        raise RequestRefused(400, "cursor must be the one of an answer before.") from error
     if "\0" in first + key:
-        raise ParameterWrong("cursor must be the one of an answer before.")
+        raise RequestRefused(400, "cursor must be the one of an answer before.")
     return first, key
-
-
-def _whole(request: Request, name: str, default: int, *, lowest: int, highest: int) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(highest)) and lowest <= int(text) <= highest):
-        raise ParameterWrong(f"{name} must be a whole number from {lowest} to {highest}.")
-    return int(text)

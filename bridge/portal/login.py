@@ -28,13 +28,6 @@ _SEE_OTHER = 303
 Answer = Callable[[Request, Person], Awaitable[Response]]
 
 
-class PageNotFound(RequestRefused):
-    """The page does not exist, or the person may not see it."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(404, message)
-
-
 class LoginPages:
     """Serves the login pages, and guards all other pages."""
 

@@ -25,14 +25,14 @@ from bridge.portal.form_fields import (
     DIGEST,
     KEY,
     Form,
-    FormWrong,
     entry_of,
     group_of,
     one,
     part_of,
     place_of,
 )
-from bridge.portal.login import LoginPages, PageNotFound, redirect
+from bridge.portal.login import LoginPages, redirect
+from bridge.portal.requests import RequestRefused
 from bridge.portal.sentences import PageContext, differences, these, vm_names
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
@@ -187,7 +187,7 @@ class Pages:
             raise AccessDenied(403, "You may look, and not decide.")
         keys = list(dict.fromkeys(request.query_params.getlist("event")))[:_MOST_CHOSEN]
         if not all(KEY.fullmatch(key) for key in keys):
-            raise FormWrong("An event is named by 32 hexadecimal digits.")
+            raise RequestRefused(400, "An event is named by 32 hexadecimal digits.")
         found = await self._store.read(event_details_of, keys)
         views = [self._view(details, person) for details in found if person.may_see(details.event)]
         return self._login_pages.page(
@@ -204,9 +204,9 @@ class Pages:
         choice = one(form, "verdict")
         named = [each.partition(":") for each in form.get("event", ())]
         if choice not in {each.value for each in Choice} or not 1 <= len(named) <= _MOST_CHOSEN:
-            raise FormWrong(f"A form says approve or hold, and names one to {_MOST_CHOSEN} events.")
+            raise RequestRefused(400, f"A form says approve or hold, and names one to {_MOST_CHOSEN} events.")
         if not all(KEY.fullmatch(key) and DIGEST.fullmatch(digest) for key, _, digest in named):
-            raise FormWrong("An event is named by its key and its digest.")
+            raise RequestRefused(400, "An event is named by its key and its digest.")
         if person.role is not Role.APPROVER:
             raise AccessDenied(403, "You may look, and not decide.")
         reason = one(form, "reason")[:MOST_REASON_CHARACTERS]
@@ -316,7 +316,7 @@ class Pages:
         key = name if KEY.fullmatch(name) else key_of_event_id(name)
         found = await self._store.read(event_details_of, [key])
         if not found or not person.may_see(found[0].event):
-            raise PageNotFound("No record told of such an event.")
+            raise RequestRefused(404, "No record told of such an event.")
         return found[0]
 
 

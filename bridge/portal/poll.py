@@ -24,7 +24,7 @@ from bridge.portal.connected_agents import HEADER, ConnectedAgents
 from bridge.portal.http_limits import CONNECTION, LimitedHttp
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pending_decisions import PendingDecisions
-from bridge.portal.requests import RequestRefused
+from bridge.portal.requests import RequestRefused, whole_number
 from bridge.portal.store.database import StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -173,12 +173,5 @@ def _numbers(query: bytes) -> tuple[int, int]:
     if usual is not None and usual[2].strip(b"0"):
         return int(usual[1]), int(usual[2])
     found = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
-    wait_seconds = _whole(found, "wait", lowest=1, highest=_LARGEST_INDEX)
-    return _whole(found, "index", lowest=0, highest=_LARGEST_INDEX), wait_seconds
-
-
-def _whole(query: Mapping[str, str], name: str, *, lowest: int, highest: int) -> int:
-    text = query.get(name, "")
-    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(highest)) and lowest <= int(text) <= highest):
-        raise RequestRefused(_BAD, f"{name} must be a whole number from {lowest} to {highest}.")
-    return int(text)
+    wait_seconds = whole_number(found, "wait", lowest=1, highest=_LARGEST_INDEX)
+    return whole_number(found, "index", lowest=0, highest=_LARGEST_INDEX), wait_seconds

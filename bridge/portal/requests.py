@@ -72,6 +72,18 @@ async def body_of(request: Request, *, most_bytes: int = MAX_BODY_BYTES) -> byte
         raise BodyRefused(400, "The client went away.") from None
 
 
+def whole_number(
+    parameters: Mapping[str, str], name: str, default: int | None = None, *, lowest: int, highest: int
+) -> int:
+    """Return the parameter *name*; raise RequestRefused unless it is a number from *lowest* to *highest*."""
+    text = parameters.get(name, "")
+    if not text and name not in parameters and default is not None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(highest)) and lowest <= int(text) <= highest):
+        raise RequestRefused(400, f"{name} must be a whole number from {lowest} to {highest}.")
+    return int(text)
+
+
 def json_answer(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return *value* as JSON that no cache keeps."""
     return Response(
