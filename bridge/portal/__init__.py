@@ -1,7 +1,6 @@
-"""The reference ops portal: it shows the fleet's maintenance, takes decisions, and hands them to the agents.
+"""The reference ops portal: receives records from agents, and sends them the decisions of people.
 
-It is a server of its own, with libraries of its own (the extra `portal`, Python 3.11 or newer). No file of the agent
-imports it. It takes records and answers long polls as `bridge/approval/PROTOCOL.md` says, so it is one portal of many.
-
-Public: `command`, what `scheduled-events-bridge portal` does. `fleet` is pure; only `store` knows SQL.
+The portal is a server of its own, with the extra `portal`. No module of the agent imports it. Public: `command` (the
+functions behind the commands), `settings` (PortalSettings), `serve` (Portal), `users` (Role, hashed), and `store`
+(the only code with SQL).
 """

@@ -1,10 +1,9 @@
-"""What the portal gives to agents: challenges, and tokens for one hour. It needs a table of neither.
+"""Challenges, and agent tokens for one hour. Neither needs a table.
 
-A challenge is its time, some chance and a MAC over both, in 32 characters, Azure's limit for a nonce: whoever has the
-secret knows which challenges are its own and how old they are, without a table of them. Letters and digits only.
-
-A token is a JWT (HS256) with the VM as its subject. Every process of the portal that has the secret understands it.
-A secret file may hold several secrets, one a line: the first makes, all of them are understood, for rotation.
+A challenge consists of its time, random bytes, and a MAC of both, in 32 letters and digits (Azure's limit for a nonce).
+The secret is sufficient to recognize a challenge and its age. A token is a JWT (HS256) with the VM as its subject.
+Every process of the portal with the secret can verify it. A secret file can contain several secrets for rotation, one
+per line: the first one signs, and all of them verify.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ _MOST_READ = 20_000
 
 
 class TokenRefused(BridgeError):
-    """The token is none of this portal's, or does not count any more; the message holds nothing of it."""
+    """The token is invalid or has expired; the message contains no part of it."""
 
 
 class Nonce(Enum):
-    """What a nonce is to this portal."""
+    """The result of the check of a nonce."""
 
     FRESH = "fresh"
     OLD = "old"
@@ -69,12 +68,12 @@ class Challenges:
         return base64.b32encode(made).decode().lower()
 
     def look_at(self, nonce: str) -> Nonce:
-        """Return whether *nonce* is a challenge of this portal that still counts."""
+        """Return whether *nonce* is a valid challenge of this portal."""
         if _CHALLENGE.fullmatch(nonce) is None:  # a challenge has one spelling, so a used one cannot come as another
             return Nonce.FOREIGN
         found = base64.b32decode(nonce.upper())
         said, mac = found[: _TIME_BYTES + _CHANCE_BYTES], found[_TIME_BYTES + _CHANCE_BYTES :]
-        # Each is compared, so that the time says nothing of which one it is.
+        # The time must not depend on the secret that matches.
         if True not in [hmac.compare_digest(mac, _mac(secret, said)) for secret in self._secrets()]:
             return Nonce.FOREIGN
         made_at = int.from_bytes(said[:_TIME_BYTES], "big")
@@ -83,7 +82,7 @@ class Challenges:
 
 
 class _Read(NamedTuple):
-    """What a token says."""
+    """The verified claims of a token."""
 
     vm_id: str
     issued_at: int
@@ -91,10 +90,10 @@ class _Read(NamedTuple):
 
 
 class AgentTokens:
-    """Makes and reads the tokens of agents; *secrets* returns the portal's secrets, the newest first.
+    """Issues and verifies agent tokens; *secrets* returns the portal's secrets, the newest first.
 
-    An agent shows its token with every poll, and to verify one takes as long as all the rest of an answer: so what
-    those say that verified is kept, by their hashes and the secret that they verified with.
+    An agent sends its token with every poll, and the verification would double the cost of a poll. The claims of
+    verified tokens are therefore cached by the hash of the token and the secret.
     """
 
     def __init__(self, secrets: Callable[[], Sequence[str]], *, clock: Clock) -> None:
@@ -103,7 +102,7 @@ class AgentTokens:
         self._read: dict[tuple[bytes, str], _Read] = {}
 
     def new(self, vm_id: str, *, subscription_id: str) -> str:
-        """Return a token for the VM *vm_id*, which counts for TOKEN_SECONDS."""
+        """Return a token for the VM *vm_id* that is valid for TOKEN_SECONDS."""
         now = int(self._clock.timestamp())
         claims = {
             "aud": _AUDIENCE,
@@ -116,7 +115,7 @@ class AgentTokens:
         return jwt.encode(claims, _key(self._secrets()[0]), algorithm=_ALGORITHM)
 
     def vm_id_of(self, token: str) -> str:
-        """Return the VM that *token* stands for, in lower case; raise TokenRefused when it stands for none."""
+        """Return the VM of *token*, in lower case; raise TokenRefused for an invalid token."""
         if len(token) > _MOST_TOKEN_CHARACTERS:
             raise TokenRefused("The token is too long for one of this portal.")
         name = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
@@ -136,7 +135,7 @@ class AgentTokens:
 
 
 def _verified(token: str, secret: str) -> _Read | None:
-    """Return what *token* says; None when another secret signed it. Raise TokenRefused when it is no token of ours."""
+    """Return the claims of *token*; None if another secret signed it. Raise TokenRefused for a malformed token."""
     try:
         claims = jwt.decode(
             token,
@@ -157,7 +156,7 @@ def _verified(token: str, secret: str) -> _Read | None:
 
 
 def check_secret(secret: str) -> None:
-    """Raise ValueError when *secret* is too short to sign tokens with."""
+    """Raise ValueError if *secret* is too short."""
     if len(secret) < LEAST_SECRET_CHARACTERS:
         raise ValueError(
             f"it has {len(secret)} characters, and needs {LEAST_SECRET_CHARACTERS}: head -c 32 /dev/urandom | base64"
@@ -169,5 +168,5 @@ def _mac(secret: str, said: bytes) -> bytes:
 
 
 def _key(secret: str, purpose: str = "agent-token") -> bytes:
-    """Return a key of *secret* for one purpose: what is signed for one never counts for another."""
+    """Return a key for one purpose, so that a signature for one purpose is invalid for another."""
     return hmac.digest(secret.encode(), purpose.encode(), hashlib.sha256)

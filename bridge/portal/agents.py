@@ -1,10 +1,8 @@
-"""How an agent gets its token (PROTOCOL.md, section 2): a challenge, and a token for an attested document.
+"""The routes for agent tokens (PROTOCOL.md, section 2): a challenge, and a token for an attested document.
 
-Whoever reaches the portal may call these two routes, so what they do for a stranger is bounded: a body of 64 KiB within
-ten seconds, a few documents looked at side by side on threads of their own, and a 503 for the others when too many
-wait. What is refused is counted by its reason and logged once, and nothing of it is kept.
-
-A document is accepted once. The database keeps the accepted documents for all processes of the portal.
+Both routes need no credentials. Therefore, the body is limited to 64 KiB, a few documents are verified at a time on
+threads of their own, and further requests get a 503. Refused documents are counted by reason, and each reason is logged
+once. A document is accepted once, and the database keeps the accepted documents for all processes of the portal.
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ from bridge.portal.agent_tokens import (
 )
 from bridge.portal.attested import DocumentRefused, DocumentVerifier
 from bridge.portal.certificate_chain import IntermediateCertificates, azure_roots, certificates_in
-from bridge.portal.requests import BodyRefused, body_of, error_answer, json_answer
+from bridge.portal.requests import body_of, error_answer, json_answer
 from bridge.portal.settings import AttestedSettings
-from bridge.portal.store.database import Store, StoreUnavailable
+from bridge.portal.store.database import Store
 from bridge.portal.store.documents import take_document
 from bridge.system.access_tokens import CHALLENGE_PATH, TOKEN_PATH, DocumentRefusal
 from bridge.system.secrets import Secret
@@ -57,7 +55,7 @@ _STATUSES = {
 
 
 class AgentRoutes:
-    """The two routes, as *settings* say; *count* is called with a word for each document: accepted, or why not.
+    """The two routes; *count* is called with the result of each document: accepted, or the reason of the refusal.
 
     *store* keeps the accepted documents.
     """
@@ -104,11 +102,11 @@ class AgentRoutes:
         ]
 
     def close(self) -> None:
-        """Begin with no document any more; those that are looked at have their end by themselves, within seconds."""
+        """Start no further verification. Running ones end by themselves within seconds."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def challenge(self, request: Request) -> Response:
-        """Answer with a new challenge; the body of *request* says nothing and is not read."""
+        """Return a new challenge; the body of *request* is not read."""
         del request
         try:
             nonce = self._challenges.new()
@@ -117,19 +115,14 @@ class AgentRoutes:
         return json_answer({"nonce": nonce, "expires_in": CHALLENGE_SECONDS})
 
     async def token(self, request: Request) -> Response:
-        """Answer with a token for the VM of the document in *request*, or with why there is none."""
+        """Return a token for the VM of the document in *request*, or the reason of the refusal."""
         try:
             body = await body_of(request, most_bytes=MAX_BODY_BYTES)
             token = await self._looked_at(_document_in(body))
-        except BodyRefused as error:
-            return error_answer(error.status, str(error), ends=True)
         except DocumentRefused as refused:
             return self._refused(refused)
         except SecretUnavailable as error:
             return self._without_secret(error)
-        except StoreUnavailable as error:
-            self._log.problem("store", logging.ERROR, f"No document can be taken; agents ask again. {error}")
-            return error_answer(503, "The database cannot be asked now.")
         if token is None:
             self._count(_BUSY)
             return error_answer(503, "Too many documents wait.")
@@ -137,7 +130,7 @@ class AgentRoutes:
         return json_answer({"token": token, "expires_in": TOKEN_SECONDS})
 
     async def _looked_at(self, document: str) -> str | None:
-        """Return the token for *document*, None when too many wait."""
+        """Return the token for *document*; None if too many documents wait."""
         if self._waiting >= self._most_waiting:
             return None
         self._waiting += 1
@@ -168,7 +161,7 @@ class AgentRoutes:
 
 
 def secrets_of(secret: Secret) -> Callable[[], Sequence[str]]:
-    """Return what reads *secret*; it raises SecretUnavailable for one that could be guessed, too."""
+    """Return a function that reads *secret* and raises SecretUnavailable for a weak one too."""
 
     def read() -> Sequence[str]:
         found = secret.values()

@@ -1,87 +1,64 @@
-"""What programs read: events, the VMs and their agents, the audit and an export of it, as JSON."""
+"""The read-only API for programs: events, VMs and their agents, and the audit, as JSON."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
 
-from bridge.errors import BridgeError
-from bridge.portal.authentication import AuthenticationFailed, Authenticator
+from bridge.portal.authentication import Authenticator
 from bridge.portal.connected_agents import ConnectedAgents
 from bridge.portal.fleet import State, key_of_event_id
-from bridge.portal.requests import error_answer, headers_of, json_answer
+from bridge.portal.form_fields import KEY, group_of
+from bridge.portal.requests import RequestRefused, error_answer, headers_of, json_answer, whole_number
 from bridge.portal.store.audit import entries
-from bridge.portal.store.database import StoreThreads, StoreUnavailable
+from bridge.portal.store.database import StoreThreads
 from bridge.portal.store.event_details import known_vms
 from bridge.portal.store.events import PAGE, EventFilter, event_of, list_events, place_of, records_by_id, records_of
 
 _LINES = "application/jsonl"
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _MOST = 500
-_KEY = re.compile("[0-9a-f]{32}")
-_GROUP = re.compile(r"(resource_group|labels\.[^:\n]{1,256}):[^\n]{0,1024}")
 _STATES = ("open", "over", "all", *(state.value for state in State))
 _LARGEST = 2**53 - 1
 _MOST_AGENTS = 10_000
 
 
-class ParameterWrong(BridgeError):
-    """A parameter of the query cannot be meant."""
-
-
 class Api:
-    """Answers readers."""
+    """Serves readers."""
 
     def __init__(self, *, store: StoreThreads, authenticator: Authenticator, connected_agents: ConnectedAgents) -> None:
         self._store = store
         self._connected_agents = connected_agents
         self._authenticator = authenticator
 
-    async def events(self, request: Request) -> Response:
-        """``GET /events``: those that were told of last first, a page at a time."""
-        return await self._answer(request, self._events)
+    def routes(self, root: str) -> list[Route]:
+        """Return the routes below *root*."""
+        routes: tuple[tuple[str, str, Callable[[Request], Awaitable[Response]]], ...] = (
+            ("events", "/events", self._events),
+            ("event", "/events/{key}", self._event),
+            ("records_of_event", "/events/{key}/records", self._records),
+            ("agents", "/agents", self._agents),
+            ("audit", "/audit", self._audit),
+            ("export", "/export.jsonl", self._export),
+        )
+        return [Route(f"{root}{path}", self._for_readers(answer), name=name) for name, path, answer in routes]
 
-    async def event(self, request: Request) -> Response:
-        """``GET /events/{key}``: one event by its key or its EventId, with its records as they came."""
-        return await self._answer(request, self._event)
-
-    async def records(self, request: Request) -> Response:
-        """``GET /events/{key}/records``: its records, one a line; with ``vm_id`` the one that counts for that VM."""
-        return await self._answer(request, self._records)
-
-    async def agents(self, request: Request) -> Response:
-        """``GET /agents``: every VM that sent a record or asks for decisions, and what its agent says of itself."""
-        return await self._answer(request, self._agents)
-
-    async def audit(self, request: Request) -> Response:
-        """``GET /audit``: the entries after a number."""
-        return await self._answer(request, self._audit)
-
-    async def export(self, request: Request) -> Response:
-        """``GET /export.jsonl``: every entry of the audit, one a line."""
-        return await self._answer(request, self._export)
-
-    async def _answer(self, request: Request, work: Any) -> Response:
-        try:
+    def _for_readers(self, answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Any]:
+        async def checked(request: Request) -> Response:
             self._authenticator.check_reader(headers_of(request))
-            answer: Response = await work(request)
-        except AuthenticationFailed as error:
-            return error_answer(error.status, str(error))
-        except ParameterWrong as error:
-            return error_answer(400, str(error))
-        except StoreUnavailable:
-            return error_answer(503, "The database cannot be read now.")
-        return answer
+            return await answer(request)
+
+        return checked
 
     async def _events(self, request: Request) -> Response:
-        limit = _whole(request, "limit", PAGE, lowest=1, highest=_MOST)
+        limit = whole_number(request.query_params, "limit", PAGE, lowest=1, highest=_MOST)
         found = await self._store.read(list_events, _filter_of(request), limit=limit + 1)
         page = found[:limit]
         cursor = _cursor(place_of(page[-1])) if len(found) > limit else None
@@ -96,6 +73,7 @@ class Api:
         return json_answer({"event": event, "records": [msgspec.Raw(each.encode()) for each in records]})
 
     async def _records(self, request: Request) -> Response:
+        """Return the records of an event, one per line; with ``vm_id``, only the one that counts for that VM."""
         key, vm_id = _key(request), request.query_params.get("vm_id")
         if vm_id is None:
             found = await self._store.read(records_of, key)
@@ -116,8 +94,8 @@ class Api:
         )
 
     async def _audit(self, request: Request) -> Response:
-        after = _whole(request, "after", 0, lowest=0, highest=_LARGEST)
-        limit = _whole(request, "limit", PAGE, lowest=1, highest=_MOST)
+        after = whole_number(request.query_params, "after", 0, lowest=0, highest=_LARGEST)
+        limit = whole_number(request.query_params, "limit", PAGE, lowest=1, highest=_MOST)
         found = await self._store.read(entries, after=after, limit=limit)
         return json_answer({"entries": found, "last": found[-1].entry if found else after})
 
@@ -130,17 +108,13 @@ class Api:
                 yield b"".join(msgspec.json.encode(entry) + b"\n" for entry in page)
                 page = await self._store.read(entries, after=page[-1].entry)
 
-        return StreamingResponse(
-            lines(),
-            media_type=_LINES,
-            headers=_HEADERS,
-        )
+        return StreamingResponse(lines(), media_type=_LINES, headers=_HEADERS)
 
 
 def _key(request: Request) -> str:
     """Return the key of the event that the path names, by its key or its EventId."""
     name: str = request.path_params["key"]
-    return name if _KEY.fullmatch(name) else key_of_event_id(name)
+    return name if KEY.fullmatch(name) else key_of_event_id(name)
 
 
 def _filter_of(request: Request) -> EventFilter:
@@ -148,17 +122,14 @@ def _filter_of(request: Request) -> EventFilter:
     states = asked.split(",")
     unknown = [each for each in states if each not in _STATES]
     if unknown or (len(states) > 1 and {"open", "over", "all"} & set(states)):
-        raise ParameterWrong(f"state must be open, over, all, or some of {', '.join(_STATES[3:])} with commas between.")
-    group = request.query_params.get("group")
-    if group is not None and not _GROUP.fullmatch(group):
-        raise ParameterWrong("group must be resource_group:NAME or labels.NAME:VALUE.")
-    if group is not None and group.startswith("resource_group:"):
-        group = group.casefold()
+        raise RequestRefused(
+            400, f"state must be open, over, all, or some of {', '.join(_STATES[3:])} with commas between."
+        )
     cursor = request.query_params.get("cursor")
     return EventFilter(
         states=() if asked in {"open", "over", "all"} else tuple(states),
         is_open={"open": True, "over": False}.get(asked),
-        group=None if group is None else group.replace("\0", "\ufffd"),
+        group=group_of(request),
         before=None if cursor is None else _place(cursor),
     )
 
@@ -171,16 +142,7 @@ def _place(cursor: str) -> tuple[str, str]:
     try:
         first, key = msgspec.json.decode(base64.urlsafe_b64decode(cursor), type=tuple[str, str])
     except (binascii.Error, ValueError, msgspec.DecodeError) as error:
-        raise ParameterWrong("cursor must be the one of an answer before.") from error
+        raise RequestRefused(400, "cursor must be the one of an answer before.") from error
     if "\0" in first + key:
-        raise ParameterWrong("cursor must be the one of an answer before.")
+        raise RequestRefused(400, "cursor must be the one of an answer before.")
     return first, key
-
-
-def _whole(request: Request, name: str, default: int, *, lowest: int, highest: int) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(highest)) and lowest <= int(text) <= highest):
-        raise ParameterWrong(f"{name} must be a whole number from {lowest} to {highest}.")
-    return int(text)

@@ -1,4 +1,4 @@
-"""The portal's application: all that agents, people and programs reach, made of the settings; `serve` listens."""
+"""The portal's ASGI application, built from the settings. `bridge.portal.serve` listens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from bridge.approval.signing import DecisionSigner
 from bridge.clock import Clock
-from bridge.portal import pages
+from bridge.logs import ThrottledLog
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.api import Api
 from bridge.portal.authentication import Authenticator
@@ -22,16 +22,17 @@ from bridge.portal.deciding import VerdictService
 from bridge.portal.decisions_api import DecisionsApi
 from bridge.portal.ingest import Ingest
 from bridge.portal.metrics import PortalMetrics
+from bridge.portal.pages import Pages
 from bridge.portal.pending_decisions import PendingDecisions
 from bridge.portal.poll import PREFIX, LongPoll
-from bridge.portal.requests import error_answer
+from bridge.portal.requests import RequestRefused, error_answer
 from bridge.portal.sentences import too_few
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.settings import PortalSettings
 from bridge.portal.signing import PortalKey
-from bridge.portal.store.database import Store, StoreThreads
+from bridge.portal.store.database import Store, StoreThreads, StoreUnavailable
 from bridge.portal.store.event_details import approvers_here
-from bridge.portal.users import Role, Users
+from bridge.portal.users import Users
 from bridge.portal.verdicts_api import VerdictsApi
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ _ROOT = "/api/v1"
 
 
 def agent_routes(settings: PortalSettings, *, store: Store, metrics: PortalMetrics, clock: Clock) -> AgentRoutes | None:
-    """Return what gives tokens for attested documents; None: no such document counts here."""
+    """Return the routes for agent tokens; None: attested documents are not configured."""
     attested = settings.agents.attested
     if attested is None:
         return None
@@ -48,7 +49,7 @@ def agent_routes(settings: PortalSettings, *, store: Store, metrics: PortalMetri
 
 
 class Application:
-    """What answers on the public listener; call `load` before it does, and have the `followers` follow meanwhile."""
+    """The application of the public listener. Call `load` first, and run the `followers` meanwhile."""
 
     def __init__(
         self,
@@ -66,8 +67,9 @@ class Application:
         self._agents = agents
         self._clock = clock
         self._body_seconds = body_seconds
+        self._log = ThrottledLog(logger, clock=clock)
         self._connected_agents = ConnectedAgents(clock)
-        self._users = self._new_users()
+        self._users = Users(settings.people, store=threads, clock=clock)
         self.pending_decisions = PendingDecisions(threads, clock=clock)
         self.agent_exchange = AgentExchange(threads, self._connected_agents, clock=clock)
         self.live = LiveUpdates(store=threads, users=self._users, connected_agents=self._connected_agents, clock=clock)
@@ -88,7 +90,7 @@ class Application:
         await self._dispatcher(scope, receive, send)
 
     async def load(self) -> None:
-        """Read what it must know before it answers."""
+        """Read the state that requests need."""
         await self.pending_decisions.load()
         await self._users.load()
         approvers = await self._threads.read(approvers_here)
@@ -98,11 +100,11 @@ class Application:
 
     @property
     def followers(self) -> tuple[PendingDecisions, LiveUpdates, AgentExchange]:
-        """Return what follows the database."""
+        """Return the tasks that follow the database."""
         return self.pending_decisions, self.live, self.agent_exchange
 
     def stop(self) -> None:
-        """Answer every poll that is held, and end every stream."""
+        """Answer every held poll, and end every stream."""
         self.pending_decisions.stop()
         self.live.stop()
 
@@ -112,13 +114,23 @@ class Application:
             *self._person_routes(),
             *([] if self._agents is None else self._agents.routes(_ROOT)),
         ]
-        handlers: dict[Any, Any] = {404: _not_found, 405: _not_allowed, Exception: _failed}
+        handlers: dict[Any, Any] = {
+            404: _not_found,
+            405: _not_allowed,
+            RequestRefused: _refused,
+            StoreUnavailable: self._unavailable,
+            Exception: _failed,
+        }
         app = Starlette(routes=routes, exception_handlers=handlers)
         app.state.body_seconds = self._body_seconds
         return _Counted(app, self._metrics)
 
+    async def _unavailable(self, _request: Request, error: Exception) -> Response:
+        self._log.problem("store", logging.ERROR, f"A request failed, because the database is not available: {error}")
+        return error_answer(503, "The database is not available.")
+
     def _machine_routes(self) -> list[Route]:
-        """Return what agents that send records, and programs, reach."""
+        """Return the routes for agents that send records, and for programs."""
         ingest = Ingest(
             store=self._threads,
             authenticator=self._authenticator,
@@ -136,30 +148,25 @@ class Application:
         return [
             Route(f"{_ROOT}/decisions", decisions_api.post, methods=["POST"], name="bring"),
             Route(f"{_ROOT}/records", ingest.post, methods=["POST"], name="records"),
-            Route(f"{_ROOT}/events", api.events, name="events"),
-            Route(f"{_ROOT}/events/{{key}}", api.event, name="event"),
-            Route(f"{_ROOT}/events/{{key}}/records", api.records, name="records_of_event"),
-            Route(f"{_ROOT}/agents", api.agents, name="agents"),
-            Route(f"{_ROOT}/audit", api.audit, name="audit"),
-            Route(f"{_ROOT}/export.jsonl", api.export, name="export"),
+            *api.routes(_ROOT),
         ]
 
     def _person_routes(self) -> list[Route]:
-        """Return what people reach: their verdicts as JSON, and the pages."""
+        """Return the routes for people: verdicts as JSON, and the pages."""
         signing, verdict_service = self._settings.signing, self._new_verdict_service()
         verdicts = VerdictsApi(users=self._users, verdict_service=verdict_service, clock=self._clock)
+        pages = Pages(
+            users=self._users,
+            verdict_service=verdict_service,
+            store=self._threads,
+            connected_agents=self._connected_agents,
+            live=self.live,
+            clock=self._clock,
+            kid=None if signing is None else signing.kid,
+        )
         return [
             *verdicts.routes(_ROOT),
-            *pages.routes(
-                users=self._users,
-                verdict_service=verdict_service,
-                store=self._threads,
-                connected_agents=self._connected_agents,
-                live=self.live,
-                clock=self._clock,
-                kid=None if signing is None else signing.kid,
-                session_hours=self._settings.people.session_hours,
-            ),
+            *pages.routes(),
         ]
 
     def _new_authenticator(self) -> Authenticator:
@@ -170,18 +177,6 @@ class Application:
             reader_token=self._settings.readers.token(),
             metrics=self._metrics,
             clock=self._clock,
-        )
-
-    def _new_users(self) -> Users:
-        people = self._settings.people
-        return Users(
-            store=self._threads,
-            clock=self._clock,
-            session_hours=people.session_hours,
-            origin=people.origin,
-            proxy_header=people.proxy_header,
-            proxy_addresses=people.proxy_addresses,
-            proxy_role=Role(people.proxy_role),
         )
 
     def _new_verdict_service(self) -> VerdictService:
@@ -200,7 +195,7 @@ class Application:
 
 
 class _Dispatcher:
-    """Gives long polls to *poll*, and everything else to *rest*."""
+    """Sends long polls to *poll* and all other requests to *rest*."""
 
     def __init__(self, poll: ASGIApp, rest: ASGIApp) -> None:
         self._poll = poll
@@ -212,9 +207,9 @@ class _Dispatcher:
 
 
 class _Counted:
-    """Counts the answers of *app* by route and status; a path that is no route counts as `none`.
+    """Counts the responses of *app* by route and status; a path without a route counts as `none`.
 
-    A slash that was encoded leads nowhere: what stands before the portal may have taken it for no slash, and let it by.
+    A path with an encoded slash gets a 404, because a proxy may have checked another path.
     """
 
     def __init__(self, app: Starlette, metrics: PortalMetrics) -> None:
@@ -230,6 +225,10 @@ class _Counted:
 
         is_plain = b"%2f" not in scope["raw_path"].lower()
         await (self._app if is_plain else error_answer(404, "There is nothing here."))(scope, receive, counted)
+
+
+async def _refused(_request: Request, error: Any) -> Response:
+    return error_answer(error.status, str(error), ends=error.closes_connection)
 
 
 async def _not_found(_request: Request, _error: Exception) -> Response:

@@ -1,7 +1,6 @@
-"""Who is calling: an agent that may send records, or a program that may read. Tokens and signatures, never cookies.
+"""Authenticates agents and programs by tokens and webhook signatures.
 
-What is refused is counted by its reason and logged once, whoever tries and however often: ten thousand wrong tokens
-leave neither memory nor a flood of lines behind.
+A refused request is counted by its reason, and each reason is logged once. `bridge.portal.users` authenticates people.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ from enum import Enum
 import msgspec
 
 from bridge.clock import Clock
-from bridge.errors import BridgeError, SecretUnavailable
+from bridge.errors import SecretUnavailable
 from bridge.logs import ThrottledLog
 from bridge.portal.agent_tokens import AgentTokens, TokenRefused
 from bridge.portal.metrics import PortalMetrics
+from bridge.portal.requests import RequestRefused
 from bridge.system.secrets import Secret
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ _LONGEST_TOKEN = 4_096
 
 
 class AuthenticationFailure(str, Enum):
-    """Why a caller was not let in."""
+    """The reason for a refused request, which is also the label of a metric."""
 
     NO_CREDENTIALS = "no_credentials"
     WRONG_TOKEN = "wrong_token"  # noqa: S105  # a word
@@ -44,28 +44,27 @@ class AuthenticationFailure(str, Enum):
     NOT_YOURS = "not_yours"
 
 
-class AuthenticationFailed(BridgeError):
-    """The caller is not let in, for *reason*; *status* is 401, 403 or 503."""
+class AuthenticationFailed(RequestRefused):
+    """The request is refused because of *reason*; *status* is 401, 403, or 503."""
 
     def __init__(self, reason: AuthenticationFailure, message: str, *, status: int = 401) -> None:
-        super().__init__(message)
+        super().__init__(status, message)
         self.reason = reason
-        self.status = status
 
 
 class Agent(msgspec.Struct, frozen=True):
-    """An agent that was let in."""
+    """An authenticated agent."""
 
     vm_key: str | None
-    """The VM that it speaks for, and for no other; None: its credential says nothing of a VM."""
+    """The only VM for which the agent may act; None: the credential names no VM."""
 
     def may_speak_for(self, vm_key: str) -> bool:
-        """Return whether it may send records of that VM, and ask for its decisions."""
+        """Return whether the agent may send records of *vm_key* and poll for its decisions."""
         return self.vm_key is None or self.vm_key == vm_key
 
 
 class Authenticator:
-    """Lets agents and readers in by what the settings name."""
+    """Authenticates agents and readers by the configured secrets."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class Authenticator:
         clock: Clock,
         attested: AgentTokens | None = None,
     ) -> None:
-        """*attested* are the tokens that the portal gave for attested documents; None where it gives none."""
+        """Without *attested*, the portal issues no tokens for attested documents."""
         self._attested = attested
         self._agent_token = agent_token
         self._webhook_secret = webhook_secret
@@ -87,7 +86,7 @@ class Authenticator:
         self._log = ThrottledLog(logger, clock=clock)
 
     def agent(self, headers: Mapping[str, str], body: bytes | None = None) -> Agent:
-        """Return the agent that shows *headers*; *body* may be what it signed. Raise CallerRefused."""
+        """Return the agent that sent *headers* and, if it is signed, *body*; raise AuthenticationFailed."""
         token = _bearer(headers)
         if token is not None and (self._agent_token.is_set or self._attested is not None):
             if self._agent_token.is_set and _is_one_of(token, self._values(self._agent_token)):
@@ -102,7 +101,7 @@ class Authenticator:
         raise self.refused(AuthenticationFailure.NO_CREDENTIALS, "Show a bearer token, or sign what is sent.")
 
     def _attested_vm(self, token: str) -> str | None:
-        """Return the VM that *token* was given to for an attested document, None when it was not."""
+        """Return the VM for which the portal issued *token*; None if it did not issue *token*."""
         if self._attested is None:
             return None
         try:
@@ -113,7 +112,7 @@ class Authenticator:
             raise self._unavailable(str(error)) from error
 
     def check_reader(self, headers: Mapping[str, str]) -> None:
-        """Raise CallerRefused unless *headers* show a token of those who may read."""
+        """Raise AuthenticationFailed unless *headers* contain the token of a reader."""
         if not self._reader_token.is_set:
             raise self.refused(
                 AuthenticationFailure.NO_CREDENTIALS,
@@ -127,7 +126,7 @@ class Authenticator:
             raise self.refused(AuthenticationFailure.WRONG_TOKEN, "This token is not known here.")
 
     def refused(self, reason: AuthenticationFailure, message: str, *, status: int = 401) -> AuthenticationFailed:
-        """Count and log that somebody is refused, and return it to be raised."""
+        """Count and log a refused request, and return the exception to raise."""
         self._metrics.refused(reason.value)
         self._log.problem(reason, logging.WARNING, f"A caller was refused: {message}", reason=reason.value)
         return AuthenticationFailed(reason, message, status=status)
@@ -183,7 +182,7 @@ def _is_one_of(token: str, known: tuple[str, ...]) -> bool:
 
 
 def _is_any(shown: bytes, known: list[bytes]) -> bool:
-    """Return whether *shown* is one of *known*; each is compared, so that the time says nothing of which one it is."""
+    """Return whether *shown* is one of *known*, in a time that does not depend on the match."""
     return sum(hmac.compare_digest(shown, each) for each in known) > 0
 
 

@@ -1,7 +1,8 @@
-"""What `scheduled-events-bridge portal` and its commands do; `bridge.cli.portal` has their options, and prints."""
+"""The functions behind `scheduled-events-bridge portal` and its commands. `bridge.cli.portal` has the options."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ _COLUMNS = tuple(Entry.__struct_fields__)
 
 
 class Verified(NamedTuple):
-    """What `audit verify` found."""
+    """The result of `audit verify`."""
 
     entries: int
     last_hash: str
@@ -39,31 +40,24 @@ class Verified(NamedTuple):
 
 
 def serve(config: Path | None) -> None:
-    """Serve by the file *config* until a signal stops it."""
+    """Run the portal until a signal stops it."""
     Portal(load(find(config))).run()
 
 
 def migrate(config: Path | None) -> tuple[str | None, str]:
-    """Bring the database to this version; return the steps before and now."""
-    store = _store(config, must_exist=False)
-    try:
+    """Migrate the database to this version; return the migration steps before and after."""
+    with _opened(config, must_exist=False) as store:
         return store.migrate()
-    finally:
-        store.close()
 
 
 def backup(config: Path | None, target: Path) -> None:
     """Copy the database to *target*, also while the portal runs."""
-    store = _store(config)
-    try:
+    with _opened(config) as store:
         store.kind.back_up(target)
-    finally:
-        store.close()
 
 
 def verify(config: Path | None) -> Verified:
-    """Look at every entry of the audit and return what was found."""
-    store = _store(config)
+    """Check every entry of the audit."""
     last = ""
 
     def walked(chain: Iterator[Entry]) -> Iterator[Entry]:
@@ -72,19 +66,19 @@ def verify(config: Path | None) -> Verified:
             last = entry.hash
             yield entry
 
-    try:
+    with _opened(config) as store:
         total = store.read(count)
         fault = store.read(lambda connection: first_fault(walked(all_entries(connection)), count=total))
-    finally:
-        store.close()
     return Verified(total, last, fault)
 
 
 def add_user(config: Path | None, name: str, *, password: str | None, role: str, scope: Sequence[str]) -> None:
-    """Let somebody in, or replace who it is; without *password* only a proxy does."""
+    """Add or replace a user; without *password*, only a proxy can authenticate the user."""
     known = user_name_in(name)
     if known is None:
-        raise BridgeError(f"{name[:MOST_CHARACTERS]!r} is no name: at most {MOST_CHARACTERS} characters that are seen.")
+        raise BridgeError(
+            f"{name[:MOST_CHARACTERS]!r} is not a valid name. Use at most {MOST_CHARACTERS} visible characters."
+        )
     user = User(
         user_name=known,
         password_hash=_hash_of(password),
@@ -97,11 +91,11 @@ def add_user(config: Path | None, name: str, *, password: str | None, role: str,
 
 
 def change_user(config: Path | None, name: str, *, role: str | None = None, scope: Sequence[str] | None = None) -> User:
-    """Change what somebody may do, and where; None: as it is. Return who it is now."""
+    """Change the role and the scope of a user; None: unchanged. Return the updated user."""
     changes = {} if role is None else {"role": Role(role).value}
     changes |= {} if scope is None else {"scope": _scopes(scope)}
     if not changes:
-        raise BridgeError("Say what is to change: --role, --scope or --all-vms.")
+        raise BridgeError("Nothing to change. Give --role, --scope, or --all-vms.")
     details: dict[str, object] = {**changes}
     if "scope" in changes:
         details["scope"] = changes["scope"].splitlines()
@@ -109,37 +103,34 @@ def change_user(config: Path | None, name: str, *, role: str | None = None, scop
 
 
 def set_password(config: Path | None, name: str, password: str | None) -> User:
-    """Give somebody another password; None: only a proxy lets them in from now on."""
+    """Set the password of a user; None: only a proxy can authenticate the user."""
     details = {"by": "proxy" if password is None else "password"}
     return _change(config, "user_password_changed", name, details, password_hash=_hash_of(password))
 
 
 def disable_user(config: Path | None, name: str) -> User:
-    """Let somebody in no more."""
+    """Disable a user."""
     return _change(config, "user_disabled", name, {}, disabled_at=format_time(REAL_CLOCK.now()))
 
 
 def enable_user(config: Path | None, name: str) -> User:
-    """Let somebody in again."""
+    """Enable a user."""
     return _change(config, "user_enabled", name, {}, disabled_at=None)
 
 
 def sign_out_user(config: Path | None, name: str) -> User:
-    """End the sessions of somebody, who may sign in again."""
+    """End the sessions of a user."""
     return _change(config, "user_signed_out", name, {})
 
 
 def list_users(config: Path | None) -> list[User]:
-    """Return everybody who has a name here."""
-    store = _store(config)
-    try:
+    """Return all users."""
+    with _opened(config) as store:
         return store.read(all_users)
-    finally:
-        store.close()
 
 
 def _change(config: Path | None, action: str, name: str, details: Mapping[str, object], **values: object) -> User:
-    """Change *values* of somebody, whose sessions end by it; return who it is now."""
+    """Update the user and end all of their sessions. Return the updated user."""
     return _write(config, action, details, lambda connection: store_change(connection, name, **values), name=name)
 
 
@@ -151,23 +142,19 @@ def _write(
     *,
     name: str,
 ) -> User:
-    """Do *change* and write that into the audit, in one transaction; return who it is now."""
-    at = format_time(REAL_CLOCK.now())
+    """Run *change* and add it to the audit, in one transaction; return the updated user."""
 
     def both(connection: Connection) -> User:
         user = change(connection)
         if user is None:
-            raise BridgeError(f"Nobody is called {name!r} here. `portal users list` names everybody.")
+            raise BridgeError(f"No user is called {name!r}. `portal users list` lists all users.")
         entry = NewEntry(actor="portal users", action=action, subject=user.user_name, details=dict(details))
-        add_entries(connection, [entry], at=at)
+        add_entries(connection, [entry], at=format_time(REAL_CLOCK.now()))
         return user
 
-    store = _store(config, must_exist=False)
-    try:
+    with _opened(config, must_exist=False) as store:
         store.migrate()
         return store.write(both)
-    finally:
-        store.close()
 
 
 def _hash_of(password: str | None) -> str | None:
@@ -181,20 +168,19 @@ def _scopes(texts: Sequence[str]) -> str:
 
 
 def _scope(text: str) -> str:
-    """Return *text* as an event's groups have it; raise BridgeError for what names no group."""
+    """Return *text* in the form of an event's groups; raise BridgeError if it is not a group."""
     kind, separator, value = text.partition(":")
     if not separator or not value or not (kind == "resource_group" or kind.removeprefix("labels.") not in {"", kind}):
-        raise BridgeError(f"{text!r} is no scope. Give resource_group:NAME or labels.NAME:VALUE.")
+        raise BridgeError(f"{text!r} is not a scope. Give resource_group:NAME or labels.NAME:VALUE.")
     return text.casefold() if kind == "resource_group" else text
 
 
 def export(config: Path | None, form: str) -> Iterator[str]:
-    """Yield every entry of the audit as a line, of JSON or of CSV, a page in memory at a time.
+    """Yield every audit entry as a line of JSON or CSV.
 
-    Each page is a transaction of its own: whoever reads slowly keeps nobody from writing, and no entry ever changes.
+    Each page of entries is read in its own transaction, so that a slow reader does not block writes.
     """
-    store = _store(config)
-    try:
+    with _opened(config) as store:
         if form == "csv":
             yield _csv_line(_COLUMNS)
         page = store.read(entries, after=0)
@@ -202,8 +188,6 @@ def export(config: Path | None, form: str) -> Iterator[str]:
             for entry in page:
                 yield _csv_line(_cells(entry)) if form == "csv" else msgspec.json.encode(entry).decode()
             page = store.read(entries, after=page[-1].entry)
-    finally:
-        store.close()
 
 
 def _cells(entry: Entry) -> tuple[str, ...]:
@@ -212,7 +196,7 @@ def _cells(entry: Entry) -> tuple[str, ...]:
 
 
 def _harmless(text: str) -> str:
-    """Return *text* so that a spreadsheet takes it for no formula (OWASP, CSV injection)."""
+    """Escape *text* to prevent spreadsheet formula injection (OWASP: CSV injection)."""
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
@@ -222,17 +206,14 @@ def _csv_line(cells: tuple[str, ...]) -> str:
     return out.getvalue()
 
 
-def _store(config: Path | None, *, must_exist: bool = True) -> Store:
+@contextlib.contextmanager
+def _opened(config: Path | None, *, must_exist: bool = True) -> Iterator[Store]:
     settings = load(find(config))
     where = settings.database.url or database_file(settings)
-    nothing = BridgeError(f"There is no database at {where}. It is made by the first start, or by `portal migrate`.")
+    missing = BridgeError(f"There is no database at {where}. The first start or `portal migrate` creates it.")
     if must_exist and isinstance(where, Path) and not where.exists():
-        raise nothing
-    store = Store.of_settings(settings)
-    try:
+        raise missing
+    with contextlib.closing(Store.of_settings(settings)) as store:
         if must_exist and store.read(current) is None:
-            raise nothing
-    except BridgeError:
-        store.close()
-        raise
-    return store
+            raise missing
+        yield store

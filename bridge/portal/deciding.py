@@ -1,7 +1,8 @@
-"""The desk at which people decide: from a click to signed decisions that agents are told of.
+"""Turns verdicts of people into signed decisions.
 
-What is checked here, in this order: the person may decide on every VM of the event; the event is as it was shown; an
-agent is there that would follow an approval. Then it is written down with what was signed, and the polls are woken.
+The checks run in this order: the person may decide on every VM of the event, the event is the one that the person saw,
+and a connected agent would act on an approval. The verdict and its decisions are then stored in one transaction, and
+the polls are woken.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ MOST_REASON_CHARACTERS = 200
 
 
 class VerdictRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person says of one event."""
+    """A person's verdict on one event, as it was submitted."""
 
     event_key: str
     choice: Choice
     digest: str
-    """Of the event as it was shown."""
+    """Digest of the event as the person saw it."""
     reason: str = ""
     valid_seconds: float = DEFAULT_VALID_SECONDS
 
 
 class VerdictService:
-    """Takes what people say."""
+    """Accepts and withdraws verdicts."""
 
     def __init__(
         self,
@@ -62,15 +63,15 @@ class VerdictService:
         self._key = key
         self._clock = clock
         self.required = required
-        """How many people an approval takes."""
+        """The number of people that an approval needs."""
 
     @property
     def can_sign(self) -> bool:
-        """Return whether the portal has a key of its own; without one it carries what was signed elsewhere."""
+        """Return whether the portal has a key. Without one, it only forwards decisions that were signed elsewhere."""
         return self._key is not None
 
     async def submit(self, person: Person, request: VerdictRequest) -> AcceptedVerdict:
-        """Take what *person* says; raise VerdictRefused or PersonRefused."""
+        """Store a verdict of *person*; raise VerdictRefused or AccessDenied."""
         if self._key is None:
             raise VerdictRefused("This portal has no key of its own. Sign with `decide --to`, and it carries that.")
         await self._store.read(self._check, person, request.event_key)
@@ -92,7 +93,7 @@ class VerdictService:
         return taken
 
     async def withdraw(self, person: Person, verdict_id: str) -> AcceptedVerdict:
-        """Take back what was said; raise VerdictRefused or PersonRefused."""
+        """Withdraw a verdict; raise VerdictRefused or AccessDenied."""
         key = await self._store.read(event_of_verdict, verdict_id)
         if key is None:
             raise VerdictRefused("There is no such verdict.", status=404)
@@ -103,7 +104,7 @@ class VerdictService:
         return taken
 
     async def _notify(self) -> None:
-        """Wake the polls; what cannot be read now is decided all the same, and told when the book follows."""
+        """Wake the polls. If the database cannot be read now, the polls are woken later."""
         with contextlib.suppress(StoreUnavailable):
             await self._pending_decisions.catch_up()
 
@@ -114,7 +115,7 @@ class VerdictService:
         self._allow(person)(connection, event)
 
     def _allow(self, person: Person) -> Allow:
-        """Return what is asked once more where nobody else writes: of the person, and of every VM, as they are then."""
+        """Return the check that runs again inside the transaction, with the current role, scope, and VMs."""
 
         def check(connection: Connection, event: EventState) -> None:
             now = still(person, connection, at=format_time(self._clock.now()))
@@ -127,7 +128,7 @@ class VerdictService:
         return check
 
     def _sign(self, event: EventState, ruling: Ruling, vm_keys: Sequence[str]) -> Sequence[NewDecision]:
-        """Return the decisions for *ruling*; runs in a thread of the store, and waits for nothing."""
+        """Return the decisions for *ruling*; called from a thread of the store."""
         if self._key is None:
             return ()
         now = self._clock.now()
@@ -143,7 +144,7 @@ class VerdictService:
         return self._key.approvals(event, ruling, asked, now=now)
 
     def _why_not(self, vm: VmOfEvent, agents: Mapping[str, AgentSeen]) -> str:
-        """Return why the agent of *vm* is not asked for an approval."""
+        """Return the reason why the agent of *vm* gets no approval."""
         if vm.vm_key not in agents:
             return "has not asked for decisions"
         kid = "" if self._key is None else self._key.kid

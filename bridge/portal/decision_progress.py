@@ -27,14 +27,14 @@ _RULE = "rule:"
 
 
 class AcceptedApproval(msgspec.Struct, frozen=True, kw_only=True):
-    """That Azure took an approval."""
+    """An approval that Azure accepted."""
 
     at: str
-    """When the agent that told Azure wrote its record."""
+    """`observed_at` of the agent's outcome record."""
     by: str
-    """Who approved, as a sentence names them; nothing: nobody knows."""
+    """The approvers, for a sentence; empty: unknown."""
     verdicts: tuple[Verdict, ...]
-    """What people said here that the approval rests on; (): it came from elsewhere, or from a rule."""
+    """The approvals behind it; empty: it was signed elsewhere, or a rule approved."""
 
     @property
     def clock(self) -> str:
@@ -43,16 +43,16 @@ class AcceptedApproval(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def sentence(self) -> str:
-        """Return what a page and an answer say of it while Azure shows the event as announced."""
+        """Return the sentence for an event that Azure still shows as Scheduled."""
         approved = f"Approved by {self.by}" if self.by else "Approved"
         return f"{approved}; Azure was told at {self.clock}: it may start at any moment and can no longer be stopped."
 
 
 def accepted_approval(details: EventDetails) -> AcceptedApproval | None:
-    """Return that Azure took an approval of the event; None: no agent said so.
+    """Return the approval of the event that Azure accepted; None if there is none.
 
-    While the event is announced only an approval of the event as it stands counts: what Azure changed after an approval
-    may be held.
+    While the event is Scheduled, only an approval of the event with its current digest counts. After a change by Azure,
+    a person can hold the event again.
     """
     accepted = [each for each in details.outcomes if is_accepted(each)]
     if details.event.state is State.SCHEDULED:
@@ -65,13 +65,13 @@ def accepted_approval(details: EventDetails) -> AcceptedApproval | None:
 
 
 def is_accepted(record: TransitionRecord) -> bool:
-    """Return whether *record* says that Azure took an approval."""
+    """Return whether Azure accepted the approval of *record*."""
     approval = record.approval
     return record.transition is Transition.APPROVED and approval is not None and approval.result in _TAKEN
 
 
 def _verdicts_behind(record: TransitionRecord, details: EventDetails) -> tuple[Verdict, ...]:
-    """Return the approvals that stood when the portal signed the decisions behind *record*."""
+    """Return the approvals that counted when the portal signed the decisions behind *record*."""
     hashes = set() if record.approval is None else set(record.approval.jws_sha256)
     signed = [each for each in details.decisions if each.jws_sha256 in hashes and each.verdict_id is not None]
     if not signed:
@@ -100,7 +100,7 @@ def _approver_of(record: TransitionRecord) -> str:
 
 
 class Stage(str, Enum):
-    """How far a decision has come."""
+    """The progress of a decision."""
 
     QUEUED = "queued"
     RECEIVED = "received"
@@ -110,26 +110,26 @@ class Stage(str, Enum):
 
 
 class DecisionProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the decisions of one click have come, for the VMs where they have come equally far."""
+    """The progress of the decisions of one verdict, for the VMs with equal progress."""
 
     vms: tuple[str, ...]
     choice: Choice
     made_at: str
     stage: Stage
     because: str
-    """What is known beside the stage; nothing, where that says all."""
+    """An explanation of the stage; can be empty."""
     is_stopped: bool
-    """Agents were told to hold the event after it."""
+    """A later decision holds the event."""
     is_past: bool
-    """It changes nothing any more."""
+    """It has no effect any more."""
     before: str
-    """What it is, in the words that the VMs' names follow."""
+    """The text before the names of the VMs."""
     after: str
-    """What follows the names."""
+    """The text after the names of the VMs."""
 
     @property
     def steps(self) -> str:
-        """Return the stages up to this one, in words."""
+        """Return the stages up to this one, as text."""
         return _STEPS[self.stage]
 
 
@@ -163,7 +163,7 @@ _UNDER_WAY = frozenset({Stage.QUEUED, Stage.RECEIVED})
 def progress_of(
     details: EventDetails, agents: Mapping[str, AgentSeen], *, now: datetime, accepted: AcceptedApproval | None = None
 ) -> tuple[DecisionProgress, ...]:
-    """Return the way of every decision of *story*, oldest first; *told*: Azure took an approval of its event."""
+    """Return the progress of every decision of *details*, oldest first."""
     outcomes = _newest_outcomes(details.outcomes)
     held_at = max((each.index for each in details.decisions if each.choice is Choice.HOLD), default=0)
     approved_at = max((each.index for each in details.decisions if each.choice is Choice.APPROVE), default=0)
@@ -205,7 +205,7 @@ def _what_of_a_hold(
     *,
     is_before_approval: bool,
 ) -> tuple[bool, str]:
-    """Return whether *hold* changes nothing any more, and what is known of it beside its stage."""
+    """Return whether *hold* has no effect any more, and an explanation of its stage."""
     stage, because = far
     if is_before_approval:
         return True, "An approval came after it."
@@ -225,7 +225,7 @@ def _what_of_a_hold(
 def _what_of_an_approval(
     stage: Stage, because: str, accepted: AcceptedApproval | None, *, is_stopped: bool
 ) -> tuple[bool, str]:
-    """Return whether an approval changes nothing any more, and what is known of it beside its stage."""
+    """Return whether an approval has no effect any more, and an explanation of its stage."""
     if stage not in _UNDER_WAY:
         return stage is Stage.EXPIRED, because
     if accepted is not None:
@@ -244,7 +244,7 @@ def _before(decision: SignedDecision, stage: Stage, details: EventDetails, *, is
 
 
 def _after(choice: Choice, stage: Stage, names: Sequence[str], count: int, *, is_past: bool) -> str:
-    """Return for how many VMs an approval counts, of which one agent or two tell Azure."""
+    """Return the number of VMs for which an approval counts. One or two agents send it to Azure."""
     if choice is Choice.HOLD or is_past or stage in {Stage.REFUSED, Stage.EXPIRED}:
         return ""
     first = "one of them is enough; " if len(names) > 1 and stage is not Stage.FOLLOWED else ""
@@ -252,7 +252,7 @@ def _after(choice: Choice, stage: Stage, names: Sequence[str], count: int, *, is
 
 
 def _newest_outcomes(outcomes: Iterable[TransitionRecord]) -> dict[str, TransitionRecord]:
-    """Return the outcome that counts, by the hash of the decision: of several, that with the highest sequence."""
+    """Return the newest outcome record of each decision, by the hash of the decision."""
     found: dict[str, TransitionRecord] = {}
     for record in sorted(outcomes, key=lambda each: (each.observed_at, each.sequence)):
         if record.approval is not None:
@@ -269,7 +269,7 @@ def _how_far(
         because = _RESULTS.get(result, f"{result}: {outcome.approval.reason or 'no reason was given'}")
         return (Stage.FOLLOWED if followed else Stage.REFUSED), because
     if agent is not None and agent.received_index >= decision.index:
-        # A hold is followed by doing nothing, and no record tells of it.
+        # A hold produces no outcome record.
         return Stage.RECEIVED, "The agent starts nothing early." if decision.choice is Choice.HOLD else ""
     if decision.choice is Choice.APPROVE and decision.expires_at_seconds <= now.timestamp():
         return Stage.EXPIRED, "It ran out before the agent asked."

@@ -1,8 +1,8 @@
-"""``POST /api/v1/decisions``: decisions that were signed elsewhere come in, are verified, and are only carried.
+"""``POST /api/v1/decisions``: accepts decisions that were signed elsewhere, verifies them, and forwards them.
 
-Whoever has a signed decision may bring it: what counts is the signature, by a key that the settings name. The portal
-holds no private key for it. It refuses what every agent would refuse, so that whoever decides hears of it at once; an
-agent checks everything again, by the keys on its own VM.
+Only the signature counts, and the settings name the public keys. The portal refuses a decision that every agent would
+refuse, so that the sender learns about the refusal at once. An agent verifies each decision again with the keys on its
+VM.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bridge.logs import ThrottledLog
 from bridge.portal.fleet import key_of_event_id
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pending_decisions import MAX_DECISIONS, PendingDecisions
-from bridge.portal.requests import BodyRefused, body_of, error_answer, json_answer
+from bridge.portal.requests import body_of, error_answer, json_answer
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.decisions import NewDecision, add_decisions
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 #: Some three milliseconds of work.
 _LOOKED_AT_ONCE = 16
-#: Requests that wait for their turn. A mebibyte each, of whoever sends one.
+#: Requests that wait for verification, with up to 1 MiB each. The sender needs no credentials.
 _MOST_WAITING = 16
 
 
@@ -44,7 +44,7 @@ _decode = msgspec.json.Decoder(_Brought).decode
 
 
 class DecisionsApi:
-    """Takes signed decisions in, and has agents told of them."""
+    """Accepts signed decisions over HTTP."""
 
     def __init__(
         self,
@@ -65,32 +65,26 @@ class DecisionsApi:
         self._log = ThrottledLog(logger, clock=clock)
 
     async def post(self, request: Request) -> Response:
-        """Answer with what became of each: its number, or why it is refused; 400 when none is taken."""
+        """Return the number of each decision or the reason for its refusal; 400 if all are refused."""
         if not self._keys:
             return error_answer(403, "This portal has no [[keys]] to verify a decision by.")
         try:
             tokens = _decode(await body_of(request)).decisions
-        except BodyRefused as error:
-            return error_answer(error.status, str(error), ends=True)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return error_answer(400, 'The body must be {"decisions": ["...", ...]}.')
         if not 1 <= len(tokens) <= MAX_DECISIONS:
             return error_answer(400, f"There must be 1 to {MAX_DECISIONS} decisions.")
-        try:
-            looked_at = await self._looked_at_in_turn(tokens)
-            good = [each for each in looked_at if isinstance(each, NewDecision)]
-            numbers = await self._store.write(add_decisions, good, at=format_time(self._clock.now())) if good else {}
-            await self._pending_decisions.catch_up()
-        except StoreUnavailable as error:
-            self._log.problem("store", logging.ERROR, f"Decisions cannot be stored: {error}")
-            return error_answer(503, "The decisions cannot be stored now.")
+        looked_at = await self._looked_at_in_turn(tokens)
+        good = [each for each in looked_at if isinstance(each, NewDecision)]
+        numbers = await self._store.write(add_decisions, good, at=format_time(self._clock.now())) if good else {}
+        await self._pending_decisions.catch_up()
         results = [_result(each, numbers) for each in looked_at]
         return json_answer({"decisions": results}, status=200 if good else 400)
 
     async def _looked_at_in_turn(self, tokens: Sequence[str]) -> list[NewDecision | RefusedDecision]:
-        """Look at *tokens*, a few at a time: a thousand take a fifth of a second, and no poll is to wait for that.
+        """Verify *tokens* in small groups, because a thousand take 0.2 s and would delay the polls.
 
-        Not in a thread: one that computes lets the loop of libuv go on after five milliseconds for each event of it.
+        A thread would not help: a computing thread releases the interpreter only every five milliseconds.
         """
         if self._waiting >= _MOST_WAITING:
             raise StoreUnavailable("Too many others bring decisions now.")

@@ -42,24 +42,24 @@ _EVIDENCE_RANK = {Evidence.UNKNOWN: 0, Evidence.INFERRED: 1, Evidence.BOOT_ID: 2
 
 
 class State(str, Enum):
-    """What an event is, for a VM or for all of them."""
+    """The state of an event, for one VM or for all of them."""
 
     SCHEDULED = "scheduled"
     STARTED = "started"
     OTHER = "other"
-    """A status that this version does not know; the event is there."""
+    """An open event with a status that this version does not support."""
     COMPLETED = "completed"
     CANCELED = "canceled"
     ENDED = "ended"
-    """It is over, and nobody knows how."""
+    """The event ended in an unknown way."""
 
     @property
     def is_open(self) -> bool:
-        """Return whether the event is there."""
+        """Return whether the event is open."""
         return self in _OPEN_RANK
 
 
-#: Started beats Scheduled: a VM that has not looked since knows less.
+#: Started takes precedence over Scheduled, because another VM may not have polled since the start.
 _OPEN_RANK = {State.OTHER: 0, State.SCHEDULED: 1, State.STARTED: 2}
 _OF_STATUS = {"Scheduled": State.SCHEDULED, "Started": State.STARTED}
 _OF_ENDING = {
@@ -126,44 +126,44 @@ class VmOfEvent(msgspec.Struct, frozen=True, kw_only=True):
     observed_at: str
     record_id: str
     digest: str
-    """Of the event as this VM has it: what a decision for this VM must carry."""
+    """Digest of the event as this VM reports it. A decision for this VM must carry this digest."""
     affects_this_vm: bool | None
     agrees: bool
-    """False: it says something else than the portal shows of the event."""
+    """False: the report differs from the event that the portal shows."""
 
 
 class EventState(msgspec.Struct, frozen=True, kw_only=True):
-    """What an event is, by all records of it that came."""
+    """The state of an event by all of its records."""
 
     key: str
-    """32 hexadecimal digits, from the EventId."""
+    """32 hexadecimal digits, computed from the EventId."""
     state: State
     is_open: bool
     evidence: Evidence
     event: ScheduledEvent
-    """As the record `record_id` has it."""
+    """The event as in the record `record_id`."""
     digest: str
     record_id: str
-    """The record that counts: a decision speaks of the event as it stands there."""
+    """The record that counts. A decision is about the event as in this record."""
     first_observed_at: str
     observed_at: str
     undecidable_because: str | None
-    """Why nobody can decide on it from outside; None: somebody can."""
+    """The reason why the event cannot be decided on; None: it can."""
     vms: tuple[VmOfEvent, ...]
     unheard: tuple[str, ...]
-    """The names in Resources from whose VMs no record of the event came."""
+    """The names in Resources whose VMs have sent no record of the event."""
     groups: tuple[str, ...]
-    """What it can be filtered by: ``resource_group:west``, ``labels.team:payments``, of all its VMs."""
+    """The groups of all of its VMs, for filters: ``resource_group:west``, ``labels.team:payments``."""
 
 
 def vm_key(record: TransitionRecord) -> str:
-    """Return what names the VM of *record*: the vmId in lower case; without one, the stream, which is one VM's."""
+    """Return the key of the VM: the vmId in lower case, or the stream if the vmId is unknown."""
     vm_id = record.vm.vm_id
     return vm_id.lower() if vm_id else f"stream:{record.stream_id.lower()}"
 
 
 def event_key(event: ScheduledEvent, vm: VmIdentity) -> str:
-    """Return the key of *event* for addresses: of its EventId; without one, of its type, its VMs and their group."""
+    """Return the key of *event*: from the EventId, else from its type, VMs, and resource group."""
     name: list[object] = [event.event_id]
     if event.event_id is None:
         group = [(vm.subscription_id or "").casefold(), (vm.resource_group or "").casefold()]
@@ -177,7 +177,7 @@ def key_of_event_id(event_id: str) -> str:
 
 
 def undecidable_because(event: ScheduledEvent, state: State) -> str | None:
-    """Return why no decision from outside can be about *event* (PROTOCOL.md, section 1); None when one can."""
+    """Return the reason why *event* cannot be decided on (PROTOCOL.md, section 1); None if it can."""
     if not state.is_open:
         return "it is over"
     if state is not State.SCHEDULED:

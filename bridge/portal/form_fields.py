@@ -1,4 +1,4 @@
-"""What a browser asks: the fields of a form and the parameters of an address, each within what can be meant."""
+"""Reads and checks the fields of forms and the query parameters of pages."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from urllib.parse import parse_qs
 
 from starlette.requests import Request
 
-from bridge.errors import BridgeError
-from bridge.portal.requests import body_of
+from bridge.portal.requests import RequestRefused, body_of, whole_number
 
 FORM = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 1_000
@@ -19,67 +18,61 @@ _GROUP = re.compile(r"(resource_group|labels\.[^:\n]{1,256}):[^\n]{0,1024}")
 _TIME = re.compile("[0-9T:.Z-]{1,24}")
 #: Where a sign-in may lead to: this portal's own pages.
 _NEXT = re.compile(r"/(timeline|agents|audit|events/[0-9a-f]{32})?")
-_LARGEST_DIGITS = len(str(2**53))
 
 Form = Mapping[str, Sequence[str]]
 
 
-class FormWrong(BridgeError):
-    """The form or the address cannot be meant."""
-
-
 async def form_of(request: Request) -> Form:
-    """Return the fields of the form that *request* brings; raise FormWrong or BodyRefused."""
+    """Return the fields of the form in *request*; raise RequestRefused."""
     body = await body_of(request)
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != FORM:
-        raise FormWrong(f"A form comes as {FORM}.")
+        raise RequestRefused(400, f"A form comes as {FORM}.")
     try:
         return parse_qs(body.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
     except ValueError as error:  # UnicodeDecodeError is one
-        raise FormWrong("The form cannot be read.") from error
+        raise RequestRefused(400, "The form cannot be read.") from error
 
 
 def one(form: Form, name: str) -> str:
-    """Return the value of a field; nothing, when it is missing or there more than once."""
+    """Return the value of a field; empty if the field is missing or repeated."""
     values = form.get(name, ())
     return values[0] if len(values) == 1 else ""
 
 
 def group_of(request: Request) -> str | None:
-    """Return the group of VMs that is asked for; None: all. Raise FormWrong for what names no group."""
+    """Return the requested group of VMs; None: all VMs. Raise RequestRefused for an invalid group."""
     group = request.query_params.get("group") or None
     if group is not None and not _GROUP.fullmatch(group):
-        raise FormWrong("A group is resource_group:NAME or labels.NAME:VALUE.")
+        raise RequestRefused(400, "A group is resource_group:NAME or labels.NAME:VALUE.")
     if group is not None and group.startswith("resource_group:"):
         group = group.casefold()
     return None if group is None else group.replace("\0", "\ufffd")
 
 
 def part_of(request: Request) -> frozenset[str] | None:
-    """Return the events whose part of a page is asked for; none named: all of it. None: the page, not a part."""
+    """Return the events whose part of the page is requested; empty: all of them. None: the whole page."""
     text = request.query_params.get("part")
     return None if text is None else frozenset(key for key in text.split(",") if KEY.fullmatch(key))
 
 
 def place_of(request: Request) -> tuple[str, str] | None:
-    """Return where in the list of events to go on; None: at its beginning."""
+    """Return the position in the list of events; None: the start."""
     text = request.query_params.get("before")
     if text is None:
         return None
     first, _, key = text.partition("~")
     if not _TIME.fullmatch(first) or not KEY.fullmatch(key):
-        raise FormWrong("That is no place in the timeline.")
+        raise RequestRefused(400, "That is no place in the timeline.")
     return first, key
 
 
 def entry_of(request: Request) -> int | None:
-    """Return before which entry of the audit to go on; None: at its end."""
-    text = request.query_params.get("before")
-    if text is not None and not (text.isascii() and text.isdecimal() and len(text) <= _LARGEST_DIGITS):
-        raise FormWrong("An entry has a whole number.")
-    return None if text is None else int(text)
+    """Return the audit entry before which the page starts; None: the newest."""
+    if "before" not in request.query_params:
+        return None
+    return whole_number(request.query_params, "before", lowest=0, highest=2**53)
 
 
 def own_page(text: str) -> str:
-    """Return *text* when it is the address of a page of this portal, else that of the first one."""
+    """Return *text* if it is the address of a page of this portal, else that of the first page."""
     return text if _NEXT.fullmatch(text) else "/"

@@ -15,11 +15,11 @@ from starlette.responses import Response
 
 from bridge.clock import Clock, format_time
 from bridge.logs import ThrottledLog
-from bridge.portal.authentication import AuthenticationFailed, AuthenticationFailure, Authenticator
+from bridge.portal.authentication import AuthenticationFailure, Authenticator
 from bridge.portal.cloudevents import RequestMalformed, received_records
 from bridge.portal.fleet import vm_key
 from bridge.portal.metrics import PortalMetrics
-from bridge.portal.requests import BodyRefused, body_of, error_answer, headers_of
+from bridge.portal.requests import body_of, error_answer, headers_of
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
 from bridge.portal.store.ingest import ReceivedRecord, add_records
 
@@ -70,7 +70,7 @@ class RecordWriter:
         failed: Exception | None = None
         try:
             await self._store.write(add_records, records, format_time(self._clock.now()))
-        except Exception as error:  # noqa: BLE001  # whoever waits gets it
+        except Exception as error:  # noqa: BLE001  # the waiting requests raise it
             failed = error
         for _, stored in gathered:
             if failed is None and not stored.done():
@@ -103,17 +103,9 @@ class Ingest:
             received = await self._received(request)
             began = time.perf_counter()
             await self._writer.write(received)
-        except AuthenticationFailed as error:
-            return error_answer(error.status, str(error))
-        except BodyRefused as error:
-            return error_answer(error.status, str(error), ends=True)
         except RequestMalformed as error:
             self._log.problem("malformed", logging.WARNING, f"Records were refused: {error}")
             return error_answer(400, str(error))
-        except StoreUnavailable as error:
-            self._log.problem("store", logging.ERROR, f"Records cannot be stored; agents send them again. {error}")
-            return error_answer(503, "The records cannot be stored now.")
-        self._log.recovered("store", "Records are stored again.")
         self._metrics.received(len(received))
         self._metrics.ingest_seconds.observe(time.perf_counter() - began)
         return Response(status_code=204)

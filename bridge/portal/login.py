@@ -1,4 +1,4 @@
-"""The door: who comes in by it, forms of this portal's own pages and no others, and what is said of an error."""
+"""Login and logout, the checks of every page and form, and error pages."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from bridge.clock import Clock
-from bridge.errors import BridgeError
 from bridge.logs import ThrottledLog
-from bridge.portal.form_fields import Form, FormWrong, form_of, one, own_page, part_of
+from bridge.portal.form_fields import Form, form_of, one, own_page, part_of
 from bridge.portal.rendering import SECURITY_HEADERS, Renderer
-from bridge.portal.requests import BodyRefused, headers_of
+from bridge.portal.requests import RequestRefused, headers_of
 from bridge.portal.sentences import moment
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreUnavailable
@@ -29,30 +28,18 @@ _SEE_OTHER = 303
 Answer = Callable[[Request, Person], Awaitable[Response]]
 
 
-class PageNotFound(BridgeError):
-    """There is no such page, or not for this person."""
-
-
 class LoginPages:
-    """Lets browsers in, and out."""
+    """Serves the login pages, and guards all other pages."""
 
-    def __init__(
-        self,
-        *,
-        users: Users,
-        live: LiveUpdates,
-        clock: Clock,
-        session_hours: float,
-    ) -> None:
+    def __init__(self, *, users: Users, live: LiveUpdates, clock: Clock) -> None:
         self._users = users
         self._live = live
         self._clock = clock
-        self._session_seconds = int(session_hours * 3600)
         self._log = ThrottledLog(logger, clock=clock)
         self.renderer = Renderer()
 
     def requires_login(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
-        """Return *answer* for whoever is signed in; others are led to the door, and come back."""
+        """Return a page that calls *answer* after login, and redirects other requests to the login page."""
 
         async def page(request: Request) -> Response:
             return await self._guarded(request, lambda person: answer(request, person))
@@ -60,7 +47,7 @@ class LoginPages:
         return page
 
     def accepts_form(self, answer: Callable[[Request, Person, Form], Awaitable[Response]]) -> Any:
-        """Return *answer* for a form of a page of this portal, from whoever is signed in."""
+        """Return a page that calls *answer* with the checked form of a logged-in person."""
 
         async def page(request: Request) -> Response:
             async def work(person: Person) -> Response:
@@ -73,11 +60,11 @@ class LoginPages:
         return page
 
     async def login_form(self, request: Request) -> Response:
-        """``GET /login``: the door."""
+        """``GET /login``: the form."""
         return self._login_page(request, own_page(request.query_params.get("next", "")))
 
     async def login(self, request: Request) -> Response:
-        """``POST /login``: begin a session, under a new name in any case."""
+        """``POST /login``: start a session with a new ID."""
         headers = headers_of(request)
         try:
             form = await form_of(request)
@@ -90,16 +77,16 @@ class LoginPages:
             )
         except AccessDenied as error:
             return self._login_page(request, own_page(one(form, "next")), why=str(error), status=error.status)
-        except (BodyRefused, FormWrong) as error:
-            return self._login_page(request, "/", why=str(error), status=getattr(error, "status", 400))
+        except RequestRefused as error:
+            return self._login_page(request, "/", why=str(error), status=error.status)
         except StoreUnavailable as error:
             return self._unavailable(request, error)
         answer = redirect(own_page(one(form, "next")))
-        _set_cookie(answer, login.session_id, self._session_seconds)
+        _set_cookie(answer, login.session_id, int(self._users.session.total_seconds()))
         return answer
 
     async def logout(self, _request: Request, person: Person, _form: Form) -> Response:
-        """``POST /logout``: end the session, and its open streams."""
+        """``POST /logout``: end the session and its streams."""
         await self._users.sign_out(person)
         self._live.end_session(person.session_sha256)
         answer = redirect("/login")
@@ -116,17 +103,15 @@ class LoginPages:
             if is_unknown and request.method in {"GET", "HEAD"} and part_of(request) is None:
                 return redirect(f"/login?next={quote(own_page(request.url.path), safe='')}")
             return self._problem(request, person, error.status, str(error))
-        except (FormWrong, BodyRefused) as error:
-            return self._problem(request, person, getattr(error, "status", 400), str(error))
-        except PageNotFound as error:
-            return self._problem(request, person, 404, str(error))
+        except RequestRefused as error:
+            return self._problem(request, person, error.status, str(error))
         except StoreUnavailable as error:
             return self._unavailable(request, error, person)
 
     def page(
         self, request: Request, person: Person | None, template: str, *, status: int = 200, **more: Any
     ) -> Response:
-        """Return the page that *template* makes of *more* and what all pages have."""
+        """Render *template* with *more* and the values that all pages have."""
         now = self._clock.now()
         values = {
             "person": person,
@@ -155,7 +140,7 @@ class LoginPages:
 
 
 def redirect(address: str) -> Response:
-    """Return an answer that leads to another page."""
+    """Return a redirect to *address*."""
     return RedirectResponse(address, _SEE_OTHER, headers={**SECURITY_HEADERS, "Cache-Control": "no-store"})
 
 

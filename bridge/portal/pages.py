@@ -1,8 +1,8 @@
-"""The pages: what is announced and to be decided, one event, all of them in time, the agents, the audit, and the door.
+"""The pages: events to decide, one event, the timeline, the agents, the audit, and decisions on several events.
 
-They work without a script: every click is a form or a link. With it, `/live` says what has changed and the page fetches
-that part of itself (the parameter `part`), made by the same templates; what somebody says is sent beside the page. Who
-may not decide gets no button, and a 403.
+The pages work without a script: every action is a form or a link. With the script, `/live` reports changes, and the
+page fetches its changed part (parameter `part`) from the same templates. People who may not decide see no buttons, and
+their requests get a 403.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from bridge.portal.form_fields import (
     DIGEST,
     KEY,
     Form,
-    FormWrong,
     entry_of,
     group_of,
     one,
     part_of,
     place_of,
 )
-from bridge.portal.login import LoginPages, PageNotFound, redirect
+from bridge.portal.login import LoginPages, redirect
+from bridge.portal.requests import RequestRefused
 from bridge.portal.sentences import PageContext, differences, these, vm_names
 from bridge.portal.server_sent_events import LiveUpdates
 from bridge.portal.store.database import StoreThreads, StoreUnavailable
@@ -63,87 +63,72 @@ _WITHDRAW = "withdraw"
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a word on one event."""
+    """The result of a verdict on one event."""
 
     key: str
     title: str
     is_taken: bool
     sentence: str
     changes: tuple[str, ...] = ()
-    """What of the event is another than it was shown."""
-
-
-def routes(
-    *,
-    users: Users,
-    verdict_service: VerdictService,
-    store: StoreThreads,
-    connected_agents: ConnectedAgents,
-    live: LiveUpdates,
-    clock: Clock,
-    kid: str | None,
-    session_hours: float,
-) -> list[Route]:
-    """Return the routes of all pages, and of `/live`; *kid*: the key that the portal signs with."""
-    login_pages = LoginPages(users=users, live=live, clock=clock, session_hours=session_hours)
-    pages = Pages(
-        verdict_service=verdict_service,
-        store=store,
-        connected_agents=connected_agents,
-        live=live,
-        clock=clock,
-        kid=kid,
-        login_pages=login_pages,
-        others_may_approve=users.others_may_approve,
-    )
-    return [
-        Route("/", login_pages.requires_login(pages.home), name="page_home"),
-        Route("/timeline", login_pages.requires_login(pages.timeline), name="page_timeline"),
-        Route("/events/{key}", login_pages.requires_login(pages.event), name="page_event"),
-        Route("/decide", login_pages.requires_login(pages.chosen), methods=["GET"], name="page_chosen"),
-        Route("/decide", login_pages.accepts_form(pages.decide), methods=["POST"], name="page_decide"),
-        Route(
-            "/verdicts/{verdict_id}/withdraw",
-            login_pages.accepts_form(pages.withdraw),
-            methods=["POST"],
-            name="page_withdraw",
-        ),
-        Route("/agents", login_pages.requires_login(pages.agents), name="page_agents"),
-        Route("/audit", login_pages.requires_login(pages.audit), name="page_audit"),
-        Route("/login", login_pages.login_form, methods=["GET"], name="page_login"),
-        Route("/login", login_pages.login, methods=["POST"], name="page_sign_in"),
-        Route("/logout", login_pages.accepts_form(login_pages.logout), methods=["POST"], name="page_sign_out"),
-        Route("/live", live, name="live"),
-        Route("/static/{name}", login_pages.renderer.static, name="static"),
-    ]
+    """The changes of the event since the page was loaded."""
 
 
 class Pages:
-    """Answers browsers."""
+    """Serves the pages; *kid* names the portal's key."""
 
     def __init__(
         self,
         *,
+        users: Users,
         verdict_service: VerdictService,
         store: StoreThreads,
         connected_agents: ConnectedAgents,
         live: LiveUpdates,
         clock: Clock,
         kid: str | None,
-        login_pages: LoginPages,
-        others_may_approve: bool,
     ) -> None:
+        self._users = users
         self._verdict_service = verdict_service
         self._store = store
         self._connected_agents = connected_agents
         self._live = live
         self._clock = clock
         self._kid = kid
-        self._login_pages = login_pages
-        self._others_may_approve = others_may_approve
+        self._login_pages = LoginPages(users=users, live=live, clock=clock)
+
+    def routes(self) -> list[Route]:
+        """Return the routes of all pages and of `/live`."""
+        login = self._login_pages
+        shown = (
+            ("home", "/", self.home),
+            ("timeline", "/timeline", self.timeline),
+            ("event", "/events/{key}", self.event),
+            ("chosen", "/decide", self.chosen),
+            ("agents", "/agents", self.agents),
+            ("audit", "/audit", self.audit),
+        )
+        forms = (
+            ("decide", "/decide", self.decide),
+            ("withdraw", "/verdicts/{verdict_id}/withdraw", self.withdraw),
+            ("sign_out", "/logout", login.logout),
+        )
+        return [
+            *(
+                Route(path, login.requires_login(page), methods=["GET"], name=f"page_{name}")
+                for name, path, page in shown
+            ),
+            *(
+                Route(path, login.accepts_form(form), methods=["POST"], name=f"page_{name}")
+                for name, path, form in forms
+            ),
+            Route("/login", login.login_form, methods=["GET"], name="page_login"),
+            Route("/login", login.login, methods=["POST"], name="page_sign_in"),
+            Route("/live", self._live, name="live"),
+            Route("/static/{name}", login.renderer.static, name="static"),
+        ]
 
     async def home(self, request: Request, person: Person) -> Response:
-        """``GET /``: what is announced, what is under way, and what was over within the last hour."""
+        """``GET /``: events that are announced, started, or ended within the last hour."""
         group = group_of(request)
         part = part_of(request)
         views = await self._views(person, group, part)
@@ -161,7 +146,7 @@ class Pages:
         )
 
     async def timeline(self, request: Request, person: Person) -> Response:
-        """``GET /timeline``: every event, those that were told of last first."""
+        """``GET /timeline``: all events, newest first."""
         group = group_of(request)
         wanted = EventFilter(group=group, before=place_of(request))
         found = await self._store.read(list_event_details, wanted, limit=_PAGE + 1)
@@ -175,7 +160,7 @@ class Pages:
         )
 
     async def agents(self, request: Request, person: Person) -> Response:
-        """``GET /agents``: every VM that sent a record or asks for decisions, and whether it would follow one."""
+        """``GET /agents``: every VM that has sent a record or polls, and whether its agent would act on an approval."""
         known = {vm.vm_key: vm for vm in await self._store.read(known_vms, limit=_MOST_AGENTS)}
         counts = await self._store.read(open_events_of_vms)
         seen = self._connected_agents.all()
@@ -189,7 +174,7 @@ class Pages:
         return self._login_pages.page(request, person, "agents.html", agents=found, kid=self._kid)
 
     async def audit(self, request: Request, person: Person) -> Response:
-        """``GET /audit``: what was done, newest first."""
+        """``GET /audit``: the audit, newest entry first."""
         entries = await self._store.read(newest_entries, before=entry_of(request), limit=_PAGE)
         events = await self._store.read(events_of, [entry.subject for entry in entries if KEY.fullmatch(entry.subject)])
         rows = [entry_view(entry, events.get(entry.subject)) for entry in entries if _may_read(entry, person, events)]
@@ -197,12 +182,12 @@ class Pages:
         return self._login_pages.page(request, person, "audit.html", rows=rows, older=older)
 
     async def chosen(self, request: Request, person: Person) -> Response:
-        """``GET /decide``: the events that were chosen, what a click does to each, one reason and one click."""
+        """``GET /decide``: the selected events, the effect on each, and one form for all."""
         if person.role is not Role.APPROVER:
             raise AccessDenied(403, "You may look, and not decide.")
         keys = list(dict.fromkeys(request.query_params.getlist("event")))[:_MOST_CHOSEN]
         if not all(KEY.fullmatch(key) for key in keys):
-            raise FormWrong("An event is named by 32 hexadecimal digits.")
+            raise RequestRefused(400, "An event is named by 32 hexadecimal digits.")
         found = await self._store.read(event_details_of, keys)
         views = [self._view(details, person) for details in found if person.may_see(details.event)]
         return self._login_pages.page(
@@ -215,13 +200,13 @@ class Pages:
         )
 
     async def decide(self, request: Request, person: Person, form: Form) -> Response:
-        """``POST /decide``: one word and one reason for one event or many; a result each, 403 for the only one."""
+        """``POST /decide``: one choice and reason for one or more events; a result for each event."""
         choice = one(form, "verdict")
         named = [each.partition(":") for each in form.get("event", ())]
         if choice not in {each.value for each in Choice} or not 1 <= len(named) <= _MOST_CHOSEN:
-            raise FormWrong(f"A form says approve or hold, and names one to {_MOST_CHOSEN} events.")
+            raise RequestRefused(400, f"A form says approve or hold, and names one to {_MOST_CHOSEN} events.")
         if not all(KEY.fullmatch(key) and DIGEST.fullmatch(digest) for key, _, digest in named):
-            raise FormWrong("An event is named by its key and its digest.")
+            raise RequestRefused(400, "An event is named by its key and its digest.")
         if person.role is not Role.APPROVER:
             raise AccessDenied(403, "You may look, and not decide.")
         reason = one(form, "reason")[:MOST_REASON_CHARACTERS]
@@ -238,7 +223,7 @@ class Pages:
         return self._login_pages.page(request, person, "results.html", status=status, results=results, choice=choice)
 
     async def withdraw(self, request: Request, person: Person, form: Form) -> Response:
-        """``POST /verdicts/{id}/withdraw``: take back what was said."""
+        """``POST /verdicts/{id}/withdraw``: withdraw a verdict."""
         try:
             taken = await self._verdict_service.withdraw(person, request.path_params["verdict_id"])
         except VerdictRefused as refused:
@@ -272,7 +257,7 @@ class Pages:
         )
 
     async def _changed(self, verdict_request: VerdictRequest, refused: VerdictRefused) -> Result:
-        """Return what is said of a refused word, with what of the event is another than it was shown."""
+        """Return the result of a refused verdict, with the changes of the event since the page was loaded."""
         event = refused.event
         if event is None:
             return _refused(verdict_request, str(refused))
@@ -295,7 +280,7 @@ class Pages:
         return f"{event.event.event_type or 'Event'} of {these(vm_names(event))}"
 
     async def _views(self, person: Person, group: str | None, part: frozenset[str] | None) -> list[EventView]:
-        """Return the rows of the first page; of a part of it only those that changed."""
+        """Return the rows of the first page; for a part of the page, only the changed rows."""
         if part:
             found = await self._store.read(event_details_of, sorted(part)[:_MOST_OPEN])
             found = [details for details in found if group is None or group in details.event.groups]
@@ -323,7 +308,7 @@ class Pages:
             agents=agents,
             kid=self._kid,
             required=self._verdict_service.required,
-            approvers=None if self._others_may_approve else details.approvers,
+            approvers=None if self._users.others_may_approve else details.approvers,
         )
         return view_of(details, context)
 
@@ -331,7 +316,7 @@ class Pages:
         key = name if KEY.fullmatch(name) else key_of_event_id(name)
         found = await self._store.read(event_details_of, [key])
         if not found or not person.may_see(found[0].event):
-            raise PageNotFound("No record told of such an event.")
+            raise RequestRefused(404, "No record told of such an event.")
         return found[0]
 
 
@@ -340,7 +325,7 @@ def _refused(verdict_request: VerdictRequest, why: str) -> Result:
 
 
 def _taken(taken: AcceptedVerdict) -> str:
-    """Return what follows from a word that was taken."""
+    """Return the effect of an accepted verdict."""
     told = f"{len(taken.sent_to)} agent{'' if len(taken.sent_to) == 1 else 's'}"
     if taken.ruling.outcome is Outcome.HELD:
         return f"Held: {told} told."
@@ -350,6 +335,6 @@ def _taken(taken: AcceptedVerdict) -> str:
 
 
 def _may_read(entry: Entry, person: Person, events: Mapping[str, EventState]) -> bool:
-    """Return whether *person* may read *entry*: with a scope only what is about its events, and what it did itself."""
+    """Return whether *person* may read *entry*. A scope allows entries about its events and of the person itself."""
     event = events.get(entry.subject)
     return not person.scope or entry.actor == person.name or (event is not None and person.may_see(event))

@@ -18,13 +18,13 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from bridge.clock import Clock
-from bridge.errors import BridgeError
 from bridge.logs import ThrottledLog
-from bridge.portal.authentication import AuthenticationFailed, AuthenticationFailure, Authenticator
+from bridge.portal.authentication import AuthenticationFailure, Authenticator
 from bridge.portal.connected_agents import HEADER, ConnectedAgents
 from bridge.portal.http_limits import CONNECTION, LimitedHttp
 from bridge.portal.metrics import PortalMetrics
 from bridge.portal.pending_decisions import PendingDecisions
+from bridge.portal.requests import RequestRefused, whole_number
 from bridge.portal.store.database import StoreUnavailable
 
 logger = logging.getLogger(__name__)
@@ -41,14 +41,6 @@ _ROUTE = "decisions"
 _USUAL_QUERY = re.compile(rb"index=([0-9]{1,15})&wait=([0-9]{1,15})")
 _BODY = ("content-length", "transfer-encoding")
 _READ = frozenset({b"authorization", HEADER.encode(), *(name.encode() for name in _BODY)})
-
-
-class PollRefused(BridgeError):
-    """The request is none that the protocol has; *status* says which kind."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Poll(msgspec.Struct, frozen=True):
@@ -88,12 +80,10 @@ class LongPoll:
             self._connected_agents.begins(asked.vm_key, headers.get(HEADER, ""), index=received_index)
             poll = asked
             if poll.index > self._pending_decisions.index:
-                await self._pending_decisions.catch_up()  # another process may have told it of more than is known here
+                await self._pending_decisions.catch_up()  # the agent may have polled at another process
             if not self._is_due(poll) and not await self._held(poll, scope[CONNECTION]):
                 return
-        except PollRefused as error:
-            await self._send(scope[CONNECTION], send, error.status, {"error": str(error)})
-        except AuthenticationFailed as error:
+        except RequestRefused as error:
             await self._send(scope[CONNECTION], send, error.status, {"error": str(error)})
         except StoreUnavailable as error:
             self._log.problem("store", logging.ERROR, f"A poll cannot be answered: {error}")
@@ -107,17 +97,17 @@ class LongPoll:
 
     def _asked(self, scope: Scope, headers: Mapping[str, str]) -> Poll:
         if scope["method"] != "GET":
-            raise PollRefused(_NOT_ALLOWED, "Ask with GET.")
+            raise RequestRefused(_NOT_ALLOWED, "Ask with GET.")
         path = _PATH.fullmatch(scope["raw_path"])
         if path is None:
-            raise PollRefused(_NOT_FOUND, "There is nothing here.")
+            raise RequestRefused(_NOT_FOUND, "There is nothing here.")
         vm_key = path[1].decode().lower()
         if not self._authenticator.agent(headers).may_speak_for(vm_key):
             raise self._authenticator.refused(
                 AuthenticationFailure.NOT_YOURS, "Decisions of another VM than the one that asks.", status=_FORBIDDEN
             )
         if any(headers.get(name, "0") != "0" for name in _BODY):
-            raise PollRefused(_BAD, "A poll has no body.")
+            raise RequestRefused(_BAD, "A poll has no body.")
         index, wait_seconds = _numbers(scope["query_string"])
         return Poll(vm_key, index, min(wait_seconds, _LONGEST_WAIT_SECONDS))
 
@@ -148,7 +138,7 @@ class LongPoll:
             await woken
         finally:
             self._metrics.held_polls.dec()
-            self._pending_decisions.forget(poll.vm_key, woken)
+            self._pending_decisions.stop_waiting(poll.vm_key, woken)
             timer.cancel()
             connection.call_when_gone(None)
         return not connection.is_gone
@@ -178,17 +168,10 @@ def _headers(scope: Scope) -> Mapping[str, str]:
 
 
 def _numbers(query: bytes) -> tuple[int, int]:
-    """Return the index and the wait that *query* asks for; raise PollRefused."""
+    """Return the index and the wait that *query* asks for; raise RequestRefused."""
     usual = _USUAL_QUERY.fullmatch(query)
     if usual is not None and usual[2].strip(b"0"):
         return int(usual[1]), int(usual[2])
     found = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
-    wait_seconds = _whole(found, "wait", lowest=1, highest=_LARGEST_INDEX)
-    return _whole(found, "index", lowest=0, highest=_LARGEST_INDEX), wait_seconds
-
-
-def _whole(query: Mapping[str, str], name: str, *, lowest: int, highest: int) -> int:
-    text = query.get(name, "")
-    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(highest)) and lowest <= int(text) <= highest):
-        raise PollRefused(_BAD, f"{name} must be a whole number from {lowest} to {highest}.")
-    return int(text)
+    wait_seconds = whole_number(found, "wait", lowest=1, highest=_LARGEST_INDEX)
+    return whole_number(found, "index", lowest=0, highest=_LARGEST_INDEX), wait_seconds

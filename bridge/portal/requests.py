@@ -12,18 +12,28 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from bridge.errors import BridgeError
+
 MAX_BODY_BYTES = 1024 * 1024
 BODY_SECONDS = 10.0
 RETRY_AFTER_SECONDS = 2
 JSON = "application/json"
 
 
-class BodyRefused(Exception):
-    """The body is not read to its end; *status* is 400, 408 or 413."""
+class RequestRefused(BridgeError):
+    """The response has *status* and the message as JSON; the application handles this error for all routes."""
+
+    closes_connection = False
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+class BodyRefused(RequestRefused):
+    """The body is not read to its end; *status* is 400, 408, or 413."""
+
+    closes_connection = True
 
 
 def headers_of(request: Request) -> dict[str, str]:
@@ -60,6 +70,18 @@ async def body_of(request: Request, *, most_bytes: int = MAX_BODY_BYTES) -> byte
         raise BodyRefused(408, f"The body did not come within {seconds:g} s.") from None
     except ClientDisconnect:
         raise BodyRefused(400, "The client went away.") from None
+
+
+def whole_number(
+    parameters: Mapping[str, str], name: str, default: int | None = None, *, lowest: int, highest: int
+) -> int:
+    """Return the parameter *name*; raise RequestRefused unless it is a number from *lowest* to *highest*."""
+    text = parameters.get(name, "")
+    if not text and name not in parameters and default is not None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) <= len(str(highest)) and lowest <= int(text) <= highest):
+        raise RequestRefused(400, f"{name} must be a whole number from {lowest} to {highest}.")
+    return int(text)
 
 
 def json_answer(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

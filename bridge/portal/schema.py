@@ -30,7 +30,7 @@ metadata = MetaData(
 
 #: The row of `properties` that names the history in which numbers of decisions count.
 EPOCH = "epoch"
-#: By which name PostgreSQL tells all processes of new decisions.
+#: The channel of PostgreSQL's notifications about new decisions.
 CHANNEL = "portal_decisions"
 
 #: Every record that came, as it came; never changed.
@@ -92,7 +92,7 @@ events = Table(
     Index(None, "first_observed_at", "event_key"),
 )
 
-#: Every VM whose agent asks for decisions, as each of several processes knows it; one alone keeps it in memory.
+#: The agents that poll at each process. Unused with SQLite, which has one process.
 agents = Table(
     "agents",
     metadata,
@@ -103,7 +103,7 @@ agents = Table(
     Column("body", Text, nullable=False),
 )
 
-#: Who said what about an event.
+#: The verdicts of people on events.
 verdicts = Table(
     "verdicts",
     metadata,
@@ -119,7 +119,7 @@ verdicts = Table(
     Index(None, "event_key"),
 )
 
-#: Signed decisions, each for one VM, in the order in which agents are told of them.
+#: Signed decisions, each for one VM, in the order in which agents receive them.
 decisions = Table(
     "decisions",
     metadata,

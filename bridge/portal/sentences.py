@@ -1,8 +1,8 @@
-"""The sentences of a page: what happens to an event and when, what a click does, and why it has not started yet. Pure.
+"""The sentences of a page: the next step of an event, the effect of each button, and the reason for a wait. Pure.
 
-There is no "deny", and the words must not suggest one: an event that nobody approves is started by Azure at NotBefore,
-and a hold only keeps this portal and the rules of the VMs from starting it earlier. So each button has a sentence that
-names every VM and what becomes of them, and a row says first what happens if nobody acts.
+There is no "deny", and no sentence may suggest one. Azure starts an event without an approval at NotBefore, and a hold
+only prevents an earlier start by this portal and by the rules of the VMs. Each button therefore names every VM and the
+effect on it, and a row first states what happens if no one acts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bridge.portal.user_names import folded_name
 from bridge.portal.users import Person
 from bridge.portal.verdicts import TAKE_BACK, Choice, Outcome, Ruling, people_of
 
-#: How a person names the fields of an event, in the order in which a change of them is told.
+#: The names of fields in sentences, in their order.
 _FIELDS = {
     "event_type": "EventType",
     "not_before_raw": "NotBefore",
@@ -43,36 +43,36 @@ _ON_ITS_WAY = frozenset({Stage.QUEUED, Stage.RECEIVED})
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """A time, as a machine and as a person reads it."""
+    """A time for the page's script and for people."""
 
     machine: str
     text: str
 
 
 class PageContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What the view of an event depends on beside the event."""
+    """The values, in addition to the event, on which its view depends."""
 
     now: datetime
     person: Person
     agents: Mapping[str, AgentSeen]
     kid: str | None
-    """The key that the portal signs with; None: it has none."""
+    """The portal's key; None: it has none."""
     required: int
     approvers: int | None
-    """How many people may approve at all; None: nobody knows, for a proxy may bring others."""
+    """The number of people who may approve; None: unknown, because a proxy can authenticate others."""
 
 
 class Buttons(msgspec.Struct, frozen=True, kw_only=True):
-    """What this person can do about an event now, each as what it does; None: that cannot be done."""
+    """The effects of the person's buttons; None: the button is missing."""
 
     approve: str | None = None
     hold: str | None = None
     why_not: str = ""
-    """Why something cannot be done; nothing, where that needs no words."""
+    """The reason for a missing button; empty if it needs none."""
 
 
 def vm_names(event: EventState) -> tuple[str, ...]:
-    """Return the names of every VM of the event: those of Resources, else of the VMs that told of it."""
+    """Return the names in Resources, else the names of the VMs that reported the event."""
     return tuple(dict.fromkeys(event.event.resources or ())) or tuple(vm.vm.name or vm.vm_key for vm in event.vms)
 
 
@@ -82,7 +82,7 @@ def how_many(names: Sequence[str]) -> str:
 
 
 def these(names: Sequence[str]) -> str:
-    """Return every one of *names*: "these 3 VMs: a, b, c"."""
+    """Return all of *names*: "these 3 VMs: a, b, c"."""
     return f"this VM: {names[0]}" if len(names) == 1 else f"these {len(names)} VMs: {', '.join(names)}"
 
 
@@ -93,7 +93,7 @@ def moment(when: datetime | str) -> Moment:
 
 
 def differences(before: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]:
-    """Return a sentence for each field of *before* that is another in *now*, of those that a decision is about."""
+    """Return a sentence for each difference between *before* and *now* that changes the digest."""
     found = []
     for field, name in _FIELDS.items():
         old, new = getattr(before, field), getattr(now, field)
@@ -105,7 +105,7 @@ def differences(before: ScheduledEvent, now: ScheduledEvent) -> tuple[str, ...]:
 
 
 def clock_text(event: EventState) -> str:
-    """Return when Azure starts the event: "at 11:15:00 UTC"; with the day when it is not near."""
+    """Return the start of the event: "at 11:15:00 UTC", with the date if it is not near."""
     at = event.event.not_before
     if at is None:
         return "at a time that it does not say"
@@ -114,7 +114,7 @@ def clock_text(event: EventState) -> str:
 
 
 def next_event(event: EventState, now: datetime, accepted: AcceptedApproval | None = None) -> str:
-    """Return what happens if nobody acts, without the time that is counted down; *told*: Azure took an approval."""
+    """Return what happens if no one acts, without the countdown."""
     if not event.is_open:
         return _ENDS.get(event.state, "It is over.")
     if event.state is State.STARTED:
@@ -141,9 +141,10 @@ def buttons(
     *,
     accepted: AcceptedApproval | None,
 ) -> Buttons:
-    """Return what the person can do, and what that does; an approval that no agent followed can be given again.
+    """Return the buttons of the person. An approval without effect can be given again.
 
-    Once Azure took an approval, as *told* says, nothing can be done, and what stands at the top says why.
+    After Azure has *accepted* an approval there are no buttons, and the sentence of `AcceptedApproval` gives the
+    reason.
     """
     if accepted is not None and event.state is State.SCHEDULED:
         return Buttons()
@@ -171,7 +172,7 @@ def buttons(
 
 
 def too_few(required: int, approvers: int | None) -> str:
-    """Return what is said where fewer people may approve than must; nothing where enough may."""
+    """Return a warning if fewer people may approve than an approval needs; empty otherwise."""
     if approvers is None or approvers >= required:
         return ""
     people = "person" if required == 1 else "different people"
@@ -181,7 +182,7 @@ def too_few(required: int, approvers: int | None) -> str:
 def _why_not_approve(
     event: EventState, ruling: Ruling, progress: Sequence[DecisionProgress], context: PageContext
 ) -> str | None:
-    """Return why there is nothing to approve for this person, who may hold it; None when there is."""
+    """Return the reason why this person, who may hold the event, cannot approve it; None if the person can."""
     if ruling.outcome is Outcome.APPROVED and (_was_followed(progress) or _is_on_its_way(progress)):
         return ""
     nobody = unreachable(event, context)
@@ -195,7 +196,7 @@ def _why_not_approve(
 
 
 def unreachable(event: EventState, context: PageContext) -> str:
-    """Return why no agent would follow an approval now, VM by VM; nothing when one would."""
+    """Return the reason of each VM why its agent would not act on an approval now; empty if one agent would."""
     if context.kid is None or addressees(event, context.agents, context.kid):
         return ""
     found = []
@@ -212,7 +213,7 @@ def why_not_yet(
     progress: Sequence[DecisionProgress],
     accepted: AcceptedApproval | None = None,
 ) -> str:
-    """Return why an announced event has not started; nothing for every other."""
+    """Return the reason why a Scheduled event has not started; empty for all other events."""
     event = details.event
     if event.state is not State.SCHEDULED or accepted is not None:
         return "Azure has not shown it as started yet." if event.state is State.SCHEDULED else ""
@@ -244,7 +245,7 @@ def _why_undecided_is_not_started(details: EventDetails) -> str:
 
 
 def _why_approved_is_not_started(people: str, progress: Sequence[DecisionProgress]) -> str:
-    """Return how far the approval of *people* came; approved is said only where agents were told, and no hold since."""
+    """Return the progress of the approval of *people*. Only a decision without a later hold counts as approved."""
     if _was_followed(progress):
         return "Approved, and Azure was told. Azure has not shown it as started yet."
     if _is_on_its_way(progress):
@@ -258,7 +259,7 @@ def _why_approved_is_not_started(people: str, progress: Sequence[DecisionProgres
 
 
 def _all_the_same(details: EventDetails, progress: Sequence[DecisionProgress]) -> str:
-    """Return what is said where an agent has an approval that counts here no more, or was signed elsewhere."""
+    """Return a warning if an agent has an approval that does not count here or was signed elsewhere."""
     is_changed = any(each.choice is Choice.APPROVE and each.digest != details.event.digest for each in details.verdicts)
     if is_changed or not _is_on_its_way(progress):  # of an event that changed, agents refuse it
         return ""
@@ -266,12 +267,12 @@ def _all_the_same(details: EventDetails, progress: Sequence[DecisionProgress]) -
 
 
 def _was_followed(progress: Iterable[DecisionProgress]) -> bool:
-    """Return whether Azure was told by an agent that followed an approval."""
+    """Return whether an agent sent an approval to Azure."""
     return any(each.choice is Choice.APPROVE and each.stage is Stage.FOLLOWED for each in progress)
 
 
 def _is_on_its_way(progress: Iterable[DecisionProgress]) -> bool:
-    """Return whether an agent has an approval, or gets one, that no hold came after."""
+    """Return whether an agent has an approval, or will get one, without a later hold."""
     return any(each.choice is Choice.APPROVE and each.stage in _ON_ITS_WAY and not each.is_stopped for each in progress)
 
 

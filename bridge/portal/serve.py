@@ -1,9 +1,8 @@
-"""The portal as a server: two listeners on one event loop, from the first bind to a stop within five seconds.
+"""The portal as a server: two listeners on one event loop, and a stop within five seconds.
 
-uvicorn serves, on uvloop and httptools: of 5,000 held polls under TLS each takes 50 KB there, and 300 KB on the loop
-of the standard library. It is run from here and not by its own command, because the order of a stop matters: first the
-portal is not ready any more and what is held is answered, then the listeners close, then the database does. uvicorn
-alone would wait for held requests without an end.
+uvicorn serves on uvloop and httptools. A held poll with TLS takes 50 KB there, and 300 KB on the standard library's
+loop. uvicorn runs from here because the order of a stop matters: the portal becomes not ready, held polls are answered,
+the listeners close, and the database closes last. uvicorn alone would wait for held polls without a limit.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _STOP_SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGINT", "S
 
 
 class Portal:
-    """The portal of *settings*; `run` serves until `stop`, which any thread may call."""
+    """The portal; `run` serves until `stop`, which can be called from any thread."""
 
     def __init__(
         self,
@@ -74,13 +73,13 @@ class Portal:
         self._stopping = threading.Event()
         self._wake: Callable[[], object] = lambda: None
         self.address: tuple[str, int] | None = None
-        """Where it listens for agents, people and programs; None until it does."""
+        """Address and port for agents, people, and programs; None before the start."""
         self.operator_address: tuple[str, int] | None = None
-        """Where it listens for health and metrics; None until it does."""
+        """Address and port for health and metrics; None before the start."""
         self.is_up = threading.Event()
 
     def run(self) -> None:
-        """Serve until a stop was asked for; raise BridgeError when that cannot begin."""
+        """Serve until `stop` is called; raise BridgeError if the start fails."""
         for library in ("uvicorn", "alembic"):
             logging.getLogger(library).setLevel(logging.WARNING)
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # uvicorn logs a warning for each malformed request
@@ -113,7 +112,7 @@ class Portal:
             store.close()
 
     def stop(self) -> None:
-        """Have `run` return within five seconds."""
+        """End `run` within five seconds."""
         self._stopping.set()
         with contextlib.suppress(RuntimeError):  # the loop is closed: it has stopped
             self._wake()
@@ -214,7 +213,7 @@ class Portal:
 
 
 def _called_on(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> Callable[[], None]:
-    """Return what has *loop* call *function*, from any thread; nothing happens once the loop is closed."""
+    """Return a function for any thread that calls *function* on *loop*, unless the loop is closed."""
 
     def call() -> None:
         with contextlib.suppress(RuntimeError):
@@ -224,7 +223,7 @@ def _called_on(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) 
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves the signals to the portal, and cuts what does not end by itself."""
+    """A server without signal handlers that aborts the remaining connections at a stop."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -261,7 +260,7 @@ def _config(app: ASGIApp, protocol: Any, tls: dict[str, Any]) -> uvicorn.Config:
 
 
 def _run(main: Any) -> None:
-    """Run *main* on uvloop; on Windows, which has none, on the standard library's loop."""
+    """Run *main* on uvloop, which does not exist on Windows."""
     if sys.platform == "win32":
         asyncio.run(main)
     else:
@@ -294,7 +293,7 @@ async def _return_freed_memory() -> None:
 
 
 def _allow_connections() -> None:
-    """Let this process have as many descriptors as it may: each held poll is one."""
+    """Raise the limit of open files to its maximum, because each held poll is one."""
     if sys.platform != "win32":
         import resource  # noqa: PLC0415  # not on Windows
 
@@ -319,7 +318,7 @@ def _bound(key: str, listen: str) -> socket.socket:
 
 
 def _on_signals(loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> None:
-    """Have a signal that means a stop call *stop*; only the main thread gets signals."""
+    """Call *stop* on a stop signal; only the main thread receives signals."""
     if threading.current_thread() is not threading.main_thread():
         return
     for number in _STOP_SIGNALS:

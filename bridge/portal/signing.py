@@ -1,8 +1,8 @@
-"""From what people said to signed decisions: for which VMs, and each in the words that its agent checks.
+"""Signs decisions for verdicts, and selects the VMs that get them.
 
-To approve, one VM is enough, and Azure takes the first of several: so two agents are told, one and a spare, of those
-that are connected, see the event as it was shown, trust the portal's key and would act on it. To hold, every VM is told
-that may approve: all of the event, and all that the portal knows of their resource groups (PROTOCOL.md, section 1).
+An approval needs one VM, and Azure accepts the first of several. The portal therefore sends it to two VMs that are
+connected, report the event with the same digest, trust the portal's key, and would act on the approval. A hold goes to
+every VM that may approve: all VMs of the event and all known VMs of their resource groups (PROTOCOL.md, section 1).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STREAM = "stream:"
 
 
 class AgentSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent said of itself when it last asked for decisions; None: it did not say."""
+    """The header of an agent's last poll; None: the header has no such member."""
 
     is_connected: bool
     version: str | None = None
@@ -37,10 +37,10 @@ class AgentSeen(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool | None = None
     disabled: bool | None = None
     received_index: int = 0
-    """Every decision up to this number it has received: its polls ask for what comes after."""
+    """The agent has received every decision up to this number."""
 
     def why_not(self, kid: str) -> str | None:
-        """Return why an approval by the key *kid* would start nothing there; None when nothing speaks against it."""
+        """Return the reason why the agent would not act on an approval by the key *kid*; None if it would."""
         if not self.is_connected:
             return "is not connected"
         if self.kids is not None and kid not in self.kids:
@@ -53,7 +53,7 @@ class AgentSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> tuple[VmOfEvent, ...]:
-    """Return the VMs to ask for an approval: at most two, the best first; none when nobody could follow it."""
+    """Return the VMs that get an approval: at most two, the best first; empty if no agent would act on it."""
     able = [
         vm
         for vm in event.vms
@@ -67,20 +67,20 @@ def addressees(event: EventState, agents: Mapping[str, AgentSeen], kid: str) -> 
 
 
 class PortalKey:
-    """The key that the portal signs with."""
+    """The portal's key."""
 
     def __init__(self, signer: DecisionSigner) -> None:
         self._signer = signer
 
     @property
     def kid(self) -> str:
-        """Return the name that the VMs trust it under."""
+        """Return the name under which the VMs trust the key."""
         return self._signer.kid
 
     def approvals(
         self, event: EventState, ruling: Ruling, vms: Iterable[VmOfEvent], *, now: datetime
     ) -> tuple[NewDecision, ...]:
-        """Return an approval of *event* for each of *vms*, for as long as the first of the people meant it."""
+        """Return an approval of *event* for each of *vms*, valid until the first of its verdicts expires."""
         until = min(each.expires_at for each in ruling.verdicts)
         seconds = (datetime.fromisoformat(until) - now).total_seconds()
         return tuple(self._new(event, ruling, vm.vm_key, Choice.APPROVE, seconds=seconds, now=now) for vm in vms)
@@ -88,7 +88,7 @@ class PortalKey:
     def holds(
         self, event: EventState, ruling: Ruling, vm_keys: Sequence[str], *, now: datetime
     ) -> tuple[NewDecision, ...]:
-        """Return a hold of *event* for each of *vm_keys*; those without a vmId ask no portal, and get none."""
+        """Return a hold of *event* for each of *vm_keys*. A VM without a vmId does not poll and gets no hold."""
         asked = [key for key in vm_keys if _has_vm_id(key)]
         return tuple(self._new(event, ruling, key, Choice.HOLD, seconds=_HOLD_SECONDS, now=now) for key in asked)
 

@@ -1,8 +1,8 @@
-"""Names of people: what may be one, and which two are the same person's.
+"""Names of users: which texts are names, and which two names belong to the same person.
 
-A name comes from a form, a command or a proxy, each with its own spelling: another case, an accent of its own, or
-two spaces. Whoever is asked for two people must not be shown one twice, and who is let in no more must not come back in
-capitals. So names are compared as Unicode compares what looks alike (NFKC and casefold), and never as SQL does.
+A name comes from a form, a command, or a proxy, each with its own spelling (case, accents, spaces). The same person
+must not count as two approvers, and a disabled user must not log in with another spelling. Names are therefore compared
+by Unicode rules (NFKC and casefold), never by SQL.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _VARIANTS = re.compile("[\ufe00-\ufe0f]")
 
 
 def user_name_in(text: str) -> str | None:
-    """Return the name that *text* is, in one form; None for what is empty, too long, or not seen as it is."""
+    """Return the normalized name; None if *text* is empty, too long, or has invisible characters."""
     if len(text) > MOST_CHARACTERS:
         return None
     name = unicodedata.normalize("NFC", text).strip()
@@ -27,6 +27,6 @@ def user_name_in(text: str) -> str | None:
 
 
 def folded_name(name: str) -> str:
-    """Return what is the same for all spellings of *name*."""
+    """Return a text that is equal for all spellings of *name*."""
     text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
     return " ".join(text.split())

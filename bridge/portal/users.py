@@ -1,9 +1,8 @@
-"""People: who is asking, what they may see, and what they may decide.
+"""Authenticates people, and decides which events they may see and decide on.
 
-A person has a name and a password here, or comes through a proxy that has asked an identity provider and puts the name
-into a header. That header is believed from the addresses of the settings only. A browser is known by a session cookie
-of 256 random bits, of which the database has the SHA-256; and what changes something must come from a page of ours: the
-request's Origin is the portal's, and it carries a token that no other site can read.
+A person has a local name and password, or comes through a proxy that has authenticated the person and sends the name in
+a header. The portal accepts that header only from configured addresses. A session cookie contains 256 random bits, and
+the database has their SHA-256. A request that changes something needs the portal's own Origin and a CSRF token.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import hmac
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from enum import Enum
 from urllib.parse import urlsplit
@@ -25,12 +24,12 @@ from argon2.exceptions import InvalidHashError, VerificationError
 from starlette.requests import Request
 
 from bridge.clock import Clock, format_time
-from bridge.errors import BridgeError
 from bridge.logs import ThrottledLog
 from bridge.portal.audit import NewEntry
 from bridge.portal.fleet import EventState, VmOfEvent
 from bridge.portal.proxies import Proxies
-from bridge.portal.requests import headers_of
+from bridge.portal.requests import RequestRefused, headers_of
+from bridge.portal.settings import PeopleSettings
 from bridge.portal.store import users as store_users
 from bridge.portal.store.audit import add_entries
 from bridge.portal.store.database import StoreThreads
@@ -46,7 +45,7 @@ _LONGEST_PASSWORD = 1_024
 _MOST_WRONG = 5
 _WRONG_SECONDS = 300.0
 _MOST_REMEMBERED = 10_000
-#: Of a password that nobody has, made as all others are: a name that is not known takes as long as one that is.
+#: The hash of an unused password. The check of an unknown name must take as long as that of a known name.
 NOBODYS_HASH = "$argon2id$v=19$m=65536,t=3,p=4$NODTa3+FH8YWtHER2am/vg$4iqmJnJsGYRtmaLk+wzwN/Pwv000lt7CzysQeENAI+I"
 #: Each takes 64 MiB and about 50 ms.
 _HASHES_AT_ONCE = 2
@@ -55,39 +54,37 @@ _MOST_SIGNING_IN = 50
 
 
 class Role(str, Enum):
-    """What a person may do."""
+    """The permission of a person."""
 
     VIEWER = "viewer"
     APPROVER = "approver"
 
 
-class AccessDenied(BridgeError):
-    """The person is not let in, or may not do it; *status* is 401, 403 or 429."""
+class AccessDenied(RequestRefused):
+    """The person is unknown or lacks the permission; *status* is 401, 403, or 429."""
 
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
+    closes_connection = True
 
 
 class Person(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody who was let in."""
+    """An authenticated person."""
 
     name: str
     role: Role
     scope: tuple[str, ...] = ()
-    """Groups of VMs, such as ``labels.team:payments`` or ``resource_group:west``; none: all."""
+    """Groups of VMs, such as ``labels.team:payments`` or ``resource_group:west``; empty: all VMs."""
     csrf_token: str
     session_sha256: str | None = None
-    """None: a proxy says who it is, with every request."""
+    """None: a proxy authenticates each request."""
 
     def may_see(self, event: EventState) -> bool:
         """Return whether one of the event's VMs is in the scope."""
         return not self.scope or bool(set(self.scope) & set(event.groups))
 
     def why_not_decide(self, event: EventState) -> str | None:
-        """Return why this person may not decide on *event*; None when nothing speaks against it.
+        """Return the reason why this person may not decide on *event*; None if the person may.
 
-        To approve speaks for every VM of the event: so each must be in the scope, and be known.
+        An approval is consent for every VM of the event. Therefore, each VM must be known and in the scope.
         """
         if self.role is not Role.APPROVER:
             return "You may look, and not decide."
@@ -104,7 +101,7 @@ def _is_in_scope(vm: VmOfEvent, scope: tuple[str, ...]) -> bool:
 
 
 def still(person: Person, connection: store_users.Connection, *, at: str) -> Person:
-    """Return *person* as they are now, for a transaction; raise PersonRefused when they are let in no more."""
+    """Return *person* with the current role and scope; raise AccessDenied if the access has ended."""
     if person.session_sha256 is not None:
         found = store_users.session_of(connection, person.session_sha256, at=at)
         if found is None:
@@ -120,33 +117,23 @@ def still(person: Person, connection: store_users.Connection, *, at: str) -> Per
 
 
 class Login(msgspec.Struct, frozen=True):
-    """A session that began."""
+    """A new session."""
 
     session_id: str
     person: Person
 
 
 class Users:
-    """Lets people in."""
+    """Authenticates people."""
 
-    def __init__(
-        self,
-        *,
-        store: StoreThreads,
-        clock: Clock,
-        session_hours: float,
-        origin: str | None,
-        proxy_header: str | None,
-        proxy_addresses: Iterable[str],
-        proxy_role: Role,
-    ) -> None:
+    def __init__(self, settings: PeopleSettings, *, store: StoreThreads, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._session = timedelta(hours=session_hours)
-        self._origin = origin
-        self._proxy_header = proxy_header.lower() if proxy_header else None
-        self._proxies = Proxies(proxy_addresses)
-        self._proxy_role = proxy_role
+        self.session = timedelta(hours=settings.session_hours)
+        self._origin = settings.origin
+        self._proxy_header = settings.proxy_header.lower() if settings.proxy_header else None
+        self._proxies = Proxies(settings.proxy_addresses)
+        self._proxy_role = Role(settings.proxy_role)
         self._hasher = PasswordHasher()
         self._hashing = asyncio.Semaphore(_HASHES_AT_ONCE)
         self._signing_in = 0
@@ -156,19 +143,19 @@ class Users:
 
     @property
     def others_may_approve(self) -> bool:
-        """Return whether a proxy may name somebody who has no name here, and who may approve."""
+        """Return whether a proxy can authenticate approvers without a local name."""
         return self._proxy_header is not None and self._proxy_role is Role.APPROVER
 
     async def load(self) -> None:
-        """Read what all processes of the portal share."""
+        """Read the CSRF key that all processes of the portal share."""
         self._csrf_key = bytes.fromhex(await self._store.write(store_users.csrf_key))
 
     async def person_of(self, request: Request) -> Person:
-        """Return who sent *request*; raise AccessDenied (401) if that is unknown."""
+        """Return the person who sent *request*; raise AccessDenied (401) if the person is unknown."""
         return await self.person(headers_of(request), request.cookies, _peer_of(request))
 
     async def person(self, headers: Mapping[str, str], cookies: Mapping[str, str], address: str) -> Person:
-        """Return who is asking; raise PersonRefused (401) when nobody knows."""
+        """Return the person of a request from *address*; raise AccessDenied (401) if the person is unknown."""
         if self._proxy_header is not None and self._proxy_header in headers and address in self._proxies:
             return await self._proxied(headers[self._proxy_header])
         session_id = cookies.get(COOKIE, "")
@@ -190,13 +177,13 @@ class Users:
         return self._proxies.client_of(headers_of(request), _peer_of(request))
 
     def check_change(self, headers: Mapping[str, str], person: Person, token: str) -> None:
-        """Raise PersonRefused (403) unless a request that changes something comes from a page of this portal."""
+        """Raise AccessDenied (403) unless the request comes from a page of this portal and of this session."""
         self.check_origin(headers)
         if not hmac.compare_digest(token.encode(), person.csrf_token.encode()):
             raise AccessDenied(403, "The form is not of this session. Load the page again.")
 
     def check_origin(self, headers: Mapping[str, str]) -> None:
-        """Raise PersonRefused (403) unless the request's Origin is the portal's own."""
+        """Raise AccessDenied (403) unless the request's Origin is the portal's own."""
         try:
             parts = urlsplit(headers.get("origin", ""))
         except ValueError:
@@ -206,7 +193,7 @@ class Users:
             raise AccessDenied(403, "The request comes from another site.")
 
     async def sign_in(self, name: str, password: str, *, address: str, old_session_id: str) -> Login:
-        """Begin a session; raise PersonRefused (401) for a wrong name or password, 429 after too many of them."""
+        """Start a session; raise AccessDenied (401) for a wrong name or password, 429 after too many of them."""
         if self._signing_in >= _MOST_SIGNING_IN:
             raise AccessDenied(429, "Too many sign in now. Try again in a minute.")
         self._signing_in += 1
@@ -224,7 +211,7 @@ class Users:
             old_sha256=_sha256(old_session_id),
             csrf_token=csrf_token,
             at=format_time(now),
-            until=format_time(now + self._session),
+            until=format_time(now + self.session),
         )
         person = Person(name=user.user_name, role=Role(user.role), scope=user.scopes, csrf_token=csrf_token)
         return Login(session_id, person)
@@ -235,7 +222,7 @@ class Users:
             await self._store.write(_end_session, person.name, person.session_sha256, at=self._now())
 
     async def _proxied(self, said: str) -> Person:
-        # A comma: the header came twice, and one of them from whoever asks.
+        # A comma means two headers, and the client has sent one of them.
         known = None if "," in said else user_name_in(_as_utf8(said))
         user = None if known is None else await self._store.read(store_users.user_of, known)
         if known is None or (user is not None and user.disabled_at is not None):
@@ -245,7 +232,7 @@ class Users:
         return Person(name=name, role=role, scope=() if user is None else user.scopes, csrf_token=token)
 
     async def _known(self, name: str | None, password: str, address: str) -> store_users.User:
-        """Return who has that password; called for few at once, so that none of many guesses comes uncounted."""
+        """Return the user with that password. Few calls run at once, so every wrong guess is counted in time."""
         both = (f"name {folded_name(name or '')}", f"address {address}")
         if any(map(self._wrong.is_too_many, both)):
             raise AccessDenied(429, "Too many wrong passwords. Wait five minutes.")
@@ -273,12 +260,12 @@ class Users:
 
 
 def hashed(password: str) -> str:
-    """Return *password* as the database keeps it (argon2id)."""
+    """Return the argon2id hash of *password*."""
     return PasswordHasher().hash(password)
 
 
 class _Wrong:
-    """How many wrong passwords came lately, by name and by address; of the oldest nothing is known any more."""
+    """Recent wrong passwords by name and by address; the oldest entries are dropped beyond a limit."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -301,7 +288,7 @@ class _Wrong:
 def _begin_session(
     connection: store_users.Connection, /, *, user: store_users.User, old_sha256: str, **session: str
 ) -> None:
-    """Begin a session of *user*, unless they were disabled, or got another password, while this one was looked at."""
+    """Start a session unless *user* was disabled or changed during the password check."""
     if store_users.user_of(connection, user.user_name) != user:
         raise AccessDenied(401, "The name or the password is wrong.")
     store_users.end_session(connection, old_sha256)
@@ -317,7 +304,7 @@ def _end_session(connection: store_users.Connection, name: str, session_sha256: 
 
 
 def _as_utf8(text: str) -> str:
-    """Return the header *text* as a proxy meant it; the server has read its bytes as Latin-1."""
+    """Return the header *text* as UTF-8. The server has decoded its bytes as Latin-1."""
     try:
         return text.encode("latin-1").decode()
     except UnicodeError:

@@ -1,9 +1,9 @@
-"""What people said about an event, and what follows from it: approve it, hold it, or wait for a second person. Pure.
+"""The rules for verdicts: approve the event, hold it, or wait for a second person. Pure.
 
-There is no "deny": whoever does not approve lets Azure start the event at NotBefore. A hold only stops what approves
-early, the portal's people and the VMs' own rules. So a hold needs one person, whatever is asked of an approval, and it
-stands until somebody withdraws it: nobody approves meanwhile, and taking it back starts nothing by itself. An approval
-counts for the event exactly as it was shown, for as long as it says.
+There is no "deny" verdict: without an approval, Azure starts the event at NotBefore. A hold prevents only early
+approvals by people and by the rules of the VMs. One person can hold an event, for any number of required approvals. A
+hold lasts until its withdrawal, and no one can approve the event meanwhile. A withdrawal starts nothing. An approval
+counts only for the event with the same digest, until the approval expires.
 """
 
 from __future__ import annotations
@@ -15,65 +15,64 @@ import msgspec
 
 from bridge.portal.user_names import folded_name
 
-#: What is said to whoever would approve an event that is held.
 TAKE_BACK = "Take the hold back to approve it."
 
 
 class Choice(str, Enum):
-    """What a person says."""
+    """The choice of a verdict."""
 
     APPROVE = "approve"
     HOLD = "hold"
 
 
 class Outcome(str, Enum):
-    """What follows from what all of them said."""
+    """The result of all verdicts on an event."""
 
     UNDECIDED = "undecided"
     WAITING = "waiting"
-    """Somebody approved, and another person must too."""
+    """One person approved, and another person must approve too."""
     APPROVED = "approved"
     HELD = "held"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What one person said about one event."""
+    """The choice of one person on one event."""
 
     verdict_id: str
     event_key: str
     choice: Choice
     digest: str
-    """Of the event as it was shown to that person."""
+    """Digest of the event as the person saw it."""
     user_name: str
     reason: str
     made_at: str
     expires_at: str
-    """Until when an approval counts; a hold counts until it is withdrawn."""
+    """The end of an approval. A hold counts until its withdrawal."""
     withdrawn_at: str | None = None
 
 
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome, and what it rests on."""
+    """The outcome and the verdicts behind it."""
 
     outcome: Outcome
     verdicts: tuple[Verdict, ...]
-    """The holds that stand, or one approval of each person; oldest first."""
+    """The holds, or one approval of each person, oldest first."""
     needed: int
-    """How many more people must approve; 0 when enough have, or when the event is held."""
+    """The number of people who must still approve; 0 if the event is approved or held."""
 
 
 def counting(verdicts: Iterable[Verdict], barred: Container[str]) -> tuple[Verdict, ...]:
-    """Return what of *verdicts* counts: no approval of somebody who may approve no more; a hold of theirs stands.
+    """Return the verdicts that count: all holds, and the approvals of people who may still approve.
 
-    *barred* are the folded names of those people.
+    *barred* contains the folded names of people who may not approve.
     """
     return tuple(each for each in verdicts if each.choice is Choice.HOLD or folded_name(each.user_name) not in barred)
 
 
 def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) -> Ruling:
-    """Return what follows at the time *at* from *verdicts* on an event that is now as *digest* says.
+    """Return the ruling at the time *at* on an event with *digest*.
 
-    *required* different people make an approval; the same person twice counts once, however the name is spelt.
+    An approval needs *required* different people. One person with several spellings of a name counts once.
     """
     standing = sorted(
         (each for each in verdicts if each.withdrawn_at is None), key=lambda each: (each.made_at, each.verdict_id)
@@ -94,11 +93,11 @@ def rule(verdicts: Iterable[Verdict], *, digest: str, at: str, required: int) ->
 
 
 def people_of(verdicts: Iterable[Verdict]) -> str:
-    """Return the names of those who said *verdicts*, each once."""
+    """Return the names behind *verdicts*, each once."""
     return ", ".join(dict.fromkeys(each.user_name for each in verdicts))
 
 
 def reason_of(ruling: Ruling, *, most_characters: int = 256) -> str:
-    """Return the sentence that goes with a decision: who said it, and why; cut to what an agent keeps."""
+    """Return the reason of a decision: the names and reasons of its verdicts, cut to the length that an agent keeps."""
     said = "; ".join(f"{each.user_name}: {each.reason}" if each.reason else each.user_name for each in ruling.verdicts)
     return said if len(said) <= most_characters else f"{said[: most_characters - 1]}…"

@@ -1,13 +1,12 @@
-"""What people say, as JSON: one verdict, many at once, and one taken back. For pages, and programs with a session.
+"""Verdicts as JSON: one verdict, several at once, and a withdrawal. For pages, and for programs with a session.
 
-A request shows the session's cookie, the portal's own Origin, and the session's token in ``X-CSRF-Token``.
+A request needs the session's cookie, the portal's own Origin, and the session's CSRF token in ``X-CSRF-Token``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -18,8 +17,7 @@ from starlette.routing import Route
 from bridge.clock import Clock
 from bridge.logs import ThrottledLog
 from bridge.portal.deciding import DEFAULT_VALID_SECONDS, MOST_VALID_SECONDS, VerdictRequest, VerdictService
-from bridge.portal.fleet import EventState
-from bridge.portal.requests import BodyRefused, body_of, error_answer, headers_of, json_answer
+from bridge.portal.requests import RequestRefused, body_of, headers_of, json_answer
 from bridge.portal.store.database import StoreUnavailable
 from bridge.portal.store.verdicts import AcceptedVerdict, VerdictRefused
 from bridge.portal.users import AccessDenied, Person, Users
@@ -29,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 CSRF_HEADER = "x-csrf-token"
 _MOST_AT_ONCE = 100
+_NOT_STORED = "It cannot be stored now."
+_T = TypeVar("_T")
 _Digest = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 _Seconds = Annotated[float, Meta(gt=0, le=MOST_VALID_SECONDS)]
 
@@ -39,7 +39,7 @@ class _Saying(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     valid_seconds: _Seconds = DEFAULT_VALID_SECONDS
 
     def of(self, key: str, digest: str) -> VerdictRequest:
-        """Return what is said of the event with that *key*, as it was shown with that *digest*."""
+        """Return the verdict on the event *key* with *digest*."""
         return VerdictRequest(
             event_key=key, choice=self.verdict, digest=digest, reason=self.reason, valid_seconds=self.valid_seconds
         )
@@ -59,7 +59,7 @@ class _Many(_Saying, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class VerdictsApi:
-    """Takes verdicts in."""
+    """Accepts verdicts over HTTP."""
 
     def __init__(self, *, users: Users, verdict_service: VerdictService, clock: Clock) -> None:
         self._users = users
@@ -75,65 +75,61 @@ class VerdictsApi:
         ]
 
     async def post(self, request: Request) -> Response:
-        """``POST /events/{key}/verdicts``: 201 with what follows; 409 with the event as it is now."""
-
-        async def work(person: Person) -> Response:
-            one = msgspec.json.decode(await body_of(request), type=_One)
-            verdict_request = one.of(request.path_params["key"], one.digest)
-            return json_answer(_shown(await self._verdict_service.submit(person, verdict_request)), status=201)
-
-        return await self._answer(request, work)
+        """``POST /events/{key}/verdicts``: 201 with the outcome, or 409 with the current event."""
+        person = await self._person_of(request)
+        one = await _decoded(request, _One)
+        try:
+            taken = await self._verdict_service.submit(person, one.of(request.path_params["key"], one.digest))
+        except VerdictRefused as error:
+            return _refused(error)
+        return json_answer(_shown(taken), status=201)
 
     async def post_many(self, request: Request) -> Response:
-        """``POST /verdicts``: one word and reason for several events; 200 with a result for each."""
-
-        async def work(person: Person) -> Response:
-            many = msgspec.json.decode(await body_of(request), type=_Many)
-            results: list[dict[str, Any]] = []
-            for place, each in enumerate(many.events):
-                try:
-                    taken = await self._verdict_service.submit(person, many.of(each.key, each.digest))
-                    results.append({"key": each.key, **_shown(taken)})
-                except (VerdictRefused, AccessDenied) as error:
-                    results.append({"key": each.key, "refused": str(error)})
-                except StoreUnavailable as error:  # those before it are decided, and must be told
-                    if not results:
-                        raise
-                    why = self._not_stored(error)
-                    results += [{"key": other.key, "refused": why} for other in many.events[place:]]
-                    break
-            return json_answer({"results": results})
-
-        return await self._answer(request, work)
+        """``POST /verdicts``: one choice and reason for several events; 200 with a result for each event."""
+        person = await self._person_of(request)
+        many = await _decoded(request, _Many)
+        results: list[dict[str, Any]] = []
+        for place, each in enumerate(many.events):
+            try:
+                taken = await self._verdict_service.submit(person, many.of(each.key, each.digest))
+                results.append({"key": each.key, **_shown(taken)})
+            except (VerdictRefused, AccessDenied) as error:
+                results.append({"key": each.key, "refused": str(error)})
+            except StoreUnavailable as error:  # the verdicts before it are stored, and their results must be reported
+                if not results:
+                    raise
+                self._log.problem("store", logging.ERROR, f"A verdict cannot be stored: {error}")
+                results += [{"key": other.key, "refused": _NOT_STORED} for other in many.events[place:]]
+                break
+        return json_answer({"results": results})
 
     async def delete(self, request: Request) -> Response:
-        """``DELETE /verdicts/{id}``: 200 when it was taken back; 409 when it is too late."""
-
-        async def work(person: Person) -> Response:
-            return json_answer(_shown(await self._verdict_service.withdraw(person, request.path_params["verdict_id"])))
-
-        return await self._answer(request, work)
-
-    async def _answer(self, request: Request, work: Callable[[Person], Awaitable[Response]]) -> Response:
-        headers = headers_of(request)
+        """``DELETE /verdicts/{id}``: 200 after a withdrawal, or 409 if it is too late."""
+        person = await self._person_of(request)
         try:
-            person = await self._users.person_of(request)
-            self._users.check_change(headers, person, headers.get(CSRF_HEADER, ""))
-            return await work(person)
-        except AccessDenied as error:
-            return error_answer(error.status, str(error), ends=True)
+            taken = await self._verdict_service.withdraw(person, request.path_params["verdict_id"])
         except VerdictRefused as error:
-            return json_answer({"error": str(error), "event": _event(error.event)}, status=error.status)
-        except BodyRefused as error:
-            return error_answer(error.status, str(error), ends=True)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return error_answer(400, f"The body is not as it must be: {error}.")
-        except StoreUnavailable as error:
-            return error_answer(503, self._not_stored(error))
+            return _refused(error)
+        return json_answer(_shown(taken))
 
-    def _not_stored(self, error: StoreUnavailable) -> str:
-        self._log.problem("store", logging.ERROR, f"A verdict cannot be stored: {error}")
-        return "It cannot be stored now."
+    async def _person_of(self, request: Request) -> Person:
+        headers = headers_of(request)
+        person = await self._users.person_of(request)
+        self._users.check_change(headers, person, headers.get(CSRF_HEADER, ""))
+        return person
+
+
+async def _decoded(request: Request, kind: type[_T]) -> _T:
+    body = await body_of(request)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestRefused(400, f"The body is invalid: {error}.") from error
+
+
+def _refused(error: VerdictRefused) -> Response:
+    event = None if error.event is None else msgspec.to_builtins(error.event)
+    return json_answer({"error": str(error), "event": event}, status=error.status)
 
 
 def _shown(taken: AcceptedVerdict) -> dict[str, Any]:
@@ -143,7 +139,3 @@ def _shown(taken: AcceptedVerdict) -> dict[str, Any]:
         "needed": taken.ruling.needed,
         "sent_to": taken.sent_to,
     }
-
-
-def _event(event: EventState | None) -> dict[str, Any] | None:
-    return None if event is None else msgspec.to_builtins(event)

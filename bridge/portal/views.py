@@ -1,4 +1,4 @@
-"""What a page shows of an event, a VM and an entry of the audit, ready for its template. Pure."""
+"""The values that templates show for an event, a VM, and an audit entry. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from bridge.text import duration
 
 
 class Section(str, Enum):
-    """Where a row stands on the first page."""
+    """The section of the first page."""
 
     ANNOUNCED = "announced"
     UNDER_WAY = "under-way"
@@ -39,7 +39,7 @@ class Section(str, Enum):
 
 
 class VerdictView(msgspec.Struct, frozen=True, kw_only=True):
-    """What one person said."""
+    """A verdict of one person."""
 
     verdict_id: str
     sentence: str
@@ -47,13 +47,13 @@ class VerdictView(msgspec.Struct, frozen=True, kw_only=True):
     at: Moment
     can_withdraw: bool
     withdrawing: str
-    """What taking it back does."""
+    """The effect of a withdrawal."""
     is_past: bool
-    """It was taken back."""
+    """The verdict was withdrawn."""
 
 
 class VmReport(msgspec.Struct, frozen=True):
-    """What one VM says of the event."""
+    """The report of one VM about the event."""
 
     name: str
     vm_key: str
@@ -63,7 +63,7 @@ class VmReport(msgspec.Struct, frozen=True):
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True):
-    """An event as a page shows it to one person."""
+    """An event for one person."""
 
     key: str
     digest: str
@@ -71,32 +71,32 @@ class EventView(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     section: Section
     order: str
-    """What rows are sorted by."""
+    """The sort key of rows."""
     vms: tuple[str, ...]
     groups: tuple[str, ...]
     next_event: str
-    """What happens if nobody acts."""
+    """What happens if no one acts."""
     until: Moment | None
-    """NotBefore, while it is ahead; a page counts down to it."""
+    """NotBefore, if it is in the future; the page counts down to it."""
     why_not_yet: str
     approve: str | None
-    """What approving does; None: this person cannot approve it now."""
+    """The effect of an approval; None: this person cannot approve the event now."""
     hold: str | None
     no_button: str
-    """Why there is no button; nothing: there is one, or it needs no reason."""
+    """The reason for a missing button; can be empty."""
     verdicts: tuple[VerdictView, ...]
     progress: tuple[DecisionProgress, ...]
     reports: tuple[VmReport, ...]
     facts: tuple[tuple[str, str], ...]
-    """What else is known of it: a name, and a text of Azure's."""
+    """Further fields of the event, as names and texts."""
     impact: str
     source: str
     description: str
-    """What Azure says of it; nothing: it says nothing."""
+    """Azure's description; can be empty."""
 
 
 def view_of(details: EventDetails, context: PageContext) -> EventView:
-    """Return how the event of *story* is shown."""
+    """Return the view of the event of *details*."""
     event = details.event
     ruling = rule(details.counting, digest=event.digest, at=format_time(context.now), required=context.required)
     accepted = accepted_approval(details)
@@ -145,7 +145,7 @@ _SECTIONS = {
 
 
 def _order(event: EventState) -> str:
-    """Return what sorts open events by when they start, and those that are over by when that was seen, newest first."""
+    """Return a key that sorts open events by NotBefore, and ended events by their end, newest first."""
     if not event.is_open:
         seconds = int(parse_time(event.observed_at).timestamp() * 1000)
         return f"{10**15 - seconds:016d} {event.key}"
@@ -185,7 +185,7 @@ def _verdict_view(
 
 
 def _verb(verdict: Verdict, details: EventDetails, now: datetime, accepted: AcceptedApproval | None) -> str:
-    """Return what the person of *verdict* did, and, while the event is ahead, why an approval does not count."""
+    """Return the action of the verdict and, for a Scheduled event, the reason why an approval does not count."""
     if verdict.choice is Choice.HOLD:
         return _verb_of_hold(verdict, details, accepted)
     if verdict.withdrawn_at is not None:
@@ -233,7 +233,7 @@ def _facts(event: EventState) -> tuple[tuple[str, str], ...]:
 
 
 def _impact(event: ScheduledEvent) -> str:
-    """Return for how long Azure expects the VMs to be away: "5 s pause" of a Freeze, which goes on where it was."""
+    """Return the duration that Azure expects: "5 s pause" for a Freeze."""
     seconds = event.duration_seconds
     if seconds is None or seconds < 0:
         return "unknown"
@@ -243,7 +243,7 @@ def _impact(event: ScheduledEvent) -> str:
 
 
 class AgentView(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM and its agent, as the page of agents shows them."""
+    """A VM and its agent."""
 
     vm_key: str
     name: str
@@ -252,7 +252,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
     asks: str
     version: str
     follows: str
-    """Whether it would follow the portal's key, or why not."""
+    """Whether the agent would act on an approval by the portal's key, or the reason why not."""
     is_able: bool
     required: str
     last_record: Moment | None
@@ -262,7 +262,7 @@ class AgentView(msgspec.Struct, frozen=True, kw_only=True):
 def agent_view(
     vm_key: str, vm: KnownVm | None, seen: AgentSeen | None, *, kid: str | None, open_events: int
 ) -> AgentView:
-    """Return how the agent of a VM is shown; *vm*: no record came from it, *seen*: it never asked, when None."""
+    """Return the view of a VM; None for *vm*: it sent no record; None for *seen*: its agent never polled."""
     why_not = "has not asked for decisions" if seen is None else None if kid is None else seen.why_not(kid)
     follows = "yes" if why_not is None else f"no: it {why_not}"
     if kid is None and seen is not None:
@@ -284,7 +284,7 @@ def agent_view(
 
 
 def groups_of_vm(vm: KnownVm) -> frozenset[str]:
-    """Return the groups that a scope may name."""
+    """Return the groups that a scope can name."""
     return frozenset(_groups(vm))
 
 
@@ -294,14 +294,14 @@ def _groups(vm: KnownVm) -> list[str]:
 
 
 class EntryView(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of the audit, as its page shows it."""
+    """An audit entry."""
 
     entry: int
     at: Moment
     actor: str
     action: str
     key: str
-    """Of the event that it is about; nothing: of none."""
+    """The key of the event; empty if there is none."""
     event: str
     reason: str
     details: tuple[tuple[str, str], ...]
@@ -309,7 +309,7 @@ class EntryView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def entry_view(entry: Entry, event: EventState | None) -> EntryView:
-    """Return how *entry*, about *event*, is shown."""
+    """Return the view of *entry* about *event*."""
     details = [(name, value) for name, value in entry.details.items() if value not in (None, "", [], {})]
     return EntryView(
         entry=entry.entry,

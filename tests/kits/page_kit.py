@@ -26,7 +26,7 @@ from bridge.portal.store.users import User, add_user
 from bridge.portal.users import COOKIE
 
 PASSWORD = "correct horse battery staple"  # of a test
-#: argon2 takes its time, which is not what these tests are about: test_people.py is.
+#: argon2 takes its time, which is not what these tests are about: test_users.py is.
 QUICK_HASH = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1).hash(PASSWORD)
 #: A minute after the events of `fleet_records` were told of; it stands still, so an agent that asked stays connected.
 AT_11_01 = Clock(now=lambda: NOW + timedelta(minutes=1), monotonic=lambda: 1_000.0)

@@ -18,6 +18,7 @@ from bridge.clock import REAL_CLOCK, format_time
 from bridge.portal.agents import AgentRoutes
 from bridge.portal.schema import properties
 from bridge.portal.settings import AttestedSettings
+from bridge.portal.store.database import StoreUnavailable
 from bridge.portal.store.documents import take_document
 from bridge.testing import Simulator
 
@@ -85,7 +86,8 @@ def test_a_document_gets_a_token_of_one_process_alone(processes, azure):
 def test_without_the_database_no_document_is_taken(processes, azure, database):
     ours, _ = processes()
     database.store().write(properties.drop)
-    assert answer(ours.token, document=document(azure, ours))[0] == 503
+    with pytest.raises(StoreUnavailable):
+        answer(ours.token, document=document(azure, ours))
 
 
 def test_a_portal_that_prefers_a_nonce_remembers_none(processes, azure):

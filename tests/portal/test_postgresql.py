@@ -292,7 +292,7 @@ def test_the_commands_work_there_too(config):
 def test_a_database_without_tables_is_said(tmp_path, postgresql):
     with postgresql.database(is_empty=True) as empty:
         config = written(tmp_path, empty.table)
-        with pytest.raises(BridgeError, match=r"There is no database at postgresql:.* by `portal migrate`"):
+        with pytest.raises(BridgeError, match=r"There is no database at postgresql:.* `portal migrate` creates it"):
             run("export", "--config", config)
         assert "brought from nothing to step" in run("migrate", "--config", config).stdout
         assert run("export", "--config", config).stdout == ""

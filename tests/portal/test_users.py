@@ -10,6 +10,7 @@ from argon2 import extract_parameters
 from fleet_records import fleet_record
 
 from bridge.portal.fleet import Fleet, key_of_event_id
+from bridge.portal.settings import PeopleSettings
 from bridge.portal.store.audit import entries
 from bridge.portal.store.database import Store, StoreThreads
 from bridge.portal.store.users import User, add_user, change_user
@@ -36,15 +37,12 @@ class SessionKit:
             user = User(user_name=name, password_hash=HASH, role=role, scope=scope, made_at=AT)
             self.store.write(add_user, user)
         self.clock = ManualClock()
-        self._settings = {
-            "session_hours": 12.0, "origin": None, "proxy_header": None, "proxy_addresses": (),
-            "proxy_role": Role.VIEWER, **settings,
-        }  # fmt: skip
+        self._settings = PeopleSettings(**settings)
 
     def run(self, work):
         async def main():
             threads = StoreThreads(self.store)
-            people = Users(store=threads, clock=self.clock.clock, **self._settings)
+            people = Users(self._settings, store=threads, clock=self.clock.clock)
             await people.load()
             try:
                 return await work(people)
@@ -199,7 +197,7 @@ def test_scope_must_cover_every_vm_of_the_event():
 
 
 def test_name_is_one_persons_however_it_is_spelt(tmp_path):
-    kit = SessionKit(tmp_path, proxy_header="X-Forwarded-User", proxy_addresses=("10.0.0.5",), proxy_role=Role.APPROVER)
+    kit = SessionKit(tmp_path, proxy_header="X-Forwarded-User", proxy_addresses=("10.0.0.5",), proxy_role="approver")
     user = User(user_name="Jos\u00e9 \u00c5sa", password_hash=hashed(PASSWORD), role="viewer", scope="", made_at=AT)
     kit.store.write(add_user, user)
 
@@ -223,7 +221,7 @@ def test_name_is_one_persons_however_it_is_spelt(tmp_path):
 
 
 def test_header_of_the_proxy_that_came_twice_or_is_no_name_lets_nobody_in(tmp_path):
-    kit = SessionKit(tmp_path, proxy_header="X-Forwarded-User", proxy_addresses=("10.0.0.5",), proxy_role=Role.APPROVER)
+    kit = SessionKit(tmp_path, proxy_header="X-Forwarded-User", proxy_addresses=("10.0.0.5",), proxy_role="approver")
 
     async def work(people):
         for name in ("eve,Ann", "Ann, eve", " ", "a\x00nn", "a\u200bnn", "ann\ufe0f", "a" * 257, "x" * 1_000_000):

@@ -149,16 +149,16 @@ def test_a_scope_and_all_vms_are_not_both_meant(run):
     ("words", "typed", "said"),
     [
         (("users", "add", "ann"), "short\n", "at least 12 characters"),
-        (("users", "add", "ann", "--no-password", "--scope", "payments"), "", "is no scope"),
-        (("users", "add", "ann", "--no-password", "--scope", "labels.:x"), "", "is no scope"),
-        (("users", "disable", "nobody"), "", "Nobody is called 'nobody' here"),
-        (("users", "enable", "nobody"), "", "Nobody is called 'nobody' here"),
-        (("users", "sign-out", "nobody"), "", "Nobody is called 'nobody' here"),
-        (("users", "change", "nobody", "--all-vms"), "", "Nobody is called 'nobody' here"),
-        (("users", "change", "nobody"), "", "Say what is to change: --role, --scope or --all-vms"),
-        (("users", "change", "nobody", "--scope", "payments"), "", "is no scope"),
+        (("users", "add", "ann", "--no-password", "--scope", "payments"), "", "is not a scope"),
+        (("users", "add", "ann", "--no-password", "--scope", "labels.:x"), "", "is not a scope"),
+        (("users", "disable", "nobody"), "", "No user is called 'nobody'"),
+        (("users", "enable", "nobody"), "", "No user is called 'nobody'"),
+        (("users", "sign-out", "nobody"), "", "No user is called 'nobody'"),
+        (("users", "change", "nobody", "--all-vms"), "", "No user is called 'nobody'"),
+        (("users", "change", "nobody"), "", "Nothing to change. Give --role, --scope, or --all-vms"),
+        (("users", "change", "nobody", "--scope", "payments"), "", "is not a scope"),
         (("users", "password", "nobody"), "short\n", "at least 12 characters"),
-        (("users", "password", "nobody"), f"{PASSWORD}\n", "Nobody is called 'nobody' here"),
+        (("users", "password", "nobody"), f"{PASSWORD}\n", "No user is called 'nobody'"),
     ],
 )
 def test_what_cannot_be_meant_changes_nothing(run, words, typed, said):
@@ -178,5 +178,5 @@ def test_person_whose_name_comes_in_another_case_is_the_same(run):
 
 @pytest.mark.parametrize("name", ["", " ", "a\nb", "a\u202eb", "a" * 257])
 def test_what_is_no_name_is_not_added(run, name):
-    with pytest.raises(BridgeError, match="is no name"):
+    with pytest.raises(BridgeError, match="is not a valid name"):
         run("users", "add", name, "--no-password")

@@ -1,6 +1,6 @@
-"""The rows of decisions: numbered under a lock, so that whoever has seen a number has seen every lower one.
+"""The rows of decisions. Their numbers become visible in order, because a lock covers numbering and commit.
 
-`bridge.portal.pending_decisions` keeps those that still count in memory; a poll never comes here.
+`bridge.portal.pending_decisions` keeps the valid decisions in memory, so a poll never reads these rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HOLD = "hold"
 
 
 class NewDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """A signed decision whose signature was verified."""
+    """A signed decision with a verified signature."""
 
     vm_key: str
     event_key: str
@@ -33,18 +33,18 @@ class NewDecision(msgspec.Struct, frozen=True, kw_only=True):
     jws: str
     expires_at_seconds: int
     details: dict[str, Any]
-    """What the audit says of it, beside who signed it."""
+    """Details for the audit."""
     verdict_id: str | None = None
-    """The verdict that it rests on; None: it was signed elsewhere."""
+    """The verdict behind it; None: it was signed elsewhere."""
 
     @property
     def jws_sha256(self) -> str:
-        """Return what outcomes call it by."""
+        """Return the name of the decision in outcome records."""
         return hashlib.sha256(self.jws.encode()).hexdigest()
 
 
 class LiveDecision(msgspec.Struct, frozen=True):
-    """A decision that an agent is to be told of."""
+    """A decision that an agent can still receive."""
 
     index: int
     vm_key: str
@@ -52,14 +52,14 @@ class LiveDecision(msgspec.Struct, frozen=True):
 
 
 class Decisions(msgspec.Struct, frozen=True):
-    """Decisions, and the number up to which they are all there."""
+    """Decisions, complete up to the number *index*."""
 
     index: int
     found: tuple[LiveDecision, ...]
 
 
 def add_decisions(connection: Connection, new: Sequence[NewDecision], *, at: str) -> dict[str, int]:
-    """Store those of *new* that are not there yet; return the number of each, by the SHA-256 of its text."""
+    """Store the new ones of *new*; return the number of each decision, by the SHA-256 of its text."""
     by_hash = {each.jws_sha256: each for each in new}
     lock_decisions(connection)
     numbers: dict[str, int] = {}
@@ -79,17 +79,17 @@ def add_decisions(connection: Connection, new: Sequence[NewDecision], *, at: str
 
 
 def lock_decisions(connection: Connection) -> None:
-    """Have whoever else adds decisions wait until this transaction is over; comes before an entry of the audit."""
+    """Lock the numbering until the end of the transaction; call this before adding audit entries."""
     next_values(connection, _COUNTER, 0)
 
 
 def decisions_after(connection: Connection, index: int, *, now_seconds: float) -> Decisions:
-    """Return the decisions with a greater number than *index* that count at *now_seconds*."""
+    """Return the valid decisions with a number above *index*."""
     return _read(connection, and_(decisions.c.decision_index > index, _counts(now_seconds)))
 
 
 def live_decisions(connection: Connection, *, now_seconds: float) -> Decisions:
-    """Return every decision that counts: until it expires, and a hold also until its event is gone."""
+    """Return all valid decisions. A hold is valid until its event has ended, even after it has expired."""
     return _read(connection, _counts(now_seconds))
 
 
@@ -101,7 +101,7 @@ def _counts(now_seconds: float) -> ColumnElement[bool]:
 
 
 def _read(connection: Connection, where: ColumnElement[bool]) -> Decisions:
-    # The counter first: what it says is committed, so every row up to it is seen by the statement after it.
+    # Read the counter first. Its value is committed, so the next statement sees every row up to it.
     index = int(connection.execute(select(counters.c.value).where(counters.c.name == _COUNTER)).scalar_one())
     query = select(decisions.c.decision_index, decisions.c.vm_key, decisions.c.jws).where(where)
     found = tuple(

@@ -1,6 +1,6 @@
-"""Reads what pages show: events with everything that was said and done about them, the VMs, the newest of the audit.
+"""Reads the contents of pages: events with verdicts, decisions, and outcomes, the VMs, and the newest audit entries.
 
-All of a page comes from one state of the database, in a few statements however many events there are.
+A page reads one state of the database, in a few statements for any number of events.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _event_of = msgspec.json.Decoder(EventState).decode
 
 
 class SignedDecision(msgspec.Struct, frozen=True, kw_only=True):
-    """A decision that an agent is told of."""
+    """A decision that agents receive."""
 
     index: int
     event_key: str
@@ -44,25 +44,25 @@ class SignedDecision(msgspec.Struct, frozen=True, kw_only=True):
     approver: str
     jws_sha256: str
     verdict_id: str | None = None
-    """What was said here that it was signed for; None: it was signed elsewhere."""
+    """The verdict for which it was signed; None: it was signed elsewhere."""
 
 
 class EventDetails(msgspec.Struct, frozen=True, kw_only=True):
-    """An event with all that was said and done about it."""
+    """An event with its verdicts, decisions, and outcomes."""
 
     event: EventState
     verdicts: tuple[Verdict, ...] = ()
     counting: tuple[Verdict, ...] = ()
-    """Those that a ruling is made of."""
+    """The verdicts that count for the ruling."""
     decisions: tuple[SignedDecision, ...] = ()
     approvers: int = 0
-    """How many people that have a name here may approve anything."""
+    """The number of local users who may approve."""
     outcomes: tuple[TransitionRecord, ...] = ()
-    """What agents told of approvals: of this event, and of decisions whose event they did not have."""
+    """Outcome records of this event, and of its decisions on VMs that do not have the event."""
 
 
 class KnownVm(msgspec.Struct, frozen=True, kw_only=True):
-    """A VM that a record came from."""
+    """A VM that has sent a record."""
 
     vm_key: str
     observed_at: str
@@ -71,12 +71,12 @@ class KnownVm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Marks(msgspec.Struct, frozen=True):
-    """What tells whether a page would look different now."""
+    """Values that change whenever a page changes."""
 
     entry: int
-    """The last entry of the audit."""
+    """The number of the last audit entry."""
     open_events: dict[str, str]
-    """The text of each open event, by its key."""
+    """The JSON text of each open event, by its key."""
 
 
 class _OfVm(msgspec.Struct, frozen=True):
@@ -88,23 +88,23 @@ _of_vm = msgspec.json.Decoder(_OfVm).decode
 
 
 def list_event_details(connection: Connection, wanted: EventFilter, *, limit: int) -> list[EventDetails]:
-    """Return at most *limit* events with their stories, those first that were told of last."""
+    """Return at most *limit* events with details, newest first."""
     return _with_details(connection, list_events(connection, wanted, limit=limit))
 
 
 def event_details_of(connection: Connection, keys: Sequence[str]) -> list[EventDetails]:
-    """Return the events with *keys*, in their order, with their stories; one that nobody told of is left out."""
+    """Return the known events of *keys* with details, in the order of *keys*."""
     found = [event_of(connection, key) for key in keys]
     return _with_details(connection, [event for event in found if event is not None])
 
 
 def details_of(connection: Connection, event: EventState) -> EventDetails:
-    """Return *event* with its story."""
+    """Return *event* with details."""
     return _with_details(connection, [event])[0]
 
 
 def event_with_digest(connection: Connection, key: str, digest: str) -> TransitionRecord | None:
-    """Return the newest record that shows the event with that key as *digest* says; None: there is none."""
+    """Return the newest record of the event *key* with *digest*; None if there is none."""
     for body in reversed(records_of(connection, key)):
         record = _record_of(body)
         if record.event is not None and digest_of(record.event) == digest:
@@ -113,7 +113,7 @@ def event_with_digest(connection: Connection, key: str, digest: str) -> Transiti
 
 
 def approvers_here(connection: Connection) -> int:
-    """Return how many people that have a name here may approve anything."""
+    """Return the number of local users who may approve."""
     may_approve = (users.c.role == "approver") & users.c.disabled_at.is_(None)
     return len(set(map(folded_name, connection.execute(select(users.c.user_name).where(may_approve)).scalars())))
 
@@ -129,7 +129,7 @@ def known_vms(connection: Connection, *, limit: int) -> list[KnownVm]:
 
 
 def open_events_of_vms(connection: Connection) -> dict[str, int]:
-    """Return how many open events each VM tells of."""
+    """Return the number of open events of each VM."""
     counts: dict[str, int] = {}
     for event in list_events(connection, EventFilter(is_open=True), limit=_MOST_OPEN):
         for vm in event.vms:
@@ -138,13 +138,13 @@ def open_events_of_vms(connection: Connection) -> dict[str, int]:
 
 
 def newest_entries(connection: Connection, *, before: int | None, limit: int) -> list[Entry]:
-    """Return at most *limit* entries of the audit, those before the one with the number *before*, newest first."""
+    """Return at most *limit* audit entries before the number *before*, newest first."""
     last = before if before is not None else _last_entry(connection) + 1
     return entries(connection, after=max(0, last - 1 - limit), limit=min(limit, max(0, last - 1)))[::-1]
 
 
 def events_of(connection: Connection, keys: Iterable[str]) -> dict[str, EventState]:
-    """Return the events with *keys*, by key."""
+    """Return the events of *keys*, by key."""
     found: dict[str, EventState] = {}
     for part in in_parts(sorted(set(keys))):
         query = select(events.c.event_key, events.c.body).where(events.c.event_key.in_(part))
@@ -153,14 +153,14 @@ def events_of(connection: Connection, keys: Iterable[str]) -> dict[str, EventSta
 
 
 def marks(connection: Connection) -> Marks:
-    """Return what is compared to see a change."""
+    """Return the values that change whenever a page changes."""
     query = select(events.c.event_key, events.c.body).where(events.c.is_open.is_(True), events.c.body.is_not(None))
     newest = query.order_by(events.c.first_observed_at.desc(), events.c.event_key).limit(_MOST_OPEN)
     return Marks(_last_entry(connection), {row.event_key: row.body for row in connection.execute(newest)})
 
 
 def subjects_after(connection: Connection, entry: int) -> set[str]:
-    """Return what the entries of the audit after the number *entry* are about."""
+    """Return the subjects of the audit entries after the number *entry*."""
     return {each.subject for each in entries(connection, after=entry, limit=_MOST_ENTRIES)} - {""}
 
 
@@ -240,7 +240,7 @@ def _outcomes(connection: Connection, keys: Sequence[str]) -> Iterable[tuple[str
 
 
 def _outcomes_without_event(connection: Connection, signed: Sequence[SignedDecision]) -> list[TransitionRecord]:
-    """Return what agents told of *signed* whose event they did not have."""
+    """Return the outcome records of *signed* from VMs that do not have the event."""
     if not signed:
         return []
     hashes = {each.jws_sha256 for each in signed}

@@ -27,7 +27,7 @@ _view_of = msgspec.json.Decoder(View).decode
 
 
 class ReceivedRecord(msgspec.Struct, frozen=True):
-    """A record, and the text that it came as."""
+    """A record and its original text."""
 
     record: TransitionRecord
     body: str
@@ -64,7 +64,7 @@ def _lock_vms(connection: Connection, keys: Sequence[str]) -> None:
 
 
 def _stored(connection: Connection, received: Sequence[ReceivedRecord], received_at: str) -> list[TransitionRecord]:
-    """Store those of *received* that are new, and return them. A sign of life is not kept: there are too many."""
+    """Store the new ones of *received* and return them. Heartbeats are not stored, because there are too many."""
     by_id = {each.record.id: each for each in received}
     known: set[str] = set()
     for part in in_parts(list(by_id)):
@@ -136,7 +136,7 @@ def _event_row(state: EventState) -> dict[str, Any]:
 
 
 def _outcome(record: TransitionRecord) -> NewEntry:
-    """Return the entry for what became of an approval, as the VM's agent tells it."""
+    """Return the audit entry for the outcome of an approval."""
     approval = record.approval
     return NewEntry(
         actor=one_line(", ".join(approval.approvers), 256) if approval is not None else "",
@@ -175,5 +175,5 @@ def _text(value: msgspec.Struct) -> str:
 
 
 def _plain(text: str | None) -> str | None:
-    """Return *text* as PostgreSQL can hold it."""
+    """Return *text* without NUL, which PostgreSQL cannot store."""
     return None if text is None else text.replace("\0", "\ufffd")

@@ -1,4 +1,4 @@
-"""The rows of people and their sessions."""
+"""The rows of users and their sessions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _APPROVER = "approver"
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody who has a name here."""
+    """A user with a local name."""
 
     user_name: str
     password_hash: str | None
-    """None: only a proxy lets this person in."""
+    """None: only a proxy can authenticate this user."""
     role: str
     scope: str
-    """Groups of VMs, one a line; nothing: all."""
+    """Groups of VMs, one per line; empty: all VMs."""
     made_at: str
     disabled_at: str | None = None
 
@@ -44,7 +44,7 @@ class Session(msgspec.Struct, frozen=True):
 
 
 def add_user(connection: Connection, user: User) -> User | None:
-    """Store *user*, in place of the one of that name, who keeps its spelling; sessions end. Return who it is now."""
+    """Store *user* or replace the user of that name, and end the sessions. Return the stored user."""
     names = _spellings(connection, user.user_name) or [user.user_name]
     connection.execute(delete(sessions).where(sessions.c.user_name.in_(names)))
     upsert(connection, users, [{**msgspec.structs.asdict(user), "user_name": name} for name in names])
@@ -52,7 +52,7 @@ def add_user(connection: Connection, user: User) -> User | None:
 
 
 def change_user(connection: Connection, name: str, /, **values: Any) -> User | None:
-    """Change *values* of the person of that name, and end the sessions; return who it is now, None: there is none."""
+    """Update the user and end all of their sessions. Return the updated user; None if the name is unknown."""
     names = _spellings(connection, name)
     connection.execute(delete(sessions).where(sessions.c.user_name.in_(names)))
     if values:
@@ -61,33 +61,33 @@ def change_user(connection: Connection, name: str, /, **values: Any) -> User | N
 
 
 def user_of(connection: Connection, name: str) -> User | None:
-    """Return the person of that name, however it is spelt; None: there is none."""
+    """Return the user of that name in any spelling; None if the name is unknown."""
     names = _spellings(connection, name)
     found = connection.execute(select(users).where(users.c.user_name.in_(names)).order_by(users.c.user_name)).first()
     return None if found is None else User(**found._asdict())
 
 
 def names_barred(connection: Connection) -> frozenset[str]:
-    """Return the names, folded, of those who are let in no more, or may only look."""
+    """Return the folded names of users who are disabled or are not approvers."""
     is_barred = users.c.disabled_at.is_not(None) | (users.c.role != _APPROVER)
     return frozenset(map(folded_name, connection.execute(select(users.c.user_name).where(is_barred)).scalars()))
 
 
 def _spellings(connection: Connection, name: str) -> list[str]:
-    """Return how the person is called here; not asked of SQL, which knows no case but that of ASCII."""
+    """Return the stored spellings of *name*. SQL can fold only ASCII."""
     wanted = folded_name(name)
     return [each for each in connection.execute(select(users.c.user_name)).scalars() if folded_name(each) == wanted]
 
 
 def all_users(connection: Connection) -> list[User]:
-    """Return everybody, by name."""
+    """Return all users by name."""
     return [User(**row._asdict()) for row in connection.execute(select(users).order_by(users.c.user_name))]
 
 
 def add_session(
     connection: Connection, *, user_name: str, new_sha256: str, csrf_token: str, at: str, until: str
 ) -> None:
-    """Store a session; those that have expired go."""
+    """Store a session and delete the expired ones."""
     connection.execute(delete(sessions).where(sessions.c.expires_at <= at))
     row = {
         "session_sha256": new_sha256,
@@ -100,7 +100,7 @@ def add_session(
 
 
 def session_of(connection: Connection, session_sha256: str, *, at: str) -> Session | None:
-    """Return the session, unless it has expired, or its person may not come in any more."""
+    """Return the session; None if it has expired or its user is disabled."""
     query = select(sessions.c.csrf_token, users).join_from(sessions, users)
     is_live = (sessions.c.session_sha256 == session_sha256) & (sessions.c.expires_at > at)
     row = connection.execute(query.where(is_live, users.c.disabled_at.is_(None))).first()
@@ -111,12 +111,12 @@ def session_of(connection: Connection, session_sha256: str, *, at: str) -> Sessi
 
 
 def end_session(connection: Connection, session_sha256: str) -> None:
-    """End a session, if there is one."""
+    """Delete a session."""
     connection.execute(delete(sessions).where(sessions.c.session_sha256 == session_sha256))
 
 
 def csrf_key(connection: Connection) -> str:
-    """Return the key for the tokens of people who have no session, as hexadecimal; the first to ask makes it."""
+    """Return the key for the CSRF tokens of people without a session, as hexadecimal; create it if it is missing."""
     new = insert(connection, properties).values(name=_CSRF_KEY, value=secrets.token_hex(32)).on_conflict_do_nothing()
     connection.execute(new)
     return str(connection.execute(select(properties.c.value).where(properties.c.name == _CSRF_KEY)).scalar_one())

@@ -1,7 +1,8 @@
-"""The rows of verdicts: taken only on the event as it stands, and signed decisions for them in the same transaction.
+"""The rows of verdicts. A verdict and its signed decisions are stored in one transaction.
 
-The event's row is locked first, then the counter of decisions, then that of the audit: the order that ingest has too.
-So two people who click at once are one after the other, and the second one's ruling knows the first one's word.
+A transaction locks the row of the event first, then the counter of decisions, then that of the audit, as ingest does.
+Two verdicts at the same time are therefore stored one after the other, and the second ruling includes the first
+verdict.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from bridge.portal.verdicts import TAKE_BACK, Choice, Outcome, Ruling, Verdict, 
 
 
 class VerdictRefused(BridgeError):
-    """The verdict is not taken; *event* is how it stands now, where that is why. *status* is 404 or 409."""
+    """The verdict is refused; *event* is the current event, if it is the reason. *status* is 404 or 409."""
 
     def __init__(self, message: str, *, event: EventState | None = None, status: int = 409) -> None:
         super().__init__(message)
@@ -37,7 +38,7 @@ class VerdictRefused(BridgeError):
 
 
 class AcceptedVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict that was taken, and what follows from it."""
+    """A stored verdict and its effect."""
 
     verdict: Verdict
     ruling: Ruling
@@ -52,13 +53,13 @@ Allow = Callable[[Connection, EventState], None]
 
 
 def _allow_all(_connection: Connection, _event: EventState) -> None:
-    """Ask nothing of the person."""
+    """Allow every verdict."""
 
 
 def add_verdict(
     connection: Connection, new: Verdict, *, now: datetime, required: int, sign: Sign, allow: Allow = _allow_all
 ) -> AcceptedVerdict:
-    """Store *new* and what it decides; raise VerdictRefused when the event is another than the one it speaks of."""
+    """Store *new* and its decisions; raise VerdictRefused if the event has changed."""
     at = format_time(now)
     event = _locked_event(connection, new.event_key)
     allow(connection, event)
@@ -70,7 +71,7 @@ def add_verdict(
     connection.execute(verdicts.insert(), {**row, "verdict": choice})
     ruling = rule(_counting(connection, new.event_key), digest=event.digest, at=at, required=required)
     signed: Sequence[NewDecision] = ()
-    # Another hold is told again, for a VM that was not known before.
+    # A second hold is signed too, because new VMs may be known by then.
     if ruling.outcome is Outcome.APPROVED or new.choice is Choice.HOLD:
         signed = sign(event, ruling, _vms_of_groups(connection, event))
         lock_decisions(connection)
@@ -83,9 +84,9 @@ def add_verdict(
 def withdraw(
     connection: Connection, verdict_id: str, *, by: str, now: datetime, sign: Sign, allow: Allow = _allow_all
 ) -> AcceptedVerdict:
-    """Withdraw a verdict; an approval that agents were told of is stopped there by a hold.
+    """Withdraw a verdict. A hold stops an approval that agents may have received.
 
-    Raises VerdictRefused when there is none, it is withdrawn already, or its event is past stopping.
+    Raises VerdictRefused if the verdict is unknown or withdrawn, or if the event can no longer be stopped.
     """
     key = event_of_verdict(connection, verdict_id)
     if key is None:
@@ -112,7 +113,7 @@ def withdraw(
 
 
 def verdicts_of(connection: Connection, event_key: str) -> list[Verdict]:
-    """Return what was said about the event with that key, oldest first."""
+    """Return the verdicts on the event, oldest first."""
     query = select(verdicts).where(verdicts.c.event_key == event_key)
     return [
         Verdict(
@@ -127,9 +128,9 @@ def _counting(connection: Connection, event_key: str) -> tuple[Verdict, ...]:
 
 
 def _was_told(connection: Connection, verdict: Verdict) -> bool:
-    """Return whether agents were told of an approval that may rest on *verdict*: on it, or on another one with it.
+    """Return whether a decision rests on *verdict*, alone or together with other approvals.
 
-    A decision names the last of the people it needed.
+    A decision names only the last of its verdicts.
     """
     same = (verdicts.c.event_key == verdict.event_key) & (verdicts.c.digest == verdict.digest)
     approvals = same & (verdicts.c.verdict == Choice.APPROVE.value)
@@ -139,7 +140,7 @@ def _was_told(connection: Connection, verdict: Verdict) -> bool:
 
 
 def event_of_verdict(connection: Connection, verdict_id: str) -> str | None:
-    """Return the key of the event that a verdict is about; None: there is no such verdict."""
+    """Return the key of the verdict's event; None if the verdict is unknown."""
     return connection.execute(select(verdicts.c.event_key).where(verdicts.c.verdict_id == verdict_id)).scalar()
 
 
@@ -152,26 +153,26 @@ def _locked_event(connection: Connection, key: str) -> EventState:
 
 
 def _check(event: EventState, new: Verdict, said: Sequence[Verdict], *, at: str) -> None:
-    """Raise VerdictRefused unless *new* can be said of *event* as it stands, after what was *said*."""
+    """Raise VerdictRefused unless *new* is possible on *event* after the verdicts *said*."""
     if event.undecidable_because is not None:
         raise VerdictRefused(f"Nobody can decide on it: {event.undecidable_because}.", event=event)
     if new.choice is Choice.APPROVE and new.digest != event.digest:
         raise VerdictRefused("The event has changed since it was shown. Look at it as it is now.", event=event)
     ruling = rule(said, digest=event.digest, at=at, required=1)
     if new.choice is Choice.APPROVE and ruling.outcome is Outcome.HELD:
-        # Stored, it would count when the hold is taken back, and no agent would have been told.
+        # A stored approval would count after the withdrawal of the hold, but no decision would be signed.
         raise VerdictRefused(f"{people_of(ruling.verdicts)} holds it. {TAKE_BACK}", event=event)
 
 
 def _refuse_too_late(connection: Connection, event: EventState) -> None:
-    """Raise VerdictRefused where Azure took an approval of *event*: nothing that is said now would stop it."""
+    """Raise VerdictRefused if Azure has accepted an approval of *event*, because nothing can stop the event then."""
     sent_to = accepted_approval(details_of(connection, event))
     if sent_to is not None:
         raise VerdictRefused(sent_to.sentence, event=event)
 
 
 def _vms_of_groups(connection: Connection, event: EventState) -> list[str]:
-    """Return every VM that told of *event*, and every one known of the resource groups of those."""
+    """Return the VMs of *event* and all known VMs of their resource groups."""
     own = [vm.vm_key for vm in event.vms]
     groups = {_group(vm.vm) for vm in event.vms} - {None}
     found = dict.fromkeys(own)
