@@ -48,9 +48,6 @@ def test_wheel_holds_no_tests_and_no_caches(wheel_names):
     [
         "bridge/py.typed",
         "sinks/py.typed",
-        "bridge/outbox/additions.sql",
-        "bridge/outbox/queries.sql",
-        "bridge/outbox/schema.sql",
         "bridge/approval/PROTOCOL.md",
         "bridge/cli/commands.py",
         "bridge/testing/contract.py",
