@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from bridge.agent.control import AccessDenied, ControlClient, NoAgent, NotSaved
-from bridge.agent.handlers import Requests, StoredOutbox
 from bridge.agent.requests import Asked, Ping, Request
 from bridge.config.loader import service_directory
 from bridge.errors import OutboxError, StateDirectoryError

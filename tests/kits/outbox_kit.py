@@ -94,13 +94,13 @@ class OutboxKit:
             outbox.configure(router, sinks, labels={}, current_state_only=current_state_only)
         return outbox
 
-    def crash(self, outbox: Outbox) -> Outbox:
+    def crash(self, outbox: Outbox, **options: Any) -> Outbox:
         """Open a copy of the files as they are now, as a start after SIGKILL would find them."""
         copy = self.directory.with_name(f"{self.directory.name}-after-kill-{len(self._opened)}")
         shutil.copytree(self.directory, copy)
         outbox.close(0.0)
         self.directory = copy
-        return self.open()
+        return self.open(**options)
 
     def saved(self, outbox: Outbox) -> None:
         assert outbox.wait_saved(_SAVED_SECONDS)

@@ -288,7 +288,7 @@ def test_another_machines_outbox_is_replaced_but_for_records_of_this_run(kit):
     assert again.identify(OTHER)
     kit.saved(again)
     assert [row.record.event.event_id for row in again.select("a", list)] == ["P-1"]
-    assert kit.due(kit.crash(again)) == [2]
+    assert kit.due(kit.crash(again, boot_id="boot-2")) == [2]
 
 
 def test_events_and_their_counts_are_forgotten_after_seven_days(kit):
