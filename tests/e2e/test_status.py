@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from answering import answering
 
+from bridge.agent.handlers import StoredOutbox
+from bridge.agent.requests import Status
 from bridge.testing import EventSpec, Simulator
 
 resource = pytest.importorskip("resource", reason="Windows has no limits for files")
@@ -143,7 +145,8 @@ def test_the_stored_state_is_shown_after_a_kill_and_after_a_stop(agent, azure, p
     agent.configure(azure.endpoint, webhook("alerts", f"{peer}/503"))
     azure.world.add_event(EventSpec(event_type="Redeploy", resources=("vm_0",)))
     agent.start()
-    wait_for_status(agent, lambda report: sink_of(report, "alerts")["last_error"])
+    wait_for_status(agent, is_ready)
+    agent.wait_for(lambda: StoredOutbox(agent.state).ask(Status()).last_errors)  # a result is saved a moment later
     agent.kill()
     for starts in (2, 3):
         text = status(agent)
