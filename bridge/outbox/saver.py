@@ -335,6 +335,10 @@ class Saver:
                 self._free_space()
             if self._database is not None:
                 self._accept_own_changes(self._database)
+        if self._database is not None and "readonly" in str(error):
+            # SQLite opened the file only for reading. The next attempt opens it again.
+            self._database.close()
+            self._database = None
         if isinstance(error, sqlite3.Error) and is_damage(error):
             self._new_file_because = "it is damaged"
 

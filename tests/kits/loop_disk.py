@@ -43,6 +43,10 @@ class LoopDisk:
             self._thaw_later = None
         return _can(["fsfreeze", "-u", self.path])
 
+    def remount(self, mode: str) -> None:
+        """Remount the file system with *mode* ``ro`` or ``rw``; no file may be open for writing."""
+        subprocess.run(["mount", "-o", f"remount,{mode}", self.path], check=True)
+
     def break_down(self) -> None:
         """Let the kernel find an error, so that it remounts the file system read-only."""
         command: list[str | Path] = ["findmnt", "-no", "SOURCE", self.path]

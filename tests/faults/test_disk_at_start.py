@@ -1,0 +1,148 @@
+"""A start on a bad disk or on damaged files, with a real agent: it polls, sends, and recovers all readable rows."""
+
+import os
+import shutil
+import sqlite3
+import time
+from contextlib import closing, contextmanager
+
+import preload
+import pytest
+from agent_stage import Stage, judge
+from loop_disk import loop_disk
+from small_disk import small_disk
+
+from bridge.outbox.approvals import DISABLED_FILE
+
+NOTHING = {"lost": [], "invented": [], "two ids": [], "shared ids": []}
+MOST_START_SECONDS = 5.0
+
+
+@contextmanager
+def killed(directory, env, **options):
+    """Return the stage of an agent that was killed with records that only the outbox still has."""
+    stage = Stage(directory, env, **options)
+    try:
+        stage.start()
+        for _ in range(6):
+            stage.change()
+        stage.wait_until_settled()
+        stage.kill()
+        yield stage
+    finally:
+        stage.close()
+
+
+def start_and_compare(stage, *, is_behind, **env):
+    """Start the agent: it sends the stored records and new ones, and approves only if they can be saved."""
+    stage.waiting.accepts = True
+    began, posted = time.monotonic(), stage.azure.approved()
+    stage.start(**env)
+    stage.azure.announce("E-new")
+    stage.wait(lambda: ("E-new", "scheduled") in stage.waiting.transitions(), MOST_START_SECONDS)
+    if is_behind:
+        stage.wait_for_polls(5)
+        assert stage.azure.approved() == posted
+        assert not stage.is_saved()
+        expected = stage.expected() - {("E-new", "approved")}
+        stage.wait(lambda: expected <= stage.waiting.transitions())
+    else:
+        stage.wait_until_settled()
+        stage.wait_for_records(stage.waiting)
+        expected = stage.expected()
+    assert stage.azure.longest_gap(began) < MOST_START_SECONDS
+    for receiver in (stage.healthy, stage.waiting):
+        assert judge(expected, receiver.records) == NOTHING
+
+
+def newest(stage):
+    return max(stage.state.glob("outbox-*.db"), key=lambda path: int(path.stem.split("-")[1]))
+
+
+def test_read_only_file_system_is_read(tmp_path, agent_env):
+    with loop_disk(tmp_path / "disk") as disk, killed(tmp_path, agent_env, state=disk.path / "state") as stage:
+        disk.remount("ro")
+        start_and_compare(stage, is_behind=True)
+        disk.remount("rw")
+        stage.wait_until_settled(60)
+
+
+def test_full_disk_is_read(tmp_path, agent_env):
+    with small_disk(tmp_path / "disk", 8) as disk, killed(tmp_path, agent_env, state=disk.path / "state") as stage:
+        disk.fill()
+        start_and_compare(stage, is_behind=True)
+        disk.free()
+        stage.wait_until_settled(60)
+
+
+def test_slow_disk_delays_no_poll(tmp_path, agent_env, tmp_path_factory):
+    library = preload.built(tmp_path_factory, preload.FAULTS)
+    env = {**agent_env, "FAULTS": str(tmp_path / "faults"), "FAULT_ROOT": str(tmp_path / "state")}
+    (tmp_path / "faults").mkdir()
+    with killed(tmp_path, env, preload=library) as stage:
+        (tmp_path / "faults" / "slow").touch()
+        start_and_compare(stage, is_behind=True)
+        (tmp_path / "faults" / "slow").unlink()
+        stage.wait_until_settled(60)
+
+
+def test_damaged_pages_cost_only_their_rows(tmp_path, agent_env):
+    with killed(tmp_path, agent_env) as stage:
+        with closing(sqlite3.connect(newest(stage), isolation_level=None)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'decisions'").fetchone()
+            (size,) = connection.execute("PRAGMA page_size").fetchone()
+        with newest(stage).open("r+b") as file:
+            file.seek((root - 1) * size)
+            file.write(os.urandom(size))
+        stage.waiting.accepts = True
+        stage.start()
+        # A hold may be among the missing rows, and no portal would send it again.
+        assert (stage.state / DISABLED_FILE).exists()
+        stage.wait(lambda: "outbox file is damaged" in stage.log)
+        stage.azure.announce("E-new")
+        expected = stage.expected() - {("E-new", "approved")}
+        stage.wait(lambda: expected <= stage.waiting.transitions())
+        stage.wait_for_polls(5)
+        assert "E-new" not in stage.azure.approved()
+        # The file approvals.disabled has records of its own.
+        about_the_file = ("approval_refused", "approval_failed")
+        records = [record for record in stage.waiting.records if record["transition"] not in about_the_file]
+        assert judge(expected, records) == NOTHING
+        stage.wait(stage.is_saved)
+        (stage.state / DISABLED_FILE).unlink()
+        stage.wait(lambda: "E-new" in stage.azure.approved())
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage" * 1000], ids=["empty", "garbage"])
+def test_unreadable_file_is_left_for_the_generation_before(tmp_path, agent_env, damage):
+    """The generation before is older, so its rows are sent again with the same IDs."""
+    with killed(tmp_path, agent_env) as stage:
+        file = newest(stage)
+        shutil.copy(file, file.with_name("outbox-99.db"))
+        file.with_name("outbox-99.db").write_bytes(damage)
+        if damage:
+            (stage.state / DISABLED_FILE).touch()
+        stage.waiting.accepts = True
+        stage.start()
+        expected = {each for each in stage.expected() if each[1] != "approval_failed"}
+        stage.wait(lambda: expected <= stage.waiting.transitions())
+        stage.wait(stage.is_saved)
+        assert judge(expected, stage.waiting.records)["two ids"] == []
+
+
+@pytest.mark.long
+def test_disk_that_fails_for_thirty_seconds_is_given_up(tmp_path, agent_env, tmp_path_factory):
+    library = preload.built(tmp_path_factory, preload.FAULTS)
+    env = {**agent_env, "FAULTS": str(tmp_path / "faults"), "FAULT_ROOT": str(tmp_path / "state" / "outbox")}
+    (tmp_path / "faults").mkdir()
+    with killed(tmp_path, env, preload=library) as stage:
+        (tmp_path / "faults" / "open").touch()
+        began, polls = time.monotonic(), len(stage.azure.polled_at)
+        stage.process = stage.new_agent()
+        stage.wait(lambda: len(stage.azure.polled_at) > polls + 1, 45)
+        assert 30 < time.monotonic() - began < 40
+        stage.azure.announce("E-new")
+        stage.wait(lambda: ("E-new", "scheduled") in stage.healthy.transitions())
+        (tmp_path / "faults" / "open").unlink()
+        stage.wait(stage.is_saved, 60)
