@@ -2,8 +2,9 @@
 
 The timeout of requests applies to each read, so a peer that sends a byte now and then never exceeds it. The watchdog
 shuts down the sockets of an overdue call instead. A blocked send, handshake, or read then returns immediately, with
-and without TLS. For each socket, a call keeps a second descriptor, because TLS replaces the first socket object, and
-because a response with ``Connection: close`` outlives its connection.
+and without TLS. Each connection keeps a second descriptor of its socket, because TLS replaces the first socket object,
+and because a response with ``Connection: close`` outlives its connection. A call on an open connection needs no new
+descriptor, so polls continue when the process has no free descriptors.
 
 A call wakes the thread only if it ends before the thread would wake anyway. While calls follow each other, the thread
 therefore wakes about once per deadline, not once per call.
@@ -32,7 +33,7 @@ class Call:
     Every connection that the thread uses inside the context belongs to the call.
     """
 
-    __slots__ = ("cut_by", "deadline_seconds", "expires_at", "is_reused", "session", "sockets", "started_at")
+    __slots__ = ("cut_by", "deadline_seconds", "expires_at", "is_reused", "left", "session", "sockets", "started_at")
 
     def __init__(self, session: object, deadline_seconds: float) -> None:
         self.session = session
@@ -42,6 +43,8 @@ class Call:
         self.is_reused = False
         self.cut_by: str | None = None
         self.sockets: list[socket.socket] = []
+        self.left: list[socket.socket] = []
+        """The sockets whose connections were closed during the call."""
 
     def __enter__(self) -> None:
         _watchdog.begin(self)
@@ -84,18 +87,26 @@ class _Watchdog:
                 self._wakes_at = call.expires_at
                 self._changed.notify()
 
-    def watch(self, call: Call, connected: socket.socket) -> None:
-        """Let *call* be cut at *connected*. If the call is already cut, cut it again."""
-        duplicate = socket.fromfd(connected.fileno(), connected.family, connected.type)
+    def watch(self, call: Call, duplicate: socket.socket) -> None:
+        """Let *call* be cut at *duplicate*. If the call is already cut, cut it again."""
         with self._changed:
             call.sockets.append(duplicate)
             if call.cut_by is not None:
                 call.cut(call.cut_by)
 
+    def release(self, duplicate: socket.socket) -> None:
+        """Close *duplicate*, or let the call that uses it do so."""
+        with self._changed:
+            for call in self._calls:
+                if duplicate in call.sockets:
+                    call.left.append(duplicate)
+                    return
+            duplicate.close()
+
     def end(self, call: Call) -> None:
         with self._changed:
             self._calls.discard(call)
-        for each in call.sockets:
+        for each in call.left:
             each.close()
 
     def cut_session(self, session: object) -> None:
@@ -137,6 +148,7 @@ class _WatchedConnection(HTTPConnection):
     """A connection whose sockets the watchdog can shut down."""
 
     _watched_for: Call | None = None
+    _duplicate: socket.socket | None = None
 
     def _new_conn(self) -> socket.socket:
         call = _in_flight.call
@@ -144,21 +156,29 @@ class _WatchedConnection(HTTPConnection):
             return super()._new_conn()
         connected = self._connect_any(call)
         try:
-            self._watch(call, connected)
+            self._duplicate = socket.fromfd(connected.fileno(), connected.family, connected.type)
         except OSError:  # out of descriptors
             connected.close()
             raise
+        self._watch(call)
         return connected
 
     def request(self, *args: Any, **kwargs: Any) -> None:
         call = _in_flight.call
         if call is not None and self.sock is not None and self._watched_for is not call:
             call.is_reused = True
-            self._watch(call, self.sock)
+            self._watch(call)
         super().request(*args, **kwargs)
 
-    def _watch(self, call: Call, connected: socket.socket) -> None:
-        _watchdog.watch(call, connected)
+    def close(self) -> None:
+        super().close()
+        duplicate, self._duplicate = self._duplicate, None
+        if duplicate is not None:
+            _watchdog.release(duplicate)
+
+    def _watch(self, call: Call) -> None:
+        if self._duplicate is not None:
+            _watchdog.watch(call, self._duplicate)
         self._watched_for = call
 
     def _connect_any(self, call: Call) -> socket.socket:
