@@ -23,10 +23,11 @@ from small_disk import small_disk
 from starved import no_descriptors_in, no_threads_in
 
 SHORT_SECONDS, LONG_SECONDS = 2.5, 30.0
-MOST_GAP_SECONDS, MOST_GAP_SECONDS_IF_HANGING = 2.0, 2.5
+MOST_GAP_SECONDS, HANGING_GAP_SECONDS = 2.0, 2.5
 MOST_LATENCY_SECONDS = 2.0
 #: The delay between two attempts to save grows to 30 s.
 SETTLE_SECONDS = 60.0
+STOP_SECONDS = 30.0
 ANOTHER_AGENT = 73
 
 
@@ -122,6 +123,7 @@ def full(stage):
 def remounted_read_only(stage):
     stage.disk.break_down()
     yield
+    stage.process.wait(STOP_SECONDS)
     stage.disk.repair()
 
 
@@ -183,8 +185,14 @@ CONDITIONS = [
     Condition("the directory is deleted", directory_deleted),
     Condition("the directory is moved", directory_moved),
     Condition("the directory is replaced", directory_replaced),
+    Condition("the file system is frozen", frozen, disk="loop", is_behind=True, most_gap_seconds=HANGING_GAP_SECONDS),
     Condition(
-        "the file system is frozen", frozen, disk="loop", is_behind=True, most_gap_seconds=MOST_GAP_SECONDS_IF_HANGING
+        "the file system is frozen at the kill",
+        frozen,
+        disk="loop",
+        is_behind=True,
+        most_gap_seconds=HANGING_GAP_SECONDS,
+        is_killed=True,
     ),
     Condition("the disk is full, and then has free space", full, disk="tmpfs", is_behind=True),
     Condition("the disk is full at the kill", full, disk="tmpfs", is_behind=True, is_killed=True),
@@ -198,7 +206,7 @@ CONDITIONS = [
         partial(fault, ["slow"]),
         disk="preload",
         is_behind=True,
-        most_gap_seconds=MOST_GAP_SECONDS_IF_HANGING,
+        most_gap_seconds=HANGING_GAP_SECONDS,
     ),
     Condition("a volume of 2 MiB", small_volume, disk="volume"),
     Condition("no descriptors", no_descriptors),
@@ -262,8 +270,9 @@ def run(stage, condition, seconds):
         if condition.is_behind:
             assert stage.azure.approved(since=began) == set()
         if condition.is_killed:
-            stage.kill()
+            stage.process.kill()  # it ends when its calls return
     if condition.is_killed:
+        stage.process.wait(STOP_SECONDS)
         stage.start()
     healed = time.monotonic()
     stage.change()
