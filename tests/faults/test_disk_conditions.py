@@ -266,7 +266,7 @@ def run(stage, condition, seconds):
             stage.change(with_endings=not condition.is_killed)
             time.sleep(seconds / 10)
         stage.wait(lambda: not missing_changes(stage), 5.0)
-        gap, latency = stage.azure.longest_gap(began), stage.healthy.latency(stage.azure.changed_at, began)
+        gap, latency = stage.azure.longest_gap(began), latency_of(stage, began)
         if condition.is_behind:
             assert stage.azure.approved(since=began) == set()
         if condition.is_killed:
@@ -278,6 +278,12 @@ def run(stage, condition, seconds):
     stage.change()
     stage.wait_until_settled(SETTLE_SECONDS)
     return max(gap, stage.azure.longest_gap(healed)), latency
+
+
+def latency_of(stage, since):
+    """Return the highest latency of the healthy sink; 40 events at once, which fill a small volume, do not count."""
+    changes = {key: at for key, at in stage.azure.changed_at.items() if key[0].startswith("E-")}
+    return stage.healthy.latency(changes, since)
 
 
 def missing_changes(stage):
@@ -339,7 +345,7 @@ def test_directory_is_replaced_while_another_agent_starts_there(tmp_path, agent_
         for _ in range(3):
             stage.change(with_endings=False)
         stage.wait_until_settled()
-        gap, latency = stage.azure.longest_gap(began), stage.healthy.latency(stage.azure.changed_at, began)
+        gap, latency = stage.azure.longest_gap(began), latency_of(stage, began)
         report("the directory is replaced by another agent", gap, latency)
         kill_and_compare(stage)
         assert gap < MOST_GAP_SECONDS
