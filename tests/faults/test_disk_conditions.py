@@ -145,7 +145,7 @@ def fault(names, stage):
 def small_volume(stage):
     """Deliver more records than the volume can hold."""
     stage.waiting.accepts = True
-    for batch in range(6):
+    for batch in range(4):
         names = [f"H-{batch}-{number}" for number in range(40)]
         for name in names:
             stage.azure.begin(name, Description="x" * 4000)
@@ -336,10 +336,11 @@ def test_directory_is_replaced_while_another_agent_starts_there(tmp_path, agent_
         stage.start()
         stage.change(with_endings=False)
         stage.wait_until_settled()
-        first, began = stage.process, time.monotonic()
+        first = stage.process
         first.send_signal(signal.SIGSTOP)  # or this agent could lock the new directory before the other one
         stage.state.rename(stage.state.with_name("moved"))
         stage.start()
+        began = time.monotonic()
         first.send_signal(signal.SIGCONT)
         assert first.wait(10) == ANOTHER_AGENT
         for _ in range(3):
