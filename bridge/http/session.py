@@ -226,11 +226,11 @@ class BoundedSession(requests.Session):
 class _DeadlineAdapter(requests.adapters.HTTPAdapter):
     """requests' adapter over watched connections; `send` is left alone, so that ``responses`` can stand in for it.
 
-    A poll is the same request each second, for months: the pool that it had last time is remembered, because looking
-    it up takes a tenth of the whole call.
+    The adapter keeps the pool of the last request, because the lookup takes a tenth of a call. Callers that send the
+    same request again, such as the poll and each sink, save this time.
     """
 
-    _last: tuple[requests.PreparedRequest, ConnectionPool] | None = None
+    _last: tuple[requests.PreparedRequest, Any, Any, ConnectionPool] | None = None
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, **kwargs)
@@ -244,11 +244,10 @@ class _DeadlineAdapter(requests.adapters.HTTPAdapter):
         cert: Any = None,
     ) -> ConnectionPool:
         last = self._last
-        if last is not None and last[0] is request and not proxies:
-            return last[1]
+        if last is not None and last[0] is request and last[1:3] == (verify, cert) and not proxies:
+            return last[3]
         found = super().get_connection_with_tls_context(request, verify, proxies, cert)
-        is_plain = not proxies and str(request.url).startswith("http://")  # else it depends on more than the request
-        self._last = (request, found) if is_plain and request.body is None else None
+        self._last = None if proxies else (request, verify, cert, found)
         return found
 
     def close(self) -> None:

@@ -118,6 +118,9 @@ class Endpoint:
         """What a message may show of the proxy of the last request; empty: there was none."""
         self._session = DeadlineSession()
         self._session.headers["User-Agent"] = "scheduled-events-bridge"
+        self._request = requests.PreparedRequest()
+        self._last_common: tuple[str, dict[str, str]] | None = None
+        """The method and the headers for which the request was prepared."""
         self._monotonic = monotonic
         self._used_at = monotonic()
         self._is_closed = False
@@ -145,24 +148,19 @@ class Endpoint:
         """
         limit = self._config.timeout_seconds if deadline_seconds is None else deadline_seconds
         ends_at = self._monotonic() + limit
-        all_headers = {
+        common = {
             **self._default_headers,
             **self._config.headers,
             **self._secret_headers(),
             **self._token_header(limit),
-            **headers,
         }
         proxies = self._proxies()
         self._drop_idle()
         if self._is_closed:  # cut while a file was read; the record may have gone out through another instance since
             raise DeliveryFailed(f"{self.shown}: the sink was closed.")
         try:
-            answer = self._session.request(
-                method,
-                self.url,
-                data=body,
-                headers=all_headers,
-                auth=_as_given if any(name.lower() == "authorization" for name in all_headers) else None,
+            answer = self._session.send(
+                self._prepared(method, common, body, headers),
                 deadline_seconds=max(_LEAST_SECONDS, ends_at - self._monotonic()),
                 max_body_bytes=_MOST_ANSWER_BYTES,
                 proxies=proxies,
@@ -179,6 +177,21 @@ class Endpoint:
             self._used_at = self._monotonic()
         # Out here, so that it has neither a cause nor a context: a traceback would show the whole URL.
         raise failure
+
+    def _prepared(
+        self, method: str, common: dict[str, str], body: bytes | None, headers: Mapping[str, str]
+    ) -> requests.PreparedRequest:
+        """Return the request with *body* and *headers*; preparing it is half the cost of a call, so it is reused."""
+        if self._last_common != (method, common):
+            auth = _as_given if any(name.lower() == "authorization" for name in common) else None
+            self._request = self._session.prepare_request(requests.Request(method, self.url, headers=common, auth=auth))
+            self._last_common, self._common_headers = (method, common), self._request.headers
+        self._request.headers = self._common_headers.copy()
+        self._request.headers.update(headers)
+        self._request.body = body or None
+        if body:
+            self._request.headers["Content-Length"] = str(len(body))
+        return self._request
 
     def _heard(self, answer: requests.Response) -> requests.Response:
         """Return *answer*; a token that it refuses is not shown again."""

@@ -25,8 +25,8 @@ pytestmark = [
 
 _POLL_SECONDS = 0.2
 _BEFORE = 10
-_MOST_KILOBYTES = {1: 24, 4: 28}
-_MOST_SYNCS = 2.2
+_MOST_KILOBYTES = {1: 20, 4: 24}
+_MOST_SYNCS = 2.05
 
 
 class _Accepting(BaseHTTPRequestHandler):

@@ -24,9 +24,9 @@ pytestmark = [
 _INTERVAL_SECONDS = 0.2
 _BUSY_LOOPS = 2
 _WARM_UP = 6
-#: Of the p99 beside busy loops: the figure promised for a machine with nothing else to do, and else a multiple of what
-#: the bare program takes there.
-_MOST_MS, _MOST_OF_BARE = 25, 3.0
+_MOST_MS = 50
+#: The transitions that count with the first response. An ending needs five responses.
+_AT_ONCE = ("scheduled", "started")
 
 
 @pytest.fixture
@@ -74,15 +74,16 @@ def test_latency_from_changed_document_to_stdout(serve, start_agent, figure, is_
         # The first record after a start comes behind an empty line: it ends what a killed agent may have left.
         record = json.loads(next(line for line in iter(printed.readline, b"") if line.strip()))
         seen_at = time.monotonic()
-        change = next(told)
-        assert change["incarnation"] == record["incarnation"]
+        if record["transition"] not in _AT_ONCE:
+            continue
+        change = next(each for each in told if each["incarnation"] == record["incarnation"])
         latencies_ms.append((seen_at - change["monotonic_seconds"]) * 1000)
     percentiles = quantiles(latencies_ms, n=100, method="inclusive")
     figure(
         f"change to stdout p50 {percentiles[49]:.1f} ms, p99 {percentiles[98]:.1f} ms "
         f"({changes} changes, from the poll's answer to the line read)"
     )
-    assert len(latencies_ms) == changes
+    assert len(latencies_ms) == changes // 3 * 2
 
 
 def test_latency_to_a_webhook_beside_two_busy_loops(serve, start_both, start_busy_loops, figure, is_short):
@@ -95,17 +96,20 @@ def test_latency_to_a_webhook_beside_two_busy_loops(serve, start_both, start_bus
         f"change to webhook beside {_BUSY_LOOPS} busy loops, beyond the poll ({changes} changes): "
         f"ours {_words(ours)}; bare {_words(bare)}"
     )
-    assert _p99(ours) < max(_MOST_MS, _MOST_OF_BARE * _p99(bare))
+    assert _p99(ours) < _MOST_MS
 
 
 def _latencies_ms(documents, changes):
-    """Return for each port the milliseconds from each answer with a change to its webhook, but for the first few."""
+    """Return, for each port, the milliseconds from each response with events to its webhook, without the first few."""
     shown, taken = {}, {port: {} for port in documents.ports}
+    count = changes // 3 * 2
     for told in documents.changes():
+        if told["incarnation"] % 3 == 1:  # no events: the agent sends the ending after five responses
+            continue
         key = (told["port"], told["incarnation"])
         if "taken_seconds" in told:
             taken[told["port"]][told["incarnation"]] = (told["taken_seconds"] - shown[key]) * 1000
-            if all(len(found) == changes for found in taken.values()):
+            if all(len(found) >= count for found in taken.values()):
                 break
         else:
             shown[key] = told["monotonic_seconds"]

@@ -90,10 +90,10 @@ connection_string_file = "{}"
 _OTLP = '[[sinks]]\ntype = "otlp"\nendpoint = "{}"\n'
 
 _SETUPS = {
-    "stdout": _Setup(sinks=_STDOUT, limit_mib=40),
-    "stdout and webhook": _Setup(sinks=_STDOUT + _WEBHOOK, limit_mib=40, peers=(_http_peer,)),
+    "stdout": _Setup(sinks=_STDOUT, limit_mib=35),
+    "stdout and webhook": _Setup(sinks=_STDOUT + _WEBHOOK, limit_mib=35, peers=(_http_peer,)),
     "stdout, webhook, eventhubs and otlp": _Setup(
-        sinks=_STDOUT + _WEBHOOK + _EVENTHUBS + _OTLP, limit_mib=70, peers=(_http_peer, _event_hub, _http_peer)
+        sinks=_STDOUT + _WEBHOOK + _EVENTHUBS + _OTLP, limit_mib=50, peers=(_http_peer, _event_hub, _http_peer)
     ),
 }
 

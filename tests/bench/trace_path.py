@@ -5,19 +5,18 @@
 A real agent runs in this process, against a simulated metadata service, a webhook on loopback and a portal with an
 Ed25519 key. Every Python call of `bridge` and `sinks` is noted by `sys.setprofile` in each of its threads.
 
-The document is followed from the poll that gets it until the outbox has stored that the sink took its record; the
-decision from the portal's answer until the outbox has stored what Azure answered to StartRequests. Counted are
+The document is followed from the poll that gets it until the worker stores that the sink took its record; the
+decision from the portal's answer until the approver stores what Azure answered to StartRequests. Counted are
 
 - files on the way: those that take part and call on into another. One that answers its caller and calls nobody, as the
   parser of documents does, is printed apart, for it is read when its own question is asked. So is the bottom of the
-  house, which any line may call: clock, texts, logs, errors, metrics, `bridge.http`, `bridge.system`, the connection
-  under the outbox, and the values that travel, event and record. The sink is one file, where the agent enters it; what
+  house, which any line may call: clock, texts, logs, errors, metrics, `bridge.http`, `bridge.system`, the tables of
+  the outbox, and the values that travel, event and record. The sink is one file, where the agent enters it; what
   it does inside is its author's;
 - calls that enter a file again: the caller is another file, and the file that is called stands further out on the
   same stack. It was left for a lower layer, and that one calls back into it;
 - calls upward: into a file of a higher layer (`layers` in pyproject.toml) than its caller's. Not judged: what is handed
-  in from above, as the router is, is called so;
-- round trips to the outbox: calls from outside of it that return a Future.
+  in from above, as the router is, is called so.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,8 +54,8 @@ T = TypeVar("T")
 
 _ROOT = Path(str(bridge.__file__)).parents[1]
 _PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
-_ASIDE = ("MainThread", "identity", "deadline", "outbox-watch")
-_READ = ":read "
+_ASIDE = ("MainThread", "identity", "deadline", "saver", "control")
+_STORE_RESULTS = ("record_results", "write_approvals", "append_outcomes")
 _WAIT_SECONDS = 20.0
 _POLL_SECONDS = 1.0
 _QUIET_SECONDS = 0.3
@@ -71,7 +69,7 @@ _BOTTOM = (
     "bridge/http/",
     "bridge/log",
     "bridge/metrics/",
-    "bridge/outbox/database.py",
+    "bridge/outbox/state.py",
     "bridge/sink.py",
     "bridge/strict_json.py",
     "bridge/system/",
@@ -104,14 +102,15 @@ class Way:
 
     title: str
     calls: list[Call]
-    round_trips: list[str]
     layers: dict[str, int] = field(repr=False)
 
     @property
     def files(self) -> list[str]:
         """Return the files that hand it on, and the sink, in the order in which they are entered first."""
         callers = {call.stack[0] for call in self._own if call.stack and call.stack[0] != call.file}
-        return [file for file in self._entered if file in callers or file.startswith("sinks/")]
+        found = (file for file in self._entered if file in callers or file.startswith("sinks/"))
+        # A decision causes a record, whose delivery is a path of its own.
+        return [file for file in found if self.title == "document" or not file.startswith("bridge/delivery/")]
 
     @property
     def leaves(self) -> list[str]:
@@ -162,9 +161,7 @@ class Way:
         """Return what there is to read."""
         whole = len({call.file for call in self.calls})
         counted = f"{len(self.files)} files of {whole} that take part, {len(self.re_entered)} entered again"
-        steps = (
-            f"{len(self.round_trips)} round trips to the outbox, {self.changes} of {len(self.calls)} calls change file"
-        )
+        steps = f"{self.changes} of {len(self.calls)} calls change file"
         lines = [f"{self.title}: {counted}, {steps}"]
         lines += [f"  {number:2} {file}" for number, file in enumerate(self.files, 1)]
         for title, entries in (
@@ -172,7 +169,6 @@ class Way:
             ("at the bottom", self.bottom),
             ("entered again", self.re_entered),
             ("called upward", self.upward),
-            ("round trips", self.round_trips),
         ):
             lines += [f"  {title}: {len(entries)}", *(f"     {entry}" for entry in entries)]
         return "\n".join(lines)
@@ -192,8 +188,6 @@ class Tracer:
     def __init__(self) -> None:
         self._files: dict[str, str | None] = {}
         self._calls: list[Call] = []
-        self._trips: list[tuple[float, str, Future[Any]]] = []
-        self._done: dict[int, float] = {}
         self._skipped: tuple[str, ...] = ()
         self._is_on = False
 
@@ -218,7 +212,7 @@ class Tracer:
 
         Threads whose names begin with one of *skip* do something else meanwhile.
         """
-        self._calls, self._trips, self._done, self._skipped = [], [], {}, skip
+        self._calls, self._skipped = [], skip
         self._is_on = True
         try:
             begin()
@@ -227,16 +221,15 @@ class Tracer:
         finally:
             self._is_on = False
         calls = [call for call in self._calls if call.at <= end]
-        return Way(title, calls, [name for at, name, _ in self._trips if at <= end], _layers())
+        return Way(title, calls, _layers())
 
     def _end(self, landed_at: float) -> float | None:
-        """Return when that write was done; None while it is not."""
-        writes = (future for at, name, future in self._trips if at > landed_at and _READ not in name)
-        last = next(writes, None)
-        return None if last is None else self._done.get(id(last))
+        """Return the time of the call that stores the result; None before this call."""
+        calls = list(self._calls)
+        return next((call.at for call in calls if call.at > landed_at and call.name in _STORE_RESULTS), None)
 
-    def _hear(self, frame: FrameType, event: str, argument: Any) -> None:
-        if not self._is_on or event not in {"call", "return"}:
+    def _hear(self, frame: FrameType, event: str, _argument: Any) -> None:
+        if not self._is_on or event != "call":
             return
         file = self._file(frame)
         if file is None:
@@ -244,17 +237,7 @@ class Tracer:
         thread = threading.current_thread().name
         if thread.startswith(self._skipped):
             return
-        if event == "call":
-            self._calls.append(
-                Call(time.monotonic(), thread, file, frame.f_code.co_name, tuple(self._stack(frame.f_back)))
-            )
-        elif isinstance(argument, Future) and file.startswith("bridge/outbox/") and thread != "outbox":
-            caller = next(self._stack(frame.f_back), "")
-            if not caller.startswith("bridge/outbox/"):
-                at = time.monotonic()
-                work = getattr(frame.f_locals.get("work"), "__qualname__", "")
-                self._trips.append((at, f"{caller} -> {file}:{frame.f_code.co_name} {work}", argument))
-                argument.add_done_callback(lambda done: self._done.__setitem__(id(done), time.monotonic()))
+        self._calls.append(Call(time.monotonic(), thread, file, frame.f_code.co_name, tuple(self._stack(frame.f_back))))
 
     def _stack(self, frame: FrameType | None) -> Iterator[str]:
         while frame is not None:
@@ -316,7 +299,7 @@ def _decision(tracer: Tracer, directory: Path) -> Way:
             "decision",
             lambda: portal.decide(event, vm_id=azure.machines[0].vm_id),
             lambda: _request(azure, "POST", after=decided_at),
-            skip=("poll", "delivery", *_ASIDE),
+            skip=("poll", "delivery", "sink", *_ASIDE),
         )
 
 

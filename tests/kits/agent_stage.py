@@ -262,9 +262,12 @@ class Stage:
         """Announce another event; with *with_endings*, also begin or end an older one. Wait until it was polled."""
         self._number += 1
         if with_endings and self._number % 3 == 0:
-            events = list(self.azure.events.items())
+            events, approved = list(self.azure.events.items()), self.azure.approved()
             self.azure.end(*(event_id for event_id, event in events if event["EventStatus"] == "Started"))
-            self.azure.begin(next(event_id for event_id, event in events if event["EventStatus"] == "Scheduled"))
+            # The approval of an event that begins before it is approved would be refused.
+            scheduled = (event_id for event_id, event in events if event["EventStatus"] == "Scheduled")
+            for event_id in [each for each in scheduled if each in approved][:1]:
+                self.azure.begin(event_id)
         self.azure.announce(f"E-{self._number}")
         self.wait_for_polls()
 

@@ -1,4 +1,4 @@
-"""A disk of a few MiB, which only root can mount: it can be filled and freed."""
+"""A disk of a few MiB that can be filled and freed. Only root can mount it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SmallDisk:
         self.is_mounted = shutil.which("mount") is not None and subprocess.run(mount, check=False).returncode == 0
 
     def fill(self, leave_bytes: int = 0) -> None:
-        """Take all that is free, but for *leave_bytes*."""
+        """Use all free space, except *leave_bytes*."""
         with (self.path / "ballast").open("ab", buffering=0) as ballast:
             for size in (MIB, 4096, 1):
                 try:
@@ -34,7 +34,7 @@ class SmallDisk:
             ballast.truncate(ballast.tell() - leave_bytes)
 
     def free(self) -> None:
-        """Give back what `fill` took."""
+        """Free the space that `fill` used."""
         (self.path / "ballast").unlink()
 
     def unmount(self) -> None:

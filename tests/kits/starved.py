@@ -1,4 +1,4 @@
-"""A process that is out of threads or out of descriptors, for as long as a test says."""
+"""Takes threads or descriptors away from a process during a test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STACK_BYTES = 1 << 46
 
 @contextmanager
 def no_threads() -> Iterator[None]:
-    """Let no thread be started, as at a limit of tasks."""
+    """Prevent new threads, as a limit of tasks does."""
     before = threading.stack_size(_STACK_BYTES)
     try:
         yield
@@ -27,7 +27,7 @@ def no_threads() -> Iterator[None]:
 
 @contextmanager
 def no_descriptors() -> Iterator[None]:
-    """Let no file be opened."""
+    """Prevent new descriptors."""
     if sys.platform == "win32":
         pytest.skip("Windows has no limit of descriptors")
     import resource  # noqa: PLC0415
@@ -49,7 +49,7 @@ def no_descriptors() -> Iterator[None]:
 
 @contextmanager
 def no_descriptors_in(pid: int) -> Iterator[None]:
-    """Let the process *pid* open no file."""
+    """Prevent new descriptors in the process *pid*."""
     if sys.platform != "linux":
         pytest.skip("Only Linux can limit the descriptors of another process.")
     import resource  # noqa: PLC0415
@@ -66,7 +66,7 @@ def no_descriptors_in(pid: int) -> Iterator[None]:
 
 @contextmanager
 def no_threads_in(pid: int) -> Iterator[None]:
-    """Let the process *pid* start no thread: a cgroup limits root too, RLIMIT_NPROC does not."""
+    """Prevent new threads in the process *pid*, by a cgroup, because RLIMIT_NPROC does not limit root."""
     group = next((path / f"test-{pid}" for path in _PID_GROUPS if path.is_dir()), None)
     try:
         assert group is not None
