@@ -58,7 +58,16 @@ class _Clock:
 
 
 @pytest.fixture
-def make_poller(serve, tmp_path):
+def outbox(tmp_path):
+    """Return a real outbox."""
+    (tmp_path / "state").mkdir()
+    with closing(Outbox(tmp_path / "state", max_bytes=1 << 28, keep_delivered_seconds=604_800)) as outbox:
+        assert outbox.wait_loaded(10)
+        yield outbox
+
+
+@pytest.fixture
+def make_poller(serve, outbox):
     """Return what makes a poller over a real document server and a real outbox."""
     with ExitStack() as stack:
 
@@ -66,9 +75,7 @@ def make_poller(serve, tmp_path):
             imds = ImdsClient(
                 endpoint=serve().endpoints[0], api_version="2020-07-01", timeout_seconds=5, first_timeout_seconds=5
             )
-            outbox = Outbox(tmp_path / "state", max_bytes=1 << 28, keep_delivered_seconds=604_800)
             stack.enter_context(closing(imds))
-            stack.enter_context(closing(outbox))
             return Poller(
                 imds,
                 outbox,
@@ -79,7 +86,6 @@ def make_poller(serve, tmp_path):
                 **options,
             )
 
-        (tmp_path / "state").mkdir()
         yield make
 
 
@@ -120,11 +126,12 @@ def test_idle_poll_costs_at_most_a_fifth_more_than_a_bare_loop(make_poller, serv
     assert ratio <= _MOST_OF_BARE
 
 
-def test_idle_polls_within_ten_minutes_write_nothing(make_poller, files, figure):
+def test_idle_polls_within_ten_minutes_write_nothing(make_poller, outbox, files, figure):
     clock = _Clock(step_seconds=_LIVENESS_SECONDS / (_POLLS + 1))
     poller = make_poller(clock=Clock(now=clock.now, monotonic=clock.monotonic))
     for number in range(_POLLS):
         if number == _POLLS_BEFORE:
+            assert outbox.wait_saved(10)
             before, calls = files(), _write_calls()
         poller.poll_once()
         clock.step()
