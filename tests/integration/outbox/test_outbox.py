@@ -30,6 +30,37 @@ def refuse_writes(outbox, *, refuse=True):
     outbox.saver._database._connection.execute(f"PRAGMA query_only = {int(refuse)}")
 
 
+def test_error_that_quotes_a_lone_surrogate_is_saved(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event())
+    kit.settle(outbox, "a", 1, state="parked", error="HTTP 400: \ud800")
+    kit.saved(outbox)
+    assert kit.crash(outbox).read(deliveries.needed_records, "a", [DeliveryState.PARKED])[0].error == "HTTP 400: ?"
+
+
+def test_saver_survives_every_error(kit, monkeypatch):
+    outbox = kit.open()
+    kit.saved(outbox)
+    monkeypatch.setattr("bridge.outbox.database._encode", lambda *_: 1 / 0)
+    kit.commit(outbox, kit.event(), save=False)
+    assert not outbox.wait_saved(0.3)
+    assert outbox.is_behind
+    monkeypatch.undo()
+    kit.saved(outbox)
+    assert not outbox.is_behind
+
+
+def test_value_of_meta_that_makes_no_sense_does_not_end_a_start(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event())
+    file = outbox.saver.file
+    kit.settle(outbox, "a", 1)
+    assert outbox.close()
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("UPDATE meta SET value = 'x' WHERE key = 'oldest_sequence'")
+    assert kit.open().read(lambda state: state.next_sequence) == 1
+
+
 # Due.
 
 
@@ -289,6 +320,24 @@ def test_another_machines_outbox_is_replaced_but_for_records_of_this_run(kit):
     kit.saved(again)
     assert [row.record.event.event_id for row in again.select("a", list)] == ["P-1"]
     assert kit.due(kit.crash(again, boot_id="boot-2")) == [2]
+
+
+def test_no_save_mixes_the_files_of_two_machines(kit, monkeypatch):
+    outbox = kit.open()
+    outbox.identify(OTHER)
+    kit.commit(outbox, kit.event())
+    outbox = kit.crash(outbox, boot_id="boot-2", sinks=())
+    kit.saved(outbox)
+    found = []
+
+    def wake(**_when):
+        kit.saved(outbox)
+        loaded = read_newest(kit.directory)
+        found.append([row.key for row in loaded.rows["events"]])
+
+    monkeypatch.setattr(outbox.saver, "wake", wake)
+    assert outbox.identify(ME)
+    assert found == [[]]
 
 
 def test_events_and_their_counts_are_forgotten_after_seven_days(kit):
