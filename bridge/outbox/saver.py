@@ -268,6 +268,8 @@ class Saver:
             if self._drops_unsaved:
                 self._unsaved, self._drops_unsaved = Changes(version=0, tables={}, history=set()), False
             self._unsaved.add(self._state.take_changes())
+            if self._unsaved.is_partial:
+                self._new_file_because = self._new_file_because or "too many changes were not saved in time"
         is_new = self._database is None or self._new_file_because is not None
         has_written = is_new or not self._unsaved.is_empty
         if self._database is None or self._new_file_because is not None:

@@ -1,5 +1,6 @@
 """The outbox: when records are due, what the limits remove, and what a start makes of the files."""
 
+import errno
 import os
 import sqlite3
 import threading
@@ -48,6 +49,32 @@ def test_saver_survives_every_error(kit, monkeypatch):
     monkeypatch.undo()
     kit.saved(outbox)
     assert not outbox.is_behind
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_disk_that_stays_behind_uses_no_memory_for_history(kit, monkeypatch, hangs):
+    def fail(*_, **__):
+        if hangs:
+            go_on.wait()
+        raise OSError(errno.EIO, "Input/output error")
+
+    go_on = threading.Event()
+    monkeypatch.setattr("bridge.outbox.state.MOST_UNSAVED_HISTORY", 50)
+    outbox = kit.open()
+    kit.commit(outbox, kit.event())
+    monkeypatch.setattr("bridge.outbox.database.Database.save", fail)
+    for sequence in range(2, 400):
+        outbox.append_heartbeat(incarnation=1)
+        kit.settle(outbox, "a", sequence)
+        kit.settle(outbox, "b", sequence)
+    outbox.wait_saved(0.7)
+    kept = (outbox.saver._unsaved.tables, outbox.read(lambda state: {"records": state.records._changed}))
+    assert sum(len(tables.get("records", {})) for tables in kept) <= 150
+    monkeypatch.undo()
+    go_on.set()
+    kit.saved(outbox)
+    again = kit.crash(outbox)
+    assert (kit.due(again), kit.totals(again)["a"]["accepted"]) == ([1], 399)
 
 
 def test_value_of_meta_that_makes_no_sense_does_not_end_a_start(kit):
