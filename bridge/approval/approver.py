@@ -336,6 +336,8 @@ class Approver:
             why = "The portal has not sent all of its decisions since the start of the agent."
         elif outbox.is_behind:
             why = "The outbox is not saved. Free the disk, or make it writable."
+        elif self._inbox.has_unkept:
+            why = "Decisions of the portal are not saved yet. One of them may be a hold."
         if why is None:
             self._log.recovered("state", "Approvals are possible again.")
             return True

@@ -157,8 +157,10 @@ def read_newest(directory: Path) -> Loaded:
     for path in generations(directory).values():
         try:
             loaded = read_file(path)
-        except sqlite3.DatabaseError as error:
-            if not is_damage(error):
+        except OSError:
+            raise
+        except Exception as error:  # values of damaged rows that make no sense
+            if isinstance(error, sqlite3.Error) and not is_damage(error):
                 raise
             unreadable.append(path)
         else:
@@ -225,7 +227,7 @@ def _read_table(
             for values in connection.execute(query):
                 try:
                     row = _decode(spec, values)
-                except (msgspec.MsgspecError, ValueError, TypeError):
+                except (msgspec.MsgspecError, ValueError, TypeError, AttributeError):
                     bad += 1
                 else:
                     rows[tuple(getattr(row, column) for column in spec.key)] = row

@@ -61,7 +61,9 @@ def record_results(
             continue
         if result.state is DeliveryState.EXPIRED:
             state.count_event_over(sink)
-        _change(state, delivery, result.state or DeliveryState.PENDING, now=now, error=result.error, attempts=1)
+        # A sink may quote a response with lone surrogates, which cannot be stored.
+        error = None if result.error is None else result.error.encode(errors="replace").decode()
+        _change(state, delivery, result.state or DeliveryState.PENDING, now=now, error=error, attempts=1)
 
 
 def expire(state: State, sink: str, *, now: float, older_than: float) -> int:

@@ -262,7 +262,9 @@ class Outbox:
             if is_foreign:
                 records.start_empty(state, self._clock.now())
                 self.epoch += 1
-                self.awaits_portal = self._has_portal
+                self.awaits_portal = True
+                # With the lock held: no save may write the new identity into the file of the other machine.
+                self.saver.start_new_file("it belongs to another machine", drop_unsaved=True)
             state.put("vm", encode(vm).decode())
             state.put("vm_boot_id", self._boot_id or None)
             self.is_trusted, self._is_waiting = True, False
@@ -271,7 +273,6 @@ class Outbox:
                 records.configure(state, self._context())
         if is_foreign:
             logger.warning("The stored state belongs to another machine. The agent starts with an empty outbox.")
-            self.saver.start_new_file("it belongs to another machine", drop_unsaved=True)
         self.on_due()
         return is_foreign
 

@@ -97,8 +97,9 @@ class NewRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def append_observation(state: State, observation: Observation, context: RecordContext) -> list[TransitionRecord]:
     """Store the document and its records."""
+    added = append(state, [_of_change(observation, change) for change in observation.changes], context)
     state.put("document", encode(observation.document).decode())
-    return append(state, [_of_change(observation, change) for change in observation.changes], context)
+    return added
 
 
 def _of_change(observation: Observation, change: Change) -> NewRecord:

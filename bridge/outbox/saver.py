@@ -18,9 +18,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
-
-from bridge.errors import BridgeError
 from bridge.outbox.database import (
     KEPT_GENERATIONS,
     Database,
@@ -216,7 +213,7 @@ class Saver:
             return False
         try:
             self._take(loaded)
-        except (ValueError, LookupError, msgspec.MsgspecError):  # every row decodes, but together they make no sense
+        except Exception:  # every row decodes, but together they make no sense
             logger.exception("The outbox cannot be used. The agent starts without it.")
             self._state.reset()
             self._take(Loaded(unreadable=(loaded.file or self._directory,)))
@@ -238,7 +235,7 @@ class Saver:
             has_written = self._write()
             self._confirm(request, has_written=has_written)
             self._keep_limits(has_written=has_written)
-        except (OSError, sqlite3.Error, BridgeError) as error:
+        except Exception as error:  # noqa: BLE001  # logged; the saver survives every error
             self._failed(error)
             return False
         finally:
@@ -271,6 +268,8 @@ class Saver:
             if self._drops_unsaved:
                 self._unsaved, self._drops_unsaved = Changes(version=0, tables={}, history=set()), False
             self._unsaved.add(self._state.take_changes())
+            if self._unsaved.is_partial:
+                self._new_file_because = self._new_file_because or "too many changes were not saved in time"
         is_new = self._database is None or self._new_file_because is not None
         has_written = is_new or not self._unsaved.is_empty
         if self._database is None or self._new_file_because is not None:
@@ -291,11 +290,16 @@ class Saver:
         with self._lock:
             self._unsaved.add(self._state.take_changes())
             self._state.add_all_rows(self._unsaved)
-        database = Database.create(self._directory, self._unsaved)
+            self._new_file_because = None  # a request from now on needs one more file
+        try:
+            database = Database.create(self._directory, self._unsaved)
+        except BaseException:
+            self._new_file_because = self._new_file_because or reason
+            raise
         old, self._database = self._database, database
         if old is not None:
             old.close()
-        left, self.file, self._new_file_because = self.file, database.path, None
+        left, self.file = self.file, database.path
         self._print = fingerprint(database.path)
         if reason is not None:
             self.file_changes += 1

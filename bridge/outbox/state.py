@@ -33,6 +33,8 @@ from bridge.outbox.rows import (
 
 OLDEST_SEQUENCE = "oldest_sequence"
 """The key of the oldest sequence in memory: older records in the file are history."""
+MOST_UNSAVED_HISTORY = 10_000
+"""With more of it, a disk that stays behind would use up the memory: a save then writes a new file without it."""
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -79,6 +81,8 @@ class Changes(msgspec.Struct, kw_only=True):
     """By table, key -> row; None marks a deleted row."""
     history: set[int]
     """The records that became history."""
+    is_partial: bool = False
+    """True if changes are missing, so that only a new file can be complete."""
 
     @property
     def is_empty(self) -> bool:
@@ -89,6 +93,10 @@ class Changes(msgspec.Struct, kw_only=True):
         """Add *newer* changes: the newest row of each key counts."""
         self.version = newer.version
         self.history |= newer.history
+        self.is_partial = self.is_partial or newer.is_partial or len(self.history) > MOST_UNSAVED_HISTORY
+        if self.is_partial:
+            self.tables, self.history = {}, set()
+            return
         for name, rows in newer.tables.items():
             self.tables.setdefault(name, {}).update(rows)
 
@@ -185,6 +193,7 @@ class State:
         self.loaded_through = 0
         """The last sequence of an earlier run."""
         self._history: set[int] = set()
+        self._is_partial = False
         self._needed: dict[int, set[str]] = {}
         self._references: dict[int, int] = {}
         self._sinks_of: dict[int, list[str]] = {}
@@ -245,9 +254,9 @@ class State:
         """Return all changes since the last call."""
         self.put(OLDEST_SEQUENCE, str(min(self.records.rows, default=self.next_sequence)))
         history, self._history = self._history, set()
-        return Changes(
-            version=self.version, tables={name: table.take() for name, table in self.tables.items()}, history=history
-        )
+        is_partial, self._is_partial = self._is_partial, False
+        tables = {name: table.take() for name, table in self.tables.items()}
+        return Changes(version=self.version, tables=tables, history=history, is_partial=is_partial)
 
     def add_all_rows(self, changes: Changes) -> None:
         """Complete *changes*, the newest of which were just taken, with every row in memory: for a new file."""
@@ -320,6 +329,9 @@ class State:
         if row is None or not row.is_routed or sequence in self._needed or sequence in self._references:
             return
         self._history.add(sequence)
+        if len(self._history) > MOST_UNSAVED_HISTORY:
+            self.take_changes()
+            self._is_partial = True
         self.records.forget(sequence)
         for sink in self._sinks_of.pop(sequence, ()):
             self.deliveries.forget((sequence, sink))

@@ -182,6 +182,10 @@ class IdentityResolver:
             return  # another resolver may have taken over
         with self._lock:
             self.vm = found.with_overrides(self._configured)
+            if not (self._outbox.is_trusted or self.vm.vm_id):
+                self._outbox.use_vm(self.vm)
+                self._failed(DocumentInvalid("The instance document has no vmId, which must confirm the stored state."))
+                return
             self.is_found, self.is_waiting = True, False
             self._outbox.identify(self.vm)
         self._report.recovered("identity", "The identity of this VM is known.", vm=self.vm.name)

@@ -146,6 +146,21 @@ def test_a_hold_that_is_not_saved_waits_and_is_in_force(kit):
     assert kit.imds.posts == []
 
 
+def test_a_hold_that_waits_for_the_disk_prevents_a_request_on_its_way(kit):
+    def hold_meanwhile():
+        kit.imds.on_get = None
+        kit.fill_disk()
+        kit.approver.receive([kit.token(kit.event(), "hold")])
+        kit.free_disk()
+
+    kit.see(kit.event())
+    kit.imds.on_get = hold_meanwhile
+    kit.offer(kit.token(kit.event()))
+    kit.go(3, kit.event())
+    assert kit.held == {"E-1"}
+    assert kit.imds.posts == []
+
+
 def test_a_token_is_kept_only_when_its_decision_is_saved(kit):
     inbox = DecisionInbox(kit.settings.trusted_keys(), kit.outbox, vm=lambda: kit.vm, clock=kit.clock)
     kit.break_disk()

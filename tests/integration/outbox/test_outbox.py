@@ -1,5 +1,6 @@
 """The outbox: when records are due, what the limits remove, and what a start makes of the files."""
 
+import errno
 import os
 import sqlite3
 import threading
@@ -28,6 +29,63 @@ def kit(tmp_path):
 def refuse_writes(outbox, *, refuse=True):
     """Let the open file refuse writes, as a read-only disk does."""
     outbox.saver._database._connection.execute(f"PRAGMA query_only = {int(refuse)}")
+
+
+def test_error_that_quotes_a_lone_surrogate_is_saved(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event())
+    kit.settle(outbox, "a", 1, state="parked", error="HTTP 400: \ud800")
+    kit.saved(outbox)
+    assert kit.crash(outbox).read(deliveries.needed_records, "a", [DeliveryState.PARKED])[0].error == "HTTP 400: ?"
+
+
+def test_saver_survives_every_error(kit, monkeypatch):
+    outbox = kit.open()
+    kit.saved(outbox)
+    monkeypatch.setattr("bridge.outbox.database._encode", lambda *_: 1 / 0)
+    kit.commit(outbox, kit.event(), save=False)
+    assert not outbox.wait_saved(0.3)
+    assert outbox.is_behind
+    monkeypatch.undo()
+    kit.saved(outbox)
+    assert not outbox.is_behind
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_disk_that_stays_behind_uses_no_memory_for_history(kit, monkeypatch, hangs):
+    def fail(*_, **__):
+        if hangs:
+            go_on.wait()
+        raise OSError(errno.EIO, "Input/output error")
+
+    go_on = threading.Event()
+    monkeypatch.setattr("bridge.outbox.state.MOST_UNSAVED_HISTORY", 50)
+    outbox = kit.open()
+    kit.commit(outbox, kit.event())
+    monkeypatch.setattr("bridge.outbox.database.Database.save", fail)
+    for sequence in range(2, 400):
+        outbox.append_heartbeat(incarnation=1)
+        kit.settle(outbox, "a", sequence)
+        kit.settle(outbox, "b", sequence)
+    outbox.wait_saved(0.7)
+    kept = (outbox.saver._unsaved.tables, outbox.read(lambda state: {"records": state.records._changed}))
+    assert sum(len(tables.get("records", {})) for tables in kept) <= 150
+    monkeypatch.undo()
+    go_on.set()
+    kit.saved(outbox)
+    again = kit.crash(outbox)
+    assert (kit.due(again), kit.totals(again)["a"]["accepted"]) == ([1], 399)
+
+
+def test_value_of_meta_that_makes_no_sense_does_not_end_a_start(kit):
+    outbox = kit.open()
+    kit.commit(outbox, kit.event())
+    file = outbox.saver.file
+    kit.settle(outbox, "a", 1)
+    assert outbox.close()
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("UPDATE meta SET value = 'x' WHERE key = 'oldest_sequence'")
+    assert kit.open().read(lambda state: state.next_sequence) == 1
 
 
 # Due.
@@ -289,6 +347,24 @@ def test_another_machines_outbox_is_replaced_but_for_records_of_this_run(kit):
     kit.saved(again)
     assert [row.record.event.event_id for row in again.select("a", list)] == ["P-1"]
     assert kit.due(kit.crash(again, boot_id="boot-2")) == [2]
+
+
+def test_no_save_mixes_the_files_of_two_machines(kit, monkeypatch):
+    outbox = kit.open()
+    outbox.identify(OTHER)
+    kit.commit(outbox, kit.event())
+    outbox = kit.crash(outbox, boot_id="boot-2", sinks=())
+    kit.saved(outbox)
+    found = []
+
+    def wake(**_when):
+        kit.saved(outbox)
+        loaded = read_newest(kit.directory)
+        found.append([row.key for row in loaded.rows["events"]])
+
+    monkeypatch.setattr(outbox.saver, "wake", wake)
+    assert outbox.identify(ME)
+    assert found == [[]]
 
 
 def test_events_and_their_counts_are_forgotten_after_seven_days(kit):

@@ -299,3 +299,18 @@ def test_an_answer_after_the_stop_changes_nothing(outbox):
     resolver.stop()
     assert resolver.vm == VmIdentity()
     assert outbox.stored().vm is None
+
+
+def test_identity_without_a_vm_id_confirms_no_stored_state(tmp_path, monkeypatch):
+    outbox = Outbox(tmp_path, boot_id="boot-1")
+    assert outbox.wait_loaded(30)
+    outbox.identify(ME)
+    assert outbox.close()
+    monkeypatch.setattr(f"{__name__}.ME", VmIdentity(name="vm_1"))
+    outbox = Outbox(tmp_path, boot_id="boot-2")
+    assert outbox.wait_loaded(30)
+    resolver = IdentityResolver(Service(), outbox, VmIdentity())
+    resolver.start()
+    assert (outbox.is_trusted, resolver.is_found, resolver.vm.name) == (False, False, "vm_1")
+    resolver.stop()
+    outbox.close()
