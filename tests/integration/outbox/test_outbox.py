@@ -27,8 +27,13 @@ def kit(tmp_path):
 
 
 def refuse_writes(outbox, *, refuse=True):
-    """Let the open file refuse writes, as a read-only disk does."""
-    outbox.saver._database._connection.execute(f"PRAGMA query_only = {int(refuse)}")
+    """Let the open file refuse writes, as a disk that fails does."""
+
+    def fail(*_, **__):
+        raise sqlite3.OperationalError("disk I/O error")
+
+    database = outbox.saver._database
+    database.save = fail if refuse else type(database).save.__get__(database)
 
 
 def test_error_that_quotes_a_lone_surrogate_is_saved(kit):
