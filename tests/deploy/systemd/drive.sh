@@ -55,7 +55,7 @@ cp "$config" /run/good.toml
 fact reload "$(status_of systemctl reload "$name")"
 sed -i '1i pol_interval = 1' "$config"
 fact reload_of_a_wrong_file "$(status_of systemctl reload "$name")"
-fact wrong_file_is_named "$(within 5 said 'Unknown key `pol_interval`')"
+fact wrong_file_is_named "$(within 5 said 'pol_interval')"
 fact active_after_a_wrong_file "$(systemctl is-active "$name")"
 
 mkdir -p "$drop_ins"
