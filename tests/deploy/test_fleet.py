@@ -198,7 +198,7 @@ def test_the_real_installer_installs_keeps_the_old_version_at_a_failed_update_an
     assert refused.returncode == 1
     assert "This version refuses config.toml. Nothing was changed" in refused.stderr
     assert (link.readlink(), "stdout" in config.read_text()) == (first, True)
-    state = root / f"var/lib/{NAME}/outbox.db"
+    state = root / f"var/lib/{NAME}/outbox-1.db"
     state.parent.mkdir(parents=True)
     state.write_text("not delivered yet")
     assert run("remove").returncode == 0
