@@ -15,7 +15,7 @@ import re
 import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -313,9 +313,9 @@ class Database:
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         database = cls(path)
         try:
-            database._connection.executescript(_SCHEMA)
-            complete = {"complete": MetaRow(key="complete", value="1")}
-            database.save(changes, first={"meta": complete})
+            database._connection.executescript(f"BEGIN; {_SCHEMA} COMMIT;")
+            changes.tables.setdefault("meta", {})["complete"] = MetaRow(key="complete", value="1")
+            database.save(changes)
             _sync_directory(directory)
         except BaseException:
             database.close()
@@ -324,24 +324,27 @@ class Database:
             raise
         return database
 
-    def save(self, changes: Changes, *, first: dict[str, dict[Any, Any]] | None = None) -> None:
-        """Write *changes* in one transaction."""
-        execute = self._connection.execute
-        execute("BEGIN IMMEDIATE")
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
         try:
-            for tables in (first or {}, changes.tables):
-                for name, rows in tables.items():
-                    if rows:
-                        self._write(name, rows)
-            if changes.history:
-                history = [(sequence,) for sequence in sorted(changes.history)]
-                self._connection.executemany("UPDATE records SET is_history = 1 WHERE sequence = ?", history)
-            execute("COMMIT")
+            yield
+            self._connection.execute("COMMIT")
         except BaseException:
             with suppress(sqlite3.Error):
                 if self._connection.in_transaction:
-                    execute("ROLLBACK")
+                    self._connection.execute("ROLLBACK")
             raise
+
+    def save(self, changes: Changes) -> None:
+        """Write *changes* in one transaction."""
+        with self._transaction():
+            for name, rows in changes.tables.items():
+                if rows:
+                    self._write(name, rows)
+            if changes.history:
+                history = [(sequence,) for sequence in sorted(changes.history)]
+                self._connection.executemany("UPDATE records SET is_history = 1 WHERE sequence = ?", history)
 
     def _write(self, name: str, rows: dict[Any, Any]) -> None:
         spec = _SPECS[name]
@@ -359,17 +362,10 @@ class Database:
         query = "SELECT sequence, observed_at FROM records WHERE is_history = 1 ORDER BY sequence LIMIT ?"
         found = self._connection.execute(query, (limit,)).fetchall()
         chosen = [(sequence,) for sequence, observed_at in found if before is None or observed_at < before]
-        if not chosen:
-            return 0
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            self._connection.executemany("DELETE FROM deliveries WHERE sequence = ?", chosen)
-            self._connection.executemany("DELETE FROM records WHERE sequence = ?", chosen)
-            self._connection.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):
-                self._connection.execute("ROLLBACK")
-            raise
+        if chosen:
+            with self._transaction():
+                self._connection.executemany("DELETE FROM deliveries WHERE sequence = ?", chosen)
+                self._connection.executemany("DELETE FROM records WHERE sequence = ?", chosen)
         return len(chosen)
 
     def checkpoint(self) -> None:

@@ -25,7 +25,6 @@ from typing import Concatenate, ParamSpec, TypeVar
 import msgspec
 
 from bridge.clock import REAL_CLOCK, AgeClock, Clock, format_time, parse_time
-from bridge.errors import OutboxReadOnly
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity, encode
 from bridge.events.record import Transition, TransitionRecord
 from bridge.events.stream import new_stream_id
@@ -56,7 +55,6 @@ T = TypeVar("T")
 DUE_SECONDS = 0.5
 #: Imported rows have negative sequences, because they are older than all others.
 _FIRST = -(2**62)
-_BEHIND_MESSAGE = "The outbox is not saved ({reason}), so nothing is approved. Free the disk or make it writable."
 
 
 class Outbox:
@@ -144,7 +142,7 @@ class Outbox:
             self._vm = stored.vm
         if loaded.is_damaged:
             self._report_damage(loaded)
-        self._touch()
+        self._state.version += 1
 
     def _is_own(self, stored: StoredState) -> bool:
         vm_id = None if stored.vm is None else stored.vm.vm_id
@@ -178,7 +176,7 @@ class Outbox:
         with self._lock:
             before = self._state.next_sequence
             yield self._state
-            self._touch()
+            self._state.version += 1
             has_new = self._state.next_sequence > before
             if has_new:
                 arrival = (self._state.next_sequence - 1, self._state.version, self._clock.monotonic())
@@ -187,9 +185,6 @@ class Outbox:
         self.saver.wake(soon=soon)
         if has_new:
             self.on_due()
-
-    def _touch(self) -> None:
-        self._state.version += 1
 
     def _limit_memory(self) -> None:
         excess = self._state.needed_bytes - self.max_pending_bytes
@@ -221,11 +216,6 @@ class Outbox:
             before, self._notified_through = self._notified_through, self._advance_due()
         if self._notified_through != before:  # a worker may have advanced it already, for all of them
             self.on_due()
-
-    def require_saved(self) -> None:
-        """Raise OutboxReadOnly while the file is behind."""
-        if self.is_behind:
-            raise OutboxReadOnly(_BEHIND_MESSAGE.format(reason=(self.saver.behind_reason or "").rstrip(".")))
 
     # Identity.
 
@@ -320,10 +310,7 @@ class Outbox:
             new = [event for event in document.events if event.is_urgent and event not in self._urgent]
             self._urgent += new
             context = msgspec.structs.replace(self._context(), is_waiting=False)
-            incarnation = document.incarnation
-            return records.append(
-                state, [records.of_urgent(event, now=now, incarnation=incarnation) for event in new], context
-            )
+            return records.append(state, [records.of_urgent(event, document, now) for event in new], context)
 
     def append_heartbeat(self, *, incarnation: Incarnation) -> list[TransitionRecord]:
         """Add a heartbeat for the sinks that request heartbeats."""

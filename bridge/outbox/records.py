@@ -137,13 +137,13 @@ def of_outcome(
     )
 
 
-def of_urgent(event: ScheduledEvent, *, now: datetime, incarnation: Incarnation) -> NewRecord:
-    """Return the record of an urgent event that is recorded before the identity of this VM is confirmed."""
+def of_urgent(event: ScheduledEvent, document: Document, now: datetime) -> NewRecord:
+    """Return the record of an urgent event of *document* that does not wait for the identity of this VM."""
     return NewRecord(
         transition=_BY_STATUS.get(event.event_status, Transition.UPDATED),
         event=event,
         observed_at=now,
-        incarnation=incarnation,
+        incarnation=document.incarnation,
         previous_incarnation=None,
         active_event_ids=None,
     )

@@ -7,9 +7,11 @@ import doc_pages
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from bridge.system.access_tokens import DocumentRefusal
+
+pytest.importorskip("starlette", reason="the extra [portal] is not installed")
 from bridge.portal.authentication import AuthenticationFailure
 from bridge.portal.metrics import PortalMetrics
-from bridge.system.access_tokens import DocumentRefusal
 
 pytestmark = pytest.mark.deploy
 
