@@ -128,7 +128,7 @@ fact mounts_without_the_sandbox \
   "$([[ $(namespace_of "$(property MainPID)") == "$(namespace_of 1)" ]] && echo "those of the host" || echo "its own")"
 rm "$drop_ins/command-sink.conf"
 fact start_without_it_again "$(status_of apply)"
-fact state_belongs_to_the_user_again "$(stat -c %U /var/lib/$name/outbox.db)"
+fact state_belongs_to_the_user_again "$(stat -c %U /var/lib/$name/outbox-1.db)"
 
 fact stop "$(status_of systemctl stop "$name")"
 fact stop_result "$(property Result) $(property ExecMainStatus)"
