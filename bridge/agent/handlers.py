@@ -209,16 +209,7 @@ def _status(
         others = tuple(path for path in generations(directory).values() if path != file)
     return StatusAnswer(
         readiness=readiness,
-        stream_id=snapshot.stream_id,
-        vm=snapshot.vm,
-        document=snapshot.document,
-        last_good_at=snapshot.last_good_at,
-        newest_record_at=snapshot.newest_record_at,
-        totals=snapshot.totals,
-        last_errors=snapshot.last_errors,
-        last_transitions=snapshot.last_transitions,
-        decisions=snapshot.approvals.decisions,
-        approvals=tuple(snapshot.approvals.approvals.values()),
+        **{name: getattr(snapshot, name) for name in Snapshot.__struct_fields__},
         ages_now=ages_now,
         file=None if file is None else file.name,
         older_files=tuple(path.name for path in others),

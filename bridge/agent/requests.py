@@ -14,11 +14,10 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from bridge.clock import parse_time
-from bridge.events.event import Document, VmIdentity
 from bridge.events.record import TransitionRecord
 from bridge.health.readiness import Readiness
-from bridge.outbox.deliveries import LastError, OutboxTotals
-from bridge.outbox.rows import DeliveryState, PendingApproval, StoredDecision
+from bridge.outbox.deliveries import Snapshot
+from bridge.outbox.rows import DeliveryState, StoredDecision
 
 A = TypeVar("A")
 
@@ -35,21 +34,11 @@ class Ping(Request[Pong], frozen=True, kw_only=True, tag="ping"):
     """Find out whether an agent runs."""
 
 
-class StatusAnswer(msgspec.Struct, frozen=True, kw_only=True):
+class StatusAnswer(Snapshot, frozen=True, kw_only=True):
     """Everything that `status` shows, from one moment."""
 
     readiness: Readiness | None
     """None without an agent."""
-    stream_id: str
-    vm: VmIdentity | None
-    document: Document | None
-    last_good_at: str | None
-    newest_record_at: float | None
-    totals: OutboxTotals
-    last_errors: dict[str, LastError]
-    last_transitions: dict[str, TransitionRecord]
-    decisions: tuple[StoredDecision, ...]
-    approvals: tuple[PendingApproval, ...]
     ages_now: float | None
     """The time by which records age; None without an agent."""
     file: str | None

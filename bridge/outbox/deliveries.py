@@ -11,20 +11,21 @@ from typing import Any
 
 import msgspec
 
-from bridge.events.event import Document, VmIdentity, decode_document
+from bridge.events.event import Document, VmIdentity
 from bridge.events.record import TransitionRecord
 from bridge.outbox import approvals
 from bridge.outbox.rows import (
     NEEDED,
-    ApprovalState,
     DecisionStage,
     Delivery,
     DeliveryState,
     EventRow,
+    PendingApproval,
     RecordRow,
     SinkRow,
+    StoredDecision,
 )
-from bridge.outbox.state import State
+from bridge.outbox.state import State, stored_state
 
 
 class DeliveryResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +49,7 @@ class OutboxTotals(msgspec.Struct, frozen=True, kw_only=True):
 def record_results(
     state: State, sink: str, results: Sequence[DeliveryResult], *, now: float, accepted_under: str | None = None
 ) -> None:
-    """Store *results*. A row that is no longer pending stays as it is.
+    """Store *results*, except for rows that are no longer pending.
 
     *accepted_under* is the digest of the configuration under which the destination accepted a record.
     """
@@ -59,8 +60,6 @@ def record_results(
         delivery = state.deliveries.rows.get((result.sequence, sink))
         if delivery is None or delivery.state is not DeliveryState.PENDING:
             continue
-        if result.state is DeliveryState.EXPIRED:
-            state.count_event_over(sink)
         # A sink may quote a response with lone surrogates, which cannot be stored.
         error = None if result.error is None else result.error.encode(errors="replace").decode()
         _change(state, delivery, result.state or DeliveryState.PENDING, now=now, error=error, attempts=1)
@@ -253,24 +252,27 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     """By sink, of its pending and parked records."""
     last_transitions: dict[str, TransitionRecord]
     """By event key, the newest record that Azure caused, of each active event."""
-    approvals: ApprovalState
+    decisions: tuple[StoredDecision, ...]
+    """The open decisions."""
+    approvals: tuple[PendingApproval, ...]
 
 
 def snapshot(state: State) -> Snapshot:
     """Return a snapshot for `status`."""
-    vm, document = state.get("vm"), state.get("document")
+    stored, decided = stored_state(state), approvals.read_state(state)
     active = [event for event in state.events.rows.values() if event.ended_at is None]
     last = {event.key: state.records.rows.get(event.last_state_sequence or 0) for event in active}
     return Snapshot(
-        stream_id=state.get("stream_id") or "",
-        vm=None if vm is None else msgspec.json.decode(vm, type=VmIdentity),
-        document=None if document is None else decode_document(document),
+        stream_id=stored.stream_id,
+        vm=stored.vm,
+        document=stored.document,
         last_good_at=state.get("last_good_at"),
         newest_record_at=max((row.observed_at for row in state.records.rows.values()), default=None),
         totals=totals(state),
         last_errors={name: error for name in state.queues if (error := _last_error(state, name)) is not None},
         last_transitions={key: row.record for key, row in last.items() if row is not None},
-        approvals=approvals.read_state(state),
+        decisions=decided.decisions,
+        approvals=tuple(decided.approvals.values()),
     )
 
 
