@@ -76,32 +76,28 @@ def silent(_peer: SlowPeer, connection: socket.socket, _: int) -> None:
         pass
 
 
-def drip_header(peer: SlowPeer, connection: socket.socket, _: int) -> None:
+def _drip(peer: SlowPeer, connection: socket.socket, head: bytes, piece: bytes) -> None:
+    """Send *head*, and then *piece* again and again until the peer stops."""
     peer.read_request(connection)
-    connection.sendall(b"HTTP/1.1 200 OK\r\nX-Long: ")
+    connection.sendall(head)
     while not peer.stop.wait(0.05):
-        connection.sendall(b"x")
+        connection.sendall(piece)
+
+
+def drip_header(peer: SlowPeer, connection: socket.socket, _: int) -> None:
+    _drip(peer, connection, b"HTTP/1.1 200 OK\r\nX-Long: ", b"x")
 
 
 def drip_body(peer: SlowPeer, connection: socket.socket, _: int) -> None:
-    peer.read_request(connection)
-    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
-    while not peer.stop.wait(0.05):
-        connection.sendall(b"x")
+    _drip(peer, connection, b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n", b"x")
 
 
 def drip_body_until_close(peer: SlowPeer, connection: socket.socket, _: int) -> None:
-    peer.read_request(connection)
-    connection.sendall(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
-    while not peer.stop.wait(0.05):
-        connection.sendall(b"x")
+    _drip(peer, connection, b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n", b"x")
 
 
 def drip_chunks(peer: SlowPeer, connection: socket.socket, _: int) -> None:
-    peer.read_request(connection)
-    connection.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-    while not peer.stop.wait(0.05):
-        connection.sendall(b"1\r\nx\r\n")
+    _drip(peer, connection, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n")
 
 
 def hear_and_say_nothing(peer: SlowPeer, connection: socket.socket, number: int) -> None:
