@@ -242,7 +242,7 @@ class Submitter:
     ) -> list[Sequence[PendingApproval]]:
         """Post *approvals* in one request, and add the outcomes to *result*.
 
-        Return the approvals to post again, each in a request of its own, if one of them may be why Azure refused all.
+        Return the approvals to post again, each in a separate request, if one of them may be why Azure refused all.
         """
         try:
             status = self._imds.start_requests([each.event_id for each in approvals], incarnation=incarnation)

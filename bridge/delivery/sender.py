@@ -1,6 +1,6 @@
 """Calls a sink with a deadline that holds even if the SDK of the sink hangs.
 
-A sink lives on a thread of its own, and the work that uses the sink runs on this thread, so a send needs no hand-over
+Each sink has its own thread, and the work that uses the sink runs on this thread, so a send needs no hand-over
 between threads. The thread that starts the work watches the calls into the sink. At the deadline of a call, the
 watching thread abandons the sink's thread. An abandoned thread ends as soon as its call returns, and its work changes
 nothing more. The sink is closed on a third thread, and the next work gets a new instance. Threads that never return are

@@ -230,7 +230,7 @@ class Outbox:
             self._is_waiting = True
 
     def stop_waiting(self, vm: VmIdentity | None = None) -> None:
-        """Route the records that wait, with the identity as far as it is known."""
+        """Route the records that wait, with the known part of the identity."""
         with self._change() as state:
             self._vm = vm or self._vm
             self._is_waiting = False

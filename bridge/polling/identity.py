@@ -74,7 +74,7 @@ class IdentityResolver:
         self.is_waiting = False
         """Whether records wait for the identity."""
         self.vm = VmIdentity().with_overrides(configured)
-        """The identity as far as it is known."""
+        """The known part of the identity."""
 
     @property
     def os_disk_is_ephemeral(self) -> bool | None:
@@ -167,7 +167,7 @@ class IdentityResolver:
                 self._stop_waiting()
 
     def _end_wait_in_time(self) -> None:
-        """End the wait on a thread of its own, because a request may hang for longer."""
+        """End the wait on a separate thread, because a request may hang for longer."""
         while self.is_waiting and not self._stop.wait(_TICK_SECONDS):
             if self._clock.monotonic() >= self._wait_until:
                 self._stop_waiting()

@@ -86,7 +86,7 @@ def _secret_urls(values: Mapping[str, Any]) -> Iterator[str]:
         if f"{name}_file" in values and isinstance(value, str) and has_secret(value):
             yield (
                 f"{name} seems to contain a secret. Every user who can read the configuration can use it. "
-                f"Write the URL to a file of its own, and name that file with {name}_file instead."
+                f"Write the URL to a separate file, and name that file with {name}_file instead."
             )
 
 
