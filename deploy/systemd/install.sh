@@ -1,40 +1,41 @@
 #!/bin/sh
-# Installs or upgrades the agent as a systemd service, or takes it away. Run it again as often as you like.
+# Install, upgrade, or remove the agent as a systemd service. You can run this script again at any time.
 #
-#   install.sh [OPTIONS]                   from the archive that this file came in: no index, every file by its hash
-#   install.sh [OPTIONS] WHEEL|CHECKOUT    with the libraries of this day from an index, by pip's own settings
+#   install.sh [OPTIONS]                   install from the unpacked archive, without a package index; checks hashes
+#   install.sh [OPTIONS] WHEEL|CHECKOUT    install with the current libraries of a package index (pip's settings apply)
 #   install.sh --uninstall [--purge] [--root DIR]
 #
-#   --config FILE      use this configuration; it replaces the one that is there
-#   --extras A,B       apprise, template, websocket; remembered at an upgrade, and `--extras none` forgets them
-#   --no-start         start and restart nothing: the user, the configuration and the unit are there for your secrets
-#   --wait SECONDS     how long it may take until /readyz says ready (180; the first poll alone may take 150)
-#   --python PYTHON    where the service will find it: 3.10 or newer (the first that fits of python3, python3.13 ...)
-#   --root DIR         put everything below DIR and start nothing: for building an image
-#   --uninstall        take the program, the unit and the command away; the configuration and the state stay
-#   --purge            with it: the configuration, the state (what was not delivered too), drop-ins and the user
+#   --config FILE      install this configuration, and replace an existing one
+#   --extras A,B       apprise, template, websocket. An upgrade keeps the extras. `--extras none` removes them
+#   --no-start         do not start or restart the service, for example to install secrets first
+#   --wait SECONDS     the time until /readyz must report ready (180; the first poll alone may take 150)
+#   --python PYTHON    the Python of the service, 3.10 or newer (default: the first match of python3, python3.13 ...)
+#   --root DIR         install below DIR and start nothing, to build an image
+#   --uninstall        remove the program, the unit, and the command; keep the configuration and the state
+#   --purge            with --uninstall: also remove the configuration, the state (with undelivered records), drop-ins,
+#                      and the user
 #
-# A VM is never left worse than before. The new version is tried as the service's user before anything is changed: every
-# library is loaded, and the configuration is checked. If then the service does not start, or /readyz does not say ready
-# in time, the version, unit and configuration of before are put back and started, and the exit code is 1.
+# An upgrade never leaves a VM in a worse state. Before anything is changed, the service's user loads every library of
+# the new version and checks the configuration. If the service then does not start, or if /readyz does not report ready
+# in time, the script restores and starts the previous version, unit, and configuration, and exits with 1.
 #
-# Secrets before the first start: --no-start, then the secrets (the group is there now), then systemctl start.
-# A service that was disabled stays so, and is restarted only if it runs; a masked one is left alone.
+# To install secrets before the first start, use --no-start (this creates the group), install the secrets, and run
+# systemctl start. A disabled service stays disabled and is restarted only if it runs. A masked service is not changed.
 #
-# What it makes, all of it below DIR:
-#   /opt/scheduled-events-bridge/venvs/TIME      the program; the one before is kept
-#   /opt/scheduled-events-bridge/venv            a link to the one that counts, changed at once and last
-#   /usr/local/bin/scheduled-events-bridge       a link to the command; its manual and completions in /usr/local/share
-#   /etc/scheduled-events-bridge/config.toml     only if there is none, or with --config
-#   /etc/sysusers.d, /etc/systemd/system         the user and the unit, from systemd 254 on with a drop-in,
-#                                                10-restart-steps.conf; other drop-ins are left alone
-#   /var/lib/scheduled-events-bridge             the state, made by the service
+# Files, all below DIR:
+#   /opt/scheduled-events-bridge/venvs/TIME      the program; the previous version is kept
+#   /opt/scheduled-events-bridge/venv            a link to the current version, changed last
+#   /usr/local/bin/scheduled-events-bridge       a link to the command; manual page and completions in /usr/local/share
+#   /etc/scheduled-events-bridge/config.toml     written only if it does not exist, or with --config
+#   /etc/sysusers.d, /etc/systemd/system         the user and the unit; from systemd 254 on also the drop-in
+#                                                10-restart-steps.conf. Other drop-ins are not changed
+#   /var/lib/scheduled-events-bridge             the state directory
 #
-# Back to the version before, later:
+# To return to the previous version later:
 #   cd /opt/scheduled-events-bridge && ln -sfn venvs/TIME venv && systemctl restart scheduled-events-bridge
 #
-# RHEL 8 and 9 have an older python3: dnf install python3.12. Nobody has tried it under SELinux; begin with restorecon
-# -R /opt/scheduled-events-bridge, and restart.
+# RHEL 8 and 9 have an older python3: run dnf install python3.12. The script is not tested under SELinux. If SELinux
+# denies access, run restorecon -R /opt/scheduled-events-bridge and restart.
 set -eu
 umask 022
 
@@ -50,7 +51,7 @@ fail() {
 
 has_systemd() { [ -z "$root" ] && [ -d /run/systemd/system ]; }
 
-# ---- what is asked for ----------------------------------------------------------------------------------------------
+# ---- options --------------------------------------------------------------------------------------------------------
 
 root='' python='' extras=remembered source='' given='' start=yes wait=180 do=install purge=no
 while [ $# -gt 0 ]; do
@@ -62,32 +63,36 @@ while [ $# -gt 0 ]; do
       esac
       shift
       ;;
+    -h | --help)
+      sed -n '2,/^set -eu/{/^#/s/^# \{0,1\}//p;}' "$0"
+      exit
+      ;;
     --no-start) start=no ;;
     --uninstall) do=uninstall ;;
     --purge) purge=yes ;;
-    -*) fail 2 "There is no option $1; there are --config, --extras, --no-start, --wait, --python, --root, --uninstall and --purge." ;;
-    *) [ -z "$source" ] || fail 2 "One wheel or checkout, not also $1."; source=$1 ;;
+    -*) fail 2 "Unknown option $1. See --help." ;;
+    *) [ -z "$source" ] || fail 2 "Name only one wheel or checkout: $source or $1."; source=$1 ;;
   esac
   shift
 done
 case $wait in '' | *[!0-9]*) fail 2 "--wait needs whole seconds, not $wait." ;; esac
 if [ "$do" = uninstall ]; then
-  [ -z "$source$given" ] || fail 2 '--uninstall takes --purge and --root alone.'
+  [ -z "$source$given" ] || fail 2 '--uninstall accepts only --purge and --root.'
 else
-  [ "$purge" = no ] || fail 2 '--purge goes with --uninstall.'
+  [ "$purge" = no ] || fail 2 '--purge requires --uninstall.'
   case $source in
-    '') [ -f "$here/built-for" ] || fail 2 'Name the wheel or the checkout to install: this is no unpacked archive.' ;;
-    *.whl) [ -f "$source" ] || fail 2 "$source is no file." ;;
+    '') [ -f "$here/built-for" ] || fail 2 'Name the wheel or checkout to install: this script is not in an unpacked archive.' ;;
+    *.whl) [ -f "$source" ] || fail 2 "The file $source does not exist." ;;
     *) [ -f "$source/pyproject.toml" ] || fail 2 "$source is neither a wheel nor a checkout." ;;
   esac
   [ -z "$source" ] || source=$(cd "$(dirname "$source")" && pwd)/$(basename "$source")
-  [ -z "$given" ] || [ -f "$given" ] || fail 2 "$given is no file."
+  [ -z "$given" ] || [ -f "$given" ] || fail 2 "The file $given does not exist."
 fi
 if [ -n "$root" ]; then
   mkdir -p "$root"
   root=$(cd "$root" && pwd)
 elif [ "$(id -u)" -ne 0 ]; then
-  fail 1 'Only root can install the service; --root DIR needs no root.'
+  fail 1 'Only root can install the service. --root DIR works for every user.'
 fi
 
 opt=/opt/$name
@@ -98,19 +103,19 @@ steps=$unit.d/10-restart-steps.conf
 sysusers=$root/etc/sysusers.d/$name.conf
 command=$root/usr/local/bin/$name
 state=$root/var/lib/$name
-# The manual and what completes the command in a shell. A package of the distribution has its own, and a command.
+# The manual page and the shell completions. A .deb or .rpm installs them and the command itself.
 shared="man/man1/$name.1 bash-completion/completions/$name zsh/site-functions/_$name fish/vendor_completions.d/$name.fish"
 
-# ---- take it away ---------------------------------------------------------------------------------------------------
+# ---- uninstall ------------------------------------------------------------------------------------------------------
 
-is_mask() { [ "$(readlink "$1" || true)" = /dev/null ]; } # what systemctl mask puts in a unit's place
+is_mask() { [ "$(readlink "$1" || true)" = /dev/null ]; } # a masked unit is a link to /dev/null
 
-remove_shared() { # the command and what belongs to it in /usr/local
+remove_shared() { # the command, its manual page, and completions
   rm -f "$command"
   for file in $shared; do
     rm -f "$root/usr/local/share/$file"
     case $file in
-      man/*) ;; # the system's own directories
+      man/*) ;; # directories of the system
       *) (cd "$root/usr/local/share" && rmdir -p --ignore-fail-on-non-empty "${file%/*}") 2>/dev/null || true ;;
     esac
   done
@@ -127,13 +132,13 @@ uninstall() {
   rmdir "${sysusers%/*}" 2>/dev/null || true # not every system has it
   if [ "$purge" = yes ]; then
     rm -rf "$etc" "$unit" "$unit.d" "$root/run/$name"
-    # The state may be a disk of its own: that is emptied, and stays mounted.
+    # The directory may be a mount point. It is emptied and stays mounted.
     if [ -d "$state" ]; then
       find "$state" -mindepth 1 -delete
-      rmdir "$state" 2>/dev/null || say "$state is empty, and stays: something is mounted there"
+      rmdir "$state" 2>/dev/null || say "$state is empty and was kept, because a disk is mounted there"
     fi
     if grep -qs "^$name:" "$root/etc/passwd"; then
-      userdel ${root:+--prefix "$root"} "$name" 2>/dev/null || fail 1 "The user $name cannot be deleted: does a program still run as it?"
+      userdel ${root:+--prefix "$root"} "$name" 2>/dev/null || fail 1 "The user $name cannot be deleted. Stop its programs and try again."
     fi
   fi
   if has_systemd; then
@@ -141,9 +146,9 @@ uninstall() {
     systemctl reset-failed "$name.service" 2>/dev/null || true
   fi
   if [ "$purge" = yes ]; then
-    say 'Removed, with its configuration, its state and its user'
+    say 'Removed with its configuration, state, and user.'
   else
-    say "Removed. ${etc#"$root"} and ${state#"$root"} are kept, and the user $name; --purge takes them too"
+    say "Removed. ${etc#"$root"}, ${state#"$root"}, and the user $name were kept. --purge removes them."
   fi
 }
 
@@ -154,17 +159,17 @@ fi
 
 # ---- the interpreter ------------------------------------------------------------------------------------------------
 
-package='' machine='' pythons='' # what the archive says of itself; a package is deb or rpm
+package='' machine='' pythons='' # set by built-for; package is deb or rpm
 if [ -z "$source" ]; then
   # shellcheck source=/dev/null # written by deploy/artifact/build.py
   . "$here/built-for"
 fi
 
-fits() { # whether $1 is a Python of 3.10 or newer that makes venvs
+fits() { # whether $1 is Python 3.10 or newer and has venv
   "$1" -c 'import sys, venv; sys.exit(sys.version_info < (3, 10))' 2>/dev/null
 }
 
-has_libraries() { # whether the archive has them for the Python $1; an index has them for each
+has_libraries() { # whether the archive has libraries for the Python $1
   [ -n "$source" ] || case " $pythons " in *" $(minor_of "$1") "*) ;; *) return 1 ;; esac
 }
 
@@ -179,12 +184,12 @@ if [ -z "$python" ]; then
     fi
   done
 fi
-advice='Install one (Debian, Ubuntu: apt-get install python3; RHEL: dnf install python3.12), and name it if it is not
-python3: --python.'
-fits "$python" || fail 1 "$python is no Python of 3.10 or newer with venv. $advice"
+advice='Install one (Debian, Ubuntu: apt-get install python3; RHEL: dnf install python3.12). If it is not python3, name it
+with --python.'
+fits "$python" || fail 1 "$python is not Python 3.10 or newer with venv. $advice"
 [ -z "$source" ] || "$python" -c 'import ensurepip' 2>/dev/null ||
-  fail 1 "$python has no pip to put into a venv (Debian, Ubuntu: apt-get install python3-venv). The archive needs none."
-# The unit hides these places from the service, so a Python that lives there would start here and not there.
+  fail 1 "$python cannot create a venv with pip (Debian, Ubuntu: apt-get install python3-venv)."
+# The sandbox of the unit hides these directories, so a Python in one of them works here but not in the service.
 hidden=$("$python" -c '
 import os, sys, sysconfig
 for path in (getattr(sys, "_base_executable", sys.executable), sys.base_prefix, sysconfig.get_path("stdlib")):
@@ -193,27 +198,28 @@ for path in (getattr(sys, "_base_executable", sys.executable), sys.base_prefix, 
         print(path)
         break
 ')
-[ -z "$hidden" ] || fail 1 "$python lies in $hidden, which the service cannot see: its sandbox hides /root, /home, /run/user
-and /tmp. $advice"
+[ -z "$hidden" ] || fail 1 "$python is in $hidden, which the service cannot read: its sandbox hides /root, /home,
+/run/user, and /tmp. $advice"
 if [ -z "$source" ]; then
-  [ "$machine" = "$(uname -m)" ] || fail 1 "This archive is for $machine, and this machine is $(uname -m): take the other one."
+  [ "$machine" = "$(uname -m)" ] || fail 1 "This archive is for $machine, but this machine is $(uname -m)."
   has_libraries "$python" ||
-    fail 1 "$python is Python $(minor_of "$python"), and this archive has libraries for $pythons. $advice"
+    fail 1 "$python is Python $(minor_of "$python"), but this archive has libraries for $pythons. $advice"
 else
   "$python" -c 'import sys; sys.exit(sys.version_info >= (3, 14))' ||
-    say 'The agent has not been tested on a Python beyond 3.13. It may well work.' >&2
+    say 'The agent is tested with Python 3.10 to 3.13 only.' >&2
 fi
 
-# ---- the new version, beside the one that runs ----------------------------------------------------------------------
+# ---- the new version, next to the running one -----------------------------------------------------------------------
 
-# A venv knows its own path, so each version has a path of its own, and the one that runs keeps its files.
+# A venv contains its own path. Each version therefore has a separate path, and the running version keeps its files.
 new=$opt/venvs/$(date -u +%Y%m%dT%H%M%SZ)-$$
-before=$root$opt/before-$$ # what is put back when the new version does not work
+before=$root$opt/before-$$ # the backup that put_back restores
 in_place=no
+made_state=no
 mkdir -p "$root$opt/venvs"
 old=$(readlink "$root$opt/venv" || true)
 
-put_back() { # what was there before: version, configuration, unit
+put_back() { # restore the previous version, configuration, and unit
   for file in "$config" "$unit" "$steps" "$sysusers"; do
     if is_mask "$file"; then
       continue
@@ -233,21 +239,22 @@ put_back() { # what was there before: version, configuration, unit
   fi
 }
 
-undo() { # whatever ended this early
+undo() { # runs if the script ends early
   trap '' HUP INT TERM
   if [ "$in_place" = yes ]; then
     put_back
     ! has_systemd || systemctl daemon-reload
     if [ -z "$old" ]; then
       ! has_systemd || systemctl reset-failed "$name.service" 2>/dev/null || true
-      say 'install.sh: There was no version before, and nothing of this one runs.' >&2
+      say 'install.sh: The installation failed. Nothing of this version is running.' >&2
     elif ! has_systemd || [ "$start" = no ] || systemctl restart "$name.service"; then
-      say "install.sh: The version before was put back, with its unit and its configuration: $old" >&2
+      say "install.sh: The previous version was restored with its unit and configuration: $old" >&2
     else
-      say "install.sh: The version before was put back, and does not start either: $old" >&2
+      say "install.sh: The previous version was restored, but it does not start either: $old" >&2
     fi
   fi
   rm -rf "$root$new" "$before" "$config.new"
+  [ "$made_state" = no ] || rmdir "$state" 2>/dev/null || true
 }
 trap undo EXIT
 trap 'exit 1' HUP INT TERM
@@ -261,13 +268,13 @@ fi
 from_the_archive() {
   set -- --requirement "$here/requirements.txt"
   for extra in $(printf '%s' "$extras" | tr , ' '); do
-    [ -f "$here/requirements-$extra.txt" ] || fail 1 "The extra $extra is not here. There are apprise, template and websocket;
-apprise and websocket come in the archive $name-extras: unpack it over $here."
+    [ -f "$here/requirements-$extra.txt" ] || fail 1 "The extra $extra is not in $here. The extras are apprise, template, and
+websocket. For apprise and websocket, unpack the archive $name-extras over $here."
     set -- "$@" --requirement "$here/requirements-$extra.txt"
   done
   "$python" -m venv --without-pip "$root$new" || return 1
-  # pip runs from its wheel and is never installed. No setting of this machine reaches it. With .pyc, which the service
-  # could not write: without them it starts later and takes more memory.
+  # pip runs from its wheel, is not installed, and ignores the settings of this machine. The service cannot write .pyc
+  # files, and without them it starts later and uses more memory.
   for pip in "$here"/pip/pip-*.whl; do :; done
   PIP_CONFIG_FILE=/dev/null "$root$new/bin/python" -I "$pip/pip" --isolated install --quiet --no-input \
     --no-cache-dir --disable-pip-version-check --compile --no-deps --no-index --find-links "$here/wheels" \
@@ -279,33 +286,33 @@ from_an_index() {
   export PIP_NO_CACHE_DIR="${PIP_NO_CACHE_DIR:-1}"
   "$root$new/bin/python" -m pip install --quiet --no-input --disable-pip-version-check --compile \
     "$source${extras:+[$extras]}" || return 1
-  # What a run never needs.
+  # The service needs neither.
   "$root$new/bin/python" -m pip --disable-pip-version-check uninstall --quiet --yes setuptools pip
 }
 
 if [ -z "$source" ]; then into_the_tree=from_the_archive; else into_the_tree=from_an_index; fi
 ( "$into_the_tree" ) || fail 1 'The new version cannot be installed. Nothing was changed.'
 printf '%s\n' "$extras" >"$root$new/extras"
-if [ -n "$root" ]; then # what was built below DIR runs without it
+if [ -n "$root" ]; then # remove DIR from the paths in the scripts
   grep -rlIF --exclude='*.py' "$root$new" "$root$new/bin" "$root$new/pyvenv.cfg" | while IFS= read -r file; do
     sed -i "s|$root$new|$new|g" "$file"
   done
 fi
 
-# ---- tried as the service's user, before anything is changed --------------------------------------------------------
+# ---- a test as the service's user, before anything is changed -------------------------------------------------------
 
 mkdir -p "${sysusers%/*}" "${unit%/*}" "${command%/*}"
 user=''
-if [ "$(id -u)" -eq 0 ]; then # below a DIR of somebody else's, the image's own boot makes the user
+if [ "$(id -u)" -eq 0 ]; then # without root, the first boot of the image creates the user
   systemd-sysusers ${root:+"--root=$root"} - <"$here/$name.sysusers.conf"
   user=$name
 fi
-if has_systemd && [ -e "$unit" ]; then # a drop-in may have given it another user
+if has_systemd && [ -e "$unit" ]; then # a drop-in may set another user
   user=$(systemctl show --property User --value "$name.service" 2>/dev/null || true)
   user=${user:-$name}
 fi
 
-as_the_service() { # the new version's Python, with what the service has of its environment
+as_the_service() { # run the new version's Python with the environment of the service
   if [ -n "$user" ] && [ -z "$root" ]; then
     runuser -u "$user" -- env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin "STATE_DIRECTORY=$state" "$root$new/bin/python" -I "$@"
   else
@@ -316,28 +323,33 @@ as_the_service() { # the new version's Python, with what the service has of its 
 as_the_service - imports "$extras" <"$here/try_tree.py" >&2 ||
   fail 1 "The new version cannot be run${user:+ by the user $user}. Nothing was changed."
 
-# 0755, as the unit's ConfigurationDirectory= has it; what is secret in there gets a mode of its own.
+# 0755, as in the unit's ConfigurationDirectory=. Secrets in the directory have their own modes.
 mkdir -p "$etc"
+# The unit's StateDirectory= creates it at the start, which is too late for check-config.
+if [ -z "$root" ] && [ ! -e "$state" ]; then
+  install -d -m 0700 -o "$user" -g "$(id -gn "$user")" "$state"
+  made_state=yes
+fi
 wanted=$config
 if [ -n "$given" ] || [ ! -e "$config" ]; then
   install -m 0644 "${given:-$here/config.toml}" "$config.new"
   wanted=$config.new
 fi
-# 78 is what `run` would end with; it lives with 1, such as a secret that the image does not hold yet.
+# `run` would exit with 78. It works despite 1, for example if a secret is not installed yet.
 status=0
 as_the_service "$root$new/bin/$name" check-config --config "$wanted" >&2 || status=$?
 case $status in
   0 | 1) ;;
-  *) fail 1 "This version refuses ${given:-$config}. Nothing was changed: mend the file and install again." ;;
+  *) fail 1 "This version refuses ${given:-$config}. Nothing was changed. Fix the file and install again." ;;
 esac
 
-# ---- put into place -------------------------------------------------------------------------------------------------
+# ---- installation ---------------------------------------------------------------------------------------------------
 
-keep() { # a copy of file $1, to put back
+keep() { # back up the file $1
   is_mask "$1" || [ ! -e "$1" ] || cp -p "$1" "$before/${1##*/}"
 }
 
-# What somebody switched off stays off, as after an upgrade of any package.
+# A disabled service stays disabled, as with any package.
 enable=yes
 if is_mask "$unit"; then
   enable=no start=no
@@ -353,11 +365,11 @@ in_place=yes
 install -m 0644 "$here/$name.sysusers.conf" "$sysusers"
 is_mask "$unit" || install -m 0644 "$here/$name.service" "$unit"
 systemd=$(systemctl --version 2>/dev/null | sed -n '1s/^systemd \([0-9]*\).*/\1/p')
-if [ "${systemd:-0}" -ge 254 ]; then # an older one complains at each reload that it does not know these keys
+if [ "${systemd:-0}" -ge 254 ]; then # older versions log a warning about these keys at each reload
   mkdir -p "$unit.d"
   cat >"$steps" <<X
-# install.sh writes this anew; a drop-in whose name comes later counts more. An agent that ends again and again, as with a
-# wrong configuration, is started after 5 s, then later and later, up to 15 s: an eviction is announced 30 s before.
+# install.sh overwrites this file. To change it, add a drop-in with a later name. An agent that exits repeatedly, for
+# example because of a wrong configuration, starts after 5 s, and later after up to 15 s. An eviction has 30 s notice.
 [Service]
 RestartSteps=5
 RestartMaxDelaySec=15
@@ -367,9 +379,9 @@ ln -sfn "venvs/${new##*/}" "$root$opt/venv.new"
 mv -fT "$root$opt/venv.new" "$root$opt/venv"
 [ -n "$package" ] || ln -sfn "$opt/venv/bin/$name" "$command"
 
-# ---- started, and believed only when it says that it is ready -------------------------------------------------------
+# ---- start and readiness --------------------------------------------------------------------------------------------
 
-go_back() { # because $1; undo does it
+go_back() { # fail because of $1, so that undo restores the previous version
   journalctl --unit "$name.service" --lines 5 --no-pager --output cat >&2 2>/dev/null || true
   fail 1 "$1"
 }
@@ -379,24 +391,24 @@ if [ -n "$root" ]; then
   systemctl --root="$root" --quiet enable "$name.service"
 elif [ ! -d /run/systemd/system ]; then
   if [ "$enable" = yes ] && systemctl --root=/ --quiet enable "$name.service" 2>/dev/null; then
-    say 'systemd does not run here: the agent starts when this system boots'
+    say 'systemd is not running. The agent starts when this system boots.'
   else
-    say "systemd does not run here: enable and start $name.service yourself"
+    say "systemd is not running. Enable and start $name.service yourself."
   fi
 else
   systemctl daemon-reload
   [ "$enable" = no ] || systemctl --quiet enable "$name.service"
   if is_mask "$unit"; then
-    say "It is masked, and not started. After systemctl unmask $name install it again"
+    say "The service is masked and was not started. Run systemctl unmask $name and install again."
   elif [ "$start" = no ]; then
-    say "It is not started: systemctl restart $name"
+    say "The service was not started. To start it, run systemctl restart $name"
   else
     systemctl restart "$name.service" || go_back 'The new version does not start.'
     reasons=$("$root$new/bin/python" -I - ready "$wait" <"$here/try_tree.py" 2>&1) || status=$?
     if [ "$status" -ne 0 ] && [ -n "$old" ]; then
       go_back "The new version is not ready after $wait s: $reasons"
     elif [ "$status" -ne 0 ]; then
-      systemctl is-active --quiet "$name.service" || go_back "The new version does not go on running: $reasons"
+      systemctl is-active --quiet "$name.service" || go_back "The new version does not keep running: $reasons"
     fi
   fi
 fi
@@ -404,10 +416,10 @@ in_place=no
 trap - EXIT
 rm -rf "$before" "$config.new"
 if [ -n "$package" ]; then
-  remove_shared # of an archive that was installed before
+  remove_shared # files of an earlier installation from an archive
 elif [ -z "$source" ]; then
   for file in $shared; do
-    install -D -m 0644 "$here/share/$file" "$root/usr/local/share/$file" || true # the agent does without
+    install -D -m 0644 "$here/share/$file" "$root/usr/local/share/$file" || true # the agent works without these files
   done
 fi
 for venv in "$root$opt"/venvs/*; do
@@ -416,7 +428,7 @@ done
 
 say "Installed $("$root$new/bin/python" -I "$root$new/bin/$name" --version)"
 if [ -n "$old" ] && [ "$old" != "venvs/${new##*/}" ]; then
-  say "Back to the one before: ln -sfn $old $opt/venv && systemctl restart $name"
+  say "To return to the previous version: ln -sfn $old $opt/venv && systemctl restart $name"
 fi
-[ "$status" -eq 0 ] || [ -z "$package" ] || say "It runs, and is not ready after $wait s: $reasons"
-[ "$status" -eq 0 ] || [ -n "$package" ] || fail 1 "It runs, and is not ready after $wait s: $reasons"
+[ "$status" -eq 0 ] || [ -z "$package" ] || say "The service runs but is not ready after $wait s: $reasons"
+[ "$status" -eq 0 ] || [ -n "$package" ] || fail 1 "The service runs but is not ready after $wait s: $reasons"

@@ -264,7 +264,7 @@ def test_upgrade_that_fails_at_the_start_gives_way_to_the_version_before(facts, 
     assert facts[f"{fault}_exit"] == "1"
     assert facts[f"{fault}_version"] == "same"
     assert said in facts[f"{fault}_said"]
-    assert "The version before was put back" in facts[f"{fault}_said"]
+    assert "The previous version was restored" in facts[f"{fault}_said"]
 
 
 def test_unit_and_configuration_are_put_back_too_and_nothing_stays_of_what_failed(facts):

@@ -247,7 +247,7 @@ def test_upgrades_of_the_deb_under_load_lose_nothing_also_those_that_give_way(fa
     ("fault", "words"),
     [
         ("missing_library", "No module named 'requests'"),
-        ("hidden_interpreter", "python3 lies in /root/python/bin/python3, which the service cannot see"),
+        ("hidden_interpreter", "python3 is in /root/python/bin/python3, which the service cannot read"),
         ("refused_configuration", f"This version refuses /etc/{NAME}/config.toml. Nothing was changed"),
     ],
 )
@@ -260,7 +260,7 @@ def test_broken_upgrade_of_the_deb_is_refused_before_anything_is_changed(facts, 
 def test_upgrade_of_the_deb_that_does_not_start_gives_way_to_the_version_before(facts):
     assert (facts["does_not_start_exit"], facts["does_not_start_version"]) == ("1", "same")
     assert facts["does_not_start_runs"] == "yes"
-    assert "The version before was put back" in facts["does_not_start_said"]
+    assert "The previous version was restored" in facts["does_not_start_said"]
 
 
 def test_upgrade_of_the_deb_that_was_refused_is_configured_once_the_cause_is_mended(facts):

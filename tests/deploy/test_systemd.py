@@ -302,7 +302,7 @@ def test_python_that_the_sandbox_hides_is_refused(tree, service_python, tmp_path
     shutil.copy(service_python.resolve(), hidden)
     done = tree.install("--python", hidden)
     assert done.returncode == 1
-    assert f"{hidden} lies in {hidden}, which the service cannot see" in done.stderr
+    assert f"{hidden} is in {hidden}, which the service cannot read" in done.stderr
     assert (tree.versions, tree.link.resolve()) == (versions, linked)
 
 

@@ -122,21 +122,21 @@ def test_python_that_the_archive_has_libraries_for_is_taken_though_a_newer_one_c
     assert done.returncode == 0, done.stderr
     done, _ = on_this_machine(archive / "install.sh", "--python", newer, PATH=path)
     assert done.returncode == 1
-    assert f"{newer} is Python 3.14, and this archive has libraries for 3.10." in done.stderr
+    assert f"{newer} is Python 3.14, but this archive has libraries for 3.10." in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "Name the wheel or the checkout"),
-        (["--prefix", "/x"], "There is no option --prefix"),
+        ([], "Name the wheel or checkout"),
+        (["--prefix", "/x"], "Unknown option --prefix"),
         (["--root"], "--root needs a value"),
         (["--config"], "--config needs a value"),
-        (["--config", "nowhere.toml", str(Path(__file__).parents[2])], "nowhere.toml is no file"),
+        (["--config", "nowhere.toml", str(Path(__file__).parents[2])], "The file nowhere.toml does not exist"),
         (["--wait", "soon"], "--wait needs whole seconds, not soon"),
-        (["--purge"], "--purge goes with --uninstall"),
-        (["--uninstall", "nowhere"], "--uninstall takes --purge and --root alone"),
-        (["nowhere.whl"], "nowhere.whl is no file"),
+        (["--purge"], "--purge requires --uninstall"),
+        (["--uninstall", "nowhere"], "--uninstall accepts only --purge and --root"),
+        (["nowhere.whl"], "The file nowhere.whl does not exist"),
         (["nowhere"], "neither a wheel nor a checkout"),
     ],
 )
