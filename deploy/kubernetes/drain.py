@@ -249,20 +249,19 @@ def empty(node: Node, not_before: float | None, *, wait_seconds: float, is_urgen
 
 
 def is_still_affected(event_id: str, spared: frozenset[str]) -> bool:
-    """Return whether the agent knows another event of this VM for which the node is drained.
-
-    What it cannot tell counts as none: a node that stays cordoned for good is the greater harm.
-    """
+    """Return whether another active event affects this VM and needs a drain; raise Later if that is unknown."""
+    command = ["scheduled-events-bridge", "status", "--json"]
     try:
-        command = ["scheduled-events-bridge", "status", "--json"]
         done = subprocess.run(command, capture_output=True, timeout=STATUS_SECONDS, check=True)  # noqa: S603
         report = json.loads(done.stdout)
-        return not report["state"]["in_memory"] and any(
-            event["affects_this_vm"] and event["event_type"] not in spared and event["event_id"] != event_id
-            for event in report["events"]
-        )
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
-        return False
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise Later(f"The agent did not report its events: {error}") from None
+    if report["active_event_ids"] is None:
+        raise Later("The agent does not know all active events yet.")
+    return any(
+        event["affects_this_vm"] is not False and event["event_type"] not in spared and event["event_id"] != event_id
+        for event in report["events"]
+    )
 
 
 def read_options() -> argparse.Namespace:

@@ -92,6 +92,8 @@ def test_the_end_of_one_event_does_not_undrain_a_vm_while_another_one_runs(agent
 
     assert show(agent, imds, drained, freeze(2, "a", "Started"), until="drain") == ["drain"]
     assert show(agent, imds, drained, freeze(3, "b", "Started"), until="drain") == ["drain"]
+    imds.show(freeze(3, "b", "Started"), polls=8)  # the ending of "a" is confirmed after five
+    assert "undrain" not in drained()
     assert show(agent, imds, drained, freeze(4, "b", "Completed"), until="undrain") == ["undrain"]
     assert agent.stop() == 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -43,8 +44,8 @@ def in_pod(cluster):
 def drain(cluster, tmp_path):
     """Run the program for a record; return its exit code and the last line of standard error."""
 
-    def run(transition, *arguments, kind="Reboot", seconds=900.0, affects="true", events=(), **more):
-        tell_status(tmp_path, events)
+    def run(transition, *arguments, kind="Reboot", seconds=900.0, affects="true", events=(), is_known=True, **more):
+        tell_status(tmp_path, events, is_known=is_known)
         not_before = datetime.now(timezone.utc) + timedelta(seconds=seconds)
         env = {
             "PATH": f"{tmp_path}:/usr/bin:/bin",
@@ -64,12 +65,11 @@ def drain(cluster, tmp_path):
     return run
 
 
-def tell_status(directory, events):
+def tell_status(directory, events, *, is_known=True):
     """Have the agent's `status --json` answer with *events* of this VM, or fail for None."""
-    shown = ",".join(
-        f'{{"event_id": "{name}", "event_type": "{kind}", "affects_this_vm": true}}' for name, kind in events or ()
-    )
-    answer = f'echo \'{{"state": {{"in_memory": false}}, "events": [{shown}]}}\'' if events is not None else "exit 1"
+    shown = [{"event_id": name, "event_type": kind, "affects_this_vm": True} for name, kind in events or ()]
+    report = {"active_event_ids": [name for name, _ in events or ()] if is_known else None, "events": shown}
+    answer = f"echo '{json.dumps(report)}'" if events is not None else "exit 1"
     program = directory / "scheduled-events-bridge"
     program.write_text(f"#!/bin/sh\n{answer}\n")
     program.chmod(0o755)
@@ -267,9 +267,17 @@ def test_node_stays_cordoned_until_its_last_event_is_over(cluster, drain):
     assert cordoned_for(cluster) == (False, None)
 
 
-def test_node_does_not_stay_cordoned_where_the_agent_cannot_be_asked(cluster, drain):
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [({"events": None}, "did not report its events"), ({"is_known": False}, "does not know all active events")],
+    ids=["no response", "events unknown"],
+)
+def test_node_stays_cordoned_until_the_agent_knows_all_events(cluster, drain, status, reason):
     drain("scheduled")
-    assert drain("completed", events=None) == (0, "")
+    code, message = drain("completed", **status)
+    assert (code, reason in message) == (75, True)
+    assert cordoned_for(cluster) == (True, EVENT)
+    assert drain("completed") == (0, "")
     assert cordoned_for(cluster) == (False, None)
 
 
