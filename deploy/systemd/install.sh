@@ -403,8 +403,10 @@ else
   elif [ "$start" = no ]; then
     say "The service was not started. To start it, run systemctl restart $name"
   else
+    # A sink that is down before the upgrade is still down after it. Only new problems count.
+    "$root$new/bin/python" -I - reasons <"$here/try_tree.py" >"$before/reasons" 2>/dev/null || true
     systemctl restart "$name.service" || go_back 'The new version does not start.'
-    reasons=$("$root$new/bin/python" -I - ready "$wait" <"$here/try_tree.py" 2>&1) || status=$?
+    reasons=$("$root$new/bin/python" -I - ready "$wait" "$before/reasons" <"$here/try_tree.py" 2>&1) || status=$?
     if [ "$status" -ne 0 ] && [ -n "$old" ]; then
       go_back "The new version is not ready after $wait s: $reasons"
     elif [ "$status" -ne 0 ]; then

@@ -1,10 +1,12 @@
 # ruff: noqa: INP001
-"""Try an installed agent, for install.sh, which runs this by the Python of the tree that it is about to trust.
+"""Test an installed agent. install.sh runs this file with the Python of the tree that it tests.
 
-    PYTHON -I - imports EXTRAS    exit 1 unless every module and every compiled library of the tree can be loaded
-    PYTHON -I - ready SECONDS     exit 1 unless the running agent says within that time that it is ready
+    PYTHON -I - imports EXTRAS          exit 1 unless every module and compiled library of the tree can be loaded
+    PYTHON -I - reasons                 print why the running agent is not ready, one reason per line
+    PYTHON -I - ready SECONDS [FILE]    exit 1 unless the running agent is ready within SECONDS. Components that were
+                                        not ready according to FILE, the output of `reasons`, do not count
 
-It comes by standard input, so that the service's user need not be able to read where the installer lies.
+The program comes on standard input, because the service's user may not be able to read the installer's directory.
 """
 
 from __future__ import annotations
@@ -12,19 +14,21 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 import sysconfig
 import time
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 SERVICE = "scheduled-events-bridge.service"
-#: A program for people at a terminal, whose library may be left out, and the portal, which is no part of an agent.
+#: The agent does not need these modules, and their libraries may be missing.
 NOT_FOR_A_SERVICE = ("bridge.cli.demo_view", "bridge.cli.demo_portal", "bridge.__main__", "bridge.portal")
-#: One library that is missing is missed by nearly every module.
+#: Nearly every module fails if one library is missing.
 MOST_LINES = 5
-#: What the agent and its libraries load only where they use it, by extra; "" is for all.
+#: By extra, the modules that are imported only when they are used. "": for every agent.
 LOADED_LATE = {
     "": ("azure.eventhub", "azure.identity", "google.protobuf.message", "jwt", "opentelemetry.sdk.resources"),
     "apprise": ("apprise",),
@@ -34,7 +38,7 @@ LOADED_LATE = {
 
 
 def imports(extras: list[str]) -> list[str]:
-    """Return what cannot be loaded, a line each."""
+    """Return a line for each module that cannot be loaded."""
     names = ["bridge", "sinks"]
     for top in names[:]:
         names += [found.name for found in pkgutil.walk_packages([*importlib.import_module(top).__path__], f"{top}.")]
@@ -49,42 +53,71 @@ def imports(extras: list[str]) -> list[str]:
             continue
         try:
             importlib.import_module(name)
-        except Exception as error:  # noqa: BLE001  # whatever it is, this tree cannot run
+        except Exception as error:  # noqa: BLE001  # after any error, this tree cannot run
             wrong.append(f"{name} cannot be loaded: {type(error).__name__}: {error}")
     more = len(wrong) - MOST_LINES
     return wrong if more <= 0 else [*wrong[:MOST_LINES], f"{more} more cannot be loaded"]
 
 
-def ready(seconds: float) -> list[str]:
-    """Return why the agent is not ready after *seconds*; nothing once it is, or where it answers nobody."""
-    from bridge.config.loader import find_config, load  # noqa: PLC0415  # of the tree that is tried
-    from bridge.health.client import query_readyz  # noqa: PLC0415
+def reasons() -> list[str]:
+    """Return why the running agent is not ready."""
+    readiness = ask()[0]
+    return [] if readiness is None else [*readiness.reasons]
 
-    status = load(find_config(None, os.environ)).status
+
+def ready(seconds: float, before: list[str]) -> list[str]:
+    """Return why the agent is not ready after *seconds*. Components of the reasons *before* do not count.
+
+    A destination that refuses or is down before an upgrade must not prevent the upgrade.
+    """
+    excused = {component(reason) for reason in before}
     until = time.monotonic() + seconds
     while True:
-        answer = query_readyz(status)
-        if answer.url is None:  # nothing to ask: it started, and told systemd that it works
+        readiness, problem = ask()
+        if problem is None and readiness is None:  # no address to ask: the agent started and notified systemd
             return []
-        if answer.readiness is not None and answer.readiness.is_ready:
+        if readiness is not None and not {component(reason) for reason in readiness.reasons} - excused:
             return []
         if not runs():
-            return ["It does not go on running."]
+            return ["The service does not keep running."]
         if time.monotonic() >= until:
-            reasons = answer.readiness.reasons if answer.readiness else ()
-            return [*reasons] or [answer.problem or "It does not answer."]
+            return [problem] if readiness is None else [*readiness.reasons]
         time.sleep(0.25)
 
 
+def ask() -> tuple[Any, Any]:
+    """Return the readiness of the running agent and the problem of the request; both None without a status address."""
+    from bridge.config.loader import find_config, load  # noqa: PLC0415  # of the tested tree
+    from bridge.health.client import query_readyz  # noqa: PLC0415
+
+    answer = query_readyz(load(find_config(None, os.environ)).status)
+    return answer.readiness, answer.problem
+
+
+def component(reason: str) -> str:
+    """Return the sink or the service that *reason* is about, or the reason without its numbers."""
+    found = re.match(r"Sink \S+|.*\bIMDS\b", reason)
+    if found is None:
+        return re.sub(r"[0-9.]+", "", reason)
+    return "IMDS" if found[0].endswith("IMDS") else found[0]
+
+
 def runs() -> bool:
-    """Return whether systemd has the service running."""
+    """Return whether the service is running."""
     asked = ["systemctl", "is-active", "--quiet", SERVICE]
     return subprocess.run(asked, check=False).returncode == 0  # noqa: S603
 
 
 def main() -> int:
-    """Print what is wrong and return the exit code."""
-    wrong = imports(sys.argv[2].split(",")) if sys.argv[1] == "imports" else ready(float(sys.argv[2]))
+    """Print the result and return the exit code."""
+    command, *arguments = sys.argv[1:]
+    if command == "reasons":
+        sys.stdout.writelines(f"{reason}\n" for reason in reasons())
+        return 0
+    if command == "imports":
+        wrong = imports(arguments[0].split(","))
+    else:
+        wrong = ready(float(arguments[0]), Path(arguments[1]).read_text().splitlines() if arguments[1:] else [])
     for line in wrong:
         sys.stderr.write(f"{line}\n")
     return 1 if wrong else 0
