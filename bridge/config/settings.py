@@ -36,9 +36,7 @@ _HIGHEST_PORT = 65535
 
 
 def _endpoint(value: str) -> None:
-    if value == "auto":
-        return
-    wanted = '"auto" or a URL of scheme and host, such as "http://169.254.169.254"'
+    wanted = 'a URL of scheme and host, such as "http://169.254.169.254"'
     try:
         parts = urlsplit(value)
         usable = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
@@ -97,8 +95,7 @@ class ImdsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[imds]``: the Instance Metadata Service."""
 
     endpoint: Annotated[str, Check(_endpoint)] = "http://169.254.169.254"
-    """Scheme and host of the metadata service, or "auto" for a VM outside a virtual network: the address in DHCP option
-    245. Proxies of the environment are never used for it."""
+    """Scheme and host of the metadata service. The agent never uses a proxy for these requests."""
     api_version: Annotated[str, Check(_api_version)] = "2020-07-01"
     """The version of the Scheduled Events document to ask for; every one since 2017-03-01 is understood."""
     poll_interval_seconds: _PollInterval = 1.0
