@@ -253,7 +253,7 @@ def test_a_missing_key_file_refuses_and_is_picked_up_when_it_comes_and_dropped_w
 def test_a_pipe_in_place_of_a_key_does_not_hang(tmp_path):
     os.mkfifo(tmp_path / "key")
 
-    with pytest.raises(KeyUnusable, match=r"no plain file\. Put a public key in PEM there\."):
+    with pytest.raises(KeyUnusable, match=r"not a regular file\. Put a public key in PEM there\."):
         TrustedKey(kid="ops", approver="portal", public_key_file=tmp_path / "key").load()
 
 
