@@ -7,10 +7,9 @@ import sys
 import pytest
 
 from bridge.approval.signing import generate_key
-from bridge.cli.check_config.report import describe_approval
 from bridge.config.approval import KeySettings, RemoteSettings, RuleSettings
 from bridge.config.loader import read
-from bridge.config.trusted_keys import TrustedKey, unusable_keys
+from bridge.config.trusted_keys import TrustedKey
 from bridge.errors import ConfigurationError
 
 if sys.version_info >= (3, 11):
@@ -171,21 +170,6 @@ def test_a_portal_without_keys_is_refused():
     assert "is an empty list" in _mistakes(_remote("keys = []"))[0]
 
 
-def test_every_mistake_of_the_keys_is_said_at_once(keys):
-    tables = _key(keys[0]) + _key(keys[1]) + _key(keys[0], kid="again", approver="other") + _key(keys[1])
-    said = "\n".join(_mistakes(_remote(key_tables=tables)))
-    assert "kid 'ops-2026' occurs 3 times" in said
-    assert "kid 'again' and kid 'ops-2026' are the same key" in said
-
-
-@pytest.mark.parametrize(
-    ("name", "said"), [("no.pub", "no.pub of kid 'ops-2026' cannot be read"), ("a.key", "private")]
-)
-def test_a_file_without_a_public_key_is_no_mistake_of_the_configuration_and_counts_for_nothing(keys, name, said):
-    [why] = unusable_keys(_approval(_remote(key_tables=_key(keys[0].parent / name))).trusted_keys())
-    assert said in why
-
-
 def test_two_keys_of_one_approver_are_one_approver(keys):
     of_one = _key(keys[0]) + _key(keys[1], kid="ops-2027")
     of_two = _key(keys[0]) + _key(keys[1], kid="ops-2027", approver="night shift")
@@ -198,17 +182,3 @@ def test_a_client_key_with_a_passphrase_is_refused(keys, tmp_path):
     encrypted.write_text("-----BEGIN ENCRYPTED PRIVATE KEY-----\n-----END ENCRYPTED PRIVATE KEY-----\n")
     [said] = _mistakes(_remote(f"client_cert_file = '{encrypted}'", key_tables=_key(keys[0])))
     assert "is encrypted" in said
-
-
-def test_check_config_warns_of_a_rule_that_approves_everything():
-    described = describe_approval(
-        _approval(_rule() + _rule('event_sources = ["User"]', name="mine") + _rule(name="hold", action="hold"))
-    )
-    assert ["WARNING" in line for line in described] == [False, True, False, False]
-
-
-def test_check_config_says_who_must_approve(keys):
-    described = describe_approval(_approval("[approval]\ndry_run = true\n" + _remote(key_tables=_key(keys[0]))))
-    assert "dry_run: the agent never posts an approval." in described[0]
-    assert described[1] == "Portal https://portal.example.net/api/v1: 1 of portal must approve."
-    assert describe_approval(None) == ["Approvals: none. The agent never posts an approval."]

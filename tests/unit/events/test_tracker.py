@@ -155,13 +155,6 @@ def test_an_absence_does_not_confirm_a_step_back_or_the_reverse():
     assert started().feed(back, back, back, GONE, GONE, GONE, GONE) == []
 
 
-def test_an_event_that_was_started_before_a_restart_completes():
-    agent = started()
-    agent.feed(*[document(event())] * 5)
-    agent.restart()
-    assert agent.feed(*[document(event())] * 2, *[GONE] * 5, start=6) == [(12, "completed", "observed")]
-
-
 # Repeated updates.
 
 
@@ -176,13 +169,6 @@ def test_an_update_that_repeats_an_earlier_one_needs_five_responses():
     assert agent.feed(*[two] * 4, start=4) == []
     assert agent.tracker.document == one
     assert agent.feed(two, start=8) == [(8, "updated", "observed")]
-
-
-def test_fields_that_alternate_produce_two_updates_in_all():
-    one, two = document(event(description="1")), document(event(description="2"))
-    agent = Agent(document())
-    assert len(agent.feed(*[one, two] * 300)) == 3
-    assert agent.writes == 3
 
 
 # Five minutes.
