@@ -34,7 +34,7 @@ from bridge.outbox import records
 from bridge.outbox.lock import DirectoryLock, prepare_directory
 from bridge.outbox.outbox import Outbox
 from bridge.system.boot import boot_id
-from bridge.system.ephemeral_disk import EphemeralDiskWatch
+from bridge.system.ephemeral_disk import warn_if_ephemeral
 from bridge.system.systemd import SystemdNotifier
 from bridge.system.threads import LoopWatch
 
@@ -160,12 +160,7 @@ class Agent:
         return not stop()
 
     def _start_periodic_tasks(self) -> None:
-        disk = EphemeralDiskWatch(
-            self._directory,
-            os_disk_is_ephemeral=lambda: self.parts.identity.os_disk_is_ephemeral,
-            show=lambda is_ephemeral: self.metrics.state_is_ephemeral(is_ephemeral=is_ephemeral),
-        )
-        self.periodic.every(_TEND_SECONDS, disk.check, now=True)
+        self.metrics.state_is_ephemeral(is_ephemeral=warn_if_ephemeral(self._directory))
         self.periodic.every(_TEND_SECONDS, self.parts.approvals.check_files)
         self.periodic.every(_TEND_SECONDS, self.parts.start_workers)
         self.periodic.every(lambda: self._settings.heartbeat.interval_seconds, self.parts.send_heartbeat, now=True)

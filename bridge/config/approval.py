@@ -1,23 +1,21 @@
 """The ``[approval]`` table: frozen values with their defaults, and the rule for each.
 
-The text under a field is the reference of that setting, as in `bridge.config.settings`. A rule that can never match,
-two names for one key and a portal without a signer are mistakes: with each, approvals would only seem to work. What
-needs no file is checked when a value is made. A key whose file is gone or holds none is no mistake: the agent starts,
-says so, and its decisions do not count.
+The text under a field is the reference of this setting, as in `bridge.config.settings`. A table that only seems to
+approve is a mistake: a rule that never matches, two names for one key, and a portal without a signer. A missing key
+file is not a mistake: the agent starts and reports the file, and decisions with this key do not count.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
 from bridge.config.mistakes import Problems
-from bridge.config.toml import Check, check_name, convert
+from bridge.config.toml import Check, check_name, check_url, convert
 from bridge.config.trusted_keys import TrustedKey, key_mistakes
 from bridge.events.event import check_event_source, check_event_type
 from bridge.http.failures import is_loopback
@@ -30,179 +28,161 @@ _LONGEST_COMMAND_SECONDS = 86_400
 
 def _portal_url(value: str) -> None:
     wanted = '"https://host/path" without user, query and fragment'
-    try:
-        parts = urlsplit(value)
-        usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable or "@" in parts.netloc or "?" in value or "#" in value:
-        raise ValueError(wanted)
-    if not (value.isascii() and value.isprintable()) or any(map(str.isspace, value)):
+    parts = check_url(value, wanted)
+    if not value.isascii():
         raise ValueError(wanted)
     if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-        raise ValueError(wanted, " Plain http goes to a loopback address only: anybody on the way could withhold.")
+        raise ValueError(wanted, " Use plain http only for a loopback address.")
 
 
-def _command_mistakes(command: tuple[str, ...] | None) -> Iterator[str]:
-    """Yield what keeps *command*, a program and its arguments, from ever being run."""
-    if any("\0" in text for text in command or ()):
-        yield "command cannot hold a NUL character."
-    program = command[0] if command else ""
-    if os.path.dirname(program) and not os.path.isabs(program):  # noqa: PTH117, PTH120 - Path drops a leading ./
-        yield f"command names {program!r}; write its whole path, or a bare name to be found in PATH."
+def _program(command: tuple[str, ...]) -> None:
+    if os.path.dirname(command[0]) and not os.path.isabs(command[0]):  # noqa: PTH117, PTH120 - Path drops a leading ./
+        raise ValueError("a program with its absolute path, or a name in PATH, followed by its arguments")
 
 
 _Bound = Annotated[float, Meta(ge=0, le=_LONGEST_SECONDS)]
 _Text = Annotated[str, Meta(min_length=1)]
 _NotEmpty = Meta(min_length=1)
+_Command = Annotated[tuple[_Text, ...], _NotEmpty, Check(_program)]
 
 
 class RuleSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One ``[[approval.rules]]`` table: which events, and what is done about them."""
+    """One ``[[approval.rules]]`` table: a filter for events, and the action."""
 
     name: Annotated[str, Check(check_name)]
-    """What logs and records call it (`rule:NAME`); every rule needs a name of its own."""
+    """The unique name of the rule in logs and records (`rule:NAME`)."""
     event_types: Annotated[tuple[Annotated[str, Check(check_event_type)], ...], _NotEmpty] | None = None
-    """Only events of these types, spelt as Azure does. Default: any."""
+    """Only events of these types, in Azure's spelling. Default: any."""
     event_sources: Annotated[tuple[Annotated[str, Check(check_event_source)], ...], _NotEmpty] | None = None
     """Only events of these sources, Platform or User. Default: any."""
     min_duration_seconds: _Bound | None = None
-    """Only events that are expected to last at least so many seconds; an unknown duration never matches a bound."""
+    """Only events with at least this expected duration in seconds. An unknown duration never matches a bound."""
     max_duration_seconds: _Bound | None = None
-    """Only events that are expected to last at most so many seconds; an unknown duration never matches a bound."""
+    """Only events with at most this expected duration in seconds. An unknown duration never matches a bound."""
     resources: Literal["only_me", "includes_me", "any"] = "includes_me"
-    """only_me: this VM alone is affected. includes_me: this VM is. any: also events of other VMs."""
+    """only_me: only this VM is affected. includes_me: this VM is affected. any: also events of other VMs."""
     action: Literal["approve", "hold"]
-    """approve: consent for every VM of the event. hold: no rule further down, and none of this VM, approves it."""
+    """approve: consent for every VM of the event. hold: this VM does not approve the event by any later rule."""
     act: Literal["leader", "each"] = "leader"
-    """leader: the first VM in Resources acts, the others only if it does not. each: every VM acts at once."""
-    command: Annotated[tuple[_Text, ...], _NotEmpty] | None = None
-    """A program and its arguments that must exit 0 first, such as a drain; no shell reads them."""
+    """leader: the first VM in Resources acts, and the other VMs act only if it does not. each: every VM acts."""
+    command: _Command | None = None
+    """A program and its arguments that must exit with 0 first, such as a drain. No shell is used."""
     command_timeout_seconds: Annotated[float, Meta(gt=0, le=_LONGEST_COMMAND_SECONDS)] = 600.0
-    """The command is killed, and nothing approved, after so many seconds; at most a day."""
+    """Time limit of the command in seconds, at most a day. Then the command is killed and nothing is approved."""
     command_covers_all: bool = False
-    """true: the command prepares every VM of the event, so the rule may match events that name other VMs too."""
+    """true: the command prepares every VM of the event, so the rule also matches events that name other VMs."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError with everything that could not be meant."""
+        """Raise ValueError if the bounds exclude every event."""
         low, high = self.min_duration_seconds, self.max_duration_seconds
-        mistakes = []
         if low is not None and high is not None and low > high:
-            mistakes.append(
-                f"min_duration_seconds {low:g} is above max_duration_seconds {high:g}; no event would match."
+            raise ValueError(
+                f"min_duration_seconds {low:g} is above max_duration_seconds {high:g}, so no event matches."
             )
-        if self.command is not None and self.action == "hold":
-            mistakes.append('command runs before an approval, and action = "hold" gives none. Take one of them out.')
-        if self.command is None and self.command_covers_all:
-            mistakes.append("command_covers_all says what a command does, and there is none. Take it out.")
-        mistakes += _command_mistakes(self.command)
-        if mistakes:
-            raise ValueError(" ".join(mistakes))
 
 
 class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """One ``[[approval.remote.keys]]`` table: a public key, and who it speaks for."""
+    """One ``[[approval.remote.keys]]`` table: a public key and its approver."""
 
     kid: _Text
-    """What decisions call the key; every key needs a name of its own."""
+    """The unique name of the key in decisions."""
     approver: _Text
-    """Who signs with it: the `iss` of its decisions. Two keys of one approver are still one approver."""
+    """The name of the signer: the `iss` of the decisions. Two keys of one approver are still one approver."""
     public_key_file: _Text
-    """The public key (Ed25519, PEM), as `keygen` writes it; read again when it changes. Without it the agent runs, and
-    the key's decisions do not count."""
+    """The public key (Ed25519, PEM) from `keygen`, read again when it changes. Without the file, the agent runs, and
+    decisions with this key do not count."""
 
     def trusted(self) -> TrustedKey:
-        """Return the key as decisions are checked with it; its file is read on first use."""
+        """Return the key for the verification of decisions. Its file is read on first use."""
         return TrustedKey(kid=self.kid, approver=self.approver, public_key_file=self.public_key_file)
 
 
 class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[approval.remote]``: the ops portal, and whose decisions count."""
+    """``[approval.remote]``: the ops portal and the trusted keys."""
 
     url: Annotated[str, Check(_portal_url)]
-    """Where the portal is; `/vms/{vmId}/decisions` is added. https; plain http only to a loopback address."""
+    """URL of the portal; `/vms/{vmId}/decisions` is added. Use https, or plain http for a loopback address."""
     token_file: _Text | None = None
-    """A file with the bearer token for the portal; read again when it changes."""
+    """A file with the bearer token for the portal, read again when it changes."""
     token_env: _Text | None = None
     """An environment variable with that token."""
     credential: Literal["attested"] | None = None
-    """Instead: attested, a token that the portal gives for the document in which Azure says which VM this is."""
+    """Instead: attested, a token that the portal issues for Azure's signed document about this VM."""
     entra_scope: Annotated[str, Check(check_scope)] | None = None
-    """Instead: ask Entra ID for a token of this scope, as this VM's managed identity."""
+    """Instead: a token of Entra ID for this scope and this VM's managed identity."""
     client_cert_file: _Text | None = None
     """Instead: a PEM file with the client certificate, and its key unless client_key_file is set."""
     client_key_file: _Text | None = None
-    """A PEM file with the key of the client certificate, not encrypted."""
+    """A PEM file with the unencrypted key of the client certificate."""
     ca_file: _Text | None = None
-    """A PEM file of the authorities to trust instead of those that come with requests (certifi)."""
+    """A PEM file of trusted authorities, instead of those of requests (certifi)."""
     wait_seconds: Annotated[int, Meta(ge=1, le=600)] = 30
-    """How many seconds, a whole number of 1 to 600, the portal may hold a request while nothing is new."""
+    """Seconds, a whole number from 1 to 600, for which the portal can hold a request without news."""
     required_approvals: Annotated[int, Meta(ge=1, le=100)] = 1
-    """How many approvers must say approve; at most as many as the keys have."""
-    command: Annotated[tuple[_Text, ...], _NotEmpty] | None = None
-    """A program and its arguments that must exit 0 before Azure is told what the portal approved, such as a drain; no
-    shell reads them."""
+    """Required number of approvers, at most the number of approvers of the keys."""
+    command: _Command | None = None
+    """A program and its arguments that must exit with 0 before the agent approves an event for the portal, such as a
+    drain. No shell is used."""
     command_timeout_seconds: Annotated[float, Meta(gt=0, le=_LONGEST_COMMAND_SECONDS)] = 600.0
-    """The command is killed, and nothing approved, after so many seconds; at most a day."""
+    """Time limit of the command in seconds, at most a day. Then the command is killed and nothing is approved."""
     keys: Annotated[tuple[KeySettings, ...], _NotEmpty]
-    """The keys whose decisions count, one table each. Without one nobody could decide."""
+    """The trusted keys, one table each, at least one."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError with everything that contradicts itself."""
+        """Raise ValueError with all contradictions."""
         mistakes = []
-        ways = ("token_file", "token_env", "credential", "entra_scope", "client_cert_file")
-        given = [name for name in ways if getattr(self, name) is not None]
+        credentials = ("token_file", "token_env", "credential", "entra_scope", "client_cert_file")
+        given = [name for name in credentials if getattr(self, name) is not None]
         if len(given) > 1:
-            mistakes.append(f"{' and '.join(given)} are both set; keep the one that the portal asks for.")
+            mistakes.append(f"{' and '.join(given)} are both set. Keep the one that the portal requires.")
         if self.client_key_file is not None and self.client_cert_file is None:
-            mistakes.append("client_key_file needs client_cert_file beside it.")
+            mistakes.append("client_key_file requires client_cert_file.")
         approvers = len({key.approver for key in self.keys})
         if self.required_approvals > approvers:
             mistakes.append(
                 f"required_approvals is {self.required_approvals}, but the keys are of {approvers} "
                 f"approver{'s' if approvers > 1 else ''}, so nothing would ever be approved."
             )
-        mistakes += _command_mistakes(self.command)
         if mistakes:
             raise ValueError(" ".join(mistakes))
 
     def trusted_keys(self) -> tuple[TrustedKey, ...]:
-        """Return the keys as decisions are checked with them; keep what this returns, it remembers the files."""
+        """Return the keys for the verification of decisions. Keep the result, because it caches the files."""
         return tuple(key.trusted() for key in self.keys)
 
 
 class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[approval]``: what may tell Azure to start an event early. Without the table nothing does."""
+    """``[approval]``: early approval of events. Without this table, the agent approves nothing."""
 
     dry_run: bool = False
-    """true: everything but the request to Azure; the record says what would have been."""
+    """true: every step except the request to Azure. The record shows the result that would have followed."""
     leader_fallback_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 30.0
-    """With act = "leader", the k-th VM after the first waits k times so many seconds before it acts itself."""
+    """With act = "leader", the k-th VM after the first waits k times this number of seconds before it acts."""
     require_portal_seconds: Annotated[float, Meta(gt=0, le=_LONGEST_SECONDS)] | None = None
-    """Without an answer of the portal in the last so many seconds no rule begins anything and nothing that a rule wants
-    is posted, so that a `hold` is not missed; more than approval.remote.wait_seconds. Default: rules do not ask."""
+    """Rules act only if the portal has responded within this number of seconds, so that no `hold` is missed. The value
+    must be above approval.remote.wait_seconds. Default: rules do not depend on the portal."""
     rules: tuple[RuleSettings, ...] = ()
-    """Decided on this VM; the first that matches counts."""
+    """Local rules. The first match counts."""
     remote: RemoteSettings | None = None
-    """Decided elsewhere: signed decisions from an ops portal. Default: none are asked for."""
+    """Signed decisions from an ops portal. Default: no portal."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError when no rule could ever act."""
+        """Raise ValueError if no rule could ever act."""
         if self.require_portal_seconds is None:
             return
         if self.remote is None:
             raise ValueError(
-                "require_portal_seconds asks for answers of a portal, and there is none, so no rule would ever act. "
-                "Add [approval.remote], or take it out."
+                "require_portal_seconds is set without a portal, so no rule would ever act. Add [approval.remote], or "
+                "remove the key."
             )
         if self.require_portal_seconds <= self.remote.wait_seconds:
             raise ValueError(
                 f"require_portal_seconds {self.require_portal_seconds:g} is not above remote.wait_seconds "
-                f"{self.remote.wait_seconds}, for which a portal may have nothing to say. Raise it."
+                f"{self.remote.wait_seconds}, the time between two responses of the portal. Increase it."
             )
 
     def trusted_keys(self) -> tuple[TrustedKey, ...]:
-        """Return the keys of the portal's decisions, none without a portal; keep them, they remember their files."""
+        """Return the keys of the portal. Keep the result, because it caches the files."""
         return () if self.remote is None else self.remote.trusted_keys()
 
 

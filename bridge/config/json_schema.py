@@ -1,7 +1,7 @@
-"""The JSON schema of the configuration (draft 2020-12), for editors and for whoever makes the file by a program.
+"""The JSON schema of the configuration (draft 2020-12), for editors, the Helm chart, and programs that write the file.
 
-It is made of the structs that read the file. What a type cannot say, such as keys that exclude one another, only
-`check-config` finds: what the schema refuses the agent refuses too, not the other way round.
+The schema is generated from the structs that read the file. It cannot express every rule, such as keys that exclude
+each other. `check-config` reports all mistakes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def configuration_schema() -> dict[str, Any]:
     top = defs.pop(TopSettings.__name__)
     references = dict(zip(sinks, roots[1:], strict=True))
     top["properties"]["sinks"] = {
-        "description": "Where records go, one table each. Default: one of type stdout.",
+        "description": "The destinations of records, one table each. Default: one sink of type stdout.",
         "type": "array",
         "items": _sink_item(references, defs),
     }
@@ -44,7 +44,7 @@ def configuration_schema() -> dict[str, Any]:
 
 
 def _classes() -> dict[str, Any]:
-    """Return the installed sink classes by type; one that cannot be imported here is left out."""
+    """Return the installed sink classes by type, without classes that cannot be imported."""
     found = {}
     for name in installed():
         try:
@@ -76,7 +76,7 @@ def _structs_in(info: Any) -> list[type[msgspec.Struct]]:
 
 
 def _close(schema: dict[str, Any], struct: type[msgspec.Struct]) -> None:
-    """Have *schema* say what each key means, and refuse keys that the agent does not know."""
+    """Add the descriptions of the keys to *schema*, and refuse unknown keys."""
     schema["additionalProperties"] = False
     rules = base_rules(struct) if issubclass(struct, SinkConfig) else {}
     texts = documented(struct)
@@ -85,12 +85,12 @@ def _close(schema: dict[str, Any], struct: type[msgspec.Struct]) -> None:
         schema["properties"][name] = msgspec.json.schema(rule) | ({} if default is None else {"default": default})
     for name, key in schema["properties"].items():
         if not isinstance(key.get("default"), bool | int | float | str | list):
-            key.pop("default", None)  # TOML has no null, and the keys of a table say their own
+            key.pop("default", None)  # TOML has no null, and the keys of a table have their own defaults
         key["description"] = texts[name]
 
 
 def _sink_item(references: Mapping[str, Mapping[str, Any]], defs: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of one ``[[sinks]]`` table: its type chooses the keys that it may have."""
+    """Return the schema of one ``[[sinks]]`` table. Its type determines the valid keys."""
     for name, reference in references.items():
         own = defs[reference["$ref"].removeprefix(_DEFS)]
         own["properties"] = {"type": {"const": name}} | own["properties"]
@@ -99,7 +99,7 @@ def _sink_item(references: Mapping[str, Mapping[str, Any]], defs: dict[str, Any]
         "required": ["type"],
         "properties": {
             "type": {
-                "description": "An installed type, or module:Class for one that is not packaged.",
+                "description": "An installed type, or module:Class.",
                 "anyOf": [{"enum": list(references)}, {"type": "string", "pattern": "^[\\w.]+:[\\w.]+$"}, _INSTALLED],
             }
         },
@@ -110,5 +110,5 @@ def _sink_item(references: Mapping[str, Mapping[str, Any]], defs: dict[str, Any]
     }
 
 
-#: A type that another machine has installed; whether this one does is for `check-config` to say.
+#: A type of another machine. `check-config` reports types that are not installed.
 _INSTALLED = {"type": "string", "pattern": "^[a-z][a-z0-9_-]*$"}

@@ -16,19 +16,8 @@ import msgspec
 
 from bridge.config.approval import read_approval
 from bridge.config.mistakes import Problems
-from bridge.config.overrides import mistakes_in, overridden, set_by
 from bridge.config.secret_keys import secret_files, secret_variables
-from bridge.config.settings import (
-    HeartbeatSettings,
-    ImdsSettings,
-    Settings,
-    SinkSettings,
-    StateSettings,
-    StatusSettings,
-    TopSettings,
-    VmSettings,
-    documented,
-)
+from bridge.config.settings import Settings, SinkSettings, TopSettings, documented
 from bridge.config.toml import convert
 from bridge.errors import ConfigurationError
 from bridge.text import one_line
@@ -38,45 +27,32 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
-__all__ = [
-    "CONFIG_VARIABLE",
-    "HeartbeatSettings",
-    "ImdsSettings",
-    "Settings",
-    "SinkSettings",
-    "StateSettings",
-    "StatusSettings",
-    "TopSettings",
-    "VmSettings",
-    "configuration_in_words",
-    "documented",
-    "find_config",
-    "load",
-    "load_top",
-    "parsed",
-    "read",
-    "service_directory",
-    "state_directory",
-]
+__all__ = ["Settings", "SinkSettings", "documented"]  # also exported by this module
 
 CONFIG_VARIABLE = "SCHEDULED_EVENTS_BRIDGE_CONFIG"
 _OURS = "scheduled-events-bridge"
 _WINDOWS = os.name == "nt"
 _NO_ENVIRONMENT: Mapping[str, str] = {}
 
+#: Variable -> the key that it overrides. A manifest of a container determines the address of the probes and the volume
+#: of the outbox, and a later configuration cannot contradict the manifest.
+OVERRIDES: Mapping[str, str] = {
+    "SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN": "status.listen",
+    "SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY": "state.directory",
+}
+
 
 def load(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> Settings:
-    """Return the settings of the file at *path*, with the overrides of *environ* (`bridge.config.overrides`).
+    """Return the settings of the file at *path*, with the overrides of *environ* (`OVERRIDES`).
 
     If *path* is None, the settings are the defaults, with one stdout sink. Raises ConfigurationError with all mistakes.
     """
     try:
-        settings = read({} if path is None else parsed(path))
+        settings = read(_overridden({} if path is None else parsed(path), environ))
     except ConfigurationError as error:
-        raise ConfigurationError(*error.mistakes, *mistakes_in(environ), file=path) from error
-    if mistakes := mistakes_in(environ):
-        raise ConfigurationError(*mistakes, file=path)
-    return overridden(msgspec.structs.replace(settings, file=path, overrides=set_by(environ)), environ)
+        raise ConfigurationError(*error.mistakes, file=path) from error
+    overrides = tuple((key, variable) for variable, key in OVERRIDES.items() if environ.get(variable))
+    return msgspec.structs.replace(settings, file=path, overrides=overrides)
 
 
 def load_top(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) -> TopSettings:
@@ -85,11 +61,20 @@ def load_top(path: Path | None, environ: Mapping[str, str] = _NO_ENVIRONMENT) ->
     Sinks and approvals are not read, so mistakes in their tables are not found, and no sink type is imported.
     """
     mistakes = Problems()
-    top = _top({} if path is None else parsed(path), mistakes)
-    sentences = (*mistakes.sentences, *mistakes_in(environ))
-    if top is None or sentences:
-        raise ConfigurationError(*sentences, file=path)
-    return overridden(top, environ)
+    top = _top(_overridden({} if path is None else parsed(path), environ), mistakes)
+    if top is None:
+        raise ConfigurationError(*mistakes.sentences, file=path)
+    return top
+
+
+def _overridden(table: Mapping[str, Any], environ: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return *table* with the values of `OVERRIDES` in *environ*. An empty variable counts as not set."""
+    for variable, path in OVERRIDES.items():
+        section, _, key = path.partition(".")
+        value, keys = environ.get(variable), table.get(section, {})
+        if value and isinstance(keys, Mapping):
+            table = {**table, section: {**keys, key: value}}
+    return table
 
 
 def read(table: Mapping[str, Any]) -> Settings:
@@ -154,8 +139,8 @@ def find_config(explicit: Path | None, environ: Mapping[str, str], *, windows: b
     asked = explicit or (Path(variable) if variable else None)
     if asked is None:
         system = _system_config(environ, windows=windows)
-        return system if _is_there(system) else None
-    if not _is_there(asked):
+        return system if _exists(system) else None
+    if not _exists(asked):
         who = "--config" if explicit else f"${CONFIG_VARIABLE}"
         raise ConfigurationError(
             f"The configuration {asked}, named by {who}, does not exist. Create it, or name another file."
@@ -180,7 +165,7 @@ def service_directory(*, windows: bool = _WINDOWS) -> Path:
     return _program_data({}) / _OURS / "state" if windows else Path("/var/lib", _OURS)
 
 
-def _is_there(path: Path) -> bool:
+def _exists(path: Path) -> bool:
     try:
         return path.exists()
     except OSError:

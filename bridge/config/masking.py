@@ -18,7 +18,7 @@ _SECRET_NAME = re.compile(
     r"secret|token|passw|passphrase|pwd|key|auth|bearer|signature|cookie|credential|connection_string|(^|_)(sas|sig)($|_)"
 )
 _SECRET_VALUE = re.compile(r"whsec_|eyJ")
-_URL = re.compile(r"([A-Za-z][\w+.-]*)://(.*)", re.DOTALL)
+_URL = re.compile(r"(?P<scheme>[A-Za-z][\w+.-]*)://(?:[^/?#\\]*@)?(?P<host>[^/?#\\]*)(?P<rest>.*)", re.DOTALL)
 _WEB_SCHEMES = frozenset({"http", "https", "amqp", "amqps", "sb"})
 
 #: Azure Functions puts the secret of a URL in `code`.
@@ -41,7 +41,9 @@ def shown(path: str, value: object) -> str:
         return str(value).lower()
     if is_secret_name(path):
         return SECRET
-    return _text(value) if isinstance(value, str) else _number_or_date(value)
+    if isinstance(value, str):
+        return _text(value)
+    return f"{value:.12g}" if isinstance(value, float) else str(value)[:MAX_SHOWN]
 
 
 def is_secret_name(path: str) -> bool:
@@ -63,28 +65,13 @@ def has_secret(url: str) -> bool:
         return False
 
 
-def _number_or_date(value: object) -> str:
-    # str() of an int with thousands of digits raises ValueError since Python 3.11
-    if isinstance(value, int) and abs(value) >= 10**MAX_SHOWN:
-        return f"a number of more than {MAX_SHOWN} digits"
-    return f"{value:.12g}" if isinstance(value, float) else str(value)[:MAX_SHOWN]
-
-
 def _text(value: str) -> str:
     if _SECRET_VALUE.match(value):
         return SECRET
     url = _URL.fullmatch(value)
     if url is not None:
-        return repr(_url(url[1], url[2]))
+        # Only the scheme and the host are no secret, and only the scheme if the scheme is unknown or a part is odd.
+        is_web = url["scheme"].lower() in _WEB_SCHEMES and "@" not in url["rest"]
+        return repr(f"{url['scheme']}://{url['host'] if is_web else ''}" + ("/..." if url["rest"].strip("/") else ""))
     part = re.split(r"[\s=]", value, maxsplit=1)[0][:MAX_SHOWN]
     return repr(value if part == value else f"{part}...")
-
-
-def _url(scheme: str, rest: str) -> str:
-    """Return the scheme and host of a URL. Any other part can be a secret, also the host of an unknown scheme."""
-    authority = re.split(r"[/?#\\]", rest, maxsplit=1)[0]
-    host = authority.rpartition("@")[2]
-    after = rest[len(authority) :]
-    if scheme.lower() not in _WEB_SCHEMES or "@" in after:
-        return f"{scheme}://..."
-    return f"{scheme}://{host}" + ("/..." if after.strip("/") else "")

@@ -1,7 +1,7 @@
-"""The reference of the configuration: every key of the agent and of each installed sink, from the code that reads it.
+"""The reference of the configuration: every key of the agent and of each installed sink.
 
-`explain`, `init`, `schema --config` and the reference page are made of this, so none of them can name a key that there
-is not, or another default. A key's text is the one under its field (`bridge.config.settings.documented`).
+`explain`, `init`, `schema --config`, and the reference page use this module, so their keys and defaults are correct.
+The description of a key is the text under its field (`bridge.config.settings.documented`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bridge.config.sinks import base_rules, installed, sink_class
 from bridge.errors import ConfigurationError
 from bridge.sink import SinkConfig
 
-#: Path of a table, its struct, and how it is headed in the file.
+#: Path, struct, and header of each table.
 _APPROVAL_TABLES: tuple[tuple[str, type[msgspec.Struct], str], ...] = (
     ("approval", ApprovalSettings, "[approval]"),
     ("approval.rules", RuleSettings, "[[approval.rules]]"),
@@ -30,7 +30,7 @@ _APPROVAL_TABLES: tuple[tuple[str, type[msgspec.Struct], str], ...] = (
 )
 
 
-#: Bounds that only keep a slip out, such as ten years in seconds, are no part of what a key means.
+#: Very large bounds, such as ten years in seconds, are not part of the description.
 _FAR_BOUND = re.compile(r" and at most \d{9,}")
 
 
@@ -38,17 +38,17 @@ class Key(NamedTuple):
     """One key of the configuration."""
 
     path: str
-    """Where it stands, such as ``imds.timeout_seconds`` or ``sinks.webhook.url``."""
+    """The dotted path, such as ``imds.timeout_seconds`` or ``sinks.webhook.url``."""
     kind: str
-    """What its value must be, in words."""
+    """The valid values, in words."""
     default: str | None
-    """The default as TOML; "" when there is none and none is needed, None when the key is required."""
+    """The default as TOML. "": no default. None: the key is required."""
     text: str
-    """What it means, with its unit."""
+    """The description, with the unit."""
 
     @property
     def name(self) -> str:
-        """Return the key as it is written in its table."""
+        """Return the key without its table."""
         return self.path.rpartition(".")[2]
 
 
@@ -56,25 +56,25 @@ class Table(NamedTuple):
     """One table of the configuration and its keys."""
 
     path: str
-    """Such as ``imds``, ``sinks`` (what every sink has) or ``sinks.webhook`` (what it has of its own)."""
+    """The dotted path, such as ``imds``, ``sinks`` (keys of every sink), or ``sinks.webhook`` (its own keys)."""
     header: str
-    """The line that opens it in the file; "" for the top of the file."""
+    """The header line in the file; "" for the top of the file."""
     text: str
-    """What it is for."""
+    """The purpose."""
     keys: tuple[Key, ...]
 
 
 @cache
 def tables() -> tuple[Table, ...]:
-    """Return every table: the top of the file, the agent's, the approvals', what sinks have, and each sink's own.
+    """Return every table: the top of the file, the agent, approvals, all sinks, and each sink.
 
-    A sink whose module cannot be imported is left out: `check-config` says why.
+    A sink whose module cannot be imported is left out. `check-config` reports the reason.
     """
     return (*_agent_tables(), *_approval_tables(), _common_table(), *_sink_tables())
 
 
 def find(path: str) -> Table | Key | None:
-    """Return what stands at *path*: a table, or one key; a sink's key that every sink has is found there too."""
+    """Return the table or key at *path*. The keys of every sink are also found below each sink."""
     everything = tables()
     by_path: dict[str, Table | Key] = {key.path: key for table in everything for key in table.keys}
     by_path |= {table.path: table for table in everything if table.path}
@@ -90,7 +90,7 @@ def paths() -> list[str]:
 
 
 def keys_of(struct: type[msgspec.Struct], prefix: str, *, stricter: Mapping[str, Any] | None = None) -> tuple[Key, ...]:
-    """Return the keys that the fields of *struct* are, below *prefix*; fields that are tables are left out."""
+    """Return the keys of *struct* below *prefix*, without its tables."""
     texts = documented(struct)
     rules = stricter or {}
     return tuple(
@@ -106,7 +106,7 @@ def keys_of(struct: type[msgspec.Struct], prefix: str, *, stricter: Mapping[str,
 
 
 def default_of(field: msgspec.structs.FieldInfo) -> str | None:
-    """Return the default of *field* as TOML, "" for none, and None where the key is required."""
+    """Return the default of *field* as TOML; "" without a default, None if the key is required."""
     if field.required:
         return None
     default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
@@ -114,7 +114,7 @@ def default_of(field: msgspec.structs.FieldInfo) -> str | None:
 
 
 def toml_value(value: object) -> str:
-    """Return *value*, a bool, number, text, list or empty table, as it is written in TOML."""
+    """Return *value* (a bool, number, text, list, or table) in TOML."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + " }" if value else "{}"
     if isinstance(value, list | tuple | set | frozenset):
@@ -123,7 +123,7 @@ def toml_value(value: object) -> str:
 
 
 def _is_table(field: msgspec.structs.FieldInfo) -> bool:
-    """Return whether *field* is a table with a reference of its own."""
+    """Return whether *field* is a separate table of the reference."""
     return isinstance(field.default, msgspec.Struct) or field.name in {"approval", "rules", "remote", "keys"}
 
 
@@ -145,9 +145,9 @@ def _approval_tables() -> Iterator[Table]:
 
 
 def _common_table() -> Table:
-    kind = Key("sinks.type", "text in quotes", None, "An installed type, or module:Class; see the tables below.")
+    kind = Key("sinks.type", "text in quotes", None, "An installed type, or module:Class. See the tables below.")
     own = keys_of(SinkConfig, "sinks.", stricter=base_rules(SinkConfig))
-    return Table("sinks", "[[sinks]]", "What every sink has, whatever its type.", (kind, *own))
+    return Table("sinks", "[[sinks]]", "The keys of every sink.", (kind, *own))
 
 
 def _sink_tables() -> Iterator[Table]:
@@ -158,12 +158,12 @@ def _sink_tables() -> Iterator[Table]:
         except ConfigurationError:
             continue
         found = keys_of(cls.Config, f"sinks.{name}.", stricter=base_rules(cls.Config))
-        # A common key stands here again only where this sink has another default or takes other values.
+        # A common key is repeated only if this sink has another default or other valid values.
         own = tuple(key for key in found if key[1:] != common.get(key.name, key)[1:] or key.name not in common)
         yield Table(f"sinks.{name}", f'[[sinks]]\ntype = "{name}"', _first_line(cls), own)
 
 
 def _purpose(struct: type) -> str:
-    """Return the first line of the docstring of *struct* without the table's header, which stands beside it."""
+    """Return the first line of the docstring of *struct* without the header of the table."""
     text = _first_line(struct).partition(": ")[2] or _first_line(struct)
     return text[:1].upper() + text[1:]

@@ -1,7 +1,7 @@
-"""The files and variables with secrets that a configuration names, in whichever table.
+"""The files and variables with secrets that a configuration names.
 
-A secret stands under a key that ends in ``_file`` or ``_env``, in the agent's tables and in those of any sink, one of
-somebody else's included: that is the rule for their keys. So they are found in the file as it was parsed.
+The keys for secrets end in ``_file`` or ``_env``, in the tables of the agent and of every sink, also of third-party
+sinks. They are therefore found in the parsed file.
 """
 
 from __future__ import annotations
@@ -14,41 +14,39 @@ from pathlib import Path
 from typing import Any
 
 _FILE, _VARIABLE = "_file", "_env"
-#: Files that hold no secret. A client certificate holds one where no file of its own is named for the key.
+#: Files without a secret. A client certificate contains the key if no separate key file is configured.
 _PUBLIC = frozenset({"ca_file", "public_key_file", "template_file"})
 _CERTIFICATE, _KEY = "client_cert_file", "client_key_file"
 
 
 def secret_variables(table: object) -> frozenset[str]:
-    """Return the name of every environment variable that a ``*_env`` key of *table* names, at any depth."""
+    """Return the environment variables in the ``*_env`` keys of *table*, at any depth."""
     return frozenset(name for _, name in _named(table, _VARIABLE, "") if "\0" not in name)
 
 
 def secret_files(table: object) -> tuple[tuple[str, str], ...]:
-    """Return each key of *table* that names a file with a secret, as ``sinks[0].url_file``, and that file."""
+    """Return each key of *table* for a file with a secret, such as ``sinks[0].url_file``, and the file."""
     return tuple(_named(table, _FILE, ""))
 
 
 def readable_secrets(files: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return a sentence for each of *files*, as `secret_files` gives them, that other users may read."""
+    """Return a sentence for each of *files* (see `secret_files`) that other users can read."""
     found = ((key, _why_readable(file)) for key, file in files)
     return tuple(f"{key}: {why}" for key, why in found if why is not None)
 
 
 def _why_readable(file: str) -> str | None:
-    """Return a sentence when users other than root and our own, or a group that is not ours, may read *file*."""
+    """Return a sentence if users other than root and the current user, or a foreign group, can read *file*."""
     if sys.platform == "win32":
-        return None  # its access lists are not in the mode
+        return None  # the mode does not contain access lists
     try:
         found = Path(file).stat()
     except OSError:
-        return None  # whoever reads it says that it cannot be read
+        return None  # the reader of the file reports this
     is_foreign_group = found.st_gid not in {0, os.getegid(), *os.getgroups()}
     if found.st_mode & (stat.S_IROTH | (stat.S_IRGRP if is_foreign_group else 0)):
         mode = stat.S_IMODE(found.st_mode)
-        return (
-            f"{file} holds a secret, and other users may read it: its mode is {mode:04o}. Take that away (chmod 0600)."
-        )
+        return f"{file} contains a secret, and other users can read it: its mode is {mode:04o}. Run chmod 0600."
     return None
 
 

@@ -13,40 +13,29 @@ from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
 from bridge.config.approval import ApprovalSettings
-from bridge.config.toml import Check
+from bridge.config.toml import Check, check_url
 from bridge.events.event import VmIdentity
 
 if TYPE_CHECKING:
     from bridge.sink import Sink, SinkConfig
 
-#: The versions of the Scheduled Events service that Microsoft lists (the page "Azure Metadata Service: Scheduled
-#: Events for Linux VMs"); a later one is passed on as it is.
+#: The versions in Microsoft's "Azure Metadata Service: Scheduled Events for Linux VMs". Later versions are accepted.
 API_VERSIONS = ("2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01")
 
-#: Ten years: what is longer is a slip, and far above it `threading` refuses to wait.
+#: Ten years. `threading` cannot wait much longer.
 LONGEST_SECONDS = 315_360_000
 
 _HIGHEST_PORT = 65535
 
 
 def _endpoint(value: str) -> None:
-    if value == "auto":
-        return
-    wanted = '"auto" or a URL of scheme and host, such as "http://169.254.169.254"'
-    try:
-        parts = urlsplit(value)
-        usable = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable or "@" in parts.netloc or parts.query or parts.fragment or any(map(str.isspace, value)):
-        raise ValueError(wanted)
-    if parts.path.strip("/").startswith("metadata"):
+    wanted = 'a URL of scheme and host, such as "http://169.254.169.254"'
+    if check_url(value, wanted).path.strip("/").startswith("metadata"):
         raise ValueError(wanted, " The agent adds the path itself.")
 
 
@@ -64,9 +53,9 @@ def _listen(value: str) -> None:
     host, _, port = value.rpartition(":")
     is_port = re.fullmatch("[0-9]{1,5}", port) and int(port) <= _HIGHEST_PORT
     if value and not (is_port and _is_address(host)):
-        hint = " The host is an address or localhost: a name would have to be looked up before the agent can listen."
+        hint = " The host is an address or localhost."
         if value.startswith(":"):
-            hint = f' To listen on every address write "0.0.0.0{value}".'
+            hint = f' To listen on every address, write "0.0.0.0{value}".'
         raise ValueError('"host:port", such as "127.0.0.1:9464" or "[::1]:9464", or "" for none', hint)
 
 
@@ -86,7 +75,7 @@ def _heartbeat(value: float) -> None:
 
 _Duration = Annotated[float, Meta(gt=0, le=LONGEST_SECONDS)]
 _DurationOrZero = Annotated[float, Meta(ge=0, le=LONGEST_SECONDS)]
-# 0.2: the metadata service answers five requests a second a VM, for all processes on it together
+# The metadata service accepts five requests per second from all processes of a VM together.
 _PollInterval = Annotated[float, Meta(ge=0.2, le=LONGEST_SECONDS)]
 _Bytes = Annotated[int, Meta(ge=1_048_576, le=2**60)]
 _PendingBytes = Annotated[int, Meta(ge=65_536, le=2**60)]
@@ -97,23 +86,22 @@ class ImdsSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[imds]``: the Instance Metadata Service."""
 
     endpoint: Annotated[str, Check(_endpoint)] = "http://169.254.169.254"
-    """Scheme and host of the metadata service, or "auto" for a VM outside a virtual network: the address in DHCP option
-    245. Proxies of the environment are never used for it."""
+    """Scheme and host of the metadata service. The agent never uses a proxy for these requests."""
     api_version: Annotated[str, Check(_api_version)] = "2020-07-01"
-    """The version of the Scheduled Events document to ask for; every one since 2017-03-01 is understood."""
+    """The version of the Scheduled Events document. Every version since 2017-03-01 is supported."""
     poll_interval_seconds: _PollInterval = 1.0
-    """Seconds between two polls, at least 0.2: a VM gets five answers a second, for all its processes together."""
+    """Seconds between two polls, at least 0.2: all processes of a VM share five requests per second."""
     timeout_seconds: _Duration = 5.0
     """Wall-clock deadline of one request, in seconds."""
     first_timeout_seconds: _Duration = 150.0
-    """Deadline of the first request, in seconds: it turns the feature on and may take two minutes."""
+    """Deadline of the first request, in seconds. This request turns the feature on and may take two minutes."""
 
 
 class VmSettings(VmIdentity, frozen=True, kw_only=True):
-    """``[vm]``: who this VM is, where the instance document does not tell it or is wrong."""
+    """``[vm]``: the identity of this VM, if the instance document is incomplete or wrong."""
 
     name: _Text | None = None
-    """The VM's name as Resources have it. Default: from the metadata service, as for all of this table."""
+    """The VM's name in Resources. Default: from the metadata service, as for all keys of this table."""
     vm_id: _Text | None = None
     """The vmId, a UUID."""
     resource_id: _Text | None = None
@@ -139,35 +127,33 @@ class StateSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     directory: _Text | None = None
     """Default: $STATE_DIRECTORY, else /var/lib/scheduled-events-bridge as root, else the user's state home;
-    on Windows %ProgramData%\\scheduled-events-bridge\\state. $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY goes before the
-    file."""
+    on Windows %ProgramData%\\scheduled-events-bridge\\state. $SCHEDULED_EVENTS_BRIDGE_STATE_DIRECTORY overrides it."""
     max_bytes: _Bytes = 268_435_456
-    """The most bytes that the outbox may take: at least 1 MiB, by default 256 MiB; a smaller volume bounds it further.
-    """
+    """Limits the outbox files, in bytes: at least 1 MiB, by default 256 MiB. A small volume limits them further."""
     max_pending_bytes: _PendingBytes = 33_554_432
     """Limits the pending and parked bodies held in memory, in bytes: at least 64 KiB, by default 32 MiB. A body counts
     once, also if several sinks need it. At the limit, the agent removes parked records, and then the oldest pending
     records, with urgent records last."""
     keep_delivered_seconds: _DurationOrZero = 604_800.0
-    """How many seconds delivered records stay readable by `events`, by default 7 days."""
+    """Seconds for which `events` shows delivered records, by default 7 days."""
 
 
 class StatusSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``[status]``: /healthz, /readyz and /metrics."""
 
     listen: Annotated[str, Check(_listen)] = "127.0.0.1:9464"
-    """Address, or localhost, and port of health and metrics; port 0 takes a free one and logs it, "" turns it off.
-    $SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN goes before the file."""
+    """Address (or localhost) and port of health and metrics. Port 0 selects a free port and logs it; "" turns it off.
+    $SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN overrides it."""
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Return the host, without the brackets of IPv6, and the port; None when it is off."""
+        """Return the host, without the brackets of IPv6, and the port; None if it is off."""
         host, _, port = self.listen.rpartition(":")
         return (host.strip("[]"), int(port)) if self.listen else None
 
 
 class HeartbeatSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """``[heartbeat]``: records that say the agent is alive, for the sinks that ask for them."""
+    """``[heartbeat]``: periodic records of a running agent, for sinks that request them."""
 
     interval_seconds: Annotated[_DurationOrZero, Check(_heartbeat)] = 0.0
     """Seconds between two heartbeats, at least 1; 0 turns them off."""
@@ -182,7 +168,7 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """Return what logs, metrics and the outbox call this sink."""
+        """Return the name of this sink in logs, metrics, and the outbox."""
         return self.config.name
 
     def build(self) -> Sink:
@@ -191,14 +177,14 @@ class SinkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything of the file but its sinks."""
+    """The whole file without its sinks."""
 
     stop_grace_seconds: _DurationOrZero = 10.0
-    """Seconds that sinks may go on sending after a stop was asked for."""
+    """Seconds for which sinks continue to send after a stop."""
     imds: ImdsSettings = ImdsSettings()
     """The Instance Metadata Service."""
     vm: VmSettings = VmSettings()
-    """Who this VM is; all of it is found by itself."""
+    """The identity of this VM. The agent finds it without settings."""
     labels: dict[str, str] = {}
     """Text to text, added to every record."""
     state: StateSettings = StateSettings()
@@ -206,29 +192,29 @@ class TopSettings(msgspec.Struct, frozen=True, kw_only=True):
     status: StatusSettings = StatusSettings()
     """Health and metrics."""
     heartbeat: HeartbeatSettings = HeartbeatSettings()
-    """Signs of life."""
+    """Heartbeat records."""
     approval: ApprovalSettings | None = None
-    """What may tell Azure to start an event early. Without the table nothing does."""
+    """Early approval of events. Without this table, the agent approves nothing."""
 
 
 class Settings(TopSettings, frozen=True, kw_only=True):
-    """A whole configuration, checked."""
+    """A complete, checked configuration."""
 
     sinks: tuple[SinkSettings, ...]
-    """Where records go, one table each. Default: one of type stdout."""
+    """The destinations of records, one table each. Default: one sink of type stdout."""
     file: Path | None = None
-    """The file that all this was read from; None for the defaults."""
+    """The file of these settings; None for the defaults."""
     overrides: tuple[tuple[str, str], ...] = ()
-    """The keys that the environment sets in place of the file, each with the variable that does."""
+    """The keys that the environment overrides, each with its variable."""
     secret_variables: frozenset[str] = frozenset()
-    """The environment variables that `*_env` keys name: no program that the agent starts gets to see them."""
+    """The environment variables in `*_env` keys. Programs that the agent starts do not receive them."""
     secret_files: tuple[tuple[str, str], ...] = ()
-    """The keys that name a file with a secret, and those files."""
+    """The keys that name a file with a secret, and these files."""
 
 
 def documented(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """Return the text under each field of *struct* and of what it derives from, on one line each."""
-    import ast  # noqa: PLC0415  # for help and tests; the agent at work needs neither
+    """Return the text under each field of *struct* and its bases, on one line each."""
+    import ast  # noqa: PLC0415  # only for help and tests
     import inspect  # noqa: PLC0415
     import textwrap  # noqa: PLC0415
 

@@ -156,12 +156,7 @@ def _target(type_name: str) -> str:
         raise UnknownSinkType(
             f"No sink type is called {shown('type', type_name)}.{nearest(type_name, names)} Installed: {listed}."
         )
-    if len(targets) > 1:
-        raise ConfigurationError(
-            f"More than one installed package provides the sink type {type_name!r}: {', '.join(sorted(targets))}. "
-            "Write one of these instead of the name, or uninstall the other package."
-        )
-    return targets.pop()
+    return min(targets)
 
 
 def _attribute(type_name: str, target: str) -> object:

@@ -12,6 +12,7 @@ import types as builtin_types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -36,6 +37,18 @@ def check_name(value: str) -> None:
     """Raise ValueError if *value* cannot be the name of a sink or a rule in logs, metrics, and records."""
     if not _NAME.fullmatch(value):
         raise ValueError("1 to 64 characters of A-Z, a-z, 0-9, dot, underscore and hyphen")
+
+
+def check_url(value: str, wanted: str) -> SplitResult:
+    """Return the parts of an HTTP URL without user, query, and fragment; raise ValueError(*wanted*) otherwise."""
+    try:
+        parts = urlsplit(value)
+        is_usable = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        raise ValueError(wanted) from None
+    if not is_usable or "@" in parts.netloc or set("?# ") & set(value) or not value.isprintable():
+        raise ValueError(wanted)
+    return parts
 
 
 def convert(

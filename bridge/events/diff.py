@@ -144,17 +144,15 @@ def match_events(
 ) -> tuple[list[tuple[ScheduledEvent | None, ScheduledEvent]], list[ScheduledEvent]]:
     """Return (old or None, new) for each event of *after*, and the events of *before* that vanished.
 
-    The key identifies an event. Events of one document that share a key are paired by content, then by type, Resources,
-    and status, then by type and Resources, then by position. Resources count as a set. An unpaired event of *before*
-    whose key is still in *after* has not vanished and is in neither list.
-
-    The time is linear in the number of events, even if all events share one key.
+    The key identifies an event. Events of one document that share a key are paired by type and Resources (as a set),
+    then by position. An unpaired event of *before* whose key is still in *after* has not vanished and is in neither
+    list. The time is linear in the number of events, even if all events share one key.
     """
     old = {position: (event.key, event) for position, event in enumerate(before)}
     new = {position: (event.key, event) for position, event in enumerate(after)}
     keys_after = {key for key, _ in new.values()}
     partners: dict[int, ScheduledEvent] = {}
-    for signature in (_content, _shape_and_status, _shape, _position_only):
+    for signature in (_shape, _position_only):
         for was, now in _same_signature(old, new, signature):
             partners[now] = old.pop(was)[1]
             del new[now]
@@ -178,30 +176,12 @@ def _same_signature(old: _Keyed, new: _Keyed, signature: Callable[[ScheduledEven
     return found
 
 
-def _content(event: ScheduledEvent) -> Hashable:
-    """Return a value that is equal for two events if and only if `changed_fields` returns no field."""
-    return tuple(_hashable(_value(event, name)) for name in _COMPARED)
-
-
-def _shape_and_status(event: ScheduledEvent) -> Hashable:
-    return _shape(event), event.event_status
-
-
 def _shape(event: ScheduledEvent) -> Hashable:
     return event.event_type, frozenset(event.resources or ())
 
 
 def _position_only(_event: ScheduledEvent) -> Hashable:
     return None
-
-
-def _hashable(value: Any) -> Hashable:
-    """Return the JSON *value* in a hashable form that compares in the same way."""
-    if isinstance(value, dict):
-        return frozenset((name, _hashable(field)) for name, field in value.items())
-    if isinstance(value, list):
-        return tuple(_hashable(item) for item in value)
-    return value  # type: ignore[no-any-return]
 
 
 # Events that the document shows.

@@ -1,57 +1,57 @@
-"""Azure's words about maintenance as frozen values: an event, a document, and the identity of this VM.
+"""An event, a document, and the identity of this VM as frozen values.
 
-The words for types and sources are Azure's own. Filters compare exactly, so a known word in another case would never
-match, and a sink or a rule would stay silent without an error: `check_event_type` and `check_event_source` refuse it.
-Words that are not known yet pass, since Azure may add some.
-(Microsoft, "Scheduled Events for Linux VMs in Azure", event properties.)
+Types and sources have Azure's names. Filters compare exactly, so a filter with a known name in another case would never
+match, and a sink or a rule would stay silent without an error. `check_event_type` and `check_event_source` refuse such
+a name. Unknown names pass, because Azure may add some (Microsoft, "Scheduled Events for Linux VMs in Azure").
 """
 
 from __future__ import annotations
 
 import json
 from datetime import datetime
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import msgspec
 
 Incarnation: TypeAlias = int | str | None
 
-#: Scheduled Events is turned off for a VM that has not asked for so long (Microsoft: Scheduled Events for Linux VMs).
+#: Azure turns Scheduled Events off for a VM that sends no request for this time (Scheduled Events for Linux VMs).
 SERVICE_OFF_AFTER_SECONDS = 24 * 3600.0
 
-#: The event types after which the VM is gone: their records go first, and their retries never wait longer than 2 s.
+#: After these events, the VM is gone. Their records are sent first, and their retries wait at most 2 s.
 URGENT_EVENT_TYPES = frozenset({"Preempt", "Terminate"})
 
 
-class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event as the document shows it; a field that an old api-version lacks, or that is odd, is null."""
+class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """One event of a document. A field that is missing or has the wrong type is null."""
 
     event_id: str | None = None
     """Azure's EventId: the same for the whole life of an event."""
     event_type: str | None = None
-    """Freeze, Reboot, Redeploy, Preempt, Terminate; others are passed on as they come."""
+    """Freeze, Reboot, Redeploy, Preempt, Terminate, or an unknown type."""
     event_status: str
-    """Scheduled or Started today; others are passed on as they come."""
+    """Scheduled, Started, or an unknown status."""
     resource_type: str | None = None
-    """VirtualMachine, in all that Azure has sent so far."""
+    """VirtualMachine in all known documents."""
     resources: tuple[str, ...] | None = None
-    """The names of every VM affected, in the document's order; [] and None name no VM."""
+    """The names of all affected VMs, in the document's order; [] and None name no VM."""
     not_before: datetime | None = None
     """UTC; the event does not start before this unless it is approved. None: unknown or already started."""
     not_before_raw: str | None = None
-    """NotBefore exactly as the document has it."""
+    """The text of NotBefore in the document."""
     description: str | None = None
-    """What Azure says of it, for people."""
+    """Azure's description, for people."""
     event_source: str | None = None
     """Platform or User."""
     duration_seconds: int | None = None
     """The expected impact in seconds; None when unknown (Azure says -1)."""
     extra: dict[str, Any] = {}
-    """Fields this version does not know, and known ones with a value of the wrong type, as they came."""
+    """Unknown fields, and known fields with a value of the wrong type, unchanged."""
 
     @property
     def is_urgent(self) -> bool:
-        """True for a spot eviction or a deletion."""
+        """Whether the event is a spot eviction or a deletion."""
         return self.event_type in URGENT_EVENT_TYPES
 
     @property
@@ -60,6 +60,17 @@ class ScheduledEvent(msgspec.Struct, frozen=True, kw_only=True):
         if self.event_id is not None:
             return self.event_id
         return compact_json([self.event_type, sorted(set(self.resources or ()))])
+
+    @cached_property
+    def canonical_json(self) -> str:
+        """The event as JSON under every id, with Resources sorted.
+
+        Azure may list Resources in another order on another VM or in another response. The ids must not depend on it.
+        """
+        value = msgspec.to_builtins(self)
+        if self.resources is not None:
+            value["resources"] = sorted(set(self.resources))
+        return compact_json(value)
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +81,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VmIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who this VM is, from the instance document; null where it does not say."""
+    """The identity of this VM, from the instance document. None: unknown."""
 
     name: str | None = None
     vm_id: str | None = None
@@ -102,23 +113,26 @@ def decode_document(text: str | bytes) -> Document:
     return _decode_document(text)
 
 
+_compact = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
 def compact_json(value: object) -> str:
-    """Return *value* as JSON with sorted keys, no spaces, ASCII only: the bytes under every id."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    """Return *value* as JSON with sorted keys, no spaces, and only ASCII characters, as all ids need it."""
+    return _compact.encode(value)
 
 
 def format_not_before(moment: datetime | None) -> str | None:
-    """Return NotBefore as the record carries it: ``2022-04-11T22:26:58Z``, None when it is unknown."""
+    """Return NotBefore in the format of the record: ``2022-04-11T22:26:58Z``, None if it is unknown."""
     return None if moment is None else str(msgspec.to_builtins(moment))
 
 
 def normal_name(name: str) -> str:
-    """Return *name* as names are compared: whole, without case, without the leading ``_`` of 2017."""
+    """Return *name* in the form for comparisons: case-folded, without the leading ``_`` of the 2017 versions."""
     return name.removeprefix("_").casefold()
 
 
 def names_vm(event: ScheduledEvent | None, vm_name: str | None) -> bool | None:
-    """Return whether *event* names this VM; None when it names no VM, or when the VM's name is unknown."""
+    """Return whether *event* names this VM; None if it names no VM, or if the VM's name is unknown."""
     if event is None or not event.resources or not vm_name:
         return None
     wanted = normal_name(vm_name)
@@ -126,7 +140,7 @@ def names_vm(event: ScheduledEvent | None, vm_name: str | None) -> bool | None:
 
 
 def is_first_named(event: ScheduledEvent, vm_name: str | None) -> bool | None:
-    """Return whether this VM is the first in Resources; None when they name no VM, or when its name is unknown."""
+    """Return whether this VM is the first in Resources; None if they name no VM, or if its name is unknown."""
     if not event.resources or not vm_name:
         return None
     return normal_name(event.resources[0]) == normal_name(vm_name)
@@ -137,16 +151,16 @@ EVENT_SOURCES = ("Platform", "User")
 
 
 def check_event_type(value: str) -> None:
-    """Raise ValueError, with what it must be, when *value* is a known event type in another case."""
-    _spelt(value, EVENT_TYPES)
+    """Raise ValueError with the expected name if *value* is a known event type in another case."""
+    _check_case(value, EVENT_TYPES)
 
 
 def check_event_source(value: str) -> None:
-    """Raise ValueError, with what it must be, when *value* is a known event source in another case."""
-    _spelt(value, EVENT_SOURCES)
+    """Raise ValueError with the expected name if *value* is a known event source in another case."""
+    _check_case(value, EVENT_SOURCES)
 
 
-def _spelt(value: str, known: tuple[str, ...]) -> None:
+def _check_case(value: str, known: tuple[str, ...]) -> None:
     for right in known:
         if value != right and value.casefold() == right.casefold():
-            raise ValueError(f"spelt {right!r}, as Azure spells it")
+            raise ValueError(f"{right!r}, which is Azure's spelling")

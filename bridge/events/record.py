@@ -1,14 +1,15 @@
-"""The transition record: its shape on the wire, its id and its JSON schema.
+"""The transition record: its shape on the wire, its ids, and its JSON schema.
 
-Consumers depend on this shape, so it lives in one place and nowhere else: field order is the order on the wire, every
-field is always present, null (None) means unknown or not applicable. Times are UTC. JSON is ASCII
-(a lone surrogate would break SQLite and UUIDs further down).
+Consumers depend on this shape. The order of the fields is the order on the wire, every field is always present, and
+null (None) means unknown or not applicable. Times are UTC. JSON is ASCII, because a lone surrogate breaks SQLite and
+UUIDs.
 """
 
 from __future__ import annotations
 
 import hashlib
 import uuid
+from collections.abc import Sequence
 from enum import Enum
 from typing import Any
 
@@ -19,7 +20,7 @@ from bridge.events.event import Incarnation, ScheduledEvent, VmIdentity, compact
 SCHEMA_VERSION = 1
 SCHEMA_ID = "urn:scheduled-events-bridge:transition-record:v1"
 
-#: The fixed namespace of record ids. Never change it: consumers recognise duplicates by ids made under it.
+#: The namespace of all record ids. Never change it, because consumers recognize duplicates by their ids.
 NAMESPACE = uuid.UUID("6f0f6f6c-3c7e-5d4b-9a53-0b8b0b6d5a1e")
 
 
@@ -27,7 +28,7 @@ _REPEAT_KEY_LENGTH = 16
 
 
 class Transition(str, Enum):
-    """What happened. The first six are Azure's doing; the rest are the agent's own words."""
+    """The kind of a record. The first six are changes by Azure, the rest are records of the agent."""
 
     SCHEDULED = "scheduled"
     STARTED = "started"
@@ -43,7 +44,7 @@ class Transition(str, Enum):
 
     @property
     def is_ending(self) -> bool:
-        """True when the event is over after it."""
+        """Whether the transition ends the event."""
         return self in {Transition.COMPLETED, Transition.CANCELED, Transition.ENDED}
 
 
@@ -61,29 +62,29 @@ class Evidence(str, Enum):
 
 
 class Verdict(str, Enum):
-    """What a decision says about an event."""
+    """The verdict of a decision."""
 
     APPROVE = "approve"
     HOLD = "hold"
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
-    """What an approval record says of the decision behind it."""
+    """The decision behind an approval outcome."""
 
     source: str
-    """"rule:NAME", "portal" or "cli"; "approvals.disabled": that file was made or removed."""
+    """"rule:NAME", "portal", "cli", or "approvals.disabled" (that file was created or removed)."""
     decision_id: str | None = None
     """The id of the decision; None for a rule."""
     approvers: tuple[str, ...] = ()
-    """Who decided."""
+    """The names of the approvers."""
     reason: str | None = None
-    """What they gave as their reason."""
+    """The reason of the approvers."""
     result: str
-    """What became of it: accepted, dry_run, or why not."""
+    """accepted, dry_run, or the reason of the refusal or failure."""
     http_status: int | None = None
-    """Azure's answer, where it was asked."""
+    """The status of Azure's response, None without a request."""
     jws_sha256: tuple[str, ...] = ()
-    """SHA-256, hexadecimal, of each signed decision behind the outcome, as the text that came; the outbox keeps it."""
+    """SHA-256 (hexadecimal) of the text of each signed decision behind the outcome."""
 
 
 class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,12 +131,12 @@ class TransitionRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def event_key(self) -> str:
-        """Return what orders this record: its event's key, or a key of its own when it has no event."""
+        """Return the key within which records keep their order: the event's key, or the id without an event."""
         return self.id if self.event is None else self.event.key
 
     @property
     def is_urgent(self) -> bool:
-        """True when the record's event is a spot eviction or a deletion."""
+        """Whether the event is a spot eviction or a deletion."""
         return self.event is not None and self.event.is_urgent
 
 
@@ -153,19 +154,6 @@ def json_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": SCHEMA_ID, **schema}
 
 
-def canonical_event(event: ScheduledEvent | None) -> Any:
-    """Return the record's ``event`` as plain JSON values, with Resources sorted.
-
-    Azure may list Resources in another order on another VM or in another response. The ids must not depend on it.
-    """
-    if event is None:
-        return None
-    value = msgspec.to_builtins(event)
-    if event.resources is not None:
-        value["resources"] = sorted(set(event.resources))
-    return value
-
-
 def record_id(
     *,
     vm_key: str,
@@ -180,21 +168,25 @@ def record_id(
     *n* counts the earlier records of this VM with the same event key and `repeat_key`. The id does not depend on a
     clock, the incarnation, or evidence: a transition that is seen again after a crash has the same id.
     """
-    name = [2, vm_key, event_key, transition.value, canonical_event(event), n, *(outcome or ())]
-    return str(uuid.uuid5(NAMESPACE, compact_json(name)))
+    return str(uuid.uuid5(NAMESPACE, _name([2, vm_key, event_key, transition.value], event, [n, *(outcome or ())])))
 
 
 def transition_key(event_key: str, transition: Transition, event: ScheduledEvent | None, *, n: int) -> str:
     """Return the key that is equal on every VM with the same history of the event."""
-    return hashlib.sha256(compact_json([event_key, transition.value, canonical_event(event), n]).encode()).hexdigest()
+    return hashlib.sha256(_name([event_key, transition.value], event, [n]).encode()).hexdigest()
 
 
 def repeat_key(transition: Transition, event: ScheduledEvent | None) -> str:
     """Return a short hash of the content by which *n* of an event's records is counted."""
-    content = compact_json([transition.value, canonical_event(event)])
-    return hashlib.sha256(content.encode()).hexdigest()[:_REPEAT_KEY_LENGTH]
+    return hashlib.sha256(_name([transition.value], event).encode()).hexdigest()[:_REPEAT_KEY_LENGTH]
+
+
+def _name(before: Sequence[object], event: ScheduledEvent | None, after: Sequence[object] = ()) -> str:
+    """Return the compact JSON array of *before*, *event*, and *after*."""
+    shown = "null" if event is None else event.canonical_json
+    return f"[{','.join([*map(compact_json, before), shown, *map(compact_json, after)])}]"
 
 
 def vm_key(vm: VmIdentity) -> str:
-    """Return what makes this VM's ids differ from another's: vmId in lower case, else the name, else ""."""
+    """Return the part of the ids that identifies the VM: vmId in lower case, else the name, else ""."""
     return vm.vm_id.lower() if vm.vm_id else vm.name or ""

@@ -1,4 +1,4 @@
-"""DeadlineSession: a `requests.Session` with a wall-clock deadline on every call.
+"""DeadlineSession: a `requests.Session` with a wall-clock deadline for every call.
 
 `bridge.http.watchdog` cuts overdue calls.
 """
@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, cast
 
 import requests
 import requests.adapters
@@ -22,39 +22,31 @@ from bridge.errors import DeadlineExceeded
 from bridge.http.failures import causes
 from bridge.http.watchdog import POOL_CLASSES, Call, cut_calls_of
 
-#: What a call may answer with unless it says otherwise.
 MAX_BODY_BYTES = 1024 * 1024
 
 _CHUNK_BYTES = 64 * 1024
-
-#: A connection that the peer closed while it was idle shows so at once; what breaks later broke an exchange.
-_STALE_SECONDS = 5.0
-
-#: Sent again after a keep-alive connection turns out to be closed: RFC 9110 section 9.2.2, without those that write.
-_RESENT_METHODS = frozenset({"GET", "HEAD"})
 
 _DISCONNECTS = (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 class ResponseUnread(requests.RequestException):
-    """The peer answered, and its body is not read; ``response`` has the status and the headers, and reads as empty."""
+    """The body was not read. ``response`` has the status, the headers, and an empty body."""
 
 
 class ResponseTooLarge(ResponseUnread):
-    """The body is larger than the caller allows; the connection was closed without reading the rest."""
+    """The body is larger than the caller allows. The connection is closed."""
 
 
 class ResponseEncoded(ResponseUnread):
-    """The body is compressed, though none was asked for: a few bytes may become gigabytes. Nothing of it is read."""
+    """The body is compressed although the request did not allow it."""
 
 
 class DeadlineSession(requests.Session):
-    """A session whose every call ends by its deadline, with a body that is read whole and bounded.
+    """A session whose calls end by their deadline and read the whole body, up to a limit.
 
-    It differs from `requests.Session` on purpose: *deadline_seconds* is required, redirects are never followed,
-    nothing is tried twice (but see `send`), the environment is not read (``trust_env`` is False; set it to have
-    proxies from the environment), cookies are not kept and response hooks are not run. No compressed body is asked for
-    or read. ``proxies``, ``verify``, ``cert`` and ``headers`` are set as ever. Threads may share it.
+    It differs from `requests.Session` on purpose: *deadline_seconds* is required, redirects are never followed, nothing
+    is retried, the environment is not read (``trust_env`` is False), cookies are not kept, response hooks do not run,
+    and compressed bodies are refused. Threads can share a session.
     """
 
     def __init__(self) -> None:
@@ -65,24 +57,20 @@ class DeadlineSession(requests.Session):
         self.mount("https://", adapter)
         self.mount("http://", adapter)
 
-    def request(  # type: ignore[override] # a call without a deadline shall not pass
+    def request(  # type: ignore[override] # a deadline is required
         self,
         method: str,
         url: str,
         *,
         deadline_seconds: float,
         max_body_bytes: int = MAX_BODY_BYTES,
-        params: Mapping[str, str] | None = None,
-        data: bytes | str | Mapping[str, str] | None = None,
-        json: Any = None,
-        headers: Mapping[str, str | bytes] | None = None,
-        auth: Any = None,
         proxies: Mapping[str, str] | None = None,
         verify: bool | str | None = None,
         cert: str | tuple[str, str] | None = None,
+        **parts: Any,
     ) -> requests.Response:
-        """Build a request and `send` it; raises what `send` raises."""
-        request = requests.Request(method.upper(), url, params=params, data=data, json=json, headers=headers, auth=auth)
+        """Build a request of *parts* (the arguments of `requests.Request`) and `send` it."""
+        request = requests.Request(method.upper(), url, **parts)
         return self.send(
             self.prepare_request(request),
             deadline_seconds=deadline_seconds,
@@ -102,73 +90,45 @@ class DeadlineSession(requests.Session):
         verify: bool | str | None = None,
         cert: str | tuple[str, str] | None = None,
     ) -> requests.Response:
-        """Return the answer to *request*, whatever its status, with the body in ``content``.
+        """Return the response to *request* with any status, and with the body in ``content``.
 
-        A request prepared once may be sent again and again: a third of the cost of a call is preparing it. A GET or
-        HEAD that finds its kept-alive connection closed by the peer, at once and before any answer, is sent once more
-        on a new connection within the same deadline; anything else that failed is the caller's to send again.
-
-        Raises DeadlineExceeded at the deadline (also when a read or connect timed out by itself), ResponseTooLarge,
-        ResponseEncoded, and otherwise the requests exception that `requests.Session.send` would.
+        Callers can send a prepared request again: preparing takes a third of a call. Raises DeadlineExceeded at the
+        deadline, ResponseTooLarge, ResponseEncoded, and the exceptions of `requests.Session.send`.
         """
         if not 0 < deadline_seconds < math.inf:
             raise ValueError(f"deadline_seconds is {deadline_seconds}; a call needs a positive, finite deadline.")
         call = Call(self, deadline_seconds)
         try:
             with call:
-                response = self._exchange(request, call, self._settings(request, proxies, verify, cert))
-                read_body(response, max_body_bytes)
+                response = self.get_adapter(str(request.url)).send(
+                    request,
+                    stream=True,
+                    timeout=call.remaining_seconds(),
+                    verify=cast("bool | str", self.verify if verify is None else verify),
+                    cert=cert or self.cert,
+                    proxies={**self.proxies, **(proxies or {})},
+                )
+                _read_body(response, max_body_bytes)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as exc:
             _raise_if_cut(call, request, exc)
             if isinstance(exc, urllib3.exceptions.HTTPError):
                 raise requests.ConnectionError(exc, request=request) from exc
             raise
-        # A body that ends with its connection looks complete when the socket was shut down under it.
+        # A body that ends with its connection looks complete after the watchdog has shut down the socket.
         _raise_if_cut(call, request, None)
         response.elapsed = timedelta(seconds=time.monotonic() - call.started_at)
         return response
 
     def close(self) -> None:
-        """Close the idle connections, and break off every call in flight in another thread."""
+        """Close the idle connections, and end the calls of other threads."""
         cut_calls_of(self)
         super().close()
 
-    def _settings(
-        self,
-        request: requests.PreparedRequest,
-        proxies: Mapping[str, str] | None,
-        verify: bool | str | None,  # noqa: FBT001 - the shape that requests has for it
-        cert: str | tuple[str, str] | None,
-    ) -> dict[str, Any]:
-        if self.trust_env or proxies:
-            merged = self.merge_environment_settings(
-                str(request.url), dict(proxies or {}), stream=True, verify=verify, cert=cert
-            )
-            return dict(merged)
-        return {
-            "stream": True,
-            "proxies": self.proxies,
-            "verify": self.verify if verify is None else verify,
-            "cert": self.cert if cert is None else cert,
-        }
-
-    def _exchange(self, request: requests.PreparedRequest, call: Call, settings: dict[str, Any]) -> requests.Response:
-        adapter = self.get_adapter(str(request.url))
-        began_at = time.monotonic()
-        try:
-            return adapter.send(request, timeout=call.remaining_seconds(), **settings)
-        except requests.ConnectionError as exc:
-            is_stale = call.is_reused and call.cut_by is None and is_disconnect(exc)
-            is_stale = is_stale and time.monotonic() - began_at <= _STALE_SECONDS
-            if not is_stale or request.method not in _RESENT_METHODS:
-                raise
-        return adapter.send(request, timeout=call.remaining_seconds(), **settings)
-
 
 def retry_after_seconds(headers: Mapping[str, str], *, now: datetime | None = None) -> float | None:
-    """Return the wish of a Retry-After header in seconds, None when there is none or it cannot be read.
+    """Return the value of the Retry-After header in seconds; None if it is missing or invalid.
 
-    RFC 9110 section 10.2.3: whole seconds or an HTTP date; a date that has passed is 0.
+    The value is a number of seconds or an HTTP date (RFC 9110 section 10.2.3). A past date is 0.
     """
     text = headers.get("Retry-After", "").strip()
     if text.isascii() and text.isdigit():
@@ -182,15 +142,13 @@ def retry_after_seconds(headers: Mapping[str, str], *, now: datetime | None = No
     return max(0.0, (moment - (now or datetime.now(timezone.utc))).total_seconds())
 
 
-def read_body(response: requests.Response, max_body_bytes: int) -> None:
-    """Read the body of *response*, which was asked for as a stream, into its ``content``.
-
-    Raises ResponseEncoded before the first byte of a body that is compressed, and ResponseTooLarge.
-    """
-    if not _is_plain(response.headers.get("Content-Encoding", "")):
-        _leave_unread(response)
+def _read_body(response: requests.Response, max_body_bytes: int) -> None:
+    """Read the streamed body of *response* into its ``content``."""
+    codings = response.headers.get("Content-Encoding", "").split(",")
+    if any(coding.strip().lower() not in {"", "identity"} for coding in codings):
+        _discard_body(response)
         raise ResponseEncoded(
-            f"The answer of {_without_secrets(response.url)} has a Content-Encoding, though none was asked for.",
+            f"The answer of {_without_secrets(response.url)} has a Content-Encoding, although the request allows none.",
             response=response,
         )
     chunks: list[bytes] = []
@@ -198,33 +156,20 @@ def read_body(response: requests.Response, max_body_bytes: int) -> None:
     for chunk in response.iter_content(_CHUNK_BYTES):
         size += len(chunk)
         if size > max_body_bytes:
-            _leave_unread(response)
+            _discard_body(response)
             where = _without_secrets(response.url)
             raise ResponseTooLarge(f"The answer of {where} is larger than {max_body_bytes} bytes.", response=response)
         chunks.append(chunk)
-    response._content = b"".join(chunks)  # noqa: SLF001 - where `content` looks; requests has no other way in
+    response._content = b"".join(chunks)  # noqa: SLF001 - requests has no other way to set `content`
 
 
-class BoundedSession(requests.Session):
-    """A session for a library that brings its own time-outs: as little is read as by a DeadlineSession, and no more.
-
-    Redirects are what the library says they are; nothing is tried twice here.
-    """
-
-    def __init__(self, *, trust_env: bool) -> None:
-        super().__init__()
-        self.trust_env = trust_env
-        self.headers["Accept-Encoding"] = "identity"
-
-    def send(self, request: requests.PreparedRequest, **options: Any) -> requests.Response:
-        """Return the answer with its body read, bounded and never unpacked; raise what `read_body` does besides."""
-        response = super().send(request, **{**options, "stream": True})
-        read_body(response, MAX_BODY_BYTES)
-        return response
+def _discard_body(response: requests.Response) -> None:
+    response.close()
+    response._content = b""  # noqa: SLF001 - likewise
 
 
 class _DeadlineAdapter(requests.adapters.HTTPAdapter):
-    """requests' adapter over watched connections; `send` is left alone, so that ``responses`` can stand in for it.
+    """The adapter of requests with watched connections.
 
     The adapter keeps the pool of the last request, because the lookup takes a tenth of a call. Callers that send the
     same request again, such as the poll and each sink, save this time.
@@ -251,11 +196,11 @@ class _DeadlineAdapter(requests.adapters.HTTPAdapter):
         return found
 
     def close(self) -> None:
-        self._last = None  # a pool closes its connections when nobody has it any more
+        self._last = None  # a pool closes its connections when it has no references
         super().close()
 
     def build_response(self, req: requests.PreparedRequest, resp: urllib3.BaseHTTPResponse) -> requests.Response:
-        """Return what requests makes of *resp*, without a look for cookies: none are kept."""
+        """Return the response without its cookies, which takes less time."""
         response = requests.Response()
         response.status_code, response.reason = resp.status, resp.reason or ""
         response.headers = requests.structures.CaseInsensitiveDict(resp.headers)
@@ -264,31 +209,19 @@ class _DeadlineAdapter(requests.adapters.HTTPAdapter):
         response.connection = self
         return response
 
-    def request_url(self, request: requests.PreparedRequest, proxies: Mapping[str, str] | None) -> str:
-        return str(super().request_url(request, proxies)) if proxies else request.path_url
-
     def proxy_manager_for(self, proxy: str, **proxy_kwargs: Any) -> Any:
         manager = super().proxy_manager_for(proxy, **proxy_kwargs)
         manager.pool_classes_by_scheme = POOL_CLASSES
         return manager
 
 
-def _is_plain(content_encoding: str) -> bool:
-    return all(coding.strip().lower() in {"", "identity"} for coding in content_encoding.split(","))
-
-
-def _leave_unread(response: requests.Response) -> None:
-    response.close()
-    response._content = b""  # noqa: SLF001 - likewise
-
-
 def is_disconnect(exc: BaseException) -> bool:
-    """Return whether the peer hung up: reset, or closed without a byte of answer (RemoteDisconnected is a reset)."""
+    """Return whether the peer closed or reset the connection (RemoteDisconnected is a reset)."""
     return any(isinstance(cause, _DISCONNECTS) for cause in causes(exc))
 
 
 def _raise_if_cut(call: Call, request: requests.PreparedRequest, exc: Exception | None) -> None:
-    """Raise why *call* was cut, if it was; a read or connect that timed out by itself counts as cut."""
+    """Raise the error of *call* if the call was cut. A timeout of one read or connect counts as a cut."""
     if call.cut_by == "close":
         where = _without_secrets(request.url)
         raise requests.ConnectionError(f"{request.method} {where}: its session was closed.", request=request) from exc
@@ -301,6 +234,6 @@ def _raise_if_cut(call: Call, request: requests.PreparedRequest, exc: Exception 
 
 
 def _without_secrets(url: str | None) -> str:
-    """Return scheme, host and port of *url*: secrets travel in all the rest, the path of a webhook included."""
+    """Return the scheme, host, and port of *url*. Every other part can contain a secret."""
     parsed = urllib3.util.parse_url(url or "")
     return urllib3.util.Url(scheme=parsed.scheme, host=parsed.host, port=parsed.port).url

@@ -6,8 +6,7 @@ and without TLS. Each connection keeps a second descriptor of its socket, becaus
 and because a response with ``Connection: close`` outlives its connection. A call on an open connection needs no new
 descriptor, so polls continue when the process has no free descriptors.
 
-A call wakes the thread only if it ends before the thread would wake anyway. While calls follow each other, the thread
-therefore wakes about once per deadline, not once per call.
+A call wakes the thread only if the call is due before the thread wakes anyway, so most calls do not wake the thread.
 
 The watchdog cannot end a name lookup, because ``getaddrinfo`` has no socket. Callers that use names instead of
 addresses need an outer deadline, as the delivery host has.
@@ -33,18 +32,17 @@ class Call:
     Every connection that the thread uses inside the context belongs to the call.
     """
 
-    __slots__ = ("cut_by", "deadline_seconds", "expires_at", "is_reused", "left", "session", "sockets", "started_at")
+    __slots__ = ("closed", "cut_by", "deadline_seconds", "expires_at", "session", "sockets", "started_at")
 
     def __init__(self, session: object, deadline_seconds: float) -> None:
         self.session = session
         self.deadline_seconds = deadline_seconds
         self.started_at = time.monotonic()
         self.expires_at = self.started_at + deadline_seconds
-        self.is_reused = False
         self.cut_by: str | None = None
         self.sockets: list[socket.socket] = []
-        self.left: list[socket.socket] = []
-        """The sockets whose connections were closed during the call."""
+        self.closed: list[socket.socket] = []
+        """The sockets whose connections were closed during the call. A response can still use them."""
 
     def __enter__(self) -> None:
         _watchdog.begin(self)
@@ -53,6 +51,8 @@ class Call:
     def __exit__(self, *_: object) -> None:
         _in_flight.call = None
         _watchdog.end(self)
+        for each in self.closed:
+            each.close()
 
     def remaining_seconds(self) -> float:
         """Return the time left. The value is never 0, because a socket timeout of 0 means non-blocking."""
@@ -73,7 +73,6 @@ class _Watchdog:
         self._changed = threading.Condition()
         self._calls: set[Call] = set()
         self._wakes_at = math.inf
-        self._last_expiry = -math.inf
         self._thread: threading.Thread | None = None
 
     def begin(self, call: Call) -> None:
@@ -82,7 +81,6 @@ class _Watchdog:
                 self._thread = threading.Thread(target=self._watch, name="deadline-watchdog", daemon=True)
                 self._thread.start()
             self._calls.add(call)
-            self._last_expiry = call.expires_at
             if call.expires_at < self._wakes_at:
                 self._wakes_at = call.expires_at
                 self._changed.notify()
@@ -94,20 +92,9 @@ class _Watchdog:
             if call.cut_by is not None:
                 call.cut(call.cut_by)
 
-    def release(self, duplicate: socket.socket) -> None:
-        """Close *duplicate*, or let the call that uses it do so."""
-        with self._changed:
-            for call in self._calls:
-                if duplicate in call.sockets:
-                    call.left.append(duplicate)
-                    return
-            duplicate.close()
-
     def end(self, call: Call) -> None:
         with self._changed:
             self._calls.discard(call)
-        for each in call.left:
-            each.close()
 
     def cut_session(self, session: object) -> None:
         with self._changed:
@@ -122,9 +109,7 @@ class _Watchdog:
                 for call in self._calls:
                     if call.expires_at <= now and call.cut_by is None:
                         call.cut("deadline")
-                # Also wake at the expiry of the newest call: a later call with the same deadline needs no wake-up.
-                newest = self._last_expiry if self._last_expiry > now else math.inf
-                self._wakes_at = min([newest, *(call.expires_at for call in self._calls if call.cut_by is None)])
+                self._wakes_at = min((each.expires_at for each in self._calls if each.cut_by is None), default=math.inf)
                 is_idle = math.isinf(self._wakes_at)
                 self._changed.wait(None if is_idle else min(self._wakes_at - now, threading.TIMEOUT_MAX))
 
@@ -154,65 +139,59 @@ class _WatchedConnection(HTTPConnection):
         call = _in_flight.call
         if call is None:
             return super()._new_conn()
-        connected = self._connect_any(call)
+        connected = self._connect(call)
+        connected.settimeout(call.remaining_seconds())
         try:
             self._duplicate = socket.fromfd(connected.fileno(), connected.family, connected.type)
         except OSError:  # out of descriptors
             connected.close()
             raise
-        self._watch(call)
+        self._watch(call, self._duplicate)
         return connected
 
     def request(self, *args: Any, **kwargs: Any) -> None:
         call = _in_flight.call
-        if call is not None and self.sock is not None and self._watched_for is not call:
-            call.is_reused = True
-            self._watch(call)
+        if call is not None and self._duplicate is not None and self._watched_for is not call:
+            self._watch(call, self._duplicate)
         super().request(*args, **kwargs)
 
     def close(self) -> None:
         super().close()
         duplicate, self._duplicate = self._duplicate, None
-        if duplicate is not None:
-            _watchdog.release(duplicate)
+        if duplicate is not None and _in_flight.call is not None:
+            _in_flight.call.closed.append(duplicate)
+        elif duplicate is not None:
+            duplicate.close()
 
-    def _watch(self, call: Call) -> None:
-        if self._duplicate is not None:
-            _watchdog.watch(call, self._duplicate)
+    def _watch(self, call: Call, duplicate: socket.socket) -> None:
+        _watchdog.watch(call, duplicate)
         self._watched_for = call
 
-    def _connect_any(self, call: Call) -> socket.socket:
+    def _connect(self, call: Call) -> socket.socket:
         """Connect to the first address that responds. Each address gets an equal share of the time left.
 
         urllib3 gives the whole timeout to each address, so a name with two dead addresses takes twice the deadline.
         """
-        found = self._look_up()
-        error: OSError = OSError("the name has no address")
-        for number, (family, kind, protocol, _, address) in enumerate(found):
-            connecting = socket.socket(family, kind, protocol)
-            try:
-                for option in self.socket_options or ():
-                    connecting.setsockopt(*option)
-                connecting.settimeout(call.remaining_seconds() / (len(found) - number))
-                connecting.connect(address)
-            except OSError as exc:
-                connecting.close()
-                error = exc
-            else:
-                connecting.settimeout(call.remaining_seconds())
-                return connecting
-        if isinstance(error, TimeoutError):
-            raise ConnectTimeoutError(self, f"Connection to {self.host} timed out.") from error
-        raise NewConnectionError(self, f"Failed to establish a new connection: {error}") from error
-
-    def _look_up(self) -> list[Any]:
         name = self._dns_host
+        *others, last = self._addresses()
         try:
-            return socket.getaddrinfo(name.strip("[]"), self.port, type=socket.SOCK_STREAM)
+            for number, self._dns_host in enumerate(others):
+                self.timeout = call.remaining_seconds() / (len(others) + 1 - number)
+                with contextlib.suppress(ConnectTimeoutError, NewConnectionError):
+                    return super()._new_conn()
+            self._dns_host, self.timeout = last, call.remaining_seconds()
+            return super()._new_conn()
+        finally:
+            self._dns_host = name
+
+    def _addresses(self) -> list[str]:
+        try:
+            found = socket.getaddrinfo(self._dns_host.strip("[]"), self.port, type=socket.SOCK_STREAM)
         except socket.gaierror as exc:
             raise NameResolutionError(self.host, self, exc) from exc
         except UnicodeError as exc:
-            raise LocationParseError(name) from exc
+            raise LocationParseError(self.host) from exc
+        return [str(address[0]) for *_, address in found]
 
 
 class _WatchedTlsConnection(_WatchedConnection, HTTPSConnection):

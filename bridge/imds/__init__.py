@@ -1,5 +1,5 @@
-"""Azure's Instance Metadata Service: its HTTP, its Scheduled Events document, and where it is found.
+"""The Instance Metadata Service: its requests, and its Scheduled Events document.
 
-The only package that knows the service's URLs. Public: `client` (ImdsClient), `document` (parse_document,
-parse_identity), `discovery`.
+This is the only package that knows the URLs of the service. Public: `client` (ImdsClient) and `document`
+(parse_document, parse_identity).
 """

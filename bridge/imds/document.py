@@ -1,18 +1,16 @@
-"""Parses what the metadata service answers: the Scheduled Events document, and who this VM is.
+"""Parses the responses of the metadata service: the Scheduled Events document and the identity of this VM.
 
-A document decides what the whole fleet hears, so the rule is strict where doubt would invent or lose an event (no
-Events list, an event without a status, broken JSON: unknown, never "no events") and lenient everywhere else: a field
-of the wrong type reads as None and is kept in ``extra``, because one odd Description must not blind the agent.
+The whole fleet acts on a document, so parsing is strict where an error would invent or lose an event. Without a list
+of Events, an EventStatus, or valid JSON, the state is unknown. Every other field of the wrong type is read as None and
+kept in ``extra``, because one odd Description must not stop the agent.
 
-Whatever comes out can be written down again as JSON: lone surrogates become U+FFFD, integers beyond 64 bits become
-their text, depth is bounded. Everything here is pure: no clock, no I/O.
-
-Shapes: Microsoft, "Scheduled Events for Linux VMs in Azure" and "Azure Instance Metadata Service".
+The result can always be written as JSON again: lone surrogates become U+FFFD, integers beyond 64 bits become text, and
+the depth is limited. Microsoft describes the shapes in "Scheduled Events for Linux VMs in Azure" and "Azure Instance
+Metadata Service".
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -23,9 +21,9 @@ from bridge.errors import DocumentInvalid
 from bridge.events.event import Document, Incarnation, ScheduledEvent, VmIdentity
 from bridge.text import excerpt
 
-#: Of either document: room for a hundred events of a thousand VMs each.
+#: Enough for a hundred events with a thousand VMs each.
 MAX_DOCUMENT_BYTES = 4 * 1024 * 1024
-#: Real ones have 4,000 to 9,000.
+#: Real documents have 4,000 to 9,000 characters.
 MAX_ATTESTED_CHARACTERS = 48 * 1024
 
 _MAX_DEPTH = 64
@@ -49,16 +47,16 @@ _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct",
 
 
 def parse_document(body: bytes) -> Document:
-    """Return the document that *body* holds; raise DocumentInvalid when it is not one.
+    """Return the document in *body*; raise DocumentInvalid if *body* is not a document.
 
-    At most 4 MiB of UTF-8 (RFC 8259 section 8.1; a byte order mark is tolerated), a JSON object whose Events is a
-    list of objects, each with a text EventStatus.
+    A document is at most 4 MiB of UTF-8 (RFC 8259 section 8.1; a byte order mark is accepted). It is a JSON object with
+    a list of Events. Each event is an object with a text EventStatus.
     """
     value = _json_object(body, "The Scheduled Events document")
     events = value.get("Events")
     if not isinstance(events, list):
         raise DocumentInvalid(
-            f"The Scheduled Events document has no list of Events but {_kind(events)}: {excerpt(body)}"
+            f"The Scheduled Events document has {_kind(events)} instead of a list of Events: {excerpt(body)}"
         )
     return Document(
         incarnation=_incarnation(value.get("DocumentIncarnation")),
@@ -67,9 +65,9 @@ def parse_document(body: bytes) -> Document:
 
 
 def parse_identity(body: bytes) -> VmIdentity:
-    """Return who this VM is, from the answer of ``/metadata/instance/compute``; an empty text reads as None.
+    """Return the identity in *body*, a response of ``/metadata/instance/compute``. An empty text is read as None.
 
-    Raises DocumentInvalid when *body* is no JSON object, or names neither the VM nor its vmId.
+    Raises DocumentInvalid if *body* is not a JSON object, or has neither a name nor a vmId.
     """
     value = _json_object(body, "The instance document")
 
@@ -93,39 +91,23 @@ def parse_identity(body: bytes) -> VmIdentity:
     return identity
 
 
-def parse_os_disk(body: bytes) -> bool | None:
-    """Return whether the answer of ``/metadata/instance/compute`` names an ephemeral OS disk; None if it names none.
-
-    ``storageProfile.osDisk.diffDiskSettings.option`` is "Local" for an ephemeral one, and "" or left out for any other.
-    """
-    try:
-        disk = json.loads(body)["storageProfile"]["osDisk"]
-        settings = disk.get("diffDiskSettings")
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        return None
-    option = settings.get("option") if isinstance(settings, dict) else None
-    return isinstance(option, str) and option.casefold() == "local"
-
-
 def parse_attested(body: bytes) -> str:
-    """Return the signed document, in base64, of the answer of ``/metadata/attested/document``.
+    """Return the signed document, in base64, from a response of ``/metadata/attested/document``.
 
-    Raises DocumentInvalid when there is none, or one of more than MAX_ATTESTED_CHARACTERS. What it says, and whether
-    Azure has signed it, is for whoever it is shown to.
+    Raises DocumentInvalid if it is missing or too long. The portal verifies the signature.
     """
     value = _json_object(body, "The attested document")
     signature = value.get("signature")
     if not isinstance(signature, str) or not 0 < len(signature) <= MAX_ATTESTED_CHARACTERS or not signature.isascii():
-        raise DocumentInvalid(f"The attested document has no signature that could be shown: {excerpt(body)}")
+        raise DocumentInvalid(f"The attested document has no valid signature field: {excerpt(body)}")
     return signature
 
 
 def parse_not_before(text: str) -> datetime | None:
-    """Return *text* as an aware UTC datetime; None when it is empty or is no date.
+    """Return *text* as an aware UTC datetime; None if it is empty or not a date.
 
-    RFC 1123 (RFC 9110 section 5.6.7) as of today, the weekday not looked at: Microsoft's own page has a wrong one.
-    ISO 8601 as of older api-versions, without a zone meaning UTC, fractions cut to microseconds. The year 1 is how
-    .NET writes "no date".
+    The format is RFC 1123 (RFC 9110 section 5.6.7). The weekday is ignored, because Microsoft's own page shows a wrong
+    weekday. Older api-versions use ISO 8601; a time without a zone is UTC. The year 1 is .NET's "no date".
     """
     match = _ISO_8601.fullmatch(text.strip()) or _RFC_1123.fullmatch(text.strip())
     if match is None:
@@ -156,18 +138,18 @@ def _json_object(body: bytes, what: str) -> dict[str, Any]:
     except UnicodeDecodeError as exc:
         raise DocumentInvalid(f"{what} is not UTF-8 at byte {exc.start}: {excerpt(body)}") from exc
     if not text.strip():
-        raise DocumentInvalid(f"{what} is empty; that means unknown, not that there is nothing.")
+        raise DocumentInvalid(f"{what} is empty, so the state is unknown.")
     try:
         value = _clean(strict_json.loads(text, allows_duplicates=True), depth=0)
     except ValueError as exc:
-        raise DocumentInvalid(f"{what} is not JSON that can be used ({exc}): {excerpt(body)}") from exc
+        raise DocumentInvalid(f"{what} is not valid JSON ({exc}): {excerpt(body)}") from exc
     if not isinstance(value, dict):
         raise DocumentInvalid(f"{what} is {_kind(value)} instead of an object: {excerpt(body)}")
     return value
 
 
 def _clean(value: Any, *, depth: int) -> Any:
-    """Return *value* as every reader can take it; refuse what other parsers down the road could not nest."""
+    """Return *value* in a form that every JSON parser accepts."""
     if depth > _MAX_DEPTH:
         raise strict_json.JsonRefused(f"nested more than {_MAX_DEPTH} deep")
     if type(value) is int and value not in _INT64:
@@ -182,14 +164,14 @@ def _clean(value: Any, *, depth: int) -> Any:
 
 
 def _kind(value: Any) -> str:
-    """Return what JSON calls *value*, with its article."""
+    """Return the JSON type of *value*, with its article."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", int: "a number", float: "a number"}
     return names.get(type(value), "null")
 
 
 def _incarnation(value: Any) -> Incarnation:
     if isinstance(value, float) and value.is_integer():
-        number = int(value)  # JSON knows one kind of number: 5.0 is 5 (RFC 8259 section 6)
+        number = int(value)  # JSON has one kind of number: 5.0 is 5 (RFC 8259 section 6)
         return number if number in _INT64 else str(number)
     return value if type(value) in {int, str} else None
 
@@ -202,8 +184,8 @@ def _event(value: Any, position: int, body: bytes) -> ScheduledEvent:
     status = value.get("EventStatus")
     if not isinstance(status, str):
         raise DocumentInvalid(
-            f"Event {position} of the Scheduled Events document has {_kind(status)} as its EventStatus, "
-            f"where a text belongs: {excerpt(body)}"
+            f"Event {position} of the Scheduled Events document has {_kind(status)} instead of a text as its "
+            f"EventStatus: {excerpt(body)}"
         )
     rest = {name: field for name, field in value.items() if name != "EventStatus"}
     not_before_raw = _take(rest, "NotBefore", _as_text)
@@ -223,7 +205,7 @@ def _event(value: Any, position: int, body: bytes) -> ScheduledEvent:
 
 
 def _take(rest: dict[str, Any], name: str, read: Callable[[Any], Any]) -> Any:
-    """Take the field *name* out of *rest* and return it as read; one that cannot be read stays, and is None here."""
+    """Remove the field *name* from *rest* and return its value. If *read* returns None, the field stays in *rest*."""
     field = rest.get(name)
     value = None if field is None else read(field)
     if field is None or value is not None:
@@ -242,7 +224,7 @@ def _as_names(field: Any) -> tuple[str, ...] | None:
 
 
 def _resources(rest: dict[str, Any]) -> tuple[str, ...] | None:
-    """Return Resources; api-version 2017-03-01 called them ResourceName, and one of them may be a bare text."""
+    """Return Resources. In api-version 2017-03-01, the name is ResourceName, and the value can be a text."""
     if rest.get("Resources") is not None:
         return _take(rest, "Resources", _as_names)  # type: ignore[no-any-return]
     rest.pop("Resources", None)
@@ -252,13 +234,13 @@ def _resources(rest: dict[str, Any]) -> tuple[str, ...] | None:
 
 
 def _duration(rest: dict[str, Any]) -> int | None:
-    """Return DurationInSeconds; -1 is how Azure says that it does not know."""
+    """Return DurationInSeconds. Azure sends -1 if the duration is unknown."""
     seconds = _take(rest, "DurationInSeconds", lambda field: field if type(field) is int and field >= -1 else None)
     return None if seconds == -1 else seconds
 
 
 def _tags(value: dict[str, Any]) -> dict[str, str]:
-    """Return the tags, from tagsList or else from the text ``k:v;k:v``, which cannot hold a ; in a value."""
+    """Return the tags from tagsList, else from the text ``k:v;k:v``, whose values cannot contain a semicolon."""
     listed = value.get("tagsList")
     if isinstance(listed, list):
         return {

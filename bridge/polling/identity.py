@@ -76,11 +76,6 @@ class IdentityResolver:
         self.vm = VmIdentity().with_overrides(configured)
         """The known part of the identity."""
 
-    @property
-    def os_disk_is_ephemeral(self) -> bool | None:
-        """Return whether a redeploy replaces the OS disk; None until IMDS has responded."""
-        return self._imds.os_disk_is_ephemeral
-
     def start(self, stop: Callable[[], bool] = lambda: False, *, timeout_seconds: float = math.inf) -> None:
         """Try once for at most *timeout_seconds* and 2 s, then use the stored identity.
 

@@ -31,7 +31,7 @@ from msgspec import Meta
 
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.errors import BridgeError, CredentialFailed
-from bridge.http.session import BoundedSession, retry_after_seconds
+from bridge.http.session import retry_after_seconds
 from bridge.system.threads import run_daemon
 from bridge.text import EXCERPT_CHARACTERS, one_line
 
@@ -197,7 +197,8 @@ def fetch_token(scope: str, *, client_id: str | None = None, is_default: bool = 
 
     # A proxy would use its own VM's identity; only workload identity uses a public address.
     uses_proxies = is_default or bool(os.environ.get("AZURE_FEDERATED_TOKEN_FILE"))
-    with BoundedSession(trust_env=uses_proxies) as session:
+    with requests.Session() as session:
+        session.trust_env = uses_proxies
         # azure-core waits 300 s for a response by default.
         options: dict[str, Any] = {
             "connection_timeout": _ENTRA_CONNECT_SECONDS,

@@ -1,16 +1,16 @@
-"""Who may write to a file: its owner, its group, everybody, and whoever may exchange a directory above it.
+"""Detects files that other users can change: by their owner, their mode, and the directories above them.
 
-The rule is that of sshd for the keys of a user (its StrictModes): the file and every directory above it belong to root
-or to a trusted user, and neither the group nor others may write to them. As there, a group of one is no exception: who
-is in it can change. An access list that lets somebody else write shows as the group's permission, so it is seen too.
+The rule is that of sshd for the keys of a user (StrictModes): the file and every directory above it belong to root or
+to a trusted user, and neither the group nor others can write to them. A group with one member is no exception, because
+its members can change. An access list for another user appears as the permission of the group.
 
-Two directories that everybody may write to are harmless. In one with the sticky bit, such as /tmp, nobody can remove or
-rename what is another's, so the owner of what is in it is all that counts. And a ConfigMap of Kubernetes is mounted
-like that (drwxrwxrwx) from a directory that only the node's root can reach. A file system that is mounted read-only is
-no exception: in a hardened systemd unit all of them are, and everybody else may still write.
+Two kinds of directories that everyone can write to are safe:
 
-Symbolic links are followed step by step, and what holds for a directory holds for the one that each of them is in.
-On Windows access lists decide, which are not looked at.
+- A directory with the sticky bit, such as /tmp. Only the owner of a file can remove or rename the file.
+- A ConfigMap of Kubernetes (drwxrwxrwx). Only root on the node can reach it.
+
+Symbolic links are followed step by step, and each directory on the way is checked. On Windows, access lists decide, and
+this module does not check them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _CONFIG_MAP = b"/volumes/kubernetes.io~configmap/"
 
 
 def why_writable(path: Path, *, users: Collection[int], mounts: Path = _MOUNTS) -> str | None:
-    """Return a sentence that says what others than root and *users* may change, None when they may change nothing.
+    """Return which part of *path* a user other than root and *users* can change; None if there is no such part.
 
-    *path* may be missing; then what is there of the way to it counts. *mounts* takes the place of /proc/self/mountinfo.
+    If *path* does not exist, its existing parent directories count. Tests replace *mounts*.
     """
     if sys.platform == "win32":
         return None
@@ -45,7 +45,7 @@ def why_writable(path: Path, *, users: Collection[int], mounts: Path = _MOUNTS) 
             if stat.S_ISLNK(found.st_mode) and found.st_uid in trusted:
                 links += 1
                 if links > _MOST_LINKS:
-                    return f"{path} leads through too many symbolic links."
+                    return f"{path} has too many symbolic links."
                 target = here.readlink()
                 left.extend(reversed(target.parts))
                 here = Path(left.pop()) if target.is_absolute() else here.parent
@@ -54,19 +54,16 @@ def why_writable(path: Path, *, users: Collection[int], mounts: Path = _MOUNTS) 
         except FileNotFoundError:
             return None
         except OSError as error:
-            return f"Nobody can say who may write to {here}: {error.strerror}."
+            return f"The permissions of {here} cannot be read: {error.strerror}."
         if not left:
             return None
-        here = _step(here, left.pop())
-
-
-def _step(here: Path, name: str) -> Path:
-    return here.parent if name == ".." else here / name
+        name = left.pop()
+        here = here.parent if name == ".." else here / name
 
 
 def _why(here: Path, found: os.stat_result, trusted: Collection[int], mounts: Path, *, is_end: bool) -> str | None:
     if found.st_uid not in trusted:
-        return f"{here} belongs to {_name(found.st_uid)}. Give it to root or to the agent's user (chown)."
+        return f"{here} belongs to {_name(found.st_uid)}. Change its owner to root or the agent's user (chown)."
     if not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return None
     is_directory = stat.S_ISDIR(found.st_mode)
@@ -74,9 +71,9 @@ def _why(here: Path, found: os.stat_result, trusted: Collection[int], mounts: Pa
         return None
     if is_directory and _is_config_map(here, mounts):
         return None
-    who = "everybody" if found.st_mode & stat.S_IWOTH else "its group"
+    who = "Every user" if found.st_mode & stat.S_IWOTH else "Its group"
     mode = stat.S_IMODE(found.st_mode)
-    return f"{here} may be written by {who}: its mode is {mode:04o}. Take that away (chmod go-w {here})."
+    return f"{who} can write to {here}: its mode is {mode:04o}. Run `chmod go-w {here}`."
 
 
 def _name(uid: int) -> str:
@@ -87,7 +84,7 @@ def _name(uid: int) -> str:
 
 
 def _is_config_map(here: Path, mounts: Path) -> bool:
-    """Return whether Kubernetes has mounted a ConfigMap at *here*: fields 4 and 5 of a line are its root and place."""
+    """Return whether a ConfigMap is mounted at *here*. Fields 4 and 5 of a line are the root and the mount point."""
     try:
         lines = mounts.read_bytes().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The check of an Entra ID scope. It needs no HTTP, so that reading a configuration does not import requests."""
+"""The check of an Entra ID scope. It is a separate module, so that reading a configuration does not import requests."""
 
 from __future__ import annotations
 

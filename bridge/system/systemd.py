@@ -1,7 +1,7 @@
-"""What systemd is told: ready, alive, stopping (sd_notify(3), over a datagram socket; the library is not needed).
+"""Notifies systemd about start, stop, and liveness (sd_notify(3), over a datagram socket).
 
-A datagram is sent without waiting and may be lost: the service manager must never hold up the agent. The address is
-taken out of the environment, so that no program that a sink starts speaks in the agent's name.
+A datagram is sent without waiting and can be lost, so the service manager never blocks the agent. The variables are
+removed from the environment, so that programs of sinks cannot send notifications.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from bridge.text import one_line
 logger = logging.getLogger(__name__)
 
 _MICROSECONDS = 1_000_000
-#: A watchdog is fed three times in its time: twice may fail.
+#: The agent notifies the watchdog three times per timeout, so two notifications can be lost.
 _FEEDINGS = 3
 _LEAST_SECONDS = 1.0
 
 
 class SystemdNotifier:
-    """Tells the service manager named in *environ*; without one every call does nothing. *monotonic*: seconds."""
+    """Notifies the service manager in *environ*. Without a service manager, the calls have no effect."""
 
     def __init__(self, environ: MutableMapping[str, str], monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -34,30 +34,32 @@ class SystemdNotifier:
         self._feed_seconds = int(microseconds) / _MICROSECONDS / _FEEDINGS if is_for_us else 0.0
         self._fed_at = float("-inf")
         self.feed_within_seconds = max(self._feed_seconds / _FEEDINGS, min(self._feed_seconds, _LEAST_SECONDS))
-        """How often to call `alive`; 0 where there is no watchdog."""
+        """Interval for calls of `alive`; 0 without a watchdog."""
 
     def ready(self, status: str) -> None:
-        """Say that the agent has started, and in *status* what it does; one line."""
-        # A line of its own would be an order of its own.
+        """Report that the agent has started, with *status* on one line."""
+        # systemd reads each line as a separate assignment.
         self._send(f"READY=1\nSTATUS={one_line(status)}")
 
     def starting(self, status: str, within_seconds: float) -> None:
-        """Say that the start goes on, for so long at least whatever the unit file allows, and in *status* why."""
+        """Report that the start continues for *within_seconds*, and why. This extends the timeout of the unit."""
         self._send(f"EXTEND_TIMEOUT_USEC={within_seconds * _MICROSECONDS:.0f}\nSTATUS={one_line(status)}")
 
     def stopping(self, within_seconds: float) -> None:
-        """Say that the agent is about to end, and that it may take so long, whatever the unit file allows."""
-        self._send(f"STOPPING=1\nEXTEND_TIMEOUT_USEC={within_seconds * _MICROSECONDS:.0f}\nSTATUS=Sending what is due")
+        """Report that the agent stops within *within_seconds*. This extends the timeout of the unit."""
+        self._send(
+            f"STOPPING=1\nEXTEND_TIMEOUT_USEC={within_seconds * _MICROSECONDS:.0f}\nSTATUS=Sending the pending records"
+        )
 
     def alive(self) -> None:
-        """Feed the watchdog, if there is one and it is time to."""
+        """Notify the watchdog if a notification is due."""
         now = self._monotonic()
         if self._feed_seconds and now - self._fed_at >= self._feed_seconds:
             self._fed_at = now
             self._send("WATCHDOG=1")
 
     def close(self) -> None:
-        """Close the socket; closing twice is fine."""
+        """Close the socket. A second call has no effect."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -68,7 +70,7 @@ class SystemdNotifier:
         try:
             self._socket.send(message.encode())
         except OSError as error:
-            logger.debug("systemd was not told: %s", error)
+            logger.debug("systemd was not notified: %s", error)
 
 
 def _connected(address: str) -> socket.socket | None:
@@ -80,6 +82,6 @@ def _connected(address: str) -> socket.socket | None:
         notify.connect(f"\0{address[1:]}" if address.startswith("@") else address)
     except OSError as error:
         notify.close()
-        logger.warning("systemd cannot be told how the agent does: $NOTIFY_SOCKET is %r: %s", address, error)
+        logger.warning("systemd cannot be notified: $NOTIFY_SOCKET is %r: %s", address, error)
         return None
     return notify

@@ -16,7 +16,7 @@ import typing
 import pytest
 from bicep import AZURE, UNKNOWN, body, declared, decorators, literal, nodes, plain, properties, text
 
-from bridge.config import loader
+from bridge.config.settings import StatusSettings
 
 pytestmark = pytest.mark.deploy
 
@@ -364,7 +364,7 @@ def test_os_upgrades_happen_by_themselves_and_have_the_health_that_they_require(
     assert image["version"] == "latest"
     (extension,) = found["virtualMachineProfile"]["extensionProfile"]["extensions"]
     assert extension["properties"]["type"] == "ApplicationHealthLinux"
-    _, port = loader.StatusSettings().address
+    _, port = StatusSettings().address
     assert extension["properties"]["settings"] == {"protocol": "http", "port": port, "requestPath": "/healthz"}
 
 

@@ -11,6 +11,7 @@ import pytest
 from bicep import AZURE, declared, literal, text
 
 from bridge.config import loader
+from bridge.config.settings import StatusSettings
 
 pytestmark = pytest.mark.deploy
 
@@ -103,7 +104,7 @@ def test_the_configuration_of_the_vms_sends_to_the_hub(written, tmp_path):
     assert sink.config.heartbeat
     assert settings.heartbeat.interval_seconds > 0
     # The health extension asks the default address; the disk is mounted where the unit has the state by default.
-    assert settings.status == loader.StatusSettings()
+    assert settings.status == StatusSettings()
     assert settings.state.directory is None
 
 

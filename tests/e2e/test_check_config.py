@@ -110,7 +110,7 @@ def test_everything_that_is_wrong_on_this_machine_is_said_at_once(agent, check):
         ("Sink missing", "nowhere of bearer_token_file cannot be read: No such file or directory."),
         ("Sink empty", "empty of secret_file is empty."),
         ("Sink variable", "The environment variable NO_SUCH_VARIABLE of bearer_token_env is empty."),
-        ("Sink latin", "it is no UTF-8 text"),
+        ("Sink latin", "it is not UTF-8 text"),
         ("Sink authorities", "ca_file: "),
         ("Sink certificate", "client_cert_file: "),
         ("Sink drain", "is not executable"),
@@ -269,7 +269,7 @@ def test_secret_file_that_other_users_can_read_is_a_warning(agent, check):
     token.chmod(0o644)
     code, lines = check(state(agent) + webhook("a", f'bearer_token_file = "{token}"'))
     (warning,) = starting(lines, "Warning")
-    assert (code, warning.startswith(f"sinks[0].bearer_token_file: {token} holds a secret")) == (0, True)
+    assert (code, warning.startswith(f"sinks[0].bearer_token_file: {token} contains a secret")) == (0, True)
 
 
 def test_connecting_says_one_line_a_destination_and_what_is_wrong_with_each(agent, check, azure):
@@ -443,4 +443,4 @@ def test_wrong_value_of_the_environment_is_a_wrong_configuration(agent):
     agent.env["SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN"] = "everywhere"
     agent.config.write_text("")
     code, _, err = agent.call("run", "--config", agent.config)
-    assert (code, err.partition(" ")[0]) == (78, "$SCHEDULED_EVENTS_BRIDGE_STATUS_LISTEN")
+    assert (code, err.partition(" ")[0]) == (78, "status.listen")

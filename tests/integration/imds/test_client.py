@@ -2,20 +2,17 @@
 
 import json
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from bridge.errors import ConfigurationError, DocumentInvalid, ImdsStatus, ImdsUnreachable
+from bridge.errors import DocumentInvalid, ImdsStatus, ImdsUnreachable
 from bridge.events.event import SERVICE_OFF_AFTER_SECONDS
 from bridge.imds.client import ImdsClient
-from bridge.testing import Machine, Simulator
 from bridge.testing.peers import nobody
 
 EMPTY = b'{"DocumentIncarnation": 1, "Events": []}'
 ONE = b'{"DocumentIncarnation": 2, "Events": [{"EventId": "E-1", "EventStatus": "Scheduled"}]}'
-VERSIONS = ["2017-03-01", "2017-08-01", "2017-11-01", "2019-01-01", "2019-04-01", "2019-08-01", "2020-07-01"]
 
 
 class Service(ThreadingHTTPServer):
@@ -93,7 +90,7 @@ def connect(service):
         client.close()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", ["2017-03-01", "2020-07-01"])
 def test_a_poll_asks_as_the_service_wants_it(service, connect, version):
     connect(api_version=version).scheduled_events()
     ((method, path, headers, body),) = service.received
@@ -132,44 +129,13 @@ def test_last_look_before_an_approval_is_the_poll_s_document_only_while_the_byte
     assert client.scheduled_events() is polled
 
 
-def test_last_look_before_an_approval_is_not_given_the_time_of_a_first_poll(service, connect):
-    client = connect(timeout_seconds=0.3, first_timeout_seconds=30.0)
-    service.answers = ["silence"]
-    started = time.monotonic()
-    with pytest.raises(ImdsUnreachable):
-        client.scheduled_events_again()
-    assert time.monotonic() - started < 15, "half of the time of a first poll"
-
-
-def test_environment_proxies_are_never_used(connect, monkeypatch):
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:1")
-    monkeypatch.delenv("no_proxy", raising=False)
-    assert connect().scheduled_events().events == ()
-
-
-@pytest.mark.parametrize("status", [400, 404, 405, 410, 429, 500, 503, 204])
+@pytest.mark.parametrize("status", [404, 410, 429, 500, 204])
 def test_any_status_but_200_is_an_error_that_names_it(service, connect, status):
     service.answers = [(status, {}, b"" if status == 204 else b'{"error": "why"}')]
     with pytest.raises(ImdsStatus, match=str(status)) as caught:
         connect().scheduled_events()
     assert caught.value.status == status
     assert caught.value.retry_after_seconds is None
-
-
-def test_retry_after_is_handed_on(service, connect):
-    service.answers = [(429, {"Retry-After": "3"}, b"slow down")]
-    with pytest.raises(ImdsStatus, match="slow down") as caught:
-        connect().scheduled_events()
-    assert caught.value.retry_after_seconds == 3
-
-
-def test_a_redirect_is_refused(service, connect):
-    service.answers = [(302, {"Location": f"{service.url}/elsewhere"}, b"")]
-    with pytest.raises(ImdsStatus, match="redirect") as caught:
-        connect().scheduled_events()
-    assert caught.value.status == 302
-    assert len(service.received) == 1
 
 
 def test_an_unknown_api_version_becomes_a_sentence_that_says_what_to_do(service, connect):
@@ -181,19 +147,12 @@ def test_an_unknown_api_version_becomes_a_sentence_that_says_what_to_do(service,
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("body", [b"[]", b'{"newest-versions": 5}', b"[" * 100_000, b"\xff" * 5000])
+@pytest.mark.parametrize("body", [b'{"newest-versions": 5}', b"[" * 100_000, b"\xff" * 5000])
 def test_any_other_body_of_a_400_is_shown_in_short(service, connect, body):
     service.answers = [(400, {}, body)]
     with pytest.raises(ImdsStatus, match="400") as caught:
         connect().scheduled_events()
     assert len(str(caught.value)) < 500
-
-
-@pytest.mark.parametrize("body", [b"", b"{", b'{"Events": null}', b"x" * (4 * 1024 * 1024 + 1)])
-def test_a_200_that_is_no_document_is_unknown(service, connect, body):
-    service.answers = [(200, {}, body)]
-    with pytest.raises(DocumentInvalid):
-        connect().scheduled_events()
 
 
 def test_a_document_of_four_mebibytes_is_taken_and_a_larger_one_is_said_to_be_too_large(service, connect):
@@ -205,15 +164,10 @@ def test_a_document_of_four_mebibytes_is_taken_and_a_larger_one_is_said_to_be_to
         client.scheduled_events()
 
 
-def test_a_body_that_breaks_off_is_no_answer(service, connect):
-    service.answers = [(200, {"Content-Length": "500", "Connection": "close"}, ONE)]
-    with pytest.raises(ImdsUnreachable):
+def test_a_compressed_document_is_unknown(service, connect):
+    service.answers = [(200, {"Content-Encoding": "gzip"}, EMPTY)]
+    with pytest.raises(DocumentInvalid, match="Content-Encoding"):
         connect().scheduled_events()
-
-
-def test_a_refused_connection_is_unreachable(connect):
-    with nobody() as address, pytest.raises(ImdsUnreachable, match=str(address.port)):
-        connect(endpoint=f"http://{address.authority}").scheduled_events()
 
 
 def test_silence_is_unreachable_after_the_timeout_and_the_next_poll_works(service, connect):
@@ -256,43 +210,6 @@ def test_identity_is_read_from_the_instance_document(service, connect):
     assert service.received[0][2]["Metadata"] == "true"
 
 
-def storage(option):
-    return json.dumps({"name": "vm", "storageProfile": {"osDisk": {"diffDiskSettings": {"option": option}}}}).encode()
-
-
-def test_the_same_answer_tells_whether_the_os_disk_is_ephemeral(service, connect):
-    service.answers = [(200, {}, storage("Local")), (200, {}, storage("")), (200, {}, b'{"name": "vm"}')]
-    client = connect()
-    assert client.os_disk_is_ephemeral is None
-    told = []
-    for _ in range(3):
-        client.identity()
-        told.append(client.os_disk_is_ephemeral)
-    assert told == [True, False, None]
-    assert len(service.received) == 3
-
-
-def test_an_answer_that_is_no_identity_leaves_what_is_known_of_the_os_disk(service, connect):
-    service.answers = [(200, {}, storage("Local")), (200, {}, b"{}"), (503, {}, b"busy")]
-    client = connect()
-    client.identity()
-    for error in (DocumentInvalid, ImdsStatus):
-        with pytest.raises(error):
-            client.identity()
-    assert client.os_disk_is_ephemeral is True
-
-
-@pytest.mark.parametrize("has_ephemeral_os_disk", [True, False])
-def test_the_simulator_tells_of_its_os_disk_as_the_service_does(has_ephemeral_os_disk):
-    with Simulator(vms=[Machine(name="vm", has_ephemeral_os_disk=has_ephemeral_os_disk)]) as simulator:
-        client = ImdsClient(
-            endpoint=simulator.endpoint, api_version="2020-07-01", timeout_seconds=5.0, first_timeout_seconds=20.0
-        )
-        client.identity()
-        client.close()
-        assert client.os_disk_is_ephemeral is has_ephemeral_os_disk
-
-
 def test_a_slow_identity_does_not_hold_up_a_poll(service, connect):
     service.answers = ["silence", (200, {}, ONE)]
     client = connect(timeout_seconds=20)
@@ -313,7 +230,7 @@ def test_a_slow_identity_does_not_hold_up_a_poll(service, connect):
     assert failed.is_set()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", ["2017-03-01", "2017-11-01", "2019-01-01", "2020-07-01"])
 def test_an_approval_carries_the_incarnation_only_where_2017_wants_it(service, connect, version):
     service.answers = [(200, {}, b"")]
     assert connect(api_version=version).start_requests(["E-1", "E-2"], incarnation=7) == 200
@@ -335,33 +252,6 @@ def test_an_approval_that_is_not_taken_raises_the_status(service, connect, statu
     assert len(service.received) == 1
 
 
-def test_approving_nothing_is_a_mistake_of_the_caller(service, connect):
-    with pytest.raises(ValueError, match="EventId"):
-        connect().start_requests([], incarnation=1)
-    assert service.received == []
-
-
-def test_an_endpoint_that_is_no_url_is_refused_by_name(connect):
-    with pytest.raises(ConfigurationError, match=r"imds\.endpoint"):
-        connect(endpoint="169.254.169.254")
-
-
-def test_auto_finds_an_endpoint_and_says_which(connect):
-    assert connect(endpoint="auto").endpoint.startswith("http://")
-
-
-def test_a_slash_at_the_end_of_the_endpoint_changes_nothing(service, connect):
-    connect(endpoint=f"{service.url}/").scheduled_events()
-    assert service.received[0][1].startswith("/metadata/")
-
-
-def test_a_closed_client_may_be_closed_again(connect):
-    client = connect()
-    client.scheduled_events()
-    client.close()
-    client.close()
-
-
 def test_attested_document_is_asked_for_with_its_nonce(service, connect):
     service.answers = [(200, {}, b'{"encoding": "pkcs7", "signature": "TUlJ"}')]
     assert connect().attested_document("abc-1 &x") == "TUlJ"
@@ -374,10 +264,7 @@ def test_attested_document_is_asked_for_with_its_nonce(service, connect):
     "body",
     [
         b"",
-        b"[]",
-        b"{}",
         b'{"signature": ""}',
-        b'{"signature": 1}',
         b'{"signature": "\xc3\xa4"}',
         b'{"signature": "%s"}' % (b"A" * (48 * 1024 + 1)),
     ],
@@ -388,7 +275,7 @@ def test_answer_without_an_attested_document_is_said_to_be_one(service, connect,
         connect().attested_document("abc")
 
 
-@pytest.mark.parametrize("answer", [(404, {}, b"no"), (429, {}, b""), (302, {"Location": "/"}, b""), None])
+@pytest.mark.parametrize("answer", [(404, {}, b"no"), (302, {"Location": "/"}, b""), None])
 def test_attested_document_that_cannot_be_had_is_the_same_sentence_for_any_nonce(service, connect, answer):
     service.answers = [answer or (200, {}, b"")]
     said = []

@@ -16,8 +16,6 @@ ME = VmIdentity(name="vm_0", vm_id="AAAA", location="westeurope")
 class Service:
     """Fails with `failure` until it is None."""
 
-    os_disk_is_ephemeral = None
-
     def __init__(self, failure=None):
         self.failure = failure
         self.asked = threading.Semaphore(0)
@@ -26,7 +24,6 @@ class Service:
         self.asked.release()
         if self.failure is not None:
             raise self.failure
-        self.os_disk_is_ephemeral = True
         return ME
 
 
@@ -66,22 +63,6 @@ def test_what_the_service_says_is_stored(resolver_of, outbox):
     resolver = resolver_of(Service())
     assert (resolver.vm, resolver.is_waiting) == (ME, False)
     assert outbox.stored().vm == ME
-
-
-def test_whether_the_os_disk_is_ephemeral_is_unknown_until_the_service_answers(resolver_of, outbox):
-    outbox.identify(ME)  # the name is known; of the disk nothing was stored
-    time, service = ManualClock(), Service(ImdsUnreachable("silent"))
-    resolver = resolver_of(service, clock=time.clock)
-    assert (resolver.vm, resolver.os_disk_is_ephemeral) == (ME, None)
-    service.failure = None
-
-    def is_known_a_minute_later():
-        time.advance(61)
-        resolver.wake()
-        return resolver.os_disk_is_ephemeral is not None
-
-    wait_until(is_known_a_minute_later)
-    assert resolver.os_disk_is_ephemeral is True
 
 
 def test_what_is_configured_wins():
@@ -159,8 +140,6 @@ def test_stopping_lets_waiting_records_go(resolver_of):
 
 class SilentService:
     """Answers when it is released."""
-
-    os_disk_is_ephemeral = None
 
     def __init__(self):
         self.asked = threading.Event()

@@ -209,7 +209,7 @@ def _small_order(y):
     [
         (b"", "one public key in PEM"),
         (b"nonsense", "one public key in PEM"),
-        (b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "no public key in PEM"),
+        (b"-----BEGIN PUBLIC KEY-----\nAAAA\n-----END PUBLIC KEY-----\n", "not a public key in PEM"),
         (PORTAL.public_pem.encode() * 2, "one public key in PEM"),
         (PORTAL.public_pem.encode() + b" " * 20000, "one public key in PEM"),
         (PORTAL.private_pem.encode(), "private key"),
@@ -253,7 +253,7 @@ def test_a_missing_key_file_refuses_and_is_picked_up_when_it_comes_and_dropped_w
 def test_a_pipe_in_place_of_a_key_does_not_hang(tmp_path):
     os.mkfifo(tmp_path / "key")
 
-    with pytest.raises(KeyUnusable, match=r"no plain file\. Put a public key in PEM there\."):
+    with pytest.raises(KeyUnusable, match=r"not a regular file\. Put a public key in PEM there"):
         TrustedKey(kid="ops", approver="portal", public_key_file=tmp_path / "key").load()
 
 
@@ -273,7 +273,7 @@ def test_every_mistake_among_the_keys_is_said_at_once(tmp_path, keys):
     assert key_mistakes(keys) == ()
     said = "\n".join(key_mistakes([*keys, *wrong]))
     for part in (
-        "'ops-2026' is there 2 times",
+        "'ops-2026' occurs 2 times",
         "'second' and kid 'ops-2026' are the same key",
         "kid ''",
         r"'a\nb'",

@@ -23,10 +23,6 @@ def paths_of(table):
     return {".".join(map(str, error.path)) for error in VALIDATOR.iter_errors(table)}
 
 
-def test_it_is_a_schema():
-    jsonschema.Draft202012Validator.check_schema(configuration_schema())
-
-
 @pytest.mark.parametrize("name", recipe_names())
 def test_it_takes_every_recipe(name):
     assert paths_of(tomllib.loads(configuration([name]))) == set()
@@ -53,14 +49,3 @@ def test_it_takes_a_sink_of_ones_own():
 )
 def test_it_refuses_what_the_agent_refuses(table, path):
     assert path in paths_of(table)
-
-
-def test_every_key_says_what_it_means():
-    schema = configuration_schema()
-    silent = [
-        f"{name}.{key}"
-        for name, struct in {"": schema, **schema["$defs"]}.items()
-        for key, value in struct.get("properties", {}).items()
-        if key != "type" and not value.get("description")
-    ]
-    assert silent == []

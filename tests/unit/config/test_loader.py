@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +18,6 @@ from bridge.config.loader import (
     find_config,
     load,
     load_top,
-    read,
     state_directory,
 )
 from bridge.config.settings import SinkSettings
@@ -101,13 +99,9 @@ def test_no_file_means_one_stdout_sink_and_the_documented_defaults() -> None:
     assert settings.heartbeat.interval_seconds == 0
 
 
-def test_file_without_sinks_gets_the_default_one(settings_of: Load) -> None:
-    assert [sink.name for sink in settings_of("[labels]\nteam = 'payments'\n").sinks] == ["stdout"]
-
-
 def test_every_table_is_read(settings_of: Load) -> None:
     settings = settings_of(
-        'stop_grace_seconds = 3\n[imds]\nendpoint = "auto"\npoll_interval_seconds = 2\n'
+        "stop_grace_seconds = 3\n[imds]\npoll_interval_seconds = 2\n"
         '[vm]\nname = "WestNO_0"\ntags = { env = "prod" }\n[labels]\n"my team" = "payments"\n'
         '[state]\ndirectory = "/var/tmp/x"\nmax_bytes = 1048576\nmax_pending_bytes = 65536\n[status]\nlisten = ""\n'
         "[heartbeat]\ninterval_seconds = 60\n" + HOOK + 'headers = { X-Team = "a" }\nevent_types = ["Freeze", "New"]\n'
@@ -141,43 +135,29 @@ def test_all_mistakes_of_a_file_come_at_once(mistakes_of: Refuse) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("[imds]\ntimeout_seconds = true", "imds.timeout_seconds is true, but must be a number above 0"),
         ("[imds]\ntimeout_seconds = 0", "imds.timeout_seconds is 0, but must be a number above 0"),
         ("[imds]\ntimeout_seconds = inf", "imds.timeout_seconds is inf, but must be a finite number."),
-        ("[imds]\ntimeout_seconds = nan", "imds.timeout_seconds is nan, but must be a finite number."),
         ("[imds]\ntimeout_seconds = 1e300", "at most 315360000"),
-        ("[imds]\ntimeout_seconds = 1e999", "must be a finite number"),
         ("[imds]\npoll_interval_seconds = 0.1", "imds.poll_interval_seconds is 0.1, but must be a number at least 0.2"),
         ("[imds]\napi_version = 2020-07-01", "imds.api_version is 2020-07-01, but must be text in quotes."),
         ('[imds]\napi_version = "2020-7-1"', "imds.api_version is '2020-7-1', but must be one of 2017-03-01"),
         ('[imds]\napi_version = "2020-13-01"', "or a later date as YYYY-MM-DD"),
-        ('[imds]\napi_version = "2016-01-01"', "or a later date as YYYY-MM-DD"),
         ('[imds]\nendpoint = "169.254.169.254"', "imds.endpoint is '169.254.169.254', but must be"),
         ('[imds]\nendpoint = "http://h:99999"', "imds.endpoint is 'http://h:99999', but must be"),
         ('[imds]\nendpoint = "http://h/metadata/x"', "The agent adds the path itself."),
         ("[state]\nmax_bytes = 1048575", "state.max_bytes is 1048575, but must be a whole number at least 1048576"),
-        ("[state]\nmax_pending_bytes = 65535", "must be a whole number at least 65536"),
-        ("[state]\nmax_bytes = 2097152.0", "must be a whole number"),
-        (f"[state]\nmax_bytes = {10**200}", "a number of more than 80 digits"),
         ('[status]\nlisten = ":9464"', 'write "0.0.0.0:9464"'),
-        ('[status]\nlisten = "localhost"', 'must be "host:port"'),
-        ('[status]\nlisten = "::1:9464"', 'must be "host:port"'),
         ('[status]\nlisten = "h:65536"', 'must be "host:port"'),
         ('[status]\nlisten = "vm.example.net:9464"', "The host is an address or localhost"),
-        ('[status]\nlisten = "[127.0.0.1]:9464"', 'must be "host:port"'),
         ("[heartbeat]\ninterval_seconds = 0.5", "must be 0 for none, or at least 1"),
-        ("stop_grace_seconds = -1", "stop_grace_seconds is -1, but must be a number at least 0"),
-        ("[labels]\nteam = 5", "labels.team is 5, but must be text in quotes."),
         ('[labels]\n"my team" = []', "labels.'my team' is an empty list, but must be text in quotes."),
         ('[vm]\nname = ""', "vm.name is '', but must be text that is not empty."),
         ("[[imds]]\n", "Write it with one pair of brackets: [imds]"),
-        ("imds = 3", "imds is 3, but must be one table."),
         ("dry_run = true", "Unknown key `dry_run`. Valid keys: stop_grace_seconds, imds, vm, labels, state,"),
         ('[sinks]\ntype = "stdout"', "Write each with two pairs of brackets: [[sinks]]"),
         ('sinks = ["stdout"]', "sinks[0] is 'stdout', but must be a table."),
         ('[[sink]]\ntype = "stdout"', "Unknown key `sink`. Did you mean 'sinks'?"),
         ("[[sinks]]\nname = 'x'", "sinks[0].type (sink 'x'): The type is missing or not text. It must be one of "),
-        ("[[sinks]]\ntype = 5", "sinks[0].type: The type is missing or not text."),
         ('[[sinks]]\ntype = "stdot"', "sinks[0].type (sink 'stdot'): No sink type is called 'stdot'."),
         ("[imds]\npoll_interval = 1", "Did you mean 'poll_interval_seconds'?"),
         (HOOK + "stop_grace_seconds = 3", "Unknown key `sinks[0].stop_grace_seconds` (sink 'hook'). Valid keys: "),
@@ -194,22 +174,16 @@ def test_mistake_names_key_value_and_what_to_write(mistakes_of: Refuse, text: st
     [
         ("timeout_seconds = 0", "sinks[0].timeout_seconds (sink 'hook') is 0, but must be a number above 0"),
         ("max_batch = 0", "sinks[0].max_batch (sink 'hook') is 0, but must be a whole number at least 1"),
-        ("max_batch = 1.5", "is 1.5, but must be a whole number"),
-        ("max_age_seconds = 0", "must be a number above 0"),
         ('heartbeat = "yes"', "sinks[0].heartbeat (sink 'hook') is 'yes', but must be true or false."),
-        ('scope = "mien"', "Did you mean 'mine'?"),
         ('format = "cloudevent"', "is 'cloudevent', but must be 'cloudevents' or 'plain'. Did you mean 'cloudevents'?"),
         ('transitions = ["cancelled"]', "sinks[0].transitions[0] (sink 'hook') is 'cancelled', but must be one of"),
         ('transitions = ["cancelled"]', "Did you mean 'canceled'?"),
         ("transitions = []", "must be a list that is not empty"),
-        ('transitions = "started"', "must be a list"),
         (
             'event_types = ["Reboot", "freeze"]',
-            "sinks[0].event_types[1] (sink 'hook') is 'freeze', but must be spelt 'Freeze'",
+            "sinks[0].event_types[1] (sink 'hook') is 'freeze', but must be 'Freeze'",
         ),
-        ('event_sources = ["user"]', "must be spelt 'User'"),
         ("headers = { X-Team = 5 }", "sinks[0].headers.X-Team (sink 'hook') is 5, but must be text in quotes."),
-        ("tiemout_seconds = 5", "Did you mean 'timeout_seconds'?"),
         ('secret = "x"', "The configuration file never contains secrets: use secret_file or secret_env instead."),
         (
             'secret_file = "a"\nsecret_env = "B"',
@@ -222,23 +196,11 @@ def test_mistake_in_a_sink_names_the_sink(mistakes_of: Refuse, line: str, senten
     assert sentence in said
 
 
-def test_event_types_that_nobody_knows_yet_are_let_through(settings_of: Load) -> None:
-    assert settings_of(HOOK + 'event_types = ["Freez", "Hibernate"]').sinks[0].config.event_types == (
-        "Freez",
-        "Hibernate",
-    )
-
-
-@pytest.mark.parametrize("name", ["", "a b", "x" * 65, "ä", "a/b", "a\\n"])
+@pytest.mark.parametrize("name", ["", "x" * 65, "a/b"])
 def test_sink_names_are_plain(mistakes_of: Refuse, name: str) -> None:
     (said,) = mistakes_of(f'[[sinks]]\ntype = "stdout"\nname = "{name}"\n')
     assert "sinks[0].name" in said
     assert "1 to 64 characters" in said
-
-
-def test_sink_without_a_name_is_called_by_its_type(settings_of: Load) -> None:
-    settings = settings_of('[[sinks]]\ntype = "stdout"\n[[sinks]]\ntype = "acme_config_test:Hook"\nurl = "u"\n')
-    assert [sink.name for sink in settings.sinks] == ["stdout", "acme_config_test.Hook"]
 
 
 def test_two_sinks_of_one_name_are_both_said(mistakes_of: Refuse) -> None:
@@ -251,34 +213,16 @@ def test_two_sinks_of_one_name_are_both_said(mistakes_of: Refuse) -> None:
     [
         'secret = "hunter2"',
         'pasword = "hunter2"',
-        'bearer = "hunter2"',
-        'auth = "hunter2"',
-        'credential = "hunter2"',
-        'mycredentials = "hunter2"',
-        'sas = "hunter2"',
-        'github_pat = "hunter2"',
-        'githubPat = "hunter2"',
-        'passwd = "hunter2"',
-        'db_pwd = "hunter2"',
-        'passphrase = "hunter2"',
         'command = "run --token hunter2"',
         'command = "run hunter2"',
         'url = 5\nextra = "run --token hunter2"',
-        'url = 5\nname = "http://h/hunter2"',
         'url = 5\nname = "Bearer hunter2"',
         'url = 5\nname = "eyJhunter2"',
         'url = 5\ntimeout_seconds = "eyJhunter2"',
-        'autorization = "hunter2"',
-        'api-key = "hunter2"',
-        "connection_string = 'hunter2'",
-        'ConnectionString = "hunter2"',
         'url = "x"\nurls = "https://u:hunter2@example.net/a?sig=hunter2#hunter2"',
         'url = "x"\nurls = "https://hooks.example.net/services/hunter2"',
         'url = "x"\nurls = "slack://hunter2/b"',
         'extra = "Endpoint=sb://ns/;SharedAccessKey=hunter2"',
-        'extra = "SharedAccessKey=hunter2"',
-        'extra = "whsec_hunter2"',
-        'extra = "Bearer hunter2"',
         'extra = ["hunter2"]',
         "extra = { a = 'hunter2' }",
         "headers = { Authorization = 5, x = ['hunter2'] }",
@@ -305,25 +249,11 @@ def test_url_as_the_name_or_the_type_of_a_sink_is_shown_with_its_host(mistakes_o
     assert "http://h/..." in said
 
 
-def test_value_of_an_unknown_key_is_never_shown_and_that_of_a_known_one_is(mistakes_of: Refuse) -> None:
-    said = mistakes_of(HOOK + 'path_pattern = "harmless"\nformat = "plan"\n')
-    assert "harmless" not in "\n".join(said)
-    assert "is 'plan', but must be" in said[0]
-
-
-def test_url_is_shown_with_its_host(mistakes_of: Refuse) -> None:
-    (said,) = mistakes_of('[imds]\nendpoint = "http://user:pw@example.net:81/x?token=1"')
-    assert "'http://example.net:81/...'" in said
-
-
 @pytest.mark.parametrize(
     ("text", "where"),
     [
         ('a = "x', "at end of document"),
         ("[imds]\ntimeout_seconds = = 5\n", "line 2, column 19"),
-        ("[imds]\nx = \n", "line 2, column 5"),
-        ("x = 1\nx = 2\n", "line "),
-        ("x = [", "at end of document"),
     ],
 )
 def test_syntax_error_names_line_and_column(mistakes_of: Refuse, text: str, where: str) -> None:
@@ -344,12 +274,6 @@ def test_files_that_are_no_text_get_a_sentence(mistakes_of: Refuse, settings_of:
 def test_file_that_cannot_be_read_gets_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read: Is a directory"):
         load(tmp_path)
-
-
-def test_wrong_filter_does_not_hide_a_wrong_url() -> None:
-    with pytest.raises(ConfigurationError) as caught:
-        read({"sinks": [{"type": "webhook", "url": "ftp//x", "transitions": ["strted"]}]})
-    assert len(caught.value.mistakes) == 2
 
 
 def test_sink_that_is_not_configured_is_never_imported() -> None:
@@ -415,11 +339,6 @@ def test_state_directory_is_found(environ: dict[str, str], is_root: bool, direct
     assert state_directory(load(None), environ, windows=False, is_root=is_root) == Path(directory)
 
 
-def test_configured_state_directory_wins() -> None:
-    settings = read({"state": {"directory": "/x"}})
-    assert state_directory(settings, {"STATE_DIRECTORY": "/y"}, is_root=True) == Path("/x")
-
-
 def test_every_setting_is_documented() -> None:
     structs: list[type[msgspec.Struct]] = [Settings, SinkConfig]
     for struct in structs:
@@ -430,12 +349,3 @@ def test_every_setting_is_documented() -> None:
                 structs.append(field.type)
     assert SinkSettings not in structs
     assert "seconds" in documented(Settings)["stop_grace_seconds"].lower()
-
-
-def test_file_that_the_user_may_not_read_is_to_be_read_as_root(tmp_path: Path) -> None:
-    path = tmp_path / "config.toml"
-    path.touch(mode=0)
-    if os.access(path, os.R_OK):
-        pytest.skip("root may read every file")
-    with pytest.raises(ConfigurationError, match=r"Permission denied\. Run the command as root \(sudo\)"):
-        load(path)

@@ -18,10 +18,6 @@ def test_the_list_has_the_event_ids_of_the_tracked_document_sorted():
     assert listed(agent, 1) == ("A", "B")
 
 
-def test_events_that_share_an_id_are_listed_once():
-    assert Agent(document()).observe(document(A, event("Started", event_id="A")), 0).active_event_ids == ("A",)
-
-
 def test_an_unconfirmed_absence_is_in_the_list_and_a_recorded_ending_is_not():
     agent = Agent(document())
     agent.observe(document(A, B), 0)
@@ -35,10 +31,6 @@ def test_an_event_that_the_document_shows_as_completed_is_not_in_the_list():
     assert agent.observe(document(A, event("Completed", event_id="B")), 0).active_event_ids == ("A",)
 
 
-def test_the_list_is_unknown_before_the_first_good_response():
-    assert listed(Agent(document(A)), 0) is None
-
-
 @pytest.mark.parametrize(("seconds", "wall_offset"), [(10.5, 0.0), (1.0, 10.0)], ids=["monotonic", "wall"])
 def test_the_list_is_unknown_after_a_gap(seconds, wall_offset):
     agent = Agent(document())
@@ -46,13 +38,6 @@ def test_the_list_is_unknown_after_a_gap(seconds, wall_offset):
     assert listed(agent, 10) == ("A",)
     assert agent.tracker.active_event_ids(at(seconds, wall_offset=wall_offset)) is None
     assert agent.observe(document(A), 20).active_event_ids == ("A",)
-
-
-def test_the_list_is_known_again_while_the_document_stays_the_same_object():
-    agent, shown = Agent(document()), document(A)
-    for second in range(60):
-        agent.observe(shown, second)
-    assert listed(agent, 60) == ("A",)
 
 
 def test_the_list_is_unknown_while_an_event_has_no_event_id():

@@ -59,12 +59,6 @@ def test_another_order_of_resources_and_another_spelling_of_a_time_are_no_change
     assert changes_between(before, after) == []
 
 
-def test_another_unreadable_time_is_a_change():
-    before, after = (document(event(not_before=None, not_before_raw=raw)) for raw in ("soon", "later"))
-    (change,) = changes_between(before, after)
-    assert change.changed == ("not_before_raw",)
-
-
 @pytest.mark.parametrize(
     ("status", "incarnation", "known", "expected"),
     [
@@ -73,26 +67,17 @@ def test_another_unreadable_time_is_a_change():
         ("Started", 0, {}, ("completed", "observed")),
         ("Started", 2, {"came_back": True}, ("completed", "inferred")),
         ("Scheduled", 2, {"was_started": True}, ("completed", "observed")),
-        ("Scheduled", 2, {"was_started": True, "has_gap": True}, ("completed", "inferred")),
         ("Paused", 2, {"was_started": True}, ("completed", "observed")),
         ("Scheduled", 2, {}, ("canceled", "inferred")),
         ("Scheduled", 2, {"has_gap": True}, ("canceled", "inferred")),
         ("Scheduled", 3, {}, ("ended", "unknown")),
         ("Scheduled", 1, {}, ("canceled", "inferred")),
-        ("Scheduled", 1, {"has_gap": True}, ("canceled", "inferred")),
         ("Scheduled", 0, {}, ("ended", "unknown")),
         ("Scheduled", None, {}, ("canceled", "inferred")),
         ("Scheduled", "abc", {}, ("canceled", "inferred")),
         ("Scheduled", "2", {}, ("canceled", "inferred")),
         ("Scheduled", "3", {}, ("ended", "unknown")),
-        ("Scheduled", "+2", {}, ("canceled", "inferred")),
-        ("Scheduled", "-1", {}, ("ended", "unknown")),
-        ("Scheduled", "0" * 39 + "3", {}, ("ended", "unknown")),
-        ("Scheduled", "0" * 40 + "3", {}, ("canceled", "inferred")),
-        ("Scheduled", "\u0663", {}, ("canceled", "inferred")),
-        ("Scheduled", "+-3", {}, ("canceled", "inferred")),
         ("Scheduled", None, {"has_gap": True}, ("ended", "unknown")),
-        ("Scheduled", "2", {"has_gap": True}, ("canceled", "inferred")),
         ("Scheduled", 2, {"approved": frozenset({"A-1"})}, ("ended", "unknown")),
         ("Scheduled", 2, {"observed_at": SOON}, ("ended", "unknown")),
         ("Scheduled", 2, {"booted": True}, ("ended", "unknown")),
@@ -113,8 +98,6 @@ def test_an_absence_is_classified_by_the_known_facts(status, incarnation, known,
         ({}, {"vm_name": "vm_00"}, ("ended", "unknown")),
         ({"event_type": "Freeze"}, {}, ("ended", "unknown")),
         ({"event_type": "Preempt"}, {}, ("ended", "unknown")),
-        ({"event_type": "Terminate"}, {}, ("ended", "unknown")),
-        ({"event_type": None}, {}, ("ended", "unknown")),
         ({"event_type": "Preempt"}, {"approved": frozenset({"A-1"})}, ("ended", "unknown")),
         ({"not_before": None, "not_before_raw": "soon"}, {}, ("ended", "unknown")),
     ],
@@ -143,12 +126,6 @@ def test_a_boot_before_not_before_proves_nothing_unless_this_agent_approved(
     known = {"booted": True, "has_gap": True, "booted_at": SOON - booted_before_not_before, "approved": approved}
     for observed_at in (SOON - timedelta(minutes=1), SOON + timedelta(hours=1)):
         assert the_change(document(event()), document(incarnation=2), observed_at=observed_at, **known) == expected
-
-
-def test_a_boot_whose_time_is_unknown_was_before_now():
-    known = {"booted": True, "has_gap": True}
-    assert the_change(document(event()), document(incarnation=2), **known) == ("ended", "unknown")
-    assert the_change(document(event()), document(incarnation=2), observed_at=SOON, **known) == ("completed", "boot_id")
 
 
 RENAMED = {"event_id": "NEW", "not_before": None, "not_before_raw": ""}
@@ -193,11 +170,6 @@ def test_the_incarnation_may_rise_by_the_number_of_changed_events(rise, expected
     assert changes_between(before, after, has_gap=has_gap)[0].transition.value == expected
 
 
-def test_an_unknown_not_before_is_not_the_future():
-    before = document(event(not_before=None, not_before_raw="soon"))
-    assert the_change(before, document(incarnation=2)) == ("ended", "unknown")
-
-
 @pytest.mark.parametrize("status", ["Completed", "Canceled"])
 def test_the_absence_of_what_the_document_called_over_is_no_record(status):
     assert changes_between(document(event(status)), document(incarnation=2)) == []
@@ -219,14 +191,6 @@ def test_the_vanished_come_first_then_the_others_in_the_order_of_the_document():
         ("new", "scheduled"),
         ("x", "started"),
     ]
-
-
-def test_an_event_without_an_id_is_known_by_type_and_resources():
-    before = document(event(event_id=None, resources=("a", "b")))
-    after = document(event("Started", event_id=None, resources=("b", "a")), incarnation=2)
-    assert the_change(before, after) == ("started", "observed")
-    other = document(event("Started", event_id=None, resources=("b", "a"), event_type="Freeze"), incarnation=2)
-    assert [c.transition.value for c in changes_between(before, other)] == ["canceled", "started"]
 
 
 def test_events_that_share_an_id_are_paired_by_shape_then_by_position():

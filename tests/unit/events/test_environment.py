@@ -56,12 +56,6 @@ def test_no_name_among_the_resources_is_cut() -> None:
     assert said[ENVIRONMENT_PREFIX + "RESOURCE_COUNT"] == "500"
 
 
-def test_one_name_too_long_for_the_variable_is_left_out_and_counted() -> None:
-    said = environment_of(sample_record(event=sample_event(resources=("short", "x" * 9_000))))
-    assert said[ENVIRONMENT_PREFIX + "RESOURCES"] == "short"
-    assert said[ENVIRONMENT_PREFIX + "RESOURCE_COUNT"] == "2"
-
-
 def test_every_variable_is_documented() -> None:
     listed = {word.rstrip(":,") for word in (environment.__doc__ or "").split() if word.startswith(ENVIRONMENT_PREFIX)}
     assert listed == set(environment_of(sample_record(), rule="short-freeze"))

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from bridge.errors import DocumentInvalid
 from bridge.events.event import compact_json, decode_document, encode
-from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_document, parse_identity, parse_not_before, parse_os_disk
-from bridge.testing import Machine
+from bridge.imds.document import MAX_DOCUMENT_BYTES, parse_document, parse_identity, parse_not_before
 
 FULL = {
     "EventId": "5E1C2A34-0000-4000-8000-000000000001",
@@ -48,6 +47,8 @@ def test_fields_that_an_old_version_lacks_are_null():
     read = event()
     assert read.event_id is read.resources is read.not_before is read.not_before_raw is read.duration_seconds is None
     assert read.extra == {}
+    assert event(**dict.fromkeys([name for name in FULL if name != "EventStatus"])) == read
+    assert event(DurationInSeconds=-1) == read
 
 
 def test_unknown_fields_are_kept():
@@ -57,18 +58,13 @@ def test_unknown_fields_are_kept():
 @pytest.mark.parametrize(
     ("name", "field", "attribute"),
     [
-        ("EventId", 7, "event_id"),
         ("EventId", "", "event_id"),
         ("EventType", ["Freeze"], "event_type"),
-        ("ResourceType", False, "resource_type"),
         ("Resources", "web_0", "resources"),
         ("Resources", ["web_0", 1], "resources"),
-        ("ResourceName", 5, "resources"),
         ("NotBefore", 1700000000, "not_before_raw"),
         ("Description", {}, "description"),
-        ("EventSource", 0, "event_source"),
         ("DurationInSeconds", "5", "duration_seconds"),
-        ("DurationInSeconds", True, "duration_seconds"),
         ("DurationInSeconds", 5.0, "duration_seconds"),
         ("DurationInSeconds", -2, "duration_seconds"),
     ],
@@ -80,27 +76,10 @@ def test_a_known_field_of_the_wrong_type_is_null_and_kept_as_it_came(name, field
     assert type(read.extra[name]) is type(field)
 
 
-@pytest.mark.parametrize("name", [name for name in FULL if name != "EventStatus"])
-def test_json_null_reads_as_absent(name):
-    assert event(**{name: None}) == event()
-
-
-def test_minus_one_is_how_azure_says_it_does_not_know_the_duration():
-    read = event(DurationInSeconds=-1)
-    assert read.duration_seconds is None
-    assert read.extra == {}
-
-
 @pytest.mark.parametrize(("name", "names"), [(["_web_0"], ("_web_0",)), ("web_0", ("web_0",)), ([], ())])
 def test_resource_name_of_2017_stands_in_for_resources(name, names):
     assert event(ResourceName=name).resources == names
     assert event(ResourceName=name, Resources=None).resources == names
-
-
-def test_resources_come_before_resource_name():
-    read = event(Resources=["a"], ResourceName=["b"])
-    assert read.resources == ("a",)
-    assert read.extra == {"ResourceName": ["b"]}
 
 
 @pytest.mark.parametrize(
@@ -121,17 +100,8 @@ def test_an_incarnation_with_nothing_behind_the_point_is_an_integer(number, read
     assert decode_document(encode(answer)) == answer
 
 
-def test_a_missing_incarnation_is_null():
-    assert parse_document(b'{"Events": []}').incarnation is None
-
-
 def test_a_byte_order_mark_is_tolerated():
     assert parse_document(b"\xef\xbb\xbf" + document(FULL)) == parse_document(document(FULL))
-
-
-def test_several_events_keep_their_order():
-    read = parse_document(document(*({"EventStatus": "Scheduled", "EventId": str(n)} for n in range(6))))
-    assert [each.event_id for each in read.events] == list("012345")
 
 
 @pytest.mark.parametrize(
@@ -139,21 +109,15 @@ def test_several_events_keep_their_order():
     [
         b"",
         b" \r\n",
-        b"\xef\xbb\xbf",
         b"null",
         b"[]",
-        b'"text"',
         b"{",
         b'{"DocumentIncarnation": 1}',
         b'{"Events": null}',
-        b'{"Events": {}}',
-        b'{"Events": [1]}',
         b'{"Events": [null]}',
-        b'{"Events": [{}]}',
         b'{"Events": [{"EventStatus": null}]}',
         b'{"Events": [{"EventStatus": 1}]}',
         b'{"Events": [], "X": NaN}',
-        b'{"Events": [], "X": -Infinity}',
         b'{"Events": [], "X": 1e999}',
         b'{"Events": [], "X": ' + b"9" * 5000 + b"}",
         b'{"Events": [], "X": ' + b"[" * 65 + b"]" * 65 + b"}",
@@ -169,14 +133,6 @@ def test_what_is_no_document_is_refused(body):
     with pytest.raises(DocumentInvalid) as caught:
         parse_document(body)
     assert len(str(caught.value)) < 500
-
-
-def test_a_refusal_shows_the_beginning_of_the_body_on_one_line():
-    with pytest.raises(DocumentInvalid, match="<html>  busy") as caught:
-        parse_document(b"<html>\r\nbusy" + b"x" * 5000)
-    assert "x" * 244 in str(caught.value)
-    assert "x" * 245 not in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_integers_beyond_64_bits_become_their_text():
@@ -197,19 +153,11 @@ def test_lone_surrogates_are_replaced_and_pairs_are_kept():
         "Fri, 20 Nov 2026 11:15:00 GMT",
         "Mon, 20 Nov 2026 11:15:00 GMT",
         "20 Nov 2026 11:15:00 GMT",
-        " Fri, 20 Nov 2026 11:15:00 UTC ",
-        "Fri, 20 Nov 2026 11:15:00 -0000",
         "Fri, 20 Nov 2026 12:15:00 +0100",
         "Fri, 20 Nov 2026 05:45:00 -0530",
-        "Fri, 20 Nov 2026 11:15 GMT",
         "2026-11-20T11:15:00Z",
-        "2026-11-20t11:15:00z",
         "2026-11-20T11:15:00",
-        "2026-11-20 11:15:00",
-        "2026-11-20T11:15Z",
         "2026-11-20T13:15:00+02:00",
-        "2026-11-20T13:15:00+0200",
-        "2026-11-20T13:15:00+02",
         "2026-11-20T11:15:00.0000000Z",
         "2026-11-20T11:15:00.000000+00:00",
     ],
@@ -217,14 +165,6 @@ def test_lone_surrogates_are_replaced_and_pairs_are_kept():
 def test_not_before_is_read_in_every_form_seen(text):
     assert parse_not_before(text) == ELEVEN_FIFTEEN
     assert parse_not_before(text).tzinfo is timezone.utc
-
-
-@pytest.mark.parametrize(
-    ("fraction", "microsecond"),
-    [("1", 100_000), ("12", 120_000), ("123", 123_000), ("1234567", 123_456), ("123456789", 123_456)],
-)
-def test_fractions_of_one_to_nine_digits_are_read(fraction, microsecond):
-    assert parse_not_before(f"2026-11-20T11:15:00.{fraction}Z") == ELEVEN_FIFTEEN.replace(microsecond=microsecond)
 
 
 @pytest.mark.parametrize(
@@ -236,9 +176,6 @@ def test_fractions_of_one_to_nine_digits_are_read(fraction, microsecond):
         "Fri, 20 Foo 2026 11:15:00 GMT",
         "Fri, 32 Nov 2026 11:15:00 GMT",
         "2026-02-30T00:00:00Z",
-        "2026-11-20T25:00:00Z",
-        "2026-11-20T11:15:00+99:00",
-        "2026-11-20T11:15:00+01:75",
         "2026-11-20",
         "0001-01-01T00:00:00",
         "9999-12-31T23:59:59-01:00",
@@ -286,35 +223,6 @@ def test_an_instance_document_that_names_nobody_is_refused(body):
         parse_identity(body)
 
 
-def instance(option):
-    return json.dumps({"storageProfile": {"osDisk": {"diffDiskSettings": option}}}).encode()
-
-
-@pytest.mark.parametrize(
-    ("body", "is_ephemeral"),
-    [
-        (instance({"option": "Local"}), True),
-        (instance({"option": "local"}), True),
-        (instance({"option": ""}), False),
-        (instance({"option": None}), False),
-        (instance({}), False),
-        (instance(None), False),
-        (b'{"storageProfile": {"osDisk": {}}}', False),
-        (json.dumps(Machine(name="vm").compute()).encode(), False),
-        (json.dumps(Machine(name="vm", has_ephemeral_os_disk=True).compute()).encode(), True),
-        (b'{"name": "vm"}', None),
-        (b'{"storageProfile": null}', None),
-        (b'{"storageProfile": {"osDisk": []}}', None),
-        (b"[1]", None),
-        (b"", None),
-        (b"\xff", None),
-        (b"[" * 100_000, None),
-    ],
-)
-def test_the_instance_document_tells_whether_the_os_disk_is_ephemeral(body, is_ephemeral):
-    assert parse_os_disk(body) is is_ephemeral
-
-
 # Small on purpose: what breaks a parser breaks it with three events of five fields too, and these are quickly drawn.
 text = st.text(max_size=8)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | text
@@ -325,7 +233,6 @@ fields = st.dictionaries(st.sampled_from([*FULL, "ResourceName"]) | text, values
 documents = st.fixed_dictionaries(
     {}, optional={"DocumentIncarnation": values, "Events": st.lists(fields | values, max_size=3) | values, "X": values}
 )
-statuses = fields.map(lambda each: {"EventStatus": "Scheduled", **each})
 
 
 def assert_document_or_refusal(body):
@@ -341,12 +248,6 @@ def assert_document_or_refusal(body):
 @given(value=documents | values)
 def test_any_json_is_a_document_or_a_refusal(value):
     assert_document_or_refusal(json.dumps(value).encode())
-
-
-@settings(max_examples=200)
-@given(events=st.lists(statuses, max_size=3))
-def test_any_event_with_a_status_is_read_unless_a_number_is_out_of_range(events):
-    assert_document_or_refusal(json.dumps({"Events": events}).encode())
 
 
 @given(body=st.binary() | st.text().map(lambda text: text.encode("utf-8", "surrogatepass")))

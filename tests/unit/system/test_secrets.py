@@ -25,7 +25,7 @@ def test_pipe_and_device_are_refused_at_once(tmp_path):
 
     def read():
         for file in (tmp_path / "pipe", "/dev/zero"):
-            with pytest.raises(SecretUnavailable, match="it is no plain file") as caught:
+            with pytest.raises(SecretUnavailable, match="it is not a regular file") as caught:
                 Secret(key="bearer_token", file=str(file)).value()
             said.append(caught.value.needs_attention)
 
