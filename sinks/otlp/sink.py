@@ -65,11 +65,6 @@ class OtlpSink(Sink):
     Config: ClassVar[type[SinkConfig]] = OtlpConfig
 
     @classmethod
-    def surroundings(cls, config: Any) -> Sequence[str]:
-        """Return the URL and the headers, which the environment may have given."""
-        return (config.logs_url(), *(f"{name}: {value}" for name, value in config.environment_headers().items()))
-
-    @classmethod
     def secret_variables(cls, config: Any) -> Collection[str]:
         """Return the variables for headers: a collector's key stands there."""
         del config

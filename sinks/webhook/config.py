@@ -15,7 +15,7 @@ from sinks.webhook import pagerduty
 from sinks.webhook.alertmanager import REFRESH_SECONDS, AlertmanagerFormat
 from sinks.webhook.format import CloudEventsFormat, Format
 from sinks.webhook.pagerduty import PagerDutyFormat
-from sinks.webhook.samples import AnyLabel, samples
+from sinks.webhook.samples import samples
 from sinks.webhook.template import TemplateFormat, check_url_template, is_url_template
 
 #: Keys that mean something to one format alone.
@@ -91,8 +91,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
                 )
         if self.format == "template":
             check_header("Content-Type", self.content_type, where="content_type")
-            # The labels stand in another table: `check_labels` tries those.
-            _template(self).try_out(samples(self), self.url, labels=AnyLabel())
+            _template(self)
 
     @property
     def token_key(self) -> str | None:
@@ -137,9 +136,9 @@ def portal_of(url: str | None) -> str:
 
 
 def check_labels(config: WebhookConfig, labels: Mapping[str, str]) -> None:
-    """Raise ValueError when a template names a label that is none of *labels*."""
+    """Raise ValueError if a template cannot render a record with *labels*."""
     if config.format == "template":
-        _template(config).try_out(samples(config), config.url, labels=labels)
+        _template(config).try_out(samples(config, labels), config.url)
 
 
 def refresh_seconds_of(config: WebhookConfig) -> float | None:

@@ -1,4 +1,4 @@
-"""The records that a template is tried with: each transition of its sink, with all fields and with every null.
+"""The records that test a template: each transition of its sink, with all fields and with every null.
 
 A template that renders a complete record may still fail on a real one: an event that has started has no NotBefore, an
 event of an older api-version has no description, and a VM whose identity is unknown has no name. EventId, EventType,
@@ -7,9 +7,9 @@ and Resources are never null.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -53,41 +53,24 @@ _NULLS = {
 }
 
 
-class AnyLabel(dict[str, str]):
-    """Labels of whatever name, while those of the configuration are not known."""
-
-    def __missing__(self, _name: str) -> str:
-        return _AWKWARD
-
-
-class Sample(NamedTuple):
-    """A record to try, and whether its fields are null where possible."""
-
-    record: TransitionRecord
-    has_nulls: bool = False
-
-
-def samples(config: SinkConfig) -> Iterator[Sample]:
-    """Yield the records that a sink with *config* may get."""
-    for transition in _transitions(config):
-        full = _full(transition)
-        if transition is not Transition.HEARTBEAT:
-            yield Sample(_record(full))
-            yield Sample(_record(_bare(full)), has_nulls=True)
+def samples(config: SinkConfig, labels: Mapping[str, str]) -> Iterator[TransitionRecord]:
+    """Yield the records that a sink with *config* may get, each with *labels*."""
+    for transition in Transition:
+        is_heartbeat = transition is Transition.HEARTBEAT
+        is_sent = config.transitions is None or transition.value in config.transitions
+        if not (config.heartbeat if is_heartbeat else is_sent or transition is Transition.TEST):
+            continue
+        full = {**_full(transition), "labels": dict(labels)}
+        if not is_heartbeat:
+            yield _record(full)
+            yield _record(_bare(full))
         if transition in _WITHOUT_EVENT:
-            yield Sample(_record({**full, **dict.fromkeys(("event", "notice_seconds", "affects_this_vm", "previous"))}))
+            yield _record({**full, **dict.fromkeys(("event", "notice_seconds", "affects_this_vm", "previous"))})
 
 
 def sample_to_check() -> TransitionRecord:
     """Return a record of transition `test`."""
     return _record(_full(Transition.TEST))
-
-
-def _transitions(config: SinkConfig) -> Iterator[Transition]:
-    for transition in Transition:
-        is_wanted = config.transitions is None or transition.value in config.transitions
-        if config.heartbeat if transition is Transition.HEARTBEAT else is_wanted or transition is Transition.TEST:
-            yield transition
 
 
 def _bare(full: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +86,7 @@ def _bare(full: dict[str, Any]) -> dict[str, Any]:
 
 
 def _full(transition: Transition) -> dict[str, Any]:
-    """Return a record of *transition* as plain values, with everything that one may have."""
+    """Return a record of *transition* as plain values, with every field that it may have."""
     approval = {"source": "portal", "decision_id": "d-1", "reason": _AWKWARD, "result": "sent", "http_status": 200}
     has_changed = transition in _CHANGED
     before = {"event_status": "Scheduled", "not_before": "2026-11-20T11:15:00Z"}
@@ -124,7 +107,7 @@ def _full(transition: Transition) -> dict[str, Any]:
         "notice_seconds": 898.877,
         "affects_this_vm": True,
         "vm": msgspec.to_builtins(_VM),
-        "labels": {"note": _AWKWARD},
+        "labels": {},
         "approval": approval if transition in _APPROVALS else None,
     }
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from sinks.http.endpoint import Endpoint
 from sinks.http.urls import plain_url
 from sinks.webhook.alerts import Severity, details, severity, summary
 from sinks.webhook.format import Format, Message
-from sinks.webhook.samples import Sample, sample_to_check
+from sinks.webhook.samples import sample_to_check
 
 if TYPE_CHECKING:  # it belongs to an extra
     import jinja2
@@ -65,8 +65,6 @@ class TemplateFormat(Format):
         self._method = self._compiled(method, "method")
         self._url_text = ""
         self._url: jinja2.Template | None = None
-        self._trial_labels: Mapping[str, str] | None = None
-        """While the templates are tried out, the labels of every record."""
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
         """Return what the templates make of *record*; *url* may be one too."""
@@ -75,9 +73,9 @@ class TemplateFormat(Format):
         body = self.render(record, may_be_empty=method in _BODILESS)
         return Message(target, body, self._content_type, method)
 
-    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> int:
-        """Ask the address that a test would go to."""
-        return endpoint_of(self.url(url, sample_to_check())).check().status_code
+    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
+        """Test the URL of a test record."""
+        endpoint_of(self.url(url, sample_to_check())).check()
 
     def render(self, record: TransitionRecord, *, may_be_empty: bool = False) -> bytes:
         """Return the body for *record*; raise DeliveryRejected when the template cannot make one."""
@@ -125,19 +123,15 @@ class TemplateFormat(Format):
             raise DeliveryRejected(f"url makes none that can be used: {error} Quote values with | urlencode.") from None
         return made
 
-    def try_out(self, samples: Iterable[Sample], url: str | None, *, labels: Mapping[str, str]) -> None:
-        """Raise ValueError with the first of *samples* that the templates, and *url* if it is one, cannot render.
-
-        Each has *labels*; afterwards no record is rendered by this instance.
-        """
-        self._trial_labels = labels
-        for record, has_nulls in samples:
+    def try_out(self, records: Iterable[TransitionRecord], url: str | None) -> None:
+        """Raise ValueError with the first of *records* that the templates, or *url* as a template, cannot render."""
+        for record in records:
             try:
                 self.message(url or "", record, _ANY_TIME)
             except DeliveryError as error:
-                null = " with null in every field that may be null" if has_nulls else ""
-                hint = " Put {% if event %} around what is about the event." if record.event is None else ""
-                raise ValueError(f"For a record of transition {record.transition.value}{null}: {error}{hint}") from None
+                hint = " Put {% if event %} around the text about the event." if record.event is None else ""
+                hint = hint or " Many fields of a real record may be null."
+                raise ValueError(f"For a record of transition {record.transition.value}: {error}{hint}") from None
 
     def _compiled(self, text: str, what: str) -> jinja2.Template:
         import jinja2  # noqa: PLC0415  # likewise
@@ -150,10 +144,7 @@ class TemplateFormat(Format):
 
     def _filled(self, template: jinja2.Template, record: TransitionRecord, what: str) -> str:
         try:
-            names = variables(record)
-            if self._trial_labels is not None:
-                names["labels"] = names["record"]["labels"] = self._trial_labels
-            text = template.render(names)
+            text = template.render(variables(record))
             text.encode()
         except Exception as error:  # noqa: BLE001  # the template is a program of the user's: it may raise anything
             raise DeliveryRejected(f"{what} fails: {type(error).__name__}: {error}") from None

@@ -103,7 +103,7 @@ def test_a_template_that_only_fails_with_a_null_that_real_records_have_is_found_
 ) -> None:
     transitions = ["scheduled", "started", "completed"]
     said = mistake(template=f"{{{{ {value} }}}}", content_type="text/plain", transitions=transitions)
-    assert "with null in every field that may be null: The template fails" in said
+    assert "The template fails" in said
     careful = f"{{% if {null} %}}{{{{ {value} }}}}{{% endif %}}"
     assert not mistake(template=careful, content_type="text/plain", transitions=transitions)
 
@@ -126,7 +126,7 @@ def test_a_template_may_name_a_label_that_is_configured_and_no_other(keys: dict[
 
 def test_a_branch_for_one_transition_is_tried_with_what_that_transition_lacks() -> None:
     template = '{"a": {{ (event.not_before[:10] if transition == "completed" else "") | tojson }}}'
-    assert "transition completed with null in" in mistake(template=template, transitions=["completed"])
+    assert "transition completed: " in mistake(template=template, transitions=["completed"])
     assert not mistake(template=template, transitions=["scheduled"])
 
 
@@ -136,7 +136,7 @@ def test_a_template_is_not_refused_for_what_no_record_lacks() -> None:
     life = ["scheduled", "started", "updated", "completed", "canceled", "ended"]
     assert not mistake(template=template, content_type="text/plain", transitions=life)
     missed = "{% if transition == 'started' %}{{ previous.event_status }}{% endif %}"
-    assert "started with null in" in mistake(template=missed, content_type="text/plain", transitions=life)
+    assert "transition started: " in mistake(template=missed, content_type="text/plain", transitions=life)
 
 
 def test_a_template_may_name_what_the_other_formats_say() -> None:
