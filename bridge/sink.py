@@ -21,7 +21,7 @@ programs, and texts for people. So a sink imports nothing else of the agent, who
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
@@ -195,15 +195,6 @@ class Sink(ABC):
         """Return the result of a successful `check` for `check-config --connect`: what was tested and what was not."""
         del config
         return "its own check found nothing wrong."
-
-    @classmethod
-    def secret_variables(cls, config: Any) -> Collection[str]:
-        """Return the names of the environment variables with secrets that the sink reads and no key names.
-
-        No program that the agent starts gets them, nor those that `*_env` keys name, which the host knows.
-        """
-        del config
-        return ()
 
     @classmethod
     def check_labels(cls, config: Any, labels: Mapping[str, str]) -> None:

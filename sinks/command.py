@@ -17,7 +17,7 @@ before its start was delivered is skipped, because there is nothing to drain.
 
 Standard output is discarded. The end of standard error becomes part of the reason in `outbox list`, so it must not
 contain a secret. `bridge.system.run_and_kill` describes the signals at the deadline. The program inherits the agent's
-environment and user, except variables that contain secrets: those of `*_env` keys and those that a sink reads itself.
+environment and user, except variables that contain secrets: those of `*_env` keys.
 `unset_environment` removes further variables.
 """
 
@@ -67,8 +67,7 @@ class CommandConfig(SinkConfig, frozen=True, kw_only=True):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     """Variables set for the program, beside SCHEDULED_EVENT_*, which cannot be set here."""
     unset_environment: tuple[str, ...] = ()
-    """Variables of the agent that the program shall not see, beside all that `*_env` keys of any table name, and that
-    a sink reads its secrets from."""
+    """Further variables of the agent that the program does not get. It never gets a variable of a `*_env` key."""
     directory: str | None = None
     """The directory it is started in. Default: the agent's."""
 

@@ -246,19 +246,11 @@ def test_state_directory_that_run_cannot_create_is_a_problem(agent, check):
         assert agent.call("run", "--config", agent.config)[0] == 73
 
 
-def test_secret_in_a_url_and_the_advice_of_a_sink_are_warnings(agent, check):
-    (agent.directory / "ours.py").write_text(
-        "from bridge.sink import Sink\n"
-        "class Mine(Sink):\n"
-        "    def send(self, batch):\n        raise OSError\n"
-        "    @classmethod\n    def warnings(cls, config):\n        return ['It sends nothing.']\n"
-    )
-    agent.env["PYTHONPATH"] = str(agent.directory)
-    sinks = webhook("a", url="https://example.net/x?token=c2VjcmV0") + '[[sinks]]\ntype = "ours:Mine"\nname = "mine"\n'
-    code, lines = check(state(agent) + sinks)
-    secret, advice = starting(lines, "Warning")
+def test_secret_in_a_url_is_a_warning(agent, check):
+    code, lines = check(state(agent) + webhook("a", url="https://example.net/x?token=c2VjcmV0"))
+    (secret,) = starting(lines, "Warning")
     assert secret.startswith("Sink a: url seems to contain a secret.")
-    assert (code, advice) == (0, "Sink mine: It sends nothing.")
+    assert code == 0
     assert not [line for line in lines if "c2VjcmV0" in line]
 
 
