@@ -122,13 +122,7 @@ class Endpoint:
         self, body: bytes, headers: Mapping[str, str], *, deadline_seconds: float | None = None
     ) -> requests.Response:
         """POST *body* and return a 2xx response; raise DeliveryFailed or DeliveryRejected for any other."""
-        return self.send("POST", body, headers, deadline_seconds=deadline_seconds)
-
-    def send(
-        self, method: str, body: bytes, headers: Mapping[str, str], *, deadline_seconds: float | None = None
-    ) -> requests.Response:
-        """Send *body* with *method* and return a 2xx response, as `post` does."""
-        return self._accepted(self.request(method, body, headers, deadline_seconds=deadline_seconds))
+        return self._accepted(self.request("POST", body, headers, deadline_seconds=deadline_seconds))
 
     def request(
         self, method: str, body: bytes | None, headers: Mapping[str, str], *, deadline_seconds: float | None = None

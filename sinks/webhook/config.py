@@ -22,7 +22,7 @@ from sinks.webhook.template import TemplateFormat, check_url_template, is_url_te
 _KEYS_OF = {
     "alertmanager": ("tag_labels",),
     "pagerduty": ("routing_key_file", "routing_key_env", "urgent_as"),
-    "template": ("template", "template_file", "content_type", "method"),
+    "template": ("template", "template_file", "content_type"),
 }
 
 #: Where a portal takes records, below its URL.
@@ -67,8 +67,6 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
     """template: a file with that template; read when the sink starts."""
     content_type: str = "application/json"
     """template: the Content-Type. A body that is said to be JSON must be."""
-    method: str = "POST"
-    """template: the method of the request, POST, PUT, PATCH, DELETE or GET; it may be a template itself."""
 
     def __post_init__(self) -> None:
         """Raise ValueError with what is wrong."""
@@ -169,7 +167,7 @@ def _template(config: WebhookConfig) -> TemplateFormat:
             raise ValueError(f"template_file {config.template_file} cannot be read: {reason}.") from None
     if text is None:
         raise ValueError("template or template_file is missing: format = 'template' needs one.")
-    return TemplateFormat(text, content_type=config.content_type, method=config.method)
+    return TemplateFormat(text, content_type=config.content_type)
 
 
 def _default(key: str) -> Any:

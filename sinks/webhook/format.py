@@ -18,7 +18,6 @@ class Message(NamedTuple):
     url: str
     body: bytes
     content_type: str
-    method: str = "POST"
 
 
 class Format(ABC):

@@ -99,10 +99,9 @@ class WebhookSink(Sink):
         if message is None:
             return
         headers = self._signer.headers(record.id, message.body, timestamp=int(now.timestamp()))
-        if message.body:
-            headers["Content-Type"] = message.content_type
+        headers["Content-Type"] = message.content_type
         try:
-            self._endpoint(message.url).send(message.method, message.body, headers)
+            self._endpoint(message.url).post(message.body, headers)
         except DeliveryRejected as error:
             raise self._format.refused(error) from None
 

@@ -290,7 +290,7 @@ def test_connecting_says_one_line_a_destination_and_what_is_wrong_with_each(agen
     assert "refused" in said
     assert starting(lines, "broken") == ["not tried because of the problem above."]
     assert starting(lines, "mine") == ["cannot be tried without writing to it; `send-test mine` sends a record."]
-    assert starting(lines, "stdout") == ["not tried: it writes to the agent's standard output."]
+    assert starting(lines, "stdout") == ["cannot be tried without writing to it; `send-test stdout` sends a record."]
     assert starting(lines, "drain") == ["its program is there; it was not run."]
     assert lines[-1] == "Failed from this machine: dead."
 

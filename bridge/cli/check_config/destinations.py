@@ -32,7 +32,6 @@ from bridge.system.threads import run_daemon
 _GRACE_SECONDS = 3.0
 _MOST_SECONDS = 30.0
 _PORTAL_SECONDS = 9
-_STDOUT = "stdout"
 _ASKED_AGAIN = " It is asked again."
 
 
@@ -127,8 +126,6 @@ def _untried(sink: SinkSettings, *, is_broken: bool) -> str | None:
         return "not tried because of the problem above."
     if sink.sink_class.check is Sink.check:
         return f"cannot be tried without writing to it; `send-test {sink.name}` sends a record."
-    if sink.type_name == _STDOUT:
-        return "not tried: it writes to the agent's standard output."
     return None
 
 

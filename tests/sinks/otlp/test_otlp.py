@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from bridge.config.loader import read
 from bridge.errors import ConfigurationError
 from bridge.events.record import Approval
-from bridge.sink import DeliveryFailed, DeliveryRejected, Evidence, Transition, VmIdentity
+from bridge.sink import DeliveryFailed, DeliveryRejected, Transition, VmIdentity
 from bridge.testing.http_contract import Answer, HttpPeer
 from bridge.testing.records import sample_event, sample_record
 from sinks.otlp.encoding import encode_request, log_record
@@ -148,8 +148,6 @@ def test_severity_follows_the_event_type(event_type, number, text):
     assert (found.severity_number, found.severity_text) == (number, text)
 
 
-
-
 def test_record_without_an_event_or_an_identity_has_what_is_known():
     nothing = dict.fromkeys(("event", "incarnation", "previous_incarnation", "notice_seconds", "affects_this_vm"))
     record = sample_record(transition=Transition.HEARTBEAT, vm=VmIdentity(), labels={}, **nothing)
@@ -190,8 +188,6 @@ def test_incarnation_is_always_text_so_that_a_backend_sees_one_type(incarnation)
     assert found[f"{PREFIX}incarnation"] == str(incarnation)
 
 
-
-
 def test_odd_fields_of_a_document_do_not_keep_a_record_from_being_sent(peer, sink):
     extra = {"deep": {}, "big": 2**63 - 1, "mixed": [1, "two", None], "none": None}
     bottom = extra["deep"]
@@ -230,11 +226,7 @@ def test_batch_keeps_its_order_and_shares_a_resource_where_it_is_the_same():
     assert sequences == [[1, 3], [2]]
 
 
-
-
 # The request.
-
-
 
 
 def test_gzip_on_request(peer):
@@ -277,8 +269,6 @@ def test_password_in_the_endpoint_is_refused_and_not_shown():
     with pytest.raises(ConfigurationError, match="headers_file") as caught:
         read({"sinks": [{"type": "otlp", "endpoint": "https://me:hunter2@otlp.example.net"}]})
     assert "hunter2" not in str(caught.value)
-
-
 
 
 # The answers.
@@ -328,8 +318,6 @@ def test_partial_success_that_rejects_names_the_whole_batch(peer, sink, body):
     assert caught.value.records == tuple(batch)
 
 
-
-
 def test_secret_that_the_receiver_repeats_is_not_shown_not_even_in_part(peer, tmp_path):
     (tmp_path / "token").write_text("secret-token-4711")
     sink = OtlpSink(config(peer, bearer_token_file=str(tmp_path / "token")))
@@ -338,12 +326,6 @@ def test_secret_that_the_receiver_repeats_is_not_shown_not_even_in_part(peer, tm
         sink.send([sample_record()])
     sink.close()
     assert "secret" not in str(caught.value).replace("<secret>", "").replace("<secre", "")
-
-
-
-
-
-
 
 
 def test_path_that_the_protocol_prescribes_is_no_secret_and_a_tenant_is(peer):
@@ -367,8 +349,6 @@ def test_check_sends_an_empty_request(peer, sink):
     assert (request.path, request.headers["content-length"]) == ("/v1/logs", "0")
 
 
-
-
 def test_check_doubts_a_web_page(peer, sink):
     peer.reply(lambda _: Answer(status=200, body=b"<html>", content_type="text/html; charset=utf-8"))
     with pytest.raises(DeliveryFailed, match="web page"):
@@ -381,7 +361,3 @@ def test_protobuf_and_the_sdk_are_not_imported_before_the_first_send():
         "sys.exit(any(m.startswith(('google.protobuf', 'opentelemetry')) for m in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
-
-
-
-
