@@ -21,7 +21,7 @@ programs, and texts for people. So a sink imports nothing else of the agent, who
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 import msgspec
@@ -170,9 +170,6 @@ class Sink(ABC):
     The record counts as delivered, but not as a sign that the destination accepts anything.
     """
 
-    shown: str = ""
-    """After a `check`: what this very one has shown, where that says more than `shown_by_check`."""
-
     @classmethod
     def current_state_only(cls, config: Any) -> bool:
         """Return whether the destination needs only the current state of each event, for example for alerts.
@@ -194,40 +191,14 @@ class Sink(ABC):
         return None
 
     @classmethod
-    def warnings(cls, config: Any) -> Sequence[str]:
-        """Return a sentence for each setting of *config* that is seldom meant; `check-config` shows them."""
-        del config
-        return ()
-
-    @classmethod
     def shown_by_check(cls, config: Any) -> str:
-        """Return what it shows, and what not, when `check` raises nothing: `check-config --connect` says it."""
+        """Return the result of a successful `check` for `check-config --connect`: what was tested and what was not."""
         del config
         return "its own check found nothing wrong."
 
     @classmethod
-    def surroundings(cls, config: Any) -> Sequence[str]:
-        """Return what decides how the destination takes requests and stands neither in *config* nor where it points.
-
-        Such as a URL or a header of a variable that no key names. After it changed, a refusal that may be about the
-        endpoint is taken as one until something is accepted. The host keeps a digest of it only, and adds the files
-        and variables that keys ending in ``_file`` and ``_env`` name by itself.
-        """
-        del config
-        return ()
-
-    @classmethod
-    def secret_variables(cls, config: Any) -> Collection[str]:
-        """Return the names of the environment variables with secrets that the sink reads and no key names.
-
-        No program that the agent starts gets them, nor those that `*_env` keys name, which the host knows.
-        """
-        del config
-        return ()
-
-    @classmethod
     def check_labels(cls, config: Any, labels: Mapping[str, str]) -> None:
-        """Raise ValueError when *config* does not go with *labels*, which the configuration gives to every record."""
+        """Raise ValueError if *config* does not fit *labels*, which the configuration adds to every record."""
         del config, labels
 
     @classmethod

@@ -1,21 +1,13 @@
-"""The sink `apprise`: records to chat, mail and a hundred other services, through the Apprise library.
+"""The sink `apprise`: records to chat, mail, and other services through the Apprise library.
 
-Each service is one Apprise URL (see the Apprise wiki), and an Apprise URL is a secret: write them into a file, one a
-line, or into an environment variable, separated by white space.
+Each service is one Apprise URL, and an Apprise URL is a secret. The URLs are in a file, one per line, or in an
+environment variable, separated by white space. Apprise sends to the URLs of a table one after the other. If one of them
+fails, all of them get the record again, so give each service its own table.
 
-    [[sinks]]
-    type = "apprise"
-    urls_file = "/etc/scheduled-events-bridge/apprise-urls"
-    transitions = ["scheduled", "started", "completed", "canceled", "ended"]
-
-The URLs of a table succeed or fail together, as Apprise has it: they are sent to one after the other, and when one of
-three fails, all three get the record again. So give each service a table of its own.
-
-Apprise says whether it worked and not why, so every failure is tried again; the reason shown is what Apprise logged,
-without the words of the URLs. An event whose end is known before its start was delivered is skipped whole. Apprise
-reads the proxies of the environment, waits between two messages to one service as that service asks, and keeps the
-timeouts `cto` and `rto` of a URL as far as `timeout_seconds` allows; while a service hangs beyond that, nothing more is
-sent. Apprise needs 24 MB, and is imported at the first record.
+Apprise does not report the reason of a failure, so every failure is retried. The message contains Apprise's log lines
+without the parts of the URLs. Apprise uses the proxies of the environment and its own pauses between messages. Its
+timeouts `cto` and `rto` end within `timeout_seconds`. While a service hangs, the sink sends nothing else. Apprise takes
+24 MB and is imported with the first record.
 """
 
 from __future__ import annotations
@@ -47,7 +39,7 @@ from sinks.blocking import BlockingCalls
 from sinks.sentence import sentence
 
 _MISSING = "The sink type 'apprise' needs the Python package 'apprise', which is not installed."
-_INVALID = "no URL that Apprise can use. Mend it, or take it out; see the Apprise wiki."
+_INVALID = "no URL that Apprise can use. Fix or remove it; see the Apprise wiki."
 _MOST_REASON_CHARACTERS = 256
 _SHORTEST_SECRET = 4
 #: As most plugins log a refusal: nothing gets better before a person has changed something.

@@ -17,7 +17,7 @@ before its start was delivered is skipped, because there is nothing to drain.
 
 Standard output is discarded. The end of standard error becomes part of the reason in `outbox list`, so it must not
 contain a secret. `bridge.system.run_and_kill` describes the signals at the deadline. The program inherits the agent's
-environment and user, except variables that contain secrets: those of `*_env` keys and those that a sink reads itself.
+environment and user, except variables that contain secrets: those of `*_env` keys.
 `unset_environment` removes further variables.
 """
 
@@ -48,10 +48,10 @@ from bridge.sink import (
     find_program,
 )
 
-#: What the host keeps of a reason. The last line of standard error tells most, so its end is what is kept.
+#: The host's limit for a reason. The message keeps the end of standard error.
 _MOST_MESSAGE_CHARACTERS = 256
 _TRY_AGAIN = 75
-#: A service manager that stops the agent sends these to its programs too: the program did not fail.
+#: A service manager that stops the agent also sends these signals to its programs.
 _STOPPED_FROM_OUTSIDE = frozenset({-signal.SIGTERM, -signal.SIGINT, -getattr(signal, "SIGHUP", signal.SIGTERM)})
 
 
@@ -59,18 +59,18 @@ class CommandConfig(SinkConfig, frozen=True, kw_only=True):
     """The keys of a ``[[sinks]]`` table of type command."""
 
     command: tuple[str, ...]
-    """The program and its arguments. No shell reads them; the program is a whole path, or a name found in PATH."""
+    """The program and its arguments, without a shell. The program is an absolute path, or a name in PATH."""
     timeout_seconds: float = 600.0
-    """How many seconds the program may run while the VM does; then its process group is killed, the record parked."""
+    """The deadline of the program, which stops during a freeze of the VM. Then its process group is killed, and the
+    record is parked."""
     max_age_seconds: float | None = 900.0
-    """Do not run it for a record that was observed more seconds ago than this (expired, counted)."""
+    """The agent does not run the program for an older record, which expires and is counted."""
     environment: dict[str, str] = msgspec.field(default_factory=dict)
-    """Variables set for the program, beside SCHEDULED_EVENT_*, which cannot be set here."""
+    """Variables for the program, in addition to SCHEDULED_EVENT_*, which cannot be set here."""
     unset_environment: tuple[str, ...] = ()
-    """Variables of the agent that the program shall not see, beside all that `*_env` keys of any table name, and that
-    a sink reads its secrets from."""
+    """Further variables of the agent that the program does not get. It never gets a variable of a `*_env` key."""
     directory: str | None = None
-    """The directory it is started in. Default: the agent's."""
+    """The working directory of the program. Default: the agent's."""
 
     def __post_init__(self) -> None:
         if not self.command or not self.command[0]:
@@ -91,7 +91,7 @@ class CommandConfig(SinkConfig, frozen=True, kw_only=True):
 
 
 class CommandSink(Sink):
-    """Runs a program for each record, with a deadline that its whole process group keeps."""
+    """Runs a program for each record, with a deadline for its whole process group."""
 
     Config: ClassVar[type[SinkConfig]] = CommandConfig
     send_test_by_name_only: ClassVar[bool] = True
@@ -105,7 +105,7 @@ class CommandSink(Sink):
 
     @classmethod
     def withholding(cls, config: CommandConfig, variables: frozenset[str]) -> CommandConfig:
-        """Return *config* with *variables*, which hold secrets of any table, among those to unset."""
+        """Return *config* with *variables*, which contain secrets of any table, in `unset_environment`."""
         unset = dict.fromkeys([*config.unset_environment, *sorted(variables)])
         return msgspec.structs.replace(config, unset_environment=tuple(unset))
 
@@ -115,7 +115,7 @@ class CommandSink(Sink):
         self._runner = Runner()
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Run the program for the one record of *batch*; raise what its exit code means."""
+        """Run the program for the one record of *batch*; raise the exception for its exit code."""
         if len(batch) != 1:
             raise DeliveryRejected(f"A command runs for one record at a time, and got {len(batch)}.")
         record = batch[0]
@@ -134,20 +134,20 @@ class CommandSink(Sink):
 
     @classmethod
     def shown_by_check(cls, config: CommandConfig) -> str:
-        """Return what `check` shows: it runs nothing."""
+        """Return the result of `check`."""
         del config
         return "its program is there; it was not run."
 
     def check(self) -> None:
-        """Raise DeliveryFailed when the program or its directory is not there or may not be used; nothing is run."""
+        """Raise DeliveryFailed if the program or its directory is missing or not usable. The check runs nothing."""
         directory = self.config.directory
         if directory is not None and not Path(directory).is_dir():
-            raise DeliveryFailed(f"The directory {directory} does not exist. Make it, or mend `directory`.")
+            raise DeliveryFailed(f"The directory {directory} does not exist. Create it, or fix `directory`.")
         if find_program(self.config.command[0], self.config.environment) is None:
             raise self._not_found()
 
     def close(self) -> None:
-        """Kill the program that runs, with its whole process group; start no other."""
+        """Kill the running program with its process group, and start no other."""
         self._runner.close()
 
     def _raise_unless_delivered(self, finished: Finished) -> None:
@@ -159,7 +159,6 @@ class CommandSink(Sink):
             text = f"{self._name} did not end within {self.config.timeout_seconds:g} s and {how}"
             raise DeliveryRejected(_message(text, finished))
         if code == _TRY_AGAIN:
-            # It may have begun: if the event ends meanwhile, its end must be told too.
             raise DeliveryFailed(_message(f"{self._name} asks to be run again (exit 75)", finished))
         if code is not None and code in _STOPPED_FROM_OUTSIDE:
             text = f"{self._name} was stopped from outside by {_signal_name(-code)}"
@@ -170,7 +169,7 @@ class CommandSink(Sink):
             raise DeliveryRejected(_message(f"{self._name} failed with exit code {code}", finished))
 
     def _not_started(self, error: OSError) -> DeliveryFailed:
-        """Return what *error* means: for now, or until a person has mended the program."""
+        """Return the DeliveryFailed for a program that did not start."""
         if error.errno in PASSING_ERRORS:
             return DeliveryFailed(f"{self._name} cannot be started for now: {error.strerror}.")
         if error.errno == errno.ENOENT and find_program(self.config.command[0], self.config.environment) is None:
@@ -180,8 +179,6 @@ class CommandSink(Sink):
             hint = " Does a script begin with a line such as #!/bin/sh?"
         elif error.errno == errno.ENOENT:
             hint = " Does the interpreter of its first line exist, and `directory`?"
-        elif error.errno == errno.ECHILD:
-            hint = " Start the agent with SIGCHLD at its default."
         message = f"{self.config.command[0]} cannot be started: {error.strerror or error}.{hint}"
         return DeliveryFailed(message, needs_attention=True)
 
@@ -190,20 +187,17 @@ class CommandSink(Sink):
         if os.path.isabs(program):  # noqa: PTH117
             there = Path(program).exists()
             what = "is not executable for the agent" if there else "does not exist"
-            return DeliveryFailed(f"The program {program} {what}. Mend it, or `command`.", needs_attention=True)
+            return DeliveryFailed(f"The program {program} {what}. Fix it, or change `command`.", needs_attention=True)
         message = f"No program called {program!r} is in the PATH of the agent. Install it, or write its whole path."
         return DeliveryFailed(message, needs_attention=True)
 
 
 def _message(text: str, finished: Finished) -> str:
-    """Return *text* with as much of the end of standard error as a reason can hold."""
+    """Return *text* with the end of standard error, as far as it fits."""
     output = finished.error_output
     room = _MOST_MESSAGE_CHARACTERS - len(text) - 2
     return f"{text}: {output[-room:]}" if output and room > 0 else f"{text}."
 
 
 def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"

@@ -32,7 +32,7 @@ if sys.platform != "win32":
 logger = logging.getLogger(__name__)
 
 _MODE = 0o640
-#: Not blocking: to open a pipe that nobody reads would hang. Binary: Windows would write two characters a line break.
+#: O_NONBLOCK, because opening a pipe without a reader would hang. O_BINARY, because Windows writes CRLF otherwise.
 _FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -40,19 +40,19 @@ class FileConfig(SinkConfig, frozen=True, kw_only=True):
     """The keys of a ``[[sinks]]`` table of type file."""
 
     path: str
-    """The file, with its whole path; its directory must be there."""
+    """The absolute path of the file. Its directory must exist."""
     format: Literal["json", "text"] = "json"
-    """json: one record a line, as the schema says. text: one line a person can read."""
+    """json: one record per line, in the record's schema. text: one readable line per record."""
     max_bytes: Annotated[int, msgspec.Meta(ge=0)] = 10 * 1024 * 1024
-    """Rotate the file before it has more bytes: it becomes PATH.1, that one PATH.2 and so on. 0: never."""
+    """Rotate the file before it exceeds this size: PATH becomes PATH.1, PATH.1 becomes PATH.2, and so on. 0: never."""
     keep: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 5
-    """How many rotated files are kept."""
+    """The number of rotated files to keep."""
 
     def __post_init__(self) -> None:
         if not Path(self.path).is_absolute() or self.path.endswith(("/", os.sep)):
-            raise ValueError(f"path is {self.path!r}. Write the whole path of a file: a service is started elsewhere.")
+            raise ValueError(f"path is {self.path!r}. Write the absolute path of a file.")
         if "\0" in self.path:
-            raise ValueError("path has a character that no path may have.")
+            raise ValueError("path contains a NUL character.")
 
 
 class FileSink(Sink):
@@ -67,12 +67,12 @@ class FileSink(Sink):
         self._cannot_rotate = False
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
-        """Append *batch*; raise DeliveryFailed when the file cannot be written, or is not written in time."""
+        """Append *batch*; raise DeliveryFailed if the file cannot be written in time."""
         lines = b"".join(map(self._line, batch))
         self._calls.run(partial(self._append, lines), timeout_seconds=self.config.timeout_seconds)
 
     def check(self) -> None:
-        """Raise DeliveryFailed when the file could not be written; it is not made, and nothing is written."""
+        """Raise DeliveryFailed if the file cannot be written. The check creates and writes nothing."""
         self._calls.run(self._look, timeout_seconds=self.config.timeout_seconds)
 
     def close(self) -> None:
@@ -94,20 +94,16 @@ class FileSink(Sink):
     def _look(self) -> None:
         try:
             path = self._path()
-            may_be_made = os.access(path.parent, os.W_OK | os.X_OK)
             if path.exists():
                 os.close(_opened(path, create=False))
-                if self.config.max_bytes > 0 and not may_be_made:
-                    reason = f"its directory {path.parent} may not be written"
-                    raise DeliveryFailed(self._not_rotated(reason), needs_attention=True)
-            elif not may_be_made:
-                path.parent.stat()  # raises what is wrong, if it is not there
+            elif not os.access(path.parent, os.W_OK | os.X_OK):
+                path.parent.stat()  # reports a missing directory
                 raise PermissionError(0, f"its directory {path.parent} may not be written")
         except OSError as error:
             raise self._failure(error) from error
 
     def _path(self) -> Path:
-        """Return where the file is: a link to another disk stays one when the file is rotated, and so does the disk."""
+        """Return the target of the path, so that a rotation does not replace a link."""
         return Path(os.path.realpath(self.config.path))
 
     def _is_full(self, descriptor: int, more_bytes: int) -> bool:
@@ -115,22 +111,21 @@ class FileSink(Sink):
         return size > 0 and 0 < self.config.max_bytes < size + more_bytes
 
     def _rotate(self, path: Path) -> bool:
-        """Move the files along; return whether the first has moved: its directory may refuse, a reader may hold it."""
+        """Rotate the files; return False if the system refuses this, for example because a reader holds the file."""
         try:
             _shift(path, keep=self.config.keep)
         except OSError as error:
             if not self._cannot_rotate:
-                logger.warning(self._not_rotated(error.strerror or str(error)))
+                logger.warning(
+                    "%s cannot be rotated: %s. The file grows beyond max_bytes until you fix this. "
+                    "Set max_bytes = 0 if another tool rotates the file.",
+                    self.config.path,
+                    error.strerror or error,
+                )
             self._cannot_rotate = True
             return False
         self._cannot_rotate = False
         return True
-
-    def _not_rotated(self, reason: str) -> str:
-        return (
-            f"{self.config.path} cannot be rotated: {reason}. It grows beyond max_bytes until that is mended; "
-            "set max_bytes = 0 if another tool rotates it."
-        )
 
     def _failure(self, error: OSError) -> DeliveryFailed:
         reason = error.strerror or str(error)
@@ -139,7 +134,7 @@ class FileSink(Sink):
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[int]:
-    """Yield a descriptor of the current file, locked where the system and the file system have locks."""
+    """Yield a descriptor of the current file, locked if the system and the file system support locks."""
     while True:
         descriptor = _opened(path, create=True)
         try:
@@ -158,7 +153,7 @@ def _opened(path: Path, *, create: bool) -> int:
     descriptor = os.open(path, _FLAGS | (os.O_CREAT if create else 0), _MODE)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(0, "it is no plain file")
+        raise OSError(0, "it is not a regular file")
     try:
         if is_new:
             _sync_directory(path.parent)
@@ -169,7 +164,7 @@ def _opened(path: Path, *, create: bool) -> int:
 
 
 def _is_current(path: Path, descriptor: int) -> bool:
-    """Return whether *path* still leads to *descriptor*: it may have been rotated while it was waited for."""
+    """Return whether *path* is still the file of *descriptor*, and was not rotated during the wait for the lock."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -177,9 +172,9 @@ def _is_current(path: Path, descriptor: int) -> bool:
 
 
 def _shift(path: Path, *, keep: int) -> None:
-    """Make *path* PATH.1, PATH.1 PATH.2 and so on, up to a number that is free; raise OSError when that is refused.
+    """Rename *path* to PATH.1, PATH.1 to PATH.2, and so on, up to a free number; raise OSError on failure.
 
-    The oldest goes last, so that a move that fails, however often it is tried, costs none of the files.
+    The oldest file is deleted last, so that a failed rename loses no file.
     """
 
     def kept(number: int) -> Path:
@@ -205,7 +200,7 @@ def _sync_directory(directory: Path) -> None:
 
 
 def _write(descriptor: int, lines: bytes) -> None:
-    """Append *lines* and sync them; what of them was written before an error is taken back."""
+    """Append *lines* and sync them. On an error, remove the written part."""
     size = os.fstat(descriptor).st_size
     if size and _last_byte(descriptor, size) != b"\n":
         lines = b"\n" + lines

@@ -88,7 +88,7 @@ def read(table: Mapping[str, Any]) -> Settings:
     if mistakes.sentences or top is None:
         raise ConfigurationError(*mistakes.sentences)
     values = {name: getattr(top, name) for name in top.__struct_fields__} | {"approval": approval}
-    variables = secret_variables(table).union(*(sink.sink_class.secret_variables(sink.config) for sink in sinks))
+    variables = secret_variables(table)
     return Settings(
         **values,
         sinks=tuple(_withholding(sink, variables) for sink in sinks),

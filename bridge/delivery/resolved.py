@@ -1,8 +1,8 @@
 """The digest of a sink's configuration, as far as it decides how the destination responds to requests.
 
-The digest covers the table of the sink, the content of each file and variable that a key ending in ``_file`` or
-``_env`` names, and other values that the sink reads (`Sink.surroundings`). A URL in a file is as much the endpoint as a
-URL in the table. Files are read at each call, so call `digest` only where a file system that hangs does no harm.
+The digest covers the table of the sink, and the content of each file and variable that a key ending in ``_file`` or
+``_env`` names. A URL in a file is as much the endpoint as a URL in the table. Files are read at each call, so call
+`digest` only where a file system that hangs does no harm.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ class ResolvedConfiguration:
 
     def __init__(self, sink_class: type[Sink], config: SinkConfig, *, environ: Mapping[str, str] = os.environ) -> None:
         keys = msgspec.structs.asdict(config)
-        surroundings = tuple(sink_class.surroundings(config))
         variables = {key: environ.get(name) for key, name in _named(keys, "_env")}
         self._fixed = f"{sink_class.__module__}.{sink_class.__qualname__} {keys!r}"
-        if surroundings or variables:
-            self._fixed += f" {surroundings!r} {variables!r}"
+        if variables:
+            self._fixed += f" {variables!r}"
         self._files = {key: ChangingFile(Path(path), _digest) for key, path in _named(keys, "_file")}
 
     def digest(self) -> str:

@@ -1,13 +1,12 @@
-"""Event Hubs over AMQP: the SDK's asynchronous producer, one connection at a time, on a loop that can be cut.
+"""Event Hubs over AMQP: the SDK's asynchronous producer with one connection on its own loop.
 
-- Nothing is connected before the first send, and an idle connection is closed: a Standard namespace takes 5,000.
-- The SDK tries nothing again by itself, so one send is one transfer. Even with `retry_total=0` its `send_batch` would
-  send a failed batch once more, behind a management request on a second connection; `_start_producer`, which it calls
-  for that, is overridden below. Should a later SDK not call it, the record arrives twice, as with any retry.
-- `Access.prepare` gets the token before the SDK asks for it, and a connection that its peer has closed is noticed
-  before a record is given to it.
-- The next batch is encoded while the hub answers: that is a third of what a transfer costs this machine.
-- After any failure but an answer to the transfer the connection is thrown away: the SDK does not reliably mend one.
+- The sender connects with the first send and closes an idle connection, because a Standard namespace accepts 5,000.
+- One send is one transfer. Even with `retry_total=0`, the SDK's `send_batch` sends a failed batch again. The override
+  of `_start_producer` prevents this. If a later SDK does not call this method, the record arrives twice.
+- `Access.prepare` fetches the token before the SDK asks for it, so that the wait counts against the deadline.
+- The next batch is encoded while the hub responds, because encoding takes a third of the time of a transfer.
+- The sender keeps a connection only if the hub has responded to the transfer. After other failures, the SDK does not
+  reliably recover.
 """
 
 from __future__ import annotations
@@ -28,13 +27,11 @@ from sinks.eventhubs.errors import TooLarge, delivery_error, is_about_access, is
 from sinks.eventhubs.event_loop import Ended, LoopThread, Overdue
 from sinks.eventhubs.message import partition_key, properties
 
-#: The share of the deadline that is kept for cutting the call.
-_MARGIN = 0.08
+#: The share of the deadline for ending an overdue call, and the part of it for the wait for the thread.
+_MARGIN, _END = 0.08, 0.03
 _MOST_MARGIN_SECONDS = 0.5
-#: What closing may take when the agent stops, and how long to wait for the thread's end after that.
+#: Time to close the connection when the sink is closed.
 _CLOSE_SECONDS = 0.5
-#: How much of the deadline may pass in waiting for the end of what was cut.
-_END = 0.03
 
 
 class ClosedByPeer(Exception):
@@ -42,11 +39,12 @@ class ClosedByPeer(Exception):
 
 
 class AmqpSender:
-    """Sends to one event hub; for one thread, but `close` may come from another."""
+    """Sends to one event hub. For one thread, except `close`."""
 
     def __init__(self, config: EventHubsConfig, access: Access) -> None:
         self._config = config
         self._access = access
+        self._end_seconds = min(_MOST_MARGIN_SECONDS, config.timeout_seconds * _END)
         self._is_closed = False
         self._connection: _Connection | None = None
         self._following: Sequence[TransitionRecord] = ()
@@ -57,7 +55,7 @@ class AmqpSender:
         self._run(lambda connection: connection.send(batch, following))
 
     def prepare_next(self, batch: Sequence[TransitionRecord]) -> None:
-        """Encode *batch* while the hub answers to the next `send`."""
+        """Encode *batch* while the hub responds to the next `send`."""
         self._following = batch
 
     def check(self) -> None:
@@ -65,9 +63,9 @@ class AmqpSender:
         self._run(lambda connection: connection.check())
 
     def close(self) -> None:
-        """Close the connection; a call that hangs in another thread ends."""
+        """Close the connection, and end a call in another thread."""
         self._is_closed = True
-        self._end(grace_seconds=_CLOSE_SECONDS, wait_seconds=2 * _CLOSE_SECONDS)
+        self._drop(grace_seconds=_CLOSE_SECONDS, wait_seconds=2 * _CLOSE_SECONDS)
 
     def _run(self, work: Callable[[_Connection], Coroutine[Any, Any, None]]) -> None:
         limit = self._config.timeout_seconds
@@ -75,12 +73,13 @@ class AmqpSender:
         self._access.prepare(wait_seconds=deadline - time.monotonic())
         while True:
             connection = self._open()
+            seconds = max(0.001, deadline - time.monotonic())
             try:
-                connection.loop.call(partial(work, connection), seconds=max(0.001, deadline - time.monotonic()))
+                connection.loop.call(partial(work, connection), seconds=seconds, end_seconds=self._end_seconds)
             except (Ended, ClosedByPeer):
                 if self._is_closed or connection.is_sending:
                     raise DeliveryFailed("The sink was closed during the send.") from None
-                self._end()
+                self._drop(wait_seconds=self._end_seconds)
             except TooLarge as error:
                 raise DeliveryRejected(f"{self._access.peer}: {error}") from None
             except Exception as error:
@@ -89,42 +88,39 @@ class AmqpSender:
                 return
 
     def _open(self) -> _Connection:
-        """Return the connection of before, or a new one where that has ended; it connects with its first use."""
+        """Return the last connection, or a new one if that has ended; it connects with its first use."""
         connection = self._connection
         if connection is None or connection.loop.has_ended:
             connection = self._connection = _Connection(self._config, self._access)
-        if self._is_closed:  # asked after the connection can be seen: `close` may have come before that
-            self._end()
+        if self._is_closed:  # checked after the assignment, so that `close` or this method ends the connection
+            self._drop(wait_seconds=self._end_seconds)
             raise DeliveryFailed("The sink is closed.")
         return connection
 
     def _failure(self, error: Exception, connection: _Connection) -> DeliveryError:
         was_sending = connection.is_sending
         if not is_answer(error):
-            self._end()
+            self._drop(wait_seconds=self._end_seconds)
         if isinstance(error, DeliveryError):
             return error
+        access = self._access
         if isinstance(error, Overdue):
             doing = "send" if was_sending else "connection attempt"
-            message = f"{self._access.peer}: no answer within {self._config.timeout_seconds:g} s; the {doing} was cut."
+            message = f"{access.peer}: no answer within {self._config.timeout_seconds:g} s; the {doing} was cut."
             return DeliveryFailed(message, reason=RetryReason.TIMEOUT)
-        access = self._access
-        failure = delivery_error(error, peer=access.peer, secrets=access.secrets, proxy=access.proxy)
+        failure = delivery_error(error, peer=access.peer, secrets=access.secrets)
         if is_about_access(error):
-            self._access.forget()
+            access.forget()
         return failure
 
-    def _end(self, *, grace_seconds: float = 0.0, wait_seconds: float | None = None) -> None:
+    def _drop(self, *, grace_seconds: float = 0.0, wait_seconds: float) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            short = min(_CLOSE_SECONDS, self._config.timeout_seconds * _END)
-            connection.loop.end(
-                grace_seconds=grace_seconds, wait_seconds=short if wait_seconds is None else wait_seconds
-            )
+            connection.loop.end(grace_seconds=grace_seconds, wait_seconds=wait_seconds)
 
 
 class _Connection:
-    """One connection: a loop, and the SDK's client on it."""
+    """One connection: a loop, and the SDK's client on this loop."""
 
     def __init__(self, config: EventHubsConfig, access: Access) -> None:
         self._config = config
@@ -162,7 +158,7 @@ class _Connection:
         await client.get_eventhub_properties()
 
     def _connected(self) -> Any:
-        """Return the client, not yet connected at first; raise ClosedByPeer when the peer has closed it since."""
+        """Return the client; raise ClosedByPeer if the peer has closed its connection."""
         if self._client is None:
             self._client = _client(self._config, self._access)
         elif not self.loop.is_connected():
@@ -176,7 +172,7 @@ class _Connection:
 
 
 async def _encode(client: Any, batch: Sequence[TransitionRecord]) -> Any:
-    """Return *batch* as the SDK's batch; the first call on a connection connects, to learn what the link takes."""
+    """Return *batch* as the SDK's batch; the first call connects, because the link sets the largest size."""
     data = await client.create_batch(partition_key=partition_key(batch[0]))
     for record in batch:
         _add(data, record, len(batch))
@@ -184,10 +180,10 @@ async def _encode(client: Any, batch: Sequence[TransitionRecord]) -> Any:
 
 
 async def _encode_early(client: Any, batch: Sequence[TransitionRecord]) -> Any:
-    """Return *batch* encoded, None where that fails: what is wrong with it shows when it is sent itself."""
+    """Return *batch* as the SDK's batch, or None on an error, which occurs again when the batch is sent."""
     try:
         return await _encode(client, batch)
-    except Exception:  # noqa: BLE001  # nothing of it may become the failure of the transfer under way
+    except Exception:  # noqa: BLE001  # the transfer of the batch before must not fail
         return None
 
 
@@ -202,7 +198,7 @@ def _add(data: Any, record: TransitionRecord, count: int) -> None:
         data.add(event)
     except ValueError:
         what = "The record" if count == 1 else f"A batch of {count} records"
-        raise TooLarge(f"{what} is larger than the {data.max_size_in_bytes} bytes that the event hub takes.") from None
+        raise TooLarge(f"{what} exceeds the event hub's limit of {data.max_size_in_bytes} bytes.") from None
 
 
 def _client(config: EventHubsConfig, access: Access) -> Any:
@@ -210,7 +206,7 @@ def _client(config: EventHubsConfig, access: Access) -> Any:
     from azure.eventhub.aio import EventHubProducerClient  # noqa: PLC0415  # likewise
 
     class Client(EventHubProducerClient):
-        """The SDK's producer without its own second try."""
+        """The SDK's producer without its own retry."""
 
         async def _start_producer(self, partition_id: str, send_timeout: float | None) -> None:
             del partition_id, send_timeout
@@ -218,7 +214,7 @@ def _client(config: EventHubsConfig, access: Access) -> Any:
 
     options: dict[str, Any] = {
         "retry_total": 0,
-        "retry_backoff_factor": 0,  # it waits once even when it does not try again
+        "retry_backoff_factor": 0,  # the SDK waits once even without a retry
         "transport_type": TransportType.AmqpOverWebsocket
         if config.transport == "amqp_websocket"
         else TransportType.Amqp,
@@ -240,16 +236,16 @@ def _client(config: EventHubsConfig, access: Access) -> Any:
 
 
 def _address_with_port(access: Access) -> str | None:
-    """Return host and port of a namespace that names a port, which under TLS the SDK passes over; else None."""
+    """Return the namespace if it names a port, because the SDK ignores this port under TLS; else None."""
     is_emulator = access.string is not None and access.string.is_emulator
     return None if is_emulator or urlsplit(f"//{access.namespace}").port is None else access.namespace
 
 
 def _proxy(url: str | None) -> dict[str, Any] | None:
-    """Return *url* as the SDK takes a proxy.
+    """Return *url* as the SDK's setting.
 
-    Scheme, user and password stay with the name: the SDK puts name and port together, and aiohttp wants a URL. By keys
-    of their own the SDK would make them into an object that aiohttp is about to drop.
+    The host name includes the scheme, the user, and the password, because aiohttp needs a URL and the SDK only appends
+    the port. The SDK's separate keys use a feature that aiohttp deprecates.
     """
     if url is None:
         return None

@@ -1,9 +1,9 @@
-"""Event Hubs over HTTPS: one POST a record, for networks that let nothing but HTTPS out.
+"""Event Hubs over HTTPS: one POST per record, for networks that allow only HTTPS.
 
-Microsoft's pages "Send event" and "Event Hubs service REST - Common parameters and headers": 201 on success, a bearer
-token or a shared access signature, the partition key in BrokerProperties, application properties as headers of their
-own. What a status means is the table of all HTTP sinks. The batch form of the service is not used: in it an event has
-no content type.
+Sources: Microsoft's pages "Send event" and "Event Hubs service REST - Common parameters and headers". The service
+responds with 201, accepts a bearer token or a shared access signature, and reads the partition key from
+BrokerProperties and the application properties from headers. The batch form of the service is not used, because its
+events have no content type.
 """
 
 from __future__ import annotations
@@ -40,68 +40,60 @@ class HttpsSender:
             proxy_env=config.proxy_env,
         )
         self._endpoint: Endpoint | None = None
-        self._secrets: tuple[str, ...] = ()
         self._is_closed = False
 
     def send(self, batch: Sequence[TransitionRecord]) -> None:
         """POST the one record of *batch*."""
         if len(batch) > 1:
-            raise DeliveryRejected("Over HTTPS a request carries one record.")
+            raise DeliveryRejected("Over HTTPS, a request contains one record.")
         record = batch[0]
-        headers = {
+        endpoint, headers, left = self._prepared("/messages")
+        headers |= {
             "Content-Type": CONTENT_TYPE,
             "BrokerProperties": json.dumps({"PartitionKey": partition_key(record)}),
-            **_headers(properties(record)),
+            # A header cannot contain other characters.
+            **{name: value for name, value in properties(record).items() if value.isascii() and value.isprintable()},
         }
-        endpoint, left = self._prepared("/messages")
         try:
-            endpoint.post(cloud_event_bytes(record), self._authorized(headers), deadline_seconds=left)
+            endpoint.post(cloud_event_bytes(record), headers, deadline_seconds=left)
         except DeliveryFailed as error:
             if error.needs_attention:
                 self._access.forget()
             raise
 
     def check(self) -> None:
-        """Connect and show the token, without sending.
+        """Connect and authenticate without sending.
 
-        Reading the hub needs the right Manage, so a 401 or 403 here says nothing of the right to send.
+        A 401 or 403 passes the check, because reading the hub needs the right Manage.
         """
-        endpoint, left = self._prepared("")
-        answer = endpoint.request("GET", None, self._authorized({}), deadline_seconds=left)
-        status = answer.status_code
+        endpoint, headers, left = self._prepared("")
+        status = endpoint.request("GET", None, headers, deadline_seconds=left).status_code
         if status in _GONE or not (status in SUCCESS or status in CLIENT_ERROR):
-            is_for_a_person = status not in SERVER_ERROR
-            raise DeliveryFailed(f"{self._access.peer} answered {status}.", needs_attention=is_for_a_person)
+            message = f"{self._access.peer} responded with {status}."
+            raise DeliveryFailed(message, needs_attention=status not in SERVER_ERROR)
 
     def close(self) -> None:
-        """Close the connections; a request in flight ends."""
+        """Close the connections, and end a request in another thread."""
         self._is_closed = True
         if self._endpoint is not None:
             self._endpoint.close()
 
-    def _prepared(self, path: str) -> tuple[Endpoint, float]:
-        """Return the endpoint for *path* under the hub, and the seconds left of the deadline; the token is at hand."""
+    def _prepared(self, path: str) -> tuple[Endpoint, dict[str, str], float]:
+        """Return the endpoint for *path* of the hub, the headers of every request, and the remaining seconds."""
         limit = self._config.timeout_seconds
         deadline = time.monotonic() + limit
-        self._access.prepare(wait_seconds=limit)
-        host = self._config.endpoint or self._access.namespace
-        url = f"https://{host.partition('//')[2] or host}/{quote(self._access.eventhub)}{path}?{_API_VERSION}"
-        secrets = self._access.secrets
+        access = self._access
+        access.prepare(wait_seconds=limit)
+        host = self._config.endpoint or access.namespace
+        url = f"https://{host.partition('//')[2] or host}/{quote(access.eventhub)}{path}?{_API_VERSION}"
         endpoint = self._endpoint
-        if endpoint is None or (endpoint.url, self._secrets) != (url, secrets):
+        if endpoint is None or endpoint.url != url:
             if endpoint is not None:
                 endpoint.close()
-            endpoint = self._endpoint = Endpoint(url, self._http, secrets=secrets)
-            self._secrets = secrets
-        if self._is_closed:  # after the endpoint can be seen: `close` may have come before that
+            endpoint = self._endpoint = Endpoint(url, self._http, secrets=lambda: access.secrets)
+        if self._is_closed:  # checked after the assignment, so that `close` or this method closes the endpoint
             endpoint.close()
-        return endpoint, max(0.001, deadline - time.monotonic())
-
-    def _authorized(self, headers: dict[str, str]) -> dict[str, str]:
-        host = {"Host": self._access.namespace} if self._config.endpoint else {}
-        return {**headers, **host, "Authorization": self._access.authorization()}
-
-
-def _headers(values: dict[str, str]) -> dict[str, str]:
-    """Return *values* as headers, without what no header can carry."""
-    return {name: value for name, value in values.items() if value.isascii() and value.isprintable()}
+        headers = {"Authorization": access.authorization()}
+        if self._config.endpoint:
+            headers["Host"] = access.namespace
+        return endpoint, headers, max(0.001, deadline - time.monotonic())

@@ -1,11 +1,12 @@
-"""The keys that every sink over HTTP has, and the checks of their values when a configuration is read.
+"""The keys of every sink over HTTP, and the checks of their values when the configuration is read.
 
-Nothing here quotes a value that may be a secret: the path of a webhook's URL, a header, a proxy's password.
+No message contains a value that may be a secret: the path of a webhook's URL, a header, or a proxy's password.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import msgspec
@@ -15,15 +16,15 @@ from sinks.http.urls import origin, plain_url
 
 #: A field name is a token (RFC 9110 section 5.1).
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-#: Headers that frame a message are not for a setting: two lengths are how requests get smuggled (RFC 9112 6.3).
+#: Headers that frame a message: two lengths allow request smuggling (RFC 9112 section 6.3).
 _OURS = frozenset({"content-length", "transfer-encoding", "connection", "expect", "upgrade", "te", "trailer"})
-_STATUSES = range(100, 600)
-#: Fields whose value `repr` shows as scheme and host alone.
+_Status = Annotated[int, msgspec.Meta(ge=100, le=599)]
+#: Fields that `repr` shows as scheme and host.
 _URL_FIELDS = frozenset({"url", "endpoint", "proxy"})
 
 
 class HttpConfig(SinkConfig, frozen=True, kw_only=True):
-    """The keys of every sink that speaks HTTP."""
+    """The keys of every sink over HTTP."""
 
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     """Sent with every request. Secrets go to headers_file."""
@@ -47,14 +48,13 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
     """A file with the proxy's URL, for one that has a password in it; read again when it changes."""
     proxy_env: str | None = None
     """An environment variable with the proxy's URL, likewise."""
-    retry_statuses: tuple[int, ...] = ()
+    retry_statuses: tuple[_Status, ...] = ()
     """HTTP statuses to try again, whatever the table says."""
-    park_statuses: tuple[int, ...] = ()
+    park_statuses: tuple[_Status, ...] = ()
     """HTTP statuses that refuse a record for good, whatever the table says."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError with what is wrong; a Config that derives from this calls it."""
-        self._check_statuses()
+        """Raise ValueError for a mistake. A derived Config calls this method."""
         self._check_files()
         one_of(**self._ways())
         self._check_scope()
@@ -65,26 +65,18 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
             check_header(name, value, where="headers")
 
     def __repr__(self) -> str:
-        """Return the settings without what may be a secret: this ends up in tracebacks and debuggers."""
+        """Return the settings without secrets, for tracebacks and debuggers."""
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         parts = (f"{name}={_harmless(name, value)!r}" for name, value in values.items() if value not in (None, (), {}))
         return f"{type(self).__name__}({', '.join(parts)})"
 
     @property
     def token_key(self) -> str | None:
-        """Return the key that has a token got, and shown with each request; None when there is none."""
+        """Return the key that requests a token for each request, None without one."""
         return None if self.entra_scope is None else "entra_scope"
 
-    def _check_statuses(self) -> None:
-        both = set(self.retry_statuses) & set(self.park_statuses)
-        if both:
-            raise ValueError(f"retry_statuses and park_statuses both name {_listed(both)}. Keep each in one of them.")
-        odd = {each for each in (*self.retry_statuses, *self.park_statuses) if each not in _STATUSES}
-        if odd:
-            raise ValueError(f"{_listed(odd)} is no HTTP status. Statuses are 100 to 599.")
-
     def _ways(self) -> dict[str, str | None]:
-        """Return the keys of which one alone may say where the token of a request comes from."""
+        """Return the keys that set the token. At most one of them may be set."""
         return {
             "bearer_token_file": self.bearer_token_file,
             "bearer_token_env": self.bearer_token_env,
@@ -102,7 +94,7 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
 
     def _check_files(self) -> None:
         if self.client_key_file is not None and self.client_cert_file is None:
-            raise ValueError("client_key_file needs client_cert_file beside it.")
+            raise ValueError("client_key_file needs client_cert_file.")
         found = tls_file_problems(
             ca_file=self.ca_file, client_cert_file=self.client_cert_file, client_key_file=self.client_key_file
         )
@@ -111,26 +103,26 @@ class HttpConfig(SinkConfig, frozen=True, kw_only=True):
 
 
 def one_of(**keys: str | None) -> None:
-    """Raise ValueError when more than one of *keys* is set."""
+    """Raise ValueError if more than one of *keys* is set."""
     given = [name for name, value in keys.items() if value is not None]
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} are both set; keep one.")
 
 
 def check_token_stays_private(config: HttpConfig, url: str) -> None:
-    """Raise ValueError when *config* would show a token that is got for it to everybody on the way to *url*."""
+    """Raise ValueError if a requested token would travel to *url* without encryption."""
     if config.token_key is not None:
         parts = urlsplit(url)
         has_proxy = any(each is not None for each in (config.proxy, config.proxy_file, config.proxy_env))
         if parts.scheme != "https" and (has_proxy or not is_loopback(parts.hostname or "")):
-            reader = "the proxy" if has_proxy else "anybody on the way"
+            reader = "the proxy" if has_proxy else "the network"
             raise ValueError(f"{config.token_key} needs an https URL: over plain http {reader} can read the token.")
 
 
 def check_header(name: str, value: str, *, where: str) -> None:
-    """Raise ValueError, which never shows *value*, when a header cannot be sent."""
+    """Raise ValueError, without *value*, if a header cannot be sent."""
     if not _HEADER_NAME.fullmatch(name):
-        raise ValueError(f"{where}: a header's name has a character that none may have, or is empty.")
+        raise ValueError(f"{where}: the name of a header is empty or has an invalid character.")
     if name.lower() in _OURS:
         raise ValueError(f"{where}: the header {name} is set by the sink itself. Take it out.")
     if not (value.isascii() and value.isprintable()) or value != value.strip():
@@ -143,7 +135,3 @@ def _harmless(name: str, value: object) -> object:
     if name == "headers" and isinstance(value, dict):
         return sorted(value)
     return value
-
-
-def _listed(statuses: set[int]) -> str:
-    return ", ".join(map(str, sorted(statuses)))

@@ -1,11 +1,10 @@
-"""Transition records as an OTLP request of log records, and how many of them its answer rejects.
+"""Transition records as an OTLP request of log records, and the number of rejected records in the response.
 
-Built from opentelemetry-proto's messages alone: the SDK's own encoder writes the same bytes for twice the memory, and
-its exporter returns success for a redirect and for records that were rejected. This module imports them at its top,
-so it is itself imported with the first send.
+This module uses the messages of opentelemetry-proto. The SDK's encoder writes the same bytes with twice the memory, and
+its exporter returns success for a redirect and for rejected records.
 
-Attribute types never change from record to record, because backends that index them refuse a second type: an
-incarnation, which may be a number or a text, is always text; what has no fixed shape is JSON in one text.
+The type of an attribute never changes, because backends that index attributes reject a second type. An incarnation,
+which may be a number or text, is always text, and a value without a fixed shape is JSON text.
 
 Sources: OpenTelemetry, "Logs Data Model" and "OTLP Specification"; the names of resource attributes from "Semantic
 Conventions" (cloud, host and service; `azure.vm` since 1.35).
@@ -42,18 +41,15 @@ _SEVERITIES = {
     "Preempt": (SeverityNumber.SEVERITY_NUMBER_ERROR, "ERROR"),
     "Terminate": (SeverityNumber.SEVERITY_NUMBER_ERROR, "ERROR"),
 }
-#: Fields of a record that are no attribute by their own name.
+#: Fields of a record without an attribute of the same name.
 _ELSEWHERE = frozenset({"id", "incarnation", "previous_incarnation", "event", "previous", "approval", "vm", "labels"})
 
 
-def encode_request(batch: Sequence[TransitionRecord], resource_defaults: Mapping[str, str] | None = None) -> bytes:
-    """Return *batch* as one ExportLogsServiceRequest, records of one resource together and in order.
-
-    *resource_defaults* are attributes of the resource that give way to labels and to who the VM is.
-    """
+def encode_request(batch: Sequence[TransitionRecord]) -> bytes:
+    """Return *batch* as one ExportLogsServiceRequest, with the records of one resource together and in order."""
     groups: dict[bytes, ResourceLogs] = {}
     for record in batch:
-        resource = Resource(attributes=_attributes(resource_attributes(record, resource_defaults or {})))
+        resource = Resource(attributes=_attributes(resource_attributes(record)))
         key = resource.SerializeToString(deterministic=True)
         if key not in groups:
             scope_logs = ScopeLogs(scope=InstrumentationScope(name=SERVICE_NAME, version=_version()))
@@ -64,11 +60,11 @@ def encode_request(batch: Sequence[TransitionRecord], resource_defaults: Mapping
 
 
 def rejection(content: bytes) -> tuple[int, str]:
-    """Return how many records a 2xx with this body rejects, and the reason that the receiver gives.
+    """Return the number of rejected records in the body of a 2xx response, and the receiver's reason.
 
-    What is neither an ExportLogsServiceResponse nor its JSON rejects nothing: the status means that the request was
-    accepted (OTLP Specification, "OTLP/HTTP Response"), receivers in use answer with "OK", with nothing or with
-    JSON of their own, and sending again would store the records twice there.
+    A body that is neither an ExportLogsServiceResponse nor its JSON form rejects nothing, because a 2xx means that the
+    receiver accepted the request (OTLP Specification, "OTLP/HTTP Response"). Some receivers respond with "OK", with an
+    empty body, or with other JSON.
     """
     response = ExportLogsServiceResponse()
     try:
@@ -80,7 +76,7 @@ def rejection(content: bytes) -> tuple[int, str]:
 
 
 def _json_rejection(content: bytes) -> tuple[int, str]:
-    """Read the JSON form of the answer: some receivers use it whatever the request was written in."""
+    """Read the JSON form of the response, which some receivers use for every request."""
     try:
         refused = json.loads(content)["partialSuccess"]
         # protobuf's JSON writes a 64-bit number as text
@@ -89,11 +85,8 @@ def _json_rejection(content: bytes) -> tuple[int, str]:
         return 0, ""
 
 
-def resource_attributes(record: TransitionRecord, defaults: Mapping[str, str]) -> dict[str, str]:
-    """Return what is true of this VM whatever happens to it.
-
-    *defaults* may set anything but its identity, and labels go before them.
-    """
+def resource_attributes(record: TransitionRecord) -> dict[str, str]:
+    """Return the attributes of the VM and of the agent. No label replaces an attribute of the VM."""
     vm = record.vm
     service = {"service.name": SERVICE_NAME, "service.version": _version(), "service.instance.id": record.stream_id}
     known = {
@@ -108,10 +101,10 @@ def resource_attributes(record: TransitionRecord, defaults: Mapping[str, str]) -
         "azure.resource_group.name": vm.resource_group,
         "azure.vm.scaleset.name": vm.scale_set,
         "azure.vm.placement_group.id": vm.placement_group_id,
-        # As the Collector's detector of Azure calls them.
+        # The names of the Collector's Azure detector.
         **{f"azure.tag.{name}": value for name, value in vm.tags.items()},
     }
-    found = {**service, **defaults, **record.labels, **{name: text for name, text in known.items() if text}}
+    found = {**service, **record.labels, **{name: text for name, text in known.items() if text}}
     return {name: text for name, text in found.items() if text}
 
 
@@ -125,8 +118,8 @@ def _version() -> str:
 
 
 def log_record(record: TransitionRecord) -> LogRecord:
-    """Return *record* as a log record; both times are when the agent saw it, so that a retry is the same bytes."""
-    # Not before 1970, where a clock that was never set may stand: protobuf's number has no sign.
+    """Return *record* as a log record. Both times are `observed_at`, so that a retry sends the same bytes."""
+    # protobuf's number has no sign, but a clock that was never set may be before 1970.
     nanoseconds = max(0, (parse_time(record.observed_at) - _EPOCH) // timedelta(microseconds=1)) * 1000
     event_type = None if record.event is None else record.event.event_type
     number, text = _SEVERITIES.get(event_type or "", _INFO)
@@ -180,5 +173,5 @@ def _any_value(value: Any) -> AnyValue:
 
 
 def _valid(text: str) -> str:
-    """Return *text* without lone surrogates, which protobuf refuses."""
+    """Return *text* without lone surrogates, which protobuf rejects."""
     return text.encode("utf-8", "replace").decode("utf-8")

@@ -15,14 +15,14 @@ from sinks.webhook import pagerduty
 from sinks.webhook.alertmanager import REFRESH_SECONDS, AlertmanagerFormat
 from sinks.webhook.format import CloudEventsFormat, Format
 from sinks.webhook.pagerduty import PagerDutyFormat
-from sinks.webhook.samples import AnyLabel, samples
+from sinks.webhook.samples import samples
 from sinks.webhook.template import TemplateFormat, check_url_template, is_url_template
 
 #: Keys that mean something to one format alone.
 _KEYS_OF = {
     "alertmanager": ("tag_labels",),
     "pagerduty": ("routing_key_file", "routing_key_env", "urgent_as"),
-    "template": ("template", "template_file", "content_type", "method"),
+    "template": ("template", "template_file", "content_type"),
 }
 
 #: Where a portal takes records, below its URL.
@@ -67,8 +67,6 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
     """template: a file with that template; read when the sink starts."""
     content_type: str = "application/json"
     """template: the Content-Type. A body that is said to be JSON must be."""
-    method: str = "POST"
-    """template: the method of the request, POST, PUT, PATCH, DELETE or GET; it may be a template itself."""
 
     def __post_init__(self) -> None:
         """Raise ValueError with what is wrong."""
@@ -91,8 +89,7 @@ class WebhookConfig(HttpConfig, frozen=True, kw_only=True):
                 )
         if self.format == "template":
             check_header("Content-Type", self.content_type, where="content_type")
-            # The labels stand in another table: `check_labels` tries those.
-            _template(self).try_out(samples(self), self.url, labels=AnyLabel())
+            _template(self)
 
     @property
     def token_key(self) -> str | None:
@@ -137,9 +134,9 @@ def portal_of(url: str | None) -> str:
 
 
 def check_labels(config: WebhookConfig, labels: Mapping[str, str]) -> None:
-    """Raise ValueError when a template names a label that is none of *labels*."""
+    """Raise ValueError if a template cannot render a record with *labels*."""
     if config.format == "template":
-        _template(config).try_out(samples(config), config.url, labels=labels)
+        _template(config).try_out(samples(config, labels), config.url)
 
 
 def refresh_seconds_of(config: WebhookConfig) -> float | None:
@@ -170,7 +167,7 @@ def _template(config: WebhookConfig) -> TemplateFormat:
             raise ValueError(f"template_file {config.template_file} cannot be read: {reason}.") from None
     if text is None:
         raise ValueError("template or template_file is missing: format = 'template' needs one.")
-    return TemplateFormat(text, content_type=config.content_type, method=config.method)
+    return TemplateFormat(text, content_type=config.content_type)
 
 
 def _default(key: str) -> Any:

@@ -1,4 +1,4 @@
-"""The interface of a webhook's format: the request for a record, and what an answer means beyond its status."""
+"""The interface of a webhook's format: the request for a record, and the meaning of the response."""
 
 from __future__ import annotations
 
@@ -13,42 +13,37 @@ from sinks.http.endpoint import Endpoint
 
 
 class Message(NamedTuple):
-    """One request to make."""
+    """One request."""
 
     url: str
     body: bytes
     content_type: str
-    method: str = "POST"
 
 
 class Format(ABC):
-    """One format, for one sink; may remember what it learned of its peer."""
+    """The format of one sink."""
 
     secrets: tuple[Secret, ...] = ()
-    """What to mask in messages, beside what the URL and the headers hold."""
+    """Secrets that messages mask, in addition to those of the URL and the headers."""
 
     @abstractmethod
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
-        """Return the request for *record* at the configured *url*; None when it makes none.
+        """Return the request for *record* at the configured *url*, None if this format needs no request.
 
-        Raises DeliveryRejected for a record that cannot be put into this format, DeliveryFailed for a setting that a
-        person must mend.
+        Raise DeliveryRejected for a record that does not fit this format, and DeliveryFailed for a wrong setting.
         """
 
-    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> int:
-        """Try the endpoint at *url* without writing to it, and return the status of its answer.
-
-        Raises DeliveryFailed when it is none of this format's.
-        """
-        return endpoint_of(url).check().status_code
+    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
+        """Test the endpoint at *url* without writing to it; raise DeliveryFailed if it does not fit this format."""
+        endpoint_of(url).check()
 
     def refused(self, error: DeliveryRejected) -> DeliveryError:
-        """Return what *error*, made from the status alone, means in this format."""
+        """Return the meaning of *error* in this format; *error* depends only on the status."""
         return error
 
 
 class CloudEventsFormat(Format):
-    """The record in an envelope that any CloudEvents SDK reads."""
+    """The record as a CloudEvent."""
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
         """Return the CloudEvent in structured mode."""

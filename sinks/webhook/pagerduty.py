@@ -38,8 +38,7 @@ _ALERT_PATH = "/v2/enqueue"
 _CHANGE_PATH = "/v2/change/enqueue"
 _MOST_KEY_CHARACTERS = 255
 _MOST_SUMMARY_CHARACTERS = 1024
-#: PagerDuty tells nothing of a routing key without an event, and may answer a question with any other status.
-_BAD_NEWS = frozenset({407})
+_CHECK_FAILS = frozenset({407})
 _CLIENT = "scheduled-events-bridge"
 
 
@@ -61,21 +60,19 @@ class PagerDutyFormat(Format):
             body, target = _change(record), url.removesuffix(_ALERT_PATH) + _CHANGE_PATH
         else:
             body, target = _alert(record, event, is_over=self._is_over(record)), url
-        return Message(target, msgspec.json.encode({"routing_key": self.routing_key(), **body}), "application/json")
+        return Message(
+            target, msgspec.json.encode({"routing_key": self._routing_key.value(), **body}), "application/json"
+        )
 
-    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> int:
-        """Ask whether PagerDuty answers."""
-        return endpoint_of(url).check(bad_news=_BAD_NEWS).status_code
+    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
+        """Test that a server responds. PagerDuty may respond to OPTIONS with any status."""
+        endpoint_of(url).check(failing=_CHECK_FAILS)
 
     def refused(self, error: DeliveryRejected) -> DeliveryError:
         """Return DeliveryFailed when it was the routing key: that is no fault of the record."""
         if "routing_key" in str(error).lower().replace(" ", "_"):
             return DeliveryFailed(f"{error} Check routing_key_file or routing_key_env.", needs_attention=True)
         return error
-
-    def routing_key(self) -> str:
-        """Return the key; raise DeliveryFailed when it cannot be read."""
-        return self._routing_key.value() or ""
 
     def _is_change(self, record: TransitionRecord) -> bool:
         if record.transition is Transition.TEST:

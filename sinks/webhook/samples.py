@@ -1,4 +1,4 @@
-"""The records that a template is tried with: each transition of its sink, with all fields and with every null.
+"""The records that test a template: each transition of its sink, with all fields and with every null.
 
 A template that renders a complete record may still fail on a real one: an event that has started has no NotBefore, an
 event of an older api-version has no description, and a VM whose identity is unknown has no name. EventId, EventType,
@@ -7,9 +7,9 @@ and Resources are never null.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timezone
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -17,117 +17,78 @@ from bridge.sink import Evidence, ScheduledEvent, SinkConfig, Transition, Transi
 
 _AWKWARD = 'He said "soon",\\ then\n<nothing> \u2014 {{ & }}'
 _APPROVALS = frozenset({Transition.APPROVED, Transition.APPROVAL_REFUSED, Transition.APPROVAL_FAILED})
-_WITHOUT_EVENT = _APPROVALS | {Transition.HEARTBEAT}
 _CHANGED = frozenset({Transition.UPDATED, Transition.STARTED})
 
-_EVENT = ScheduledEvent(
+_BARE_EVENT = ScheduledEvent(
     event_id="C7061BAC-AFDC-4513-B24B-AA5F13A16123",
     event_type="Freeze",
     event_status="Scheduled",
     resource_type="VirtualMachine",
     resources=("WestNO_0", "WestNO_1"),
+)
+_EVENT = msgspec.structs.replace(
+    _BARE_EVENT,
     not_before=datetime(2026, 11, 20, 11, 15, tzinfo=timezone.utc),
     not_before_raw="Fri, 20 Nov 2026 11:15:00 GMT",
     description=_AWKWARD,
     event_source="Platform",
     duration_seconds=5,
 )
-_VM = VmIdentity(
-    name="WestNO_0",
-    vm_id="a3d7b4a0-0000-4000-8000-000000000000",
-    resource_id="/subscriptions/0/resourceGroups/west/providers/Microsoft.Compute/virtualMachines/WestNO_0",
-    subscription_id="0",
-    resource_group="west",
-    location="westeurope",
-    scale_set="west",
-    zone="1",
-    placement_group_id="b4d7b4a0-0000-4000-8000-000000000000",
-    tags={"note": _AWKWARD},
-)
-#: The fields that may be null. `previous` is null only in a `started` record without an announcement.
-_NULLS = {
-    "event": ("not_before", "not_before_raw", "description", "event_source", "duration_seconds"),
-    "previous": ("not_before",),
-    "vm": tuple(name for name in VmIdentity.__struct_fields__ if name != "tags"),
-    "approval": ("decision_id", "reason", "http_status"),
-}
+_VM = VmIdentity(**dict.fromkeys(VmIdentity.__struct_fields__, "WestNO_0") | {"tags": {"note": _AWKWARD}})  # type: ignore[arg-type]
+_BARE_APPROVAL = {"source": "portal", "result": "sent"}
+_APPROVAL = {**_BARE_APPROVAL, "decision_id": "d-1", "reason": _AWKWARD, "http_status": 200}
 
 
-class AnyLabel(dict[str, str]):
-    """Labels of whatever name, while those of the configuration are not known."""
-
-    def __missing__(self, _name: str) -> str:
-        return _AWKWARD
-
-
-class Sample(NamedTuple):
-    """A record to try, and whether its fields are null where possible."""
-
-    record: TransitionRecord
-    has_nulls: bool = False
-
-
-def samples(config: SinkConfig) -> Iterator[Sample]:
-    """Yield the records that a sink with *config* may get."""
-    for transition in _transitions(config):
-        full = _full(transition)
-        if transition is not Transition.HEARTBEAT:
-            yield Sample(_record(full))
-            yield Sample(_record(_bare(full)), has_nulls=True)
-        if transition in _WITHOUT_EVENT:
-            yield Sample(_record({**full, **dict.fromkeys(("event", "notice_seconds", "affects_this_vm", "previous"))}))
-
-
-def sample_to_check() -> TransitionRecord:
-    """Return a record of transition `test`."""
-    return _record(_full(Transition.TEST))
-
-
-def _transitions(config: SinkConfig) -> Iterator[Transition]:
+def samples(config: SinkConfig, labels: Mapping[str, str]) -> Iterator[TransitionRecord]:
+    """Yield the records that a sink with *config* may get, each with *labels*."""
     for transition in Transition:
-        is_wanted = config.transitions is None or transition.value in config.transitions
-        if config.heartbeat if transition is Transition.HEARTBEAT else is_wanted or transition is Transition.TEST:
-            yield transition
+        is_heartbeat, is_approval = transition is Transition.HEARTBEAT, transition in _APPROVALS
+        is_sent = config.transitions is None or transition.value in config.transitions
+        if not (config.heartbeat if is_heartbeat else is_sent or transition is Transition.TEST):
+            continue
+        full = sample(transition, labels=dict(labels))
+        if not is_heartbeat:
+            yield full
+            yield sample(
+                transition,
+                labels=dict(labels),
+                event=_BARE_EVENT,
+                # Null only in a `started` record without an announcement.
+                previous=full.previous and {**full.previous, "not_before": None}
+                if transition is not Transition.STARTED
+                else None,
+                notice_seconds=None,
+                affects_this_vm=None,
+                vm=VmIdentity(),
+                approval=_BARE_APPROVAL if is_approval else None,
+            )
+        if is_heartbeat or is_approval:
+            nulls: dict[str, Any] = dict.fromkeys(("event", "notice_seconds", "affects_this_vm", "previous"))
+            yield sample(transition, labels=dict(labels), **nulls)
 
 
-def _bare(full: dict[str, Any]) -> dict[str, Any]:
-    """Return *full* with null in every field that may be null."""
-    made = {**full, "notice_seconds": None, "affects_this_vm": None}
-    for outer, names in _NULLS.items():
-        if full[outer] is not None:
-            made[outer] = {**full[outer], **dict.fromkeys(names)}
-    made["vm"]["tags"] = {}
-    if full["transition"] == Transition.STARTED:
-        made["previous"] = None
-    return made
-
-
-def _full(transition: Transition) -> dict[str, Any]:
-    """Return a record of *transition* as plain values, with everything that one may have."""
-    approval = {"source": "portal", "decision_id": "d-1", "reason": _AWKWARD, "result": "sent", "http_status": 200}
+def sample(transition: Transition, **fields: Any) -> TransitionRecord:
+    """Return a record of *transition* with every field that it may have, except for *fields*."""
     has_changed = transition in _CHANGED
     before = {"event_status": "Scheduled", "not_before": "2026-11-20T11:15:00Z"}
-    return {
+    values = {
         "id": "7d6b5d5e-3f2f-5d7a-9a0a-5f1f2c7f9b11",
         "transition_key": "0" * 64,
         "stream_id": "01a1f89c-fb80-7000-8000-00000000a5a5",
         "sequence": 17,
-        "active_event_ids": ["C7061BAC-AFDC-4513-B24B-AA5F13A16123"],
-        "transition": transition.value,
-        "evidence": Evidence.OBSERVED.value,
+        "active_event_ids": (_EVENT.event_id,),
+        "transition": transition,
+        "evidence": Evidence.OBSERVED,
         "observed_at": "2026-11-20T11:00:01.123Z",
         "incarnation": 3,
         "previous_incarnation": 2,
-        "event": msgspec.to_builtins(_EVENT),
+        "event": _EVENT,
         "previous": before if has_changed or transition.is_ending else None,
-        "changed": ["event_status"] if has_changed else [],
+        "changed": ("event_status",) if has_changed else (),
         "notice_seconds": 898.877,
         "affects_this_vm": True,
-        "vm": msgspec.to_builtins(_VM),
-        "labels": {"note": _AWKWARD},
-        "approval": approval if transition in _APPROVALS else None,
+        "vm": _VM,
+        "labels": {},
+        "approval": _APPROVAL if transition in _APPROVALS else None,
     }
-
-
-def _record(values: dict[str, Any]) -> TransitionRecord:
-    return msgspec.convert(values, TransitionRecord)
+    return msgspec.convert(values | fields, TransitionRecord, from_attributes=True)

@@ -1,11 +1,10 @@
-"""The sink `webhook`: one request a record to an HTTP endpoint, in the format that the endpoint understands.
+"""The sink `webhook`: one request per record to an HTTP endpoint.
 
-Four formats: CloudEvents for programs, Alertmanager and PagerDuty for people on call, a template for everything else.
-`sinks.http.endpoint` says what an answer means, the file of each format what it makes of each transition. A record for
-which a format makes no request counts as delivered.
+The formats are CloudEvents for programs, Alertmanager and PagerDuty for people on call, and a template for all other
+endpoints. Each format has a module. A record without a request in its format counts as delivered.
 
-Whatever the format, a request carries `webhook-id`, the record's id and the same on every retry, and is signed as
-Standard Webhooks says when there is a secret.
+Each request has the header `webhook-id`, which is the record's id and the same on every retry. If a secret is
+configured, the request has a Standard Webhooks signature.
 """
 
 from __future__ import annotations
@@ -18,13 +17,14 @@ from bridge.sink import (
     AttestedTokens,
     DeliveryFailed,
     DeliveryRejected,
+    RenewedToken,
     Secret,
     Sink,
     SinkConfig,
     TransitionRecord,
     utc_now,
 )
-from sinks.http.endpoint import SUCCESS, Endpoint, entra_token
+from sinks.http.endpoint import Endpoint, entra_token
 from sinks.http.signature import Signer
 from sinks.http.urls import http_url, origin
 from sinks.webhook.config import (
@@ -34,12 +34,11 @@ from sinks.webhook.config import (
     portal_of,
     refresh_seconds_of,
 )
-from sinks.webhook.format import Message
 from sinks.webhook.pagerduty import DEFAULT_URL, check_url
 from sinks.webhook.template import check_url_template, is_url_template
 
 _MOST_ENDPOINTS = 4
-#: By format, what a check that finds nothing wrong has shown, and what it has not.
+#: By format, what `check` tests, and what it does not.
 _SHOWN = {
     "alertmanager": ("an Alertmanager answers", "Whether it takes alerts from here"),
     "pagerduty": ("a server answers", "Whether it takes events with this routing key"),
@@ -58,18 +57,13 @@ class WebhookSink(Sink):
 
     @classmethod
     def check_labels(cls, config: Any, labels: Mapping[str, str]) -> None:
-        """Raise ValueError when a template names a label that the configuration does not give."""
+        """Raise ValueError if a template cannot render a record with *labels*."""
         check_labels(config, labels)
 
     @classmethod
     def shown_by_check(cls, config: Any) -> str:
-        """Return what `check` shows: not that a record would be taken, nor by these credentials."""
-        return cls._shown(config, 200)
-
-    @staticmethod
-    def _shown(config: Any, status: int) -> str:
+        """Return the result of `check`, which sends no record."""
         who, untried = _SHOWN.get(config.format, ("a server answers", "Whether it takes records from here"))
-        who = who if status in SUCCESS else f"answered {status} to OPTIONS"
         return f"{who}. {untried} was not tried; `send-test {config.name}` sends one."
 
     @classmethod
@@ -87,13 +81,12 @@ class WebhookSink(Sink):
         self._secrets = (self._url, secret, *self._format.secrets)
         self._token = entra_token(config)
         self._attesting: Endpoint | None = None
-        """Where a portal's token is asked for just now, on another thread."""
+        """The endpoint of a running request for a portal's token, on another thread."""
         self._endpoints: dict[str, Endpoint] = {}
-        self._last_url = ""
         self._is_closed = False
 
     def attest_by(self, tokens: AttestedTokens) -> None:
-        """Show the token that the portal gives, where the configuration asks for it."""
+        """Use the portal's token if the configuration requires one."""
         if self.config.credential is not None:
             self._token = tokens(self._post_to_portal, portal=origin(self.config.url))
 
@@ -106,46 +99,36 @@ class WebhookSink(Sink):
         if message is None:
             return
         headers = self._signer.headers(record.id, message.body, timestamp=int(now.timestamp()))
+        headers["Content-Type"] = message.content_type
         try:
-            self._post(message, headers)
+            self._endpoint(message.url).post(message.body, headers)
         except DeliveryRejected as error:
             raise self._format.refused(error) from None
 
     def check(self) -> None:
-        """Read every secret, then ask the endpoint with OPTIONS; Alertmanager for its status.
+        """Read every secret, then send OPTIONS to the endpoint; ask Alertmanager for its status.
 
-        Raises DeliveryFailed for no answer, a redirect, 401, 403, 404, 407, 410 and 5xx. Any other answer shows that
-        there is an endpoint; whether it takes a record, `send-test` shows.
+        Raise DeliveryFailed without a response, and for a redirect, 401, 403, 404, 407, 410, and 5xx. Any other
+        response shows that an endpoint exists.
         """
         base = self._base_url()
         self._signer.keys()
         for secret in self._format.secrets:
             secret.value()
-        self.shown = self._shown(self.config, self._format.check(base, self._endpoint))
+        self._format.check(base, self._endpoint)
 
     def close(self) -> None:
-        """Close every connection; a send in flight ends with an error."""
+        """Close every connection. A send in another thread ends with an error."""
         self._is_closed = True
         if self._token is not None:
             self._token.close()
-        self._close_endpoints()
         attesting = self._attesting
-        if attesting is not None:
-            attesting.close()
-
-    def _close_endpoints(self) -> None:
-        for endpoint in list(self._endpoints.values()):
+        for endpoint in (*list(self._endpoints.values()), *([attesting] if attesting is not None else [])):
             endpoint.close()
-        self._endpoints = {}
-
-    def _post(self, message: Message, headers: dict[str, str]) -> Any:
-        if message.body:
-            headers = {**headers, "Content-Type": message.content_type}
-        return self._endpoint(message.url).send(message.method, message.body, headers)
 
     def _post_to_portal(self, path: str, body: bytes) -> Any:
-        """Return the portal's answer to *body*, whatever its status; on the thread that gets the token."""
-        endpoint = self._attesting = Endpoint(portal_of(self.config.url) + path, self.config, secrets=self._secrets)
+        """Return the portal's response to *body*, whatever its status. The token's thread calls this method."""
+        endpoint = self._attesting = self._new_endpoint(portal_of(self.config.url) + path, token=None)
         try:
             return endpoint.request("POST", body, {"Content-Type": "application/json", "Accept": "application/json"})
         finally:
@@ -153,7 +136,7 @@ class WebhookSink(Sink):
             endpoint.close()
 
     def _base_url(self) -> str:
-        """Return the URL of the configuration, as of now."""
+        """Return the current URL of the configuration."""
         if self.config.url is not None or not self._url.is_set:
             return self.config.url or DEFAULT_URL
         url = self._url.value() or ""
@@ -168,20 +151,21 @@ class WebhookSink(Sink):
             raise DeliveryFailed(
                 f"The URL of url_file or url_env cannot be used: {error}", needs_attention=True
             ) from None
-        if url != self._last_url:
-            self._close_endpoints()
-            self._last_url = url
         return url
 
     def _endpoint(self, url: str) -> Endpoint:
-        """Return the endpoint of *url*, whose connection is kept from send to send."""
+        """Return the endpoint of *url*, which keeps its connection."""
         if self.config.credential is not None and self._token is None:
-            raise DeliveryFailed("credential is set, and nothing here gets the token for it.", needs_attention=True)
+            raise DeliveryFailed("credential is set, but the host provides no token for it.", needs_attention=True)
         endpoint = self._endpoints.get(url)
         if endpoint is None:
-            if len(self._endpoints) >= _MOST_ENDPOINTS:  # a template may make one of each event
+            if len(self._endpoints) >= _MOST_ENDPOINTS:  # a template may make a URL for each event
                 self._endpoints.pop(next(iter(self._endpoints))).close()
-            endpoint = self._endpoints[url] = Endpoint(url, self.config, secrets=self._secrets, token=self._token)
-            if self._is_closed:
-                endpoint.close()
+            endpoint = self._endpoints[url] = self._new_endpoint(url, token=self._token)
+        return endpoint
+
+    def _new_endpoint(self, url: str, *, token: RenewedToken | None) -> Endpoint:
+        endpoint = Endpoint(url, self.config, secrets=lambda: self._secrets, token=token)
+        if self._is_closed:
+            endpoint.close()
         return endpoint

@@ -1,4 +1,4 @@
-"""A record as the JSON or text of a user's endpoint, by Jinja2 templates: body, URL path, and method.
+"""A record as the JSON or text of a user's endpoint, by Jinja2 templates for the body and the URL path.
 
 The template belongs to the user, but its values do not. The template therefore runs in Jinja2's sandbox, and an unknown
 name is an error instead of an empty string. When the configuration is read, the template is rendered once for each
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -33,24 +33,21 @@ from sinks.http.endpoint import Endpoint
 from sinks.http.urls import plain_url
 from sinks.webhook.alerts import Severity, details, severity, summary
 from sinks.webhook.format import Format, Message
-from sinks.webhook.samples import Sample, sample_to_check
+from sinks.webhook.samples import sample
 
 if TYPE_CHECKING:  # it belongs to an extra
     import jinja2
     import jinja2.sandbox
 
-_METHODS = ("POST", "PUT", "PATCH", "DELETE", "GET")
-#: Requests that may come without a body.
-_BODILESS = frozenset({"GET", "DELETE"})
 _BRACES = re.compile(r"\{[{%#]")
 _ANY_TIME = datetime(2026, 11, 20, 11, 0, tzinfo=timezone.utc)
 _HOST = re.compile(r"https?://[^/?#]+/")
 
 
 class TemplateFormat(Format):
-    """The template *text*, and that of the *method*; raises ValueError when Jinja2 is missing or one is no template."""
+    """The format of the template *text*. Raises ValueError for a wrong template, and without Jinja2."""
 
-    def __init__(self, text: str, *, content_type: str, method: str = _METHODS[0]) -> None:
+    def __init__(self, text: str, *, content_type: str) -> None:
         try:
             # Inside: it costs memory, and belongs to an extra.
             import jinja2  # noqa: F401, PLC0415
@@ -62,28 +59,21 @@ class TemplateFormat(Format):
         self._content_type = content_type
         self._is_json = _says_json(content_type)
         self._body = self._compiled(text, "The template")
-        self._method = self._compiled(method, "method")
         self._url_text = ""
         self._url: jinja2.Template | None = None
-        self._trial_labels: Mapping[str, str] | None = None
-        """While the templates are tried out, the labels of every record."""
 
     def message(self, url: str, record: TransitionRecord, now: datetime) -> Message | None:
-        """Return what the templates make of *record*; *url* may be one too."""
+        """Return the rendered request for *record*. *url* may also be a template."""
         del now
-        target, method = self.url(url, record), self.method(record)
-        body = self.render(record, may_be_empty=method in _BODILESS)
-        return Message(target, body, self._content_type, method)
+        return Message(self.url(url, record), self.render(record), self._content_type)
 
-    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> int:
-        """Ask the address that a test would go to."""
-        return endpoint_of(self.url(url, sample_to_check())).check().status_code
+    def check(self, url: str, endpoint_of: Callable[[str], Endpoint]) -> None:
+        """Test the URL of a test record."""
+        endpoint_of(self.url(url, sample(Transition.TEST))).check()
 
-    def render(self, record: TransitionRecord, *, may_be_empty: bool = False) -> bytes:
-        """Return the body for *record*; raise DeliveryRejected when the template cannot make one."""
+    def render(self, record: TransitionRecord) -> bytes:
+        """Return the body for *record*; raise DeliveryRejected if the template cannot render it."""
         text = self._filled(self._body, record, "The template")
-        if may_be_empty and not text.strip():
-            return b""
         try:
             if self._is_json:
                 json.loads(text)
@@ -96,19 +86,10 @@ class TemplateFormat(Format):
             raise DeliveryRejected("The template makes JSON that is nested too deep.") from None
         return text.encode()
 
-    def method(self, record: TransitionRecord) -> str:
-        """Return the method for *record*; raise DeliveryRejected for one that no endpoint takes records by."""
-        method = self._filled(self._method, record, "method").strip().upper()
-        if method not in _METHODS:
-            raise DeliveryRejected(
-                f"method makes {excerpt(method.encode())!r}, which is none of {', '.join(_METHODS)}."
-            )
-        return method
-
     def url(self, text: str, record: TransitionRecord) -> str:
-        """Return the URL for *record* by the template *text*; raise DeliveryRejected when it makes none.
+        """Return the URL for *record* by the template *text*; raise DeliveryRejected for an invalid URL.
 
-        Raises DeliveryFailed when *text*, from a file or a variable, is no template that can be used.
+        Raise DeliveryFailed for an invalid template, which may come from a file or a variable.
         """
         if not is_url_template(text):
             return text
@@ -125,19 +106,15 @@ class TemplateFormat(Format):
             raise DeliveryRejected(f"url makes none that can be used: {error} Quote values with | urlencode.") from None
         return made
 
-    def try_out(self, samples: Iterable[Sample], url: str | None, *, labels: Mapping[str, str]) -> None:
-        """Raise ValueError with the first of *samples* that the templates, and *url* if it is one, cannot render.
-
-        Each has *labels*; afterwards no record is rendered by this instance.
-        """
-        self._trial_labels = labels
-        for record, has_nulls in samples:
+    def try_out(self, records: Iterable[TransitionRecord], url: str | None) -> None:
+        """Raise ValueError with the first of *records* that the templates, or *url* as a template, cannot render."""
+        for record in records:
             try:
                 self.message(url or "", record, _ANY_TIME)
             except DeliveryError as error:
-                null = " with null in every field that may be null" if has_nulls else ""
-                hint = " Put {% if event %} around what is about the event." if record.event is None else ""
-                raise ValueError(f"For a record of transition {record.transition.value}{null}: {error}{hint}") from None
+                hint = " Put {% if event %} around the text about the event." if record.event is None else ""
+                hint = hint or " Many fields of a real record may be null."
+                raise ValueError(f"For a record of transition {record.transition.value}: {error}{hint}") from None
 
     def _compiled(self, text: str, what: str) -> jinja2.Template:
         import jinja2  # noqa: PLC0415  # likewise
@@ -150,10 +127,7 @@ class TemplateFormat(Format):
 
     def _filled(self, template: jinja2.Template, record: TransitionRecord, what: str) -> str:
         try:
-            names = variables(record)
-            if self._trial_labels is not None:
-                names["labels"] = names["record"]["labels"] = self._trial_labels
-            text = template.render(names)
+            text = template.render(variables(record))
             text.encode()
         except Exception as error:  # noqa: BLE001  # the template is a program of the user's: it may raise anything
             raise DeliveryRejected(f"{what} fails: {type(error).__name__}: {error}") from None

@@ -246,19 +246,11 @@ def test_state_directory_that_run_cannot_create_is_a_problem(agent, check):
         assert agent.call("run", "--config", agent.config)[0] == 73
 
 
-def test_secret_in_a_url_and_the_advice_of_a_sink_are_warnings(agent, check):
-    (agent.directory / "ours.py").write_text(
-        "from bridge.sink import Sink\n"
-        "class Mine(Sink):\n"
-        "    def send(self, batch):\n        raise OSError\n"
-        "    @classmethod\n    def warnings(cls, config):\n        return ['It sends nothing.']\n"
-    )
-    agent.env["PYTHONPATH"] = str(agent.directory)
-    sinks = webhook("a", url="https://example.net/x?token=c2VjcmV0") + '[[sinks]]\ntype = "ours:Mine"\nname = "mine"\n'
-    code, lines = check(state(agent) + sinks)
-    secret, advice = starting(lines, "Warning")
+def test_secret_in_a_url_is_a_warning(agent, check):
+    code, lines = check(state(agent) + webhook("a", url="https://example.net/x?token=c2VjcmV0"))
+    (secret,) = starting(lines, "Warning")
     assert secret.startswith("Sink a: url seems to contain a secret.")
-    assert (code, advice) == (0, "Sink mine: It sends nothing.")
+    assert code == 0
     assert not [line for line in lines if "c2VjcmV0" in line]
 
 
@@ -298,7 +290,7 @@ def test_connecting_says_one_line_a_destination_and_what_is_wrong_with_each(agen
     assert "refused" in said
     assert starting(lines, "broken") == ["not tried because of the problem above."]
     assert starting(lines, "mine") == ["cannot be tried without writing to it; `send-test mine` sends a record."]
-    assert starting(lines, "stdout") == ["not tried: it writes to the agent's standard output."]
+    assert starting(lines, "stdout") == ["cannot be tried without writing to it; `send-test stdout` sends a record."]
     assert starting(lines, "drain") == ["its program is there; it was not run."]
     assert lines[-1] == "Failed from this machine: dead."
 
@@ -336,7 +328,7 @@ def test_what_refuses_is_never_called_reached(check, agent, azure, status):
         )
     (said,) = starting(lines, "events")
     assert code == (0 if status in {400, 405, 501} else 1)
-    assert f"answered {status} to OPTIONS" in said
+    assert ("a server answers" if code == 0 else f"answered {status} to OPTIONS") in said
     assert "reached" not in said
     assert "`send-test" in said
 
@@ -352,7 +344,7 @@ def test_a_dead_proxy_is_named_and_not_the_destination(check, agent, azure):
     assert code == 1
     for name, scheme in (("plain", "http"), ("tls", "https")):
         (said,) = starting(lines, name)
-        assert said.startswith(f"FAILED: {scheme}://hook.invalid was not tried: the proxy {proxy} does not answer: ")
+        assert said.startswith(f"FAILED: {scheme}://hook.invalid cannot be reached through the proxy {proxy}: ")
 
 
 def test_connecting_does_not_turn_scheduled_events_on_but_asks_for_them_beside_an_agent(agent, check, azure):

@@ -1,4 +1,4 @@
-"""Programs that the agent starts do not get the variables with secrets that the configuration names or a sink reads."""
+"""Programs that the agent starts do not get the variables with secrets that the configuration names."""
 
 import json
 import signal
@@ -10,8 +10,6 @@ from portal_stub import PortalStub
 from bridge.testing import EventSpec, Simulator
 
 SECRETS = ("CHAT_URL", "PORTAL_TOKEN", "PAGER_KEY")
-HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_LOGS_HEADERS")
-OTLP = '[[sinks]]\ntype = "otlp"\ntransitions = ["test"]\n'
 
 
 @pytest.fixture
@@ -83,27 +81,3 @@ command = {print_environment_to(tmp_path / "rule.json")}
     azure.world.add_event(EventSpec(event_type="Reboot"))
     agent.wait_for(lambda: azure.world.approvals)
     assert "CHAT_URL" not in json.loads((tmp_path / "rule.json").read_text())
-
-
-def test_no_program_gets_the_headers_that_a_sink_reads_from_opentelemetrys_own_variables(agent, azure, tmp_path):
-    programs = f"""
-[[sinks]]
-type = "command"
-command = {print_environment_to(tmp_path / "sink.json")}
-transitions = ["scheduled"]
-[[approval.rules]]
-name = "drained"
-action = "approve"
-command = {print_environment_to(tmp_path / "rule.json")}
-"""
-    others = {"OTEL_SERVICE_NAME": "drain", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector.invalid:4318"}
-    agent.env = agent.env | dict.fromkeys(HEADERS, "api-key=hush") | others
-    agent.configure(azure.endpoints["vm_0"], OTLP + programs)
-    agent.start()
-    azure.world.add_event(EventSpec(event_type="Reboot"))
-    agent.wait_for(lambda: azure.world.approvals)
-    agent.wait_for(lambda: (tmp_path / "sink.json").exists() and (tmp_path / "sink.json").read_text().endswith("}"))
-    for name in ("sink.json", "rule.json"):
-        got = json.loads((tmp_path / name).read_text())
-        assert (name, [each for each in HEADERS if each in got]) == (name, [])
-        assert {each: got[each] for each in others} == others

@@ -170,14 +170,6 @@ def test_collector_reads_tags_and_the_agent(collector, make_sink):
     } <= set(_printed(collector, record))
 
 
-def test_collector_is_found_by_its_environment(collector, make_sink, monkeypatch):
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.endpoint)
-    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=prod")
-    record = sample_record()
-    make_sink(endpoint=None).send([record])
-    assert "deployment.environment.name: Str(prod)" in _printed(collector, record)
-
-
 def test_errors_of_the_collector_are_read_to_people(make_sink):
     sink = make_sink(headers={"Content-Encoding": "zstd"})
     with pytest.raises(DeliveryRejected, match=r"/v1/logs answered 400 "):

@@ -25,13 +25,6 @@ def test_data_is_the_record_of_any_transition() -> None:
         assert decoded(record)["data"] == json.loads(encode(record))
 
 
-@pytest.mark.parametrize("ids", [("A", "B"), (), None])
-def test_data_has_the_list_of_active_events(ids: tuple[str, ...] | None) -> None:
-    assert decoded(sample_record(active_event_ids=ids))["data"]["active_event_ids"] == (
-        None if ids is None else list(ids)
-    )
-
-
 def test_sequence_sorts_as_text() -> None:
     texts = [decoded(sample_record(number))["sequence"] for number in (9, 10, 99, 100, 2**63)]
     assert texts == sorted(texts)

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import logging
 import socket
-import subprocess
-import sys
 import uuid
-from functools import cache
-from importlib.metadata import distribution
-from pathlib import Path
-from unittest import SkipTest
 
 import pytest
 import requests
 
-from bridge.config.sinks import GROUP
 from bridge.sink import (
     DeadlineExceeded,
     DeadlineSession,
@@ -27,11 +19,9 @@ from bridge.sink import (
     encode,
     retry_after_seconds,
 )
-from bridge.testing.contract import SinkContract
 from bridge.testing.http_contract import Answer, HttpSinkContract
 from bridge.testing.records import sample_record
 
-TESTS = Path(__file__).parents[1]
 SECRET = "path-secret-4711"
 _OK, _PARTLY, _BAD = 200, 207, 400
 
@@ -183,82 +173,8 @@ def test_sink_that_takes_no_answer_for_success_is_caught(test):
         getattr(contract, test)()
 
 
-def test_sink_that_the_host_must_cut_is_still_cut_in_time():
-    contract = PostContract()
-    contract.fault = "is late"
-    contract.test_silence_ends_at_the_deadline_and_the_next_send_works()
-
-
 def test_sink_that_the_host_had_to_cut_once_left_nothing_behind(monkeypatch):
     monkeypatch.setattr(PostSink, "failures", 0)
     contract = PostContract()
     contract.fault = "is late at first"
     contract.test_silence_leaves_no_thread_and_no_socket_behind()
-
-
-def test_skipped_case_says_its_reason():
-    class Partly(PostContract):
-        skips = {"test_reset_is_failed": "it has no connection"}  # noqa: RUF012
-
-    with pytest.raises(SkipTest, match="it has no connection"):
-        Partly().test_reset_is_failed()
-
-
-def test_skip_that_names_no_case_is_refused():
-    with pytest.raises(TypeError, match="test_rest_is_failed"):
-        type("Misspelt", (SinkContract,), {"skips": {"test_rest_is_failed": "a typo"}})
-
-
-def test_suite_brings_no_pytest_along():
-    code = "import bridge.testing.http_contract, sys; sys.exit('pytest' in sys.modules or 'unittest' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
-
-
-# Every sink of this project runs the suite: read from the source, because a peer may be missing here.
-
-
-@cache
-def _classes():
-    """Return name -> (bases, sink_type, whether pytest collects it) of every class in a test file."""
-    found = {}
-    for file in TESTS.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef):
-                bases = [base.id if isinstance(base, ast.Name) else getattr(base, "attr", "") for base in node.bases]
-                is_collected = file.name.startswith("test_") and node.name.startswith("Test")
-                found[node.name] = (bases, _sink_type(node), is_collected)
-    return found
-
-
-def _sink_type(node):
-    for statement in node.body:
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "sink_type":
-            return ast.literal_eval(statement.value) if isinstance(statement.value, ast.Constant) else None
-    return None
-
-
-def _lineage(name):
-    """Return *name* and every class of the tests that it derives from, and what those derive from outside."""
-    bases = _classes().get(name, ([], None, False))[0]
-    return [name, *(each for base in bases for each in _lineage(base))]
-
-
-def _sinks_under_contract():
-    return {
-        kind
-        for name, (_, _, is_collected) in _classes().items()
-        if is_collected and {"SinkContract", "HttpSinkContract"} & set(_lineage(name))
-        for each in _lineage(name)
-        if (kind := _classes().get(each, ([], None, False))[1])
-    }
-
-
-def _own_sinks():
-    return sorted(point.name for point in distribution("scheduled-events-bridge").entry_points if point.group == GROUP)
-
-
-@pytest.mark.parametrize("name", _own_sinks())
-def test_sink_of_this_project_runs_the_suite(name):
-    assert name in _sinks_under_contract(), (
-        f"write a test class with sink_type = {name!r} that derives from SinkContract"
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import pytest
 from record_kit import event, record
 
 from bridge.sink import Evidence, Transition
@@ -21,14 +20,6 @@ def test_sentence_says_who_when_and_how_long() -> None:
 def test_sentence_says_how_sure_an_ending_is() -> None:
     said = sentence(record(transition=Transition.CANCELED, evidence=Evidence.INFERRED))
     assert " canceled (inferred): Freeze of" in said
-
-
-def test_sentence_names_others_in_moderation() -> None:
-    names = tuple(f"vm_{n}" for n in range(8))
-    others = sentence(record(affects_this_vm=False, event=event(resources=names)))
-    assert "of vm_0, vm_1, vm_2, vm_3, vm_4 and 3 more, not before" in others
-    assert "of this VM (WestNO_0) and 7 more," in sentence(record(event=event(resources=names)))
-    assert "of no VM by name" in sentence(record(affects_this_vm=None, event=event(resources=())))
 
 
 def test_sentence_advises_to_redeploy_before_a_predicted_failure() -> None:
@@ -62,28 +53,6 @@ def test_sentence_cannot_forge_a_line_or_paint_a_terminal() -> None:
     assert "\\n2026 canceled\\x1b[31m\\x9b\\u2028\\ud800" in said
     assert said.isprintable()
     said.encode()
-
-
-def test_record_without_an_event_has_a_line_too() -> None:
-    said = sentence(record(transition=Transition.HEARTBEAT, event=None, notice_seconds=None))
-    assert said == "2026-11-20T11:00:05.000Z heartbeat from WestNO_0"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.4, "in 0 s"),
-        (59.6, "in 1 min"),
-        (895.0, "in 14 min 55 s"),
-        (3600.0, "in 1 h"),
-        (7260.0, "in 2 h 1 min"),
-        (600_000.0, "in 6 d 22 h"),
-        (0.0, "0 s ago"),
-        (-59.6, "1 min ago"),
-    ],
-)
-def test_time_left_has_its_two_largest_units(seconds: float, text: str) -> None:
-    assert f", {text}" in sentence(record(notice_seconds=seconds))
 
 
 def test_no_name_can_turn_the_direction_of_writing():

@@ -32,7 +32,6 @@ from bridge.system.threads import run_daemon
 _GRACE_SECONDS = 3.0
 _MOST_SECONDS = 30.0
 _PORTAL_SECONDS = 9
-_STDOUT = "stdout"
 _ASKED_AGAIN = " It is asked again."
 
 
@@ -127,8 +126,6 @@ def _untried(sink: SinkSettings, *, is_broken: bool) -> str | None:
         return "not tried because of the problem above."
     if sink.sink_class.check is Sink.check:
         return f"cannot be tried without writing to it; `send-test {sink.name}` sends a record."
-    if sink.type_name == _STDOUT:
-        return "not tried: it writes to the agent's standard output."
     return None
 
 
@@ -136,7 +133,7 @@ def _checked(sink: SinkSettings, seconds: float, imds: ImdsSettings) -> str:
     attested = attested_tokens(partial(attested_document, imds))
     sender = Sender(sink.build, name=sink.name, timeout_seconds=seconds, attested=attested)
     try:
-        shown = sender.check()
+        sender.check()
     finally:
         sender.close()
-    return shown or sink.sink_class.shown_by_check(sink.config)
+    return sink.sink_class.shown_by_check(sink.config)

@@ -71,13 +71,12 @@ def local_problems(settings: Settings, directory: Path) -> list[Problem]:
 
 
 def warnings(settings: Settings) -> list[str]:
-    """Return a sentence for each secret that other users may read, and for the advice of each sink type."""
+    """Return a sentence for each secret that other users may read, and for each URL that contains a secret."""
     found = list(readable_secrets(settings.secret_files))
     for sink in settings.sinks:
         config = sink.config
         values = {name: getattr(config, name) for name in config.__struct_fields__}
-        messages = [*sink.sink_class.warnings(config), *_secret_urls(values)]
-        found += [f"Sink {sink.name}: {message}" for message in messages]
+        found += [f"Sink {sink.name}: {message}" for message in _secret_urls(values)]
     return found
 
 

@@ -10,7 +10,6 @@ import logging
 import subprocess
 import sys
 import threading
-import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +19,6 @@ import pytest
 from leaks import new_threads
 
 from bridge.config.loader import load
-from bridge.config.sinks import sink_class
 from bridge.errors import ConfigurationError
 from bridge.sink import DeliveryFailed, Transition
 from bridge.testing.records import sample_event, sample_record
@@ -146,11 +144,6 @@ def test_how_bad_it_is_shows(
     assert library.sent[0][1]["notify_type"] == notify_type
 
 
-def test_record_without_an_event_has_a_title_too(library: Library, tmp_path: Path) -> None:
-    sink_for(tmp_path, "slack://a").send([sample_record(event=None, transition=Transition.HEARTBEAT)])
-    assert library.sent[0][1]["title"] == "agent heartbeat: WestNO_0"
-
-
 def test_urls_of_one_table_succeed_or_fail_together(library: Library, tmp_path: Path) -> None:
     sink = sink_for(tmp_path, "slack://one", "slack://two")
     library.outcomes = {"slack://two": "Failed to send, error=503."}
@@ -162,19 +155,9 @@ def test_urls_of_one_table_succeed_or_fail_together(library: Library, tmp_path: 
     assert library.urls() == ["slack://one", "slack://one", "slack://two", "slack://two"]
 
 
-def test_plugin_that_raises_is_a_failure_like_any_other(library: Library, tmp_path: Path) -> None:
-    library.outcomes = {"slack://a": "raise"}
-    assert str(failure(sink_for(tmp_path, "slack://a"))) == "Apprise: RuntimeError: cannot reach <secret>"
-
-
 def test_refusal_that_a_person_must_mend_is_told_as_such(library: Library, tmp_path: Path) -> None:
     library.outcomes = {"slack://a": "Failed to send: Unauthorized - Invalid Token, error=401."}
     assert failure(sink_for(tmp_path, "slack://a")).needs_attention
-
-
-def test_failure_without_a_reason_is_said(library: Library, tmp_path: Path) -> None:
-    library.outcomes = {"slack://a": "no"}
-    assert str(failure(sink_for(tmp_path, "slack://a"))) == "Apprise: it failed without a reason."
 
 
 def test_invalid_url_needs_a_person_before_anything_is_sent(library: Library, tmp_path: Path) -> None:
@@ -184,11 +167,6 @@ def test_invalid_url_needs_a_person_before_anything_is_sent(library: Library, tm
             call()
         assert caught.value.needs_attention
         assert "hunter2" not in str(caught.value)
-    assert library.sent == []
-
-
-def test_check_sends_nothing(library: Library, tmp_path: Path) -> None:
-    sink_for(tmp_path, "slack://a").check()
     assert library.sent == []
 
 
@@ -223,24 +201,6 @@ def test_success_after_the_deadline_is_not_sent_again(library: Library, tmp_path
     assert len(library.sent) == 2
 
 
-def test_close_ends_a_send_in_flight(library: Library, tmp_path: Path) -> None:
-    sink = sink_for(tmp_path, "slack://hangs", timeout_seconds=60)
-    library.outcomes = {"slack://hangs": "hang"}
-    timer = threading.Timer(0.2, sink.close)
-    timer.start()
-    before = time.monotonic()
-    failure(sink)
-    timer.join()
-    sink.close()
-    assert time.monotonic() - before < 10
-
-
-def test_timeouts_of_a_url_stay_within_the_deadline(library: Library, tmp_path: Path) -> None:
-    sink_for(tmp_path, "slack://a", timeout_seconds=10).check()
-    (plugin,) = library.plugins
-    assert (plugin.socket_connect_timeout, plugin.socket_read_timeout) == (4.0, 5.0)
-
-
 def test_urls_are_read_again(library: Library, tmp_path: Path) -> None:
     sink = sink_for(tmp_path, "slack://a", "slack://b")
     sink.send([sample_record()])
@@ -248,16 +208,6 @@ def test_urls_are_read_again(library: Library, tmp_path: Path) -> None:
     (tmp_path / "urls").write_text("slack://new\nslack://a\n\n")
     sink.send([sample_record(2)])
     assert library.urls() == ["slack://a", "slack://new"]
-
-
-def test_urls_come_from_the_environment_too(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("APPRISE_URLS", "slack://a slack://b\nslack://a")
-    AppriseSink(AppriseConfig(urls_env="APPRISE_URLS")).send([sample_record()])
-    assert library.urls() == ["slack://a", "slack://b"]
-    monkeypatch.delenv("APPRISE_URLS")
-    with pytest.raises(DeliveryFailed, match="APPRISE_URLS of urls_env is empty") as caught:
-        AppriseSink(AppriseConfig(urls_env="APPRISE_URLS")).send([sample_record()])
-    assert caught.value.needs_attention
 
 
 def test_no_part_of_a_url_is_said_or_logged(library: Library, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -279,17 +229,6 @@ def test_missing_package_names_the_extra_at_the_start(monkeypatch: pytest.Monkey
         load(path)
 
 
-def test_package_that_went_missing_needs_a_person(
-    library: Library, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    sink = sink_for(tmp_path, "slack://a")
-    monkeypatch.setitem(sys.modules, "apprise", None)
-    error = failure(sink)
-    assert error.needs_attention
-    assert "the extra [apprise]" in str(error)
-    assert library.sent == []
-
-
 @pytest.mark.usefixtures("library")
 @pytest.mark.parametrize(
     ("table", "said"),
@@ -307,12 +246,6 @@ def test_wrong_configuration_is_said(tmp_path: Path, table: str, said: str) -> N
         load(path)
     assert said in str(caught.value)
     assert "hunter2" not in str(caught.value)
-
-
-@pytest.mark.usefixtures("library")
-def test_people_get_only_the_current_state() -> None:
-    assert AppriseSink.current_state_only(AppriseConfig(urls_env="A"))
-    assert sink_class("apprise") is AppriseSink
 
 
 def test_library_is_imported_when_it_is_used_and_not_before(agent_env: dict[str, str]) -> None:

@@ -54,29 +54,10 @@ def test_configuration_that_cannot_work_is_refused(keys, said) -> None:
     assert said in mistakes(**keys)
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"fully_qualified_namespace": "ns.servicebus.usgovcloudapi.net"},
-        {"fully_qualified_namespace": "127.0.0.1:5671"},
-        {"fully_qualified_namespace": "localhost"},
-        {"fully_qualified_namespace": "emulator", "endpoint": "127.0.0.1:5671"},
-    ],
-)
-def test_namespaces_of_other_clouds_and_of_emulators_are_taken(keys) -> None:
-    assert mistakes(**{**IDENTITY, **keys}) == ""
-
-
 def test_connection_string_in_the_wrong_key_is_not_repeated() -> None:
     said = mistakes(**{**IDENTITY, "fully_qualified_namespace": f"Endpoint=sb://ns.net/;SharedAccessKey={KEY}"})
     assert "fully_qualified_namespace is no whole host name" in said
     assert KEY not in said
-
-
-def test_identity_with_its_defaults_is_enough() -> None:
-    config = EventHubsConfig(**IDENTITY)
-    assert (config.credential, config.transport, config.max_batch) == ("managed_identity", "amqp", 100)
-    assert EventHubsConfig(transport="https", **IDENTITY).max_batch == 1
 
 
 def test_proxy_is_shown_without_what_may_be_secret() -> None:

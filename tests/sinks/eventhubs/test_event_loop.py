@@ -41,7 +41,7 @@ def test_work_that_swallows_its_cancellation_is_cut_all_the_same(silent_port) ->
     def cut() -> None:
         loop = loop_thread()
         with pytest.raises(Overdue):
-            loop.call(stubborn, seconds=0.4)
+            loop.call(stubborn, seconds=0.4, end_seconds=0.05)
         loop.end(grace_seconds=0, wait_seconds=5)
 
     with nothing_left_behind():
@@ -59,7 +59,7 @@ def test_loop_that_does_not_turn_is_left_at_the_deadline_and_ends_by_itself() ->
     def leave() -> None:
         loops.append(loop_thread())
         with pytest.raises(Overdue):
-            loops[-1].call(block, seconds=0.4)
+            loops[-1].call(block, seconds=0.4, end_seconds=0.05)
         assert loops[-1].has_ended
 
     with nothing_left_behind():
@@ -74,10 +74,10 @@ def test_call_after_the_end_says_so_and_an_idle_loop_ends() -> None:
         return 7
 
     loop = loop_thread(idle_seconds=0.05)
-    assert loop.call(answer, seconds=5) == 7
+    assert loop.call(answer, seconds=5, end_seconds=5) == 7
     loop.end(grace_seconds=0, wait_seconds=5)
     with pytest.raises(Ended):
-        loop.call(answer, seconds=5)
+        loop.call(answer, seconds=5, end_seconds=5)
 
 
 def test_failing_close_still_ends_the_loop() -> None:
@@ -89,5 +89,5 @@ def test_failing_close_still_ends_the_loop() -> None:
 
     with nothing_left_behind():
         loop = loop_thread(close=close)
-        loop.call(answer, seconds=5)
+        loop.call(answer, seconds=5, end_seconds=5)
         loop.end(grace_seconds=1, wait_seconds=5)

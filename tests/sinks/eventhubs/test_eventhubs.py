@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +22,6 @@ from bridge.sink import (
     VmIdentity,
 )
 from bridge.testing import Simulator
-from bridge.testing.peers import nobody
 from bridge.testing.simulator.faults import Fault
 from bridge.testing.watching import in_time
 from sinks.eventhubs.access import Access
@@ -92,31 +90,6 @@ def test_silent_peer_ends_at_the_deadline_and_leaves_nothing(sink_of, silent_por
             error = in_time(lambda: failure(sink), deadline_seconds=LIMIT_SECONDS)
             assert "no answer within" in str(error)
             assert KEY not in str(error)
-
-
-@pytest.mark.parametrize("transport", ["amqp", "https"])
-def test_refused_connection_is_said_at_once_and_was_never_sent(sink_of, silent_port, transport) -> None:
-    failure(sink_of(silent_port, transport=transport))  # imports
-    with nobody() as address:
-        sink = sink_of(address.port, transport=transport, timeout_seconds=60)
-        started = time.monotonic()
-        failure(sink)
-        assert time.monotonic() - started < 20
-
-
-def test_name_that_does_not_exist_fails_without_a_lasting_thread(monkeypatch) -> None:
-    string = f"Endpoint=sb://no-such-host.invalid/;SharedAccessKeyName=a;SharedAccessKey={KEY};EntityPath=hub"
-    monkeypatch.setenv("EVENT_HUBS", string)
-    config = EventHubsConfig(name="h", credential="connection_string", connection_string_env="EVENT_HUBS")
-    sink = EventHubsSink(config)
-    assert "no-such-host.invalid/hub" in str(failure(sink))
-    sink.close()
-
-
-def test_close_before_a_send_and_twice_does_nothing(sink_of, silent_port) -> None:
-    sink = sink_of(silent_port)
-    sink.close()
-    sink.close()
 
 
 def test_close_frees_a_send_that_hangs(sink_of, silent_port) -> None:

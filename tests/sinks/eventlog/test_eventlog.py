@@ -113,12 +113,6 @@ def test_event_has_the_id_of_its_transition_and_the_level_of_its_type(log, trans
     assert not log.open_handles
 
 
-def test_ids_are_of_every_transition_and_of_no_two():
-    assert set(EVENT_IDS) == set(Transition)
-    assert len(set(EVENT_IDS.values())) == len(EVENT_IDS)
-    assert all(0 < each < 65_536 for each in EVENT_IDS.values())
-
-
 def test_record_that_no_event_can_hold_is_parked(log):
     sink = sink_of()
     with pytest.raises(DeliveryRejected, match="31839"):

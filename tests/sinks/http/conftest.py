@@ -38,7 +38,7 @@ def endpoint() -> Iterator[Any]:
 
     def make(url: str, **keys: Any) -> Endpoint:
         secrets = keys.pop("secrets", ())
-        made.append(Endpoint(url, HttpConfig(**{"timeout_seconds": PATIENCE_SECONDS, **keys}), secrets=secrets))
+        made.append(Endpoint(url, HttpConfig(**{"timeout_seconds": PATIENCE_SECONDS, **keys}), secrets=lambda: secrets))
         return made[-1]
 
     yield make

@@ -15,9 +15,7 @@ import pytest
 from endpoint_peers import DEADLINE, Peer, RawPeer, outcome
 
 from bridge.sink import DeliveryFailed
-from bridge.testing.peers import nobody
 from bridge.testing.simulator.imds_api import Answer
-from bridge.testing.watching import in_time
 from sinks.http.config import HttpConfig
 from sinks.http.endpoint import Endpoint
 
@@ -107,35 +105,6 @@ def test_a_redirect_carries_neither_body_nor_token_to_another_host(peer: Peer, e
         other.close()
 
 
-def test_a_silent_peer_is_left_at_the_deadline(raw_peer: Any, endpoint: Any) -> None:
-    def post() -> tuple[str, frozenset[str]]:
-        silent = endpoint(raw_peer(lambda peer, _: peer.stop.wait(30)).url, timeout_seconds=DEADLINE)
-        return outcome(silent)
-
-    assert in_time(post, deadline_seconds=DEADLINE) == ("failed", set())
-
-
-def test_a_reset_is_tried_again(raw_peer: Any, endpoint: Any) -> None:
-    def reset(_: RawPeer, connection: socket.socket) -> None:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
-
-    assert outcome(endpoint(raw_peer(reset).url)) == ("failed", set())
-
-
-def test_a_peer_that_hangs_up_without_a_response_is_tried_again(raw_peer: Any, endpoint: Any) -> None:
-    assert outcome(endpoint(raw_peer(lambda *_: None).url)) == ("failed", set())
-
-
-def test_garbage_instead_of_http_is_tried_again(raw_peer: Any, endpoint: Any) -> None:
-    garbage = endpoint(raw_peer(lambda _, connection: connection.sendall(b"220 smtp.example ESMTP\r\n")).url)
-    assert outcome(garbage) == ("failed", set())
-
-
-def test_a_refused_connection_is_certain(endpoint: Any) -> None:
-    with nobody() as address:
-        assert outcome(endpoint(f"http://{address.authority}")) == ("failed", frozenset())
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not drop a SYN when the queue is full")
 def test_a_connection_that_is_never_answered_is_certain(endpoint: Any) -> None:
     with contextlib.ExitStack() as stack:
@@ -148,10 +117,6 @@ def test_a_connection_that_is_never_answered_is_certain(endpoint: Any) -> None:
             client.connect_ex(listener.getsockname())
         full = endpoint(f"http://127.0.0.1:{listener.getsockname()[1]}", timeout_seconds=DEADLINE)
         assert outcome(full) == ("failed", frozenset())
-
-
-def test_a_name_that_does_not_exist_is_certain(endpoint: Any) -> None:
-    assert outcome(endpoint("http://no-such-host.invalid/", timeout_seconds=5.0)) == ("failed", frozenset())
 
 
 @pytest.mark.parametrize("host", ["a..b", ".example.invalid", "a" * 70 + ".invalid"])
@@ -174,18 +139,6 @@ def test_a_connection_that_the_peer_closed_meanwhile_costs_no_failure(raw_peer: 
         gone.clear()
         assert outcome(each) == ("delivered", frozenset())
         assert gone.wait(5)
-
-
-def test_an_answer_that_is_too_long_counts_by_its_status(peer: Peer, endpoint: Any) -> None:
-    for status, word in {200: "delivered", 400: "parked", 500: "failed"}.items():
-        peer.answer = Answer(status=status, body=b"x" * 200_000)
-        assert outcome(endpoint(peer.url))[0] == word
-
-
-def test_a_body_that_claims_to_be_packed_does_not_hide_the_status(peer: Peer, endpoint: Any) -> None:
-    peer.answer = Answer(status=204, headers={"Content-Encoding": "gzip"})
-    assert outcome(endpoint(peer.url))[0] == "delivered"
-    assert peer.requests.get_nowait().headers["accept-encoding"] == "identity"
 
 
 def test_headers_come_from_the_configuration_a_file_and_a_token(peer: Peer, endpoint: Any, tmp_path: Path) -> None:
@@ -211,11 +164,6 @@ def test_a_header_that_cannot_be_sent_needs_a_person_and_is_not_shown(
         endpoint(peer.url, headers_file=str(tmp_path / "headers")).post(b"{}", {})
     assert failed.value.needs_attention
     assert "secret" not in str(failed.value)
-
-
-def test_a_missing_token_needs_a_person(peer: Peer, endpoint: Any, tmp_path: Path) -> None:
-    assert outcome(endpoint(peer.url, bearer_token_file=str(tmp_path / "none"))) == ("failed", {"needs_attention"})
-    assert peer.requests.empty()
 
 
 def test_requests_go_through_the_proxy_and_the_environment_is_not_asked(
@@ -266,20 +214,3 @@ def test_nothing_is_sent_after_close(peer: Peer, endpoint: Any) -> None:
     each.close()
     assert outcome(each)[0] == "failed"
     assert peer.requests.empty()
-
-
-def test_close_ends_a_request_in_flight(raw_peer: Any, endpoint: Any) -> None:
-    entered = threading.Event()
-
-    def hear(peer: RawPeer, _: socket.socket) -> None:
-        entered.set()
-        peer.stop.wait(30)
-
-    each = endpoint(raw_peer(hear).url, timeout_seconds=30.0)
-    outcomes: list[Any] = []
-    thread = threading.Thread(target=lambda: outcomes.append(outcome(each)))
-    thread.start()
-    assert entered.wait(5)
-    each.close()
-    thread.join(5)
-    assert outcomes == [("failed", set())]

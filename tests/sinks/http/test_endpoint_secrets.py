@@ -86,19 +86,6 @@ def test_a_client_certificate_is_shown_and_its_absence_needs_a_person(endpoint: 
         peer.close()
 
 
-def test_plain_http_behind_an_https_url_needs_a_person(peer: Peer, endpoint: Any) -> None:
-    wrong = endpoint(f"https://127.0.0.1:{peer.port}", timeout_seconds=5.0)
-    word, said = outcome(wrong)
-    assert (word, "needs_attention" in said) == ("failed", True)
-
-
-def test_a_certificate_file_that_is_gone_needs_a_person(peer: Peer, endpoint: Any, tmp_path: Path) -> None:
-    file = certificate(tmp_path)
-    late = endpoint(peer.url.replace("http:", "https:"), client_cert_file=str(file))
-    file.unlink()
-    assert outcome(late) == ("failed", {"needs_attention"})
-
-
 def everything_said(error: BaseException) -> str:
     return "".join([*traceback.format_exception(error), repr(error), str(error)])
 

@@ -63,32 +63,6 @@ def test_labels_are_the_same_for_the_whole_life_of_an_event() -> None:
     assert all(len(life) == 1 for life in lives)
 
 
-@pytest.mark.parametrize("event_type", ["Freeze", "Reboot", "Something new", "Preempt", "Terminate"])
-@pytest.mark.parametrize("transition", BEGINS)
-def test_an_active_alert_ends_by_itself_after_four_refreshes(event_type: str, transition: Transition) -> None:
-    for not_before in (NOT_BEFORE, NOW - timedelta(hours=1), NOW + timedelta(days=7), None):
-        event = sample_event(event_type=event_type, not_before=not_before)
-        (alert,) = alerts(event=event, transition=transition)
-        assert parse_time(alert["endsAt"]) == NOW + timedelta(minutes=12)
-        (alert,) = alerts(AlertmanagerFormat(refresh_seconds=60.0), event=event, transition=transition)
-        assert parse_time(alert["endsAt"]) == NOW + timedelta(minutes=4)
-
-
-@pytest.mark.parametrize("transition", [*BEGINS, *ENDS])
-def test_a_not_before_at_the_end_of_time_makes_an_alert_like_any_other(transition: Transition) -> None:
-    last = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
-    (alert,) = alerts(event=sample_event(not_before=last), transition=transition)
-    assert parse_time(alert["endsAt"]) < NOW + timedelta(days=1)
-    assert alert["annotations"]["not_before"] == "9999-12-31T23:59:59.000Z"
-
-
-def test_the_host_is_asked_to_tell_again_what_alertmanager_forgets() -> None:
-    made = WebhookConfig(url="http://a", format="alertmanager")
-    assert WebhookSink.refresh_seconds(made) == 180.0
-    assert WebhookSink.refresh_seconds(WebhookConfig(url="http://a", format="alertmanager", refresh_seconds=30)) == 30
-    assert WebhookSink.refresh_seconds(WebhookConfig(url="http://a")) is None
-
-
 def test_an_alert_links_to_its_vm_in_the_portal_of_its_cloud() -> None:
     hosts = {"westeurope": "portal.azure.com", "usgovvirginia": "portal.azure.us", "chinaeast2": "portal.azure.cn"}
     for location, host in hosts.items():
@@ -134,11 +108,6 @@ def test_labels_of_the_configuration_are_spelt_as_prometheus_does_and_replace_no
     assert alert["labels"]["_0day"] == "x"
     assert alert["labels"]["severity"] == "info"
     assert "empty" not in alert["labels"]
-
-
-def test_what_is_unknown_makes_no_label() -> None:
-    (alert,) = alerts(vm=VmIdentity(), labels={}, event=sample_event(event_source=None, event_id=None))
-    assert set(alert["labels"]) == {"alertname", "event_id", "event_type", "severity"}
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ URL = {"url": "https://example.net/hook"}
         ({**URL, "template": "{}"}, "template is for format = 'template'"),
         ({"format": "pagerduty"}, "routing_key_file or routing_key_env is missing"),
         ({**URL, "format": "pagerduty", "routing_key_env": "KEY"}, "url must end in /v2/enqueue"),
-        ({**URL, "headers": {"Host ": "x"}}, "name has a character"),
+        ({**URL, "headers": {"Host ": "x"}}, "invalid character"),
     ],
 )
 def test_a_wrong_setting_is_said_in_a_sentence(keys: dict[str, Any], sentence: str) -> None:

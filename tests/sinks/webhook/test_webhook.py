@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from bridge.sink import DeliveryFailed, encode
-from bridge.testing.http_contract import Answer, HttpPeer
+from bridge.testing.http_contract import HttpPeer
 from bridge.testing.records import VM, sample_record
 from sinks.webhook.config import WebhookConfig
 from sinks.webhook.sink import WebhookSink
@@ -93,12 +93,6 @@ def test_every_secret_of_the_file_signs_and_a_new_one_counts_at_once(peer: HttpP
     secrets.write_text(f"whsec_{OTHER_KEY}\n")
     each.send([sample_record()])
     assert peer.requests[-1].headers["webhook-signature"] == signature(OTHER_KEY, peer.requests[-1])
-
-
-def test_without_a_secret_the_id_is_there_and_no_signature(peer: HttpPeer, sink: Any) -> None:
-    sink().send([sample_record()])
-    assert peer.requests[0].headers["webhook-id"] == sample_record().id
-    assert "webhook-signature" not in peer.requests[0].headers
 
 
 @pytest.mark.parametrize(
@@ -178,19 +172,6 @@ def test_check_of_pagerduty_asks_only_whether_it_is_there(
 
 
 # Settings.
-
-
-@pytest.mark.parametrize(("name", "expected"), [("cloudevents", False), ("alertmanager", True)])
-def test_alert_formats_get_only_the_current_state(name: Any, expected: bool) -> None:  # noqa: FBT001
-    config = WebhookConfig(url="https://example.net/hook", format=name)
-    assert WebhookSink.current_state_only(config) is expected
-    assert WebhookSink.current_state_only(WebhookConfig(format="pagerduty", routing_key_env="KEY"))
-
-
-def test_an_answer_other_than_expected_is_no_success(peer: HttpPeer, sink: Any) -> None:
-    peer.reply(lambda _: Answer(status=302, headers={"Location": "/login"}))
-    with pytest.raises(DeliveryFailed, match="Redirects are not followed"):
-        sink().send([sample_record()])
 
 
 def test_the_module_imports_no_template_engine_and_no_cryptography() -> None:
