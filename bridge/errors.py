@@ -272,23 +272,14 @@ class SigningFailed(BridgeError):
 
 
 class PortalFailed(BridgeError):
-    """No answer that could be used; *needs_attention*: a person must act before there is one.
-
-    *is_cut_short*: something between the agent and the portal broke off a request that the portal held.
-    """
+    """The portal sent no usable response. *needs_attention*: a person must act first."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        needs_attention: bool = False,
-        retry_after_seconds: float | None = None,
-        is_cut_short: bool = False,
+        self, message: str, *, needs_attention: bool = False, retry_after_seconds: float | None = None
     ) -> None:
         super().__init__(message)
         self.needs_attention = needs_attention
         self.retry_after_seconds = retry_after_seconds
-        self.is_cut_short = is_cut_short
 
 
 class CredentialFailed(BridgeError):

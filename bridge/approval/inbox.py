@@ -7,9 +7,9 @@ when it is saved. Until then, its token waits here. These tokens wait, too:
 - a token whose key file is unusable, because another program may be writing the file
 - an approve decision that is not valid yet (``nbf``, or a clock that is behind)
 
-A fault of this VM therefore does not use up a token. At most 2,000 unread tokens wait. Beyond this limit, the portal
-must send them again. At most 2,000 tokens of the other two kinds wait. Beyond this limit, tokens that are not valid yet
-are dropped first, because they are no holds, and then tokens of the key with the most waiting tokens.
+A fault of this VM therefore does not use up a token. At most 2,000 tokens of the first kind wait. Beyond this limit,
+the portal must send them again. At most 2,000 tokens of the other two kinds wait. Beyond this limit, the oldest are
+dropped, first those that are not valid yet, because they are no holds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
@@ -114,16 +113,16 @@ class DecisionInbox:
 
     @property
     def awaits_key(self) -> bool:
-        """Return whether a token waits for a key file that exists and is unusable."""
+        """Return whether a token, which may be a hold, waits for a key file that exists."""
         with self._lock:
             kids = {each.kid for each in self._later.values() if each.counts_from is None}
-        return any(key.kid in kids and _is_broken(key) for key in self._keys)
+        return any(key.kid in kids and not isinstance(_problem(key), KeyMissing) for key in self._keys)
 
     def receive_waiting(self) -> list[Refusal]:
         """Try the waiting tokens again."""
         with self._lock:
             waiting = list(self._waiting)
-            kids = {key.kid for key in self._keys if self._later and _is_usable(key)}
+            kids = {key.kid for key in self._keys if self._later and _problem(key) is None}
             now = self._clock.now()
             later = [
                 token
@@ -198,16 +197,10 @@ class DecisionInbox:
         return until is not None and before == until
 
     def _limit_later(self) -> None:
-        """Drop surplus tokens: those that are not valid yet first, and of the key with the most waiting tokens."""
-        groups: dict[tuple[bool, str], deque[str]] = {}
-        if len(self._later) > _MOST_WAITING:
-            for token, until in self._later.items():
-                groups.setdefault((until.counts_from is not None, until.kid), deque()).append(token)
-        for _ in range(len(self._later) - _MOST_WAITING):
-            group = max(groups, key=lambda each: (each[0], len(groups[each])))
-            del self._later[groups[group].popleft()]
-            if not groups[group]:
-                del groups[group]
+        """Drop surplus tokens, the oldest first: those that are not valid yet, and then those that wait for a key."""
+        surplus = len(self._later) - _MOST_WAITING
+        for token in sorted(self._later, key=lambda each: self._later[each].counts_from is None)[: max(surplus, 0)]:
+            del self._later[token]
 
     def _is_known(self, refused: RefusedDecision) -> bool:
         """Return whether the decision is already stored. That it has expired since then is no refusal."""
@@ -247,22 +240,12 @@ class DecisionInbox:
         return min(max(expires_at, now + MAX_LIFETIME_SECONDS), longest)
 
 
-def _is_broken(key: TrustedKey) -> bool:
+def _problem(key: TrustedKey) -> KeyUnusable | None:
     try:
         key.load()
-    except KeyMissing:
-        return False
-    except KeyUnusable:
-        return True
-    return False
-
-
-def _is_usable(key: TrustedKey) -> bool:
-    try:
-        key.load()
-    except KeyUnusable:
-        return False
-    return True
+    except KeyUnusable as error:
+        return error
+    return None
 
 
 def _refusal(refused: RefusedDecision) -> Refusal:

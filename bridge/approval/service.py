@@ -114,7 +114,6 @@ class ApprovalService:
         from bridge.approval.approver import Approver  # noqa: PLC0415
         from bridge.approval.files import ApprovalFiles  # noqa: PLC0415
         from bridge.approval.inbox import DecisionInbox  # noqa: PLC0415
-        from bridge.approval.off_switch import OffSwitch  # noqa: PLC0415
         from bridge.approval.rules import RuleEngine  # noqa: PLC0415
         from bridge.approval.submit import Submitter  # noqa: PLC0415
 
@@ -131,8 +130,6 @@ class ApprovalService:
             submitter=Submitter(
                 imds, self._directory, why_unsafe=files.why_unsafe, dry_run=settings.dry_run, clock=clock
             ),
-            off_switch=OffSwitch(self._directory, self._outbox),
-            portal_taken=lambda: None if self._portal_poller is None else self._portal_poller.taken,
             portal_read=lambda: None if self._portal_poller is None else self._portal_poller.read_epoch,
             metrics=self._metrics,
             secret_variables=self._secret_variables,
@@ -143,9 +140,9 @@ class ApprovalService:
     def _build_portal_poller(
         self, settings: ApprovalSettings, remote: RemoteSettings, approver: Approver, imds: ImdsClient
     ) -> PortalPoller:
+        from bridge.approval.files import is_disabled  # noqa: PLC0415
         from bridge.approval.portal_client import PortalClient  # noqa: PLC0415
         from bridge.approval.portal_poller import JITTER_SECONDS, PortalPoller  # noqa: PLC0415
-        from bridge.approval.submit import is_disabled  # noqa: PLC0415
 
         vm, keys, version = self._vm, remote.trusted_keys(), own_version()  # keys of its own: for another thread
         return PortalPoller(
@@ -169,10 +166,7 @@ class ApprovalService:
         return {name: loop.loop_watch for name, loop in loops.items() if loop is not None}
 
     def check_files(self) -> None:
-        """Check and log whether every key is usable and the permissions of all files are safe.
-
-        The approver runs as well, because it reports a change of the off switch.
-        """
+        """Check and log whether every key is usable, the permissions of all files are safe, and approvals enabled."""
         if self._files is not None:
             self._files.check()
         self.wake()

@@ -178,28 +178,10 @@ class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """true: everything but the request to Azure; the record says what would have been."""
     leader_fallback_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 30.0
     """With act = "leader", the k-th VM after the first waits k times so many seconds before it acts itself."""
-    require_portal_seconds: Annotated[float, Meta(gt=0, le=_LONGEST_SECONDS)] | None = None
-    """Without an answer of the portal in the last so many seconds no rule begins anything and nothing that a rule wants
-    is posted, so that a `hold` is not missed; more than approval.remote.wait_seconds. Default: rules do not ask."""
     rules: tuple[RuleSettings, ...] = ()
     """Decided on this VM; the first that matches counts."""
     remote: RemoteSettings | None = None
     """Decided elsewhere: signed decisions from an ops portal. Default: none are asked for."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError when no rule could ever act."""
-        if self.require_portal_seconds is None:
-            return
-        if self.remote is None:
-            raise ValueError(
-                "require_portal_seconds asks for answers of a portal, and there is none, so no rule would ever act. "
-                "Add [approval.remote], or take it out."
-            )
-        if self.require_portal_seconds <= self.remote.wait_seconds:
-            raise ValueError(
-                f"require_portal_seconds {self.require_portal_seconds:g} is not above remote.wait_seconds "
-                f"{self.remote.wait_seconds}, for which a portal may have nothing to say. Raise it."
-            )
 
     def trusted_keys(self) -> tuple[TrustedKey, ...]:
         """Return the keys of the portal's decisions, none without a portal; keep them, they remember their files."""

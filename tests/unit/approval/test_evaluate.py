@@ -21,7 +21,7 @@ def document(*events):
 
 def context_of(*events, unsettled=(), tracked=None, **options):
     index = index_document(document(*events), unsettled=frozenset(unsettled), tracked=tracked)
-    values = {"now": NOW, "settled_now": NOW, "required_approvals": 1, "trust": lambda _decision: Trust.KEPT}
+    values = {"now": NOW, "required_approvals": 1, "trust": lambda _decision: Trust.KEPT}
     return Context(index=index, **{**values, **options})
 
 
