@@ -71,7 +71,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     """What an approval record says of the decision behind it."""
 
     source: str
-    """"rule:NAME", "portal" or "cli"; "approvals.disabled": that file was made or removed."""
+    """"rule:NAME", "portal" or "cli"."""
     decision_id: str | None = None
     """The id of the decision; None for a rule."""
     approvers: tuple[str, ...] = ()

@@ -55,15 +55,6 @@ def test_a_table_with_neither_rules_nor_portal_is_right():
     assert _approval("[approval]") == ApprovalSettings()
 
 
-def test_rules_that_wait_for_a_portal_need_one_that_may_answer_in_time(keys):
-    key = _key(keys[0])
-    assert _approval("[approval]\nrequire_portal_seconds = 60\n" + _remote(key_tables=key)).require_portal_seconds == 60
-    (mistake,) = _mistakes("[approval]\nrequire_portal_seconds = 60")
-    assert "Add [approval.remote]" in mistake
-    (mistake,) = _mistakes("[approval]\nrequire_portal_seconds = 30\n" + _remote(key_tables=key))
-    assert "is not above remote.wait_seconds 30" in mistake
-
-
 def test_rule_has_the_documented_defaults():
     (rule,) = _approval(_rule()).rules
     assert rule == RuleSettings(name="r", action="approve")
