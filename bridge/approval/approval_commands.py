@@ -93,22 +93,21 @@ class ApprovalCommands:
             known = [*(each[0] for each in self._running), *(each[0] for each in self._ended)]
         return any((each.key, each.source) == (approval.key, approval.source) for each in known)
 
-    def start(self, approval: PendingApproval, command: ApprovalCommand, record: TransitionRecord) -> bool:
-        """Run *command* for *approval* of the event of *record*; return False if no thread can be started."""
+    def start(self, approval: PendingApproval, command: ApprovalCommand, record: TransitionRecord) -> None:
+        """Run *command* for *approval* of the event of *record*. If no thread can be started, call this again."""
         runner = Runner()
         name = f"approval:command:{command.rule or 'remote'}"
         thread = threading.Thread(target=self._run, args=(approval, command, record, runner), name=name, daemon=True)
         with self._lock:
             if self._closed.is_set():
-                return False
+                return
             try:
                 thread.start()
             except RuntimeError as error:
                 self._log.problem(command.owner, logging.ERROR, f"The command of {command.owner} cannot run: {error}.")
-                return False
+                return
             self._running.append((approval, runner, thread))
         logger.info("The command of %s runs.", command.owner, extra={"event_id": approval.event_id})
-        return True
 
     def take(self, state: ApprovalState, *, now: float) -> Evaluation:
         """Return the changes by the commands that have ended since the last call.

@@ -112,9 +112,7 @@ class Approver:
         self._log = ThrottledLog(logger)
         self._answer: _Answer | None = None
         self._wants_answer = False
-        self._indexed: tuple[_Answer, DocumentIndex] | None = None
         self._prune_at = clock.monotonic() + _PRUNE_SECONDS
-        self._publish(outbox.read(approvals.read_state))
         metrics.watch_approved(self._waiting_seconds)
 
     # Called from other threads.
@@ -142,6 +140,11 @@ class Approver:
         self._stop.set()
         self._wake.set()
         self._commands.close()
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the thread runs."""
+        return self._thread.is_alive()
 
     def join(self, timeout_seconds: float) -> None:
         """Wait for the end of the thread. Closing the metadata client cancels a request."""
@@ -216,30 +219,33 @@ class Approver:
         if self._inbox.has_waiting:
             self._recorder.refuse(self._inbox.receive_waiting(), self._document)
         self._note_portal_read()
-        wait_seconds = min(_IDLE_SECONDS, self._inbox.wait_seconds(), self._recorder.wait_seconds())
-        state = self._outbox.read(approvals.read_state)
-        self._publish(state)
         answer = self._answer
-        if answer is not None and self._clock.instant().seconds_since(answer.instant) <= FRESH_SECONDS:
-            return min(wait_seconds, self._follow(answer))
-        return min(wait_seconds, _RETRY_SECONDS) if self._wants_answer else wait_seconds
-
-    def _follow(self, answer: _Answer) -> float:
-        """Do everything that follows from a fresh *answer*; return the seconds until something may be due."""
-        context = msgspec.structs.replace(self._context(self._index(answer)), asked_at=answer.asked_at)
-        state = self._evaluate(context)
-        all_run = self._start_commands(state, context)
-        self._publish(state)
-        self._prune(context.index)
-        self._submit(state, context)
+        is_fresh = answer is not None and self._clock.instant().seconds_since(answer.instant) <= FRESH_SECONDS
+        if answer is not None and is_fresh:
+            self._follow(answer)
         state = self._outbox.read(approvals.read_state)
-        self._publish(state)
-        wait_seconds = min(self._submitter.wait_seconds(state.approvals.values()), self._rules.wait_seconds())
-        if not all_run:
-            wait_seconds = min(wait_seconds, _RETRY_SECONDS)
-        if any(each.state is DecisionStage.WAITING for each in state.decisions):
-            wait_seconds = min(wait_seconds, _EXPIRY_SECONDS)
-        return wait_seconds
+        open_approvals = [each for each in state.approvals.values() if each.state in OPEN_STAGES]
+        waiting = [each for each in state.decisions if each.state is not DecisionStage.ON_HOLD]
+        self._wants_answer = bool(open_approvals or waiting or self._rules.is_waiting)
+        waits = [_IDLE_SECONDS, self._inbox.wait_seconds(), self._recorder.wait_seconds()]
+        if self._wants_answer and not is_fresh:
+            waits.append(_RETRY_SECONDS)
+        if is_fresh:
+            waits += [self._rules.wait_seconds(), self._submitter.wait_seconds(open_approvals)]
+        if waiting:
+            waits.append(_EXPIRY_SECONDS)
+        return min(waits)
+
+    def _follow(self, answer: _Answer) -> None:
+        """Do everything that follows from a fresh *answer*."""
+        index = index_document(answer.document, unsettled=answer.unsettled, tracked=answer.tracked)
+        context = msgspec.structs.replace(self._context(index), asked_at=answer.asked_at)
+        state = self._evaluate(context)
+        self._start_commands(state, context)
+        self._submit(state, context)
+        if self._clock.monotonic() >= self._prune_at:
+            self._prune_at = self._clock.monotonic() + _PRUNE_SECONDS
+            self._outbox.change(approvals.prune, index.events, self._clock.timestamp())
 
     def _evaluate(self, context: Context) -> ApprovalState:
         """Write everything that follows from the state, step by step; return the state after it."""
@@ -375,17 +381,10 @@ class Approver:
     def _document(self) -> Document | None:
         return None if self._answer is None else self._answer.document
 
-    def _index(self, answer: _Answer) -> DocumentIndex:
-        if self._indexed is None or not _is_same(self._indexed[0], answer):
-            index = index_document(answer.document, unsettled=answer.unsettled, tracked=answer.tracked)
-            self._indexed = answer, index
-        return self._indexed[1]
-
     # Commands.
 
-    def _start_commands(self, state: ApprovalState, context: Context) -> bool:
-        """Start the commands that approvals wait for; return False if one could not be started yet."""
-        all_run = True
+    def _start_commands(self, state: ApprovalState, context: Context) -> None:
+        """Start the commands that approvals wait for. A command that cannot be started is tried again."""
         for approval in state.approvals.values():
             is_draining = approval.state is ApprovalStage.DRAINING
             if not is_draining or self._commands.is_running(approval) or self._commands.is_full:
@@ -393,8 +392,7 @@ class Approver:
             command = self._command_for(approval, state, context)
             record = None if command is None else self._outbox.read(records.last_record, approval.event.key)
             if command is not None and record is not None:
-                all_run = self._commands.start(approval, command, record) and all_run
-        return all_run
+                self._commands.start(approval, command, record)
 
     def _command_for(self, approval: PendingApproval, state: ApprovalState, context: Context) -> ApprovalCommand | None:
         """Return the command that *approval* waits for; None while it may not start."""
@@ -408,21 +406,6 @@ class Approver:
         if approval.arrivals:
             return self._portal_command
         return ApprovalCommand.of(self._rules.rule_behind(approval, context.index))
-
-    # Kept and published values.
-
-    def _prune(self, index: DocumentIndex) -> None:
-        if self._clock.monotonic() >= self._prune_at:
-            self._prune_at = self._clock.monotonic() + _PRUNE_SECONDS
-            self._outbox.change(approvals.prune, index.events, self._clock.timestamp())
-
-    def _publish(self, state: ApprovalState) -> None:
-        """Publish whether a fresh response is needed."""
-        self._wants_answer = (
-            any(each.state in (DecisionStage.NEW, DecisionStage.WAITING) for each in state.decisions)
-            or any(each.state in OPEN_STAGES for each in state.approvals.values())
-            or self._rules.is_waiting
-        )
 
 
 def _is_same(one: _Answer, other: _Answer) -> bool:

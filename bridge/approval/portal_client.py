@@ -245,15 +245,9 @@ class PortalClient:
         is_tls = isinstance(error, requests.exceptions.SSLError) and not isinstance(cause, _BROKEN_OFF)
         # A missing certificate file: requests raises an error before it connects.
         is_ours = not isinstance(error, requests.RequestException) or isinstance(error, ValueError)
-        why = f"{self._proxy_words(error)}{_words(error, cause)}".rstrip(".")
+        via = "a proxy of the environment: " if isinstance(error, requests.exceptions.ProxyError) else ""
+        why = f"{via}{_words(cause)}".rstrip(".")
         return PortalFailed(f"The portal at {self.origin} cannot be reached: {why}.", needs_attention=is_tls or is_ours)
-
-    def _proxy_words(self, error: Exception) -> str:
-        """Return the proxy that caused *error*, without a password; empty if it was not a proxy."""
-        if not isinstance(error, requests.exceptions.ProxyError):
-            return ""
-        url = requests.utils.select_proxy(self._url, self._proxies) or ""
-        return f"the proxy {url.rpartition('//')[2].rpartition('@')[2]} of the environment does not let it through: "
 
 
 def _session() -> DeadlineSession:
@@ -278,10 +272,8 @@ def _answer(body: bytes) -> PortalAnswer:
 _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError, TimeoutError)
 
 
-def _words(error: Exception, cause: BaseException) -> str:
+def _words(cause: BaseException) -> str:
     """Return a description of the error without text of the peer or of a header."""
-    if isinstance(error, requests.exceptions.InvalidProxyURL):
-        return one_line(str(error), EXCERPT_CHARACTERS)
     if isinstance(cause, http.client.RemoteDisconnected):
         return "it closed the connection without an answer"
     if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException):

@@ -7,8 +7,8 @@ has an `[approval]` table, because the verification of signatures needs 1 MB of 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from bridge.events.event import VmIdentity
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics, own_version
 from bridge.outbox.outbox import Outbox
-from bridge.system.threads import LoopWatch, run_daemon
+from bridge.system.threads import LoopWatch
 
 if TYPE_CHECKING:
     from bridge.approval.approver import Approver
@@ -198,9 +198,6 @@ class ApprovalService:
 
     def drain(self, post_seconds: float, stop: Callable[[], bool]) -> None:
         """Wait for the end of the approver, at most *post_seconds* and a margin, or until *stop* returns true."""
-        if self.approver is None:
-            return
-        wait_seconds = post_seconds * 1.1 + _JOIN_SECONDS
-        joined = run_daemon("reload", self.approver.join, wait_seconds)
-        while not stop() and not wait([joined], _STOP_POLL_SECONDS).done:
-            pass
+        deadline = time.monotonic() + post_seconds * 1.1 + _JOIN_SECONDS
+        while self.approver is not None and self.approver.is_running and not stop() and time.monotonic() < deadline:
+            self.approver.join(_STOP_POLL_SECONDS)
