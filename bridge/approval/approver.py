@@ -216,8 +216,7 @@ class Approver:
         self._outbox.created_at()  # it follows a clock that was ahead, before a decision is compared with it
         self._recorder.write_refusals(self._incarnation)
         self._submitter.why_disabled()  # to log a change
-        if self._inbox.has_waiting:
-            self._recorder.refuse(self._inbox.receive_waiting(), self._document)
+        self._recorder.refuse(self._inbox.receive_waiting(), self._document)
         self._note_portal_read()
         answer = self._answer
         is_fresh = answer is not None and self._clock.instant().seconds_since(answer.instant) <= FRESH_SECONDS
