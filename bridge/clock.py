@@ -65,31 +65,6 @@ class Clock(msgspec.Struct, frozen=True, kw_only=True):
 #: The machine's own clocks.
 REAL_CLOCK = Clock()
 
-_BELIEVED_AFTER_SECONDS = 300.0
-
-
-class SettledTime:
-    """The wall clock, but for a jump ahead: one is believed when it has lasted five minutes, one back at once.
-
-    What ends by this time does not end for a clock that was wrong for a moment. One thread's own.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._offset = clock.timestamp() - clock.monotonic()
-        self._ahead_since: float | None = None
-
-    def timestamp(self) -> float:
-        """Return it in Unix seconds; it is never later than the wall clock."""
-        monotonic = self._clock.monotonic()
-        offset = self._clock.timestamp() - monotonic
-        if offset - self._offset > CLOCK_SKEW_SECONDS:
-            since = self._ahead_since = monotonic if self._ahead_since is None else self._ahead_since
-            if monotonic - since < _BELIEVED_AFTER_SECONDS:
-                return monotonic + self._offset
-        self._offset, self._ahead_since = offset, None
-        return monotonic + offset
-
 
 class AgeClock:
     """The time by which records age: the wall clock as it was at first, going on with the monotonic clock.

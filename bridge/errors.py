@@ -33,7 +33,6 @@ top of a thread catches Exception.
 
 from __future__ import annotations
 
-from datetime import datetime
 from enum import Enum
 from pathlib import Path
 
@@ -234,9 +233,9 @@ _BEFORE_THE_SIGNATURE = frozenset(
 class RefusedDecision(BridgeError):
     """A signed decision does not count, for *reason*.
 
-    *approver* is who signed it, None unless the signature verified. *decision_id*, *event_id* and *payload_sha256* are
-    what it claims; they are None also when the signed text could not be read. *counts_from* is when it may count after
-    all, for what is only too early. The message of a reason that is not verified holds nothing of the token.
+    *approver* is the signer, None unless the signature verified. *decision_id*, *event_id*, and *payload_sha256* are
+    its claims, and None if the signed text could not be read. If the signature was not verified, the message contains
+    nothing of the token.
     """
 
     def __init__(
@@ -248,11 +247,9 @@ class RefusedDecision(BridgeError):
         decision_id: str | None = None,
         event_id: str | None = None,
         payload_sha256: str | None = None,
-        counts_from: datetime | None = None,
     ) -> None:
         super().__init__(message)
         self.reason = reason
-        self.counts_from = counts_from
         self.approver = approver
         self.decision_id = decision_id
         self.event_id = event_id
@@ -272,23 +269,14 @@ class SigningFailed(BridgeError):
 
 
 class PortalFailed(BridgeError):
-    """No answer that could be used; *needs_attention*: a person must act before there is one.
-
-    *is_cut_short*: something between the agent and the portal broke off a request that the portal held.
-    """
+    """The portal sent no usable response. *needs_attention*: a person must act first."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        needs_attention: bool = False,
-        retry_after_seconds: float | None = None,
-        is_cut_short: bool = False,
+        self, message: str, *, needs_attention: bool = False, retry_after_seconds: float | None = None
     ) -> None:
         super().__init__(message)
         self.needs_attention = needs_attention
         self.retry_after_seconds = retry_after_seconds
-        self.is_cut_short = is_cut_short
 
 
 class CredentialFailed(BridgeError):

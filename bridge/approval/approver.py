@@ -7,8 +7,8 @@ the attempt. After a crash at any point, the same approval therefore continues, 
 until the event starts, changes, or is held, or until a key behind the approval is no longer trusted.
 
 Decisions, a changed document, and the approver's own clock wake the thread. The thread delays the poll in one case
-only: a poll that sees an event change while StartRequests for that event is on its way waits up to a second, so that
-the record `approved` precedes the `started` that it caused. No failure here reaches the poll or a sink.
+only: a poll that sees a change while StartRequests is on its way waits up to a second, so that the record `approved`
+precedes the `started` that it caused. No failure here reaches the poll or a sink.
 
 Nothing is approved in any of these cases:
 
@@ -16,26 +16,26 @@ Nothing is approved in any of these cases:
 - The portal has not sent all of its decisions since the start.
 - The file ``approvals.disabled`` is in the state directory.
 - The metadata service did not respond within the last three seconds.
+
+No rule acts while a decision that may be a hold waits for its key file, because a rule decides without a person.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
 from bridge.approval.approval_commands import ApprovalCommand, ApprovalCommands
 from bridge.approval.evaluate import evaluate, postable
-from bridge.approval.evaluation import Context, DocumentIndex, Evaluation, index_document, newest_holds
+from bridge.approval.evaluation import Context, DocumentIndex, Evaluation, index_document
 from bridge.approval.inbox import DecisionInbox
-from bridge.approval.off_switch import OffSwitch
 from bridge.approval.recorder import ApprovalRecorder
-from bridge.approval.rules import RuleEngine, RulePreconditions
-from bridge.approval.submit import LastLook, Submitter, batches
-from bridge.clock import REAL_CLOCK, Clock, Instant, SettledTime
+from bridge.approval.rules import RuleEngine
+from bridge.approval.submit import LastLook, Submitter
+from bridge.clock import REAL_CLOCK, Clock, Instant
 from bridge.config.approval import ApprovalSettings
 from bridge.errors import BridgeError
 from bridge.events.event import Document, Incarnation
@@ -43,7 +43,7 @@ from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import Metrics
 from bridge.outbox import approvals, records
 from bridge.outbox.outbox import Outbox
-from bridge.outbox.rows import ApprovalStage, ApprovalState, DecisionStage, PendingApproval
+from bridge.outbox.rows import OPEN_STAGES, ApprovalStage, ApprovalState, DecisionStage, PendingApproval
 from bridge.system.threads import LoopWatch
 
 logger = logging.getLogger(__name__)
@@ -74,7 +74,6 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 class Approver:
     """Follows the decisions in *outbox* and *rules* on one VM.
 
-    *portal_taken* returns the time of the last response after which all decisions of the portal were stored.
     *portal_read* returns the `Outbox.epoch` for which the portal has sent all decisions from index 0. Commands do not
     receive the environment's *secret_variables*.
     """
@@ -87,8 +86,6 @@ class Approver:
         inbox: DecisionInbox,
         rules: RuleEngine,
         submitter: Submitter,
-        off_switch: OffSwitch,
-        portal_taken: Callable[[], Instant | None] = lambda: None,
         portal_read: Callable[[], int | None] = lambda: None,
         metrics: Metrics,
         secret_variables: Collection[str] = (),
@@ -100,34 +97,39 @@ class Approver:
         self._inbox = inbox
         self._rules = rules
         self._submitter = submitter
-        self._off_switch = off_switch
         self._portal_read = portal_read
         self._clock = clock
         self._wake = threading.Event()
         self._stop = threading.Event()
+        self._posting = threading.Lock()
+        """Held from a request to the write of its outcome."""
         self._thread = threading.Thread(target=self._run, name="approver", daemon=True)
         self.loop_watch = LoopWatch(clock)
         self._imds_timeout_seconds = imds_timeout_seconds
         self._commands = ApprovalCommands(self._wake.set, unset=secret_variables)
-        self._portal_command = ApprovalCommand.of_portal(settings.remote)
+        self._portal_command = ApprovalCommand.of(settings.remote)
         self._recorder = ApprovalRecorder(outbox, metrics, clock=clock)
         self._log = ThrottledLog(logger)
-        self._preconditions = RulePreconditions(settings, inbox, portal_taken=portal_taken, log=self._log, clock=clock)
         self._answer: _Answer | None = None
         self._wants_answer = False
-        self._indexed: tuple[_Answer, DocumentIndex] | None = None
-        self._settled = SettledTime(clock)
         self._prune_at = clock.monotonic() + _PRUNE_SECONDS
-        self._attempted: frozenset[str] = frozenset()
-        self._publish(outbox.read(approvals.read_state))
-        metrics.watch_approved(lambda: self._recorder.waiting_seconds(self._document))
+        metrics.watch_approved(self._waiting_seconds)
 
     # Called from other threads.
 
     @property
     def approved(self) -> frozenset[str]:
         """Return the keys of the events that this agent approved, or may have: they may start before NotBefore."""
-        return self._attempted | self._submitter.events_in_flight
+        known = self._outbox.read(approvals.read_state).approvals.values()
+        return frozenset(each.event.key for each in known if each.attempts)
+
+    def _waiting_seconds(self) -> float:
+        """Return for how long the oldest accepted approval has waited for its event to start."""
+        events = () if self._document is None else self._document.events
+        scheduled = {each.event_id for each in events if each.event_status == "Scheduled"}
+        known = self._outbox.read(approvals.read_state).approvals.values()
+        since = [each.changed_at for each in known if each.state is ApprovalStage.POSTED and each.event_id in scheduled]
+        return max(self._clock.timestamp() - min(since), 0.0) if since else 0.0
 
     def start(self) -> None:
         """Start the thread."""
@@ -138,6 +140,11 @@ class Approver:
         self._stop.set()
         self._wake.set()
         self._commands.close()
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the thread runs."""
+        return self._thread.is_alive()
 
     def join(self, timeout_seconds: float) -> None:
         """Wait for the end of the thread. Closing the metadata client cancels a request."""
@@ -170,9 +177,10 @@ class Approver:
         if self._wants_answer or before is None or not _is_same(before, self._answer):
             self._wake.set()
 
-    def wait_for_submission(self, event_keys: Collection[str]) -> None:
-        """Wait up to a second while a request about one of *event_keys* is on its way."""
-        self._submitter.wait_for(event_keys, _WAIT_FOR_POST_SECONDS)
+    def wait_for_submission(self) -> None:
+        """Wait up to a second while a request is on its way."""
+        if self._posting.acquire(timeout=_WAIT_FOR_POST_SECONDS):
+            self._posting.release()
 
     def receive(self, tokens: Sequence[str]) -> None:
         """Take tokens from the portal."""
@@ -207,34 +215,36 @@ class Approver:
         """Do everything that can be done now; return the seconds until something may be due."""
         self._outbox.created_at()  # it follows a clock that was ahead, before a decision is compared with it
         self._recorder.write_refusals(self._incarnation)
-        self._recorder.report(self._off_switch.check(self._incarnation))
-        if self._inbox.has_waiting:
-            self._recorder.refuse(self._inbox.receive_waiting(), self._document)
+        self._submitter.why_disabled()  # to log a change
+        self._recorder.refuse(self._inbox.receive_waiting(), self._document)
         self._note_portal_read()
-        wait_seconds = min(_IDLE_SECONDS, self._inbox.wait_seconds(), self._recorder.wait_seconds())
-        state = self._outbox.read(approvals.read_state)
-        self._publish(state)
         answer = self._answer
-        if answer is not None and self._clock.instant().seconds_since(answer.instant) <= FRESH_SECONDS:
-            return min(wait_seconds, self._follow(answer))
-        return min(wait_seconds, _RETRY_SECONDS) if self._wants_answer else wait_seconds
-
-    def _follow(self, answer: _Answer) -> float:
-        """Do everything that follows from a fresh *answer*; return the seconds until something may be due."""
-        context = msgspec.structs.replace(self._context(self._index(answer)), asked_at=answer.asked_at)
-        state = self._evaluate(context)
-        all_run = self._start_commands(state, context)
-        self._publish(state)
-        self._prune(context.index)
-        self._submit(state, context, answer)
+        is_fresh = answer is not None and self._clock.instant().seconds_since(answer.instant) <= FRESH_SECONDS
+        if answer is not None and is_fresh:
+            self._follow(answer)
         state = self._outbox.read(approvals.read_state)
-        self._publish(state)
-        wait_seconds = min(self._submitter.wait_seconds(state.approvals.values()), self._rules.wait_seconds())
-        if not all_run:
-            wait_seconds = min(wait_seconds, _RETRY_SECONDS)
-        if any(each.state is DecisionStage.WAITING for each in state.decisions):
-            wait_seconds = min(wait_seconds, _EXPIRY_SECONDS)
-        return wait_seconds
+        open_approvals = [each for each in state.approvals.values() if each.state in OPEN_STAGES]
+        waiting = [each for each in state.decisions if each.state is not DecisionStage.ON_HOLD]
+        self._wants_answer = bool(open_approvals or waiting or self._rules.is_waiting)
+        waits = [_IDLE_SECONDS, self._inbox.wait_seconds(), self._recorder.wait_seconds()]
+        if self._wants_answer and not is_fresh:
+            waits.append(_RETRY_SECONDS)
+        if is_fresh:
+            waits += [self._rules.wait_seconds(), self._submitter.wait_seconds(open_approvals)]
+        if waiting:
+            waits.append(_EXPIRY_SECONDS)
+        return min(waits)
+
+    def _follow(self, answer: _Answer) -> None:
+        """Do everything that follows from a fresh *answer*."""
+        index = index_document(answer.document, unsettled=answer.unsettled, tracked=answer.tracked)
+        context = msgspec.structs.replace(self._context(index), asked_at=answer.asked_at)
+        state = self._evaluate(context)
+        self._start_commands(state, context)
+        self._submit(state, context)
+        if self._clock.monotonic() >= self._prune_at:
+            self._prune_at = self._clock.monotonic() + _PRUNE_SECONDS
+            self._outbox.change(approvals.prune, index.events, self._clock.timestamp())
 
     def _evaluate(self, context: Context) -> ApprovalState:
         """Write everything that follows from the state, step by step; return the state after it."""
@@ -245,76 +255,59 @@ class Approver:
             if step.is_empty:
                 step = self._commands.take(state, now=context.now)
             if step.is_empty:
-                may_begin = self._rules.are_empty or (self._may_approve() and self._preconditions.are_met())
-                step = self._rules.apply(state, index, commands_are_full=self._commands.is_full, may_begin=may_begin)
+                step = self._rules.apply(
+                    state, index, commands_are_full=self._commands.is_full, may_begin=self._may_begin
+                )
             if step.is_empty:
                 break
-            self._write(step, state)
+            self._write(step, state.stream_id)
         else:
             self._log.problem("evaluation", logging.ERROR, "The evaluation of the decisions does not end.")
         return state
 
-    def _write(self, evaluation: Evaluation, state: ApprovalState) -> None:
-        self._recorder.write(evaluation, state.stream_id, self._incarnation)
+    def _write(self, evaluation: Evaluation, stream_id: str) -> None:
+        self._recorder.write(evaluation, stream_id, self._incarnation)
 
     # Requests.
 
-    def _submit(self, state: ApprovalState, context: Context, answer: _Answer) -> None:
+    def _submit(self, state: ApprovalState, context: Context) -> None:
         """Post the approvals that are due."""
-        due = self._submitter.due(state.approvals.values(), answer.instant.monotonic)
-        due = self._postable(state, context, due)
+        due = self._postable(state, context, self._submitter.due(state.approvals.values()))
         if not due or not self._may_approve():
             return
         instead = self._submitter.instead_of_posting(due)
-        if instead is None:
-            self._post(due, state)
-        else:
-            self._write(instead, state)
+        if instead is not None:
+            self._write(instead, state.stream_id)
+            return
+        for approval in due:
+            self._post(approval, state.stream_id)
 
-    def _post(self, due: Sequence[PendingApproval], state: ApprovalState) -> None:
+    def _post(self, approval: PendingApproval, stream_id: str) -> None:
         """Count and save the attempt, check once more, post, and write the outcome."""
-        with self._submitter.in_flight(due):
-            now = self._clock.timestamp()
-            ready = self._outbox.change(approvals.begin_attempt, state.stream_id, due, now=now)
-            if not ready:
-                return
-            evaluation = Evaluation()
-            if self._outbox.wait_saved(_SAVE_SECONDS):
-                self._post_confirmed(ready, evaluation)
-            else:
-                self._submitter.withhold(ready, "The outbox is not saved.")
-            withheld = {each.key for each in ready} - {each.key for each in evaluation.approvals}
-            evaluation.approvals += [  # no request was sent, so the attempt does not count
-                msgspec.structs.replace(each, put_off_at=None) for each in due if each.key in withheld
-            ]
-            self._write(evaluation, state)
+        now = self._clock.timestamp()
+        ready = self._outbox.change(approvals.begin_attempt, stream_id, [approval], now=now)
+        if not ready:
+            return
+        self.loop_watch.expect_call_within(_STEP_SECONDS + 2 * self._imds_timeout_seconds)
+        look = self._submitter.last_look() if self._outbox.wait_saved(_SAVE_SECONDS) else None
+        if look is not None and self._is_confirmed(ready[0], look):
+            with self._posting:
+                self._write(self._submitter.post(ready[0], look.document.incarnation), stream_id)
+            return
+        self._submitter.withhold(approval, "The outbox is not saved, or the last look does not allow it.")
+        self._write(Evaluation(approvals=[approval]), stream_id)  # no request was sent, so the attempt does not count
 
-    def _post_confirmed(self, ready: Sequence[PendingApproval], evaluation: Evaluation) -> None:
-        """Post *ready*, each part after a last look; add the outcomes to *evaluation*."""
-        parts = deque(batches(ready))
-        while parts:
-            part = parts.popleft()
-            self.loop_watch.expect_call_within(_STEP_SECONDS + 2 * self._imds_timeout_seconds)
-            look = self._submitter.last_look()
-            confirmed = [] if look is None else self._confirmed(part, look)
-            keys = {each.key for each in confirmed}
-            self._submitter.withhold(
-                [each for each in part if each.key not in keys], "The last look does not allow it."
-            )
-            if look is not None and confirmed:
-                parts.extend(self._submitter.post(confirmed, look.document.incarnation, evaluation))
-
-    def _confirmed(self, ready: Sequence[PendingApproval], look: LastLook) -> list[PendingApproval]:
-        """Return those of *ready* that may be posted now, by the last *look*."""
+    def _is_confirmed(self, approval: PendingApproval, look: LastLook) -> bool:
+        """Return whether *approval* may be posted now, by the last *look*."""
         answer = self._answer
-        if answer is None or self._stop.is_set() or self._submitter.is_disabled() or not self._may_approve():
-            return []
+        if answer is None or self._stop.is_set() or self._submitter.why_disabled() or not self._may_approve():
+            return False
         state = self._outbox.read(approvals.read_open)
         if self._clock.instant().seconds_since(look.answered_at) > FRESH_SECONDS:
-            return []
+            return False
         tracked = answer.tracked or answer.document
         index = index_document(look.document, unsettled=answer.unsettled, tracked=tracked)
-        return self._postable(state, self._context(index), ready)
+        return bool(self._postable(state, self._context(index), [approval]))
 
     def _postable(
         self,
@@ -324,7 +317,7 @@ class Approver:
         *,
         stage: ApprovalStage = ApprovalStage.WANTED,
     ) -> list[PendingApproval]:
-        due = [each for each in due if each.arrivals or self._preconditions.are_met()]
+        due = [each for each in due if each.arrivals or self._may_rules_act()]
         return postable(state, context, due, stage=stage)
 
     def _may_approve(self) -> bool:
@@ -344,6 +337,18 @@ class Approver:
         self._log.problem("state", logging.WARNING, f"Nothing is approved. {why}")
         return False
 
+    def _may_begin(self) -> bool:
+        """Return whether a rule may begin an approval."""
+        return self._may_approve() and self._may_rules_act()
+
+    def _may_rules_act(self) -> bool:
+        if self._inbox.awaits_key:
+            message = "No rule acts: a decision waits until its key file is usable, and it may be a hold."
+            self._log.problem("awaits_key", logging.ERROR, message)
+            return False
+        self._log.recovered("awaits_key", "Every decision can be verified. Rules act again.")
+        return True
+
     def _note_portal_read(self) -> None:
         """Allow approvals when all decisions of the portal are stored."""
         outbox = self._outbox
@@ -361,12 +366,10 @@ class Approver:
         return Context(
             index=index,
             now=self._clock.timestamp(),
-            settled_now=self._settled.timestamp(),
             required_approvals=1 if remote is None else remote.required_approvals,
             trust=self._inbox.trust,
             dry_run=self._settings.dry_run,
             has_command=self._portal_command is not None,
-            may_run_command=self._portal_command is not None and not self._submitter.is_disabled(),
         )
 
     @property
@@ -377,17 +380,10 @@ class Approver:
     def _document(self) -> Document | None:
         return None if self._answer is None else self._answer.document
 
-    def _index(self, answer: _Answer) -> DocumentIndex:
-        if self._indexed is None or not _is_same(self._indexed[0], answer):
-            index = index_document(answer.document, unsettled=answer.unsettled, tracked=answer.tracked)
-            self._indexed = answer, index
-        return self._indexed[1]
-
     # Commands.
 
-    def _start_commands(self, state: ApprovalState, context: Context) -> bool:
-        """Start the commands that approvals wait for; return False if one could not be started yet."""
-        all_run = True
+    def _start_commands(self, state: ApprovalState, context: Context) -> None:
+        """Start the commands that approvals wait for. A command that cannot be started is tried again."""
         for approval in state.approvals.values():
             is_draining = approval.state is ApprovalStage.DRAINING
             if not is_draining or self._commands.is_running(approval) or self._commands.is_full:
@@ -395,40 +391,20 @@ class Approver:
             command = self._command_for(approval, state, context)
             record = None if command is None else self._outbox.read(records.last_record, approval.event.key)
             if command is not None and record is not None:
-                all_run = self._commands.start(approval, command, record) and all_run
-        return all_run
+                self._commands.start(approval, command, record)
 
     def _command_for(self, approval: PendingApproval, state: ApprovalState, context: Context) -> ApprovalCommand | None:
         """Return the command that *approval* waits for; None while it may not start."""
-        if not self._may_approve():
+        if not self._postable(state, context, [approval], stage=ApprovalStage.DRAINING) or not self._may_approve():
+            return None
+        put_off = self._submitter.put_off([approval])
+        if put_off is not None:
+            if not put_off.is_empty:
+                self._write(put_off, state.stream_id)
             return None
         if approval.arrivals:
-            may_start = self._postable(state, context, [approval], stage=ApprovalStage.DRAINING)
-            return self._portal_command if may_start and context.may_run_command else None
-        rule = self._rules.rule_behind(approval, context.index)
-        is_held = approval.event_id in newest_holds(state.decisions)
-        is_confirmed = context.index.is_confirmed(*approval.key)
-        if rule is None or is_held or not is_confirmed or not self._preconditions.are_met():
-            return None
-        return ApprovalCommand.of_rule(rule)
-
-    # Kept and published values.
-
-    def _prune(self, index: DocumentIndex) -> None:
-        if self._clock.monotonic() >= self._prune_at:
-            self._prune_at = self._clock.monotonic() + _PRUNE_SECONDS
-            self._outbox.change(approvals.prune, index.events, self._settled.timestamp())
-
-    def _publish(self, state: ApprovalState) -> None:
-        """Publish what other threads and the metrics read, and whether a fresh response is needed."""
-        pending = state.approvals.values()
-        self._attempted = frozenset(each.event.key for each in pending if each.attempts or each.posted_at is not None)
-        self._recorder.follow(pending)
-        self._wants_answer = (
-            any(each.state in (DecisionStage.NEW, DecisionStage.WAITING) for each in state.decisions)
-            or any(each.state in (ApprovalStage.WANTED, ApprovalStage.DRAINING) for each in pending)
-            or self._rules.is_waiting
-        )
+            return self._portal_command
+        return ApprovalCommand.of(self._rules.rule_behind(approval, context.index))
 
 
 def _is_same(one: _Answer, other: _Answer) -> bool:

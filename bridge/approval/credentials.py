@@ -6,13 +6,12 @@ No message contains a token.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Protocol
 
 from bridge.config.approval import RemoteSettings
 from bridge.errors import CredentialFailed, SecretUnavailable
-from bridge.system.access_tokens import AccessToken, RenewedToken, fetch_own_token, token_of
+from bridge.system.access_tokens import AccessToken, RenewedToken, token_of
 from bridge.system.secrets import Secret
 
 TOKEN_DEADLINE_SECONDS = 10.0
@@ -37,9 +36,9 @@ class PortalCredential(Protocol):
 
 
 def credential_of(remote: RemoteSettings) -> PortalCredential:
-    """Return the credential that *remote* configures."""
+    """Return the credential that *remote* configures, except for attested tokens (`bridge.approval.portal_client`)."""
     if remote.entra_scope is not None:
-        return EntraCredential(remote.entra_scope)
+        return RenewedCredential(token_of(remote.entra_scope, key="approval.remote.entra_scope"))
     return SecretCredential(file=remote.token_file, env=remote.token_env)
 
 
@@ -58,7 +57,7 @@ class SecretCredential:
             token = self._secret.value()
         except SecretUnavailable as error:
             raise CredentialFailed(str(error), needs_attention=True) from error
-        if token is not None and not _is_sendable(token):
+        if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
             raise CredentialFailed(
                 f"The secret of {_KEY} has characters that no bearer token has (RFC 6750 section 2.1). "
                 "Put the token there, and nothing else.",
@@ -78,36 +77,8 @@ class SecretCredential:
         return Secret(key=_KEY, file=self._file, env=self._env, environ=self._environ)
 
 
-class EntraCredential:
-    """The managed identity's token for *scope*. *fetch* may hang, so a request waits at most *deadline_seconds*."""
-
-    def __init__(
-        self,
-        scope: str,
-        *,
-        fetch: Callable[[], AccessToken] | None = None,
-        deadline_seconds: float = TOKEN_DEADLINE_SECONDS,
-    ) -> None:
-        self._deadline_seconds = deadline_seconds
-        fetch = fetch or partial(fetch_portal_token, scope)
-        self._token: RenewedToken = token_of(scope, key="approval.remote.entra_scope", fetch=fetch)
-
-    def bearer(self) -> str:
-        """Return a valid token; the last one if no newer token is available."""
-        return self._token.current(wait_seconds=self._deadline_seconds).token
-
-    def forget(self) -> bool:
-        """Ask Entra ID again."""
-        self._token.forget()
-        return False
-
-    def close(self) -> None:
-        """Cancel the wait."""
-        self._token.close()
-
-
-class AttestedCredential:
-    """The portal's own *token* for this VM. A request waits at most *deadline_seconds* for a token."""
+class RenewedCredential:
+    """The *token* of Entra ID or of the portal. A request waits at most *deadline_seconds* for a token."""
 
     def __init__(self, token: RenewedToken, *, deadline_seconds: float = TOKEN_DEADLINE_SECONDS) -> None:
         self._token = token
@@ -126,12 +97,3 @@ class AttestedCredential:
     def close(self) -> None:
         """Cancel the wait, and request no more tokens."""
         self._token.close()
-
-
-def fetch_portal_token(scope: str) -> AccessToken:
-    """Return a new token of the identity in AZURE_CLIENT_ID, or of the only identity."""
-    return fetch_own_token(scope)
-
-
-def _is_sendable(token: str) -> bool:
-    return token.isascii() and token.isprintable() and " " not in token

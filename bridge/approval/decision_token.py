@@ -278,14 +278,12 @@ def _check_when(claims: Claims, *, now: datetime, created_at: datetime) -> None:
         )
     if starts - skew > now:
         why = f"is not valid before {starts.isoformat()}, and is looked at again then"
-        raise _refused(RefusalReason.NOT_YET_VALID, claims, why, counts_from=starts - skew)
+        raise _refused(RefusalReason.NOT_YET_VALID, claims, why)
     if now >= claims.expires_at + skew:
         raise _refused(RefusalReason.EXPIRED, claims, f"expired at {claims.expires_at.isoformat()}")
 
 
-def _refused(
-    reason: RefusalReason, claims: Claims, what: str, *, counts_from: datetime | None = None
-) -> RefusedDecision:
+def _refused(reason: RefusalReason, claims: Claims, what: str) -> RefusedDecision:
     return RefusedDecision(
         reason,
         f"The decision {claims.decision_id} signed by {claims.approver} {what}.",
@@ -293,7 +291,6 @@ def _refused(
         decision_id=claims.decision_id,
         event_id=claims.event_id,
         payload_sha256=claims.payload_sha256,
-        counts_from=counts_from,
     )
 
 

@@ -6,7 +6,8 @@
 - A decision counts for the version of the event that it names. A hold counts for the EventId, and it stays open.
 
 A decision is ``new`` until a fresh response contains its event. A decision that arrives before its event waits until it
-expires. An approve decision is ``waiting`` until enough others arrive and Azure responds.
+expires. An approve decision is ``waiting`` until enough others arrive and Azure responds. While an approval of the same
+version of the event is under way, the other decisions wait for its end.
 
 Trust is verified again in each evaluation and before each request (`postable`). While it is unknown whether a key is
 trusted, nothing that depends on the key is posted, and nothing is given up before its ``exp``.
@@ -36,8 +37,6 @@ from bridge.outbox.rows import (
     StoredDecision,
 )
 
-#: No one expects the approval of an event that should have started this long ago.
-_AFTER_NOT_BEFORE_SECONDS = 3600.0
 #: A response that was requested before a decision arrived cannot refuse the decision for these reasons.
 _OF_THE_DOCUMENT = frozenset(
     {RefusalReason.EVENT_UNKNOWN, RefusalReason.EVENT_CHANGED, RefusalReason.EVENT_NOT_SCHEDULED}
@@ -75,7 +74,7 @@ def postable(
     The response and the tracked document must both show the event as Scheduled and unchanged. A hold prevents the
     request even before it is evaluated. With *stage* DRAINING, return the approvals whose command may start.
     """
-    step = _Step(state, msgspec.structs.replace(context, settled_now=context.now))
+    step = _Step(state, context)
     return [each for each in due if step.is_postable(each, stage)]
 
 
@@ -125,28 +124,28 @@ class _Step:
         self.result.update_decisions([hold.arrival], stage, stage.value, "The event is held.")
         now = hold.event_id, self._index.digests.get(hold.event_id, "")
         if any(each.issued_at > hold.issued_at for each in self.waiting.get(now, ())):
-            self._record_refusal(hold, RefusalReason.SUPERSEDED)
+            self._record_refusal(hold, RefusalReason.SUPERSEDED, EXPLAINED[RefusalReason.SUPERSEDED])
 
     def _may_come(self, decision: StoredDecision) -> bool:
         """Return whether this VM may see the event later."""
         event_id = decision.event_id
         is_known = event_id in self._index.events or event_id in self._state.known_event_ids
-        return not (is_known or self._context.is_surely_expired(decision))
+        return not (is_known or self._context.is_expired(decision))
 
     def _why_not(self, decision: StoredDecision) -> RefusalReason | None:
         if self._context.trust(decision) is Trust.REVOKED:
             return RefusalReason.UNKNOWN_KEY
-        if self._context.is_surely_expired(decision) and decision.event_id in self._index.events:
+        if self._context.is_expired(decision) and decision.event_id in self._index.events:
             return RefusalReason.EXPIRED
         return self._index.why_not(*decision.key)
 
     def check_waiting(self, decision: StoredDecision) -> None:
         """Close a waiting decision that no longer counts, or that arrived after the approval."""
         approval = self._state.approvals.get(decision.key)
-        if approval is not None and approval.state in OPEN_STAGES and decision.arrival in approval.arrivals:
+        if approval is not None and approval.state in OPEN_STAGES:
             return
         done = {ApprovalStage.POSTED, ApprovalStage.DRY_RUN} if self._context.dry_run else {ApprovalStage.POSTED}
-        if approval is not None and approval.state in done and not self._is_newer(decision, approval):
+        if approval is not None and approval.state in done:
             self._follow_late(decision, approval)
             return
         why = self._why_over(decision.key)
@@ -154,35 +153,17 @@ class _Step:
             why = RefusalReason.UNKNOWN_KEY
         if why is None and self._is_held(decision):
             why = RefusalReason.SUPERSEDED
-        if why is None and self._context.is_surely_expired(decision) and not self._ends_with(approval):
+        if why is None and self._context.is_expired(decision):
             why = RefusalReason.TOO_FEW_APPROVERS
         if why is not None:
-            self._refuse(decision, why)
-
-    def _is_newer(self, decision: StoredDecision, approval: PendingApproval) -> bool:
-        """Return whether *decision* was issued after Azure accepted *approval*, and the event is still Scheduled.
-
-        Azure may have lost the approval, or wait for other VMs. A second request does no harm.
-        """
-        return (
-            approval.state is ApprovalStage.POSTED
-            and decision.issued_at > approval.changed_at * 1_000_000
-            and self._index.why_not(*decision.key) is None
-        )
-
-    def _ends_with(self, approval: PendingApproval | None) -> bool:
-        """Return whether a decision that *approval* does not include ends together with it."""
-        if approval is None or approval.state not in OPEN_STAGES:
-            return False
-        return bool(approval.arrivals) or self._context.has_command
+            was_sent = approval is not None and decision.arrival in approval.arrivals
+            self._refuse(decision, why, _sent_before(approval) if approval is not None and was_sent else "")
 
     def _follow_late(self, decision: StoredDecision, approval: PendingApproval) -> None:
         is_dry_run = approval.state is ApprovalStage.DRY_RUN
         result = ApprovalResult.DRY_RUN if is_dry_run else ApprovalResult.ALREADY_APPROVED
-        message = "The event was already approved."
+        message = f"The event was already approved by {approval.source}."
         self.result.update_decisions([decision.arrival], DecisionStage.FOLLOWED, result.value, message)
-        if decision.arrival in approval.arrivals:
-            return
         late = msgspec.structs.replace(
             approval,
             source=decision.source,
@@ -197,20 +178,21 @@ class _Step:
                 Transition.APPROVED,
                 result,
                 event=self._event_of(approval),
-                message=f"The event was already approved by {approval.source}.",
+                message=message,
                 http_status=approval.http_status,
             )
         )
 
-    def _refuse(self, decision: StoredDecision, why: RefusalReason) -> None:
-        self.result.update_decisions([decision.arrival], DecisionStage.REFUSED, why.value, EXPLAINED[why])
-        self._record_refusal(decision, why)
+    def _refuse(self, decision: StoredDecision, why: RefusalReason, more: str = "") -> None:
+        message = EXPLAINED[why] + more
+        self.result.update_decisions([decision.arrival], DecisionStage.REFUSED, why.value, message)
+        self._record_refusal(decision, why, message)
 
-    def _record_refusal(self, decision: StoredDecision, why: RefusalReason) -> None:
+    def _record_refusal(self, decision: StoredDecision, why: RefusalReason, message: str) -> None:
         self.result.refusals.append(
             Refusal(
                 reason=why,
-                message=EXPLAINED[why],
+                message=message,
                 source=decision.source,
                 decision_id=decision.decision_id,
                 approvers=(decision.approver,),
@@ -227,15 +209,16 @@ class _Step:
             return
         approval = self._state.approvals.get(key)
         enough = self._sufficient(key)
-        if not enough or (approval is not None and self._continues(approval, enough[-1])):
+        if not enough or (approval is not None and _stays(approval, enough[-1])):
             return
         last = enough[-1]
+        runs_command = self._context.has_command and last.source == "portal"
         may_have_been_sent = approval is not None and approval.state in {*OPEN_STAGES, ApprovalStage.WITHDRAWN}
         self.result.approvals.append(
             PendingApproval(
                 event_id=key[0],
                 event_digest=key[1],
-                state=self._first_stage(last),
+                state=ApprovalStage.DRAINING if runs_command else ApprovalStage.WANTED,
                 source=last.source,
                 decision_id=last.decision_id,
                 approvers=tuple(each.approver for each in enough),
@@ -243,28 +226,10 @@ class _Step:
                 arrivals=tuple(each.arrival for each in enough),
                 oldest_issued_at=min(each.issued_at for each in enough),
                 attempts=approval.attempts if approval is not None and may_have_been_sent else 0,
-                posted_at=None if approval is None else approval.posted_at,
                 changed_at=self._context.now,
                 event=self._index.events[key[0]],
             )
         )
-
-    def _first_stage(self, last: StoredDecision) -> ApprovalStage:
-        context = self._context
-        runs_command = context.has_command and context.may_run_command and last.source == "portal"
-        return ApprovalStage.DRAINING if runs_command else ApprovalStage.WANTED
-
-    def _continues(self, approval: PendingApproval, last: StoredDecision) -> bool:
-        """Return whether *approval* is under way and stays, instead of a new approval by *last*.
-
-        A person on the VM does not wait for the command of the portal. The approval of a rule stays while the portal's
-        approval would have to run a command, because two drains of one VM conflict with each other.
-        """
-        if approval.state is ApprovalStage.WANTED and approval.arrivals:
-            return True
-        if approval.state not in OPEN_STAGES or last.source != "portal":
-            return False
-        return bool(approval.arrivals) or self._context.has_command
 
     def _sufficient(self, key: EventVersion) -> list[StoredDecision]:
         """Return enough decisions for an approval, in the order of arrival; empty if there are too few."""
@@ -305,65 +270,43 @@ class _Step:
         if why is not None:
             self._end(approval, why, EXPLAINED[why])
         elif self._is_over_age(approval):
-            self._end(approval, RefusalReason.EXPIRED, "It was not accepted before exp, or an hour after NotBefore.")
-        elif self._is_put_off_too_long(approval):
-            message = "The file approvals.disabled prevented it until NotBefore. Decide again."
-            self._end(approval, RefusalReason.EXPIRED, message)
+            self._end(approval, RefusalReason.EXPIRED, "It was not accepted before exp or NotBefore.")
         elif (why := self._why_not_trusted(approval)) is not None:
             self._withdraw_untrusted(approval, why)
-        elif not self._withdraw_held(approval):
-            self._follow_configuration(approval)
+        elif self._is_withdrawn_by_hold(approval):
+            self._withdraw_held(approval, self._holds[approval.event_id])
+        elif approval.state is ApprovalStage.DRAINING and approval.arrivals and not self._context.has_command:
+            self._move(approval, ApprovalStage.WANTED)  # the configuration was changed
 
-    def _withdraw_held(self, approval: PendingApproval) -> bool:
-        hold = self._holds.get(approval.event_id)
-        issued_at = approval.oldest_issued_at
-        if hold is None or (issued_at is not None and issued_at > hold.issued_at):
-            return False
+    def _is_withdrawn_by_hold(self, approval: PendingApproval) -> bool:
+        """Return whether a hold is not older than *approval*. Every hold withdraws the approval of a rule."""
+        hold, issued_at = self._holds.get(approval.event_id), approval.oldest_issued_at
+        return hold is not None and (issued_at is None or issued_at <= hold.issued_at)
+
+    def _withdraw_held(self, approval: PendingApproval, hold: StoredDecision) -> None:
         self._move(approval, ApprovalStage.WITHDRAWN)
-        if not approval.arrivals:  # otherwise, the decisions behind it are refused one by one
-            because = f": {hold.reason}" if hold.reason else ""
-            self._refuse_approval(approval, RefusalReason.SUPERSEDED, f"{hold.approver} holds this event{because}.")
-        return True
-
-    def _follow_configuration(self, approval: PendingApproval) -> None:
-        """Let an approval of the portal wait for a command that is configured now, and for no other."""
-        context = self._context
-        if approval.source != "portal":
+        if approval.arrivals:  # `check_waiting` refuses the decisions behind it one by one
             return
-        must_run = context.has_command and approval.command_result is None
-        if approval.state is ApprovalStage.WANTED and must_run and context.may_run_command:
-            self._move(msgspec.structs.replace(approval, put_off_at=None), ApprovalStage.DRAINING)
-        elif approval.state is ApprovalStage.DRAINING and not context.has_command:
-            self._move(approval, ApprovalStage.WANTED)
-
-    def _is_put_off_too_long(self, approval: PendingApproval) -> bool:
-        """Return whether ``approvals.disabled`` has prevented *approval* until NotBefore.
-
-        The removal of the file must not release approvals that no one expects any more.
-        """
-        not_before = self._event_of(approval).not_before
-        if approval.put_off_at is None or not_before is None:
-            return False
-        return self._context.settled_now >= not_before.timestamp()
+        because = f": {hold.reason}" if hold.reason else ""
+        message = f"{hold.approver} holds this event{because}.{_sent_before(approval)}"
+        self._refuse_approval(approval, RefusalReason.SUPERSEDED, message)
 
     def _is_over_age(self, approval: PendingApproval) -> bool:
-        """Return whether ``exp`` has passed, and an hour after NotBefore. The approval of a rule has no end."""
+        """Return whether ``exp`` and NotBefore have passed. The approval of a rule has no end."""
         expiries = [each.expires_at for each in self._behind(approval)]
         if not expiries:
             return False
         ends_at = min(expiries) + CLOCK_SKEW_SECONDS
         if approval.event.not_before is not None:
-            ends_at = max(ends_at, approval.event.not_before.timestamp() + _AFTER_NOT_BEFORE_SECONDS)
-        return self._context.settled_now >= ends_at
+            ends_at = max(ends_at, approval.event.not_before.timestamp())
+        return self._context.now >= ends_at
 
     def _why_not_trusted(self, approval: PendingApproval) -> RefusalReason | None:
         """Return why *approval* no longer counts. The approval of a rule always counts."""
         if not approval.arrivals:
             return None
         decisions = self._behind(approval)
-        if len(decisions) < len(approval.arrivals) or any(
-            self._context.trust(each) is Trust.REVOKED for each in decisions
-        ):
+        if len(decisions) < len(approval.arrivals) or self._revoked(approval):
             return RefusalReason.UNKNOWN_KEY
         if any(each.source == "cli" for each in decisions) or len(decisions) >= self._context.required_approvals:
             return None
@@ -374,24 +317,18 @@ class _Step:
         self._move(approval, ApprovalStage.WITHDRAWN)
         if why is RefusalReason.UNKNOWN_KEY:
             message = EXPLAINED[why]
-            revoked = [each.arrival for each in self._behind(approval) if self._context.trust(each) is Trust.REVOKED]
-            self.result.update_decisions(revoked, DecisionStage.REFUSED, why.value, message)
+            self.result.update_decisions(self._revoked(approval), DecisionStage.REFUSED, why.value, message)
         else:
             message = f"{self._context.required_approvals} approvers are required now. The approval waits for others."
-        if approval.attempts:
-            message += f" StartRequests was sent {approval.attempts} times before, so Azure may have accepted it."
-        event = self._event_of(approval)
+        event, message = self._event_of(approval), message + _sent_before(approval)
         self.result.records.append(
             approval_record(approval, Transition.APPROVAL_REFUSED, why, event=event, message=message)
         )
 
     def _end(self, approval: PendingApproval, why: RefusalReason, explained: str) -> None:
         self._move(approval, ApprovalStage.OVER)
-        arrivals = [each.arrival for each in self._behind(approval)]
         if approval.attempts == 0:
-            message = f"The approval was not posted: {explained}"
-            self._refuse_approval(approval, why, message)
-            self.result.update_decisions(arrivals, DecisionStage.REFUSED, why.value, message)
+            self._refuse_approval(approval, why, f"The approval was not posted: {explained}")
             return
         if approval.http_status is None:
             result = ApprovalResult.UNANSWERED
@@ -411,9 +348,11 @@ class _Step:
                 http_status=approval.http_status,
             )
         )
-        self.result.update_decisions(arrivals, DecisionStage.REFUSED, result.value, message)
+        self.result.update_decisions(approval.arrivals, DecisionStage.REFUSED, result.value, message)
 
     def _refuse_approval(self, approval: PendingApproval, why: RefusalReason, message: str) -> None:
+        """Refuse *approval* and the decisions behind it, in one record."""
+        self.result.update_decisions(approval.arrivals, DecisionStage.REFUSED, why.value, message)
         self.result.refusals.append(
             Refusal(
                 reason=why,
@@ -444,6 +383,27 @@ class _Step:
         """Return the open decisions behind *approval*."""
         return [self._by_arrival[each] for each in approval.arrivals if each in self._by_arrival]
 
+    def _revoked(self, approval: PendingApproval) -> list[int]:
+        """Return the decisions behind *approval* whose key is no longer trusted."""
+        return [each.arrival for each in self._behind(approval) if self._context.trust(each) is Trust.REVOKED]
+
     def _event_of(self, approval: PendingApproval) -> ScheduledEvent:
         """Return the newest form of the event."""
         return self._index.events.get(approval.event_id) or approval.event
+
+
+def _stays(approval: PendingApproval, last: StoredDecision) -> bool:
+    """Return whether *approval* is under way and stays, instead of a new approval by *last*.
+
+    A decision replaces the approval of a rule, and a person on the VM does not wait for a command. Other decisions wait
+    for a running command, because two drains of one VM conflict with each other.
+    """
+    if approval.state is ApprovalStage.WANTED:
+        return bool(approval.arrivals)
+    return approval.state is ApprovalStage.DRAINING and last.source == "portal"
+
+
+def _sent_before(approval: PendingApproval) -> str:
+    if not approval.attempts:
+        return ""
+    return f" StartRequests was sent {approval.attempts} times before, so Azure may have accepted it."

@@ -108,8 +108,6 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     index: DocumentIndex
     now: float
     """Unix seconds."""
-    settled_now: float
-    """The same without a recent jump of the clock. Nothing ends because of a clock that is wrong for a moment."""
     required_approvals: int
     trust: Callable[[StoredDecision], Trust]
     asked_at: float = math.inf
@@ -117,16 +115,10 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     has_command: bool = False
     """A command of ``approval.remote`` must succeed before an approval of the portal is posted."""
-    may_run_command: bool = True
-    """False while nothing is approved, so that no command starts."""
 
     def is_expired(self, decision: StoredDecision) -> bool:
-        """Return whether *decision* has expired by the wall clock."""
+        """Return whether *decision* has expired."""
         return self.now >= decision.expires_at + CLOCK_SKEW_SECONDS
-
-    def is_surely_expired(self, decision: StoredDecision) -> bool:
-        """Return whether *decision* has expired, apart from a recent jump of the clock."""
-        return self.settled_now >= decision.expires_at + CLOCK_SKEW_SECONDS
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,11 +168,9 @@ def approval_record(
 ) -> ApprovalRecord:
     """Return the record of an outcome of *approval*, with a newer *event* if one is given.
 
-    The reason consists of *message*, the result of the command of ``approval.remote``, and the approver's own reason.
+    The reason consists of *message* and the approver's own reason.
     """
-    sentences = " ".join(text for text in (message, approval.command_result) if text)
-    own = f"({approval.reason})" if sentences and approval.reason else approval.reason
-    reason = " ".join(text for text in (sentences, own) if text) or None
+    reason = f"{message} ({approval.reason})" if message and approval.reason else message or approval.reason
     return ApprovalRecord(
         transition=transition,
         event=event or approval.event,

@@ -6,6 +6,8 @@ still received and holds stored.
 
 A key whose file is missing does not count, and the agent continues. A VM whose events are not reported is worse than a
 VM whose approvals wait for the next key.
+
+The file ``approvals.disabled`` in the state directory stops all approvals.
 """
 
 from __future__ import annotations
@@ -20,12 +22,24 @@ from typing import TYPE_CHECKING
 
 from bridge.config.trusted_keys import TrustedKey, unusable_keys
 from bridge.logs import ThrottledLog
+from bridge.outbox.approvals import DISABLED_FILE
 from bridge.system.permissions import why_writable
 
 if TYPE_CHECKING:  # `status` uses this module and does not need the metrics
     from bridge.metrics.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+
+
+def is_disabled(directory: Path) -> bool:
+    """Return whether ``approvals.disabled`` is in the state *directory*, or its absence cannot be confirmed."""
+    try:
+        (directory / DISABLED_FILE).lstat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def agent_user(directory: Path) -> int:

@@ -1,15 +1,9 @@
 """The inbox of decisions: verifies the portal's tokens, stores their decisions, and returns refusals for the others.
 
 Tokens are verified and stored on the thread that received them, so forgeries delay no other part. A decision is kept
-when it is saved. Until then, its token waits here. These tokens wait, too:
-
-- all tokens, while the vmId of this VM is unknown, the stored state may be another machine's, or the disk is behind
-- a token whose key file is unusable, because another program may be writing the file
-- an approve decision that is not valid yet (``nbf``, or a clock that is behind)
-
-A fault of this VM therefore does not use up a token. At most 2,000 unread tokens wait. Beyond this limit, the portal
-must send them again. At most 2,000 tokens of the other two kinds wait. Beyond this limit, tokens that are not valid yet
-are dropped first, because they are no holds, and then tokens of the key with the most waiting tokens.
+when it is saved. A fault of this VM does not use up a token: the token waits, and is tried again (`_Wait`). At most
+2,000 tokens wait. Beyond this limit, the oldest tokens that prevent nothing are dropped first, and then those of broken
+key files. If 2,000 tokens wait to be kept, the portal must send further tokens again.
 """
 
 from __future__ import annotations
@@ -17,13 +11,10 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 
-import msgspec
-
-from bridge.approval.decision_token import MAX_LIFETIME_SECONDS, Claims, read_header, verify
+from bridge.approval.decision_token import MAX_LIFETIME_SECONDS, Claims, verify
 from bridge.approval.evaluation import Refusal, Trust
 from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.trusted_keys import TrustedKey
@@ -40,7 +31,8 @@ logger = logging.getLogger(__name__)
 
 _SAVE_SECONDS = 2.0
 _MOST_WAITING = 2_000
-_RETRY_SECONDS = 1.0
+#: A second, and longer with many tokens, so that their verification costs little.
+_RETRY_SECONDS, _RETRY_SECONDS_PER_TOKEN = 1.0, 0.005
 _NOT_KEPT = {
     KeepResult.REPLAYED: (RefusalReason.REPLAYED, "Its jti was used for another decision."),
     KeepResult.TOO_OLD: (RefusalReason.ISSUED_BEFORE_THIS_OUTBOX, "It was issued before the outbox was created."),
@@ -51,12 +43,20 @@ _NOT_KEPT = {
 }
 
 
-class _Later(msgspec.Struct, frozen=True, kw_only=True):
-    """The condition that a token waits for."""
+class _Wait(Enum):
+    """Why a token waits."""
 
-    kid: str
-    counts_from: datetime | None
-    """The time from which the token may count; None: the key *kid* must be usable."""
+    UNKEPT = "unkept"
+    """It is not verified, or its decision is not saved: the vmId of this VM is unknown, or the disk is behind. Nothing
+    is approved, because the decision may be a hold."""
+    BROKEN_KEY = "broken_key"
+    """Its key file exists and is unusable, because another program may be writing it. No rule acts."""
+    LATER = "later"
+    """Its key file does not exist, or its approval is not valid yet. This prevents nothing."""
+
+
+#: In this order, waiting tokens are dropped at the limit.
+_DROPPED_FIRST = (_Wait.LATER, _Wait.BROKEN_KEY, _Wait.UNKEPT)
 
 
 class DecisionInbox:
@@ -76,68 +76,48 @@ class DecisionInbox:
         self._clock = clock
         self._log = ThrottledLog(logger, clock=clock)
         self._lock = threading.Lock()
-        self._waiting: dict[str, None] = {}
-        """Tokens that are not verified, or whose decisions are not saved."""
-        self._later: dict[str, _Later] = {}
+        self._waiting: dict[str, _Wait] = {}
+        """Never changed in place, because several threads read it."""
+        self._retry_at = -math.inf
 
     def receive(self, tokens: Sequence[str]) -> list[Refusal]:
         """Store the decisions in *tokens*, or let the tokens wait; return the refusals.
 
         Raise OutboxError if too many tokens wait: the portal must send these again. A single token never raises.
         """
-        refusals, is_kept = self._keep(tokens)
-        if not is_kept:
-            with self._lock:
-                waiting = {**self._waiting, **dict.fromkeys(tokens)}
-                if len(waiting) > _MOST_WAITING:
-                    raise OutboxError(f"More than {_MOST_WAITING:,} decisions wait until they can be stored.")
-                self._waiting = waiting
+        refusals, waits = self._keep(tokens, self._waiting)
+        judged = frozenset(tokens)
+        with self._lock:
+            waiting = {token: why for token, why in self._waiting.items() if token not in judged} | waits
+            if sum(why is _Wait.UNKEPT for why in waiting.values()) > _MOST_WAITING:
+                raise OutboxError(f"More than {_MOST_WAITING:,} decisions wait until they can be stored.")
+            surplus = max(len(waiting) - _MOST_WAITING, 0)
+            for token in sorted(waiting, key=lambda each: _DROPPED_FIRST.index(waiting[each]))[:surplus]:
+                del waiting[token]
+            self._waiting = waiting
         return refusals
 
-    @property
-    def has_waiting(self) -> bool:
-        """Return whether tokens wait."""
-        return bool(self._waiting or self._later)
+    def receive_waiting(self) -> list[Refusal]:
+        """Try the waiting tokens again if it is time."""
+        waiting = list(self._waiting)
+        if not waiting or self._clock.monotonic() < self._retry_at:
+            return []
+        self._retry_at = self._clock.monotonic() + _RETRY_SECONDS + len(waiting) * _RETRY_SECONDS_PER_TOKEN
+        return self.receive(waiting)
 
     def wait_seconds(self) -> float:
         """Return the seconds until waiting tokens are due; infinity without waiting tokens."""
-        with self._lock:
-            times = [each.counts_from for each in self._later.values() if each.counts_from is not None]
-            if self._waiting or len(times) < len(self._later):
-                return _RETRY_SECONDS
-        return max((min(times) - self._clock.now()).total_seconds(), _RETRY_SECONDS) if times else math.inf
+        return max(self._retry_at - self._clock.monotonic(), 0.0) if self._waiting else math.inf
 
     @property
     def has_unkept(self) -> bool:
         """Return whether tokens wait that are not verified, or whose decisions are not saved."""
-        return bool(self._waiting)
+        return _Wait.UNKEPT in self._waiting.values()
 
     @property
     def awaits_key(self) -> bool:
         """Return whether a token waits for a key file that exists and is unusable."""
-        with self._lock:
-            kids = {each.kid for each in self._later.values() if each.counts_from is None}
-        return any(key.kid in kids and _is_broken(key) for key in self._keys)
-
-    def receive_waiting(self) -> list[Refusal]:
-        """Try the waiting tokens again."""
-        with self._lock:
-            waiting = list(self._waiting)
-            kids = {key.kid for key in self._keys if self._later and _is_usable(key)}
-            now = self._clock.now()
-            later = [
-                token
-                for token, until in self._later.items()
-                if (until.kid in kids if until.counts_from is None else until.counts_from <= now)
-            ]
-        if not (waiting or later):
-            return []
-        refusals, is_kept = self._keep(waiting + later)
-        if is_kept:
-            with self._lock:
-                for token in waiting:
-                    self._waiting.pop(token, None)
-        return refusals
+        return _Wait.BROKEN_KEY in self._waiting.values()
 
     def trust(self, decision: StoredDecision) -> Trust:
         """Return whether the key behind a stored decision is trusted. A local decision has no key."""
@@ -154,22 +134,25 @@ class DecisionInbox:
                     return Trust.UNKNOWN
         return Trust.REVOKED
 
-    def _keep(self, tokens: Sequence[str]) -> tuple[list[Refusal], bool]:
-        """Store the decisions in *tokens*; return the refusals, and whether nothing is left to verify or to save."""
+    def _keep(self, tokens: Sequence[str], before: Mapping[str, _Wait]) -> tuple[list[Refusal], dict[str, _Wait]]:
+        """Store the decisions in *tokens*; return the refusals, and the tokens that wait. *before* waited already."""
         vm_id = self._vm().vm_id
         if not vm_id or not self._outbox.is_trusted or self._outbox.is_behind:
-            return [], False
+            return [], dict.fromkeys(tokens, _Wait.UNKEPT)
         created_at = self._outbox.created_at()
         decisions: list[StoredDecision] = []
         refusals: list[Refusal] = []
+        waits: dict[str, _Wait] = {}
         for token in tokens:
             try:
                 claims = verify(token, keys=self._keys, audience=vm_id, now=self._clock.now(), created_at=created_at)
                 decisions.append(self._stored(token, claims))
             except RefusedDecision as refused:
-                if not (self._waits_already(token, refused) or self._is_known(refused)):
+                why = _why_it_waits(refused)
+                if why is not None:
+                    waits[token] = why
+                if (why is None or before.get(token) is not why) and not self._is_known(refused):
                     refusals.append(_refusal(refused))
-        is_kept = True
         if decisions:
             keep, created = approvals.keep_decisions, created_at.timestamp()
             results, given_up = self._outbox.change(keep, decisions, created_at=created)
@@ -179,35 +162,9 @@ class DecisionInbox:
                 if result in _NOT_KEPT and result is not KeepResult.SURPLUS
             ]
             refusals += [_not_kept(each, *_NOT_KEPT[each.why]) for each in given_up]
-            is_kept = self._outbox.wait_saved(_SAVE_SECONDS)
-        with self._lock:
-            for decision in decisions:
-                self._later.pop(decision.token or "", None)
-            self._limit_later()
-        return refusals, is_kept
-
-    def _waits_already(self, token: str, refused: RefusedDecision) -> bool:
-        """Let *token* wait if it may count later; return whether it already waited for the same condition."""
-        until = None
-        if refused.reason is RefusalReason.KEY_UNUSABLE or refused.counts_from is not None:
-            until = _Later(kid=str(read_header(token).get("kid")), counts_from=refused.counts_from)
-        with self._lock:
-            before = self._later.pop(token, None)
-            if until is not None:
-                self._later[token] = until
-        return until is not None and before == until
-
-    def _limit_later(self) -> None:
-        """Drop surplus tokens: those that are not valid yet first, and of the key with the most waiting tokens."""
-        groups: dict[tuple[bool, str], deque[str]] = {}
-        if len(self._later) > _MOST_WAITING:
-            for token, until in self._later.items():
-                groups.setdefault((until.counts_from is not None, until.kid), deque()).append(token)
-        for _ in range(len(self._later) - _MOST_WAITING):
-            group = max(groups, key=lambda each: (each[0], len(groups[each])))
-            del self._later[groups[group].popleft()]
-            if not groups[group]:
-                del groups[group]
+            if not self._outbox.wait_saved(_SAVE_SECONDS):
+                waits.update((each.token or "", _Wait.UNKEPT) for each in decisions)
+        return refusals, waits
 
     def _is_known(self, refused: RefusedDecision) -> bool:
         """Return whether the decision is already stored. That it has expired since then is no refusal."""
@@ -247,22 +204,11 @@ class DecisionInbox:
         return min(max(expires_at, now + MAX_LIFETIME_SECONDS), longest)
 
 
-def _is_broken(key: TrustedKey) -> bool:
-    try:
-        key.load()
-    except KeyMissing:
-        return False
-    except KeyUnusable:
-        return True
-    return False
-
-
-def _is_usable(key: TrustedKey) -> bool:
-    try:
-        key.load()
-    except KeyUnusable:
-        return False
-    return True
+def _why_it_waits(refused: RefusedDecision) -> _Wait | None:
+    """Return why the token of *refused* may count later; None if it never does."""
+    if refused.reason is RefusalReason.KEY_UNUSABLE:
+        return _Wait.LATER if isinstance(refused.__cause__, KeyMissing) else _Wait.BROKEN_KEY
+    return _Wait.LATER if refused.reason is RefusalReason.NOT_YET_VALID else None
 
 
 def _refusal(refused: RefusedDecision) -> Refusal:

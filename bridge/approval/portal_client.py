@@ -4,9 +4,6 @@ Only a response of exactly the documented form is used. Any other response is Po
 portal, because a response may repeat the bearer token or a decision. The message for a fault is the same for every
 attempt, so the log contains it once.
 
-A gateway may end a request earlier than the portal. The client then requests half the wait, and the configured wait
-again an hour later.
-
 The client follows no redirect. It uses the proxy of the environment, but not for a loopback address: plain http is
 allowed only there, and a proxy would see the token.
 """
@@ -14,7 +11,6 @@ allowed only there, and a proxy would see the token.
 from __future__ import annotations
 
 import http.client
-import math
 import ssl
 from collections.abc import Callable
 from functools import partial
@@ -26,17 +22,13 @@ import requests
 from msgspec import Meta
 
 from bridge import strict_json
-from bridge.approval.credentials import TOKEN_DEADLINE_SECONDS, AttestedCredential, PortalCredential, credential_of
-from bridge.clock import REAL_CLOCK, Clock
+from bridge.approval.credentials import TOKEN_DEADLINE_SECONDS, PortalCredential, RenewedCredential, credential_of
 from bridge.config.approval import RemoteSettings
 from bridge.errors import ConfigurationError, CredentialFailed, DeadlineExceeded, PortalFailed
 from bridge.http.failures import is_loopback, root_cause
 from bridge.http.session import (
     DeadlineSession,
-    ResponseEncoded,
-    ResponseTooLarge,
     ResponseUnread,
-    is_disconnect,
     retry_after_seconds,
 )
 from bridge.text import EXCERPT_CHARACTERS, one_line
@@ -49,25 +41,20 @@ MAX_INDEX = 2**53 - 1
 MAX_EPOCH_CHARACTERS = 128
 #: Describes the agent in each request (`bridge.approval.service.agent_header`).
 AGENT_HEADER = "Scheduled-Events-Agent"
-#: A request that ends after this time was held by the portal and ended by a gateway.
-PATIENCE_SECONDS = 5.0
-#: The requested wait is not halved below this.
-SHORTEST_WAIT_SECONDS = 5
-_OWN_WAIT_AGAIN_SECONDS = 3_600.0
-
 _MAX_TOKEN_ANSWER_BYTES = 16 * 1024
 
 _OK, _NO_CONTENT = 200, 204
 _REFUSED = frozenset({401, 403})
-_NEEDS_A_PERSON = {
+_GATEWAY = "Set approval.remote.wait_seconds below the timeout of the gateway in front of the portal."
+_ADVICE = {
     401: "Check the token or the client certificate of approval.remote.",
     403: "Check the token or the client certificate of approval.remote, and what it is allowed to do.",
     404: "Either it does not know this VM, or approval.remote.url is wrong.",
     410: "Either it does not know this VM, or approval.remote.url is wrong.",
+    504: _GATEWAY,
 }
-_REFUSES_ITS_OWN = "It refuses tokens that it gave itself: is vm.vm_id this VM's? See the portal's log."
+_REFUSED_AGAIN = "It also refuses the token that replaced the last one. Check vm.vm_id, and see the portal's log."
 _SAYS_WHEN = frozenset({429, 503})
-_OF_A_GATEWAY = frozenset({502, 504})
 _REDIRECTS = range(300, 400)
 _UNCHANGED = 304
 _NO_DECISION = ""
@@ -97,7 +84,6 @@ class PortalClient:
         document: Callable[[str], str] | None = None,
         agent: Callable[[], str] | None = None,
         grace_seconds: float = GRACE_SECONDS,
-        clock: Clock = REAL_CLOCK,
     ) -> None:
         parts = urlsplit(remote.url)
         is_local = is_loopback(parts.hostname or "")
@@ -109,13 +95,8 @@ class PortalClient:
         self._remote = remote
         self._url = remote.url.rstrip("/")
         self._agent = agent
-        self._clock = clock
-        self._grace_seconds = grace_seconds
-        self.wait_seconds = remote.wait_seconds
-        """How long the portal may hold a request. Behind a gateway, half of the configured wait or less."""
-        self._wait_lowered_at: float | None = None
-        self._sent_at = -math.inf
-        self.longest_poll_seconds = remote.wait_seconds + grace_seconds + TOKEN_DEADLINE_SECONDS
+        self._deadline_seconds = remote.wait_seconds + grace_seconds
+        self.longest_poll_seconds = self._deadline_seconds + TOKEN_DEADLINE_SECONDS
         """The longest duration of `poll`, including the wait for a token."""
         self._is_closed = False
         self._token_session: DeadlineSession | None = None
@@ -126,51 +107,19 @@ class PortalClient:
     def poll(self, vm_id: str, *, index: int) -> PortalAnswer:
         """Return the decisions for *vm_id* after *index*; a 204 has the same index and no decisions.
 
-        Raise PortalFailed. If `is_cut_short` is set, the wait was halved, and the request may be sent again at once.
+        Raise PortalFailed.
         """
-        self._restore_wait()
-        try:
-            return self._ask(vm_id, index)
-        except PortalFailed as error:
-            was_held = self._clock.monotonic() - self._sent_at > PATIENCE_SECONDS
-            if not (error.is_cut_short and was_held and self._halve_wait()):
-                error.is_cut_short = False
-            raise
-
-    def _restore_wait(self) -> None:
-        """Request the configured wait again after an hour, because the gateway may have changed."""
-        lowered_at = self._wait_lowered_at
-        if lowered_at is not None and self._clock.monotonic() - lowered_at >= _OWN_WAIT_AGAIN_SECONDS:
-            self.wait_seconds, self._wait_lowered_at = self._remote.wait_seconds, None
-
-    def _halve_wait(self) -> bool:
-        """Request half the wait from now on; return False if it is already the shortest."""
-        if self.wait_seconds <= SHORTEST_WAIT_SECONDS:
-            return False
-        self.wait_seconds = max(self.wait_seconds // 2, SHORTEST_WAIT_SECONDS)
-        self._wait_lowered_at = self._clock.monotonic()
-        return True
-
-    @property
-    def _deadline_seconds(self) -> float:
-        return self.wait_seconds + self._grace_seconds
-
-    def _ask(self, vm_id: str, index: int) -> PortalAnswer:
         try:
             response = self._get(vm_id, index)
         except CredentialFailed as error:
             raise PortalFailed(
                 str(error), needs_attention=error.needs_attention, retry_after_seconds=error.retry_after_seconds
             ) from error
-        except ResponseTooLarge as error:
-            raise PortalFailed(
-                f"The answer of the portal at {self.origin} is larger than {MAX_ANSWER_BYTES} bytes, and not used."
-            ) from error
-        except ResponseEncoded as error:
+        except ResponseUnread as error:
             if error.response is None or error.response.status_code == _OK:
                 raise PortalFailed(
-                    f"The answer of the portal at {self.origin} has a Content-Encoding, though none was asked for, and "
-                    "is not used."
+                    f"The answer of the portal at {self.origin} has more than {MAX_ANSWER_BYTES} bytes or a "
+                    "Content-Encoding, and is not used."
                 ) from error
             response = error.response  # only its status counts
         except DeadlineExceeded as error:
@@ -214,7 +163,7 @@ class PortalClient:
             raise ValueError("credential is attested, and no way to the metadata service was given.")
         # A separate session for another thread, so that its failure does not end a poll.
         session = self._token_session = _session()
-        return AttestedCredential(AttestedToken(partial(self._post, session), document, portal=self.origin))
+        return RenewedCredential(AttestedToken(partial(self._post, session), document, portal=self.origin))
 
     def _post(self, session: DeadlineSession, path: str, body: bytes) -> requests.Response:
         """Post *body* to *path* and return the response with any status; raise PortalFailed without a response."""
@@ -250,11 +199,10 @@ class PortalClient:
             headers["Authorization"] = f"Bearer {token}"
         if self._agent is not None:
             headers[AGENT_HEADER] = self._agent()
-        self._sent_at = self._clock.monotonic()  # after the wait for a token
         return self._session.request(
             "GET",
             f"{self._url}/vms/{quote(vm_id.lower(), safe='')}/decisions",
-            params={"index": str(index), "wait": str(self.wait_seconds)},
+            params={"index": str(index), "wait": str(self._remote.wait_seconds)},
             headers=headers,
             deadline_seconds=self._deadline_seconds,
             max_body_bytes=MAX_ANSWER_BYTES,
@@ -269,18 +217,17 @@ class PortalClient:
 
     def _refuse(self, response: requests.Response) -> NoReturn:
         status = response.status_code
-        is_mended = status in _REFUSED and self._credential.forget()
-        advice = _NEEDS_A_PERSON.get(status, "")
+        has_new_token = status in _REFUSED and self._credential.forget()
+        advice = _ADVICE.get(status, "")
         if status in _REFUSED and self._remote.credential is not None:
-            advice = "It gave the token itself, and gives another." if is_mended else _REFUSES_ITS_OWN
+            advice = "The agent requests another token." if has_new_token else _REFUSED_AGAIN
         if status in _REDIRECTS and status != _UNCHANGED:
             advice = "Redirects are not followed. Put the right address into approval.remote.url."
         message = f"The portal at {self.origin} answered {status} {http.client.responses.get(status, '')}".rstrip()
         raise PortalFailed(
             f"{message}. {advice}".rstrip(),
-            needs_attention=bool(advice) and not is_mended,
+            needs_attention=bool(advice) and advice is not _GATEWAY and not has_new_token,
             retry_after_seconds=retry_after_seconds(response.headers) if status in _SAYS_WHEN else None,
-            is_cut_short=status in _OF_A_GATEWAY,
         )
 
     def _read(self, body: bytes) -> PortalAnswer:
@@ -298,19 +245,9 @@ class PortalClient:
         is_tls = isinstance(error, requests.exceptions.SSLError) and not isinstance(cause, _BROKEN_OFF)
         # A missing certificate file: requests raises an error before it connects.
         is_ours = not isinstance(error, requests.RequestException) or isinstance(error, ValueError)
-        proxy = self._proxy_words(error)
-        return PortalFailed(
-            f"The portal at {self.origin} cannot be reached: {proxy}{_words(error, cause).rstrip('.')}.",
-            needs_attention=is_tls or is_ours,
-            is_cut_short=not is_ours and not proxy and is_disconnect(error),
-        )
-
-    def _proxy_words(self, error: Exception) -> str:
-        """Return the proxy that caused *error*, without a password; empty if it was not a proxy."""
-        if not isinstance(error, requests.exceptions.ProxyError):
-            return ""
-        url = requests.utils.select_proxy(self._url, self._proxies) or ""
-        return f"the proxy {url.rpartition('//')[2].rpartition('@')[2]} of the environment does not let it through: "
+        via = "a proxy of the environment: " if isinstance(error, requests.exceptions.ProxyError) else ""
+        why = f"{via}{_words(cause)}".rstrip(".")
+        return PortalFailed(f"The portal at {self.origin} cannot be reached: {why}.", needs_attention=is_tls or is_ours)
 
 
 def _session() -> DeadlineSession:
@@ -335,10 +272,8 @@ def _answer(body: bytes) -> PortalAnswer:
 _BROKEN_OFF = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionError, TimeoutError)
 
 
-def _words(error: Exception, cause: BaseException) -> str:
+def _words(cause: BaseException) -> str:
     """Return a description of the error without text of the peer or of a header."""
-    if isinstance(error, requests.exceptions.InvalidProxyURL):
-        return one_line(str(error), EXCERPT_CHARACTERS)
     if isinstance(cause, http.client.RemoteDisconnected):
         return "it closed the connection without an answer"
     if isinstance(cause, OSError) and not isinstance(cause, requests.RequestException):

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from bridge.approval.decision_token import MAX_TOKEN_CHARACTERS
 from bridge.approval.portal_client import MAX_ANSWER_BYTES, MAX_DECISIONS, PortalAnswer, PortalClient
 from bridge.backoff import RETRY_AFTER_CAP_SECONDS, full_jitter
-from bridge.clock import CLOCK_SKEW_SECONDS, REAL_CLOCK, Clock, Instant
+from bridge.clock import CLOCK_SKEW_SECONDS, REAL_CLOCK, Clock
 from bridge.errors import PortalFailed
 from bridge.logs import ThrottledLog
 from bridge.metrics.metrics import ChannelMetrics
@@ -34,60 +34,12 @@ _STOP_POLL_SECONDS = 0.05
 
 #: From the start of a request without new decisions to the next.
 _INTERVAL_SECONDS = 1.0
+#: After a response with new decisions, because there may be more.
+_NEWS_SECONDS = 0.1
 _BACKOFF_BASE_SECONDS = 1.0
 _BACKOFF_CAP_SECONDS = 60.0
-#: Spreads the requests of a fleet that starts together, or whose gateway ended all requests together.
+#: Spreads the first requests of a fleet that starts together.
 JITTER_SECONDS = 1.0
-_MOST_AT_ONCE = 500.0
-_AT_ONCE_A_SECOND = 10.0
-
-
-class Pacing:
-    """The delays between requests to one portal.
-
-    After a response with new decisions, the next request follows at once, because there may be more. A token bucket
-    limits these requests, so a portal whose index grows without end does not cause a busy loop.
-    """
-
-    def __init__(self, clock: Clock = REAL_CLOCK) -> None:
-        self._clock = clock
-        self._failures = 0
-        self._left_at_once = _MOST_AT_ONCE
-        self._counted_at: float | None = None
-
-    def after_news(self) -> float:
-        """Return the seconds until the next request after a response with a greater index."""
-        self._failures = 0
-        now = self._clock.monotonic()
-        since = 0.0 if self._counted_at is None else now - self._counted_at
-        self._counted_at = now
-        self._left_at_once = min(_MOST_AT_ONCE, self._left_at_once + since * _AT_ONCE_A_SECOND)
-        self._left_at_once -= 1.0
-        return max(0.0, -self._left_at_once / _AT_ONCE_A_SECOND)
-
-    def after_nothing(self, *, began_at: float) -> float:
-        """Return the seconds after any other good response to a request that began at *began_at*."""
-        self._failures = 0
-        return max(0.0, began_at + _INTERVAL_SECONDS - self._clock.monotonic())
-
-    def jitter(self, within_seconds: float = JITTER_SECONDS) -> float:
-        """Return a random time within *within_seconds*, so that many agents do not act at once."""
-        return self._clock.random() * within_seconds
-
-    def after_failure(self, retry_after_seconds: float | None) -> float:
-        """Return the seconds after a failure, or the portal's Retry-After, up to an hour.
-
-        A Retry-After of 0 is ignored, because all VMs would return at once.
-        """
-        self._failures += 1
-        if retry_after_seconds:
-            return min(retry_after_seconds, RETRY_AFTER_CAP_SECONDS)
-        return full_jitter(
-            self._failures,
-            base_seconds=_BACKOFF_BASE_SECONDS,
-            cap_seconds=_BACKOFF_CAP_SECONDS,
-            random=self._clock.random,
-        )
 
 
 def _is_full(answer: PortalAnswer) -> bool:
@@ -126,14 +78,12 @@ class PortalPoller:
         self._clock = clock
         self._wait = wait
         self._log = ThrottledLog(logger, clock=clock)
-        self._pacing = Pacing(clock)
+        self._failures = 0
         self._asked_for: tuple[str, int] | None = None
         self._wall_ahead_seconds: float | None = None
         self._index = 0
         self._epoch: str | None = None
         self._was_asked = False
-        self.taken: Instant | None = None
-        """The time of the last response after which all decisions of the portal were taken."""
         self.read_epoch: int | None = None
         """The `outbox_epoch` for which all decisions from index 0 were taken."""
         self._stop = threading.Event()
@@ -159,7 +109,7 @@ class PortalPoller:
 
     def _run(self) -> None:
         try:
-            self._rest(self._pacing.jitter(self._first_within_seconds))
+            self._rest(self._clock.random() * self._first_within_seconds)
             while not self._stop.is_set():
                 self.loop_watch.expect_call_within(self._client.longest_poll_seconds)
                 self._rest(self._run_once())
@@ -190,34 +140,30 @@ class PortalPoller:
             # Without the message of the exception, which may quote a decision.
             wordless = RuntimeError(type(error).__name__).with_traceback(error.__traceback__)
             self._log.problem("offer", logging.ERROR, message, exc_info=wordless)
-            return self._pacing.after_failure(None)
+            return self._backoff(None)
 
     def _poll(self, vm_id: str) -> float:
-        asked_for = (vm_id, self._outbox_epoch())
-        if asked_for != self._asked_for or self._is_clock_set():
+        asked_for, is_clock_set = (vm_id, self._outbox_epoch()), self._is_clock_set()
+        if asked_for != self._asked_for or is_clock_set:
             self._asked_for, self._index, self._epoch = asked_for, 0, None
         began_at = self._clock.monotonic()
         answer = self._client.poll(vm_id, index=self._index)
         if self._stop.is_set():
             return 0.0
-        answered = self._clock.instant()
         self._answered()
         if answer.decisions:
             self._receive(answer.decisions)
             self._log.recovered("offer", "Decisions of the portal are handed on again.")
+        self._failures = 0
         before, self._index = self._index, answer.index
         if answer.index < before or self._is_other_epoch(answer, before):
             self._log.problem("index", logging.INFO, "The portal started over, so it is asked from the beginning.")
             self._index = 0
-            return self._pacing.after_nothing(began_at=began_at)
-        if not _is_full(answer):
-            self.taken = answered
-            if self.read_epoch != asked_for[1]:
-                self.read_epoch = asked_for[1]
-                self._receive(())  # to wake the approver
-        if answer.index > before:
-            return self._pacing.after_news()
-        return self._pacing.after_nothing(began_at=began_at)
+        elif not _is_full(answer) and self.read_epoch != asked_for[1]:
+            self.read_epoch = asked_for[1]
+            self._receive(())  # to wake the approver
+        interval_seconds = _NEWS_SECONDS if self._index > before else _INTERVAL_SECONDS
+        return max(0.0, began_at + interval_seconds - self._clock.monotonic())
 
     def _is_clock_set(self) -> bool:
         """Return whether the wall clock was set: a decision that a wrong clock refused may count now."""
@@ -245,16 +191,24 @@ class PortalPoller:
         if self._stop.is_set():
             return 0.0
         self._was_asked = True
-        if error.is_cut_short:
-            logger.info(
-                "A request to the portal was broken off on its way; it is asked to hold %d s from now on.",
-                self._client.wait_seconds,
-                extra={"portal": self._client.origin},
-            )
-            return self._pacing.jitter()
         if self._metrics is not None:
             self._metrics.failed()
         self._client.drop_connections()
         level = logging.ERROR if error.needs_attention else logging.WARNING
         self._log.problem("portal", level, f"{error} It is asked again.")
-        return self._pacing.after_failure(error.retry_after_seconds)
+        return self._backoff(error.retry_after_seconds)
+
+    def _backoff(self, retry_after_seconds: float | None) -> float:
+        """Return the seconds after a failure, or the portal's Retry-After, up to an hour.
+
+        A Retry-After of 0 is ignored, because all VMs would return at once.
+        """
+        self._failures += 1
+        if retry_after_seconds:
+            return min(retry_after_seconds, RETRY_AFTER_CAP_SECONDS)
+        return full_jitter(
+            self._failures,
+            base_seconds=_BACKOFF_BASE_SECONDS,
+            cap_seconds=_BACKOFF_CAP_SECONDS,
+            random=self._clock.random,
+        )

@@ -11,19 +11,16 @@ that starts late waits too long rather than too short. A signed hold stops every
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable
 
 import msgspec
 
 from bridge.approval.evaluation import DocumentIndex, Evaluation, Refusal, newest_holds
-from bridge.approval.inbox import DecisionInbox
-from bridge.clock import REAL_CLOCK, Clock, Instant
+from bridge.clock import REAL_CLOCK, Clock
 from bridge.config.approval import ApprovalSettings, RuleSettings
 from bridge.errors import RefusalReason
 from bridge.events.event import ScheduledEvent, VmIdentity, names_vm, normal_name
-from bridge.logs import ThrottledLog
 from bridge.outbox.rows import ApprovalStage, ApprovalState, EventVersion, PendingApproval
 
 _PREFIX = "rule:"
@@ -40,11 +37,6 @@ class RuleEngine:
         self._clock = clock
         self._first_seen: dict[EventVersion, float] = {}
         self._next_at = math.inf
-
-    @property
-    def are_empty(self) -> bool:
-        """Return whether no rules are configured."""
-        return not self._settings.rules
 
     @property
     def is_waiting(self) -> bool:
@@ -64,25 +56,24 @@ class RuleEngine:
         return rule if rule is not None and _PREFIX + rule.name == approval.source else None
 
     def apply(
-        self, state: ApprovalState, index: DocumentIndex, *, commands_are_full: bool, may_begin: bool = True
+        self, state: ApprovalState, index: DocumentIndex, *, commands_are_full: bool, may_begin: Callable[[], bool]
     ) -> Evaluation:
         """Return the changes by the rules.
 
-        While *commands_are_full*, rules with a command wait. Without *may_begin*, no approval begins.
+        While *commands_are_full*, rules with a command wait. Unless *may_begin* returns True, no approval begins.
         """
         result = Evaluation()
         self._next_at = math.inf
         now = self._clock.monotonic()
         doubted = {key: seen_at for key, seen_at in self._first_seen.items() if key[0] in index.unsettled}
         self._first_seen = doubted | {key: self._first_seen.get(key, now) for key in index.digests.items()}
-        if self._vm().name is None:
-            if self._settings.rules and index.events:
-                self._next_at = now + _RETRY_SECONDS
+        is_named = self._vm().name is not None
+        if is_named:
+            self._withdraw_stale(state, index, result)
+        if not self._settings.rules or not index.events:
             return result
-        self._withdraw_stale(state, index, result)
-        if not may_begin:
-            if self._settings.rules and index.events:
-                self._next_at = now + _RETRY_SECONDS
+        if not is_named or not may_begin():
+            self._next_at = now + _RETRY_SECONDS
             return result
         holds = newest_holds(state.decisions)
         for key in index.digests.items():
@@ -142,47 +133,6 @@ class RuleEngine:
                     event=approval.event,
                 )
             )
-
-
-class RulePreconditions:
-    """The conditions for every rule. *log* reports a condition that is not met. For one thread.
-
-    A rule decides without a person, so a hold that the agent does not know yet would come too late. A decision that
-    cannot be verified yet may be a hold. With `require_portal_seconds`, the portal must have responded recently.
-    """
-
-    def __init__(
-        self,
-        settings: ApprovalSettings,
-        inbox: DecisionInbox,
-        *,
-        portal_taken: Callable[[], Instant | None],
-        log: ThrottledLog,
-        clock: Clock,
-    ) -> None:
-        self._require_portal_seconds = settings.require_portal_seconds if settings.rules else None
-        self._inbox = inbox
-        self._portal_taken = portal_taken
-        self._log = log
-        self._clock = clock
-
-    def are_met(self) -> bool:
-        """Return whether the rules may act."""
-        if self._inbox.awaits_key:
-            message = "No rule acts: a decision waits until its key file is usable, and it may be a hold."
-            self._log.problem("awaits_key", logging.ERROR, message)
-            return False
-        self._log.recovered("awaits_key", "Every decision can be verified. Rules act again.")
-        limit = self._require_portal_seconds
-        if limit is None:
-            return True
-        taken = self._portal_taken()
-        if taken is not None and self._clock.instant().seconds_since(taken) <= limit:
-            self._log.recovered("portal", "The portal responds. Rules act again.")
-            return True
-        message = f"No rule acts: the portal did not respond in the last {limit:g} s (require_portal_seconds)."
-        self._log.problem("portal", logging.WARNING, message)
-        return False
 
 
 def first_match(rules: Iterable[RuleSettings], event: ScheduledEvent, *, vm_name: str | None) -> RuleSettings | None:

@@ -7,8 +7,8 @@ has an `[approval]` table, because the verification of signatures needs 1 MB of 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from bridge.events.event import VmIdentity
 from bridge.imds.client import ImdsClient
 from bridge.metrics.metrics import Metrics, own_version
 from bridge.outbox.outbox import Outbox
-from bridge.system.threads import LoopWatch, run_daemon
+from bridge.system.threads import LoopWatch
 
 if TYPE_CHECKING:
     from bridge.approval.approver import Approver
@@ -114,7 +114,6 @@ class ApprovalService:
         from bridge.approval.approver import Approver  # noqa: PLC0415
         from bridge.approval.files import ApprovalFiles  # noqa: PLC0415
         from bridge.approval.inbox import DecisionInbox  # noqa: PLC0415
-        from bridge.approval.off_switch import OffSwitch  # noqa: PLC0415
         from bridge.approval.rules import RuleEngine  # noqa: PLC0415
         from bridge.approval.submit import Submitter  # noqa: PLC0415
 
@@ -131,8 +130,6 @@ class ApprovalService:
             submitter=Submitter(
                 imds, self._directory, why_unsafe=files.why_unsafe, dry_run=settings.dry_run, clock=clock
             ),
-            off_switch=OffSwitch(self._directory, self._outbox),
-            portal_taken=lambda: None if self._portal_poller is None else self._portal_poller.taken,
             portal_read=lambda: None if self._portal_poller is None else self._portal_poller.read_epoch,
             metrics=self._metrics,
             secret_variables=self._secret_variables,
@@ -143,9 +140,9 @@ class ApprovalService:
     def _build_portal_poller(
         self, settings: ApprovalSettings, remote: RemoteSettings, approver: Approver, imds: ImdsClient
     ) -> PortalPoller:
+        from bridge.approval.files import is_disabled  # noqa: PLC0415
         from bridge.approval.portal_client import PortalClient  # noqa: PLC0415
         from bridge.approval.portal_poller import JITTER_SECONDS, PortalPoller  # noqa: PLC0415
-        from bridge.approval.submit import is_disabled  # noqa: PLC0415
 
         vm, keys, version = self._vm, remote.trusted_keys(), own_version()  # keys of its own: for another thread
         return PortalPoller(
@@ -169,10 +166,7 @@ class ApprovalService:
         return {name: loop.loop_watch for name, loop in loops.items() if loop is not None}
 
     def check_files(self) -> None:
-        """Check and log whether every key is usable and the permissions of all files are safe.
-
-        The approver runs as well, because it reports a change of the off switch.
-        """
+        """Check and log whether every key is usable, the permissions of all files are safe, and approvals enabled."""
         if self._files is not None:
             self._files.check()
         self.wake()
@@ -204,9 +198,6 @@ class ApprovalService:
 
     def drain(self, post_seconds: float, stop: Callable[[], bool]) -> None:
         """Wait for the end of the approver, at most *post_seconds* and a margin, or until *stop* returns true."""
-        if self.approver is None:
-            return
-        wait_seconds = post_seconds * 1.1 + _JOIN_SECONDS
-        joined = run_daemon("reload", self.approver.join, wait_seconds)
-        while not stop() and not wait([joined], _STOP_POLL_SECONDS).done:
-            pass
+        deadline = time.monotonic() + post_seconds * 1.1 + _JOIN_SECONDS
+        while self.approver is not None and self.approver.is_running and not stop() and time.monotonic() < deadline:
+            self.approver.join(_STOP_POLL_SECONDS)

@@ -158,28 +158,10 @@ class ApprovalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """true: every step except the request to Azure. The record shows the result that would have followed."""
     leader_fallback_seconds: Annotated[float, Meta(gt=0, le=86_400)] = 30.0
     """With act = "leader", the k-th VM after the first waits k times this number of seconds before it acts."""
-    require_portal_seconds: Annotated[float, Meta(gt=0, le=_LONGEST_SECONDS)] | None = None
-    """Rules act only if the portal has responded within this number of seconds, so that no `hold` is missed. The value
-    must be above approval.remote.wait_seconds. Default: rules do not depend on the portal."""
     rules: tuple[RuleSettings, ...] = ()
     """Local rules. The first match counts."""
     remote: RemoteSettings | None = None
     """Signed decisions from an ops portal. Default: no portal."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError if no rule could ever act."""
-        if self.require_portal_seconds is None:
-            return
-        if self.remote is None:
-            raise ValueError(
-                "require_portal_seconds is set without a portal, so no rule would ever act. Add [approval.remote], or "
-                "remove the key."
-            )
-        if self.require_portal_seconds <= self.remote.wait_seconds:
-            raise ValueError(
-                f"require_portal_seconds {self.require_portal_seconds:g} is not above remote.wait_seconds "
-                f"{self.remote.wait_seconds}, the time between two responses of the portal. Increase it."
-            )
 
     def trusted_keys(self) -> tuple[TrustedKey, ...]:
         """Return the keys of the portal. Keep the result, because it caches the files."""

@@ -72,7 +72,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     """The decision behind an approval outcome."""
 
     source: str
-    """"rule:NAME", "portal", "cli", or "approvals.disabled" (that file was created or removed)."""
+    """"rule:NAME", "portal", or "cli"."""
     decision_id: str | None = None
     """The id of the decision; None for a rule."""
     approvers: tuple[str, ...] = ()

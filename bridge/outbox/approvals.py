@@ -201,7 +201,7 @@ def begin_attempt(
         if each.verdict is Verdict.HOLD and each.state is DecisionStage.NEW
     }
     ready = [
-        msgspec.structs.replace(known, attempts=known.attempts + 1, http_status=None, put_off_at=None, changed_at=now)
+        msgspec.structs.replace(known, attempts=known.attempts + 1, http_status=None, changed_at=now)
         for approval in approvals
         if (known := state.approvals.rows.get(approval.key)) is not None
         and known.state is ApprovalStage.WANTED

@@ -192,8 +192,6 @@ class ApprovalResult(str, Enum):
     GAVE_UP = "gave_up"
     REJECTED = "rejected"
     DISABLED = "disabled"
-    ENABLED = "enabled"
-    """The file ``approvals.disabled`` was removed."""
     UNSAFE_FILES = "unsafe_files"
     COMMAND_FAILED = "command_failed"
 
@@ -255,15 +253,9 @@ class PendingApproval(msgspec.Struct, frozen=True, kw_only=True):
     """The number of StartRequests that were, or may have been, sent."""
     http_status: int | None = None
     """The last response; None without a response to the last attempt."""
-    command_result: str | None = None
-    """A sentence with the result of the command of ``approval.remote``; None before the command ended."""
     is_told: bool = False
     """True after a record reported the first failure."""
     changed_at: float = 0.0
-    put_off_at: float | None = None
-    """The time when ``approvals.disabled`` first prevented the request; None if it did not."""
-    posted_at: float | None = None
-    """The time when Azure first accepted an approval of this event."""
     event: ScheduledEvent
 
     @property

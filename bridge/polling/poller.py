@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Protocol
@@ -77,8 +77,8 @@ class Approvals(Protocol):
         and *tracked* is the document with these events unchanged.
         """
 
-    def wait_for_submission(self, event_keys: Collection[str]) -> None:
-        """Wait for at most a second until Azure's response about these events is in the outbox."""
+    def wait_for_submission(self) -> None:
+        """Wait for at most a second until the outcome of a request to Azure is in the outbox."""
 
 
 class Poller:
@@ -234,7 +234,7 @@ class Poller:
         update = tracker.observe(document, instant, vm_name=self._identity.vm.name, approved=approved)
         if update is not None:
             if approvals is not None and update.changes:
-                approvals.wait_for_submission([change.event.key for change in update.changes])
+                approvals.wait_for_submission()
             self._store(tracker, update)
         if approvals is not None:
             approvals.observe(

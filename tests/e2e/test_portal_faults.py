@@ -18,8 +18,6 @@ INTERVAL_SECONDS = 0.5
 #: How long a request to a silent portal lasts here; a poll that waited for one would be so late.
 PORTAL_SECONDS = 1 + GRACE_SECONDS
 FAULTS = {
-    "429": {"kind": "status", "status": 429, "retry_after_seconds": 1},
-    "garbage": {"kind": "garbage"},
     "silence": {"kind": "silence"},
 }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -60,20 +59,6 @@ class Stage:
         """Start it with the configuration as it is, and wait until it has asked Azure."""
         self.agent.start()
         self.wait_for_polls(2)
-
-    def reload(self, *signers: Signer, **options: Any) -> None:
-        """Write another configuration, and have it read."""
-        self.configure(*signers, **options)
-        self.reload_file()
-
-    def reload_file(self) -> None:
-        """Have the configuration read again."""
-        before = self._reloads()
-        self.agent.process.send_signal(signal.SIGHUP)
-        self.wait(lambda: self._reloads() > before)
-
-    def _reloads(self) -> int:
-        return int(self.agent.log.count("The configuration was reloaded."))
 
     def wait(self, condition: Callable[[], object], timeout_seconds: float = 30) -> None:
         """Wait until *condition* is true."""

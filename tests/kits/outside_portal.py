@@ -139,12 +139,6 @@ class OutsidePortal:
                 self._decisions.append((self._index, vm_id.lower(), token))
             self._changed.notify_all()
 
-    def answer_next(self, index: int, *tokens: str) -> None:
-        """Answer the request that is held, or the next one, with *index* and *tokens*, whatever there is."""
-        with self._changed:
-            self._once = self._body(index, list(tokens))
-            self._changed.notify_all()
-
     def lose(self) -> None:
         """Forget every decision and the index, as a portal does whose database is lost."""
         with self._changed:

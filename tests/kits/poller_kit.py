@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +24,6 @@ HELD_SECONDS = 20
 PATIENCE_SECONDS = 15.0
 STOP_SECONDS = 1.1
 PAGE = (resources.files("bridge.approval") / "PROTOCOL.md").read_text(encoding="utf-8")
-SILENT_PEERS = 20
-DESCRIPTORS = Path("/proc/self/fd")
 
 
 class Desk:

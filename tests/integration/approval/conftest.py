@@ -14,7 +14,7 @@ from portal_stub import PortalStub
 
 from bridge.approval.portal_client import PortalClient
 from bridge.approval.portal_poller import PortalPoller
-from bridge.config.approval import ApprovalSettings, KeySettings, RemoteSettings, RuleSettings
+from bridge.config.approval import RemoteSettings
 
 
 @pytest.fixture
@@ -25,26 +25,6 @@ def kit(tmp_path: Path) -> Iterator[ApproverKit]:
     made.start()
     made.wait(10)
     yield made
-    made.close()
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., ApproverKit]]:
-    """Return a function that starts a kit with a portal, with or without a rule that approves everything."""
-    made = ApproverKit(tmp_path)
-
-    def start(*rules: RuleSettings, required: int = 1) -> ApproverKit:
-        keys = tuple(
-            KeySettings(kid=kid, approver=approver, public_key_file=f"{made.key(kid)}.pub")
-            for kid, approver in (("k1", ANNE), ("k2", BORIS))
-        )
-        remote = RemoteSettings(url="https://portal.invalid", keys=keys, required_approvals=required)
-        made.settings = ApprovalSettings(rules=rules, remote=remote)
-        made.start()
-        made.wait(10)
-        return made
-
-    yield start
     made.close()
 
 

@@ -7,9 +7,9 @@ hand, and time stands on a dial.
 from datetime import timedelta
 
 import pytest
-from approver_kit import ANNE, BORIS, START
+from approver_kit import START
 
-from bridge.config.approval import ApprovalSettings, RuleSettings
+from bridge.config.approval import RuleSettings
 from bridge.errors import ImdsStatus
 from bridge.events.event import Document
 from bridge.metrics.metrics import Metrics
@@ -136,35 +136,6 @@ def test_an_approval_outlives_an_absence_that_the_poll_does_not_believe(kit, vm)
     assert kit.outcomes == [("approval_failed", "rejected"), ("approved", "accepted")]
 
 
-def test_an_approval_that_comes_beside_an_absence_that_the_poll_does_not_believe_is_kept(kit, vm):
-    vm.show(kit.event(), incarnation=5)
-    vm.poll()
-    vm.show(incarnation=1)
-    vm.poll()
-    kit.offer(kit.token(kit.event()))
-    vm.poll()
-    assert (kit.outcomes, kit.imds.posts) == ([], [])
-    vm.show(kit.event(), incarnation=2)
-    vm.poll()
-    assert kit.imds.posts == [["E-1"]]
-
-
-def test_one_of_two_approvals_outlives_an_absence_that_the_poll_does_not_believe(kit, vm):
-    kit.trust(("k1", ANNE), ("k2", BORIS), required=2)
-    kit.restart()
-    vm.start()
-    vm.show(kit.event(), incarnation=5)
-    vm.poll()
-    kit.offer(kit.token(kit.event()))
-    vm.show(incarnation=1)
-    vm.poll(times=2)
-    kit.offer(kit.token(kit.event(), kid="k2", approver=BORIS))
-    assert kit.imds.posts == []
-    vm.show(kit.event(), incarnation=2)
-    vm.poll()
-    assert kit.imds.posts == [["E-1"]]
-
-
 def test_an_absence_that_the_poll_believes_ends_an_approval(kit, vm):
     vm.show(kit.event(), incarnation=5)
     vm.poll()
@@ -194,21 +165,3 @@ def test_an_approval_outlives_the_minutes_in_which_the_service_turns_on_again(ki
     vm.poll(times=2)
     assert kit.imds.posts[-1] == ["E-1"]
     assert kit.outcomes[-1] == ("approved", "accepted")
-
-
-def test_what_a_rule_wants_outlives_an_absence_that_the_poll_does_not_believe(kit, vm):
-    kit.settings = ApprovalSettings(rules=(FREEZE,))
-    kit.restart()
-    vm.start()
-    kit.imds.answer = ImdsStatus("Server error", status=500)
-    vm.show(kit.event(), incarnation=5)
-    vm.poll()
-    kit.imds.answer = None
-    vm.show(incarnation=1)
-    kit.wait(30)
-    vm.poll(times=2)
-    assert len(kit.imds.posts) == 1
-    vm.show(kit.event(), incarnation=2)
-    vm.poll(times=2)
-    assert kit.imds.posts == [["E-1"], ["E-1"]]
-    assert kit.outcomes == [("approval_failed", "rejected"), ("approved", "accepted")]

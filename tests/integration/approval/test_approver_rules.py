@@ -5,7 +5,6 @@ import sys
 
 import pytest
 from approver_kit import ApproverKit
-from starved import no_descriptors, no_threads
 
 from bridge.config.approval import ApprovalSettings, RuleSettings
 
@@ -52,26 +51,12 @@ def test_the_first_rule_that_matches_holds(kit):
     assert kit.imds.posts == []
 
 
-def test_a_started_event_is_nothing_for_a_rule(kit):
-    begin(kit, FREEZE)
-    kit.go(5, kit.event(event_status="Started"))
-    assert kit.imds.posts == []
-    assert kit.outcomes == []
-
-
 def test_the_second_vm_waits_for_the_first_and_then_acts(kit):
     begin(kit, FREEZE, leader_fallback_seconds=30)
     kit.go(29, kit.event(resources=("vm_9", "vm_0")))
     assert kit.imds.posts == []
     kit.go(3, kit.event(resources=("vm_9", "vm_0")))
     assert kit.imds.posts == [["E-1"]]
-
-
-def test_the_second_vm_does_nothing_when_the_event_began(kit):
-    begin(kit, FREEZE)
-    kit.go(20, kit.event(resources=("vm_9", "vm_0")))
-    kit.go(60, kit.event(resources=("vm_9", "vm_0"), event_status="Started"))
-    assert kit.imds.posts == []
 
 
 def test_a_vm_that_does_not_know_its_name_approves_nothing(kit):
@@ -141,20 +126,6 @@ def test_a_command_runs_first_once_and_gets_the_record(kit, tmp_path):
     assert runs(tmp_path) == [["E-1", "E-1", "drained"]]
 
 
-@pytest.mark.parametrize("starve", [no_threads, no_descriptors])
-def test_a_command_that_cannot_be_started_for_now_runs_once_it_can(kit, tmp_path, starve):
-    begin(kit, drain(tmp_path))
-    mine = kit.event(resources=("vm_0",))
-    kit.record(mine)
-    with starve():
-        kit.see(mine)
-        for _ in range(3):
-            kit.turn()
-    assert runs(tmp_path) == []
-    kit.until(lambda: kit.imds.posts)
-    assert runs(tmp_path) == [["E-1", "E-1", "drained"]]
-
-
 def test_a_command_that_fails_approves_nothing_and_is_not_run_again(kit, tmp_path):
     begin(kit, drain(tmp_path, exit_code=3))
     mine = kit.event(resources=("vm_0",))
@@ -166,15 +137,6 @@ def test_a_command_that_fails_approves_nothing_and_is_not_run_again(kit, tmp_pat
     assert kit.imds.posts == []
     assert len(runs(tmp_path)) == 1
     assert "exit code 3: it did not drain" in kit.records[-1].approval.reason
-
-
-def test_a_command_that_is_too_slow_approves_nothing(kit, tmp_path):
-    begin(kit, drain(tmp_path, seconds=60, command_timeout_seconds=0.5))
-    mine = kit.event(resources=("vm_0",))
-    kit.record(mine)
-    kit.see(mine)
-    kit.until(lambda: ("approval_failed", "command_failed") in kit.outcomes)
-    assert kit.imds.posts == []
 
 
 def test_a_command_that_was_running_when_the_agent_died_runs_again(kit, tmp_path):
@@ -206,29 +168,3 @@ def test_a_command_speaks_for_no_other_vm(kit, tmp_path):
     kit.go(60, both)
     assert kit.imds.posts == []
     assert runs(tmp_path) == []
-
-
-def test_an_event_that_began_during_the_command_is_not_approved(kit, tmp_path):
-    begin(kit, drain(tmp_path, seconds=0.5))
-    mine = kit.event(resources=("vm_0",))
-    kit.record(mine)
-    kit.see(mine)
-    kit.until(lambda: runs(tmp_path))
-    kit.see(kit.event(resources=("vm_0",), event_status="Started"))
-    kit.until(lambda: kit.outcomes)
-    assert kit.imds.posts == []
-    assert kit.outcomes == [("approval_refused", "event_not_scheduled")]
-
-
-def test_what_was_withdrawn_with_a_rule_is_wanted_again_with_it(kit):
-    begin(kit, FREEZE)
-    (kit.state / "approvals.disabled").touch()
-    kit.go(3, kit.event())
-    kit.settings = ApprovalSettings()
-    kit.restart()
-    kit.go(3, kit.event())
-    (kit.state / "approvals.disabled").unlink()
-    kit.settings = ApprovalSettings(rules=(FREEZE,))
-    kit.restart()
-    kit.go(3, kit.event())
-    assert kit.imds.posts == [["E-1"]]

@@ -175,35 +175,6 @@ def test_decision_that_is_first_looked_at_while_its_key_file_is_being_written_wa
     assert kit.imds.posts == [["E-1"]]
 
 
-@pytest.fixture
-def early(kit):
-    """The approver kit with an approval of k2 that came before its event, and then k2's file broke."""
-    kit.go(1)
-    kit.offer(kit.token(kit.event(), kid="k2", approver=BORIS, valid_seconds=60))
-    kit.go(1)
-    public_key(kit, "k2").write_bytes(b"half")
-    kit.go(3, kit.event())
-    return kit
-
-
-@pytest.mark.parametrize("by", ["another key", "the VM itself"])
-def test_early_approval_whose_key_file_broke_keeps_no_other_approval_back(early, by):
-    if by == "another key":
-        early.offer(early.token(early.event()))
-    else:
-        early.approve_here(early.event())
-    early.go(2, early.event())
-    assert early.imds.posts == [["E-1"]]
-    assert early.outcomes == [("approved", "accepted")]
-
-
-def test_early_approval_whose_key_file_broke_expires_with_a_record(early):
-    early.go(200, early.event())
-    assert early.imds.posts == []
-    assert early.outcomes == [("approval_refused", "expired")]
-    assert early.open_decisions == ()
-
-
 def test_hold_whose_key_file_broke_is_in_force_and_a_later_approval_ends_it(kit):
     kit.approver.receive([kit.token(kit.event(), "hold", kid="k2", approver=BORIS)])
     public_key(kit, "k2").write_bytes(b"half")
@@ -228,14 +199,6 @@ def test_key_that_goes_during_the_last_get_is_in_time(kit):
 
 
 # The event.
-
-
-def test_each_post_has_a_get_of_the_document_right_before_it(kit):
-    events = [kit.event(f"E-{number}") for number in range(3)]
-    kit.imds.refuses = {"E-1"}
-    kit.see(*events)
-    kit.offer(*(kit.token(event) for event in events))
-    assert kit.imds.requests == ["GET", "POST"] * 4  # all of them; then, as Azure refuses one, each by itself
 
 
 CHANGES = {
@@ -274,13 +237,6 @@ def test_event_that_is_not_in_the_last_get_is_not_approved_and_not_given_up_befo
     assert kit.outcomes == []
     kit.go(2, kit.event())
     assert kit.imds.posts == [["E-1"]]
-
-
-def test_one_event_that_changed_keeps_no_other_back(kit):
-    kit.imds.shows(kit.event("E-1", duration_seconds=900), kit.event("E-2"))
-    kit.see(kit.event("E-1"), kit.event("E-2"), shown=False)
-    kit.offer(kit.token(kit.event("E-1")), kit.token(kit.event("E-2")))
-    assert kit.imds.posts == [["E-2"]]
 
 
 @pytest.mark.parametrize("fault", [ImdsUnreachable("cut"), ImdsStatus("Too many requests", status=429)])
@@ -363,28 +319,3 @@ def test_file_that_stops_approvals_during_the_last_get_is_in_time(kit):
 
 
 # The drill of the page.
-
-
-def test_drill_disable_revoke_enable_posts_nothing_of_the_revoked_key_and_all_else(kit):
-    kit.trust(("k1", ANNE), ("k2", BORIS))
-    kit.settings = ApprovalSettings(
-        remote=kit.settings.remote, rules=(RuleSettings(name="reboots", event_types=("Reboot",), action="approve"),)
-    )
-    kit.reload()
-    stolen, sound, both = (kit.event(event_id) for event_id in ("E-stolen", "E-sound", "E-both"))
-    by_rule = kit.event("E-rule", event_type="Reboot")
-    events = (stolen, sound, both, by_rule)
-    switch = kit.state / "approvals.disabled"
-    switch.touch()
-    kit.see(*events)
-    kit.offer(
-        *(kit.token(event) for event in (stolen, both)),
-        *(kit.token(event, kid="k2", approver=BORIS) for event in (sound, both)),
-    )
-    kit.go(3, *events)
-    remove_the_key_file(kit)
-    switch.unlink()
-    kit.go(5, *events)
-    assert sorted(event_id for post in kit.imds.posts for event_id in post) == ["E-both", "E-rule", "E-sound"]
-    approvers = {each.event.event_id: each.approval.approvers for each in kit.records if each.transition == "approved"}
-    assert approvers == {"E-sound": (BORIS,), "E-both": (BORIS,), "E-rule": ()}

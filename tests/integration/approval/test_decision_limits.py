@@ -35,17 +35,6 @@ def test_the_newest_thousand_decisions_of_a_key_stay_open(kit, decision):
     assert "50 decisions were refused" in kit.records[-1].approval.reason
 
 
-@pytest.mark.parametrize("decision", ["approve", "hold"])
-def test_a_hold_outlives_any_number_of_decisions_by_another_key(kit, decision):
-    kit.see(kit.event())
-    kit.offer(kit.token(kit.event(), "hold"))
-    flood(kit, MOST_OPEN_DECISIONS + 50, decision)
-    kit.go(2, kit.event())
-    assert [each.event_id for each in of(kit, ANNE)] == ["E-1"]
-    kit.offer(kit.token(kit.event(), kid="k2", approver=BORIS, after=-5))
-    assert kit.imds.posts == []
-
-
 def test_a_hold_outlives_any_number_of_approvals_by_its_own_key(kit):
     kit.see(kit.event())
     kit.offer(kit.token(kit.event(), "hold", kid="k2", approver=BORIS))

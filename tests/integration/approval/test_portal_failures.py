@@ -25,14 +25,6 @@ from bridge.testing import ManualClock
 from bridge.testing.http_peer import HttpPeer
 from bridge.testing.peers import nobody
 
-
-def test_a_decision_that_is_too_long_does_not_keep_the_others_back(portal, desk, start):
-    portal.put(VM, "x" * 9_000, "a")
-    start(portal)
-
-    assert desk.has("a", "x" * 9_000)
-
-
 # Failures.
 
 TROUBLES = {
@@ -102,13 +94,6 @@ def test_a_decision_that_is_no_text_takes_none_of_the_others_with_it(odd, desk, 
     assert refused.value.reason is RefusalReason.MALFORMED
 
 
-def test_a_surrogate_in_a_member_that_the_agent_passes_over_spoils_nothing(portal, desk, start):
-    portal.strike("garbage", body=r'{"index": 5, "note": "\ud800", "decisions": ["x"]}', count=1)
-    start(portal)
-
-    assert desk.has("x")
-
-
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_nothing_of_a_bad_answer_is_used_and_the_pending_decision_comes_after(trouble, portal, desk, start, caplog):
     caplog.set_level(logging.INFO)
@@ -158,16 +143,6 @@ def test_retry_after_is_waited_for(portal, desk, start, status, header, delay): 
     assert desk.has("pending")
 
     assert rest.delays[:2] == [delay, delay]
-
-
-def test_no_other_status_may_say_when(portal, desk, start):
-    rest = Rest(ManualClock())
-    portal.strike("status", status=500, retry_after_seconds=999, count=1)
-    portal.put(VM, "pending")
-    start(portal, wait=rest)
-    assert desk.has("pending")
-
-    assert rest.delays[0] <= 1.0
 
 
 def test_a_portal_that_is_down_for_an_hour_delivers_the_pending_decision_on_its_return(portal, desk, start, caplog):

@@ -175,51 +175,6 @@ def test_a_token_is_kept_only_when_its_decision_is_saved(kit):
 # The file.
 
 
-def test_decisions_outlive_a_file_that_is_deleted_under_the_running_agent(tmp_path):
-    kit = ApproverKit(tmp_path)
-    kit.trust(("k1", ANNE), ("k2", BORIS), required=2)
-    kit.start()
-    try:
-        kit.wait(10)
-        kit.see(kit.event())
-        kit.offer(kit.token(kit.event()), kit.token(kit.event("E-2"), "hold"))
-        assert kit.outbox.wait_saved(20)
-        kit.delete_files()
-        assert kit.outbox.wait_saved(20)
-        kit.restart()
-        kit.see(kit.event())
-        kit.offer(kit.token(kit.event(), kid="k2", approver=BORIS))
-        assert kit.imds.posts == [["E-1"]]
-        assert kit.held == {"E-2"}
-    finally:
-        kit.close()
-
-
-def test_a_hold_outlives_a_file_that_was_damaged_elsewhere(kit):
-    by_rule(kit)
-    kit.offer(kit.token(kit.event(), "hold"))
-    kit.go(1)
-    kit.record(*(kit.event(f"F-{number}", description="x" * 500) for number in range(50)))
-    kit.close()
-    damage(kit, "records")
-    kit.start()
-    kit.go(5, kit.event())
-    assert kit.held == {"E-1"}
-    assert kit.imds.posts == []
-
-
-def damage(kit, table):
-    """Overwrite the first page of *table*."""
-    (path,) = kit.state.glob("outbox-*.db")
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", [table]).fetchone()
-        (size,) = connection.execute("PRAGMA page_size").fetchone()
-    with path.open("r+b") as file:
-        file.seek((page - 1) * size)
-        file.write(b"\xa5" * size)
-
-
 def test_a_lost_file_refuses_the_approvals_from_before_and_keeps_the_holds_that_the_portal_sends_again(kit):
     by_rule(kit)
     approve, hold = kit.token(kit.event("E-2", event_type="Reboot")), kit.token(kit.event(), "hold")

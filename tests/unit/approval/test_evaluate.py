@@ -21,7 +21,7 @@ def document(*events):
 
 def context_of(*events, unsettled=(), tracked=None, **options):
     index = index_document(document(*events), unsettled=frozenset(unsettled), tracked=tracked)
-    values = {"now": NOW, "settled_now": NOW, "required_approvals": 1, "trust": lambda _decision: Trust.KEPT}
+    values = {"now": NOW, "required_approvals": 1, "trust": lambda _decision: Trust.KEPT}
     return Context(index=index, **{**values, **options})
 
 
@@ -58,16 +58,6 @@ def wanted(decision, event=EVENT):
         oldest_issued_at=decision.issued_at,
         event=event,
     )
-
-
-def test_an_approval_needs_one_step_to_wait_and_one_to_be_wanted():
-    decision = decision_on(EVENT)
-    step = evaluate(state_of(decision), context_of(EVENT))
-    assert [(each.arrival, each.state) for each in step.decisions] == [(1, DecisionStage.WAITING)]
-    waiting = msgspec.structs.replace(decision, state=DecisionStage.WAITING)
-    step = evaluate(state_of(waiting), context_of(EVENT))
-    assert [(each.state, each.arrivals) for each in step.approvals] == [(ApprovalStage.WANTED, (1,))]
-    assert evaluate(state_of(waiting, approvals=step.approvals), context_of(EVENT)).is_empty
 
 
 @pytest.mark.parametrize("shown", [(), (STARTED,), (LONGER,)], ids=["absent", "started", "changed"])
@@ -114,36 +104,3 @@ def test_a_key_that_is_not_trusted_prevents_the_request(trust):
     approval = wanted(waiting)
     context = context_of(EVENT, trust=lambda _decision: trust)
     assert postable(state_of(waiting, approvals=[approval]), context, [approval]) == []
-
-
-def test_an_approval_without_its_decision_is_withdrawn():
-    approval = wanted(decision_on(EVENT))
-    step = evaluate(state_of(approvals=[approval]), context_of(EVENT))
-    assert [each.state for each in step.approvals] == [ApprovalStage.WITHDRAWN]
-
-
-class Counted(tuple):
-    """Decisions that count the iterations over all of them."""
-
-    __slots__ = ()
-    passes = 0
-
-    def __iter__(self):
-        Counted.passes += 1
-        return super().__iter__()
-
-
-def passes_of_a_step(count):
-    events = [msgspec.structs.replace(EVENT, event_id=f"E-{number}") for number in range(count * 2)]
-    decisions = [
-        decision_on(each, Verdict.HOLD if number % 2 else Verdict.APPROVE, arrival=number + 1)
-        for number, each in enumerate(events)
-    ]
-    state = msgspec.structs.replace(state_of(), decisions=Counted(decisions))
-    before = Counted.passes
-    assert len(evaluate(state, context_of(*events)).decisions) == count * 2
-    return Counted.passes - before
-
-
-def test_the_iterations_over_all_decisions_do_not_depend_on_their_number():
-    assert passes_of_a_step(500) == passes_of_a_step(5)

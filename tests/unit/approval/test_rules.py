@@ -90,21 +90,6 @@ def test_a_hold_for_any_vm_matches_also_while_it_is_unknown_for_whom(resources, 
     assert not matches(rule(action="hold"), vm_name, resources=resources)
 
 
-def test_first_rule_that_matches_wins():
-    rules = (
-        rule("other", event_types=("Reboot",)),
-        rule("hold", action="hold", event_types=("Freeze",)),
-        rule("all"),
-    )
-    found = {each: first_match(rules, sample_event(event_type=each), vm_name=ME) for each in ("Freeze", "Redeploy")}
-    assert {each: match.name for each, match in found.items()} == {"Freeze": "hold", "Redeploy": "all"}
-
-
-def test_no_rule_matches_nothing():
-    assert first_match((), sample_event(), vm_name=ME) is None
-    assert first_match((rule(event_types=("Reboot",)),), sample_event(event_type="Freeze"), vm_name=ME) is None
-
-
 @pytest.mark.parametrize(
     ("covers_all", "resources", "expected"),
     [(False, (ME,), True), (False, (ME, OTHER), False), (True, (ME, OTHER), True), (True, (), False)],

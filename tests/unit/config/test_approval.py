@@ -46,13 +46,6 @@ def _key(path, kid="ops-2026", approver="portal"):
     return f'[[approval.remote.keys]]\nkid = "{kid}"\napprover = "{approver}"\npublic_key_file = \'{path}\'\n'
 
 
-def test_rules_that_wait_for_a_portal_need_one_that_may_answer_in_time(keys):
-    key = _key(keys[0])
-    assert _approval("[approval]\nrequire_portal_seconds = 60\n" + _remote(key_tables=key)).require_portal_seconds == 60
-    (mistake,) = _mistakes("[approval]\nrequire_portal_seconds = 60")
-    assert "Add [approval.remote]" in mistake
-    (mistake,) = _mistakes("[approval]\nrequire_portal_seconds = 30\n" + _remote(key_tables=key))
-    assert "is not above remote.wait_seconds 30" in mistake
 
 
 def test_everything_of_a_rule_is_read():

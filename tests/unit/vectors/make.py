@@ -403,10 +403,15 @@ def digests() -> dict[str, Any]:
     }
 
 
+def _one_case_a_line(vectors: dict[str, Any]) -> str:
+    cases = ",\n".join(json.dumps(case) for case in vectors["cases"])
+    others = json.dumps({name: value for name, value in vectors.items() if name != "cases"}, indent=1)
+    return f'{others.removesuffix("}").rstrip()},\n "cases": [\n{cases}\n]}}\n'
+
+
 def rendered() -> dict[str, str]:
-    """Return every vector file, name and text."""
-    made = {"decisions.json": decisions(), "digests.json": digests()}
-    return {name: json.dumps(value, indent=1) + "\n" for name, value in made.items()}
+    """Return the text of each vector file by its name."""
+    return {"decisions.json": _one_case_a_line(decisions()), "digests.json": _one_case_a_line(digests())}
 
 
 if __name__ == "__main__":
