@@ -31,6 +31,7 @@ _NOT_FOR_AGENTS = (
 _LAST_THREADS_SECONDS = 2.0
 _WORKERS = 8
 _HERE = Path(__file__).parent
+_OTHER_TIERS = ("deploy", "interop", "packaging")
 
 # No deadline and no too_slow: a busy machine is no fault of the code. Random on a desk, where a new counter-example
 # is welcome and its blob is printed; the same every time in CI, where red must mean that this commit broke it.
@@ -77,6 +78,12 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     config.option.numprocesses = _WORKERS
     config.option.dist = "worksteal"
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # or each worker would compile every test for itself
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip the folders in which the default run deselects every test. Their import takes seconds in each worker."""
+    is_default = config.option.markexpr in config.getini("addopts")
+    return True if is_default and collection_path.parent == _HERE and collection_path.name in _OTHER_TIERS else None
 
 
 def _begin_elsewhere(config: pytest.Config) -> None:

@@ -7,10 +7,12 @@ an installer that fails; the rules are judged by tests/kits/azure_policy.py, whi
 import json
 import os
 import platform
+import re
 import subprocess
 import tarfile
 from pathlib import Path
 
+import doc_pages
 import pytest
 from azure_policy import Policy
 
@@ -236,6 +238,34 @@ def in_ring(ring):
 def test_each_vm_is_in_one_ring_at_most(fleet, rule, what, ring):
     found = [name for name in RINGS if policy(fleet, rule, name).applies(resource(rule, **what))]
     assert found == ([ring] if ring else [])
+
+
+@pytest.mark.parametrize("rule", KINDS)
+def test_rings_of_the_page_share_the_vms_out(fleet, deploy, rule):
+    rings = json.loads(doc_pages.marked(doc_pages.page("docs/operate/fleet.md"), "file: rings.json"))
+    groups = [name for each in rings for name in each["resourceGroups"]]
+
+    def rings_of(**what):
+        found = resource(rule, **what)
+        return [
+            each["name"]
+            for each in rings
+            if policy(
+                fleet,
+                rule,
+                ring=each["name"],
+                version=each["version"],
+                resourceGroupsOfRings=groups,
+                resourceGroups=each["resourceGroups"],
+                everythingElse=each["everythingElse"],
+            ).applies(found)
+        ]
+
+    assert rings_of(**in_ring("canary")) == ["canary"]
+    assert rings_of(group="test-vms") == ["early"]
+    assert rings_of() == ["rest"]
+    template = (deploy / "azure" / "fleet" / "policy.bicep").read_text(encoding="utf-8")
+    assert set(re.findall(r"\bring\.(\w+)", template)) == {key for each in rings for key in each}
 
 
 def test_nodes_of_aks_are_left_to_aks(fleet):

@@ -8,6 +8,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import doc_pages
 import pytest
 from kql.files import Kql, header_columns
 
@@ -41,6 +42,8 @@ def judged(kql, tool):
     """Return the problems that the language service finds. The service takes seconds to load, so it runs once."""
     texts = {**kql.queries, "setup": kql.setup}
     questions = {name: {**platform.schema, "texts": texts} for name, platform in kql.platforms.items()}
+    page = doc_pages.marked(doc_pages.page("docs/howto/log-analytics.md"), "kql: look")
+    questions["log-analytics"]["texts"] = {**texts, "page": page}
     questions["transform"] = {"tables": _SOURCE, "texts": {"transform": kql.transform}}
     return _ask(tool("node"), questions)
 
@@ -73,6 +76,13 @@ def test_commands_are_right(judged):
     blocks = judged["data-explorer"]["setup"]
     assert _problems(blocks) == []
     assert [block["kind"] for block in blocks] == ["Command"] * 4
+
+
+def test_query_of_the_workspace_page_is_right(judged):
+    blocks = judged["log-analytics"]["page"]
+    assert _problems(blocks) == []
+    [block] = blocks
+    assert [column for column, _ in block["columns"]][:3] == ["observed_at", "vm_name", "event_type"]
 
 
 def _leaves(schema, name, prefix="$.data"):

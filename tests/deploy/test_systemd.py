@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import doc_pages
 import pytest
 from unit_file import settings_of
 
@@ -110,6 +111,11 @@ def read_by_systemd(tool, tree, directory, drop_ins):
 def test_systemd_reads_the_unit_without_a_word(tool, deploy, tree, tmp_path, drop_ins):
     texts = {name: (deploy / "systemd" / name).read_text() for name in drop_ins}
     assert read_by_systemd(tool, tree, tmp_path, texts) == (0, "")
+
+
+def test_drop_in_of_the_file_sink_is_read_without_a_word(tool, tree, tmp_path):
+    shown = doc_pages.marked(doc_pages.page("docs/reference/sinks.md"), "unit: logs directory")
+    assert read_by_systemd(tool, tree, tmp_path, {"file.conf": shown}) == (0, "")
 
 
 @pytest.mark.parametrize("drop_ins", [[], ["credentials.conf"]], ids=["alone", "credentials"])
