@@ -15,6 +15,7 @@ from typing import ClassVar
 import pytest
 from leaks import new_threads
 from local_contract import LocalSinkContract
+from readable_source import readable_source
 
 from bridge.config.loader import read
 from bridge.errors import ConfigurationError
@@ -267,7 +268,8 @@ def as_stranger():
 
         def run(mode, owner):
             command = [sys.executable, "-c", STRANGER, made, oct(mode), str(owner)]
-            said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+            env = {**os.environ, "PYTHONPATH": readable_source()}
+            said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True, env=env, cwd="/")
             Path(made).chmod(0o755)
             return said, {each.name: ids(each) for each in Path(made).iterdir()}
 
