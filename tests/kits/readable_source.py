@@ -10,6 +10,7 @@ import atexit
 import shutil
 import tempfile
 from functools import cache
+from importlib.metadata import distribution
 from pathlib import Path
 
 import bridge
@@ -18,11 +19,15 @@ import sinks
 
 @cache
 def readable_source() -> str:
-    """Return a directory with copies of `bridge` and `sinks`, for PYTHONPATH. It is removed at exit."""
+    """Return a directory with copies of `bridge`, `sinks`, and the entry points, for PYTHONPATH. Removed at exit."""
     directory = Path(tempfile.mkdtemp(prefix="readable-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     directory.chmod(0o755)
     for package in (bridge, sinks):
         source = Path(str(package.__file__)).parent
         shutil.copytree(source, directory / source.name)
+    for file in distribution("scheduled-events-bridge").files or ():
+        if file.name == "entry_points.txt" or file.name == "METADATA":  # the sink types are entry points
+            (directory / file).parent.mkdir(exist_ok=True)
+            shutil.copy(str(file.locate()), directory / file)
     return str(directory)
