@@ -27,7 +27,7 @@ def readable_source() -> str:
         source = Path(str(package.__file__)).parent
         shutil.copytree(source, directory / source.name)
     for file in distribution("scheduled-events-bridge").files or ():
-        if file.name == "entry_points.txt" or file.name == "METADATA":  # the sink types are entry points
+        if file.name in {"entry_points.txt", "METADATA"}:  # the sink types are entry points
             (directory / file).parent.mkdir(exist_ok=True)
             shutil.copy(str(file.locate()), directory / file)
     return str(directory)
