@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from types import SimpleNamespace
 
 import doc_pages
 import pytest
@@ -70,20 +69,3 @@ def test_link_that_leads_somewhere_is_no_fault(faults, link):
 )
 def test_dead_link_is_found(faults, link, fault):
     assert faults(f'<img src="{link}">') == [f"index.html: {link}: {fault}"]
-
-
-@pytest.mark.parametrize(
-    ("repository", "link", "becomes"),
-    [
-        (REPOSITORY, "../../deploy/README.md", f"{REPOSITORY}/blob/main/deploy/README.md"),
-        (REPOSITORY, "../reference/sinks.html#file", "../reference/sinks.html#file"),
-        ("", "../../deploy/README.md", "../../deploy/README.md"),
-    ],
-)
-def test_link_out_of_the_pages_leads_to_the_repository_where_it_is_known(repository, link, becomes):
-    hooks = _module(ROOT / "docs" / "hooks.py")
-    page = SimpleNamespace(file=SimpleNamespace(src_uri="howto/file.md"))
-    html = hooks.on_page_content(
-        f'<a href="{link}">x</a>', page=page, config=SimpleNamespace(extra={"repository": repository})
-    )
-    assert html == f'<a href="{becomes}">x</a>'
