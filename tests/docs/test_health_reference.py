@@ -7,12 +7,12 @@ import re
 import doc_pages
 from prometheus_client.core import Metric
 
-from bridge.errors import RefusalReason, RetryReason
+from bridge.errors import RetryReason
 from bridge.events.event import Document
 from bridge.events.record import Transition
 from bridge.metrics.metrics import PREFIX, Metrics, OutboxReading
 from bridge.outbox.deliveries import OutboxTotals
-from bridge.outbox.rows import ApprovalResult, SinkRow
+from bridge.outbox.rows import SinkRow
 from bridge.polling.poller import PollResult
 from bridge.testing.records import sample_event
 from bridge.testing.simulator.control import Control
@@ -106,15 +106,6 @@ def test_every_result_of_a_poll_is_documented():
 def test_every_reason_of_a_retry_is_documented_and_no_other():
     documented = {_quoted(cell)[0] for cell, _ in doc_pages.table(HEALTH, "reason")}
     assert documented == {reason.value for reason in RetryReason} | {"status_NNN", "other"}
-
-
-def test_every_result_of_an_approval_is_documented():
-    [row] = [row for row in doc_pages.table(HEALTH, "metric") if "approvals_total" in row[0]]
-    ours = {result.value for result in ApprovalResult}
-    assert ours <= set(_quoted(row[2]))
-    assert not ours & {reason.value for reason in RefusalReason}, (
-        "then the link to PROTOCOL.md would not be all the rest"
-    )
 
 
 def test_every_request_to_the_simulator_is_documented_and_no_other():

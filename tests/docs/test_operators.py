@@ -10,7 +10,6 @@ import sys
 import doc_pages
 import msgspec
 import pytest
-from answering import answering
 
 from bridge.config.loader import read
 from bridge.portal import settings as portal_settings
@@ -44,14 +43,6 @@ def test_every_alert_that_a_page_names_exists():
             re.findall(r"\b(?:ScheduledEvents(?:Bridge|Portal)[A-Z]|AzureScheduledEvent[A-Z])\w+", doc_pages.page(name))
         )
         assert named <= set(ALERTS), name
-
-
-def test_line_for_a_container_without_curl_shows_the_reasons_of_an_agent_that_is_not_ready():
-    [line] = re.findall(r"-- python3 -c '(.+)'$", RUNBOOK, re.MULTILINE)
-    with answering(lambda path: (503 if path == "/readyz" else 404, b'{"status":"not_ready"}')) as port:
-        program = line.replace("127.0.0.1:9464", f"127.0.0.1:{port}")
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert (program != line, done.stdout) == (True, '{"status":"not_ready"}\n'), done.stderr
 
 
 @pytest.mark.parametrize("path", sorted(DEPLOY.rglob("*.toml")), ids=lambda path: str(path.relative_to(DEPLOY)))
